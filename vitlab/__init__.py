@@ -1,0 +1,42 @@
+"""vitlab: a laboratory for Vision Transformer ablations.
+
+The public names are imported on first use, so that ``import vitlab`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from vitlab.errors import SpecError as SpecError
+    from vitlab.errors import UserError as UserError
+    from vitlab.errors import VitlabError as VitlabError
+    from vitlab.lab import load as load
+    from vitlab.lab import predictions as predictions
+    from vitlab.lab import results as results
+    from vitlab.lab import run as run
+
+_HOMES = {
+    "SpecError": "vitlab.errors",
+    "UserError": "vitlab.errors",
+    "VitlabError": "vitlab.errors",
+    "load": "vitlab.lab",
+    "predictions": "vitlab.lab",
+    "results": "vitlab.lab",
+    "run": "vitlab.lab",
+}
+
+__all__ = ["SpecError", "UserError", "VitlabError", "__version__", "load", "predictions", "results", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'vitlab' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,136 @@
+"""Keyed draws: randomness as a pure function of what it is for, so that no random state exists to be stored.
+
+A draw is ``noise(key, sample_B, n)``.  The key says which seed, which stream, which epoch and which layer; the sample
+says which example.  The same draw comes out alone or in a batch, for any batch size and any number of workers, on any
+device, compiled or vectorised, before or after a resume.
+
+B samples (examples of a batch), N draws per sample.
+
+The hash is a counter-based one in plain tensor operations on int32: two rounds of a 32-bit finaliser in the family of
+MurmurHash3 (multiply, xor-shift), with the constants of Chris Wellons' search for low bias ("lowbias32", 2018, public
+domain).  Keys are 64 bits, from BLAKE2b on the host or from :func:`fold` on the device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Key = int | Tensor
+"""64 bits: a Python int, or an int64 tensor without axes (under vmap: one per member)."""
+
+
+def key(seed: int, *coordinates: int | str) -> int:
+    """The key of a stream: ``key(3, "augment", epoch)``.  Different coordinates, unrelated draws."""
+    text = "\x1f".join(str(part) for part in (seed, *coordinates))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def fold(k: Key, number: int) -> Key:
+    """A key below ``k``, such as that of one layer; on the device where ``k`` is a tensor."""
+    low, high = _words(k)
+    if isinstance(low, Tensor):
+        low = _mix(low + _signed(number * 0x9E3779B9))
+        high = _mix(high ^ low)
+        return (high.long() << 32) | (low.long() & 0xFFFFFFFF)
+    words = torch.tensor([low, high], dtype=torch.int32)
+    return int(fold((words[1].long() << 32) | (words[0].long() & 0xFFFFFFFF), number).item())  # type: ignore[union-attr]
+
+
+def bits(k: Key, sample_B: Tensor, n: int) -> Tensor:
+    """int32 (B, N): 32 random bits for each sample and draw.
+
+    Args:
+        k: what the draw is for.
+        sample_B: integer identities of the samples, the same for an example wherever it stands in whatever batch.
+        n: draws per sample.
+    """
+    low, high = _words(k)
+    sample_B = sample_B.long()
+    row_B = _mix(sample_B.int() ^ low)
+    row_B = _mix(row_B ^ (sample_B >> 32).int() ^ high)
+    draw_N = torch.arange(n, dtype=torch.int32, device=sample_B.device) * _signed(0x9E3779B9)
+    return _mix(_mix(row_B[:, None] + draw_N) ^ row_B[:, None])
+
+
+def uniform(k: Key, sample_B: Tensor, n: int) -> Tensor:
+    """float32 (B, N) in [0, 1), on a grid of 2^-24."""
+    return ((bits(k, sample_B, n) >> 8) & 0xFFFFFF).float() * 2.0**-24
+
+
+def integers(k: Key, sample_B: Tensor, n: int, below: int) -> Tensor:
+    """int64 (B, N) in [0, below)."""
+    return (bits(k, sample_B, n).long() & 0xFFFFFFFF) * below >> 32
+
+
+def normal(k: Key, sample_B: Tensor, n: int) -> Tensor:
+    """float32 (B, N), standard normal (Box and Muller, 1958)."""
+    pairs = (n + 1) // 2
+    u_BN = uniform(k, sample_B, 2 * pairs)
+    radius_BP = torch.sqrt(-2 * torch.log1p(-u_BN[:, :pairs]))
+    angle_BP = 2 * torch.pi * u_BN[:, pairs:]
+    return torch.cat([radius_BP * torch.cos(angle_BP), radius_BP * torch.sin(angle_BP)], 1)[:, :n]
+
+
+def permutation(k: Key, n: int) -> Tensor:
+    """int64 (N,): a permutation of 0..n-1, by sorting 62 random bits each."""
+    word_N2 = bits(k, torch.arange(n), 2).long() & 0x7FFFFFFF
+    return torch.argsort((word_N2[:, 0] << 31) | word_N2[:, 1], stable=True)
+
+
+# -- draws inside a model ---------------------------------------------------------------------------------------------
+
+
+class Draws(NamedTuple):
+    """What the layers of a model draw from in one step: a key for each stream, and the samples of the batch."""
+
+    dropout: Key
+    drop_path: Key
+    sample_B: Tensor
+
+
+_scope: list[Draws] = []
+
+
+@contextmanager
+def drawing(draws: Draws) -> Iterator[None]:
+    """Dropout and drop-path inside the block draw from ``draws``; outside, from torch's own generator."""
+    _scope.append(draws)
+    try:
+        yield
+    finally:
+        _scope.pop()
+
+
+def current() -> Draws | None:
+    """The draws of the step that is running, or None outside of one."""
+    return _scope[-1] if _scope else None
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _words(k: Key) -> tuple[int, int] | tuple[Tensor, Tensor]:
+    """Low and high half of a key as signed 32-bit words."""
+    if isinstance(k, Tensor):
+        return k.int(), (k >> 32).int()
+    return _signed(k), _signed(k >> 32)
+
+
+def _signed(word: int) -> int:
+    word &= 0xFFFFFFFF
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def _mix(x: Tensor) -> Tensor:
+    """lowbias32: a bijection of 32-bit words in which every input bit flips every output bit about half the time."""
+    x = x ^ ((x >> 16) & 0xFFFF)
+    x = x * _signed(0x7FEB352D)
+    x = x ^ ((x >> 15) & 0x1FFFF)
+    x = x * _signed(0x846CA68B)
+    return x ^ ((x >> 16) & 0xFFFF)

@@ -1,0 +1,18 @@
+"""What a study file may say: frozen pydantic models, and YAML read with the line and column of every value.
+
+This floor knows names and shapes of the document only.  Which components exist, and what options they take, is asked
+of :mod:`vitlab.slots`, one floor up.
+"""
+
+from vitlab.spec.choice import Choice as Choice
+from vitlab.spec.study import Analysis as Analysis
+from vitlab.spec.study import Rule as Rule
+from vitlab.spec.study import RunSpec as RunSpec
+from vitlab.spec.study import Seeds as Seeds
+from vitlab.spec.study import Study as Study
+from vitlab.spec.study import read_study as read_study
+from vitlab.spec.trial import STREAMS as STREAMS
+from vitlab.spec.trial import TrainSpec as TrainSpec
+from vitlab.spec.trial import TrialSpec as TrialSpec
+from vitlab.spec.yaml import Document as Document
+from vitlab.spec.yaml import read_document as read_document

@@ -1,0 +1,76 @@
+"""Choice: a component named in YAML together with its options.
+
+``rope2d`` is shorthand for ``{type: rope2d}``; every other key beside ``type`` is an option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The name of a component (``name``, or ``distribution:name`` where two offer it) and its options."""
+
+    type: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, value: Any) -> Choice:
+        """Read the shorthand or the long form.
+
+        Raises:
+            ValueError: where ``value`` is neither, saying what belongs there.
+        """
+        if isinstance(value, Choice):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        if isinstance(value, bool):
+            raise ValueError(
+                f"a component's name belongs here, found {str(value).lower()}: YAML reads yes, no, on and off as "
+                "booleans. Put the name in quotes; where nothing is meant, write none"
+            )
+        if isinstance(value, Mapping):
+            if not isinstance(value.get("type"), str):
+                found = f"found {value['type']!r} there" if "type" in value else "it is missing"
+                raise ValueError(f"a component is a name, or a mapping whose type is its name; {found}")
+            return cls(value["type"], {name: option for name, option in value.items() if name != "type"})
+        raise ValueError(f"a component is a name, or a mapping {{type: name, ...}}; found {value!r}")
+
+    def plain(self) -> dict[str, Any]:
+        """The long form in plain JSON values."""
+        return {"type": self.type, **{name: _plain(option) for name, option in self.options.items()}}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def validate(value: Any) -> Choice:
+            try:
+                return cls.of(value)
+            except ValueError as error:
+                raise PydanticCustomError("choice", "{sentence}", {"sentence": str(error)}) from None
+
+        return core_schema.no_info_plain_validator_function(
+            validate, serialization=core_schema.plain_serializer_function_ser_schema(lambda choice: choice.plain())
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        long_form = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
+        return {"anyOf": [{"type": "string"}, long_form]}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Choice):
+        return value.plain()
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

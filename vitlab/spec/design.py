@@ -1,0 +1,85 @@
+"""The design algebra: which arms a study has, as one node that may hold others.
+
+one_at_a_time  the base, and each alternative of each factor alone            1 + sum(k)
+leave_one_out  a full recipe with one part removed (or a bare one with one added)   1 + n, or 2 + 2n
+grid           every combination of the levels, or of the arms of several nodes     product(k)
+zip            several factors moved together, row by row                      k
+arms           named by hand                                                   k
+union          the arms of several nodes, equal ones merged                    at most sum(k)
+sample         n arms drawn from a node with a seed of its own                 n
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from vitlab.spec.trial import Frozen
+
+Levels = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]
+"""Dotted path to the values it takes."""
+
+
+class LeaveOneOut(Frozen):
+    of: Annotated[dict[str, Any], Field(min_length=1)]  #: dotted path to the value that stands for "without"
+    direction: Literal["remove", "add", "both"] = "remove"
+
+
+class Zip(Frozen):
+    """``{PATH: [v, ...], ...}`` with equal lengths, and names for the rows under ``labels``."""
+
+    levels: Levels
+    labels: list[str] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        levels = {path: levels for path, levels in value.items() if path != "labels"}
+        return {"levels": levels, "labels": value.get("labels")}
+
+    @model_validator(mode="after")
+    def _equal_lengths(self) -> Zip:
+        lengths = {path: len(levels) for path, levels in self.levels.items()}
+        if self.labels is not None:
+            lengths["labels"] = len(self.labels)
+            if len(set(self.labels)) < len(self.labels):
+                raise ValueError("two rows with one label")
+        if len(set(lengths.values())) > 1:
+            raise ValueError(
+                "rows need one value of each; found " + ", ".join(f"{n} of {p}" for p, n in lengths.items())
+            )
+        return self
+
+
+class Sample(Frozen):
+    n: Annotated[int, Field(ge=1)]
+    seed: int = 0
+    over: Node
+
+
+class Node(Frozen):
+    """Exactly one of the seven."""
+
+    one_at_a_time: Levels | None = None
+    leave_one_out: LeaveOneOut | None = None
+    grid: Levels | Annotated[list[Node], Field(min_length=1)] | None = None
+    zip: Zip | None = None
+    arms: Annotated[dict[str, dict[str, Any] | None], Field(min_length=1)] | None = None
+    union: Annotated[list[Node], Field(min_length=1)] | None = None
+    sample: Sample | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Node:
+        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(given) != 1:
+            kinds = ", ".join(type(self).model_fields)
+            found = " and ".join(given) if given else "an empty design"
+            raise ValueError(f"a design is exactly one of {kinds}; found {found}")
+        return self
+
+    @property
+    def kind(self) -> str:
+        return next(name for name in type(self).model_fields if getattr(self, name) is not None)

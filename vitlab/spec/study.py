@@ -1,0 +1,212 @@
+"""Study: the whole file.  One question, one base trial, one design, and how the answer is to be judged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+
+from vitlab.errors import Path, Problem, SpecError, nearest
+from vitlab.spec.choice import Choice
+from vitlab.spec.design import Node
+from vitlab.spec.trial import STREAMS, Frozen, TrialSpec
+from vitlab.spec.yaml import Document, read_document
+
+REPORTING_SEEDS = 1_000_000  #: seeds of replicates lie below; those from here on are for tuning
+
+
+class Rule(Frozen):
+    """A condition every arm must meet, as an expression over its values: ``model.dim % model.heads == 0``."""
+
+    require: str
+    otherwise: Literal["error", "skip"] = Field("skip", alias="else")
+    because: str
+
+
+class Seeds(Frozen):
+    """Replicates.  Each seed sets the streams in ``vary`` to itself; the other streams are 0 in every replicate."""
+
+    values: tuple[int, ...] = (0, 1, 2)
+    vary: tuple[str, ...] = tuple(stream for stream in STREAMS if stream != "split")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, value: Any) -> Any:
+        """``5``, ``[0, 1, 7]``, or ``{count: 5, vary: [init]}`` with ``values`` instead of ``count`` for a list."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = {"count": value}
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            value = {"values": list(value)}
+        if isinstance(value, Mapping) and "count" in value:
+            count, rest = value["count"], {name: item for name, item in value.items() if name != "count"}
+            if "values" in rest:
+                raise ValueError("seeds are a count or a list of values, not both")
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise ValueError(f"the count of seeds is a whole number from 1; found {count!r}")
+            if count > REPORTING_SEEDS:
+                raise ValueError(f"at most {REPORTING_SEEDS:,} seeds")
+            return {"values": list(range(count)), **rest}
+        return value
+
+    @field_validator("values")
+    @classmethod
+    def _distinct(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        if not values:
+            raise ValueError("at least one seed is needed")
+        if len(set(values)) < len(values):
+            raise ValueError("the same seed twice would count one replicate twice")
+        if any(not 0 <= seed < REPORTING_SEEDS for seed in values):
+            raise ValueError(f"seeds lie from 0 to {REPORTING_SEEDS - 1:,}")
+        return values
+
+    @field_validator("vary")
+    @classmethod
+    def _streams(cls, vary: tuple[str, ...]) -> tuple[str, ...]:
+        for stream in vary:
+            if stream not in STREAMS:
+                raise ValueError(
+                    f"no stream called '{stream}'.{nearest(stream, STREAMS)} Streams: {', '.join(STREAMS)}"
+                )
+        return vary
+
+    def streams(self, seed: int) -> dict[str, int]:
+        """The seed of every stream in the replicate ``seed``."""
+        return {stream: seed if stream in self.vary else 0 for stream in STREAMS}
+
+
+class To(Frozen):
+    """Compare every arm with the arm that differs from it by these values alone."""
+
+    to: dict[str, Any] = Field(min_length=1)
+
+
+class Analysis(Frozen):
+    """How the answer is judged, fixed before the results are known."""
+
+    metric: str = "val/accuracy"
+    goal: Literal["max", "min"] = "max"
+    at: Literal["last", "best"] = "last"
+    compare: Literal["baseline", "none"] | To = "baseline"
+    correction: Literal["holm", "bonferroni", "none"] = "holm"
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+
+    @field_validator("metric")
+    @classmethod
+    def _group(cls, metric: str) -> str:
+        if not re.fullmatch(r"(train|val|test)/\w+", metric):
+            raise ValueError(f"a metric is train/NAME, val/NAME or test/NAME, such as val/accuracy; found '{metric}'")
+        return metric
+
+
+class RunSpec(Frozen):
+    """Where and how trials run.  Nothing here changes what a trial computes on one kind of machine."""
+
+    executor: Choice = Choice("local")
+    workers: Annotated[int, Field(ge=1)] | None = None  #: trials at a time; by default what the machine holds
+    threads: Annotated[int, Field(ge=1)] = 1  #: CPU threads of one trial
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    deterministic: bool = True  #: on CUDA, ask for deterministic kernels
+    retries: Annotated[int, Field(ge=0)] = 1  #: new attempts at a trial whose worker died
+    keep: Literal["none", "last"] = "last"  #: trained weights kept as an artifact of the trial
+    tracking_uri: str | None = None  #: an MLflow server; by default a database under the output folder
+
+
+class Plugins(Frozen):
+    """Plugins the study cannot do without: distributions, or files given on the command line by ``--plugin``."""
+
+    require: tuple[str, ...] = ()
+
+
+class Study(Frozen):
+    """A study file."""
+
+    study: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+    question: str = ""
+    base: TrialSpec
+    design: Node | None = None
+    where: tuple[Rule, ...] = ()
+    seeds: Seeds = Seeds()
+    analysis: Analysis = Analysis()
+    run: RunSpec = RunSpec()
+    plugins: Plugins = Plugins()
+
+
+NOT_YET = {
+    "match": "arms matched in parameters or compute are not part of this version; remove 'match'",
+    "tune": "tuning per arm is not part of this version; remove 'tune'",
+    "check": "the regression gate is not part of this version; remove 'check'",
+}
+"""Keys of the file's grammar that later versions will read."""
+
+
+def read_study(
+    file: FilePath | str, changes: Mapping[str, Any] | None = None
+) -> tuple[Study | None, Document, list[Problem]]:
+    """Read a study file, with ``changes`` (``--set path=value``) applied to the document first.
+
+    Returns:
+        the study (None where its shape is wrong), the document, and the problems found so far.  The caller adds what
+        it finds and raises all of them together.
+    """
+    document = read_document(file)
+    for path, value in (changes or {}).items():
+        _set(document.data, tuple(path.split(".")), value)
+    problems = [document.problem((key,), text) for key, text in NOT_YET.items() if key in document.data]
+    known = {key: value for key, value in document.data.items() if key not in NOT_YET}
+    try:
+        study = Study.model_validate(known)
+    except ValidationError as error:
+        problems += [document.problem(path, text) for path, text in sentences(error, Study.model_fields)]
+        study = None
+    return study, document, problems
+
+
+def sentences(error: ValidationError, top: Mapping[str, Any] = {}) -> list[tuple[Path, str]]:
+    """What pydantic found, each as a path and one sentence.  ``top`` are the names allowed at the top level."""
+    return [(tuple(detail["loc"]), _sentence(detail, top)) for detail in error.errors(include_url=False)]
+
+
+def _sentence(detail: ErrorDetails, top: Mapping[str, Any]) -> str:
+    kind, path, context = detail["type"], detail["loc"], detail.get("ctx", {})
+    found = detail["input"]
+    name = ".".join(str(part) for part in path)
+    if kind == "extra_forbidden":
+        allowed = _allowed(path, top)
+        known = f" Allowed here: {', '.join(allowed)}." if allowed else ""
+        return f"unknown key '{path[-1]}'.{nearest(str(path[-1]), allowed)}{known}"
+    if kind == "missing":
+        return f"'{name}' is missing"
+    if kind in ("value_error", "assertion_error"):
+        text = str(context.get("error", detail["msg"]))
+        return f"{name}: {text}" if name else text
+    if kind == "literal_error":
+        expected = str(context["expected"])
+        choices = re.findall(r"'([^']*)'", expected)
+        return f"{name}: found {found!r}; allowed: {', '.join(choices) or expected}.{nearest(str(found), choices)}"
+    message = detail["msg"][0].lower() + detail["msg"][1:]
+    shown = "" if isinstance(found, dict | list) else f"; found {found!r:.80}"
+    return f"{name}: {message}{shown}"
+
+
+def _allowed(path: Sequence[str | int], top: Mapping[str, Any]) -> list[str]:
+    """The keys allowed beside the unknown one at ``path``, as far as the models say."""
+    fields = dict(top)
+    for part in path[:-1]:
+        annotation = getattr(fields.get(str(part)), "annotation", None)
+        fields = dict(getattr(annotation, "model_fields", {}))
+    return [field.alias or name for name, field in fields.items()]
+
+
+def _set(data: Any, path: tuple[str, ...], value: Any) -> None:
+    """Set one value of the document in place; shorthand names on the way become mappings."""
+    for part in path[:-1]:
+        if isinstance(data.get(part), str):
+            data[part] = {"type": data[part]}
+        data = data.setdefault(part, {})
+        if not isinstance(data, dict):
+            raise SpecError([Problem("--set", 0, 0, f"'{'.'.join(path)}' goes through a value that has no keys")])
+    data[path[-1]] = value

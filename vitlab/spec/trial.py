@@ -1,0 +1,61 @@
+"""TrialSpec: one complete training, as YAML states it under ``base``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from vitlab.spec.choice import Choice
+
+STREAMS = ("init", "order", "augment", "mixup", "dropout", "drop_path", "subset", "split")
+"""The streams of randomness of a trial; ``seeds`` says which of them a replicate varies."""
+
+
+class Frozen(BaseModel):
+    """Base of everything YAML may say: immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TrainSpec(Frozen):
+    """How a trial is trained.  Its length is ``epochs``, ``steps`` or ``images``: exactly one."""
+
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    steps: Annotated[int, Field(ge=0)] | None = None
+    images: Annotated[int, Field(gt=0)] | None = None
+    batch_size: Annotated[int, Field(gt=0)] = 128
+    optimizer: Choice = Choice("adamw")
+    schedule: Choice = Choice("cosine")
+    loss: Choice = Choice("cross_entropy")
+    clip_grad: Annotated[float, Field(gt=0)] | None = None  #: largest global norm of the gradient
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"  #: bf16 is autocast over fp32 weights
+    evaluations: Annotated[int, Field(ge=1)] = 10  #: evaluations on validation, evenly spaced, the last at the end
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_length(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            given = [name for name in ("epochs", "steps", "images") if value.get(name) is not None]
+            if len(given) != 1:
+                found = " and ".join(given) if given else "none of them"
+                raise ValueError(f"the length of a training is epochs, steps or images, exactly one; found {found}")
+        return value
+
+
+class TrialSpec(Frozen):
+    """One complete trial: what it sees, what it is, how it is trained."""
+
+    data: Choice
+    model: Choice
+    train: TrainSpec
+
+
+SLOTS_OF_A_TRIAL = {
+    ("data",): "dataset",
+    ("model",): "model",
+    ("train", "optimizer"): "optimizer",
+    ("train", "schedule"): "schedule",
+    ("train", "loss"): "loss",
+}
+"""Where a trial names components, and in which slot each is looked up."""

@@ -1,0 +1,179 @@
+"""The store: one folder per trial, shared by all studies, in which the truth about the trial lives.
+
+    trials/<key>/<code>/
+        spec.json          what the trial is
+        lock               held by whoever writes here
+        events.jsonl       what happened, one event a line
+        checkpoint/        the last state a resume would start from
+        weights.safetensors  the final weights, where they are kept
+        predictions.parquet
+        result.json        written last, by rename: it is there, whole, or not at all
+        failure.json       why the last attempt ended without a result
+
+Everything is written to a temporary name and renamed, so a reader never sees half a file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitlab.result import Result
+
+
+class Busy(Exception):
+    """Somebody else holds the lease of this trial."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a journal.  ``t`` is milliseconds since 1970, taken when it happened and never changed."""
+
+    t: int
+    kind: str  #: start, metrics, artifact, end
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TrialFolder:
+    """The folder of one trial under one version of the code."""
+
+    path: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights.safetensors"
+
+    @property
+    def predictions(self) -> Path:
+        return self.path / "predictions.parquet"
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "spec.json"
+
+    def result(self) -> Result | None:
+        """The result, if the trial has ended."""
+        data = read_json(self.path / "result.json")
+        return Result.from_json(data) if data is not None else None
+
+    def finish(self, result: Result) -> None:
+        """Write the result: the last thing that happens to a trial."""
+        write_json(self.path / "result.json", result.to_json())
+        (self.path / "failure.json").unlink(missing_ok=True)
+
+    def failure(self) -> str | None:
+        """Why the last attempt ended without a result, if it did."""
+        data = read_json(self.path / "failure.json")
+        return str(data["failure"]) if data is not None else None
+
+    def fail(self, failure: str, traceback: str = "") -> None:
+        write_json(self.path / "failure.json", {"failure": failure, "traceback": traceback, "time": time.time()})
+
+    @contextmanager
+    def lease(self) -> Iterator[None]:
+        """Hold the trial while writing to it; the kernel lets go when the process dies.
+
+        Raises:
+            Busy: if another process holds it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / "lock", "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Busy(str(self.path)) from None
+            yield
+
+    def held(self) -> bool:
+        """Whether some process holds the lease now."""
+        try:
+            with open(self.path / "lock", "a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return False
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            return False
+
+    # -- the journal ------------------------------------------------------------------------------------------------
+
+    def emit(self, kind: str, **body: Any) -> None:
+        """Append one event.  One ``write`` of one line, so that lines of a killed worker are whole or last."""
+        line = json.dumps({"t": int(time.time() * 1000), "kind": kind, **body}) + "\n"
+        descriptor = os.open(self.path / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+    def mend(self) -> None:
+        """Cut a torn last line off the journal; whoever takes the lease does this first."""
+        journal = self.path / "events.jsonl"
+        if journal.exists():
+            data = journal.read_bytes()
+            if data and not data.endswith(b"\n"):
+                os.truncate(journal, data.rfind(b"\n") + 1)
+
+    def events(self, offset: int = 0) -> tuple[list[Event], int]:
+        """Events from a byte offset on, and the offset to go on from.  A torn last line is left for later."""
+        try:
+            with open(self.path / "events.jsonl", "rb") as journal:
+                journal.seek(offset)
+                data = journal.read()
+        except FileNotFoundError:
+            return [], offset
+        whole = data[: data.rfind(b"\n") + 1]
+        events = []
+        for line in whole.splitlines():
+            body = json.loads(line)
+            events.append(Event(body.pop("t"), body.pop("kind"), body))
+        return events, offset + len(whole)
+
+
+@dataclass(frozen=True)
+class Store:
+    """The output folder: trials of all studies, and one folder per study."""
+
+    root: Path
+
+    def trial(self, key: str, code: str) -> TrialFolder:
+        return TrialFolder(self.root / "trials" / key / code)
+
+    def study(self, name: str) -> Path:
+        return self.root / "studies" / name
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON whole or not at all.  NaN and infinities are written as Python's json does and read back so."""
+    write_bytes(path, (json.dumps(data, indent=1) + "\n").encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all: to a temporary name beside it, to the disk, then by rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in a file, or None where there is no file."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
