@@ -101,6 +101,12 @@ class Resolved(Choice):
         yield self
         yield from _choices_in(self.options)
 
+    def hashed(self) -> dict[str, Any]:
+        """As :meth:`plain`, without the options marked :class:`Unhashed`."""
+        fields = slot(self.slot).options(self.component).model_fields
+        kept = {name: value for name, value in self.options.items() if not _unhashed(fields[name].metadata)}
+        return {"type": self.type, **{name: _hashed(value) for name, value in kept.items()}}
+
 
 class Slot(Generic[T]):
     """One axis of choice: the contract, and the components that keep it."""
@@ -260,6 +266,13 @@ class Pick:
         return {"$ref": f"#/$defs/slot.{self.slot}"}
 
 
+class Unhashed:
+    """Marks an option that cannot change a number a trial computes (a path, a cadence): kept out of the trial's key.
+
+    ``root: Annotated[str | None, Unhashed()] = None``
+    """
+
+
 @cache
 def slot(name: str) -> Slot[Any]:
     """The slot called ``name``; imports the room it stands in."""
@@ -381,6 +394,24 @@ def _choices_in(value: Any) -> Iterator[Resolved]:
     elif isinstance(value, BaseModel):
         for name in type(value).model_fields:
             yield from _choices_in(getattr(value, name))
+
+
+def _unhashed(metadata: list[Any]) -> bool:
+    return any(isinstance(mark, Unhashed) or mark is Unhashed for mark in metadata)
+
+
+def _hashed(value: Any) -> Any:
+    if isinstance(value, Resolved):
+        return value.hashed()
+    if isinstance(value, Choice):
+        return value.plain()
+    if isinstance(value, BaseModel):
+        return {name: _hashed(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, Mapping):
+        return {name: _hashed(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hashed(item) for item in value]
+    return value
 
 
 @cache
