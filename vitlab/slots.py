@@ -350,7 +350,7 @@ class _Options(BaseModel):
 
 def _options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
     """A pydantic model of the keyword-only parameters of ``component``'s constructor."""
-    constructor = component.__init__
+    constructor: Callable[..., None] = component.__init__  # type: ignore[misc]
     hints = typing.get_type_hints(constructor, include_extras=True)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(constructor).parameters.items():

@@ -22,6 +22,8 @@ Levels = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(m
 
 
 class LeaveOneOut(Frozen):
+    """``remove``: the whole less one part; ``add``: the bare recipe and one part; ``both``."""
+
     of: Annotated[dict[str, Any], Field(min_length=1)]  #: dotted path to the value that stands for "without"
     direction: Literal["remove", "add", "both"] = "remove"
 
@@ -55,6 +57,8 @@ class Zip(Frozen):
 
 
 class Sample(Frozen):
+    """``n`` arms drawn from those of ``over`` without replacement."""
+
     n: Annotated[int, Field(ge=1)]
     seed: int = 0
     over: Node

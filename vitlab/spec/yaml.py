@@ -79,7 +79,7 @@ def parse_document(text: str, name: str) -> Document:
                 places[path] = (line, column)
         if problems:
             raise SpecError(problems)
-        data = loader.construct_document(root)  # type: ignore[no-untyped-call]
+        data = loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = (mark.line + 1, mark.column + 1) if mark else (0, 0)
@@ -89,7 +89,7 @@ def parse_document(text: str, name: str) -> Document:
     except RecursionError:
         raise refuse("nested too deeply; a study file is a page or two") from None
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
     if not isinstance(data, dict):
         raise refuse(f"a study is a mapping that begins with 'study: NAME'; found {_kind(data)}", 1, 1)
     return Document(name, data, places)

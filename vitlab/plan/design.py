@@ -1,0 +1,163 @@
+"""From a design node to drafts: sets of changes to the base, each with a name and the places it was written at."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitlab.errors import Path
+from vitlab.spec.design import Levels, Node
+
+
+class DesignFault(Exception):
+    """A design that cannot be expanded, with its place in the document."""
+
+    def __init__(self, place: Path, sentence: str) -> None:
+        self.place = place
+        super().__init__(sentence)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An arm before it is resolved."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)  #: dotted path to value
+    places: Mapping[str, Path] = field(default_factory=dict)  #: dotted path to where the document says so
+    label: str = ""  #: a name given by hand, or by the node
+    against: Mapping[str, Any] = field(default_factory=dict)  #: the values of the arm it is to be compared with
+
+    def and_(self, other: Draft) -> Draft:
+        """Both sets of changes at once."""
+        return Draft(
+            {**self.values, **other.values},
+            {**self.places, **other.places},
+            ", ".join(filter(None, (self.label, other.label))),
+            {**self.against, **other.against},
+        )
+
+
+def drafts(node: Node | None, place: Path = ("design",)) -> list[Draft]:
+    """The arms of a design in order, equal ones not yet merged.  Without a design there is the base alone.
+
+    Raises:
+        DesignFault: if two nodes of a grid set one path, or a sample asks for more arms than there are.
+    """
+    if node is None:
+        return [Draft()]
+    here = (*place, node.kind)
+    if node.one_at_a_time is not None:
+        return [Draft(), *_alone(node.one_at_a_time, here)]
+    if node.leave_one_out is not None:
+        return _leave_one_out(node.leave_one_out.of, node.leave_one_out.direction, (*here, "of"))
+    if node.zip is not None:
+        return _rows(node.zip.levels, node.zip.labels, here)
+    if node.arms is not None:
+        return [
+            Draft(values or {}, {path: (*here, name, path) for path in values or {}}, name)
+            for name, values in node.arms.items()
+        ]
+    if node.union is not None:
+        return [draft for index, part in enumerate(node.union) for draft in drafts(part, (*here, index))]
+    if node.sample is not None:
+        population = drafts(node.sample.over, (*here, "over"))
+        if node.sample.n > len(population):
+            raise DesignFault((*here, "n"), f"a sample of {node.sample.n} from {len(population)} arms")
+        chosen = random.Random(node.sample.seed).sample(range(len(population)), node.sample.n)
+        return [population[index] for index in sorted(chosen)]
+    assert node.grid is not None
+    return _product(_axes(node.grid, here), here)
+
+
+def _alone(levels: Levels, here: Path) -> list[Draft]:
+    return [
+        Draft({path: value}, {path: (*here, path, index)})
+        for path, values in levels.items()
+        for index, value in enumerate(values)
+    ]
+
+
+def _leave_one_out(without: Mapping[str, Any], direction: str, here: Path) -> list[Draft]:
+    places = {path: (*here, path) for path in without}
+    short = short_names(without)
+    remove = [Draft({path: value}, {path: places[path]}, f"without {short[path]}") for path, value in without.items()]
+    add = [Draft(without, places, "bare")]
+    for restored in without:
+        rest = {path: value for path, value in without.items() if path != restored}
+        add.append(Draft(rest, {path: places[path] for path in rest}, f"bare + {short[restored]}", against=without))
+    if direction == "remove":
+        return [Draft(), *remove]
+    return add if direction == "add" else [Draft(), *remove, *add]
+
+
+def _rows(levels: Levels, labels: Sequence[str] | None, here: Path) -> list[Draft]:
+    count = len(next(iter(levels.values())))
+    return [
+        Draft(
+            {path: values[row] for path, values in levels.items()},
+            {path: (*here, path, row) for path in levels},
+            labels[row] if labels else "",
+        )
+        for row in range(count)
+    ]
+
+
+def _axes(grid: Levels | list[Node], here: Path) -> list[list[Draft]]:
+    if isinstance(grid, Mapping):
+        return [_alone({path: values}, here) for path, values in grid.items()]
+    return [drafts(part, (*here, index)) for index, part in enumerate(grid)]
+
+
+def _product(axes: list[list[Draft]], here: Path) -> list[Draft]:
+    for first, second in itertools.combinations(axes, 2):
+        shared = {path for draft in first for path in draft.values} & {
+            path for draft in second for path in draft.values
+        }
+        if shared:
+            raise DesignFault(here, f"two parts of one grid both set '{min(shared)}'; a grid varies each path once")
+    products = [Draft()]
+    for axis in axes:
+        products = [left.and_(right) for left in products for right in axis]
+    return products
+
+
+def short_names(paths: Mapping[str, Any] | Sequence[str]) -> dict[str, str]:
+    """Each dotted path by as few of its last parts as tell it from the others: ``model.patch_size`` is ``patch_size``."""
+    names: dict[str, str] = {}
+    for path in paths:
+        parts = path.removesuffix(".type").split(".")
+        for take in range(1, len(parts) + 1):
+            name = ".".join(parts[-take:])
+            if not any(_ends(other, name) for other in paths if other != path):
+                break
+        names[path] = name
+    return names
+
+
+def _ends(path: str, name: str) -> bool:
+    return f".{path.removesuffix('.type')}".endswith(f".{name}")
+
+
+def name_of(draft: Draft, short: Mapping[str, str]) -> str:
+    """``baseline``, the label, or ``position=rope2d(theta=50), patch_size=4``."""
+    if draft.label:
+        return draft.label
+    if not draft.values:
+        return "baseline"
+    return ", ".join(f"{short[path]}={text(value)}" for path, value in draft.values.items())
+
+
+def text(value: Any) -> str:
+    """A value of the document in few characters: ``rope2d(theta=50)``, ``0.001``, ``none``."""
+    if isinstance(value, Mapping):
+        options = ", ".join(f"{name}={text(item)}" for name, item in value.items() if name != "type")
+        return (
+            f"{value['type']}({options})" if "type" in value and options else str(value.get("type", f"{{{options}}}"))
+        )
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(text, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)

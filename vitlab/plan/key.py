@@ -1,0 +1,129 @@
+"""Identity: the key of a trial, and the digest of the code it would run.
+
+The **key** is a 256-bit hash of the canonical JSON of everything that makes a trial what it is: the resolved spec with
+all defaults, the seeds, the origins of its components and the identity of its data.
+
+The **code digest** saves everybody from bumping a version by hand.  It covers the module of every component of the
+trial, the module that runs trials, and every module of vitlab or of the component's own package that these import,
+followed in the text of the modules.  Each module counts as its syntax tree without docstrings, so that a changed
+comment changes nothing and a changed line of code does.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from vitlab.slots import Resolved, slot
+from vitlab.spec.trial import SLOTS_OF_A_TRIAL
+
+RUNNER = "vitlab.trial"
+"""The module that runs trials, whatever they are made of."""
+
+
+def key_of(identity: Mapping[str, Any]) -> str:
+    """Hash of the canonical JSON of ``identity``: sorted keys, no white space."""
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+
+
+def code_of(spec: Mapping[str, Any]) -> str:
+    """The code digest of a trial, from its resolved spec."""
+    modules = {part.component.__module__ for choice in components(spec) for part in choice.parts()}
+    return code_digest(frozenset(modules))
+
+
+def components(spec: Mapping[str, Any]) -> Iterator[Resolved]:
+    """The resolved choices of a trial, one for each slot a trial has."""
+    for path, name in SLOTS_OF_A_TRIAL.items():
+        value: Any = spec
+        for part in path:
+            value = value[part]
+        yield slot(name).resolve(value)
+
+
+@cache
+def code_digest(modules: frozenset[str]) -> str:
+    """Digest of the given modules, of the runner, and of all they import; 128 bits in hex."""
+    digest = hashlib.blake2b(digest_size=16)
+    for module, tree in sorted(_closure({RUNNER, *modules}).items()):
+        digest.update(f"{module}\n{tree}\n".encode())
+    return digest.hexdigest()
+
+
+def _closure(modules: Iterable[str]) -> dict[str, str]:
+    """Module name to the dump of its syntax tree, for the modules and everything of their packages they import."""
+    found: dict[str, str] = {}
+    waiting = sorted(modules)
+    while waiting:
+        module = waiting.pop()
+        if module in found:
+            continue
+        dump, imports = _read(module)
+        found[module] = dump
+        packages = {"vitlab", module.partition(".")[0]}
+        waiting += [name for name in imports if name.partition(".")[0] in packages and name not in found]
+    return found
+
+
+@cache
+def _read(module: str) -> tuple[str, tuple[str, ...]]:
+    """The syntax tree of a module without its docstrings, and the modules it imports."""
+    file = _file(module)
+    if file is None:
+        return "", ()
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    imports = tuple(dict.fromkeys(_imports(tree, package)))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                node.body = node.body[1:]
+    return ast.dump(tree), imports
+
+
+def _imports(tree: ast.AST, package: str) -> Iterator[str]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            for alias in node.names:
+                submodule = f"{base}.{alias.name}"
+                yield submodule if _file(submodule) else base
+        yield from _imports(node, package)
+
+
+@cache
+def _file(module: str) -> Path | None:
+    """The source file of a module, or None for what is not a module or has no Python source."""
+    loaded = sys.modules.get(module)
+    if loaded is not None:
+        try:
+            source = inspect.getsourcefile(loaded)
+        except TypeError:
+            return None
+        return Path(source) if source else None
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None

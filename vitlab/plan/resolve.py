@@ -1,0 +1,148 @@
+"""From one arm's changes to one resolved trial: every component found, every option filled in, every fault placed."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from vitlab.errors import GeometryError, OptionError, Path
+from vitlab.geometry import DataInfo
+from vitlab.slots import Resolved, slot
+from vitlab.spec import TrialSpec
+from vitlab.spec.study import sentences
+from vitlab.spec.trial import SLOTS_OF_A_TRIAL
+
+Inform = Callable[[Resolved], DataInfo]
+"""What a model sees of a data set; handed in by whoever can read data."""
+
+LENGTHS = ("train.epochs", "train.steps", "train.images")
+
+
+class Faults(Exception):
+    """Everything wrong with one trial: paths below ``base`` and sentences."""
+
+    def __init__(self, faults: list[tuple[Path, str]]) -> None:
+        self.faults = faults
+        super().__init__("; ".join(sentence for _, sentence in faults))
+
+
+@dataclass(frozen=True)
+class ResolvedTrial:
+    """A trial before it has seeds."""
+
+    plain: Mapping[str, Any]  #: data, model and train in plain JSON, every option written out
+    identity: Mapping[str, Any]  #: the same without what cannot change a number
+    origins: tuple[str, ...]
+    info: DataInfo
+    why_not: str  #: why these components cannot work together; empty where they can
+
+
+class Resolver:
+    """Resolves trials, remembering choices it has seen: the arms of a study share most of theirs."""
+
+    def __init__(self, inform: Inform) -> None:
+        self._inform = inform
+        self._choices: dict[tuple[str, str], Resolved | list[tuple[Path, str]]] = {}
+        self._infos: dict[str, DataInfo] = {}
+
+    def resolve(self, tree: Mapping[str, Any]) -> ResolvedTrial:
+        """Resolve what stands under ``base`` after an arm's changes.
+
+        Raises:
+            Faults: with every fault found.
+            BrokenComponent: if a plugin it names does not import.
+        """
+        faults: list[tuple[Path, str]] = []
+        try:
+            plain = TrialSpec.model_validate(tree).model_dump(mode="json", exclude_none=True)
+        except ValidationError as error:
+            faults += sentences(error, TrialSpec.model_fields)
+            plain = copy.deepcopy(dict(tree))
+        identity = copy.deepcopy(plain)
+        parts: dict[Path, Resolved] = {}
+        for path, name in SLOTS_OF_A_TRIAL.items():
+            found = self._choice(name, _get(plain, path))
+            if isinstance(found, Resolved):
+                parts[path] = found
+                _put(plain, path, found.plain())
+                _put(identity, path, found.hashed())
+            elif found:
+                faults += [((*path, *inner), sentence) for inner, sentence in found]
+        info, why_not = None, ""
+        if ("data",) in parts:
+            info = self._info(parts["data",], plain["data"])
+        if info is not None and ("model",) in parts:
+            model = parts["model",]
+            try:
+                why_not = model.component.why_not(info, model.options) or ""  # type: ignore[attr-defined]
+            except GeometryError as error:
+                faults.append((("model", error.option), str(error)))
+        if faults:
+            raise Faults(faults)
+        assert info is not None
+        origins = sorted(
+            {f"{part.slot}:{part.type} {part.origin}" for choice in parts.values() for part in choice.parts()}
+        )
+        return ResolvedTrial(plain, identity, tuple(origins), info, why_not)
+
+    def _choice(self, name: str, value: Any) -> Resolved | list[tuple[Path, str]]:
+        if value is None:
+            return []  # TrialSpec has said that it is missing
+        known = (name, json.dumps(value, sort_keys=True, default=repr))
+        if known not in self._choices:
+            try:
+                self._choices[known] = slot(name).resolve(value)
+            except OptionError as error:
+                self._choices[known] = list(error.faults)
+        return self._choices[known]
+
+    def _info(self, data: Resolved, plain: Mapping[str, Any]) -> DataInfo:
+        known = json.dumps(plain, sort_keys=True)
+        if known not in self._infos:
+            self._infos[known] = self._inform(data)
+        return self._infos[known]
+
+
+def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree under ``base`` with an arm's changes: shortest paths first, a new type replaces its whole slot.
+
+    ``resolved`` is the resolved base: it says which component stands where the file is silent.
+    """
+    tree = copy.deepcopy(dict(base))
+    for path in sorted(changes, key=lambda path: (path.count("."), path)):
+        value = copy.deepcopy(changes[path])
+        if path in LENGTHS:
+            for other in LENGTHS:
+                tree["train"].pop(other.removeprefix("train."), None)
+        parts = tuple(path.split("."))
+        if parts[-1] == "type" and len(parts) > 1:
+            parts = parts[:-1]
+        node, there = tree, resolved
+        for part in parts[:-1]:
+            there = there.get(part, {}) if isinstance(there, Mapping) else {}
+            if isinstance(node.get(part), str):
+                node[part] = {"type": node[part]}
+            elif not isinstance(node.get(part), dict):
+                node[part] = {"type": there["type"]} if isinstance(there, Mapping) and "type" in there else {}
+            node = node[part]
+        node[parts[-1]] = value
+    return tree
+
+
+def _get(tree: Mapping[str, Any], path: Path) -> Any:
+    value: Any = tree
+    for part in path:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _put(tree: dict[str, Any], path: Path, value: Any) -> None:
+    node: Any = tree
+    for part in path[:-1]:
+        node = node[part]
+    node[path[-1]] = value

@@ -1,0 +1,114 @@
+"""Rules: conditions on an arm's values, written as expressions over the resolved trial.
+
+``model.dim % model.heads == 0``, ``not (model.patch_size == 2 and model.position == 'rope2d')``.  An expression is
+parsed and walked, never evaluated by Python: what is not listed here cannot be said.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vitlab.errors import nearest
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+}
+_ALLOWED = "numbers, 'names', dotted paths, + - * / // %, comparisons, in, and, or, not, and parentheses"
+LONGEST = 500  #: characters
+
+
+class RuleFault(Exception):
+    """A rule that is not an expression of the kind described above, or speaks of what is not there."""
+
+
+def parse(text: str) -> ast.expr:
+    """Check that ``text`` is such an expression.
+
+    Raises:
+        RuleFault: saying what is not, and what is allowed.
+    """
+    if len(text) > LONGEST:
+        raise RuleFault(f"a rule has at most {LONGEST} characters; found {len(text)}")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise RuleFault(f"'{text}' is not an expression; allowed: {_ALLOWED}") from None
+    for node in ast.walk(tree):
+        known = isinstance(
+            node,
+            ast.BoolOp | ast.boolop | ast.Compare | ast.Name | ast.Attribute | ast.expr_context | ast.List | ast.Tuple,
+        )
+        known |= isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub)
+        known |= isinstance(node, ast.Not | ast.USub) or type(node) in _BINARY or type(node) in _COMPARE
+        known |= isinstance(node, ast.BinOp) and type(node.op) in _BINARY
+        known |= isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, int | float | str))
+        if not known:
+            raise RuleFault(f"'{ast.unparse(node)}' cannot stand in a rule; allowed: {_ALLOWED}")
+    return tree
+
+
+def holds(rule: ast.expr, trial: Mapping[str, Any]) -> bool:
+    """Whether the resolved trial meets the rule.
+
+    Raises:
+        RuleFault: if it names a value the trial does not have, or compares what cannot be compared.
+    """
+    try:
+        return bool(_value(rule, trial))
+    except (TypeError, ZeroDivisionError) as error:
+        raise RuleFault(f"'{ast.unparse(rule)}' cannot be computed: {error}") from None
+
+
+def _value(node: ast.expr, trial: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name() | ast.Attribute():
+            return _look_up(ast.unparse(node), trial)
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item, trial) for item in items]
+        case ast.BoolOp(op=ast.And(), values=values):
+            return all(_value(value, trial) for value in values)
+        case ast.BoolOp(values=values):
+            return any(_value(value, trial) for value in values)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not _value(operand, trial)
+        case ast.UnaryOp(operand=operand):
+            return -_value(operand, trial)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _BINARY[type(op)](_value(left, trial), _value(right, trial))
+        case ast.Compare(left=left, ops=ops, comparators=rights):
+            values = [_value(item, trial) for item in (left, *rights)]
+            pairs = itertools.pairwise(values)
+            return all(_COMPARE[type(op)](*pair) for op, pair in zip(ops, pairs, strict=True))
+    raise AssertionError(f"parse() let {ast.dump(node)} through")
+
+
+def _look_up(path: str, trial: Mapping[str, Any]) -> Any:
+    """A value of the trial; a slot stands for the name of its component."""
+    value: Any = trial
+    for part in path.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            allowed = list(value) if isinstance(value, Mapping) else []
+            raise RuleFault(f"'{path}': there is no '{part}'.{nearest(part, allowed)} There: {', '.join(allowed)}.")
+        value = value[part]
+    return value["type"] if isinstance(value, Mapping) and "type" in value else value
