@@ -68,6 +68,10 @@ class TrialFolder:
         data = read_json(self.path / "result.json")
         return Result.from_json(data) if data is not None else None
 
+    def done(self) -> bool:
+        """Whether the trial has ended, without reading its result."""
+        return (self.path / "result.json").exists()
+
     def finish(self, result: Result) -> None:
         """Write the result: the last thing that happens to a trial."""
         write_json(self.path / "result.json", result.to_json())

@@ -1,1 +1,86 @@
+"""The command line.  Opening it imports neither torch nor mlflow, ray or pandas; a command imports what it needs.
 
+Results go to stdout, progress and warnings to stderr.  Exit codes: 0 done, 2 usage or a mistake in a file, 3 internal
+or plugin error, 4 trials failed or missing, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from vitlab.errors import VitlabError, nearest
+
+COMMANDS = {
+    "run": "train what is missing, track it, and answer the question",
+    "plan": "show the arms and trials, and which are cached",
+    "validate": "check study files against the installed components",
+    "status": "show how far a study is",
+    "report": "print or write the report of a study",
+    "logs": "print what a trial wrote",
+    "gc": "delete results of older code",
+    "list": "list the components of a slot, or the slots",
+    "show": "show a component: its options, its documentation, where it comes from",
+    "plugins": "list installed plugins and whether they load",
+    "schema": "print the JSON Schema of study files, plugins included",
+    "sync": "deliver to MLflow what is missing there",
+    "ui": "open the MLflow server on the results",
+    "weights": "convert and inspect checkpoints",
+    "explain": "show what a trained model looks at",
+}
+"""Command to the line ``vitlab --help`` shows; each stands in the module of its name."""
+
+
+class _Commands(click.Group):
+    """Imports a command's module when the command is called, not before."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"vitlab.cli.{name}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(f"no command called '{args[0]}'.{nearest(args[0], COMMANDS)}", context)
+        return super().resolve_command(context, args)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="vitlab")
+def cli() -> None:
+    """vitlab: a laboratory for Vision Transformer ablations."""
+
+
+def main() -> None:
+    """Entry point of the ``vitlab`` command."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Exit as exit_:
+        sys.exit(exit_.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except VitlabError as error:
+        click.echo(str(error), err=True)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; the descriptor is replaced so that the flush at exit is quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

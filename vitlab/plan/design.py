@@ -124,7 +124,7 @@ def _product(axes: list[list[Draft]], here: Path) -> list[Draft]:
 
 
 def short_names(paths: Mapping[str, Any] | Sequence[str]) -> dict[str, str]:
-    """Each dotted path by as few of its last parts as tell it from the others: ``model.patch_size`` is ``patch_size``."""
+    """Each dotted path by as few of its last parts as tell it from the others: ``model.dim`` is ``dim``."""
     names: dict[str, str] = {}
     for path in paths:
         parts = path.removesuffix(".type").split(".")

@@ -1,0 +1,33 @@
+"""``vitlab gc``: delete what no study needs any more."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+
+from vitlab.cli.options import out_option
+from vitlab.plan.values import Plan
+from vitlab.store import TrialFolder, read_json
+
+
+@click.command()
+@out_option
+@click.option("--yes", is_flag=True, help="Delete; without it, only say what would be deleted.")
+def command(out: Path, yes: bool) -> None:
+    """Delete trials that no study's latest plan names: results of older code and of arms that are gone."""
+    needed = set()
+    for file in out.glob("studies/*/plan.json"):
+        needed |= {(item.trial.key, item.trial.code) for item in Plan.from_json(read_json(file)).trials}
+    freed = 0
+    for path in sorted((out / "trials").glob("*/*")):
+        if (path.parent.name, path.name) in needed or TrialFolder(path).held():
+            continue
+        freed += sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        click.echo(str(path))
+        if yes:
+            shutil.rmtree(path)
+            if not any(path.parent.iterdir()):
+                path.parent.rmdir()
+    click.echo(f"{freed / 1e6:.1f} MB " + ("deleted" if yes else "would be deleted; add --yes"), err=True)

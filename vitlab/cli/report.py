@@ -1,0 +1,40 @@
+"""``vitlab report``: the answer of a study, printed or written."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from vitlab.cli.options import out_option
+
+FORMATS = ("terminal", "md", "html", "csv", "parquet", "latex", "json")
+
+
+@click.command()
+@click.argument("study", type=click.Path(path_type=Path))
+@out_option
+@click.option("--format", "form", type=click.Choice(FORMATS), default="terminal", show_default=True)
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
+def command(study: Path, out: Path, form: str, output: Path | None) -> None:
+    """Print the report of STUDY (its file or its folder)."""
+    from vitlab.lab import open_study
+    from vitlab.report import stored
+    from vitlab.store import write_bytes
+
+    plan, store = open_study(study, out=out)
+    rendered = stored(plan, store, form)
+    if rendered is None:
+        # Something ended since the last report, so it is made anew; only this needs pandas.
+        from vitlab.report import render
+
+        rendered = render(plan, store, form)
+    data = rendered if isinstance(rendered, bytes) else rendered.encode()
+    if output is not None:
+        write_bytes(output, data)
+        click.echo(str(output), err=True)
+    elif form == "parquet" and sys.stdout.isatty():
+        raise click.UsageError("parquet is not text; name a file with --output")
+    else:
+        sys.stdout.buffer.write(data if form == "parquet" or data.endswith(b"\n") else data + b"\n")

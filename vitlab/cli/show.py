@@ -1,0 +1,63 @@
+"""``vitlab show SLOT NAME``: a component's options and documentation, and where to find it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import click
+
+from vitlab.cli.options import plugin_option
+
+
+@click.command()
+@click.argument("slot")
+@click.argument("name")
+@plugin_option
+def command(slot: str, name: str, plugins: tuple[str, ...]) -> None:
+    """Show the options of component NAME in SLOT, its documentation and where it comes from."""
+    from vitlab import slots
+
+    for plugin in plugins:
+        slots.load_file(plugin)
+    room = slots.slot(slot)
+    component, origin = room.find(name)
+    file, line = inspect.getsourcefile(component), inspect.getsourcelines(component)[1]
+    click.echo(f"{slot} {name}   {origin}   {file}:{line}\n")
+    click.echo(inspect.getdoc(component) or "(no documentation)")
+    schema = room.options(component).model_json_schema()
+    shared = set(room.shared.model_fields) if room.shared else set()
+    own = {option: field for option, field in schema.get("properties", {}).items() if option not in shared}
+    _print("Options", own, schema)
+    _print(f"Options of every {slot}", {option: schema["properties"][option] for option in sorted(shared)}, schema)
+
+
+def _print(title: str, options: dict[str, Any], schema: dict[str, Any]) -> None:
+    if options:
+        click.echo(f"\n{title}")
+    for option, field in options.items():
+        default = "required" if option in schema.get("required", []) else f"= {_default(field.get('default'))}"
+        click.echo(f"  {option:20} {_kind(field):34} {default}")
+
+
+def _default(value: Any) -> str:
+    return str(value["type"]) if isinstance(value, dict) and set(value) == {"type"} else str(value)
+
+
+def _kind(field: dict[str, Any]) -> str:
+    """A JSON Schema field in few words: ``number > 0``, ``one of cls, gap``, ``a norm``."""
+    if "$ref" in field:
+        name = field["$ref"].rpartition("/")[2]
+        return f"a {name.removeprefix('slot.')}" if name.startswith("slot.") else name
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(_kind(part) for part in field["anyOf"]))
+    if "enum" in field:
+        return "one of " + ", ".join(map(str, field["enum"]))
+    if "const" in field:
+        return str(field["const"])
+    signs = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
+    bounds = " and ".join(f"{sign} {field[name]:g}" for name, sign in signs.items() if name in field)
+    kind = str(field.get("type", "any"))
+    if kind == "array" and isinstance(field.get("items"), dict):
+        kind = f"list of {_kind(field['items'])}"
+    return f"{kind} {bounds}".strip()

@@ -1,0 +1,37 @@
+"""``vitlab validate FILE...``: every mistake of every file, without running anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vitlab.cli.options import parse_changes, plugin_option, set_option
+from vitlab.errors import SpecError
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@set_option
+@plugin_option
+@click.option("--build", is_flag=True, help="Also build every distinct trial's model, without memory for its weights.")
+def command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Path, ...], build: bool) -> None:
+    """Check study FILES against the installed components.  Writes nothing."""
+    from vitlab import lab
+
+    problems = []
+    for file in files:
+        try:
+            _, plan = lab.plan_study(file, changes=parse_changes(changes), plugins=plugins)
+        except SpecError as error:
+            problems += error.problems
+            continue
+        if build:
+            lab.costs(plan)
+        skipped = sum(1 for arm in plan.arms if arm.skip)
+        click.echo(
+            f"{file}: {len(plan.arms)} arms, {len(plan.trials)} trials"
+            + (f", {skipped} arms skipped" if skipped else "")
+        )
+    if problems:
+        raise SpecError(problems)

@@ -1,0 +1,144 @@
+"""Watching a run: a live table where a person watches, plain lines where none does.  Both go to stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from vitlab.lab import Watch
+from vitlab.plan.values import Plan, Planned
+from vitlab.store import Store, TrialFolder
+
+REFRESH_S = 0.5
+
+
+def watch_on() -> Watch:
+    """The view that fits whoever reads stderr."""
+    return LiveView() if sys.stderr.isatty() else PlainLines()
+
+
+class PlainLines(Watch):
+    """One line per event."""
+
+    def __init__(self) -> None:
+        self._total = self._done = 0
+        self._since = time.monotonic()
+
+    def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+        self._total = len(todo)
+        cached = len(plan.trials) - len(todo)
+        skipped = sum(1 for arm in plan.arms if arm.skip)
+        click.echo(
+            f"{plan.study}: {len(plan.arms)} arms, {len(plan.trials)} trials; {len(todo)} to train, {cached} not"
+            + (f", {skipped} arms skipped" if skipped else ""),
+            err=True,
+        )
+
+    def ended(self, planned: Planned, how: str, detail: str) -> None:
+        self._done += how in ("done", "failed")
+        left = _left(self._since, self._done, self._total)
+        text = f"[{self._done}/{self._total}] {planned.arm} s{planned.seed} {how}"
+        click.echo(
+            text + (f": {detail.splitlines()[0]}" if detail else "") + (f"  ({left} left)" if left else ""), err=True
+        )
+
+    def say(self, sentence: str) -> None:
+        click.echo(sentence, err=True)
+
+
+class LiveView(Watch):
+    """A table of what is running, redrawn in place: trials done, epoch and metric of each, time left."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._live: Live | None = None
+        self._running: dict[str, _Running] = {}
+        self._since = time.monotonic()
+        self._drawn = 0.0
+        self._done = 0
+
+    def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+        self._plan, self._total, self._store = plan, len(todo), store
+        self._console.print(
+            f"[bold]{plan.study}[/]  {len(plan.arms)} arms, {len(plan.trials)} trials; "
+            f"{len(todo)} to train, {len(plan.trials) - len(todo)} not"
+        )
+        if todo:
+            self._live = Live(self._draw(), console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def started(self, planned: Planned) -> None:
+        folder = self._store.trial(planned.trial.key, planned.trial.code)
+        self._running[_name(planned)] = _Running(folder, self._plan.analysis.metric)
+
+    def ended(self, planned: Planned, how: str, detail: str) -> None:
+        self._running.pop(_name(planned), None)
+        self._done += how in ("done", "failed")
+        if how != "done":
+            self.say(f"{_name(planned)} {how}" + (f": {detail.splitlines()[0]}" if detail else ""))
+
+    def tick(self) -> None:
+        if self._live and time.monotonic() - self._drawn > REFRESH_S:
+            self._live.update(self._draw(), refresh=True)
+            self._drawn = time.monotonic()
+
+    def say(self, sentence: str) -> None:
+        self._console.print(Text(sentence))
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def _draw(self) -> Group:
+        left = _left(self._since, self._done, self._total)
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            ProgressBar(total=max(self._total, 1), completed=self._done, width=40),
+            f"{self._done} of {self._total} trials",
+            f"{left} left" if left else "",
+        )
+        rows = Table.grid(padding=(0, 2))
+        for name, running in self._running.items():
+            rows.add_row(Text(name), *running.columns())
+        return Group(head, rows)
+
+
+class _Running:
+    """What the journal of a running trial says so far."""
+
+    def __init__(self, folder: TrialFolder, metric: str) -> None:
+        self._folder, self._metric = folder, metric
+        _, self._offset = folder.events()
+        self._last: dict[str, Any] = {}
+
+    def columns(self) -> tuple[str, str]:
+        events, self._offset = self._folder.events(self._offset)
+        for event in events:
+            if event.kind == "metrics" and self._metric in event.body["metrics"]:
+                self._last = dict(event.body)
+        if not self._last:
+            return "starting", ""
+        return f"epoch {self._last['epoch']:.3g}", f"{self._metric} {self._last['metrics'][self._metric]:.4g}"
+
+
+def _name(planned: Planned) -> str:
+    return f"{planned.arm} s{planned.seed}"
+
+
+def _left(since: float, done: int, total: int) -> str:
+    """Time left, from the rate so far."""
+    if not done or done >= total:
+        return ""
+    seconds = int((time.monotonic() - since) / done * (total - done))
+    hours, minutes = divmod(seconds // 60, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds % 60:02} s"

@@ -1,0 +1,405 @@
+"""The story: read, plan, execute, track, report.
+
+Only this module sees the whole study; everybody else is handed the piece it needs.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitlab import slots
+from vitlab.errors import DataError, Interrupted, TrialFailed, UserError, nearest
+from vitlab.plan.values import Plan, Planned
+from vitlab.spec import Document, RunSpec, Study, read_document, read_study
+from vitlab.store import Store, TrialFolder, read_json, write_bytes, write_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from vitlab.executors import Executor, Job
+    from vitlab.trackers import Tracker
+
+OUT = Path("vitlab-runs")
+"""Where everything is written unless told otherwise."""
+
+GRACE_S = 30.0  #: how long a worker may take to checkpoint when asked to stop
+TRACK_EVERY_S = 2.0
+
+
+class Watch:
+    """What somebody who watches a run is told.  The base class looks away."""
+
+    def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+        """The plan stands; ``todo`` are the trials that will be trained."""
+
+    def started(self, planned: Planned) -> None:
+        """A trial was handed to a worker."""
+
+    def ended(self, planned: Planned, how: str, detail: str) -> None:
+        """A trial ended: done, failed, lost (its worker died; it is tried again) or stopped."""
+
+    def tick(self) -> None:
+        """A moment passed."""
+
+    def say(self, sentence: str) -> None:
+        """Something the user should know now."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What ``run`` leaves behind."""
+
+    plan: Plan
+    store: Store
+    trained: int
+    cached: int
+    failed: int
+    link: str | None  #: deep link into MLflow
+
+    @property
+    def folder(self) -> Path:
+        """The study's folder, with its report."""
+        return self.store.study(self.plan.study)
+
+    def results(self) -> pd.DataFrame:
+        """One row per trial."""
+        from vitlab.report import frame
+
+        return frame.results(self.plan, self.store)
+
+
+def run(
+    file: str | Path,
+    *,
+    out: str | Path = OUT,
+    changes: Mapping[str, Any] = {},
+    plugins: Sequence[str | Path] = (),
+    only: str = "*",
+    retry_failed: bool = False,
+    watch: Watch | None = None,
+) -> Answer:
+    """Bring a study to its answer: train what is missing, track it, report.  Running it again trains nothing.
+
+    Args:
+        file: the study file.
+        out: the output folder, shared by studies; a trial that another study has trained is not trained again.
+        changes: dotted path to value, applied to the file before it is read, such as ``{"data.root": ...}``
+            (a path that does not begin with a key of the file is taken below ``base``).
+        plugins: Python files that register components.
+        only: arms to train, as a shell pattern; the report still shows all.
+        retry_failed: train again what failed under the same code.
+        watch: is told what happens.
+
+    Raises:
+        SpecError: with every mistake of the file; nothing is written then.
+        Interrupted: after Ctrl-C, once every running trial has written its checkpoint.
+    """
+    watch = watch or Watch()
+    study, plan = plan_study(file, changes=changes, plugins=plugins)
+    plan = _with_data(plan, lambda: plan_study(file, changes=changes, plugins=plugins)[1])
+    store = Store(Path(out).resolve())
+    _write_study(store, plan, file)
+
+    missing = [planned for planned in plan.trials if not _folder(store, planned).done()]
+    parked, todo = [], []
+    for planned in missing:
+        failed_before = _folder(store, planned).failure() is not None and not retry_failed
+        if failed_before:
+            parked.append(planned)
+        elif fnmatch.fnmatchcase(planned.arm, only):
+            todo.append(planned)
+    if parked:
+        watch.say(f"{_trials(len(parked))} failed before under this code; --retry-failed trains them again.")
+    watch.planned(plan, todo, store)
+
+    from vitlab.trackers import connect
+
+    tracker = connect(study.run.tracking_uri, plan, store, keep=study.run.keep)
+    failed = len(parked)
+    try:
+        executor = slots.slot("executor").build(study.run.executor, study.run)
+        jobs = [(planned, _job(planned, store, study.run, plugins)) for planned in todo]
+        failed += _execute(executor, jobs, study.run, tracker, watch)
+    finally:
+        from vitlab import report
+
+        watch.close()
+        files = report.write(plan, store, store.study(plan.study) / "report")
+        link = tracker.close(files)
+    return Answer(plan, store, len(todo), len(plan.trials) - len(missing), failed, link)
+
+
+def plan_study(
+    file: str | Path, *, changes: Mapping[str, Any] = {}, plugins: Sequence[str | Path] = ()
+) -> tuple[Study, Plan]:
+    """Read and plan a study.  Builds no model, reads no pixels, writes nothing.
+
+    Raises:
+        SpecError: with every mistake of the file.
+    """
+    loaded = [slots.load_file(plugin) for plugin in plugins]
+    study, document, problems = read_study(file, {_rooted(path): value for path, value in changes.items()})
+    if study is not None:
+        problems += _required(study, document, loaded)
+    from vitlab.data.prepare import data_info
+    from vitlab.plan import make_plan
+
+    plan = make_plan(study, document, problems, data_info)
+    assert study is not None
+    return study, plan
+
+
+def smoke(
+    file: str | Path,
+    *,
+    out: str | Path = OUT,
+    changes: Mapping[str, Any] = {},
+    plugins: Sequence[str | Path] = (),
+    watch: Watch | None = None,
+) -> int:
+    """Train two steps of every distinct set of components of a study.  Returns how many there are.
+
+    Raises:
+        TrialFailed: naming those that failed.
+    """
+    from vitlab.trackers import Tracker
+
+    watch = watch or Watch()
+    short = {**changes, "train.steps": 2, "train.evaluations": 1, "seeds": 1}
+    study, plan = plan_study(file, changes=short, plugins=plugins)
+    plan = _with_data(plan, lambda: plan_study(file, changes=short, plugins=plugins)[1])
+    store = Store(Path(out).resolve())
+    distinct = {planned.trial.origins: planned for planned in reversed(plan.trials)}.values()
+    todo = [planned for planned in distinct if not _folder(store, planned).done()]
+    watch.planned(plan, todo, store)
+    executor = slots.slot("executor").build(study.run.executor, study.run)
+    try:
+        jobs = [(planned, _job(planned, store, study.run, plugins)) for planned in todo]
+        failed = _execute(executor, jobs, study.run, Tracker(), watch)
+    finally:
+        watch.close()
+    if failed:
+        raise TrialFailed(f"{failed} of {len(distinct)} distinct sets of components failed")
+    return len(distinct)
+
+
+def costs(plan: Plan) -> dict[str, dict[str, int]]:
+    """Parameters and multiply-accumulates (one image, forward) of each arm's model, built without memory."""
+    from vitlab.data.prepare import data_info
+    from vitlab.models.cost import macs, parameters
+
+    found: dict[str, dict[str, int]] = {}
+    for planned in plan.trials:
+        if planned.arm in found:
+            continue
+        info = data_info(slots.slot("dataset").resolve(planned.trial.spec["data"]))
+        with _without_memory():
+            model = slots.slot("model").build(planned.trial.spec["model"], info)
+        found[planned.arm] = {"params": parameters(model), "macs": macs(model, info)}
+    return found
+
+
+def sync(folder: str | Path, *, tracking_uri: str | None = None) -> list[tuple[str, str | None]]:
+    """Deliver the journals of every study in an output folder to MLflow; study and link, None where unreachable."""
+    from vitlab.trackers import connect
+
+    store = Store(Path(folder).resolve())
+    links = []
+    for file in sorted(store.root.glob("studies/*/plan.json")):
+        plan = Plan.from_json(read_json(file))
+        run_spec = _run_spec(file.parent / "study.yaml")
+        tracker = connect(tracking_uri or run_spec.tracking_uri, plan, store, keep=run_spec.keep)
+        links.append((plan.study, tracker.close(sorted((file.parent / "report").glob("*")))))
+    return links
+
+
+def open_study(path: str | Path, *, out: str | Path = OUT) -> tuple[Plan, Store]:
+    """The plan of a study that has been run, from its file or its folder.
+
+    Raises:
+        UserError: if it has not been run in ``out``.
+    """
+    path = Path(path)
+    folder = path if path.is_dir() else Store(Path(out).resolve()).study(_name(path))
+    data = read_json(folder / "plan.json")
+    if data is None:
+        known = sorted(item.parent.name for item in Path(out).glob("studies/*/plan.json"))
+        studies = f" Studies there: {', '.join(known)}.{nearest(folder.name, known)}" if known else ""
+        raise UserError(f"study '{folder.name}' has not been run in {out}; 'vitlab run' runs it.{studies}")
+    return Plan.from_json(data), Store(folder.resolve().parent.parent)
+
+
+def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
+    """The results of a study as a frame, one row per trial.
+
+    Columns: ``study, arm, baseline, seed, trial, code, status, failure``, one per varied path, ``val/...``,
+    ``test/...``, and ``params, macs, steps, images, wall_s, engine, threads, device, origins``.
+    """
+    from vitlab.report import frame
+
+    return frame.results(*open_study(path, out=out))
+
+
+def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
+    """Per-example predictions of every finished trial of a study, with the arm and the seed they belong to."""
+    import pandas as pd
+
+    plan, store = open_study(path, out=out)
+    frames = []
+    for planned in plan.trials:
+        folder = _folder(store, planned)
+        if folder.predictions.exists():
+            frames.append(pd.read_parquet(folder.predictions).assign(arm=planned.arm, seed=planned.seed))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | Path = OUT) -> Any:
+    """A trained model and the transform that turns images into what it reads: ``model, transform = vitlab.load(...)``.
+
+    Raises:
+        UserError: if there is no such trial, or it kept no weights.
+    """
+    from vitlab.trial import load_model
+
+    plan, store = open_study(path, out=out)
+    found = [planned for planned in plan.trials if (planned.arm, planned.seed) == (arm, seed)]
+    if not found:
+        arms = [known.name for known in plan.arms]
+        seeds = sorted({planned.seed for planned in plan.trials})
+        raise UserError(f"no trial of arm '{arm}' with seed {seed}.{nearest(arm, arms)} Arms: {arms}; seeds: {seeds}.")
+    return load_model(_folder(store, found[0]))
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _execute(
+    executor: Executor, jobs: Sequence[tuple[Planned, Job]], run: RunSpec, tracker: Tracker, watch: Watch
+) -> int:
+    """Train the jobs, as many at a time as the executor holds.  Returns how many failed."""
+    planned_of = {job.folder: planned for planned, job in jobs}
+    attempts = dict.fromkeys(planned_of, 1)
+    running = {job.folder for job in executor.reattach([job for _, job in jobs])}
+    waiting = deque(job for _, job in jobs if job.folder not in running)
+    failed, tracked = 0, 0.0
+    try:
+        while waiting or running:
+            while waiting and len(running) < executor.slots:
+                job = waiting.popleft()
+                executor.submit(job)
+                running.add(job.folder)
+                watch.started(planned_of[job.folder])
+            for ended in executor.poll(timeout_s=0.2):
+                folder = ended.job.folder
+                running.discard(folder)
+                watch.ended(planned_of[folder], ended.how, ended.detail)
+                if ended.how == "lost" and attempts[folder] <= run.retries:
+                    attempts[folder] += 1
+                    waiting.append(ended.job)
+                elif ended.how in ("lost", "failed"):
+                    failed += 1
+                    if ended.how == "lost":  # its worker died before it could say so itself
+                        TrialFolder(folder).fail(ended.detail)
+            watch.tick()
+            if time.monotonic() - tracked > TRACK_EVERY_S:
+                tracker.update()
+                tracked = time.monotonic()
+    except KeyboardInterrupt:
+        watch.say("stopping: running trials write a checkpoint; Ctrl-C again ends them at once.")
+        executor.cancel(GRACE_S)
+        raise Interrupted("interrupted; the same command goes on from here") from None
+    except BaseException:
+        executor.cancel(GRACE_S)
+        raise
+    return failed
+
+
+def _job(planned: Planned, store: Store, run: RunSpec, plugins: Sequence[str | Path]) -> Job:
+    from vitlab.executors import Job
+
+    return Job(
+        name=f"{planned.arm}/s{planned.seed}",
+        folder=_folder(store, planned).path,
+        trial=planned.trial,
+        plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins),
+        threads=run.threads,
+        device=run.device,
+        deterministic=run.deterministic,
+        keep=run.keep,
+    )
+
+
+def _folder(store: Store, planned: Planned) -> TrialFolder:
+    return store.trial(planned.trial.key, planned.trial.code)
+
+
+def _with_data(plan: Plan, again: Any) -> Plan:
+    """The plan, once its data is here: reading a set that is not fetches it where its options allow that."""
+    pending = [planned.trial.spec["data"] for planned in plan.trials if planned.trial.data is None]
+    absent = {str(choice): choice for choice in pending}
+    if not absent:
+        return plan
+    for choice in absent.values():
+        slots.slot("dataset").build(choice).read("train")
+    plan = again()
+    if any(planned.trial.data is None for planned in plan.trials):
+        raise DataError("a data set was read and still has no identity; its info() must name one once it is here")
+    return plan
+
+
+def _write_study(store: Store, plan: Plan, file: str | Path) -> None:
+    folder = store.study(plan.study)
+    write_bytes(folder / "study.yaml", Path(file).read_bytes())
+    write_json(folder / "plan.json", plan.to_json())
+
+
+def _without_memory() -> Any:
+    import torch
+
+    return torch.device("meta")
+
+
+def _run_spec(file: Path) -> RunSpec:
+    return RunSpec.model_validate(read_document(file).data.get("run", {}))
+
+
+def _required(study: Study, document: Document, loaded: Iterable[slots.Origin]) -> list[Any]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    problems = []
+    files = {origin.source for origin in loaded}
+    for index, name in enumerate(study.plugins.require):
+        place = ("plugins", "require", index)
+        if name.endswith(".py"):
+            if name not in files:
+                problems.append(document.problem(place, f"this study needs {name}: add --plugin PATH/{name}"))
+            continue
+        try:
+            version(name)
+        except PackageNotFoundError:
+            problems.append(document.problem(place, f"this study needs {name}: pip install {name}"))
+    return problems
+
+
+def _rooted(path: str) -> str:
+    """``data.root`` is short for ``base.data.root``."""
+    return path if path.split(".")[0] in Study.model_fields else f"base.{path}"
+
+
+def _name(file: Path) -> str:
+    if not file.exists() and file.suffix not in (".yaml", ".yml"):
+        return str(file)
+    return str(read_document(file).data.get("study"))
+
+
+def _trials(count: int) -> str:
+    return f"{count} trial{'s' if count != 1 else ''}"

@@ -1,0 +1,53 @@
+"""The JSON Schema of study files, with the options of every installed component."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vitlab import slots
+from vitlab.errors import BrokenComponent, ClashError
+from vitlab.spec import Study
+from vitlab.spec.trial import SLOTS_OF_A_TRIAL
+
+
+def study_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a study file.  Broken plugins are left out."""
+    schema = Study.model_json_schema()
+    definitions = schema["$defs"]
+    for name in slots.ROOMS:
+        definitions[f"slot.{name}"] = _slot_schema(name, definitions)
+    for path, name in SLOTS_OF_A_TRIAL.items():
+        owner = definitions["TrialSpec" if len(path) == 1 else "TrainSpec"]
+        field = owner["properties"][path[-1]]
+        owner["properties"][path[-1]] = {"$ref": f"#/$defs/slot.{name}", **_kept(field)}
+    definitions["RunSpec"]["properties"]["executor"] = {"$ref": "#/$defs/slot.executor", "default": "local"}
+    return schema
+
+
+def _slot_schema(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """A bare name, or a mapping whose type is one and whose other keys are that component's options."""
+    room = slots.slot(name)
+    names, forms = [], []
+    for component_name in room.names():
+        try:
+            component = room.get(component_name)
+        except (BrokenComponent, ClashError):
+            continue
+        options = room.options(component).model_json_schema(ref_template="#/$defs/{model}")
+        definitions.update(options.pop("$defs", {}))
+        names.append(component_name)
+        forms.append(
+            {
+                "type": "object",
+                "title": f"{name} {component_name}",
+                "description": (component.__doc__ or "").strip().split("\n")[0],
+                "properties": {"type": {"const": component_name}, **options.get("properties", {})},
+                "required": ["type", *options.get("required", [])],
+                "additionalProperties": False,
+            }
+        )
+    return {"anyOf": [{"enum": names}, *forms]}
+
+
+def _kept(field: dict[str, Any]) -> dict[str, Any]:
+    return {key: field[key] for key in ("default", "description") if key in field}
