@@ -1,0 +1,36 @@
+# Everything happens in .venv; nothing is left outside this folder but pip's cache.
+PYTHON ?= python3
+BIN := .venv/bin
+STUDY ?= pipelines/quickstart.yaml
+
+.PHONY: demo test check setup clean
+
+demo: .venv/ready
+	$(BIN)/vitlab run $(STUDY)
+
+test: .venv/ready-dev check
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+check: .venv/ready-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+setup: .venv/ready-dev
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+# The constraints pin exact versions; on a machine with CUDA the same pins resolve to the CUDA builds.
+.venv/ready: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e .
+	touch $@
+
+.venv/ready-dev: .venv/ready plugins/vitlab-example/pyproject.toml
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -e plugins/vitlab-example
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

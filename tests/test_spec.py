@@ -1,0 +1,162 @@
+"""What a study file may say, and the sentences about what it may not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitlab.errors import SpecError
+from vitlab.lab import plan_study
+from vitlab.spec import Choice, read_study
+from vitlab.spec.yaml import parse_document
+
+GOOD = """\
+study: small
+base:
+  data: {type: digits}
+  model: {type: vit, patch_size: 2, dim: 8, depth: 1, heads: 2}
+  train: {steps: 2, batch_size: 8}
+"""
+
+
+def problems(tmp_path: Path, text: str) -> list[str]:
+    """Every problem of a study file, as the user reads it, without the folder."""
+    file = tmp_path / "study.yaml"
+    file.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        plan_study(file)
+    assert not any("\n" in str(problem) for problem in caught.value.problems)
+    return [str(problem).replace(f"{tmp_path}/", "") for problem in caught.value.problems]
+
+
+def only(found: list[str]) -> str:
+    assert len(found) == 1, found
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "place", "words"),
+    [
+        ("  train: {steps: 2, batch_size: 8}", "  train: {steps: 2, batch_sise: 8}", "5:22", ["batch_sise", "'batch_size'"]),
+        ("study: small", "study: small\nrnu: {}", "2:1", ["unknown key 'rnu'", "Did you mean 'run'?"]),
+        ("heads: 2}", "heads: 2, postion: none}", "4:60", ["vit", "'postion'", "Did you mean 'position'?"]),
+        ("heads: 2}", "heads: 2, position: lerned}", "4:60", ["no position called 'lerned'", "'learned'"]),
+        ("heads: 2}", "heads: 2, position: no}", "4:60", ["false", "name", "none"]),
+        ("heads: 2}", "heads: two}", "4:51", ["heads", "'two'", "integer"]),
+        ("heads: 2}", "heads: 0}", "4:51", ["heads", "greater", "0"]),
+        ("heads: 2}", "heads: 3}", "4:51", ["dim 8", "heads 3", "1, 2, 4, 8"]),
+        ("patch_size: 2", "patch_size: 3", "4:22", ["8", "patch_size 3", "1, 2, 4, 8"]),
+        ("{type: digits}", "{type: digts}", "3:10", ["no dataset called 'digts'", "'digits'"]),
+        ("{type: digits}", "{tpye: digits}", "3:3", ["type"]),
+        ("steps: 2", "steps: 2, epochs: 1", "5:3", ["exactly one", "epochs and steps"]),
+        ("steps: 2", "steps: 2, steps: 3", "5:21", ["'steps'", "twice", "line 5"]),
+        ("steps: 2", "steps: 2, optimizer: {type: adamw, lr: -1}", "5:44", ["lr", "greater"]),
+        ("study: small", "study: small\nmatch: {quantity: params}", "2:1", ["match", "not part of this version"]),
+        ("study: small", "study: small\ntune: {}", "2:1", ["tun", "not part of this version"]),
+        ("study: small", "study: a/../b", "1:1", ["study", "pattern"]),
+        ("study: small", "study: small\nseeds: {count: 2, vary: [innit]}", "2:19", ["innit", "'init'"]),
+        ("study: small", "study: small\nseeds: [1, 1]", "2:1", ["twice"]),
+        ("study: small", "study: small\nseeds: 0", "2:1", ["from 1", "0"]),
+        ("study: small", "study: small\nanalysis: {metric: accuracy}", "2:12", ["val/accuracy", "'accuracy'"]),
+        ("study: small", "study: small\ndesign: {}", "2:1", ["exactly one of", "empty design"]),
+        ("study: small", "study: small\ndesign: {one_at_a_time: {}}", "2:10", ["one_at_a_time"]),
+        ("study: small", "study: small\ndesign: {grid: {model.dim: []}}", "2:17", ["model.dim"]),
+        ("study: small", "study: small\ndesign: {one_at_a_time: {model.dmi: [4]}}", "2:38", ["'dmi'", "'dim'"]),
+        ("study: small", "study: small\ndesign: {one_at_a_time: {modle.dim: [4]}}", "2:38", ["'modle'", "'model'"]),
+        ("study: small", "study: small\ndesign: {one_at_a_time: {model.heads: [4, 5]}}", "2:43", ["heads 5"]),
+        ("study: small", "study: small\ndesign: {grid: {model.dim: [16]}}", "2:1", ["no arm of the design equals the base"]),
+        ("study: small", "study: small\ndesign: {zip: {model.dim: [4, 8], model.depth: [1]}}", "2:10", ["2 of model.dim", "1 of"]),
+        ("study: small", "study: small\nwhere: [{require: 'model.dim %', because: x}]", "2:10", ["not an expression"]),
+        ("study: small", "study: small\nwhere: [{require: 'open(1)', because: x}]", "2:10", ["open(1)", "cannot stand"]),
+        ("study: small", "study: small\nwhere: [{require: 'model.dmi > 1', because: x}]", "2:10", ["'dmi'", "'dim'"]),
+        ("study: small", "study: small\nwhere: [{require: model.dim > 8, else: error, because: x}]", "2:9", ["breaks", "x"]),
+        ("study: small", "study: small\nplugins: {require: [no-such-package]}", "2:21", ["pip install no-such-package"]),
+        ("study: small", "study: small\nplugins: {require: [mine.py]}", "2:21", ["--plugin PATH/mine.py"]),
+    ],
+)  # fmt: skip
+def test_one_mistake_one_sentence(tmp_path: Path, line: str, instead: str, place: str, words: list[str]) -> None:
+    assert line in GOOD
+    found = only(problems(tmp_path, GOOD.replace(line, instead)))
+    assert found.startswith(f"study.yaml:{place}: "), found
+    for word in words:
+        assert word in found, found
+
+
+def test_all_mistakes_at_once(tmp_path: Path) -> None:
+    text = GOOD.replace("heads: 2", "heads: 2, drp: 1").replace("steps: 2", "steps: 2, batchsize: 3") + "seeds: none\n"
+    lines = [problem.split(":")[1] for problem in problems(tmp_path, text)]
+    assert lines == ["4", "5", "6"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "empty"),
+        ("- a\n- b\n", "mapping"),
+        ("just words\n", "mapping"),
+        ("study: [1\n", "not YAML"),
+        ("study: !!python/object:os.system x\n", "not YAML"),
+        ("a: &a [*a]\n", "contains itself"),
+        ("{[1]: 2}\n", "single name"),
+    ],
+)
+def test_what_is_no_study(tmp_path: Path, text: str, words: str) -> None:
+    assert words in only(problems(tmp_path, text))
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    for path, words in ((tmp_path / "no.yaml", "no such file"), (tmp_path, "is a folder")):
+        with pytest.raises(SpecError, match=words):
+            plan_study(path)
+    large = tmp_path / "large.yaml"
+    with large.open("wb") as file:
+        file.truncate(100_000_000)
+    with pytest.raises(SpecError, match="100,000,000 bytes"):
+        plan_study(large)
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"study: \xff\xfe\n")
+    with pytest.raises(SpecError, match="UTF-8"):
+        plan_study(binary)
+
+
+def test_aliases_that_explode_are_refused() -> None:
+    lines = ["a0: &a0 [1, 2]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
+    with pytest.raises(SpecError, match="values"):
+        parse_document("\n".join(lines), "bomb.yaml")
+
+
+def test_numbers_are_what_they_plainly_are() -> None:
+    data = parse_document("{a: 1e-3, b: -2E5, c: 1.0e-3, d: '1e-3', e: 1e, f: 5e3}", "x").data
+    assert data == {"a": 1e-3, "b": -2e5, "c": 1e-3, "d": "1e-3", "e": "1e", "f": 5e3}
+
+
+def test_a_choice_is_a_name_or_a_mapping() -> None:
+    assert Choice.of("rope2d") == Choice.of({"type": "rope2d"}) == Choice("rope2d")
+    assert Choice.of({"type": "rope2d", "theta": 50}).plain() == {"type": "rope2d", "theta": 50}
+    for wrong in (False, 3, None, {"theta": 50}, {"type": None}):
+        with pytest.raises(ValueError, match="component"):
+            Choice.of(wrong)
+
+
+def test_seeds_set_the_streams_they_vary(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(GOOD + "seeds: {count: 3, vary: [init, order]}\n")
+    study, _, found = read_study(file)
+    assert not found and study is not None
+    assert study.seeds.values == (0, 1, 2)
+    streams = study.seeds.streams(2)
+    assert {name for name, seed in streams.items() if seed == 2} == {"init", "order"}
+    file.write_text(GOOD)
+    study, _, _ = read_study(file)
+    assert study is not None and study.seeds.streams(5)["split"] == 0 and study.seeds.streams(5)["dropout"] == 5
+
+
+def test_a_mistake_exits_with_2_and_without_traceback(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(GOOD.replace("heads: 2", "heads: 3"))
+    command = [sys.executable, "-m", "vitlab", "run", str(file), "--out", str(tmp_path / "runs")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"{file}:4:51: ") and "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()

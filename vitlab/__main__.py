@@ -1,0 +1,5 @@
+"""``python -m vitlab``."""
+
+from vitlab.cli import main
+
+main()
