@@ -1,0 +1,14 @@
+"""Data sets: the slot, and one module per kind.
+
+digits           real handwriting that comes with scikit-learn, 8x8; always here
+fashion_mnist    70000 articles of clothing, 28x28 grey
+mnist            70000 handwritten digits, 28x28 grey
+synthetic        made up on the spot, any size; for tests and for trying things out
+"""
+
+from vitlab.data.datasets import digits as digits
+from vitlab.data.datasets import idx as idx
+from vitlab.data.datasets import synthetic as synthetic
+from vitlab.data.datasets.base import Dataset as Dataset
+from vitlab.data.datasets.base import Images as Images
+from vitlab.data.datasets.base import dataset as dataset

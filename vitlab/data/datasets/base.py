@@ -1,0 +1,59 @@
+"""The slot ``dataset`` and its contract: what a data set knows of itself, and how its pixels are read.
+
+N images, C channels, H rows, W columns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, NamedTuple
+
+from torch import Tensor
+
+from vitlab.data.options import DataOptions
+from vitlab.geometry import DataInfo
+from vitlab.slots import Slot
+
+Split = Literal["train", "test"]
+"""The official splits; validation is split off ``train`` by the room."""
+
+
+class Images(NamedTuple):
+    """One official split, in its official order."""
+
+    x_NCHW: Tensor  #: uint8
+    y_N: Tensor  #: int64, class indices
+
+
+class Dataset(ABC):
+    """A set of labelled images with an official training and an official test split.
+
+    Its keyword-only options come from YAML; those of :class:`~vitlab.data.options.DataOptions` are not its concern.
+    """
+
+    validation: ClassVar[float] = 0.1  #: share of the training split held out where the study does not say
+
+    @abstractmethod
+    def info(self) -> DataInfo:
+        """The data as stored, without decoding any image.
+
+        ``identity`` stands for the content: a published checksum or a digest of files; None while the data is not here.
+
+        Raises:
+            DataError: if what is here is not what it was said to be.
+        """
+
+    @abstractmethod
+    def read(self, split: Split) -> Images:
+        """All images of an official split.
+
+        Raises:
+            DataError: if the data is not here, naming where it was looked for, or does not hold what it should.
+        """
+
+    def missing(self) -> str | None:
+        """Why :meth:`read` would fail, in one sentence, as far as can be told without reading; None if it would not."""
+        return None
+
+
+dataset: Slot[Dataset] = Slot("dataset", Dataset, shared=DataOptions)  # type: ignore[type-abstract]

@@ -1,0 +1,113 @@
+"""Files of published data sets: where they may lie, what stands for their content, how they are fetched.
+
+The identity of a named set is a digest over the names and MD5 checksums of its decoded files.  Where the files are
+here it is computed from them, so a gzipped and an unpacked copy have one identity and a changed byte has another;
+where they are not, it is computed from the published checksums, so a plan made on a machine without the data has the
+keys of one made beside it.  Checksums are remembered per path, size and time of change for the life of the process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from vitlab.errors import DataError
+
+Download = Literal["never", "missing"]
+"""Whether files that are not here may be fetched from where their authors publish them."""
+
+_checksums: dict[tuple[str, int, int], str] = {}
+
+
+def roots(root: str | None) -> list[Path]:
+    """The folders to look in: the one the user names, or else the usual ones."""
+    if root is not None:
+        return [Path(root).expanduser()]
+    named = [Path(os.environ["VITLAB_DATA"]).expanduser()] if os.environ.get("VITLAB_DATA") else []
+    return [*named, Path("data"), cache(), Path("/usr/share/datasets")]
+
+
+def cache() -> Path:
+    """Where downloads go when the user names no folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("VITLAB_DATA") or f"{base}/vitlab/data").expanduser()
+
+
+def find(folders: Sequence[Path], names: Sequence[str]) -> dict[str, Path] | None:
+    """The first folder that has every name, gzipped or not; None if no folder has."""
+    for folder in folders:
+        found = {}
+        for name in names:
+            for path in (folder / name, folder / f"{name}.gz"):
+                if path.is_file():
+                    found[name] = path
+                    break
+        if len(found) == len(names):
+            return found
+    return None
+
+
+def not_here(name: str, root: str | None, layouts: Sequence[str], names: Sequence[str]) -> str:
+    """The sentence for a set that was not found, and what to do about it."""
+    looked = ", ".join(map(str, roots(root)))
+    return (
+        f"{name} is not here: looked in {looked} (there directly, or in {', '.join(layouts)}) for {', '.join(names)}. "
+        "Give the folder that has them as 'root', or allow fetching them with 'download: missing'."
+    )
+
+
+def identity(name: str, checksums: Mapping[str, str]) -> str:
+    """What stands for the content of a set: its name and a digest over its files."""
+    text = "\n".join(f"{file} {checksums[file]}" for file in sorted(checksums))
+    return f"{name}:{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+
+
+def checksum(path: Path) -> str:
+    """MD5 of the decoded file, in hex, as the authors of these sets publish it.
+
+    Raises:
+        DataError: if the file is gzipped and broken.
+    """
+    stat = path.stat()
+    key = (str(path.resolve()), stat.st_size, stat.st_mtime_ns)
+    if key not in _checksums:
+        digest = hashlib.md5(usedforsecurity=False)
+        with opened(path) as file:
+            while chunk := read(file, 1 << 20, path):
+                digest.update(chunk)
+        _checksums[key] = digest.hexdigest()
+    return _checksums[key]
+
+
+def opened(path: Path) -> BinaryIO:
+    """The file, unpacked while it is read if its name ends in .gz."""
+    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
+
+
+def read(file: BinaryIO, size: int, path: Path) -> bytes:
+    """Up to ``size`` bytes; a broken archive is a sentence that names it."""
+    try:
+        return file.read(size)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is damaged: {error}") from None
+
+
+def fetch(name: str, folder: Path, download: Callable[[Path], object]) -> None:
+    """Run ``download(folder)``, one process at a time.
+
+    Raises:
+        DataError: if it fails.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / f".{name}.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            download(folder)
+    except (OSError, RuntimeError) as error:  # what torchvision raises for networks, disks and wrong checksums
+        raise DataError(f"{name} could not be fetched to {folder}: {error}") from None

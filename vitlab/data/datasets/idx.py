@@ -1,0 +1,185 @@
+"""``mnist`` and ``fashion_mnist``: the IDX files of LeCun and colleagues, gzipped or not.
+
+N images, C channels, H rows, W columns.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+
+from vitlab.data.datasets import files
+from vitlab.data.datasets.base import Dataset, Images, Split, dataset
+from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import DataError
+from vitlab.geometry import DataInfo
+from vitlab.slots import Unhashed
+
+NAMES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+ALL = (*NAMES["train"], *NAMES["test"])
+
+UNSIGNED_BYTE = 0x08
+"""The only type code of the format that these sets use."""
+
+
+def read_header(path: Path, dimensions: int) -> tuple[int, ...]:
+    """The sizes an IDX file of unsigned bytes declares.
+
+    Raises:
+        DataError: if it is not such a file.
+    """
+    with files.opened(path) as file:
+        head = files.read(file, 4 + 4 * dimensions, path)
+    if len(head) < 4 or head[:2] != b"\0\0":
+        raise DataError(f"{path} is not an IDX file: it begins with {head[:4].hex() or 'nothing'}")
+    if head[2] != UNSIGNED_BYTE or head[3] != dimensions:
+        raise DataError(
+            f"{path} is not the IDX file it should be: type code {head[2]:#04x} with {head[3]} dimensions, "
+            f"expected {UNSIGNED_BYTE:#04x} (unsigned bytes) with {dimensions}"
+        )
+    if len(head) < 4 + 4 * dimensions:
+        raise DataError(f"{path} is cut off inside its header, after {len(head)} bytes")
+    return struct.unpack(f">{dimensions}I", head[4:])
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """The array of unsigned bytes in an IDX file.
+
+    Raises:
+        DataError: if it is not such a file, or holds more or fewer bytes than it declares.
+    """
+    shape = read_header(path, dimensions)
+    size = int(np.prod(shape, dtype=np.int64))
+    with files.opened(path) as file:
+        files.read(file, 4 + 4 * dimensions, path)
+        data = files.read(file, size + 1, path)
+    if len(data) != size:
+        found = "more" if len(data) > size else f"{len(data)}"
+        raise DataError(f"{path} declares {' x '.join(map(str, shape))} = {size} bytes and holds {found}")
+    return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+class Idx(Dataset):
+    """A set of four IDX files.  Its identity is that of :mod:`vitlab.data.datasets.files`."""
+
+    name: ClassVar[str]
+    torchvision_name: ClassVar[str]
+    labels: ClassVar[tuple[str, ...]]
+    published: ClassVar[Mapping[str, str]]  #: MD5 of the unpacked files
+
+    def __init__(
+        self,
+        *,
+        root: Annotated[str | None, Unhashed()] = None,
+        download: Annotated[files.Download, Unhashed()] = "never",
+    ) -> None:
+        """
+        Args:
+            root: folder that has the four files, or has them in ``raw``, in torchvision's ``<Name>/raw`` or in
+                ``<name>`` as Debian does.  None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
+            download: ``missing`` fetches files that are not found, through torchvision, which verifies checksums.
+        """
+        self.root = root
+        self.download: files.Download = download
+
+    def _layouts(self) -> list[str]:
+        return ["raw", f"{self.torchvision_name}/raw", self.name.replace("_", "-")]
+
+    def _find(self) -> dict[str, Path] | None:
+        folders = [base / layout for base in files.roots(self.root) for layout in (".", *self._layouts())]
+        return files.find(folders, ALL)
+
+    def missing(self) -> str | None:
+        if self.download == "missing" or self._find() is not None:
+            return None
+        return files.not_here(self.name, self.root, self._layouts(), [f"{name}[.gz]" for name in ALL])
+
+    def info(self) -> DataInfo:
+        found = self._find()
+        checksums = self.published if found is None else {name: files.checksum(found[name]) for name in ALL}
+        image = (28, 28) if found is None else read_header(found[NAMES["train"][0]], 3)[1:]
+        return DataInfo(
+            image=(image[0], image[1]),
+            channels=1,
+            classes=len(self.labels),
+            identity=files.identity(self.name, checksums),
+            labels=self.labels,
+        )
+
+    def read(self, split: Split) -> Images:
+        reason = self.missing()
+        if reason is not None:
+            raise DataError(reason)
+        found = self._find()
+        if found is None:
+            source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
+            files.fetch(self.name, files.roots(self.root)[0] if self.root else files.cache(), self._fetcher(source))
+            found = self._find()
+            if found is None:
+                raise DataError(f"{self.name} was fetched and is still not there: looked in {files.roots(self.root)}")
+        images, labels = (found[name] for name in NAMES[split])
+        x_NHW, y_N = read_idx(images, 3), read_idx(labels, 1)
+        if len(x_NHW) != len(y_N):
+            raise DataError(f"{images} has {len(x_NHW)} images and {labels} has {len(y_N)} labels")
+        if len(y_N) and y_N.max() >= len(self.labels):
+            raise DataError(f"{labels} has a label {y_N.max()}; {self.name} has {len(self.labels)} classes from 0")
+        return Images(torch.from_numpy(x_NHW.copy())[:, None], torch.from_numpy(y_N.astype(np.int64)))
+
+    @staticmethod
+    def _fetcher(source: Callable[..., object]) -> Callable[[Path], object]:
+        return lambda folder: source(str(folder), download=True)
+
+
+@dataset.register("mnist")
+class MNIST(Idx):
+    """70000 handwritten digits, 28x28 grey: 60000 to train on, 10000 to test on.
+
+    Reference: LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to document recognition, 1998.
+    """
+
+    name = "mnist"
+    torchvision_name = "MNIST"
+    labels = tuple(map(str, range(10)))
+    published: ClassVar = {
+        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+    }
+
+
+@dataset.register("fashion_mnist")
+class FashionMNIST(Idx):
+    """70000 articles of clothing, 28x28 grey: 60000 to train on, 10000 to test on.
+
+    Reference: arXiv:1708.07747.
+    """
+
+    name = "fashion_mnist"
+    torchvision_name = "FashionMNIST"
+    labels = (
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    )
+    published: ClassVar = {
+        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+    }

@@ -1,0 +1,62 @@
+"""``synthetic``: images made up on the spot, learnable, of any size."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from vitlab import noise
+from vitlab.data.datasets.base import Dataset, Images, Split, dataset
+from vitlab.data.options import Size
+from vitlab.geometry import DataInfo, Pair
+
+
+@dataset.register("synthetic")
+class Synthetic(Dataset):
+    """Each class is a pattern of random 4x4 patches, enlarged to the image; each image is its pattern under noise.
+
+    Labels come in turn, so classes are as even as the number of images allows.  Nothing but the options decides what
+    is drawn, so they are its identity.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size: Size = (16, 16),
+        num_channels: Annotated[int, Field(ge=1)] = 1,
+        num_classes: Annotated[int, Field(ge=2)] = 10,
+        train_images: Annotated[int, Field(ge=2)] = 512,
+        test_images: Annotated[int, Field(ge=1)] = 128,
+        contrast: Annotated[float, Field(ge=0, le=1)] = 0.5,
+        seed: int = 0,
+    ) -> None:
+        """
+        Args:
+            contrast: share of the pattern in a pixel, the rest is noise; 0 leaves nothing to learn.
+        """
+        self.image_size: Pair = image_size
+        self.num_channels = num_channels
+        self.num_classes = num_classes
+        self.images = {"train": train_images, "test": test_images}
+        self.contrast = contrast
+        self.seed = seed
+
+    def info(self) -> DataInfo:
+        return DataInfo(
+            image=self.image_size, channels=self.num_channels, classes=self.num_classes, identity="synthetic:1"
+        )
+
+    def read(self, split: Split) -> Images:
+        n, channels, (height, width) = self.images[split], self.num_channels, self.image_size
+        pattern_K = noise.uniform(
+            noise.key(self.seed, "synthetic", "pattern"), torch.arange(self.num_classes), 16 * channels
+        )
+        row_H = torch.arange(height) * 4 // height
+        column_W = torch.arange(width) * 4 // width
+        pattern_KCHW = pattern_K.view(-1, channels, 4, 4)[:, :, row_H][..., column_W]
+        y_N = torch.arange(n) % self.num_classes
+        grain_ND = noise.uniform(noise.key(self.seed, "synthetic", split), torch.arange(n), channels * height * width)
+        x_NCHW = self.contrast * pattern_KCHW[y_N] + (1 - self.contrast) * grain_ND.view(n, channels, height, width)
+        return Images((x_NCHW * 255).round().to(torch.uint8), y_N)

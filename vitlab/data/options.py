@@ -1,0 +1,91 @@
+"""DataOptions: what every data set takes in YAML beside its own options, read by the room and not by the data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from vitlab.errors import nearest
+from vitlab.geometry import Pair
+from vitlab.slots import Pick
+from vitlab.spec import Choice
+from vitlab.spec.trial import Frozen
+
+Named = Literal["dataset", "half", "imagenet", "unit"]
+
+NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "half": ((0.5,), (0.5,)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "unit": ((0.0,), (1.0,)),
+}
+"""Mean and standard deviation per channel, of pixels in [0, 1]; one number stands for all channels."""
+
+
+def _size(value: Any) -> Any:
+    """One number stands for a square."""
+    match value:
+        case bool():
+            pass
+        case int() if value > 0:
+            return (value, value)
+        case [int() as height, int() as width] if height > 0 and width > 0:
+            return (height, width)
+    raise ValueError(f"a size is one number of pixels or [height, width], found {value!r}")
+
+
+Size = Annotated[Pair, BeforeValidator(_size)]
+"""Pixels: one number for a square, or ``[height, width]``."""
+
+
+class Normalization(Frozen):
+    """Mean and standard deviation of each channel, of pixels in [0, 1]; one number each stands for all channels."""
+
+    mean: Annotated[list[float], Field(min_length=1)]
+    std: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _as_many(self) -> Normalization:
+        if len(self.mean) != len(self.std):
+            raise ValueError(f"mean has {len(self.mean)} numbers and std {len(self.std)}; one each for every channel")
+        return self
+
+
+def _normalize(value: Any) -> Any:
+    """Named ones stay names; a union would answer a typing mistake with a sentence for each of its branches."""
+    names = ["dataset", *NORMALIZATIONS]
+    if isinstance(value, str) and value in names:
+        return value
+    if isinstance(value, Mapping):
+        listed = {key: [item] if isinstance(item, int | float) else item for key, item in value.items()}
+        return Normalization.model_validate(listed)
+    if isinstance(value, Normalization):
+        return value
+    guess = nearest(value, names) if isinstance(value, str) else ""
+    raise ValueError(f"found {value!r}; allowed: {', '.join(names)}, or {{mean: [...], std: [...]}}.{guess}")
+
+
+def _distinct(value: list[int] | None) -> list[int] | None:
+    if value is not None and len(set(value)) < len(value):
+        raise ValueError("a class is listed twice")
+    return value
+
+
+class DataOptions(Frozen):
+    """Options of every data set.
+
+    The order in which they act: ``classes``, ``channels``, ``size``, then the validation split, then ``fraction``,
+    then ``augment`` on every training batch, then ``normalize``.
+    """
+
+    size: Size | None = None  #: resized to this once, by antialiased bilinear interpolation; None: as stored
+    channels: Literal[1, 3] | None = None  #: 1: ITU-R 601 luma; 3: grey repeated; None: as stored
+    normalize: Annotated[Named | Normalization, BeforeValidator(_normalize)] = "dataset"
+    """``dataset``: the mean and standard deviation of the official training split, as the model sees its pixels."""
+    validation: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Share of the training split held out; None: the data set's own, 0.1 for most."""
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  #: share of what remains to train on, nested and stratified
+    classes: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2), BeforeValidator(_distinct)] | None = None
+    """Only these classes, relabelled 0, 1, ... in the order given; None: all."""
+    augment: list[Annotated[Choice | str, Pick("augment")]] = Field(default_factory=list)

@@ -1,0 +1,55 @@
+"""What is done to all pixels of a data set once: channels, size, and their statistics.
+
+N images, C channels, H rows, W columns; uint8 throughout.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.geometry import Pair
+
+
+def with_channels(x_NCHW: Tensor, channels: int) -> Tensor:
+    """Colour to grey by Pillow's ITU-R 601 luma, in its integer arithmetic; grey to colour by repetition."""
+    found = x_NCHW.shape[1]
+    if found == channels:
+        return x_NCHW
+    if found == 1:
+        return x_NCHW.expand(-1, channels, -1, -1).contiguous()
+    red, green, blue = (x_NCHW[:, i].to(torch.int32) for i in range(3))
+    return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).to(torch.uint8)[:, None]
+
+
+def resized(x_NCHW: Tensor, size: Pair) -> Tensor:
+    """Pillow's antialiased bilinear resize: on every machine the pixels of the usual torchvision pipelines."""
+    from PIL import Image
+
+    if tuple(x_NCHW.shape[-2:]) == size:
+        return x_NCHW
+    n, channels = x_NCHW.shape[:2]
+    out_NCHW = np.empty((n, channels, *size), np.uint8)
+    for image_CHW, small_CHW in zip(x_NCHW.numpy(), out_NCHW, strict=True):
+        for plane_HW, small_HW in zip(image_CHW, small_CHW, strict=True):
+            small_HW[:] = Image.fromarray(plane_HW).resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return torch.from_numpy(out_NCHW)
+
+
+def statistics(x_NCHW: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel over images and places, of pixels in [0, 1].
+
+    Counted exactly, in whole numbers.  A channel that is the same everywhere has the deviation of one grey level, so
+    that dividing by it is harmless.
+    """
+    means, deviations = [], []
+    level_L = torch.arange(256, dtype=torch.float64) / 255
+    for channel in range(x_NCHW.shape[1]):
+        count_L = torch.bincount(x_NCHW[:, channel].flatten().int(), minlength=256).double()
+        share_L = count_L / count_L.sum()
+        mean = (share_L * level_L).sum()
+        variance = (share_L * (level_L - mean) ** 2).sum()
+        means.append(float(mean))
+        deviations.append(max(float(variance.sqrt()), 1 / 255))
+    return tuple(means), tuple(deviations)

@@ -1,0 +1,324 @@
+"""From a data set's name to batches: what the model will see, the three splits, and the feed of a training.
+
+Everything is in memory, as uint8; a batch is an index, the study's augmentations and one multiply-add.
+
+N images of a split, B images of a batch, C channels, H rows, W columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitlab import noise
+from vitlab.data import splits
+from vitlab.data.datasets.base import Dataset, Images, Split
+from vitlab.data.options import NORMALIZATIONS, DataOptions, Normalization
+from vitlab.data.pixels import resized, statistics, with_channels
+from vitlab.errors import DataError
+from vitlab.geometry import DataInfo
+from vitlab.slots import Resolved, slot
+from vitlab.spec import Choice
+
+SPLITS: tuple[Split, ...] = ("train", "test")
+
+KEPT = 2
+"""Data sets a process remembers, decoded: enough for the trials of a study that a worker runs one after another."""
+
+
+def data_info(choice: Choice | str | Mapping[str, Any]) -> DataInfo:
+    """What the model sees, without reading an image.
+
+    Raises:
+        OptionError: if the options do not fit.
+        DataError: if they do not fit this data set, or what is here is not what it was said to be.
+    """
+    resolved = _resolved(choice)
+    return _seen(resolved, _build(resolved).info())
+
+
+def missing(choice: Choice | str | Mapping[str, Any]) -> str | None:
+    """Why the data could not be read now, in one sentence; None if nothing is known to stand in the way."""
+    return _build(_resolved(choice)).missing()
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Images of one split."""
+
+    x_NCHW: Tensor  #: uint8
+    y_N: Tensor  #: int64
+    id_N: Tensor  #: int64, place in the official split: whom a keyed draw is for, whatever split or fraction it is in
+
+    def __len__(self) -> int:
+        return len(self.y_N)
+
+    def picked(self, position_M: Tensor) -> Subset:
+        """The images at these positions."""
+        return Subset(self.x_NCHW[position_M], self.y_N[position_M], self.id_N[position_M])
+
+    def to(self, device: torch.device) -> Subset:
+        """The same on a device; nothing is copied that is there already."""
+        return Subset(self.x_NCHW.to(device), self.y_N.to(device), self.id_N.to(device))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A data set ready to train on."""
+
+    train: Subset
+    val: Subset
+    test: Subset
+    info: DataInfo  #: what the model sees; its identity is that of the files that were read
+    mean: tuple[float, ...]  #: per channel, of pixels in [0, 1]
+    std: tuple[float, ...]
+
+
+def prepare(choice: Choice | str | Mapping[str, Any], seeds: Mapping[str, int]) -> Prepared:
+    """Read a data set, or remember it, and split it.
+
+    The test split is the official one.  Validation is held out of the training split by the stream ``split``; what
+    remains is cut to the fraction asked for by the stream ``subset``.
+
+    Raises:
+        OptionError: if the options do not fit.
+        DataError: if the data is not here or is not what it was said to be.
+    """
+    resolved = _resolved(choice)
+    raw = _raw(resolved)
+    options = resolved.options
+    share = options["validation"] or raw.validation
+    official = raw.train
+    rest_N, val_N = splits.hold_out(official.y_N, official.id_N, share, noise.key(seeds["split"], "split"))
+    rest = official.picked(rest_N)
+    kept_N = splits.fraction(rest.y_N, rest.id_N, options["fraction"], noise.key(seeds["subset"], "subset"))
+    mean, std = _normalization(options["normalize"], raw)
+    return Prepared(
+        train=rest.picked(kept_N) if len(kept_N) < len(rest) else rest,
+        val=official.picked(val_N),
+        test=raw.test,
+        info=raw.info,
+        mean=mean,
+        std=std,
+    )
+
+
+class Batch(NamedTuple):
+    """Images as the model takes them."""
+
+    x_BCHW: Tensor  #: float, normalised
+    y_B: Tensor  #: int64
+    id_B: Tensor  #: int64, identities for keyed draws
+    epoch: int  #: from 0; 0 for batches of an evaluation
+
+
+class Feed:
+    """The batches of one training, each a pure function of the step.
+
+    The order of epoch e is a permutation drawn from the stream ``order``; the last, incomplete batch of an epoch is
+    dropped.  Images lie on the device as uint8 and are augmented there; the i-th augmentation draws from the stream
+    ``augment``, the epoch, i and the identity of the image, so neither the size of a batch nor its other images
+    matter.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        augment: Sequence[Choice | str | Mapping[str, Any]],
+        seeds: Mapping[str, int],
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """
+        Args:
+            augment: choices of the slot ``augment``, in the order in which they act; ``options["augment"]`` of the
+                resolved data.
+            seeds: of the streams ``order`` and ``augment``.
+        """
+        self.device = torch.device(device)
+        self._subsets = {
+            "train": prepared.train.to(self.device),
+            "val": prepared.val.to(self.device),
+            "test": prepared.test.to(self.device),
+        }
+        self._augments = [slot("augment").build(choice) for choice in augment]
+        self._seeds = seeds
+        self._normalize = Normalize(prepared.mean, prepared.std, self.device, dtype)
+        self._order: tuple[int, Tensor] = (-1, torch.empty(0))
+
+    def count(self, split: Literal["train", "val", "test"] = "train") -> int:
+        """Number of images of a split."""
+        return len(self._subsets[split])
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Steps in which an epoch passes: whole batches, but at least one, be it smaller than asked for."""
+        return max(1, self.count() // batch_size)
+
+    def batch(self, step: int, batch_size: int) -> Batch:
+        """The training batch of optimizer step ``step``, counted from 0."""
+        epoch, place = divmod(step, self.steps_per_epoch(batch_size))
+        order_N = self._epoch_order(epoch)
+        picked_B = order_N[place * batch_size : (place + 1) * batch_size]
+        train = self._subsets["train"]
+        x_BCHW, id_B = train.x_NCHW[picked_B], train.id_N[picked_B]
+        keys = [noise.key(self._seeds["augment"], "augment", epoch, i) for i in range(len(self._augments))]
+        for change, key in zip(self._augments, keys, strict=True):
+            if not change.normalized:
+                x_BCHW = change(x_BCHW, key, id_B)
+        x_BCHW = self._normalize(x_BCHW)
+        for change, key in zip(self._augments, keys, strict=True):
+            if change.normalized:
+                x_BCHW = change(x_BCHW, key, id_B)
+        return Batch(x_BCHW, train.y_N[picked_B], id_B, epoch)
+
+    def evaluation(self, split: Literal["train", "val", "test"], batch_size: int) -> Iterator[Batch]:
+        """All images of a split in their order, not augmented; the last batch may be smaller."""
+        subset = self._subsets[split]
+        for start in range(0, len(subset), batch_size):
+            part = slice(start, start + batch_size)
+            yield Batch(self._normalize(subset.x_NCHW[part]), subset.y_N[part], subset.id_N[part], 0)
+
+    def _epoch_order(self, epoch: int) -> Tensor:
+        if self._order[0] != epoch:
+            key = noise.key(self._seeds["order"], "order", epoch)
+            self._order = (epoch, noise.permutation(key, self.count()).to(self.device))
+        return self._order[1]
+
+
+class Normalize:
+    """uint8 to float, less the mean, over the standard deviation, of pixels in [0, 1]."""
+
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """
+        Args:
+            mean: per channel.
+            std: per channel.
+            device: where the images lie.
+            dtype: of the result; anything narrower than float32 is computed in float32 and rounded at the end.
+        """
+        self.dtype = dtype
+        self._wide = torch.promote_types(dtype, torch.float32)
+        std_C = torch.tensor(std, dtype=torch.float64)
+        shift_C = -torch.tensor(mean, dtype=torch.float64) / std_C
+        self._scale_C11 = (1 / (255 * std_C))[:, None, None].to(device, self._wide)
+        self._shift_C11 = shift_C[:, None, None].to(device, self._wide)
+
+    def __call__(self, x_BCHW: Tensor) -> Tensor:
+        return torch.addcmul(self._shift_C11, x_BCHW.to(self._wide), self._scale_C11).to(self.dtype)
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """A data set as the model sees it, before it is split."""
+
+    train: Subset
+    test: Subset
+    info: DataInfo
+    validation: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+_remembered: OrderedDict[str, _Raw] = OrderedDict()
+
+
+def _resolved(choice: Choice | str | Mapping[str, Any]) -> Resolved:
+    return choice if isinstance(choice, Resolved) else slot("dataset").resolve(choice)
+
+
+def _build(resolved: Resolved) -> Dataset:
+    built: Dataset = slot("dataset").build(resolved)
+    return built
+
+
+def _seen(resolved: Resolved, stored: DataInfo) -> DataInfo:
+    """What the model sees of what is stored."""
+    options = resolved.options
+    size, channels, classes = options["size"], options["channels"], options["classes"]
+    outside = [label for label in classes or () if label >= stored.classes]
+    if outside:
+        raise DataError(f"{resolved.type} has classes 0 to {stored.classes - 1}; found {outside[0]} in 'classes'")
+    seen = dataclasses.replace(
+        stored,
+        image=size or stored.image,
+        channels=channels or stored.channels,
+        classes=len(classes) if classes else stored.classes,
+        labels=tuple(stored.labels[label] for label in classes) if classes and stored.labels else stored.labels,
+    )
+    normalize = options["normalize"]
+    given = len(_given(normalize)[0]) if normalize != "dataset" else 1
+    if given not in (1, seen.channels):
+        raise DataError(
+            f"normalize has {given} numbers for {seen.channels} channels; one for each, or one for all of them"
+        )
+    return seen
+
+
+def _given(normalize: str | Normalization) -> tuple[Sequence[float], Sequence[float]]:
+    if isinstance(normalize, Normalization):
+        return normalize.mean, normalize.std
+    return NORMALIZATIONS[normalize]
+
+
+def _normalization(normalize: str | Normalization, raw: _Raw) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if normalize == "dataset":
+        return raw.mean, raw.std
+    mean, std = (tuple(values) * (raw.info.channels if len(values) == 1 else 1) for values in _given(normalize))
+    return mean, std
+
+
+def _raw(resolved: Resolved) -> _Raw:
+    """The data set decoded, filtered, converted and resized; remembered as long as it is what it was."""
+    dataset = _build(resolved)
+    shaping = ("classes", "channels", "size")
+    plain = resolved.plain()
+    own = {name: value for name, value in plain.items() if name not in DataOptions.model_fields}
+    known = json.dumps([str(resolved.origin), own, {name: plain[name] for name in shaping}], sort_keys=True)
+    known += f" {dataset.info().identity}"
+    if known in _remembered:
+        _remembered.move_to_end(known)
+        return _remembered[known]
+    train, test = (_shaped(dataset.read(split), resolved) for split in SPLITS)
+    for split, subset in zip(SPLITS, (train, test), strict=True):
+        if not len(subset):
+            raise DataError(f"{resolved.type} has no {split} images")
+    info = _seen(resolved, dataset.info())  # once more: its identity now is that of what was read
+    mean, std = statistics(train.x_NCHW)
+    raw = _Raw(train, test, info, dataset.validation, mean, std)
+    _remembered[known] = raw
+    while len(_remembered) > KEPT:
+        _remembered.popitem(last=False)
+    return raw
+
+
+def _shaped(images: Images, resolved: Resolved) -> Subset:
+    """An official split with only the classes, in the colours and of the size asked for."""
+    options = resolved.options
+    x_NCHW, y_N = images
+    id_N = torch.arange(len(y_N))
+    if options["classes"]:
+        place_K = {old: new for new, old in enumerate(options["classes"])}
+        new_N = torch.tensor([place_K.get(label, -1) for label in y_N.tolist()], dtype=torch.int64)
+        id_N = (new_N >= 0).nonzero()[:, 0]
+        x_NCHW, y_N = x_NCHW[id_N], new_N[id_N]
+    if options["channels"]:
+        x_NCHW = with_channels(x_NCHW, options["channels"])
+    if options["size"]:
+        x_NCHW = resized(x_NCHW, options["size"])
+    return Subset(x_NCHW, y_N, id_N)
