@@ -1,0 +1,83 @@
+"""Capture: the attention maps and tokens of every block, whatever kernel computed them.
+
+A fused kernel never holds the attention weights, so a hook on them would see nothing.  Each attention offers
+``maps(x, rotation, bias)``, which computes its weights explicitly from the same parameters; capture records the
+inputs of every attention during an ordinary forward pass and asks it for them.
+
+B images, L blocks, H heads, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.components.attention import Attention
+from vitlab.errors import UserError
+from vitlab.geometry import Geometry
+from vitlab.models.vit import ViT
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a forward pass over a batch left behind."""
+
+    maps_LBHTT: tuple[Tensor, ...]  #: attention weights, one (B, H, T, T) per block; every row sums to 1
+    tokens_LBTD: tuple[Tensor, ...]  #: tokens before the first block, then after each: one (B, T, D) more than blocks
+    views: Mapping[str, Tensor]  #: what the model predicts, by view; ``""`` is the prediction
+    geometry: Geometry
+
+
+def capture(model: ViT, x_BCHW: Tensor) -> Captured:
+    """Run the model on a batch and record its attention maps and tokens.
+
+    The model is run in evaluation mode, without gradients, in its own precision, and is left as it was.
+
+    Raises:
+        UserError: if an attention of the model cannot say its weights.
+    """
+    calls: list[tuple[Attention, tuple[Any, ...]]] = []
+    tokens: list[Tensor] = []
+
+    def before_attention(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        assert isinstance(module, Attention)
+        calls.append((module, arguments))
+
+    def before_block(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if not tokens:
+            tokens.append(arguments[0])
+
+    def after_block(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        tokens.append(output)
+
+    hooks = []
+    for block in model.blocks:
+        hooks += [
+            block.register_forward_pre_hook(before_block),
+            block.register_forward_hook(after_block),
+            block.attn.register_forward_pre_hook(before_attention),
+        ]
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            views = model.views(model(x_BCHW))
+            maps = tuple(_maps(module, arguments) for module, arguments in calls)
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    if len(maps) != len(model.blocks):
+        raise UserError(f"captured {len(maps)} attention maps from {len(model.blocks)} blocks")
+    return Captured(maps, tuple(tokens), views, model.geometry)
+
+
+def _maps(module: Attention, arguments: tuple[Any, ...]) -> Tensor:
+    try:
+        return module.maps(*arguments)
+    except NotImplementedError:
+        raise UserError(f"attention '{type(module).__name__}' does not offer its maps") from None

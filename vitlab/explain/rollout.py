@@ -1,0 +1,74 @@
+"""Attention rollout: how much of each patch reaches a token through all blocks.
+
+Reference: Abnar & Zuidema, arXiv:2005.00928.  With the residual connection as half of each block, the map of block l
+becomes A'_l = rows of (A_l + I) scaled to sum to 1, and the rollout is A'_L ... A'_2 A'_1.
+
+B images, L blocks, H heads, T tokens of which P stand before the patches, N patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vitlab.geometry import Geometry
+
+Fusion = Literal["mean", "max", "min"]
+
+
+def rollout(maps_LBHTT: Sequence[Tensor], *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
+    """The rollout over all blocks, (B, T, T); every row sums to 1.
+
+    Args:
+        maps_LBHTT: one (B, H, T, T) per block, first block first.
+        fusion: how the heads of a block become one map.
+        discard: share of the smallest weights of each image's map that is set to 0, in [0, 1).  A row that would be
+            left empty keeps its residual connection.
+    """
+    if not 0 <= discard < 1:
+        raise ValueError(f"discard is a share in [0, 1); found {discard}")
+    rolled_BTT: Tensor | None = None
+    for maps_BHTT in maps_LBHTT:
+        fused_BTT = _fuse(maps_BHTT, fusion)
+        if discard:
+            fused_BTT = _drop_smallest(fused_BTT, discard)
+        eye_TT = torch.eye(fused_BTT.shape[-1], dtype=fused_BTT.dtype, device=fused_BTT.device)
+        step_BTT = fused_BTT + eye_TT
+        step_BTT = step_BTT / step_BTT.sum(-1, keepdim=True)
+        rolled_BTT = step_BTT if rolled_BTT is None else step_BTT @ rolled_BTT
+    if rolled_BTT is None:
+        raise ValueError("a rollout needs the map of at least one block")
+    return rolled_BTT
+
+
+def to_patches(rolled_BTT: Tensor, geometry: Geometry) -> dict[str, Tensor]:
+    """What reaches the output from each patch: ``{token: (B, rows, columns)}``, prefix columns dropped.
+
+    One map for the class token, one for the distillation token; for a model that has neither, one called ``mean``
+    over all patch rows, as its head pools them.
+    """
+    prefix = len(geometry.prefix)
+    rows = {name: index for index, name in enumerate(geometry.prefix) if name in ("class", "distillation")}
+    found_BN = {name: rolled_BTT[:, index, prefix:] for name, index in rows.items()}
+    if not found_BN:
+        found_BN = {"mean": rolled_BTT[:, prefix:, prefix:].mean(1)}
+    return {name: map_BN.unflatten(-1, geometry.grid) for name, map_BN in found_BN.items()}
+
+
+def _fuse(maps_BHTT: Tensor, fusion: Fusion) -> Tensor:
+    if fusion == "mean":
+        return maps_BHTT.mean(1)
+    return maps_BHTT.amax(1) if fusion == "max" else maps_BHTT.amin(1)
+
+
+def _drop_smallest(fused_BTT: Tensor, share: float) -> Tensor:
+    """Set the smallest weights of each image to 0; each image has its own threshold."""
+    flat_BX = fused_BTT.flatten(1)
+    count = int(flat_BX.shape[1] * share)
+    if not count:
+        return fused_BTT
+    smallest_BK = flat_BX.topk(count, dim=1, largest=False).indices
+    return flat_BX.scatter(1, smallest_BK, 0.0).view_as(fused_BTT)
