@@ -242,7 +242,12 @@ def digest_of(folder: Path) -> str:
     """The code digest of ``guest.block`` under ``folder``, in a process of its own: modules are read once a process."""
     code = "from vitlab.plan.key import code_digest; print(code_digest(frozenset({'guest.block'})))"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder, env={"PYTHONPATH": str(folder)}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=folder,
+        env={"PYTHONPATH": str(folder)},
     )
     return done.stdout.strip()
 

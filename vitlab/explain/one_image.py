@@ -1,0 +1,143 @@
+"""Explain one image: everything this room can say about a trained model, as pictures and as the numbers behind them.
+
+B images (1 here), L blocks, H heads, T tokens of which P stand before the patches, N patches, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vitlab.explain import distance, pictures, probes
+from vitlab.explain.capture import Captured, capture
+from vitlab.explain.rollout import Fusion, rollout, to_patches
+from vitlab.models.vit import ViT
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TOP = 5  #: predictions shown
+
+
+def explain(
+    model: ViT,
+    x_BCHW: Tensor,
+    image_HWC: Tensor,
+    labels: tuple[str, ...],
+    out: Path,
+    *,
+    fusion: Fusion = "mean",
+    discard: float = 0.0,
+) -> list[Path]:
+    """Write pictures (PNG) and numbers (CSV) about one image into ``out``.
+
+    Args:
+        model: a trained ViT.
+        x_BCHW: the image as the model reads it, B = 1.
+        image_HWC: the same image as a person sees it, in [0, 1].
+        labels: names of the classes; numbers where there are none.
+        out: a folder; made if it is not there.
+        fusion: how heads become one map in the rollout.
+        discard: share of the smallest attention weights the rollout leaves out.
+
+    Returns:
+        the files written.
+    """
+    found = capture(model, x_BCHW)
+    geometry = found.geometry
+    figures: dict[str, Figure] = {}
+    tables: dict[str, Mapping[str, Any]] = {"predictions": _predictions(found, labels)}
+    top = list(zip(tables["predictions"]["label"], tables["predictions"]["probability"], strict=True))[:TOP]
+    image = image_HWC.double().numpy()
+
+    for token, map_BYX in to_patches(rollout(found.maps_LBHTT, fusion=fusion, discard=discard), geometry).items():
+        heat = map_BYX[0].double().numpy()
+        figures[f"rollout_{token}"] = pictures.attention_overlay(
+            image, heat, title=f"rollout, {token}", predictions=top
+        )
+        tables[f"rollout_{token}"] = _grid(heat)
+    for index, token in enumerate(geometry.prefix):
+        if token in ("class", "distillation"):
+            maps = [maps_BHTT[0, :, index, len(geometry.prefix) :] for maps_BHTT in found.maps_LBHTT]
+            shaped = [maps_HN.unflatten(-1, geometry.grid).double().numpy() for maps_HN in maps]
+            figures[f"heads_{token}"] = pictures.head_maps(shaped, token=token)
+
+    distance_LH = torch.stack([distance.attention_distance(maps, geometry)[0] for maps in found.maps_LBHTT])
+    largest = float(distance.patch_distances(geometry).max())
+    figures["distance"] = pictures.distances(distance_LH.numpy(), largest=largest)
+    tables["distance"] = _by_block_and_head(distance_LH)
+
+    norms = [probes.token_norms(tokens_BTD, geometry) for tokens_BTD in found.tokens_LBTD]
+    figures["norms"] = pictures.curves(
+        {"largest over median": torch.tensor([norm.ratio for norm in norms]).numpy()}, ylabel="norm of patch tokens"
+    )
+    tables["norms"] = {
+        "depth": list(range(len(norms))),
+        "median": [float(norm.norms_BN.median()) for norm in norms],
+        "ratio": [norm.ratio for norm in norms],
+        "threshold": [norm.threshold for norm in norms],
+        "outliers": [norm.outliers for norm in norms],
+    }
+    if {"class", "distillation"} <= set(geometry.prefix):
+        cosine_L = probes.token_cosine(found.tokens_LBTD, geometry)
+        figures["cosine"] = pictures.curves({"": cosine_L.numpy()}, ylabel="cosine of class and distillation token")
+        tables["cosine"] = {"depth": list(range(len(cosine_L))), "cosine": cosine_L.tolist()}
+    _of_parameters(model, figures, tables)
+    return _write(out, figures, tables)
+
+
+def _of_parameters(model: ViT, figures: dict[str, Figure], tables: dict[str, Mapping[str, Any]]) -> None:
+    """What needs no image: patch filters and positions, where the model has them."""
+    state = model.to_canonical(model.state_dict())
+    kernel = state.get("patch_embed.proj.weight")
+    if kernel is not None and kernel.ndim == 4 and kernel.shape[-1] > 1:
+        components = probes.filter_components(kernel)
+        figures["filters"] = pictures.filters(components.filters_KCHW.numpy(), components.share_K.numpy())
+        tables["filters"] = {
+            "component": list(range(1, len(components.share_K) + 1)),
+            "share": components.share_K.tolist(),
+        }
+    geometry = model.geometry
+    table = state.get("pos_embed")
+    if table is not None and table.ndim == 3 and table.shape[1] >= geometry.patches and max(geometry.grid) <= 16:
+        similarity = probes.position_similarity(table[0, -geometry.patches :], geometry)
+        figures["positions"] = pictures.position_grids(similarity.numpy())
+        tables["positions"] = _grid(similarity.flatten(2).flatten(0, 1).numpy())
+
+
+def _predictions(found: Captured, labels: tuple[str, ...]) -> dict[str, list[Any]]:
+    share_C = found.views[""][0].double().softmax(-1)
+    order = share_C.argsort(descending=True).tolist()
+    names = [labels[index] if labels else str(index) for index in order]
+    return {"class": order, "label": names, "probability": share_C[order].tolist()}
+
+
+def _grid(values: Any) -> dict[str, list[float]]:
+    return {f"column {index}": list(map(float, values[:, index])) for index in range(values.shape[1])}
+
+
+def _by_block_and_head(values_LH: Tensor) -> dict[str, list[Any]]:
+    blocks, heads = values_LH.shape
+    return {
+        "block": [block + 1 for block in range(blocks) for _ in range(heads)],
+        "head": [head + 1 for _ in range(blocks) for head in range(heads)],
+        "distance_px": values_LH.flatten().tolist(),
+    }
+
+
+def _write(out: Path, figures: Mapping[str, Figure], tables: Mapping[str, Mapping[str, Any]]) -> list[Path]:
+    import pandas as pd
+
+    out.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, figure in figures.items():
+        files.append(out / f"{name}.png")
+        figure.savefig(files[-1], dpi=150)
+    for name, table in tables.items():
+        files.append(out / f"{name}.csv")
+        pd.DataFrame(table).to_csv(files[-1], index=False)
+    return files

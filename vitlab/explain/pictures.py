@@ -1,0 +1,153 @@
+"""Pictures of what a model looks at and of what its parameters have become.
+
+Every function takes numbers and returns a matplotlib Figure; nothing here computes what it draws.
+
+C channels, K components, N patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+Array = NDArray[np.floating[Any]]
+
+HEAT = "inferno"
+HEADS = "viridis"
+
+
+def attention_overlay(
+    image_HWC: Array, heat_HW: Array, *, title: str, predictions: Sequence[tuple[str, float]]
+) -> Figure:
+    """The image, the heatmap over it, and the image seen through the heatmap; the top predictions beside.
+
+    Args:
+        image_HWC: in [0, 1]; one or three channels.
+        heat_HW: of the image's size or of the patch grid; scaled to its own largest value.
+        title: what the heatmap is.
+        predictions: label and probability, best first.
+    """
+    heat_HW = _to_size(heat_HW / max(float(heat_HW.max()), 1e-12), image_HWC.shape[:2])
+    figure = Figure(figsize=(11.5, 3.3), layout="constrained")
+    left, middle, right, bars = figure.subplots(1, 4, width_ratios=[1, 1, 1, 0.9])
+    _show(left, image_HWC, "image")
+    _show(middle, image_HWC, title)
+    shown = middle.imshow(heat_HW, cmap=HEAT, alpha=0.6, vmin=0, vmax=1, extent=_extent(image_HWC))
+    figure.colorbar(shown, ax=middle, shrink=0.8, label="share of the largest")
+    _show(right, image_HWC * (0.15 + 0.85 * heat_HW[..., None]), "seen through it")
+    names = [name for name, _ in predictions][::-1]
+    bars.barh(range(len(names)), [share * 100 for _, share in predictions][::-1], color="#4477aa")
+    bars.set_yticks(range(len(names)), names, fontsize=8)
+    bars.set_xlim(0, 100)
+    bars.set_xlabel("probability, %")
+    bars.spines[["top", "right"]].set_visible(False)
+    bars.set_title(f"top {len(names)}", fontsize=9)
+    return figure
+
+
+def head_maps(maps_LHYX: Sequence[Array], *, token: str) -> Figure:
+    """What one token attends to, a row for each block and a column for each head; each map on its own scale."""
+    blocks, heads = len(maps_LHYX), maps_LHYX[0].shape[0]
+    figure = Figure(figsize=(1.2 * heads + 0.8, 1.25 * blocks + 0.5), layout="constrained")
+    axes = figure.subplots(blocks, heads, squeeze=False)
+    for block, maps_HYX in enumerate(maps_LHYX):
+        for head in range(heads):
+            axis = axes[block][head]
+            axis.imshow(maps_HYX[head], cmap=HEAT)
+            axis.set(xticks=[], yticks=[])
+            if block == 0:
+                axis.set_title(f"head {head + 1}", fontsize=8)
+            if head == 0:
+                axis.set_ylabel(f"block {block + 1}", fontsize=8)
+    figure.suptitle(f"attention of the {token} token", fontsize=10)
+    return figure
+
+
+def distances(distance_LH: Array, *, largest: float) -> Figure:
+    """Mean attention distance of every head against depth."""
+    blocks, heads = distance_LH.shape
+    figure = Figure(figsize=(5.5, 3.6), layout="constrained")
+    axis = figure.subplots()
+    depth = np.arange(1, blocks + 1)
+    ranked = np.sort(distance_LH, axis=1)
+    for head in range(heads):
+        axis.plot(
+            np.full(1, depth[0]) if blocks == 1 else depth, ranked[:, head], "o", ms=4, color="#4477aa", alpha=0.6
+        )
+    axis.plot(depth, distance_LH.mean(1), color="#222222", lw=1.5, label="mean of the heads")
+    axis.set(xlabel="block", ylabel="mean attention distance, pixels", ylim=(0, largest), xticks=depth)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def filters(filters_KCHW: Array, share_K: Array) -> Figure:
+    """Principal components of the patch filters, as RGB where there are three channels; each on its own scale."""
+    count = len(filters_KCHW)
+    columns = min(7, count)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(1.1 * columns, 1.25 * rows + 0.4), layout="constrained")
+    for index, axis in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
+        axis.set(xticks=[], yticks=[])
+        if index >= count:
+            axis.set_visible(False)
+            continue
+        image = filters_KCHW[index].transpose(1, 2, 0)
+        low, high = image.min(), image.max()
+        image = (image - low) / max(high - low, 1e-12)
+        axis.imshow(image if image.shape[2] == 3 else image[..., 0], cmap="gray", vmin=0, vmax=1)
+        axis.set_title(f"{share_K[index]:.1%}", fontsize=7)
+    figure.suptitle("principal components of the patch filters", fontsize=10)
+    return figure
+
+
+def position_grids(similarity_YXYX: Array) -> Figure:
+    """For each patch, the cosine similarity of its position with all others."""
+    rows, columns = similarity_YXYX.shape[:2]
+    figure = Figure(figsize=(0.75 * columns + 1, 0.75 * rows + 0.6), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for y in range(rows):
+        for x in range(columns):
+            shown = axes[y][x].imshow(similarity_YXYX[y, x], cmap=HEADS, vmin=-1, vmax=1)
+            axes[y][x].set(xticks=[], yticks=[])
+    figure.colorbar(shown, ax=axes, label="cosine similarity", shrink=0.8)
+    figure.suptitle("similarity of positions", fontsize=10)
+    return figure
+
+
+def curves(values: Mapping[str, Array], *, ylabel: str) -> Figure:
+    """Numbers by depth, one line for each name; depth 0 is before the first block."""
+    figure = Figure(figsize=(5.5, 3.4), layout="constrained")
+    axis = figure.subplots()
+    for name, line in values.items():
+        axis.plot(np.arange(len(line)), line, "o-", ms=4, label=name)
+    axis.set(xlabel="depth, blocks", ylabel=ylabel)
+    axis.spines[["top", "right"]].set_visible(False)
+    if len(values) > 1:
+        axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _show(axis: Any, image_HWC: Array, title: str) -> None:
+    grey = image_HWC.shape[2] == 1
+    axis.imshow(image_HWC[..., 0] if grey else image_HWC, cmap="gray", vmin=0, vmax=1, extent=_extent(image_HWC))
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(title, fontsize=9)
+
+
+def _extent(image_HWC: Array) -> tuple[float, float, float, float]:
+    height, width = image_HWC.shape[:2]
+    return (0, width, height, 0)
+
+
+def _to_size(heat_HW: Array, size: tuple[int, ...]) -> Array:
+    """Bilinear, so that a coarse grid reads as a field and not as tiles."""
+    import torch
+
+    heat = torch.as_tensor(heat_HW, dtype=torch.float64)[None, None]
+    scaled: Array = torch.nn.functional.interpolate(heat, size=size, mode="bilinear", align_corners=False)[0, 0].numpy()
+    return scaled
