@@ -32,7 +32,7 @@ def torchvision(module: str = "torchvision") -> Any:
             raise
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]  # the first try left them half-made
-    fragment = torch.library.Library("torchvision", "FRAGMENT")
+    fragment = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name, schema in OPERATORS.items():
         if not hasattr(torch.ops.torchvision, name):
             fragment.define(schema)  # type: ignore[no-untyped-call]

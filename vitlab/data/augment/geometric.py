@@ -1,19 +1,39 @@
-"""Augmentations that move pixels: ``flip``, ``crop``.
+"""Augmentations that move, cut and cover: ``flip``, ``crop``, ``random_resized_crop``, ``erasing``.
 
-B images of a batch, C channels, H rows, W columns.
+B images of a batch, C channels, H rows, W columns, A attempts at a rectangle.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitlab import noise
+from vitlab.data.augment import pixels
 from vitlab.data.augment.base import Augment, augment
+
+ATTEMPTS = 10
+"""Rectangles drawn before giving up, as in torchvision."""
+
+
+def _ordered(value: tuple[float, float]) -> tuple[float, float]:
+    if value[0] > value[1]:
+        raise ValueError(f"the smaller number comes first, found {list(value)}")
+    return value
+
+
+Area = Annotated[
+    tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]], AfterValidator(_ordered)
+]
+"""Smallest and largest share of the image."""
+
+Ratio = Annotated[tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]], AfterValidator(_ordered)]
+"""Smallest and largest width over height."""
 
 
 @augment.register("flip")
@@ -34,7 +54,7 @@ class Flip(Augment):
 
 @augment.register("crop")
 class Crop(Augment):
-    """Pad on every side, then cut the original size out at a place drawn evenly (He et al., arXiv:1512.03385)."""
+    """Pad on every side, then cut the original size out at a place drawn evenly.  Reference: arXiv:1512.03385."""
 
     def __init__(self, *, padding: Annotated[int, Field(ge=1)] = 4, mode: Literal["zero", "reflect"] = "zero") -> None:
         """
@@ -47,8 +67,7 @@ class Crop(Augment):
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         height, width = x_BCHW.shape[-2:]
-        places = 2 * self.padding + 1
-        offset_B2 = noise.integers(key, id_B, 2, places)
+        offset_B2 = noise.integers(key, id_B, 2, 2 * self.padding + 1)
         if self.mode == "zero":
             padded_BCHW = F.pad(x_BCHW, (self.padding,) * 4)
         else:
@@ -58,6 +77,133 @@ class Crop(Augment):
         view_BCYXHW = padded_BCHW.unfold(2, height, 1).unfold(3, width, 1)
         one_B = torch.arange(len(x_BCHW), device=x_BCHW.device)
         return view_BCYXHW[one_B, :, offset_B2[:, 0], offset_B2[:, 1]]
+
+
+@augment.register("random_resized_crop")
+class RandomResizedCrop(Augment):
+    """A rectangle of random area and shape, enlarged to the size of the image.  Reference: arXiv:1409.4842.
+
+    Distributed as in torchvision: the area uniform, the logarithm of the ratio uniform, ten attempts to fit, then the
+    largest rectangle in the middle that keeps to the ratios.
+    """
+
+    def __init__(
+        self,
+        *,
+        scale: Area = (0.08, 1.0),
+        ratio: Ratio = (3 / 4, 4 / 3),
+        interpolation: Literal["bilinear", "bicubic"] = "bilinear",
+    ) -> None:
+        """
+        Args:
+            scale: smallest and largest share of the image's area.
+            ratio: smallest and largest width over height.
+            interpolation: how the rectangle is enlarged.
+        """
+        self.scale = scale
+        self.ratio = ratio
+        self.interpolation: Literal["bilinear", "bicubic"] = interpolation
+
+    def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        height, width = x_BCHW.shape[-2:]
+        box = self.boxes(key, id_B, height, width)
+        return pixels.resized_crop(x_BCHW, box.top_B, box.left_B, box.height_B, box.width_B, self.interpolation)
+
+    def boxes(self, key: noise.Key, id_B: Tensor, height: int, width: int) -> Boxes:
+        """The rectangles that are cut out of images of this size."""
+        box = _attempt(key, id_B, height, width, self.scale, self.ratio)
+        low, high = self.ratio
+        if width / height < low:
+            fallback = (round(width / low), width)
+        elif width / height > high:
+            fallback = (height, round(height * high))
+        else:
+            fallback = (height, width)
+        middle = ((height - fallback[0]) // 2, (width - fallback[1]) // 2)
+        last = (*middle, *fallback)
+        sides = [torch.where(box.fits_B, side_B, other) for side_B, other in zip(box[:4], last, strict=True)]
+        return Boxes(sides[0], sides[1], sides[2], sides[3], box.fits_B)
+
+
+@augment.register("erasing")
+class Erasing(Augment):
+    """Cover a rectangle of the normalised image.  Reference: arXiv:1708.04896.
+
+    Distributed as in torchvision: the area uniform, the logarithm of the ratio uniform, ten attempts to fit.
+    """
+
+    normalized = True
+
+    def __init__(
+        self,
+        *,
+        p: Annotated[float, Field(ge=0, le=1)] = 0.25,
+        scale: Area = (0.02, 1 / 3),
+        ratio: Ratio = (0.3, 10 / 3),
+        fill: Literal["mean", "noise"] = "noise",
+    ) -> None:
+        """
+        Args:
+            p: probability that an image is covered anywhere.
+            scale: smallest and largest share of the image's area.
+            ratio: smallest and largest width over height.
+            fill: ``mean`` covers with the mean colour, ``noise`` with standard normal noise, as DeiT does.
+        """
+        self.p = p
+        self.scale = scale
+        self.ratio = ratio
+        self.fill: Literal["mean", "noise"] = fill
+
+    def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        channels, height, width = x_BCHW.shape[1:]
+        covered_B = noise.uniform(noise.fold(key, 1), id_B, 1)[:, 0] < self.p
+        # A side as long as the image's does not count: something of the image must be left in both directions.
+        box = _attempt(key, id_B, height, width, self.scale, self.ratio, largest=(height - 1, width - 1))
+        row_H = torch.arange(height, device=x_BCHW.device)
+        column_W = torch.arange(width, device=x_BCHW.device)
+        in_rows_BH = (row_H >= box.top_B[:, None]) & (row_H < (box.top_B + box.height_B)[:, None])
+        in_columns_BW = (column_W >= box.left_B[:, None]) & (column_W < (box.left_B + box.width_B)[:, None])
+        hidden_BHW = in_rows_BH[:, :, None] & in_columns_BW[:, None] & (covered_B & box.fits_B)[:, None, None]
+        if self.fill == "mean":
+            return x_BCHW.masked_fill(hidden_BHW[:, None], 0)
+        grain_BD = noise.normal(noise.fold(key, 2), id_B, channels * height * width)
+        return torch.where(hidden_BHW[:, None], grain_BD.view(x_BCHW.shape).to(x_BCHW.dtype), x_BCHW)
+
+
+class Boxes(NamedTuple):
+    """One rectangle for each image, in whole pixels, and whether an attempt succeeded."""
+
+    top_B: Tensor
+    left_B: Tensor
+    height_B: Tensor
+    width_B: Tensor
+    fits_B: Tensor
+
+
+def _attempt(
+    key: noise.Key,
+    id_B: Tensor,
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    largest: tuple[int, int] | None = None,
+) -> Boxes:
+    """The first of ten rectangles that fits, at a place drawn evenly from those it has."""
+    most_rows, most_columns = largest or (height, width)
+    u_BA4 = noise.uniform(key, id_B, 4 * ATTEMPTS).view(-1, ATTEMPTS, 4)
+    area_BA = height * width * (scale[0] + (scale[1] - scale[0]) * u_BA4[..., 0])
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    ratio_BA = torch.exp(low + (high - low) * u_BA4[..., 1])
+    height_BA = (area_BA / ratio_BA).sqrt().round().long()
+    width_BA = (area_BA * ratio_BA).sqrt().round().long()
+    fits_BA = (height_BA > 0) & (height_BA <= most_rows) & (width_BA > 0) & (width_BA <= most_columns)
+    first_B1 = fits_BA.int().argmax(1, keepdim=True)
+    height_B, width_B = height_BA.gather(1, first_B1)[:, 0], width_BA.gather(1, first_B1)[:, 0]
+    place_B2 = u_BA4.gather(1, first_B1[..., None].expand(-1, -1, 4))[:, 0, 2:]
+    top_B = (place_B2[:, 0] * (height - height_B + 1)).long()
+    left_B = (place_B2[:, 1] * (width - width_B + 1)).long()
+    return Boxes(top_B, left_B, height_B, width_B, fits_BA.any(1))
 
 
 def _reflected(n: int, padding: int, device: torch.device) -> Tensor:

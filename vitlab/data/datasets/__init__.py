@@ -3,10 +3,15 @@
 digits           real handwriting that comes with scikit-learn, 8x8; always here
 fashion_mnist    70000 articles of clothing, 28x28 grey
 mnist            70000 handwritten digits, 28x28 grey
+cifar10          60000 small photographs in 10 classes, 32x32 colour
+cifar100         the same in 100 classes
+image_folder     pictures of your own, one folder per class
 synthetic        made up on the spot, any size; for tests and for trying things out
 """
 
+from vitlab.data.datasets import cifar as cifar
 from vitlab.data.datasets import digits as digits
+from vitlab.data.datasets import folder as folder
 from vitlab.data.datasets import idx as idx
 from vitlab.data.datasets import synthetic as synthetic
 from vitlab.data.datasets.base import Dataset as Dataset

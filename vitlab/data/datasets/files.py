@@ -29,14 +29,21 @@ def roots(root: str | None) -> list[Path]:
     """The folders to look in: the one the user names, or else the usual ones."""
     if root is not None:
         return [Path(root).expanduser()]
-    named = [Path(os.environ["VITLAB_DATA"]).expanduser()] if os.environ.get("VITLAB_DATA") else []
-    return [*named, Path("data"), cache(), Path("/usr/share/datasets")]
+    named = os.environ.get("VITLAB_DATA")
+    first = [Path(named).expanduser()] if named else []
+    return [*first, Path("data"), cache(), Path("/usr/share/datasets")]
 
 
 def cache() -> Path:
-    """Where downloads go when the user names no folder."""
+    """The user's cache of data sets."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("VITLAB_DATA") or f"{base}/vitlab/data").expanduser()
+    return Path(base).expanduser() / "vitlab" / "data"
+
+
+def download_folder(root: str | None) -> Path:
+    """Where downloads go: the folder the user names, ``$VITLAB_DATA``, or the user's cache."""
+    named = root or os.environ.get("VITLAB_DATA")
+    return Path(named).expanduser() if named else cache()
 
 
 def find(folders: Sequence[Path], names: Sequence[str]) -> dict[str, Path] | None:

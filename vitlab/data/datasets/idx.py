@@ -6,7 +6,7 @@ N images, C channels, H rows, W columns.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -118,13 +118,7 @@ class Idx(Dataset):
         reason = self.missing()
         if reason is not None:
             raise DataError(reason)
-        found = self._find()
-        if found is None:
-            source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
-            files.fetch(self.name, files.roots(self.root)[0] if self.root else files.cache(), self._fetcher(source))
-            found = self._find()
-            if found is None:
-                raise DataError(f"{self.name} was fetched and is still not there: looked in {files.roots(self.root)}")
+        found = self._find() or self._fetch()
         images, labels = (found[name] for name in NAMES[split])
         x_NHW, y_N = read_idx(images, 3), read_idx(labels, 1)
         if len(x_NHW) != len(y_N):
@@ -133,9 +127,14 @@ class Idx(Dataset):
             raise DataError(f"{labels} has a label {y_N.max()}; {self.name} has {len(self.labels)} classes from 0")
         return Images(torch.from_numpy(x_NHW.copy())[:, None], torch.from_numpy(y_N.astype(np.int64)))
 
-    @staticmethod
-    def _fetcher(source: Callable[..., object]) -> Callable[[Path], object]:
-        return lambda folder: source(str(folder), download=True)
+    def _fetch(self) -> dict[str, Path]:
+        source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
+        folder = files.download_folder(self.root)
+        files.fetch(self.name, folder, lambda folder: source(str(folder), download=True))
+        found = self._find()
+        if found is None:
+            raise DataError(f"{self.name} was fetched to {folder} and is not there")
+        return found
 
 
 @dataset.register("mnist")

@@ -1,0 +1,218 @@
+"""Batched pixel operations, each with a strength of its own for every image.
+
+They take uint8 in 0..255 or float in 0..1 and give back what they took; uint8 results are cut off or rounded as
+torchvision does, so that equal strengths give equal pixels.
+
+B images of a batch, C channels, H rows, W columns, O rows or columns of an output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+GREY = (0.2989, 0.587, 0.114)
+"""Weights of red, green and blue, with torchvision's digits."""
+
+
+def grey(x_BCHW: Tensor) -> Tensor:
+    """Luma in every channel; an image without colour stays as it is."""
+    if x_BCHW.shape[1] != 3:
+        return x_BCHW
+    red, green, blue = x_BCHW.unbind(1)
+    luma_BHW = (GREY[0] * red + GREY[1] * green + GREY[2] * blue).to(x_BCHW.dtype)
+    return luma_BHW[:, None].expand_as(x_BCHW)
+
+
+def brightness(x_BCHW: Tensor, factor_B: Tensor) -> Tensor:
+    """0 is black, 1 leaves the image, more is brighter."""
+    return _blend(x_BCHW, torch.zeros_like(x_BCHW), factor_B)
+
+
+def contrast(x_BCHW: Tensor, factor_B: Tensor) -> Tensor:
+    """0 is the mean grey, 1 leaves the image."""
+    return _blend(x_BCHW, grey(x_BCHW).float().mean((1, 2, 3), keepdim=True), factor_B)
+
+
+def saturation(x_BCHW: Tensor, factor_B: Tensor) -> Tensor:
+    """0 is grey, 1 leaves the image; an image without colour stays as it is."""
+    if x_BCHW.shape[1] != 3:
+        return x_BCHW
+    return _blend(x_BCHW, grey(x_BCHW), factor_B)
+
+
+def sharpness(x_BCHW: Tensor, factor_B: Tensor) -> Tensor:
+    """0 is smoothed by a 3x3 kernel, 1 leaves the image; the outermost pixels stay."""
+    if min(x_BCHW.shape[-2:]) <= 2:
+        return x_BCHW
+    kernel_33 = torch.ones(3, 3, device=x_BCHW.device)
+    kernel_33[1, 1] = 5
+    channels = x_BCHW.shape[1]
+    smooth_BCHW = F.conv2d(x_BCHW.float(), (kernel_33 / 13).expand(channels, 1, 3, 3), groups=channels)
+    blurred_BCHW = x_BCHW.clone()
+    blurred_BCHW[..., 1:-1, 1:-1] = smooth_BCHW if x_BCHW.is_floating_point() else smooth_BCHW.round().to(torch.uint8)
+    return _blend(x_BCHW, blurred_BCHW, factor_B)
+
+
+def hue(x_BCHW: Tensor, turn_B: Tensor) -> Tensor:
+    """The colour circle turned by a share of it, in [-0.5, 0.5]; an image without colour stays as it is."""
+    if x_BCHW.shape[1] != 3:
+        return x_BCHW
+    pixel_BCHW = x_BCHW if x_BCHW.is_floating_point() else x_BCHW.float() / 255
+    value_BHW, most_BHW = pixel_BCHW.max(1)
+    chroma_BHW = value_BHW - pixel_BCHW.min(1).values
+    red, green, blue = pixel_BCHW.unbind(1)
+    safe_BHW = torch.where(chroma_BHW == 0, 1, chroma_BHW)
+    sixth_BHW = torch.where(
+        most_BHW == 0,
+        (green - blue) / safe_BHW,
+        torch.where(most_BHW == 1, 2 + (blue - red) / safe_BHW, 4 + (red - green) / safe_BHW),
+    )
+    sixth_BHW = sixth_BHW + 6 * turn_B[:, None, None]
+    shift_C = torch.tensor([5.0, 3.0, 1.0], device=x_BCHW.device)
+    k_BCHW = (sixth_BHW[:, None] + shift_C[:, None, None]) % 6
+    ramp_BCHW = torch.minimum(k_BCHW, 4 - k_BCHW).clamp(0, 1)
+    turned_BCHW = value_BHW[:, None] - chroma_BHW[:, None] * ramp_BCHW
+    if x_BCHW.is_floating_point():
+        return turned_BCHW.to(x_BCHW.dtype)
+    return (turned_BCHW * (256 - 1e-3)).to(torch.uint8)
+
+
+def solarize(x_BCHW: Tensor, threshold_B: Tensor) -> Tensor:
+    """Pixels at or above the threshold inverted; the threshold is in levels, 0..255, for float images too."""
+    bound = _bound(x_BCHW)
+    threshold_B111 = threshold_B[:, None, None, None] * (bound / 255)
+    return torch.where(x_BCHW >= threshold_B111, bound - x_BCHW, x_BCHW)
+
+
+def posterize(x_BCHW: Tensor, bits_B: Tensor) -> Tensor:
+    """uint8 only: the highest bits kept, 0 to 8 of them."""
+    mask_B = (256 - 2 ** (8 - bits_B.int())).to(torch.uint8)
+    return x_BCHW & mask_B[:, None, None, None]
+
+
+def autocontrast(x_BCHW: Tensor) -> Tensor:
+    """Each channel stretched to the whole range; one that is the same everywhere stays."""
+    bound = _bound(x_BCHW)
+    pixel_BCHW = x_BCHW.float()
+    low_BC11, high_BC11 = pixel_BCHW.amin((2, 3), keepdim=True), pixel_BCHW.amax((2, 3), keepdim=True)
+    flat_BC11 = low_BC11 == high_BC11
+    scale_BC11 = bound / torch.where(flat_BC11, 1, high_BC11 - low_BC11)
+    stretched_BCHW = ((pixel_BCHW - low_BC11) * scale_BC11).clamp(0, bound).to(x_BCHW.dtype)
+    return torch.where(flat_BC11, x_BCHW, stretched_BCHW)
+
+
+def equalize(x_BCHW: Tensor) -> Tensor:
+    """uint8 only: each channel mapped so that its levels are as evenly used as they can be."""
+    level_BCP = x_BCHW.flatten(2).long()
+    count_BCL = torch.zeros(*level_BCP.shape[:2], 256, dtype=torch.int64, device=x_BCHW.device)
+    count_BCL.scatter_add_(2, level_BCP, torch.ones_like(level_BCP))
+    last_BC1 = count_BCL.gather(2, level_BCP.amax(2, keepdim=True))
+    step_BC1 = (level_BCP.shape[2] - last_BC1) // 255
+    safe_BC1 = step_BC1.clamp(min=1)
+    map_BCL = ((count_BCL.cumsum(2) - count_BCL + safe_BC1 // 2) // safe_BC1).clamp(0, 255)
+    mapped_BCHW = map_BCL.gather(2, level_BCP).view(x_BCHW.shape).to(torch.uint8)
+    return torch.where((step_BC1 == 0)[..., None], x_BCHW, mapped_BCHW)
+
+
+def blur(x_BCHW: Tensor, sigma_B: Tensor) -> Tensor:
+    """Gaussian of standard deviation ``sigma_B`` pixels, cut off at 6 pixels, mirrored at the borders."""
+    batch, channels, height, width = x_BCHW.shape
+    radius = min(6, height - 1, width - 1)
+    distance_T = torch.arange(-radius, radius + 1, device=x_BCHW.device)
+    kernel_BT = torch.softmax(-0.5 * (distance_T / sigma_B[:, None]) ** 2, 1)
+    kernel_GT = kernel_BT.repeat_interleave(channels, 0)  # G: one group for each channel of each image
+    x_1GHW = F.pad(x_BCHW.float().view(1, batch * channels, height, width), (radius,) * 4, mode="reflect")
+    x_1GHW = F.conv2d(x_1GHW, kernel_GT[:, None, :, None], groups=batch * channels)
+    x_1GHW = F.conv2d(x_1GHW, kernel_GT[:, None, None, :], groups=batch * channels)
+    return _as(x_1GHW.view(x_BCHW.shape), x_BCHW)
+
+
+def resized_crop(
+    x_BCHW: Tensor,
+    top_B: Tensor,
+    left_B: Tensor,
+    height_B: Tensor,
+    width_B: Tensor,
+    kernel: Literal["bilinear", "bicubic"],
+) -> Tensor:
+    """A rectangle of each image, enlarged to the size the image had.
+
+    Separable, as two products with matrices of interpolation weights.  Enlarging needs no antialiasing, so Pillow's and
+    torch's interpolation with it and without it agree for ``bilinear``; ``bicubic`` is the one with it (a = -0.5).
+    """
+    height, width = x_BCHW.shape[-2:]
+    row_BOH = _weights(top_B, height_B, height, kernel)
+    column_BOW = _weights(left_B, width_B, width, kernel)
+    out_BCHW = row_BOH[:, None] @ x_BCHW.to(row_BOH.dtype) @ column_BOW[:, None].mT
+    return _as(out_BCHW, x_BCHW)
+
+
+def affine(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
+    """Each pixel taken from the nearest place its matrix sends it to; black where that is outside.
+
+    Places are (column, row) in pixels from the middle of the image.
+    """
+    batch, _, height, width = x_BCHW.shape
+    row_H = torch.arange(height, device=x_BCHW.device) + 0.5 - height / 2
+    column_W = torch.arange(width, device=x_BCHW.device) + 0.5 - width / 2
+    place_HW3 = torch.stack(
+        [
+            column_W.expand(height, -1),
+            row_H[:, None].expand(-1, width),
+            torch.ones(height, width, device=x_BCHW.device),
+        ],
+        -1,
+    )
+    half_2 = torch.tensor([width / 2, height / 2], device=x_BCHW.device)
+    grid_BHW2 = (place_HW3.view(1, -1, 3) @ (matrix_B23 / half_2[:, None]).mT).view(batch, height, width, 2)
+    moved_BCHW = F.grid_sample(x_BCHW.float(), grid_BHW2, mode="nearest", padding_mode="zeros", align_corners=False)
+    return moved_BCHW.to(x_BCHW.dtype)
+
+
+def where(x_BCHW: Tensor, chosen_B: Tensor, change: Callable[..., Tensor], *amounts: Tensor) -> Tensor:
+    """``change(images, *amounts)`` done to the chosen images only, each with its own amounts."""
+    position_M = chosen_B.nonzero()[:, 0]
+    if not len(position_M):
+        return x_BCHW
+    changed_MCHW = change(x_BCHW[position_M], *(amount_B[position_M] for amount_B in amounts))
+    return x_BCHW.index_copy(0, position_M, changed_MCHW)
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _bound(x: Tensor) -> int:
+    """White."""
+    return 1 if x.is_floating_point() else 255
+
+
+def _as(out: Tensor, x: Tensor) -> Tensor:
+    """Within the range of ``x``, rounded where that has whole levels, in its dtype."""
+    return out.clamp(0, _bound(x)).to(x.dtype) if x.is_floating_point() else out.clamp(0, 255).round().to(x.dtype)
+
+
+def _blend(x_BCHW: Tensor, other: Tensor, factor_B: Tensor) -> Tensor:
+    factor_B111 = factor_B[:, None, None, None]
+    return (factor_B111 * x_BCHW + (1 - factor_B111) * other).clamp(0, _bound(x_BCHW)).to(x_BCHW.dtype)
+
+
+def _weights(start_B: Tensor, length_B: Tensor, size: int, kernel: str) -> Tensor:
+    """(B, O, size): how much of each input pixel goes into each of ``size`` output pixels."""
+    out_O = torch.arange(size, device=start_B.device)
+    input_I = torch.arange(size, device=start_B.device)
+    center_BO = start_B[:, None] + (out_O + 0.5) * length_B[:, None] / size - 0.5
+    distance_BOI = (center_BO[:, :, None] - input_I).abs()
+    if kernel == "bilinear":
+        weight_BOI = (1 - distance_BOI).clamp(min=0)
+    else:
+        near_BOI = (1.5 * distance_BOI - 2.5) * distance_BOI**2 + 1
+        far_BOI = ((-0.5 * distance_BOI + 2.5) * distance_BOI - 4) * distance_BOI + 2
+        weight_BOI = torch.where(distance_BOI < 1, near_BOI, torch.where(distance_BOI < 2, far_BOI, 0))
+    inside_B1I = ((input_I >= start_B[:, None]) & (input_I < (start_B + length_B)[:, None]))[:, None]
+    weight_BOI = torch.where(inside_B1I, weight_BOI, 0)
+    return weight_BOI / weight_BOI.sum(2, keepdim=True)

@@ -1,0 +1,149 @@
+"""``cifar10`` and ``cifar100``: the pickled batches for Python, as their authors publish them.
+
+N images, C channels, H rows, W columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+
+from vitlab.data.datasets import files
+from vitlab.data.datasets.base import Dataset, Images, Split, dataset
+from vitlab.data.datasets.unpickle import read_arrays
+from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import DataError
+from vitlab.geometry import DataInfo
+from vitlab.slots import Unhashed
+
+NAMES_100 = """
+apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
+flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate
+poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider
+squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+wardrobe whale willow_tree wolf woman worm
+"""
+
+
+class Cifar(Dataset):
+    """Batches of 32x32 colour photographs.  Its identity is that of :mod:`vitlab.data.datasets.files`."""
+
+    name: ClassVar[str]
+    torchvision_name: ClassVar[str]
+    folder: ClassVar[str]  #: what the published archive unpacks to
+    batches: ClassVar[Mapping[Split, tuple[str, ...]]]
+    key: ClassVar[str]  #: under which a batch has its labels
+    labels: ClassVar[tuple[str, ...]]
+    published: ClassVar[Mapping[str, str]]  #: MD5 of the files
+
+    def __init__(
+        self,
+        *,
+        root: Annotated[str | None, Unhashed()] = None,
+        download: Annotated[files.Download, Unhashed()] = "never",
+    ) -> None:
+        """
+        Args:
+            root: folder that has the batches, or has them in the folder the published archive unpacks to.
+                None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
+            download: ``missing`` fetches batches that are not found, through torchvision, which verifies checksums.
+        """
+        self.root = root
+        self.download: files.Download = download
+
+    def _find(self) -> dict[str, Path] | None:
+        folders = [base / layout for base in files.roots(self.root) for layout in (".", self.folder)]
+        return files.find(folders, tuple(self.published))
+
+    def missing(self) -> str | None:
+        if self.download == "missing" or self._find() is not None:
+            return None
+        return files.not_here(self.name, self.root, [self.folder], list(self.published))
+
+    def info(self) -> DataInfo:
+        found = self._find()
+        checksums = self.published if found is None else {name: files.checksum(path) for name, path in found.items()}
+        return DataInfo(
+            image=(32, 32),
+            channels=3,
+            classes=len(self.labels),
+            identity=files.identity(self.name, checksums),
+            labels=self.labels,
+        )
+
+    def read(self, split: Split) -> Images:
+        reason = self.missing()
+        if reason is not None:
+            raise DataError(reason)
+        found = self._find() or self._fetch()
+        parts = [self._batch(found[name]) for name in self.batches[split]]
+        x_NCHW, y_N = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return Images(torch.from_numpy(x_NCHW), torch.from_numpy(y_N))
+
+    def _fetch(self) -> dict[str, Path]:
+        source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
+        folder = files.download_folder(self.root)
+        files.fetch(self.name, folder, lambda folder: source(str(folder), download=True))
+        found = self._find()
+        if found is None:
+            raise DataError(f"{self.name} was fetched to {folder} and is not there")
+        return found
+
+    def _batch(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
+        batch = read_arrays(path)
+        x_ND, y_N = batch.get("data"), batch.get(self.key)
+        if not (isinstance(x_ND, np.ndarray) and x_ND.dtype == np.uint8 and x_ND.shape[1:] == (3 * 32 * 32,)):
+            raise DataError(f"{path} has no 'data' of 3072 unsigned bytes an image")
+        if not (isinstance(y_N, list) and len(y_N) == len(x_ND) and all(isinstance(label, int) for label in y_N)):
+            raise DataError(f"{path} has no '{self.key}' with a class for each of its {len(x_ND)} images")
+        if y_N and not (min(y_N) >= 0 and max(y_N) < len(self.labels)):
+            raise DataError(f"{path} has a label {max(y_N)}; {self.name} has {len(self.labels)} classes from 0")
+        return x_ND.reshape(-1, 3, 32, 32), np.array(y_N, np.int64)
+
+
+@dataset.register("cifar10")
+class CIFAR10(Cifar):
+    """60000 photographs of 10 kinds of things, 32x32 colour: 50000 to train on, 10000 to test on.
+
+    Reference: Krizhevsky, Learning multiple layers of features from tiny images, 2009.
+    """
+
+    name = "cifar10"
+    torchvision_name = "CIFAR10"
+    folder = "cifar-10-batches-py"
+    batches: ClassVar = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
+    key = "labels"
+    labels = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+    published: ClassVar = {
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+    }
+
+
+@dataset.register("cifar100")
+class CIFAR100(Cifar):
+    """60000 photographs of 100 kinds of things, 32x32 colour: 50000 to train on, 10000 to test on.
+
+    Reference: Krizhevsky, Learning multiple layers of features from tiny images, 2009.
+    """
+
+    name = "cifar100"
+    torchvision_name = "CIFAR100"
+    folder = "cifar-100-python"
+    batches: ClassVar = {"train": ("train",), "test": ("test",)}
+    key = "fine_labels"
+    labels = tuple(NAMES_100.split())
+    published: ClassVar = {
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    }
