@@ -1,0 +1,82 @@
+"""Stands in for ``vitlab.trial`` in tests of executors: what a trial does is said by its spec."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitlab.executors import worker
+from vitlab.plan.values import Trial
+from vitlab.result import Circumstances, Outcome, Result
+from vitlab.store import TrialFolder, write_json
+
+
+@dataclass(frozen=True)
+class Settings:
+    threads: int
+    device: str
+    deterministic: bool
+    keep: str
+    plugins: tuple[str, ...]
+
+
+def result(trial: Trial, status: str = "done", failure: str = "", wall_s: float = 0.0) -> Result:
+    return Result(
+        key=trial.key,
+        code=trial.code,
+        status=status,  # type: ignore[arg-type]
+        outcome=Outcome({"val/accuracy": 1.0}, (), "", 1, 1),
+        circumstances=Circumstances(time.time(), wall_s, "here", 1, 1, 1, 1, {}, {}),
+        failure=failure,
+    )
+
+
+def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[], bool]) -> Result | None:
+    with folder.lease():
+        match trial.spec["do"]:
+            case "finish":
+                print("said by the trial")
+                os.system("echo said by a child of it")
+                affinity = sorted(os.sched_getaffinity(0))
+                threads = os.environ["OMP_NUM_THREADS"], os.environ.get("CUDA_VISIBLE_DEVICES")
+                around = {"pid": os.getpid(), "cores": affinity, "environment": threads, "threads": run.threads}
+                around["torch"] = "torch" in sys.modules
+                around["status"] = Path("/proc/self/status").read_text()
+                write_json(folder.path / "around.json", around)
+                time.sleep(trial.spec.get("for", 0.0))
+            case "diverge":
+                folder.finish(result(trial, "diverged", "loss is not finite at step 3"))
+                return folder.result()
+            case "fail":
+                folder.finish(result(trial, "failed", "the data is not what it was"))
+                return folder.result()
+            case "raise":
+                raise RuntimeError("no such\nlayer")
+            case "leave":
+                sys.exit("guest code left")
+            case "exit":
+                os._exit(9)
+            case "crash":
+                ctypes.string_at(0)
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "train":
+                write_json(folder.path / "pid.json", os.getpid())
+                while not stop():
+                    time.sleep(0.02)
+                (folder.path / "checkpoint").mkdir(exist_ok=True)
+                return None
+            case "ignore":
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                worker.ORPHAN_S = 0.5
+                write_json(folder.path / "pid.json", os.getpid())
+                while True:
+                    time.sleep(60)
+        folder.finish(result(trial))
+    return folder.result()

@@ -1,0 +1,413 @@
+"""Executors: what a job may do, and what is left when it, or its driver, is gone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitlab import slots
+from vitlab.errors import UserError
+from vitlab.executors import Ended, Executor, Inline, Job, Local, machine
+from vitlab.plan.values import Trial
+from vitlab.spec import Choice, RunSpec
+from vitlab.store import Store, TrialFolder, read_json
+
+HERE = Path(__file__).parent
+RUNNER = "executor_runner"
+PATIENCE_S = 60.0  #: for a loaded machine; nothing waits that long unless it is broken
+
+
+class TinyLocal(Local):
+    runner = RUNNER
+
+
+class TinyInline(Inline):
+    runner = RUNNER
+
+
+@pytest.fixture(autouse=True)
+def _runner_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+@pytest.fixture
+def local() -> Iterator[Callable[..., Local]]:
+    made: list[Local] = []
+
+    def make(**run: Any) -> Local:
+        made.append(TinyLocal(RunSpec(**{"device": "cpu", "workers": 2, **run})))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.cancel(0.0)
+        assert not executor._workers
+
+
+def job(root: Path, do: str, name: str = "", threads: int = 1, **spec: Any) -> Job:
+    key = name or do
+    trial = Trial(spec={"do": do, **spec}, seeds={}, origins=(), data=None, key=key, code="c0de")
+    folder = Store(root).trial(key, "c0de").path
+    return Job(f"{key}/s0", folder, trial, (), threads, "cpu", True, "none")
+
+
+def ends(executor: Executor, count: int) -> dict[str, Ended]:
+    found: list[Ended] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"only {found}"
+        found += executor.poll(0.5)
+    assert len(found) == count
+    return {ended.job.trial.key: ended for ended in found}
+
+
+def until(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return value
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+# -- how jobs end -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [TinyInline, TinyLocal])
+def test_ends_that_the_trial_tells(kind: type[Executor], tmp_path: Path) -> None:
+    executor = kind(RunSpec(device="cpu", workers=1))
+    found = {}
+    for do in ("finish", "diverge", "fail", "raise", "leave"):
+        executor.submit(job(tmp_path, do))
+        found |= ends(executor, 1)
+    assert {do: ended.how for do, ended in found.items()} == {
+        "finish": "done",
+        "diverge": "done",
+        "fail": "failed",
+        "raise": "failed",
+        "leave": "failed",
+    }
+    assert found["diverge"].detail == "loss is not finite at step 3"
+    assert found["raise"].detail == "RuntimeError: no such layer"
+    assert found["leave"].detail == "SystemExit: guest code left"
+    folder = TrialFolder(found["raise"].job.folder)
+    assert folder.failure() == "RuntimeError: no such layer"
+    assert "in run_trial" in read_json(folder.path / "failure.json")["traceback"]
+    assert executor.poll(0.0) == []
+
+
+def test_a_worker_that_dies_harms_no_other(local: Callable[..., Local], tmp_path: Path) -> None:
+    executor = local(workers=4)
+    for do in ("train", "exit", "crash", "kill"):
+        executor.submit(job(tmp_path, do))
+    found = ends(executor, 3)
+    assert {ended.how for ended in found.values()} == {"lost"}
+    assert "exit code 9" in found["exit"].detail
+    assert "killed by signal 9" in found["kill"].detail and "memory" in found["kill"].detail
+    assert "SIGSEGV" in found["crash"].detail
+    assert "Segmentation fault" in (found["crash"].job.folder / "log.txt").read_text()
+    assert not any(TrialFolder(ended.job.folder).held() for ended in found.values())
+    until((job(tmp_path, "train").folder / "pid.json").exists)
+    executor.cancel(PATIENCE_S)
+    (survivor,) = executor.poll(0.0)
+    assert (survivor.job.trial.key, survivor.how) == ("train", "stopped")
+    assert (survivor.job.folder / "checkpoint").is_dir()
+
+
+def test_a_lost_trial_can_be_submitted_again(local: Callable[..., Local], tmp_path: Path) -> None:
+    executor = local()
+    executor.submit(job(tmp_path, "kill", name="k"))
+    assert ends(executor, 1)["k"].how == "lost"
+    executor.submit(job(tmp_path, "finish", name="k"))
+    assert ends(executor, 1)["k"].how == "done"
+
+
+def test_a_trial_that_has_a_result_is_not_trained_again(tmp_path: Path) -> None:
+    executor = TinyInline(RunSpec())
+    for do in ("finish", "raise"):
+        executor.submit(job(tmp_path, do, name="k"))
+        assert ends(executor, 1)["k"].how == "done"
+
+
+# -- where they run ---------------------------------------------------------------------------------------------------
+
+
+def test_workers_are_apart(local: Callable[..., Local], tmp_path: Path) -> None:
+    executor = local(workers=1)
+    around = []
+    for name in ("a", "b"):
+        work = job(tmp_path, "finish", name=name)
+        executor.submit(work)
+        assert ends(executor, 1)[name].how == "done"
+        around.append(read_json(work.folder / "around.json"))
+        log = (work.folder / "log.txt").read_text()
+        assert "said by the trial\n" in log and "said by a child of it\n" in log
+    pids = {where["pid"] for where in around}
+    assert len(pids) == 2 and os.getpid() not in pids
+    assert around[0]["cores"] == machine.cores()  # one worker has the machine
+    assert around[0]["environment"] == ["1", ""]
+    assert around[0]["torch"]  # imported by the fork server
+    ignored = int(around[0]["status"].split("SigIgn:")[1].split()[0], 16)
+    assert ignored & 1 << (signal.SIGINT - 1)
+
+
+@pytest.mark.skipif(len(machine.cores()) < 2, reason="one core cannot be shared out")
+def test_workers_keep_to_their_share_of_the_cores(local: Callable[..., Local], tmp_path: Path) -> None:
+    executor = local(workers=2)
+    for name in ("a", "b"):
+        executor.submit(job(tmp_path, "finish", name=name, **{"for": 0.5}))
+    found = ends(executor, 2)
+    shares = [set(read_json(ended.job.folder / "around.json")["cores"]) for ended in found.values()]
+    assert not shares[0] & shares[1]
+    assert shares[0] | shares[1] == set(machine.cores())
+
+
+def test_threads_reach_the_worker(local: Callable[..., Local], tmp_path: Path) -> None:
+    executor = local(workers=1, threads=3)
+    work = job(tmp_path, "finish", threads=3)
+    executor.submit(work)
+    ends(executor, 1)
+    around = read_json(work.folder / "around.json")
+    assert (around["environment"][0], around["threads"]) == ("3", 3)
+
+
+def test_slots_fit_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: list(range(8)))
+    monkeypatch.setattr(machine, "budget", lambda: 6)
+    monkeypatch.setattr(machine, "gpus", lambda: ["GPU-a", "GPU-b"])
+    assert Local(RunSpec(device="cpu")).slots == 6
+    assert Local(RunSpec(device="cpu", threads=4)).slots == 1
+    assert Local(RunSpec(device="cpu", threads=64)).slots == 1
+    assert Local(RunSpec(device="auto")).slots == 2
+    busy = Local(RunSpec(device="cuda", workers=3))
+    assert busy.slots == 3
+    gpus = [busy._environment(job(Path("x"), "finish"), place)["CUDA_VISIBLE_DEVICES"] for place in range(3)]
+    assert gpus == ["GPU-a", "GPU-b", "GPU-a"]
+    assert Local(RunSpec(device="cpu", workers=4))._shares == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert not any(Local(RunSpec(device="cpu", workers=4, threads=2))._shares)  # more threads than cores: no pinning
+    monkeypatch.setattr(machine, "gpus", list)
+    with pytest.raises(UserError, match=r"run\.device is cuda, and this machine has no GPU"):
+        Local(RunSpec(device="cuda"))
+
+
+def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "_torch_has_cuda", lambda: True)
+    assert machine.gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert machine.gpus({"CUDA_VISIBLE_DEVICES": "3, 1,-1,2"}) == ["3", "1"]
+    assert machine.gpus({"CUDA_VISIBLE_DEVICES": "GPU-8932f937-d72c"}) == ["GPU-8932f937-d72c"]
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\ncat <<END\n"
+        "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6-d33d)\n"
+        "  MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef-42e4)\n"
+        "  MIG 3g.20gb     Device  1: (UUID: MIG-cba663e8-9bed)\n"
+        "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-6b1d02a7-a5b9)\nEND\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert machine.gpus({}) == ["MIG-c6d4f1ef-42e4", "MIG-cba663e8-9bed", "GPU-6b1d02a7-a5b9"]
+    program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
+    assert machine.gpus({}) == []
+    monkeypatch.setattr(machine, "_torch_has_cuda", lambda: False)
+    assert machine.gpus({"CUDA_VISIBLE_DEVICES": "0"}) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("cpu.max", "150000 100000\n", 2),
+        ("cpu.max", "50000 100000\n", 1),
+        ("cpu.max", "max 100000\n", 64),
+        ("cpu/cpu.cfs_quota_us", "300000\n", 3),
+        ("cpu/cpu.cfs_quota_us", "-1\n", 64),
+        ("nothing", "", 64),
+    ],
+)
+def test_a_container_may_use_less_than_it_sees(
+    file: str, text: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: list(range(64)))
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / file).write_text(text)
+    assert machine.budget(tmp_path) == expected
+
+
+def test_the_fork_server_holds_one_thread_and_no_guest() -> None:
+    script = """
+        import signal, sys
+        import vitlab.executors.preload
+        status = open("/proc/self/status").read()
+        print(status.split("Threads:")[1].split()[0], "torch" in sys.modules,
+              signal.getsignal(signal.SIGINT) is signal.SIG_IGN, any(m in sys.modules for m in ("mlflow", "pandas")),
+              sys.modules["torch"].cuda.is_initialized())
+    """
+    out = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["1", "True", "True", "False", "False"]
+
+
+# -- stopping ---------------------------------------------------------------------------------------------------------
+
+
+def test_cancel_ends_what_does_not_listen(local: Callable[..., Local], tmp_path: Path) -> None:
+    executor = local()
+    work = [job(tmp_path, "train"), job(tmp_path, "ignore")]
+    for item in work:
+        executor.submit(item)
+    pids = [until(lambda item=item: read_json(item.folder / "pid.json")) for item in work]
+    executor.cancel(1.0)
+    assert not any(map(alive, pids))
+    found = {ended.job.trial.key: ended.how for ended in executor.poll(0.0)}
+    assert found == {"train": "stopped", "ignore": "lost"}
+    assert not any(TrialFolder(item.folder).held() for item in work)
+
+
+def test_ctrl_c_reaches_an_inline_trial_as_a_wish_to_stop(tmp_path: Path) -> None:
+    executor = TinyInline(RunSpec())
+    for name in ("a", "b"):
+        executor.submit(job(tmp_path, "train", name=name))
+    before = signal.getsignal(signal.SIGINT)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        executor.poll(0.0)
+    assert signal.getsignal(signal.SIGINT) is before
+    executor.cancel(1.0)
+    assert {ended.job.trial.key: ended.how for ended in executor.poll(0.0)} == {"a": "stopped", "b": "stopped"}
+    assert (job(tmp_path, "train", name="a").folder / "checkpoint").is_dir()
+    assert not job(tmp_path, "train", name="b").folder.exists()
+
+
+DRIVER = """
+import sys, time
+sys.path.insert(0, {here!r})
+import test_executors as tests   # without the guard of __main__, as users write scripts
+from pathlib import Path
+print("script runs", flush=True)
+executor = tests.TinyLocal(tests.RunSpec(device="cpu", workers=1))
+executor.submit(tests.job(Path({root!r}), "train"))
+print("submitted", flush=True)
+{then}
+"""
+
+
+def start_driver(root: Path, do: str, then: str) -> tuple[subprocess.Popen[str], int]:
+    script = root / "driver.py"
+    script.write_text(DRIVER.format(here=str(HERE), root=str(root), do=do, then=then))
+    process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pid = until(lambda: read_json(job(root, do).folder / "pid.json"))
+    return process, pid
+
+
+def test_workers_of_a_killed_driver_write_a_checkpoint_and_leave(local: Callable[..., Local], tmp_path: Path) -> None:
+    driver, pid = start_driver(tmp_path, "train", "time.sleep(600)")
+    work = job(tmp_path, "train")
+    assert TrialFolder(work.folder).held()
+    driver.kill()
+    out, _ = driver.communicate()
+    assert out.count("script runs") == 1  # not once more in the worker
+    until(lambda: not alive(pid))
+    assert not TrialFolder(work.folder).held()
+    assert (work.folder / "checkpoint").is_dir()
+    assert "the driver is gone; the trial is stopped" in (work.folder / "log.txt").read_text()
+    assert local().reattach([work]) == []
+
+
+def test_a_worker_that_does_not_listen_does_not_outlive_its_driver_for_long(tmp_path: Path) -> None:
+    driver, pid = start_driver(tmp_path, "ignore", "time.sleep(600)")
+    driver.kill()
+    driver.communicate()
+    until(lambda: not alive(pid))
+    assert not TrialFolder(job(tmp_path, "ignore").folder).held()
+
+
+def test_a_driver_that_just_ends_leaves_no_worker(tmp_path: Path) -> None:
+    driver, pid = start_driver(tmp_path, "train", f"tests.until((Path('{tmp_path}') / 'go').exists)")
+    (tmp_path / "go").touch()
+    _, err = driver.communicate(timeout=PATIENCE_S)
+    assert driver.returncode == 0, err
+    assert not alive(pid)
+    assert (job(tmp_path, "train").folder / "checkpoint").is_dir()
+
+
+def test_ctrl_c_is_for_the_driver(local: Callable[..., Local], tmp_path: Path) -> None:
+    executor = local()
+    work = job(tmp_path, "train")
+    executor.submit(work)
+    pid = until(lambda: read_json(work.folder / "pid.json"))
+    os.kill(pid, signal.SIGINT)
+    assert executor.poll(0.3) == [] and alive(pid)
+
+
+# -- the next driver --------------------------------------------------------------------------------------------------
+
+
+def hold(folder: TrialFolder) -> Any:
+    folder.path.mkdir(parents=True)
+    lock = open(folder.path / "lock", "a")  # noqa: SIM115
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
+
+
+def test_trials_that_still_run_are_waited_for(local: Callable[..., Local], tmp_path: Path) -> None:
+    from executor_runner import result
+
+    executor = local()
+    kept, left, free = (job(tmp_path, "finish", name=name) for name in ("kept", "left", "free"))
+    locks = [hold(TrialFolder(item.folder)) for item in (kept, left)]
+    assert executor.reattach([kept, left, free]) == [kept, left]
+    assert executor.poll(0.3) == []
+    TrialFolder(kept.folder).finish(result(kept.trial))
+    for lock in locks:
+        lock.close()
+    found = ends(executor, 2)
+    assert (found["kept"].how, found["left"].how) == ("done", "lost")
+    assert "earlier driver" in found["left"].detail
+
+
+@pytest.mark.parametrize("finishes", [True, False])
+def test_a_trial_of_two_studies_is_trained_once(local: Callable[..., Local], tmp_path: Path, finishes: bool) -> None:
+    from executor_runner import result
+
+    executor = local()
+    work = job(tmp_path, "finish")
+    lock = hold(TrialFolder(work.folder))
+    executor.submit(work)
+    until((work.folder / "log.txt").exists)
+    assert executor.poll(0.7) == []
+    if finishes:
+        TrialFolder(work.folder).finish(result(work.trial, wall_s=77.0))
+    lock.close()
+    assert ends(executor, 1)["finish"].how == "done"
+    found = TrialFolder(work.folder).result()
+    assert found is not None and (found.circumstances.wall_s == 77.0) == finishes
+
+
+# -- the room ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_slot() -> None:
+    assert {entry.name for entry in slots.listing("executor")} >= {"inline", "local"}
+    assert slots.slot("executor").resolve("local").plain() == {"type": "local"}
+    assert isinstance(slots.slot("executor").build(Choice("inline"), RunSpec()), Inline)
+
+
+def test_importing_the_room_imports_no_torch() -> None:
+    script = "import sys, vitlab.executors; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "False\n"

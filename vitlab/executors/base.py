@@ -1,0 +1,140 @@
+"""The contract of executors: jobs go in, ends come out, and the truth stays in the trial's folder.
+
+A job names a trial and the folder it lives in.  The executor says how a job ended, never what it found: that is read
+from the folder, so the death of the driver loses nothing and executors can be exchanged between two runs of one study.
+
+How a job ends:
+
+=========  ============================================================================================
+done       the folder holds a result
+failed     the trial raised; trying again would raise again.  The folder holds ``failure.json``
+lost       the worker died (a signal, out of memory, a machine gone); trying again may well succeed
+stopped    the trial was asked to stop and wrote a checkpoint to go on from
+=========  ============================================================================================
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from vitlab.errors import VitlabError
+from vitlab.plan.values import Trial
+from vitlab.slots import Slot
+from vitlab.spec import RunSpec
+from vitlab.store import Busy, TrialFolder
+
+How = Literal["done", "failed", "lost", "stopped"]
+
+LOOK_S = 0.5  #: how often a worker looks whether another has let go of its trial
+
+
+@dataclass(frozen=True)
+class Job:
+    """One trial to run, and how."""
+
+    name: str  #: for people: ``arm/s0``
+    folder: Path  #: the trial's folder; equal for two jobs if and only if they are the same trial and code
+    trial: Trial
+    plugins: tuple[str, ...]  #: files of components to load first
+    threads: int
+    device: str  #: auto, cpu or cuda
+    deterministic: bool
+    keep: str  #: trained weights to keep: none or last
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a job.  ``detail`` is one sentence where it did not end well."""
+
+    job: Job
+    how: How
+    detail: str = ""
+
+
+class Executor(ABC):
+    """Runs jobs somewhere.  One thread of one driver calls it; no method but ``poll`` and ``cancel`` waits."""
+
+    runner: ClassVar[str] = "vitlab.trial"
+    """The module that runs a job, by its ``run_trial`` and ``Settings``; imported only where the job runs."""
+
+    def __init__(self, run: RunSpec) -> None:
+        self.run = run
+
+    @property
+    @abstractmethod
+    def slots(self) -> int:
+        """How many jobs run at a time; the driver submits no more."""
+
+    @abstractmethod
+    def submit(self, job: Job) -> None:
+        """Begin a job."""
+
+    @abstractmethod
+    def poll(self, timeout_s: float) -> list[Ended]:
+        """The jobs that have ended since the last call, each once; waits up to ``timeout_s`` for the first."""
+
+    @abstractmethod
+    def cancel(self, grace_s: float) -> None:
+        """Ask every job to stop, and end those that have not after ``grace_s``; ``poll`` then says how each ended."""
+
+    def reattach(self, jobs: Sequence[Job]) -> list[Job]:
+        """Those of ``jobs`` that an earlier driver began and that still run.  They count as submitted from now on."""
+        return []
+
+
+executor = Slot("executor", Executor)  # type: ignore[type-abstract]  # a contract is not built itself
+
+
+def attempt(job: Job, runner: str, stop: Callable[[], bool]) -> tuple[How, str]:
+    """Run a job in this process, and say how it ended.
+
+    Another study may be training the same trial: then this waits for its result, and trains only what the other left.
+    What the trial raises ends up as one sentence here and with its traceback in ``failure.json``.
+    """
+    folder = TrialFolder(job.folder)
+    try:
+        module: Any = importlib.import_module(runner)
+        settings = module.Settings(
+            threads=job.threads,
+            device=job.device,
+            deterministic=job.deterministic,
+            keep=job.keep,
+            plugins=job.plugins,
+        )
+        while True:
+            result = folder.result()
+            if result is None:
+                try:
+                    result = module.run_trial(job.trial, folder, settings, stop)
+                except Busy:
+                    wait_for_lease(folder, stop)
+                    if not stop():
+                        continue
+            if result is None:
+                return "stopped", ""
+            return ("failed" if result.status == "failed" else "done"), result.failure
+    except (Exception, SystemExit) as error:  # whatever a trial or a guest raises ends this job and no other
+        sentence = one_sentence(error)
+        folder.fail(sentence, traceback.format_exc())
+        return "failed", sentence
+
+
+def wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:
+    """Return when nobody holds the trial any more, or when asked to stop."""
+    while folder.held() and not stop():
+        time.sleep(LOOK_S)
+
+
+def one_sentence(error: BaseException) -> str:
+    """An exception on one line: ours as they are, others with their type."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, VitlabError):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if len(text) <= 500 else text[:499] + "…"

@@ -1,0 +1,77 @@
+"""Inline: trials run in the driver's own process, one at a time.
+
+For a debugger, a profiler or a notebook, and where processes cannot be started.  A trial that kills its process takes
+the driver along.  The first Ctrl-C asks the trial to write a checkpoint and stop, the second ends it at once; output
+goes to the terminal rather than to ``log.txt``.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from vitlab.executors.base import Ended, Executor, Job, attempt, executor
+from vitlab.spec import RunSpec
+
+
+@executor.register("inline")
+class Inline(Executor):
+    """In the driver's process, one trial at a time; ``poll`` returns when the trial has ended."""
+
+    def __init__(self, run: RunSpec) -> None:
+        super().__init__(run)
+        self._jobs: deque[Job] = deque()
+        self._ended: list[Ended] = []
+        self._stop = threading.Event()
+
+    @property
+    def slots(self) -> int:
+        return 1
+
+    def submit(self, job: Job) -> None:
+        self._jobs.append(job)
+
+    def poll(self, timeout_s: float) -> list[Ended]:
+        """Run the next job to its end.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, once the trial has stopped.  How it ended is told by the next call.
+        """
+        if self._jobs and not self._ended:
+            self._stop.clear()
+            with _ctrl_c_sets(self._stop):
+                job = self._jobs.popleft()
+                self._ended.append(Ended(job, *attempt(job, self.runner, self._stop.is_set)))
+            if self._stop.is_set():
+                raise KeyboardInterrupt
+        ended, self._ended = self._ended, []
+        return ended
+
+    def cancel(self, grace_s: float) -> None:
+        """Forget what has not begun; called from another thread, also stop what runs."""
+        self._stop.set()
+        self._ended += [Ended(job, "stopped") for job in self._jobs]
+        self._jobs.clear()
+
+
+@contextmanager
+def _ctrl_c_sets(stop: threading.Event) -> Iterator[None]:
+    """The first Ctrl-C sets ``stop``, the next interrupts.  Only the main thread may say what a signal does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def once(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, before if callable(before) else signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,210 @@
+"""Local: each trial in a process of its own on this machine.
+
+**Processes.**  A fork server imports torch and the built-in components once (:mod:`vitlab.executors.preload`), and
+every trial is a fork of it: nothing of one trial (CUDA context, memory, random state, environment) reaches the next,
+and a worker that dies harms no other.  A worker killed by a signal or by the kernel for its memory is ``lost``; one
+whose trial raises is ``failed``.  Its output goes to ``log.txt`` in the trial's folder.
+
+**Placement.**  On CUDA there are as many slots as GPUs, and a worker sees the GPU of its slot alone; with more workers
+than GPUs they take turns.  On the CPU there are as many slots as fit the cores at ``run.threads`` each, counting what a
+container may use, and each worker stays on its share of the cores where all workers fit, so that none takes
+time from another.
+
+**Stopping.**  ``cancel`` asks the workers to write a checkpoint and leave, waits, then terminates, then kills; Ctrl-C
+while it waits goes straight to the last.  A worker ignores Ctrl-C itself.  When the driver dies without a word the
+workers see their pipe close, write a checkpoint and leave within 30 seconds.
+
+**The next driver** finds trials whose worker still holds the lease (an orphan about to leave, or another study that
+trains the same trial): it waits until the lease is free, and reads from the folder what came of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING
+
+from vitlab.errors import UserError
+from vitlab.executors import machine, worker
+from vitlab.executors.base import Ended, Executor, How, Job, executor
+from vitlab.spec import RunSpec
+from vitlab.store import TrialFolder
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerProcess
+
+TERMINATE_S = 2.0  #: how long a terminated worker has before it is killed
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """A running process, its slot, and the driver's end of its pipe."""
+
+    job: Job
+    place: int
+    process: ForkServerProcess
+    pipe: Connection
+
+
+@executor.register("local")
+class Local(Executor):
+    """Worker processes on this machine, one per trial, each on its GPU or its share of the cores."""
+
+    def __init__(self, run: RunSpec) -> None:
+        super().__init__(run)
+        self._gpus = machine.gpus() if run.device != "cpu" else []
+        if run.device == "cuda" and not self._gpus:
+            raise UserError(
+                "run.device is cuda, and this machine has no GPU that torch could use "
+                "(CUDA_VISIBLE_DEVICES and nvidia-smi name none, or this torch is built for the CPU alone)"
+            )
+        cores, budget = machine.cores(), machine.budget()
+        self._slots = run.workers or len(self._gpus) or max(1, budget // run.threads)
+        fits = not self._gpus and run.threads * self._slots <= budget
+        self._shares = _shares(cores, self._slots) if fits else [[]] * self._slots
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["vitlab.executors.preload"])
+        self._workers: dict[int, _Worker] = {}  # by sentinel
+        self._elsewhere: list[Job] = []  # trained by workers that are not ours
+        self._ended: list[Ended] = []
+        atexit.register(self._hang_up)  # or the interpreter would wait at its exit for workers nobody told to stop
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    def submit(self, job: Job) -> None:
+        """Begin a job.  The first waits for the fork server, which needs a few seconds to import torch."""
+        taken = {running.place for running in self._workers.values()}
+        place = min(set(range(len(taken) + 1)) - taken)
+        ours, theirs = self._context.Pipe()
+        environment = self._environment(job, place)
+        share = self._shares[place] if place < self._slots else []
+        process = self._context.Process(
+            target=worker.main, args=(job, self.runner, environment, share, theirs), name=job.name
+        )
+        try:
+            with _without_main():
+                process.start()
+        except (EOFError, ConnectionError):
+            ours.close()
+            self._ended.append(Ended(job, "lost", "the fork server died before it could start a worker"))
+            return
+        finally:
+            theirs.close()
+        self._workers[process.sentinel] = _Worker(job, place, process, ours)
+
+    def poll(self, timeout_s: float) -> list[Ended]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._look_elsewhere()
+            left = 0.0 if self._ended else max(0.0, deadline - time.monotonic())
+            self._collect(min(left, 0.2) if self._elsewhere else left)
+            if self._ended or time.monotonic() >= deadline:
+                ended, self._ended = self._ended, []
+                return ended
+
+    def cancel(self, grace_s: float) -> None:
+        self._ended += [Ended(job, "stopped", "it goes on under another driver") for job in self._elsewhere]
+        self._elsewhere = []
+        for running in self._workers.values():
+            with suppress(OSError):  # it has just died
+                running.pipe.send_bytes(b"stop")
+        try:
+            self._await_all(grace_s)
+            for running in self._workers.values():
+                running.process.terminate()
+            self._await_all(TERMINATE_S)
+        except KeyboardInterrupt:
+            pass  # asked again: no more waiting
+        for running in self._workers.values():
+            running.process.kill()
+        self._await_all(TERMINATE_S)
+
+    def reattach(self, jobs: Sequence[Job]) -> list[Job]:
+        """The jobs whose folder somebody holds.  They end as their result says, and as ``lost`` where there is none."""
+        self._elsewhere += [job for job in jobs if TrialFolder(job.folder).held()]
+        return list(self._elsewhere)
+
+    # -- how it is done -----------------------------------------------------------------------------------------------
+
+    def _environment(self, job: Job, place: int) -> dict[str, str]:
+        """The driver's environment, with the worker's threads and its GPU."""
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.threads))
+        gpu = self._gpus[place % len(self._gpus)] if self._gpus else ""
+        return {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": gpu}
+
+    def _collect(self, timeout_s: float) -> None:
+        """Wait for workers to exit, and note how their jobs ended."""
+        if not self._workers:
+            time.sleep(timeout_s)
+            return
+        for sentinel in wait(list(self._workers), timeout_s):
+            assert isinstance(sentinel, int)
+            running = self._workers.pop(sentinel)
+            running.process.join()
+            how: How
+            try:
+                how, detail = json.loads(running.pipe.recv_bytes())
+            except (EOFError, OSError):
+                how, detail = "lost", _death(running.process.exitcode)
+            self._ended.append(Ended(running.job, how, detail))
+            # Closing tells a worker that outlived the fork server, and so looks dead from here, to stop.
+            running.pipe.close()
+            running.process.close()
+
+    def _await_all(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self._workers and (left := deadline - time.monotonic()) > 0:
+            self._collect(left)
+
+    def _look_elsewhere(self) -> None:
+        for job in [job for job in self._elsewhere if not TrialFolder(job.folder).held()]:
+            self._elsewhere.remove(job)
+            result = TrialFolder(job.folder).result()
+            if result is None:
+                self._ended.append(Ended(job, "lost", "the worker of an earlier driver left before the trial ended"))
+            else:
+                self._ended.append(Ended(job, "failed" if result.status == "failed" else "done", result.failure))
+
+    def _hang_up(self) -> None:
+        for running in self._workers.values():
+            running.pipe.close()
+
+
+def _shares(cores: Sequence[int], workers: int) -> list[list[int]]:
+    """The cores, dealt out as evenly as they go."""
+    cuts = [index * len(cores) // workers for index in range(workers + 1)]
+    return [list(cores[begin:end]) for begin, end in pairwise(cuts)]
+
+
+def _death(code: int | None) -> str:
+    """Why a worker died, as far as its exit code tells."""
+    if code == -signal.SIGKILL:
+        return "killed by signal 9 (SIGKILL), as the kernel does when memory runs out; see log.txt"
+    if code is not None and code < 0:
+        with suppress(ValueError):
+            return f"killed by signal {-code} ({signal.Signals(-code).name}); see log.txt"
+    return f"its process ended with exit code {code} and said nothing; see log.txt"
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the driver's main module: multiprocessing would run the user's script again in every worker."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
