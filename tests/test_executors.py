@@ -301,7 +301,7 @@ import test_executors as tests   # without the guard of __main__, as users write
 from pathlib import Path
 print("script runs", flush=True)
 executor = tests.TinyLocal(tests.RunSpec(device="cpu", workers=1))
-executor.submit(tests.job(Path({root!r}), "train"))
+executor.submit(tests.job(Path({root!r}), {do!r}))
 print("submitted", flush=True)
 {then}
 """
