@@ -284,3 +284,50 @@ def test_the_runner_is_part_of_every_trials_code() -> None:
     strangers = {"vitlab.lab", "vitlab.report", "vitlab.trackers.mlflow", "vitlab.cli", "vitlab.models.vit"}
     assert not strangers & set(found), "a change there would retrain everything"
     assert code_digest(frozenset({"vitlab.models.vit"})) != code_digest(frozenset())
+
+
+# -- trials that need trials ------------------------------------------------------------------------------------------
+
+
+def fine_tuning(seed: object = "same") -> dict[str, Any]:
+    before = {**BASE, "train": {"steps": 5, "batch_size": 8}}
+    return {**BASE, "init_from": {"trial": before, "seed": seed}}
+
+
+def test_a_trial_may_start_from_another_one(tmp_path: Path) -> None:
+    found = plan(tmp_path, base=fine_tuning(), seeds=2, design={"one_at_a_time": {"model.drop_path": [0.1]}})
+    assert len(found.trials) == 4 and len(found.prerequisites) == 2, "one for each seed, shared by the arms"
+    prerequisites = {f"{trial.key}/{trial.code}": trial for trial in found.prerequisites}
+    for item in found.trials:
+        (needed,) = item.trial.needs.values()
+        assert prerequisites[needed].seeds == item.trial.seeds
+    alone = plan(tmp_path, base={**BASE, "train": {"steps": 5, "batch_size": 8}}, seeds=2)
+    assert {trial.key for trial in found.prerequisites} == keys(alone), "named by its spec, it is the same trial"
+    assert len(plan(tmp_path, base=fine_tuning(seed=7), seeds=2).prerequisites) == 1
+
+
+def test_what_it_starts_from_is_part_of_its_identity(tmp_path: Path) -> None:
+    first = plan(tmp_path, base=fine_tuning(), seeds=1)
+    other = fine_tuning()
+    other["init_from"]["trial"]["train"]["steps"] = 6
+    assert keys(first) != keys(plan(tmp_path, base=other, seeds=1)) and keys(first) != keys(plan(tmp_path, seeds=1))
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes(b"one")
+    by_file = {**BASE, "init_from": {"checkpoint": str(weights)}}
+    before = keys(plan(tmp_path, base=by_file, seeds=1))
+    (tmp_path / "moved.safetensors").write_bytes(b"one")
+    moved = {**BASE, "init_from": {"checkpoint": str(tmp_path / "moved.safetensors")}}
+    assert keys(plan(tmp_path, base=moved, seeds=1)) == before, "a checkpoint counts by its content, not its path"
+    weights.write_bytes(b"another")
+    assert keys(plan(tmp_path, base=by_file, seeds=1)) != before
+
+
+def test_mistakes_in_what_it_starts_from_are_placed(tmp_path: Path) -> None:
+    wrong = fine_tuning()
+    wrong["init_from"]["trial"] = {**BASE, "model": {**BASE["model"], "heads": 3}}
+    with pytest.raises(SpecError, match="heads 3"):
+        plan(tmp_path, base=wrong)
+    with pytest.raises(SpecError, match="no such file"):
+        plan(tmp_path, base={**BASE, "init_from": {"checkpoint": "nowhere.pth"}})
+    with pytest.raises(SpecError, match="exactly one"):
+        plan(tmp_path, base={**BASE, "init_from": {}})

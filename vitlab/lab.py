@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,11 +111,11 @@ def run(
     missing = [planned for planned in plan.trials if not _folder(store, planned).done()]
     parked, todo = [], []
     for planned in missing:
-        failed_before = _folder(store, planned).failure() is not None and not retry_failed
-        if failed_before:
+        if not retry_failed and _folder(store, planned).failure() is not None:
             parked.append(planned)
         elif fnmatch.fnmatchcase(planned.arm, only):
             todo.append(planned)
+    todo = _prerequisites(plan, todo, store) + todo
     if parked:
         watch.say(f"{_trials(len(parked))} failed before under this code; --retry-failed trains them again.")
     watch.planned(plan, todo, store)
@@ -289,12 +288,17 @@ def _execute(
     planned_of = {job.folder: planned for planned, job in jobs}
     attempts = dict.fromkeys(planned_of, 1)
     running = {job.folder for job in executor.reattach([job for _, job in jobs])}
-    waiting = deque(job for _, job in jobs if job.folder not in running)
+    waiting = [job for _, job in jobs if job.folder not in running]
     failed, tracked = 0, 0.0
     try:
         while waiting or running:
-            while waiting and len(running) < executor.slots:
-                job = waiting.popleft()
+            ready = [job for job in waiting if _ready(job)]
+            if not ready and not running:
+                for job in waiting:
+                    watch.ended(planned_of[job.folder], "failed", "it needs a trial that failed")
+                return failed + len(waiting)
+            for job in ready[: max(0, executor.slots - len(running))]:
+                waiting.remove(job)
                 executor.submit(job)
                 running.add(job.folder)
                 watch.started(planned_of[job.folder])
@@ -323,6 +327,27 @@ def _execute(
     return failed
 
 
+def _ready(job: Job) -> bool:
+    """Whether every trial that this one starts from has ended."""
+    trials = job.folder.parents[1]
+    return all(TrialFolder(trials / needed).done() for needed in job.trial.needs.values())
+
+
+def _prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> list[Planned]:
+    """The trials that those in ``todo`` start from, directly or not, that stand in no arm and are still missing."""
+    known = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
+    found: dict[str, Planned] = {}
+    waiting = [needed for planned in todo for needed in planned.trial.needs.values()]
+    while waiting:
+        name = waiting.pop()
+        trial = known.get(name)
+        if trial is None or name in found or store.trial(trial.key, trial.code).done():
+            continue
+        found[name] = Planned(f"prerequisite {trial.key[:8]}", trial.seeds["init"], trial)
+        waiting += trial.needs.values()
+    return list(found.values())
+
+
 def _job(planned: Planned, store: Store, run: RunSpec, plugins: Sequence[str | Path]) -> Job:
     from vitlab.executors import Job
 
@@ -334,7 +359,8 @@ def _job(planned: Planned, store: Store, run: RunSpec, plugins: Sequence[str | P
         threads=run.threads,
         device=run.device,
         deterministic=run.deterministic,
-        keep=run.keep,
+        # What another trial starts from must be kept, whatever the study keeps.
+        keep="last" if planned.arm.startswith("prerequisite ") else run.keep,
     )
 
 

@@ -16,7 +16,7 @@ from vitlab.plan.key import code_of, key_of
 from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver, changed
 from vitlab.plan.rules import RuleFault, holds, parse
 from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.spec import Document, Study
+from vitlab.spec import Document, Seeds, Study
 from vitlab.spec.study import To
 
 
@@ -93,23 +93,14 @@ def make_plan(study: Study | None, document: Document, problems: list[Problem], 
 def _plan(study: Study, base: Mapping[str, Any], arms: Mapping[str, _Arm], baselines: Mapping[str, str | None]) -> Plan:
     paths = list(dict.fromkeys(path for arm in arms.values() for path in arm.draft.values))
     planned = []
+    prerequisites: dict[str, Trial] = {}
     for arm in arms.values():
         if arm.skip:
             continue
-        code = code_of(arm.trial.plain)
         for seed in study.seeds.values:
-            seeds = study.seeds.streams(seed)
-            identity = {
-                "spec": arm.trial.identity,
-                "seeds": seeds,
-                "origins": arm.trial.origins,
-                "data": arm.trial.info.identity,
-                "needs": {},
-            }
-            trial = Trial(
-                arm.trial.plain, seeds, arm.trial.origins, arm.trial.info.identity, key=key_of(identity), code=code
-            )
-            planned.append(Planned(arm.name, seed, trial))
+            planned.append(Planned(arm.name, seed, _trial(arm.trial, seed, study.seeds, prerequisites)))
+    for item in planned:
+        prerequisites.pop(item.trial.key, None)
     notes = []
     for arm in arms.values():
         if arm.aliases:
@@ -131,7 +122,34 @@ def _plan(study: Study, base: Mapping[str, Any], arms: Mapping[str, _Arm], basel
         ),
         trials=tuple(planned),
         analysis=study.analysis,
+        prerequisites=tuple(prerequisites.values()),
         notes=tuple(notes),
+    )
+
+
+def _trial(resolved: ResolvedTrial, seed: int, seeds: Seeds, prerequisites: dict[str, Trial]) -> Trial:
+    """A trial with its seeds and its key; the trials it needs are added to ``prerequisites``."""
+    streams = seeds.streams(seed)
+    needs: dict[str, str] = {}
+    for role, needed in resolved.needs.items():
+        other = _trial(needed.trial, seed if needed.seed == "same" else needed.seed, seeds, prerequisites)
+        prerequisites[other.key] = other
+        needs[role] = f"{other.key}/{other.code}"
+    identity = {
+        "spec": resolved.identity,
+        "seeds": streams,
+        "origins": resolved.origins,
+        "data": resolved.info.identity,
+        "needs": {role: needed.partition("/")[0] for role, needed in needs.items()},
+    }
+    return Trial(
+        resolved.plain,
+        streams,
+        resolved.origins,
+        resolved.info.identity,
+        needs,
+        key=key_of(identity),
+        code=code_of(resolved.plain, needs),
     )
 
 

@@ -35,10 +35,14 @@ def key_of(identity: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
-def code_of(spec: Mapping[str, Any]) -> str:
-    """The code digest of a trial, from its resolved spec."""
+def code_of(spec: Mapping[str, Any], needs: Mapping[str, str] = {}) -> str:
+    """The code digest of a trial, from its resolved spec and the ``key/code`` of the trials it starts from.
+
+    What a trial starts from is part of what it runs: a change of code there makes this one another result too.
+    """
     modules = {part.component.__module__ for choice in components(spec) for part in choice.parts()}
-    return code_digest(frozenset(modules))
+    own = code_digest(frozenset(modules))
+    return key_of({"own": own, **needs})[:32] if needs else own
 
 
 def components(spec: Mapping[str, Any]) -> Iterator[Resolved]:

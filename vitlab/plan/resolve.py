@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path as FilePath
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -40,6 +43,15 @@ class ResolvedTrial:
     origins: tuple[str, ...]
     info: DataInfo
     why_not: str  #: why these components cannot work together; empty where they can
+    needs: Mapping[str, Prerequisite] = field(default_factory=dict)  #: role to the trial whose weights it starts from
+
+
+@dataclass(frozen=True)
+class Prerequisite:
+    """A trial that another one needs."""
+
+    trial: ResolvedTrial
+    seed: Literal["same"] | int
 
 
 class Resolver:
@@ -82,13 +94,41 @@ class Resolver:
                 why_not = model.component.why_not(info, model.options) or ""  # type: ignore[attr-defined]
             except GeometryError as error:
                 faults.append((("model", error.option), str(error)))
+        needs = self._needs(plain, identity, faults)
         if faults:
             raise Faults(faults)
         assert info is not None
         origins = sorted(
             {f"{part.slot}:{part.type} {part.origin}" for choice in parts.values() for part in choice.parts()}
         )
-        return ResolvedTrial(plain, identity, tuple(origins), info, why_not)
+        return ResolvedTrial(plain, identity, tuple(origins), info, why_not, needs)
+
+    def _needs(
+        self, plain: dict[str, Any], identity: dict[str, Any], faults: list[tuple[Path, str]]
+    ) -> dict[str, Prerequisite]:
+        """The trial a trial starts from, put into its identity; a checkpoint file counts by its content."""
+        start = plain.get("init_from")
+        if not isinstance(start, Mapping):
+            return {}
+        if isinstance(start.get("checkpoint"), str):
+            file = FilePath(start["checkpoint"])
+            if not file.is_file():
+                faults.append((("init_from", "checkpoint"), f"no such file: {file}"))
+            else:
+                identity["init_from"]["checkpoint"] = _content(file.resolve(), file.stat().st_mtime_ns)
+                plain["init_from"]["checkpoint"] = str(file.resolve())
+            return {}
+        if not isinstance(start.get("trial"), Mapping):
+            return {}
+        try:
+            trial = self.resolve(start["trial"])
+        except Faults as error:
+            faults += [(("init_from", "trial", *path), sentence) for path, sentence in error.faults]
+            return {}
+        if trial.why_not:
+            faults.append((("init_from", "trial"), trial.why_not))
+        plain["init_from"]["trial"], identity["init_from"]["trial"] = trial.plain, trial.identity
+        return {"init_from": Prerequisite(trial, start.get("seed", "same"))}
 
     def _choice(self, name: str, value: Any) -> Resolved | list[tuple[Path, str]]:
         if value is None:
@@ -132,6 +172,13 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mappi
             node = node[part]
         node[parts[-1]] = value
     return tree
+
+
+@cache
+def _content(file: FilePath, changed_ns: int) -> str:
+    """Digest of a file's content; read again only when the file has changed."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _get(tree: Mapping[str, Any], path: Path) -> Any:

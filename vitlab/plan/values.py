@@ -64,6 +64,7 @@ class Plan:
     arms: tuple[Arm, ...]
     trials: tuple[Planned, ...]
     analysis: Analysis
+    prerequisites: tuple[Trial, ...] = ()  #: trials that others need and that stand in no arm, each once
     notes: tuple[str, ...] = ()  #: what the reader of the report must know
 
     @property
@@ -88,6 +89,7 @@ class Plan:
             "arms": [asdict(arm) for arm in self.arms],
             "specs": specs,
             "trials": trials,
+            "prerequisites": [trial.to_json() for trial in self.prerequisites],
             "analysis": self.analysis.model_dump(mode="json"),
             "notes": list(self.notes),
         }
@@ -105,5 +107,6 @@ class Plan:
             arms=tuple(Arm(**{**arm, "aliases": tuple(arm["aliases"])}) for arm in data["arms"]),
             trials=tuple(trials),
             analysis=Analysis.model_validate(data["analysis"]),
+            prerequisites=tuple(Trial.from_json(item) for item in data["prerequisites"]),
             notes=tuple(data["notes"]),
         )

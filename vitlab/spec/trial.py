@@ -43,12 +43,30 @@ class TrainSpec(Frozen):
         return value
 
 
+class InitFrom(Frozen):
+    """Weights to start from: a checkpoint file of any known format, or another trial, named by its spec."""
+
+    checkpoint: str | None = None
+    trial: dict[str, Any] | None = None  #: a complete trial; it is trained once and shared by all who name it
+    seed: Literal["same"] | Annotated[int, Field(ge=0)] = "same"  #: of that trial; same pairs replicates one to one
+    resample: Literal["timm", "google", "deit", "torchvision", "hf"] = "timm"  #: how positions reach another grid
+    head: Literal["new", "keep"] = "new"  #: a fresh head, or the one in the weights
+    freeze: Literal["nothing", "body"] = "nothing"  #: what is not trained: the body leaves a linear probe
+
+    @model_validator(mode="after")
+    def _one_source(self) -> InitFrom:
+        if (self.checkpoint is None) == (self.trial is None):
+            raise ValueError("init_from names a checkpoint or a trial, exactly one")
+        return self
+
+
 class TrialSpec(Frozen):
     """One complete trial: what it sees, what it is, how it is trained."""
 
     data: Choice
     model: Choice
     train: TrainSpec
+    init_from: InitFrom | None = None
 
 
 SLOTS_OF_A_TRIAL = {
