@@ -1,0 +1,345 @@
+"""Attention: how tokens look at each other.
+
+One set of weights, several ways to compute with it.  Each implementation keeps parameters under its own names, and
+converts a state to and from the canonical form, which is timm's: ``qkv.weight`` with rows [q; k; v] and heads in order
+inside each, ``proj``, and ``q_norm``, ``k_norm`` where queries and keys are normalised.
+
+B images, T tokens, D width, H heads, K channels of a head (D = H * K).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from vitlab.components.base import Dropout, Part
+from vitlab.errors import OptionError
+from vitlab.geometry import Geometry
+from vitlab.slots import Pick, Slot, slot
+from vitlab.spec import Choice
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines, each (T, K/2), or (H, T, K/2) where heads differ; pairs are channels 2i and 2i + 1."""
+
+State = Mapping[str, Tensor]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Attention(Part):
+    """Mixes tokens.
+
+    A third party derives from this class and defines ``forward``, and ``maps`` where its attention has weights.
+    """
+
+    takes_bias: ClassVar[bool] = True  #: whether a bias on the logits is applied
+    takes_rotation: ClassVar[bool] = True  #: whether queries and keys are rotated
+    canonical: ClassVar[Literal["timm"] | None] = "timm"  #: the form weights are exchanged in; None for one of its own
+
+    def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        """(B, T, D) to (B, T, D)."""
+        raise NotImplementedError
+
+    def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        """(B, H, T, T): the weight of every key for every query, before dropout; rows sum to 1.
+
+        Raises:
+            NotImplementedError: where the attention has no such weights.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no attention weights")
+
+    def to_canonical(self, state: State) -> dict[str, Tensor]:
+        """Own state, under own names, as the canonical one.  Depends on nothing but ``state`` and the sizes."""
+        return dict(state)
+
+    def from_canonical(self, state: State) -> dict[str, Tensor]:
+        """The inverse of :meth:`to_canonical`."""
+        return dict(state)
+
+
+attention = Slot("attention", Attention)
+
+
+class _Softmax(Attention):
+    """Scaled dot-product attention with softmax; implementations differ in where q, k, v and the product are made.
+
+    Reference: arXiv:1706.03762; arXiv:2010.11929 equations 5 to 8.
+    """
+
+    def __init__(self, g: Geometry, *, qkv_bias: bool, qk_norm: Choice | str, drop: float, proj_drop: float) -> None:
+        super().__init__()
+        self.num_heads = g.heads
+        self.head_dim = g.head_dim
+        self.scale = g.head_dim**-0.5
+        self._projections(g, qkv_bias)
+        self.q_norm = slot("norm").build(qk_norm, g.head_dim)
+        self.k_norm = slot("norm").build(qk_norm, g.head_dim)
+        self.attn_drop = Dropout(drop)
+        self.proj = nn.Linear(g.dim, g.dim)
+        self.proj_drop = Dropout(proj_drop)
+
+    def _projections(self, g: Geometry, bias: bool) -> None:
+        """Create the parameters that make queries, keys and values."""
+        raise NotImplementedError
+
+    def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each (B, H, T, K), neither normalised nor rotated."""
+        raise NotImplementedError
+
+    def _ready(self, x_BTD: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys as they meet, and values."""
+        q_BHTK, k_BHTK, v_BHTK = self._qkv(x_BTD)
+        q_BHTK, k_BHTK = self.q_norm(q_BHTK), self.k_norm(k_BHTK)
+        if rotation is not None:
+            q_BHTK, k_BHTK = rotate(q_BHTK, rotation), rotate(k_BHTK, rotation)
+        return q_BHTK, k_BHTK, v_BHTK
+
+    def _mixed(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+        """(B, H, T, K): values mixed by weights."""
+        weights_BHTT: Tensor = self.attn_drop(_weights(q_BHTK * self.scale, k_BHTK, bias_HTT))
+        return weights_BHTT @ v_BHTK
+
+    def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        y_BHTK = self._mixed(*self._ready(x_BTD, rotation), bias_HTT)
+        out_BTD: Tensor = self.proj_drop(self.proj(y_BHTK.transpose(1, 2).flatten(2)))
+        return out_BTD
+
+    def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        q_BHTK, k_BHTK, _ = self._ready(x_BTD, rotation)
+        return _weights(q_BHTK * self.scale, k_BHTK, bias_HTT)
+
+
+class _Fused(_Softmax):
+    """Queries, keys and values from one matrix."""
+
+    def _projections(self, g: Geometry, bias: bool) -> None:
+        self.qkv = nn.Linear(g.dim, 3 * g.dim, bias=bias)
+
+    def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        qkv_BT3HK = self.qkv(x_BTD).unflatten(-1, (3, self.num_heads, self.head_dim))
+        q_BHTK, k_BHTK, v_BHTK = qkv_BT3HK.permute(2, 0, 3, 1, 4).unbind(0)
+        return q_BHTK, k_BHTK, v_BHTK
+
+
+@attention.register("fused")
+class Fused(_Fused):
+    """One matrix for queries, keys and values; the weights are computed and kept.
+
+    The explicit form: it shows its maps, drops weights, works everywhere and stacks.
+    """
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        qkv_bias: bool = True,
+        qk_norm: Annotated[Choice | str, Pick("norm")] = "none",
+        drop: Probability = 0.0,
+        proj_drop: Probability = 0.0,
+    ) -> None:
+        super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, drop=drop, proj_drop=proj_drop)
+
+
+@attention.register("sdpa")
+class SDPA(_Fused):
+    """One matrix for queries, keys and values, and torch's fused kernel, which never holds the weights.
+
+    Dropout of weights is refused: the kernel would draw it from a generator, and no two kernels draw alike.
+    """
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        qkv_bias: bool = True,
+        qk_norm: Annotated[Choice | str, Pick("norm")] = "none",
+        drop: Probability = 0.0,
+        proj_drop: Probability = 0.0,
+    ) -> None:
+        super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, drop=drop, proj_drop=proj_drop)
+        if reason := self.why_not(g, {"drop": drop}):
+            raise OptionError([(("drop",), reason)])
+
+    @classmethod
+    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        if options.get("drop", 0.0) > 0:
+            return (
+                f"attention 'sdpa' cannot drop attention weights (drop is {options['drop']:g}): its kernel draws from "
+                "a generator that no replay reproduces; use 'fused' or 'auto', or drop: 0"
+            )
+        return None
+
+    def _mixed(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+        return _fused_kernel(q_BHTK, k_BHTK, v_BHTK, bias_HTT)
+
+
+@attention.register("auto")
+class Auto(_Fused):
+    """Fused or explicit product, by this rule; the first line that applies decides:
+
+    1. weights are dropped in this step: explicit, because draws are keyed;
+    2. inside ``vmap`` or another transform of ``torch.func``: explicit, because the fused kernel has no batching rule
+       on CPU and none for its gradient on CUDA, and would fall back to a loop over members;
+    3. on CPU in a type of 16 bits: explicit, which is ten times as fast there;
+    4. otherwise: torch's fused kernel.
+
+    ``kernel`` says which the latest forward pass took.
+    """
+
+    kernel: Literal["sdpa", "explicit"] | None
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        qkv_bias: bool = True,
+        qk_norm: Annotated[Choice | str, Pick("norm")] = "none",
+        drop: Probability = 0.0,
+        proj_drop: Probability = 0.0,
+    ) -> None:
+        super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, drop=drop, proj_drop=proj_drop)
+        self.kernel = None
+
+    def _mixed(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+        dropping = self.training and self.attn_drop.p > 0
+        narrow_on_cpu = q_BHTK.device.type == "cpu" and q_BHTK.dtype in (torch.bfloat16, torch.float16)
+        if dropping or narrow_on_cpu or _transformed():
+            self.kernel = "explicit"
+            return super()._mixed(q_BHTK, k_BHTK, v_BHTK, bias_HTT)
+        self.kernel = "sdpa"
+        return _fused_kernel(q_BHTK, k_BHTK, v_BHTK, bias_HTT)
+
+
+@attention.register("split")
+class Split(_Softmax):
+    """A matrix each for queries, keys and values, as in Hugging Face's implementation."""
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        qkv_bias: bool = True,
+        qk_norm: Annotated[Choice | str, Pick("norm")] = "none",
+        drop: Probability = 0.0,
+        proj_drop: Probability = 0.0,
+    ) -> None:
+        super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, drop=drop, proj_drop=proj_drop)
+
+    def _projections(self, g: Geometry, bias: bool) -> None:
+        self.q = nn.Linear(g.dim, g.dim, bias=bias)
+        self.k = nn.Linear(g.dim, g.dim, bias=bias)
+        self.v = nn.Linear(g.dim, g.dim, bias=bias)
+
+    def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q_BTHK, k_BTHK, v_BTHK = (
+            make(x_BTD).unflatten(-1, (self.num_heads, self.head_dim)) for make in (self.q, self.k, self.v)
+        )
+        return q_BTHK.transpose(1, 2), k_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2)
+
+    def to_canonical(self, state: State) -> dict[str, Tensor]:
+        out = {name: value for name, value in state.items() if name[:2] not in ("q.", "k.", "v.")}
+        for kind in ("weight", "bias"):
+            if f"q.{kind}" in state:
+                out[f"qkv.{kind}"] = torch.cat([state[f"{part}.{kind}"] for part in "qkv"])
+        return out
+
+    def from_canonical(self, state: State) -> dict[str, Tensor]:
+        out = {name: value for name, value in state.items() if not name.startswith("qkv.")}
+        for kind in ("weight", "bias"):
+            if f"qkv.{kind}" in state:
+                for part, rows in zip("qkv", state[f"qkv.{kind}"].chunk(3), strict=True):
+                    out[f"{part}.{kind}"] = rows.clone()
+        return out
+
+
+class OneHead(nn.Module):
+    """The projections of one head: D to K, three times."""
+
+    def __init__(self, dim: int, head_dim: int, bias: bool) -> None:
+        super().__init__()
+        self.q = nn.Linear(dim, head_dim, bias=bias)
+        self.k = nn.Linear(dim, head_dim, bias=bias)
+        self.v = nn.Linear(dim, head_dim, bias=bias)
+
+
+@attention.register("per_head")
+class PerHead(_Softmax):
+    """A module per head, one after the other: the form of textbooks, and the slowest."""
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        qkv_bias: bool = True,
+        qk_norm: Annotated[Choice | str, Pick("norm")] = "none",
+        drop: Probability = 0.0,
+        proj_drop: Probability = 0.0,
+    ) -> None:
+        super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, drop=drop, proj_drop=proj_drop)
+
+    def _projections(self, g: Geometry, bias: bool) -> None:
+        self.heads = nn.ModuleList([OneHead(g.dim, g.head_dim, bias) for _ in range(g.heads)])
+
+    def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q_BHTK = torch.stack([head.q(x_BTD) for head in self.heads], 1)  # type: ignore[operator]
+        k_BHTK = torch.stack([head.k(x_BTD) for head in self.heads], 1)  # type: ignore[operator]
+        v_BHTK = torch.stack([head.v(x_BTD) for head in self.heads], 1)  # type: ignore[operator]
+        return q_BHTK, k_BHTK, v_BHTK
+
+    def _mixed(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+        maps = [
+            _weights(q_BHTK[:, head] * self.scale, k_BHTK[:, head], None if bias_HTT is None else bias_HTT[head])
+            for head in range(self.num_heads)
+        ]
+        # All heads are dropped together, so that the draws are those of the other implementations.
+        dropped_BHTT = self.attn_drop(torch.stack(maps, 1))
+        return torch.stack([dropped_BHTT[:, head] @ v_BHTK[:, head] for head in range(self.num_heads)], 1)
+
+    def to_canonical(self, state: State) -> dict[str, Tensor]:
+        out = {name: value for name, value in state.items() if not name.startswith("heads.")}
+        for kind in ("weight", "bias"):
+            if f"heads.0.q.{kind}" in state:
+                rows = [state[f"heads.{head}.{part}.{kind}"] for part in "qkv" for head in range(self.num_heads)]
+                out[f"qkv.{kind}"] = torch.cat(rows)
+        return out
+
+    def from_canonical(self, state: State) -> dict[str, Tensor]:
+        out = {name: value for name, value in state.items() if not name.startswith("qkv.")}
+        for kind in ("weight", "bias"):
+            if f"qkv.{kind}" in state:
+                rows = iter(state[f"qkv.{kind}"].chunk(3 * self.num_heads))
+                for part in "qkv":
+                    for head in range(self.num_heads):
+                        out[f"heads.{head}.{part}.{kind}"] = next(rows).clone()
+        return out
+
+
+def rotate(x_BHTK: Tensor, rotation: Rotation) -> Tensor:
+    """Turn each pair of channels (2i, 2i + 1) by its angle; computed in the wider of the two types."""
+    cos, sin = rotation
+    even, odd = x_BHTK[..., 0::2], x_BHTK[..., 1::2]
+    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1)
+    return turned.flatten(-2).to(x_BHTK.dtype)
+
+
+def _weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+    """(..., T, T) from scaled queries and keys (..., T, K)."""
+    logits = q @ k.transpose(-2, -1)
+    if bias is not None:
+        logits = logits + bias.to(logits.dtype)
+    return logits.softmax(-1)
+
+
+def _fused_kernel(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+    mask = None if bias_HTT is None else bias_HTT.to(q_BHTK.dtype)[None]
+    return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
+
+
+def _transformed() -> bool:
+    """Whether a transform of ``torch.func`` is active; torch offers no public way to ask."""
+    level = getattr(torch._C._functorch, "maybe_current_level", None)
+    return level is not None and level() is not None

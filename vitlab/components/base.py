@@ -1,0 +1,112 @@
+"""What every part of a model shares: its contract, and dropout whose draws are keyed rather than consumed.
+
+B images, T tokens, D width; ``...`` any axes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlab import noise
+from vitlab.geometry import Geometry
+
+
+class Part(nn.Module):
+    """Base of the contracts of patch embeddings, positions, attentions, MLPs and heads."""
+
+    vmap_safe: ClassVar[bool] = True
+    """Whether replicates can be trained stacked: no ``.item()``, no branch on data, no randomness but keyed draws."""
+
+    @classmethod
+    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        """Why this part cannot be built for ``g`` with ``options``, in one sentence; None where it can.
+
+        A combination refused here is planned as a skip with that reason, instead of failing when it is its turn.
+        """
+        return None
+
+    def no_weight_decay(self) -> frozenset[str]:
+        """Names of own parameters that are not to decay, beyond biases and vectors, which never do."""
+        return frozenset()
+
+
+class Dropout(nn.Module):
+    """Zero each value with probability ``p``, and scale the rest by 1 / (1 - p).
+
+    Inside :func:`vitlab.noise.drawing`, the mask of a sample is a function of the step's key, the sample and the place
+    of this layer in the model (see :func:`name_draws`), so it is the same alone, stacked, or after a resume.  Outside,
+    it comes from torch's generator.
+
+    Raises:
+        RuntimeError: inside the scope, if the model was not given its places.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.place: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) to (B, ...); the identity in evaluation mode."""
+        if not self.training or self.p == 0:
+            return x
+        draws = noise.current()
+        if draws is None:
+            return F.dropout(x, self.p)
+        key = noise.fold(draws.dropout, _placed(self.place))
+        kept = noise.uniform(key, draws.sample_B, math.prod(x.shape[1:])) >= self.p
+        return x * kept.view(x.shape).to(x.dtype) / (1 - self.p)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p:g}"
+
+
+class DropPath(nn.Module):
+    """Drop the whole residual branch of a sample with probability ``p``, and scale the others by 1 / (1 - p).
+
+    Draws are keyed as in :class:`Dropout`.
+
+    Reference: arXiv:1603.09382 (stochastic depth), per sample.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.place: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) to (B, ...); the identity in evaluation mode."""
+        if not self.training or self.p == 0:
+            return x
+        shape = (x.shape[0], *(1,) * (x.ndim - 1))
+        draws = noise.current()
+        if draws is None:
+            return x * F.dropout(x.new_ones(shape), self.p)
+        key = noise.fold(draws.drop_path, _placed(self.place))
+        kept = noise.uniform(key, draws.sample_B, 1) >= self.p
+        return x * (kept.view(shape).to(x.dtype) / (1 - self.p))
+
+    def extra_repr(self) -> str:
+        return f"p={self.p:g}"
+
+
+def name_draws(model: nn.Module) -> None:
+    """Give every :class:`Dropout` and :class:`DropPath` its place: a number made from its path in the model.
+
+    The same path means the same masks, so two arms that differ elsewhere still drop the same values.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, Dropout | DropPath):
+            module.place = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=4).digest(), "little")
+
+
+def _placed(place: int | None) -> int:
+    if place is None:
+        raise RuntimeError("this model draws without places: call vitlab.components.base.name_draws(model) once built")
+    return place

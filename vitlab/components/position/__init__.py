@@ -1,0 +1,18 @@
+"""Position encodings: how a token knows where it is.
+
+contract.py     the five places where an encoding can act
+resampling.py   grids of another size, in the way of each library
+additive.py     none, learned, learned2d, sinusoidal, sincos2d, fourier
+rotary.py       rope2d, rope2d_mixed
+relative.py     relative_bias, alibi2d
+conditional.py  conditional
+"""
+
+from vitlab.components.position import additive
+from vitlab.components.position.contract import Position as Position
+from vitlab.components.position.contract import Rotation as Rotation
+from vitlab.components.position.contract import position as position
+from vitlab.components.position.resampling import PRESETS as PRESETS
+from vitlab.components.position.resampling import Resampling as Resampling
+
+__all__ = ["PRESETS", "Position", "Resampling", "Rotation", "additive", "position"]

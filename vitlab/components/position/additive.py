@@ -1,0 +1,210 @@
+"""Encodings that are added to the tokens.
+
+``where`` says at which layers (arXiv:2010.11929, appendix D.4): at the stem, or at the beginning of every layer with
+rows of its own, or at every layer with shared rows.  The stem is the beginning of the first block, so that nothing is
+added twice there.
+
+B images, T tokens, P prefix tokens, N patches, D width, L tables (the depth for ``every_layer``, else 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from vitlab.components.position.contract import Position, State, position
+from vitlab.components.position.resampling import Resampling, resample_grid
+from vitlab.errors import WeightsError
+from vitlab.geometry import Geometry
+
+Where = Literal["stem", "every_layer", "every_layer_shared"]
+PrefixRows = Literal["own", "none"]
+Positive = Annotated[float, Field(gt=0)]
+
+
+@position.register("none")
+class NoPosition(Position):
+    """No encoding: the model sees a bag of patches."""
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__()
+
+
+class _Additive(Position):
+    """Adds rows to tokens at the layers that ``where`` says."""
+
+    def __init__(self, g: Geometry, where: Where) -> None:
+        super().__init__()
+        self.prefix = len(g.prefix)
+        self.tables = g.depth if where == "every_layer" else 1
+        self.layers = frozenset({0} if where == "stem" else {0, *range(2, g.depth + 1)})
+
+    def rows(self, table: int) -> Tensor:
+        """(T, D), or (N, D) where prefix tokens have no rows."""
+        raise NotImplementedError
+
+    def add(self, x_BTD: Tensor, layer: int) -> Tensor:
+        if layer not in self.layers:
+            return x_BTD
+        rows = self.rows(max(layer - 1, 0) if self.tables > 1 else 0).to(x_BTD.dtype)
+        missing = x_BTD.shape[1] - rows.shape[0]
+        return x_BTD + (F.pad(rows, (0, 0, missing, 0)) if missing else rows)
+
+
+@position.register("learned")
+class Learned(_Additive):
+    """A learned row for every token.  Reference: arXiv:2010.11929, 1-D.
+
+    ``prefix_rows: none`` is timm's ``no_embed_class``, as in DeiT III (arXiv:2204.07118).
+    """
+
+    def __init__(self, g: Geometry, *, where: Where = "stem", prefix_rows: PrefixRows = "own") -> None:
+        super().__init__(g, where)
+        self.prefix_rows = prefix_rows
+        count = g.tokens if prefix_rows == "own" else g.patches
+        self.pos_embed = nn.Parameter(torch.empty(self.tables, count, g.dim))
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+
+    def no_weight_decay(self) -> frozenset[str]:
+        return frozenset({"pos_embed"})
+
+    def rows(self, table: int) -> Tensor:
+        return self.pos_embed[table]
+
+    def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> dict[str, Tensor]:
+        prefix = len(old.prefix) if self.prefix_rows == "own" else 0
+        tables = []
+        for rows_TD in state["pos_embed"]:
+            grid = resample_grid(rows_TD[prefix:].unflatten(0, old.grid), new.grid, how).flatten(0, 1)
+            if self.prefix_rows == "own":
+                grid = torch.cat([_prefix_rows(rows_TD[:prefix], old, new), grid])
+            tables.append(grid)
+        return {**state, "pos_embed": torch.stack(tables)}
+
+
+class _Fixed(_Additive):
+    """Rows from a formula; nothing is learned, nothing stored."""
+
+    pos_embed: Tensor
+
+    @classmethod
+    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        if options.get("where") == "every_layer":
+            return "rows from a formula are the same at every layer: write where: every_layer_shared"
+        return None
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep ``rows`` as a buffer of the default type, outside of the state."""
+        self.register_buffer("pos_embed", rows.to(torch.get_default_dtype())[None], persistent=False)
+
+    def rows(self, table: int) -> Tensor:
+        return self.pos_embed[0]
+
+
+@position.register("sinusoidal")
+class Sinusoidal(_Fixed):
+    """Sines and cosines of the token's index, as for text; a width that is odd ends in a sine.
+
+    Channel pair i has frequency temperature^(-2i/D).  ``interleaved`` puts sine and cosine side by side,
+    ``concatenated`` all sines before all cosines.  With ``prefix_rows: own`` the count starts at the first prefix
+    token, with ``none`` at the first patch.
+
+    Reference: arXiv:1706.03762.
+    """
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        where: Where = "stem",
+        temperature: Positive = 10_000.0,
+        layout: Literal["interleaved", "concatenated"] = "interleaved",
+        prefix_rows: PrefixRows = "own",
+    ) -> None:
+        super().__init__(g, where)
+        count = g.tokens if prefix_rows == "own" else g.patches
+        pair = torch.arange((g.dim + 1) // 2, dtype=torch.float64)
+        angle = torch.arange(count, dtype=torch.float64)[:, None] * temperature ** (-2 * pair / g.dim)
+        sin, cos = angle.sin(), angle.cos()[:, : g.dim // 2]
+        if layout == "concatenated":
+            rows = torch.cat([sin, cos], 1)
+        else:
+            rows = torch.stack([sin, angle.cos()], 2).flatten(1)[:, : g.dim]
+        self.keep(rows)
+
+
+@position.register("sincos2d")
+class SinCos2D(_Fixed):
+    """Sines and cosines of row and column, a quarter of the width each.  Prefix tokens get nothing.
+
+    Four conventions that are not interchangeable; i counts from 0 to D/4 - 1, T is the temperature:
+
+    ==========  ===================  ==============================
+    convention  frequency            channel blocks
+    ==========  ===================  ==============================
+    timm        T^(-i / (D/4))       sin row, sin column, cos row, cos column
+    big_vision  T^(-i / (D/4 - 1))   sin column, cos column, sin row, cos row
+    moco        T^(-i / (D/4))       sin column, cos column, sin row, cos row, places counted column by column
+    mae         T^(-i / (D/4))       sin column, cos column, sin row, cos row
+    ==========  ===================  ==============================
+
+    Reference: arXiv:2205.01580 (big_vision), arXiv:2104.02057 (moco), arXiv:2111.06377 (mae).
+    """
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        where: Where = "stem",
+        temperature: Positive = 10_000.0,
+        convention: Literal["timm", "big_vision", "moco", "mae"] = "timm",
+    ) -> None:
+        super().__init__(g, where)
+        self.keep(sincos2d(g, temperature, convention))
+
+    @classmethod
+    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        if g.dim % 4:
+            return f"position 'sincos2d' has four blocks of channels, and dim {g.dim} is not a multiple of 4"
+        if options.get("convention") == "big_vision" and g.dim == 4:
+            return "position 'sincos2d' in the convention of big_vision needs two frequencies or more, so dim 8 or more"
+        return super().why_not(g, options)
+
+
+def sincos2d(g: Geometry, temperature: float, convention: str) -> Tensor:
+    """(N, D) in float64; see :class:`SinCos2D`."""
+    quarter = g.dim // 4
+    rows, columns = g.grid
+    if convention == "moco":
+        # Its mesh runs over columns first, but tokens run over rows first: token n is told column n // rows.
+        column, row = _mesh(columns, rows)
+    else:
+        row, column = _mesh(rows, columns)
+    steps = quarter - 1 if convention == "big_vision" else quarter
+    frequency = temperature ** (-torch.arange(quarter, dtype=torch.float64) / steps)
+    y, x = row[:, None] * frequency, column[:, None] * frequency
+    if convention == "timm":
+        return torch.cat([y.sin(), x.sin(), y.cos(), x.cos()], 1)
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], 1)
+
+
+def _mesh(outer: int, inner: int) -> tuple[Tensor, Tensor]:
+    """The outer and the inner index of each of ``outer * inner`` places, in float64."""
+    place = torch.arange(outer * inner)
+    return (place // inner).double(), (place % inner).double()
+
+
+def _prefix_rows(rows_PD: Tensor, old: Geometry, new: Geometry) -> Tensor:
+    """The rows of ``new``'s prefix tokens, found by name among those of ``old``."""
+    missing = [name for name in new.prefix if name not in old.prefix]
+    if missing:
+        raise WeightsError(
+            f"the position table has no row for prefix token '{missing[0]}'; its prefix tokens: "
+            f"{', '.join(old.prefix) or 'none'}"
+        )
+    return rows_PD[[old.prefix.index(name) for name in new.prefix]]
