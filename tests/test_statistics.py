@@ -1,0 +1,209 @@
+"""The judgement, against scipy, statsmodels, closed forms, brute force and simulation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scipy import stats
+from statsmodels.stats.power import TTestPower
+from statsmodels.stats.weightstats import ttost_paired
+
+from vitlab import statistics as st
+
+A = [0.951, 0.947, 0.958, 0.949, 0.955]
+B = [0.972, 0.969, 0.971, 0.975, 0.968]
+
+
+def close(value: float) -> object:
+    return pytest.approx(value, rel=1e-9)
+
+
+def test_mean_interval_is_that_of_scipy():
+    found = st.mean_interval(A, alpha=0.1)
+    low, high = stats.t.interval(0.9, 4, loc=np.mean(A), scale=stats.sem(A))
+    assert (found.n, found.mean, found.sd) == (5, close(np.mean(A)), close(np.std(A, ddof=1)))
+    assert (found.low, found.high) == (close(low), close(high))
+
+
+def test_one_value_has_no_interval_and_two_have_a_wide_one():
+    one = st.mean_interval([0.9])
+    assert one.mean == 0.9
+    assert math.isnan(one.sd) and math.isnan(one.low) and math.isnan(one.high)
+    two = st.mean_interval([0.0, 2.0])
+    assert two.high == close(1 + math.tan(math.pi * 0.475))  # one degree of freedom is Cauchy's distribution
+    assert math.isnan(st.mean_interval([]).mean)
+
+
+def test_paired_is_that_of_scipy():
+    found = st.paired(A, B)
+    reference = stats.ttest_rel(A, B)
+    interval = reference.confidence_interval(0.95)
+    assert found.p == close(reference.pvalue)
+    assert (found.low, found.high) == (close(interval.low), close(interval.high))
+    assert found.difference == close(np.mean(A) - np.mean(B))
+    assert found.correlation == close(stats.pearsonr(A, B).statistic)
+    assert (found.test, found.pairs) == ("paired t", 5)
+
+
+def test_welch_is_that_of_scipy():
+    found = st.welch(A, B[:3], alpha=0.02)
+    reference = stats.ttest_ind(A, B[:3], equal_var=False)
+    interval = reference.confidence_interval(0.98)
+    assert (found.p, found.df) == (close(reference.pvalue), close(reference.df))
+    assert (found.low, found.high) == (close(interval.low), close(interval.high))
+
+
+def test_compare_pairs_equal_seeds_and_falls_back_to_welch():
+    first = dict(zip([0, 1, 2, 3, 4], A, strict=True))
+    shuffled = dict(zip([4, 2, 0, 7], [B[4], B[2], B[0], 0.1], strict=True))
+    assert st.compare(first, shuffled) == st.paired([A[0], A[2], A[4]], [B[0], B[2], B[4]])
+    apart = {seed + 10: value for seed, value in enumerate(B)}
+    assert st.compare(first, apart).test == "Welch t"
+    assert st.compare(first, apart).p == close(stats.ttest_ind(A, B, equal_var=False).pvalue)
+
+
+def test_too_few_values_are_a_difference_and_nothing_more():
+    for found in (st.compare({0: 0.5}, {0: 0.25}), st.compare({1: 0.5}, {0: 0.25}), st.compare({0: 0.5}, {1: 0.25})):
+        assert (found.difference, found.test) == (0.25, "none")
+        assert math.isnan(found.p) and math.isnan(found.low) and math.isnan(found.high)
+    assert math.isnan(st.compare({}, {0: 0.2}).difference)
+
+
+def test_two_pairs_have_one_degree_of_freedom():
+    found = st.paired([1.0, 3.0], [0.0, 0.0])
+    # Mean 2, standard error 1, Cauchy: P(|T| > 2) = 1 - 2/pi * atan(2).
+    assert found.p == close(1 - 2 / math.pi * math.atan(2))
+    assert found.sign_flip_p == 0.5
+
+
+def test_differences_without_spread_are_not_certain():
+    # Three seeds moved by exactly the same amount: t would say p = 0 from three values.
+    found = st.paired([0.3, 0.4, 0.5], [0.2, 0.3, 0.4])
+    assert (found.test, found.p) == ("sign flip", 0.25)
+    assert math.isnan(found.low) and math.isnan(found.high) and math.isnan(st.detectable(found.se, found.df))
+    same = st.paired(A, A)
+    assert (same.difference, same.p, same.test) == (0.0, 1.0, "sign flip")
+    assert math.isnan(st.welch([1.0, 1.0], [2.0, 2.0]).p)
+
+
+def test_values_that_are_not_finite_are_refused():
+    for broken in ([0.9, math.nan], [math.inf, 0.9]):
+        with pytest.raises(ValueError, match="1 of 2 values are not finite"):
+            st.mean_interval(broken)
+        with pytest.raises(ValueError, match="not finite"):
+            st.paired(broken, [0.1, 0.2])
+        with pytest.raises(ValueError, match="not finite"):
+            st.welch([0.1, 0.2], broken)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 6, 9])
+def test_sign_flip_is_the_brute_force_count(n):
+    d = np.random.default_rng(n).normal(0.5, 1, n).round(1)  # rounded, so that there are ties
+    sums = [abs(np.dot(signs, d)) for signs in itertools.product([1, -1], repeat=n)]
+    assert st.sign_flip(d) == close(np.mean([total >= abs(d.sum()) - 1e-9 for total in sums]))
+
+
+def test_sign_flip_is_scipys_permutation_test_and_reaches_its_bound():
+    d = np.random.default_rng(3).normal(0.4, 1, 10)
+    reference = stats.permutation_test((d,), np.mean, permutation_type="samples", n_resamples=np.inf)
+    assert st.sign_flip(d) == close(reference.pvalue)
+    assert st.sign_flip([1, 2, 3, 4, 5]) == st.smallest_sign_flip_p(5) == 0.0625
+    assert st.sign_flip(np.ones(40)) == close(2.0**-39)
+    assert math.isnan(st.sign_flip(np.ones(41)))
+
+
+def test_holm_by_hand():
+    # Sorted .01 .02 .04: times 3, 2, 1, and never falling.
+    assert st.corrected([0.04, 0.01, 0.02]) == [close(0.04), close(0.03), close(0.04)]
+    assert st.corrected([0.04, 0.01, 0.5], "bonferroni") == [close(0.12), close(0.03), 1.0]
+    assert st.corrected([0.04, 0.01], "none") == [0.04, 0.01]
+    assert st.corrected([]) == []
+
+
+def test_what_cannot_be_judged_counts_in_the_family():
+    p, missing = st.corrected([0.03, math.nan])
+    assert p == close(0.06)
+    assert math.isnan(missing)
+
+
+@pytest.mark.parametrize(("n", "alpha"), [(3, 0.05), (5, 0.05), (5, 0.05 / 3), (20, 0.01), (200, 0.05)])
+def test_detectable_effect_is_that_of_statsmodels(n, alpha):
+    size = TTestPower().solve_power(nobs=n, alpha=alpha, power=0.8, alternative="two-sided")
+    assert st.detectable(0.7 / math.sqrt(n), n - 1, alpha) == pytest.approx(0.7 * size, rel=1e-5)
+
+
+def test_power_at_one_degree_of_freedom_by_simulation():
+    # Where scipy's noncentral t has holes.
+    draws = np.random.default_rng(0).normal(20.0, math.sqrt(2.0), (200_000, 2))
+    t = draws.mean(1) / (draws.std(1, ddof=1) / math.sqrt(2))
+    share = np.mean(np.abs(t) > stats.t.ppf(0.975, 1))
+    assert st.power(20.0, 1.0, 1, 0.05) == pytest.approx(share, abs=0.004)
+    assert st.power(0.0, 1.0, 1, 0.05) == pytest.approx(0.05, abs=1e-6)
+
+
+def test_equivalence_is_that_of_statsmodels():
+    near = [value - 0.001 * index for index, value in enumerate(B)]
+    found = st.equivalence(st.paired(near, B), margin=0.005)
+    p, _, _ = ttost_paired(np.array(near), np.array(B), -0.005, 0.005)
+    interval = stats.ttest_rel(near, B).confidence_interval(0.9)
+    assert found.p == close(p)
+    assert (found.low, found.high) == (close(interval.low), close(interval.high))
+    assert found.equivalent == (interval.low > -0.005 and interval.high < 0.005)
+    assert found.equivalent
+    assert not st.equivalence(st.paired(A, B), margin=0.005).equivalent
+    with pytest.raises(ValueError, match="positive"):
+        st.equivalence(st.paired(A, B), margin=0)
+
+
+def test_superiority_of_pairs_has_clopper_and_pearsons_interval():
+    found = st.superiority_of_pairs([1, 2, 3, 4, 5], [0, 0, 0, 0, 9])
+    reference = stats.binomtest(4, 5).proportion_ci(0.95, method="exact")
+    assert found.probability == 0.8
+    assert (found.low, found.high) == (close(reference.low), close(reference.high))
+    assert st.superiority_of_pairs([1, 1], [1, 1]).probability == 0.5
+
+
+def test_superiority_is_the_mann_whitney_share_and_its_interval_holds():
+    x, y = [3.0, 5.0, 4.0, 4.0], [1.0, 4.0, 2.0]
+    assert st.superiority(x, y).probability == close(stats.mannwhitneyu(x, y).statistic / 12)
+    apart = st.superiority([4.0, 5.0, 6.0], [1.0, 2.0, 3.0])
+    assert (apart.probability, apart.high) == (1.0, 1.0)
+    assert 0.2 < apart.low < 0.9  # three against three is not certainty
+    random = np.random.default_rng(5)
+    truth = stats.norm.cdf(1 / math.sqrt(2))
+    held = 0
+    for _ in range(400):
+        interval = st.superiority(random.normal(1, 1, 8), random.normal(0, 1, 8))
+        held += interval.low <= truth <= interval.high
+    assert 0.92 <= held / 400 <= 0.99
+
+
+def test_false_alarms_come_as_often_as_promised(monkeypatch):
+    """Nothing differs: the paired test alone errs in 5 % of studies, a family of three under Holm in at most 5 %."""
+    monkeypatch.setattr("gc.collect", lambda: 0)  # statsmodels sweeps the whole heap on every call
+    random = np.random.default_rng(11)
+    single = family = covered = 0
+    studies = 1500
+    for _ in range(studies):
+        baseline = random.normal(0, 1, 5)
+        p = []
+        for _ in range(3):
+            found = st.paired(0.5 * baseline + random.normal(0, 1, 5), 0.5 * baseline)
+            p.append(found.p)
+            covered += found.low <= 0 <= found.high
+        single += p[0] < 0.05
+        family += min(st.corrected(p)) < 0.05
+    assert single / studies == pytest.approx(0.05, abs=0.017)  # three standard errors
+    assert family / studies == pytest.approx(0.047, abs=0.018)
+    assert covered / (3 * studies) == pytest.approx(0.95, abs=0.01)
+
+
+def test_it_imports_neither_torch_nor_the_heavy_half_of_itself():
+    heavy = "{'torch', 'scipy', 'statsmodels', 'pandas', 'mlflow'}"
+    code = f"import sys, vitlab.statistics; found = {heavy} & set(sys.modules); sys.exit(str(found) if found else 0)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
