@@ -212,6 +212,9 @@ class Slot(Generic[T]):
     def resolve(self, choice: Choice | str | Mapping[str, Any]) -> Resolved:
         """Find the component and complete its options, nested choices included.
 
+        A component with a class method ``complete(options)`` spells out its own shorthands first: a named size of a
+        model becomes the numbers it stands for.
+
         Raises:
             OptionError: with every fault and its path inside the choice.
             BrokenComponent: see :meth:`find`.
@@ -226,7 +229,7 @@ class Slot(Generic[T]):
             raise OptionError([(("type",), str(error))]) from None
         model = self.options(component)
         try:
-            options = model.model_validate(dict(choice.options))
+            options = model.model_validate(dict(getattr(component, "complete", dict)(choice.options)))
         except ValidationError as error:
             raise OptionError(_faults(error, f"{self.name} '{choice.type}'", model)) from None
         values = {name: getattr(options, name) for name in type(options).model_fields}

@@ -1,1 +1,5 @@
+"""Models: the Vision Transformer, assembled from components, and the convolutional baselines beside it."""
 
+from vitlab.models.contract import Model as Model
+from vitlab.models.contract import model as model
+from vitlab.models.vit import ViT as ViT

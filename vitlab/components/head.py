@@ -1,0 +1,292 @@
+"""Heads: from tokens to predictions, in two steps, pooling and classifying.
+
+B batch, T tokens (prefix, then patches row by row), N patches, S vectors a head pools to, D width, H heads, K = D / H,
+C classes, M and W pixel rows and columns of the image, R width of the pre-logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from vitlab.components.base import Part
+from vitlab.geometry import Geometry
+from vitlab.slots import Slot, Unhashed, slot
+
+Pool = Literal["cls", "gap", "map"]
+Weights = Literal["drawn", "zero"]
+Output = Annotated[Literal["logits", "probabilities"], Unhashed()]
+Fusion = Annotated[Literal["logits", "softmax", "cls", "dist"], Unhashed()]
+
+
+class Logits(NamedTuple):
+    """Scores before the softmax: (B, C), or (B, C, M, W) for segmentation."""
+
+    logits: Tensor
+
+
+class Probabilities(NamedTuple):
+    """As :class:`Logits`, with their softmax over the classes in front."""
+
+    probabilities: Tensor
+    logits: Tensor
+
+
+class DistilledLogits(NamedTuple):
+    """(B, C) each: the prediction of the class token, and that of the distillation token."""
+
+    cls: Tensor
+    dist: Tensor
+
+
+class DistilledProbabilities(NamedTuple):
+    """As :class:`DistilledLogits`, with the fused probabilities (B, C) in front."""
+
+    probabilities: Tensor
+    cls: Tensor
+    dist: Tensor
+
+
+class Head(Part):
+    """Contract: ``Head(g, *, options)``.  ``pool`` is (B, T, D) to (B, S, D); ``classify`` (B, S, D) to a NamedTuple.
+
+    They are two so that the model can put its last norm between them.  A head that overrides ``forward`` instead takes
+    the tokens as they come, and no norm after pooling.
+    """
+
+    task: ClassVar[Literal["classification", "segmentation"]] = "classification"
+    canonical: ClassVar[Mapping[str, str]] = {}
+    """Prefix of own parameter names to their prefix in the canonical checkpoint; others stand under ``head.``"""
+    keeps_init: frozenset[str] = frozenset()
+    """Own parameters that a scheme of initial values leaves as they were built."""
+
+    def pool(self, x_BTD: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def classify(self, x_BSD: Tensor) -> NamedTuple:
+        raise NotImplementedError
+
+    def forward(self, x_BTD: Tensor) -> NamedTuple:
+        return self.classify(self.pool(x_BTD))
+
+    def views(self, output: Any) -> dict[str, Tensor]:
+        """The logits an output holds: ``""`` those of the prediction, further names further views of it."""
+        return {"": output.logits}
+
+
+head = Slot("head", Head)
+
+
+class AttentionPool(nn.Module):
+    """One learned query that attends to all tokens, then an MLP.  Reference: arXiv:2106.04560 (MAP head).
+
+    Parameters are named as in timm's ``AttentionPoolLatent``.
+    """
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__()
+        self.heads = g.heads
+        self.latent = nn.Parameter(torch.empty(1, 1, g.dim))
+        self.q = nn.Linear(g.dim, g.dim)
+        self.kv = nn.Linear(g.dim, 2 * g.dim)
+        self.proj = nn.Linear(g.dim, g.dim)
+        self.norm = slot("norm").build("layernorm", g.dim)
+        self.mlp = slot("mlp").build("gelu", g)
+        nn.init.trunc_normal_(self.latent, std=g.dim**-0.5, a=-2 * g.dim**-0.5, b=2 * g.dim**-0.5)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        k_BTHK, v_BTHK = self.kv(x_BTD).unflatten(-1, (2, self.heads, -1)).unbind(2)
+        q_1HSK = self.q(self.latent).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        # One query has one row of weights: there is nothing here for a fused kernel to save.
+        weights_BHST = (q_1HSK * q_1HSK.shape[-1] ** -0.5 @ k_BTHK.permute(0, 2, 3, 1)).softmax(-1)
+        x_BHSK = weights_BHST @ v_BTHK.transpose(1, 2)
+        x_BSD: Tensor = self.proj(x_BHSK.transpose(1, 2).flatten(2))
+        return x_BSD + self.mlp(self.norm(x_BSD))
+
+
+class _Pooled(Head):
+    """The pooling that the linear and the MLP head share."""
+
+    canonical: ClassVar[Mapping[str, str]] = {
+        "fc.": "head.",
+        "pre_logits.": "pre_logits.fc.",
+        "attn_pool.": "attn_pool.",
+    }
+
+    def __init__(self, g: Geometry, pool: Pool) -> None:
+        super().__init__()
+        self.kind = pool
+        self.prefix = g.prefix
+        self.attn_pool = AttentionPool(g) if pool == "map" else None
+
+    @classmethod
+    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        if options.get("pool", "cls") == "cls" and "class" not in g.prefix:
+            return "pooling 'cls' reads the class token, and the model has none: add class to prefix, or pool by gap"
+        return None
+
+    def pool(self, x_BTD: Tensor) -> Tensor:
+        """The class token, the mean of the patches, or what the learned query gathers from all tokens: S is 1."""
+        if self.attn_pool is not None:
+            return cast(Tensor, self.attn_pool(x_BTD))
+        if self.kind == "cls":
+            at = self.prefix.index("class")
+            return x_BTD[:, at : at + 1]
+        return x_BTD[:, len(self.prefix) :].mean(1, keepdim=True)
+
+
+@head.register("linear")
+class Linear(_Pooled):
+    """One linear layer on the pooled tokens.  Reference: arXiv:2010.11929.
+
+    ``pool`` is the class token, the mean of the patch tokens (prefix tokens left out), or attention pooling.
+    """
+
+    def __init__(
+        self, g: Geometry, *, pool: Pool = "cls", weights: Weights = "drawn", output: Output = "logits"
+    ) -> None:
+        """
+        Args:
+            g: the sizes of the model.
+            pool: ``cls``, ``gap`` or ``map``.
+            weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
+            output: what a caller of the model gets; the loss and the metrics read logits in either case.
+        """
+        super().__init__(g, pool)
+        self.fc = nn.Linear(g.dim, g.classes)
+        self.output = output
+        self.keeps_init = _zeroed(self, "fc") if weights == "zero" else frozenset()
+
+    def classify(self, x_BSD: Tensor) -> NamedTuple:
+        return _scores(self.fc(x_BSD[:, 0]), self.output)
+
+
+@head.register("mlp")
+class MLPHead(_Pooled):
+    """A hidden layer with tanh (the pre-logits), then a linear one.  Reference: arXiv:2010.11929, section 3.2."""
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        pool: Pool = "cls",
+        representation_size: Annotated[int, Field(gt=0)] | None = None,
+        weights: Weights = "drawn",
+        output: Output = "logits",
+    ) -> None:
+        """``representation_size`` is the width of the pre-logits, by default that of the tokens."""
+        super().__init__(g, pool)
+        size = representation_size or g.dim
+        self.pre_logits = nn.Linear(g.dim, size)
+        self.fc = nn.Linear(size, g.classes)
+        self.output = output
+        self.keeps_init = _zeroed(self, "fc") if weights == "zero" else frozenset()
+
+    def classify(self, x_BSD: Tensor) -> NamedTuple:
+        x_BR = torch.tanh(self.pre_logits(x_BSD[:, 0]))
+        return _scores(self.fc(x_BR), self.output)
+
+
+@head.register("distilled")
+class Distilled(Head):
+    """A classifier each for the class and the distillation token.  Reference: arXiv:2012.12877, section 4.
+
+    The paper adds the two softmax outputs; its code, and all ports, average the logits.  ``fusion`` says which, or
+    that one head decides.  It matters when the model is asked, never while it is trained: every fusion is a view of
+    the same output.
+    """
+
+    canonical: ClassVar[Mapping[str, str]] = {"fc.": "head.", "fc_dist.": "head_dist."}
+
+    def __init__(
+        self, g: Geometry, *, fusion: Fusion = "logits", weights: Weights = "drawn", output: Output = "logits"
+    ) -> None:
+        super().__init__()
+        self.at = (g.prefix.index("class"), g.prefix.index("distillation"))
+        self.fc = nn.Linear(g.dim, g.classes)
+        self.fc_dist = nn.Linear(g.dim, g.classes)
+        self.fusion = fusion
+        self.output = output
+        self.keeps_init = _zeroed(self, "fc", "fc_dist") if weights == "zero" else frozenset()
+
+    @classmethod
+    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        missing = [token for token in ("class", "distillation") if token not in g.prefix]
+        if missing:
+            return (
+                f"head 'distilled' reads a class and a distillation token, and the model has no "
+                f"{' and no '.join(missing)} token: set prefix to [class, distillation]"
+            )
+        return None
+
+    def pool(self, x_BTD: Tensor) -> Tensor:
+        """The class and the distillation token: S is 2."""
+        return torch.stack([x_BTD[:, at] for at in self.at], 1)
+
+    def classify(self, x_BSD: Tensor) -> NamedTuple:
+        logits = DistilledLogits(self.fc(x_BSD[:, 0]), self.fc_dist(x_BSD[:, 1]))
+        if self.output == "logits":
+            return logits
+        return DistilledProbabilities(self.views(logits)[""].softmax(1), *logits)
+
+    def views(self, output: Any) -> dict[str, Tensor]:
+        """``""`` by the chosen fusion, and each of the four: ``logits``, ``softmax``, ``cls``, ``dist``."""
+        summed = torch.logaddexp(output.cls.log_softmax(1), output.dist.log_softmax(1))
+        views = {
+            "logits": (output.cls + output.dist) / 2,
+            "softmax": summed - math.log(2),
+            "cls": output.cls,
+            "dist": output.dist,
+        }
+        return {"": views[self.fusion], **views}
+
+
+@head.register("segmentation")
+class Segmentation(Head):
+    """A linear layer on every patch, upsampled to pixels.  Reference: arXiv:2105.05633 (Segmenter, linear decoder).
+
+    Class, distillation and register tokens are left out.
+    """
+
+    task = "segmentation"
+    canonical: ClassVar[Mapping[str, str]] = {"fc.": "head."}
+
+    def __init__(self, g: Geometry, *, weights: Weights = "drawn", output: Output = "logits") -> None:
+        super().__init__()
+        self.skip = len(g.prefix)
+        self.grid = g.grid
+        self.image = g.image
+        self.fc = nn.Linear(g.dim, g.classes)
+        self.output = output
+        self.keeps_init = _zeroed(self, "fc") if weights == "zero" else frozenset()
+
+    def pool(self, x_BTD: Tensor) -> Tensor:
+        """The patch tokens: S is N."""
+        return x_BTD[:, self.skip :]
+
+    def classify(self, x_BSD: Tensor) -> NamedTuple:
+        """(B, C, M, W): a score of each class at each pixel."""
+        logits_BChw = self.fc(x_BSD).transpose(1, 2).unflatten(2, self.grid)
+        logits_BCMW = F.interpolate(logits_BChw, size=self.image, mode="bilinear", align_corners=False)
+        return _scores(logits_BCMW, self.output)
+
+
+def _scores(logits: Tensor, output: str) -> NamedTuple:
+    """``logits`` with the classes on axis 1, as the kind of output that was asked for."""
+    return Logits(logits) if output == "logits" else Probabilities(logits.softmax(1), logits)
+
+
+def _zeroed(module: nn.Module, *names: str) -> frozenset[str]:
+    """Set linear layers to zero; their parameters' names."""
+    zeroed = set()
+    for layer in names:
+        for name, parameter in module.get_submodule(layer).named_parameters():
+            nn.init.zeros_(parameter)
+            zeroed.add(f"{layer}.{name}")
+    return frozenset(zeroed)

@@ -1,0 +1,200 @@
+"""Initial values: named schemes, drawn per canonical parameter name.
+
+Each parameter is drawn from a generator of its own, seeded by the trial's seed and the parameter's canonical name (that
+of timm's checkpoint).  So two arms share the initial values of everything they share, in whatever order they are built,
+and two implementations of one attention start as the same function.
+
+A scheme draws the weights of linear and convolutional layers, tokens and the learned position table.  All else keeps
+what its component set when it was built: norms, layer scale, and parameters a component names in ``keeps_init``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor, nn
+
+from vitlab import noise
+from vitlab.slots import Slot
+
+Kind = Literal["linear", "linear_bias", "conv", "conv_bias", "token", "position"]
+"""What a parameter is to a scheme."""
+
+Scale = Annotated[float, Field(ge=0)]
+
+FAR = 2.0
+"""timm and torchvision truncate at an absolute ±2 whatever the deviation: at 0.02, a plain normal."""
+
+
+class Init:
+    """Contract: ``draw`` fills one parameter; the methods per kind are what schemes differ in.
+
+    ``x`` is float32 on the CPU, ``name`` canonical, ``fan_in`` the number of inputs of the layer (for a bias, of the
+    layer it belongs to).
+    """
+
+    def __init__(self, *, token_std: Scale | None = None, position_std: Scale | None = None) -> None:
+        """
+        Args:
+            token_std: deviation of class, distillation and register tokens, instead of the scheme's.
+            position_std: deviation of the learned position table, instead of the scheme's.
+        """
+        self.token_std = token_std
+        self.position_std = position_std
+
+    def draw(self, x: Tensor, name: str, kind: Kind, fan_in: int, seed: int) -> None:
+        """Fill ``x`` with the initial values of the parameter ``name`` in a trial of this ``init`` seed."""
+        g = torch.Generator().manual_seed(noise.key(seed, "init", name))
+        match kind:
+            case "linear":
+                self.linear(x, name, g)
+            case "linear_bias":
+                self.linear_bias(x, name, fan_in, g)
+            case "conv":
+                self.conv(x, g)
+            case "conv_bias":
+                self.conv_bias(x, fan_in, g)
+            case "token" if self.token_std is not None:
+                nn.init.normal_(x, std=self.token_std, generator=g)
+            case "token":
+                self.token(x, name, g)
+            case "position":
+                nn.init.trunc_normal_(x, std=0.02 if self.position_std is None else self.position_std, generator=g)
+
+    def linear(self, x: Tensor, name: str, g: Generator) -> None:
+        nn.init.trunc_normal_(x, std=0.02, generator=g)
+
+    def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
+        nn.init.zeros_(x)
+
+    def conv(self, x: Tensor, g: Generator) -> None:
+        nn.init.kaiming_uniform_(x, a=math.sqrt(5), generator=g)
+
+    def conv_bias(self, x: Tensor, fan_in: int, g: Generator) -> None:
+        nn.init.uniform_(x, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=g)
+
+    def token(self, x: Tensor, name: str, g: Generator) -> None:
+        nn.init.trunc_normal_(x, std=0.02 if name == "dist_token" else 1e-6, generator=g)
+
+
+init = Slot("init", Init)
+
+
+@init.register("timm")
+class Timm(Init):
+    """timm's default: normal of deviation 0.02, biases 0, convolutions as in torch, class token near 0."""
+
+
+@init.register("deit")
+class DeiT(Init):
+    """DeiT's: as timm's, with all tokens of deviation 0.02.  Reference: arXiv:2012.12877."""
+
+    def token(self, x: Tensor, name: str, g: Generator) -> None:
+        nn.init.trunc_normal_(x, std=0.02, generator=g)
+
+
+@init.register("jax")
+class Jax(Init):
+    """Google's, as timm ports it: Xavier, MLP biases near 0, LeCun convolutions, a head of zeros.
+
+    Reference: arXiv:2010.11929.
+    """
+
+    def __init__(
+        self, *, head_bias: float = 0.0, token_std: Scale | None = None, position_std: Scale | None = None
+    ) -> None:
+        """``head_bias`` is the bias of the classifier: -ln(classes) starts a sigmoid loss at even odds."""
+        super().__init__(token_std=token_std, position_std=position_std)
+        self.head_bias = head_bias
+
+    def linear(self, x: Tensor, name: str, g: Generator) -> None:
+        if _is_head(name):
+            nn.init.zeros_(x)
+        else:
+            nn.init.xavier_uniform_(x, generator=g)
+
+    def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
+        if _is_head(name):
+            nn.init.constant_(x, self.head_bias)
+        elif "mlp." in name:
+            nn.init.normal_(x, std=1e-6, generator=g)
+        else:
+            nn.init.zeros_(x)
+
+    def conv(self, x: Tensor, g: Generator) -> None:
+        # LeCun normal, cut at two deviations and stretched so that the variance is 1 / fan_in nevertheless.
+        nn.init.trunc_normal_(x, a=-2.0, b=2.0, generator=g)
+        x.mul_(1 / math.sqrt(x[0].numel()) / 0.87962566103423978)
+
+    def conv_bias(self, x: Tensor, fan_in: int, g: Generator) -> None:
+        nn.init.zeros_(x)
+
+
+@init.register("moco")
+class MoCo(Init):
+    """MoCo v3's: Xavier, with query, key and value as three matrices.  Reference: arXiv:2104.02057."""
+
+    def linear(self, x: Tensor, name: str, g: Generator) -> None:
+        if "qkv" in name:
+            bound = math.sqrt(6 / (x.shape[0] // 3 + x.shape[1]))
+            nn.init.uniform_(x, -bound, bound, generator=g)
+        else:
+            nn.init.xavier_uniform_(x, generator=g)
+
+
+@init.register("torchvision")
+class Torchvision(Init):
+    """torchvision's: Xavier (attention's output as in torch), LeCun convolutions, class token and head of zeros."""
+
+    def linear(self, x: Tensor, name: str, g: Generator) -> None:
+        if _is_head(name):
+            nn.init.zeros_(x)
+        elif name.endswith("attn.proj.weight"):
+            nn.init.kaiming_uniform_(x, a=math.sqrt(5), generator=g)
+        elif name.startswith("pre_logits"):
+            nn.init.trunc_normal_(x, std=1 / math.sqrt(x.shape[1]), generator=g)
+        else:
+            nn.init.xavier_uniform_(x, generator=g)
+
+    def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
+        if "mlp." in name:
+            nn.init.normal_(x, std=1e-6, generator=g)
+        else:
+            nn.init.zeros_(x)
+
+    def conv(self, x: Tensor, g: Generator) -> None:
+        nn.init.trunc_normal_(x, std=1 / math.sqrt(x[0].numel()), generator=g)
+
+    def conv_bias(self, x: Tensor, fan_in: int, g: Generator) -> None:
+        nn.init.zeros_(x)
+
+    def token(self, x: Tensor, name: str, g: Generator) -> None:
+        nn.init.zeros_(x)
+
+
+@init.register("torch")
+class Torch(Init):
+    """What torch's layers do by themselves: uniform within 1 / sqrt(fan_in), biases too.  Tokens as in timm."""
+
+    def linear(self, x: Tensor, name: str, g: Generator) -> None:
+        nn.init.kaiming_uniform_(x, a=math.sqrt(5), generator=g)
+
+    def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
+        nn.init.uniform_(x, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=g)
+
+
+@contextmanager
+def seeded(seed: int, path: str) -> Iterator[None]:
+    """A scope in which torch's own CPU generator is a function of the trial's seed and a place in the model."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(noise.key(seed, "init", path))
+        yield
+
+
+def _is_head(name: str) -> bool:
+    return name.startswith("head")

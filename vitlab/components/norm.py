@@ -1,0 +1,68 @@
+"""Normalisation of token vectors.
+
+B batch, T tokens, D width.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from vitlab.components.base import Part
+from vitlab.slots import Slot
+
+Epsilon = Annotated[float, Field(gt=0)]
+
+
+class Norm(Part):
+    """Contract: ``Norm(dim, *, options)``; (..., D) to (..., D), each vector by itself."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+norm = Slot("norm", Norm)
+
+
+@norm.register("layernorm")
+class LayerNorm(Norm):
+    """Mean and variance over the width, then a scale and a shift.  Reference: arXiv:1607.06450."""
+
+    def __init__(self, dim: int, *, eps: Epsilon = 1e-6) -> None:
+        """``eps`` is 1e-6 as in the ViT paper's code; torch's own default is 1e-5, that of Hugging Face 1e-12."""
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.layer_norm(x_BTD, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+@norm.register("rmsnorm")
+class RMSNorm(Norm):
+    """Root mean square over the width, then a scale; no mean, no shift.  Reference: arXiv:1910.07467."""
+
+    def __init__(self, dim: int, *, eps: Epsilon = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        # Under autocast the input may be bf16; torch's fused kernel wants one dtype.
+        return F.rms_norm(x_BTD, self.weight.shape, self.weight.to(x_BTD.dtype), self.eps)
+
+
+@norm.register("none")
+class NoNorm(Norm):
+    """The identity."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD

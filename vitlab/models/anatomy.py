@@ -1,0 +1,170 @@
+"""Anatomy: which component stands at which place of a Vision Transformer, and why some cannot stand together.
+
+Decided before anything is built, so that an impossible combination is a sentence in the plan and not a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vitlab.components.attention import Attention
+from vitlab.components.head import Head
+from vitlab.components.patch import PatchEmbedding
+from vitlab.components.position import Position
+from vitlab.errors import GeometryError
+from vitlab.geometry import DataInfo, Geometry
+from vitlab.slots import Pick, Resolved, slot
+from vitlab.spec import Choice
+
+Token = Literal["class", "distillation"]
+FinalNormAt = Literal["tokens", "pooled"]
+PatchSize = Annotated[int, Field(gt=0)]
+
+
+class BlockParts(BaseModel):
+    """What some of the blocks have instead of the model's own choice."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attention: Annotated[Choice | str, Pick("attention")] | None = None
+    mlp: Annotated[Choice | str, Pick("mlp")] | None = None
+    norm: Annotated[Choice | str, Pick("norm")] | None = None
+
+
+Span = Annotated[str, Field(pattern=r"^\d+(-\d+)?$")]
+"""One block, ``"3"``, or the first and the last of several, ``"0-3"``; blocks count from 0."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """The components of one block."""
+
+    attention: Resolved
+    mlp: Resolved
+    norm: Resolved
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The sizes of a model, and the component at each of its places."""
+
+    geometry: Geometry
+    task: str  #: of the data
+    patch: Resolved
+    position: Resolved
+    head: Resolved
+    final_norm: Resolved
+    final_norm_at: FinalNormAt
+    blocks: tuple[Block, ...]
+    reasons: tuple[str, ...]  #: what is wrong already with the options by themselves
+
+    @classmethod
+    def of(
+        cls,
+        data: DataInfo,
+        *,
+        patch_size: int | Sequence[int],
+        dim: int,
+        depth: int,
+        heads: int,
+        prefix: Sequence[str],
+        registers: int,
+        patch: Choice | str,
+        position: Choice | str,
+        attention: Choice | str,
+        mlp: Choice | str,
+        norm: Choice | str,
+        blocks: Mapping[str, Any],
+        final_norm: Choice | str,
+        final_norm_at: FinalNormAt,
+        head: Choice | str,
+    ) -> Anatomy:
+        """Find every component and derive the sizes.  Arguments are the options of :class:`vitlab.models.vit.ViT`.
+
+        Raises:
+            GeometryError: for sizes that do not divide, and blocks that are not there.
+            OptionError: for components that are not there, or options they do not take.
+        """
+        side = (patch_size, patch_size) if isinstance(patch_size, int) else (patch_size[0], patch_size[1])
+        patched = slot("patch").resolve(patch)
+        assert issubclass(patched.component, PatchEmbedding)
+        reasons = []
+        if list(prefix) not in ([], ["class"], ["distillation"], ["class", "distillation"]):
+            found = ", ".join(prefix)
+            reasons.append(f"prefix is class, distillation, both in this order, or neither; found [{found}]")
+        geometry = Geometry.of(
+            image=data.image,
+            channels=data.channels,
+            patch=side,
+            reduction=patched.component.reduction,
+            prefix=(*prefix, *["register"] * registers),
+            dim=dim,
+            depth=depth,
+            heads=heads,
+            classes=data.classes,
+        )
+        usual = Block(slot("attention").resolve(attention), slot("mlp").resolve(mlp), slot("norm").resolve(norm))
+        return cls(
+            geometry=geometry,
+            task=data.task,
+            patch=patched,
+            position=slot("position").resolve(position),
+            head=slot("head").resolve(head),
+            final_norm=slot("norm").resolve(final_norm),
+            final_norm_at=final_norm_at,
+            blocks=_by_depth(depth, usual, blocks),
+            reasons=tuple(reasons),
+        )
+
+    def why_not(self) -> str | None:
+        """Why these components cannot make a model together, in one sentence; None where they can."""
+        for reason in self.reasons:
+            return reason
+        g, position, head = self.geometry, self.position, self.head
+        parts = [self.patch, position, head, *(part for block in self.blocks for part in (block.attention, block.mlp))]
+        for part in parts:
+            reason = part.component.why_not(g, part.options)  # type: ignore[attr-defined]
+            if reason:
+                return str(reason)
+        assert issubclass(position.component, Position) and issubclass(head.component, Head)
+        for index, block in enumerate(self.blocks):
+            attention = block.attention.component
+            assert issubclass(attention, Attention)
+            if position.component.needs_bias and not attention.takes_bias:
+                return (
+                    f"position '{position.type}' adds a bias to the logits of attention, and attention "
+                    f"'{block.attention.type}' (block {index}) takes none"
+                )
+            if position.component.needs_rotation and not attention.takes_rotation:
+                return (
+                    f"position '{position.type}' rotates queries and keys, and attention "
+                    f"'{block.attention.type}' (block {index}) does not let it"
+                )
+        if head.component.task != self.task:
+            return f"head '{head.type}' is for {head.component.task}, and the data are for {self.task}"
+        if self.final_norm_at == "pooled" and head.component.forward is not Head.forward:
+            return f"head '{head.type}' does not pool apart from classifying, so final_norm_at cannot be pooled"
+        return None
+
+
+def _by_depth(depth: int, usual: Block, blocks: Mapping[str, Any]) -> tuple[Block, ...]:
+    """The components of every block: the usual ones, but for the spans that say otherwise."""
+    chosen: list[dict[str, Resolved]] = [vars(usual).copy() for _ in range(depth)]
+    said: dict[int, str] = {}
+    for span, parts in blocks.items():
+        first, _, last = span.partition("-")
+        span_of = range(int(first), int(last or first) + 1)
+        if not span_of or span_of[-1] >= depth:
+            raise GeometryError("blocks", f"blocks '{span}' are not there: the model has blocks 0 to {depth - 1}")
+        own = BlockParts.model_validate(parts)
+        changes = {name: getattr(own, name) for name in BlockParts.model_fields if getattr(own, name) is not None}
+        for index in span_of:
+            if index in said:
+                raise GeometryError("blocks", f"block {index} is in '{said[index]}' and in '{span}'; say it once")
+            said[index] = span
+            chosen[index] |= changes
+    return tuple(Block(**parts) for parts in chosen)

@@ -1,0 +1,70 @@
+"""Model: what training, weights and reports may ask of any model.
+
+B batch, C channels, H and W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from vitlab.components.base import Part
+from vitlab.geometry import DataInfo
+from vitlab.slots import Slot
+
+State = Mapping[str, Tensor]
+"""Parameters and buffers by name."""
+
+
+class Model(nn.Module):
+    """Contract: ``Model(data, *, options)``, a module from images to a NamedTuple of logits."""
+
+    @classmethod
+    def why_not(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+        """Why this combination of data and options cannot be built, in one sentence; None where it can.
+
+        Raises:
+            GeometryError: for sizes that do not divide.
+        """
+        return None
+
+    @property
+    def vmap_safe(self) -> bool:
+        """Whether every part may be vectorised over replicates."""
+        return all(part.vmap_safe for part in self.modules() if isinstance(part, Part))
+
+    def forward(self, x_BCHW: Tensor) -> NamedTuple:
+        raise NotImplementedError
+
+    def views(self, output: Any) -> dict[str, Tensor]:
+        """The logits an output holds: ``""`` those of the prediction, further names further views of it."""
+        return {"": output.logits}
+
+    def initialise(self, seed: int) -> None:
+        """Set every parameter to its initial value, as a function of the seed alone."""
+        raise NotImplementedError
+
+    def layer_of(self, name: str) -> int:
+        """Depth of a parameter, for layer-wise decay: 0 the stem, the blocks from 1, the head last."""
+        raise NotImplementedError
+
+    def no_weight_decay(self) -> set[str]:
+        """Full names of the parameters that weight decay leaves alone: biases, vectors, and what parts declare."""
+        exempt = {name for name, p in self.named_parameters() if p.ndim <= 1 or name.endswith(".bias")}
+        for path, part in self.named_modules():
+            if isinstance(part, Part):
+                exempt |= {f"{path}.{name}" for name in part.no_weight_decay()}
+        return exempt
+
+    def to_canonical(self, state: State) -> dict[str, Tensor]:
+        """A state of this model under the names of its canonical checkpoint (timm's, for a ViT)."""
+        return dict(state)
+
+    def from_canonical(self, state: State) -> dict[str, Tensor]:
+        """The inverse of :meth:`to_canonical`."""
+        return dict(state)
+
+
+model = Slot("model", Model)

@@ -1,0 +1,67 @@
+"""Named sizes of a Vision Transformer: what ``size: S`` stands for.
+
+A size is shorthand for four options, dim, depth, heads and the ratio of the MLP; one that is given as well wins over
+the size.  The patch is not part of it: ViT-S/16 is ``{size: S, patch_size: 16}``.
+
+Reference: arXiv:2010.11929 (B, L, H), arXiv:2012.12877 (Ti, S, and DeiT's, which are of the same sizes),
+arXiv:2106.04560 (g, G).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vitlab.spec import Choice
+
+
+@dataclass(frozen=True)
+class Size:
+    """Width, number of blocks, heads per block, hidden width of the MLP over the width."""
+
+    dim: int
+    depth: int
+    heads: int
+    ratio: float = 4.0
+
+
+Name = Literal["pico", "nano", "micro", "mini", "Ti", "S", "M", "B", "L", "H", "g", "G"]
+
+SIZES: dict[str, Size] = {
+    # Ours, for small images on a laptop; 0.03, 0.2, 0.8 and 2.7 million parameters in the blocks.
+    "pico": Size(32, 2, 2),
+    "nano": Size(64, 4, 4),
+    "micro": Size(128, 4, 4),
+    "mini": Size(192, 6, 3),
+    # The published ones; Ti, S and B are DeiT's too.
+    "Ti": Size(192, 12, 3),
+    "S": Size(384, 12, 6),
+    "M": Size(512, 12, 8),
+    "B": Size(768, 12, 12),
+    "L": Size(1024, 24, 16),
+    "H": Size(1280, 32, 16),
+    "g": Size(1408, 40, 16, 48 / 11),
+    "G": Size(1664, 48, 16, 64 / 13),
+}
+DEFAULT = "Ti"
+
+
+def spelled_out(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a model in which a size stands beside the numbers it means; what was given explicitly wins.
+
+    The ratio is that of the plain MLP, ``gelu``; any other keeps a ratio of its own.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    name = given.get("size", DEFAULT)
+    if name not in SIZES:
+        return dict(options)  # validation will say so, and name the sizes
+    size = SIZES[name]
+    full = {"dim": size.dim, "depth": size.depth, "heads": size.heads, **given}
+    try:
+        mlp = Choice.of(given.get("mlp", "gelu"))
+    except ValueError:
+        return full
+    if mlp.type == "gelu":
+        full["mlp"] = {"type": "gelu", "ratio": size.ratio, **mlp.options}
+    return full

@@ -1,0 +1,343 @@
+"""The Vision Transformer, assembled from components.  Reference: arXiv:2010.11929, figure 1.
+
+B batch, C channels, H and W pixels, N patches, T tokens (class, distillation, registers, then the patches row by row),
+D width.
+
+Modules are named as in timm, so that the canonical checkpoint is timm's; the few that differ (the head, the position,
+attentions that keep their matrices apart) are translated by ``to_canonical`` and ``from_canonical``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from vitlab.components.attention import Attention, Rotation
+from vitlab.components.base import Dropout, DropPath, name_draws
+from vitlab.components.head import Head
+from vitlab.components.init import Init, Kind, seeded
+from vitlab.components.position import Position
+from vitlab.errors import OptionError
+from vitlab.geometry import DataInfo, Geometry
+from vitlab.models import sizes
+from vitlab.models.anatomy import Anatomy, BlockParts, FinalNormAt, PatchSize, Span, Token
+from vitlab.models.contract import Model, State, model
+from vitlab.slots import Pick, Resolved, Unhashed, slot
+from vitlab.spec import Choice
+
+
+class LayerScale(nn.Module):
+    """A learned factor per channel at the end of a residual branch.  Reference: arXiv:2103.17239."""
+
+    def __init__(self, dim: int, start: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((dim,), start))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD * self.gamma
+
+
+class Block(nn.Module):
+    """Attention, then an MLP, each on normalised tokens and each beside a path that skips it."""
+
+    norm1: nn.Module
+    attn: Attention
+    norm2: nn.Module
+    mlp: nn.Module
+
+    def __init__(self, dim: int, *, layer_scale: float | None, drop_path: float) -> None:
+        super().__init__()
+        self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+        self.drop_path1 = DropPath(drop_path)
+        self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+        self.drop_path2 = DropPath(drop_path)
+
+    def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        x_BTD = x_BTD + self.drop_path1(self.ls1(self.attn(self.norm1(x_BTD), rotation, bias_HTT)))
+        x_BTD = x_BTD + self.drop_path2(self.ls2(self.mlp(self.norm2(x_BTD))))
+        return x_BTD
+
+
+@model.register("vit")
+class ViT(Model):
+    """The Vision Transformer, with every part a choice.  Reference: arXiv:2010.11929.
+
+    The defaults are ViT-Ti/16.  Differs from the paper in nothing that is not an option.
+    """
+
+    position: Position
+    head: Head
+
+    def __init__(
+        self,
+        data: DataInfo,
+        *,
+        size: Annotated[sizes.Name | None, Unhashed()] = None,
+        patch_size: PatchSize | tuple[PatchSize, PatchSize] = 16,
+        dim: Annotated[int, Field(gt=0)] | None = None,
+        depth: Annotated[int, Field(gt=0)] | None = None,
+        heads: Annotated[int, Field(gt=0)] | None = None,
+        prefix: tuple[Token, ...] = ("class",),
+        registers: Annotated[int, Field(ge=0)] = 0,
+        patch: Annotated[Choice | str, Pick("patch")] = "linear",
+        position: Annotated[Choice | str, Pick("position")] = "learned",
+        attention: Annotated[Choice | str, Pick("attention")] = "auto",
+        mlp: Annotated[Choice | str, Pick("mlp")] = "gelu",
+        norm: Annotated[Choice | str, Pick("norm")] = "layernorm",
+        blocks: Mapping[Span, BlockParts] = {},
+        layer_scale: Annotated[float, Field(gt=0)] | None = None,
+        drop: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+        drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+        final_norm: Annotated[Choice | str, Pick("norm")] = "layernorm",
+        final_norm_at: FinalNormAt = "tokens",
+        head: Annotated[Choice | str, Pick("head")] = "linear",
+        init: Annotated[Choice | str, Pick("init")] = "timm",
+    ) -> None:
+        """
+        Args:
+            data: what the model sees.
+            size: a named size, shorthand for dim, depth, heads and the ratio of the MLP; given beside it, these win.
+            patch_size: pixels, one number or height and width.
+            dim: width of the tokens; by default that of the size, and 192 without one.
+            depth: number of blocks; 12.
+            heads: heads of attention; 3.
+            prefix: tokens before the patches: class, distillation.
+            registers: further tokens after these that nothing reads (arXiv:2309.16588).
+            patch: from pixels to patch tokens.
+            position: how tokens know where they are.
+            attention: of every block.
+            mlp: of every block.
+            norm: of every block.
+            blocks: other choices for some of the blocks, ``{"0-3": {attention: split}}``.
+            layer_scale: the value layer scale starts from; none without one.
+            drop: dropout after the positions were added.
+            drop_path: stochastic depth (arXiv:1603.09382) of the last block; it grows linearly from 0 at the first.
+            final_norm: the norm after the last block.
+            final_norm_at: on all tokens, as in the paper, or on what the head has pooled, as timm does for means.
+            head: from tokens to predictions.
+            init: the scheme of initial values.
+
+        Raises:
+            OptionError: for components that do not work together, and what :meth:`Anatomy.of` raises.
+            GeometryError: for sizes that do not divide.
+        """
+        super().__init__()
+        full = sizes.spelled_out({"size": size, "dim": dim, "depth": depth, "heads": heads, "mlp": mlp})
+        anatomy = Anatomy.of(
+            data,
+            patch_size=patch_size,
+            dim=full["dim"],
+            depth=full["depth"],
+            heads=full["heads"],
+            prefix=prefix,
+            registers=registers,
+            patch=patch,
+            position=position,
+            attention=attention,
+            mlp=full["mlp"],
+            norm=norm,
+            blocks=blocks,
+            final_norm=final_norm,
+            final_norm_at=final_norm_at,
+            head=head,
+        )
+        reason = anatomy.why_not()
+        if reason:
+            raise OptionError([((), reason)])
+        g = anatomy.geometry
+        self.geometry = g
+        self.final_norm_at = final_norm_at
+        self.scheme: Init = slot("init").build(init)
+        self._parts: dict[str, tuple[Resolved, tuple[Any, ...]]] = {}
+
+        self.patch_embed = self._part("patch_embed", anatomy.patch, g)
+        self.cls_token = _token(g, "class")
+        self.dist_token = _token(g, "distillation")
+        self.reg_token = _token(g, "register")
+        self.position = self._part("position", anatomy.position, g)
+        self.pos_drop = Dropout(drop)
+        self.blocks = nn.ModuleList()
+        for i, parts in enumerate(anatomy.blocks):
+            block = Block(g.dim, layer_scale=layer_scale, drop_path=drop_path * i / max(g.depth - 1, 1))
+            block.norm1 = self._part(f"blocks.{i}.norm1", parts.norm, g.dim)
+            block.attn = self._part(f"blocks.{i}.attn", parts.attention, g)
+            block.norm2 = self._part(f"blocks.{i}.norm2", parts.norm, g.dim)
+            block.mlp = self._part(f"blocks.{i}.mlp", parts.mlp, g)
+            self.blocks.append(block)
+        none = slot("norm").resolve("none")
+        self.norm = self._part("norm", anatomy.final_norm if final_norm_at == "tokens" else none, g.dim)
+        self.fc_norm = self._part("fc_norm", anatomy.final_norm if final_norm_at == "pooled" else none, g.dim)
+        self.head = self._part("head", anatomy.head, g)
+        name_draws(self)
+
+    # -- the figure -------------------------------------------------------------------------------------------------
+
+    def forward(self, x_BCHW: Tensor) -> NamedTuple:
+        return self.forward_head(self.forward_features(x_BCHW))
+
+    def forward_features(self, x_BCHW: Tensor) -> Tensor:
+        """(B, T, D): the tokens after the last block and, unless it stands after pooling, the last norm."""
+        x_BTD = self._with_prefix(self.patch_embed(x_BCHW))
+        x_BTD = self.pos_drop(self.position.add(x_BTD, 0))
+        for layer, block in enumerate(self.blocks, 1):
+            x_BTD = self.position.add(x_BTD, layer)
+            x_BTD = block(x_BTD, self.position.rotation(layer), self.position.bias(layer))
+            x_BTD = self.position.mix(x_BTD, layer)
+        x_BTD = self.norm(x_BTD)
+        return x_BTD
+
+    def forward_head(self, x_BTD: Tensor) -> NamedTuple:
+        """Predictions from the tokens of :meth:`forward_features`."""
+        if self.final_norm_at == "tokens":
+            return cast(NamedTuple, self.head(x_BTD))
+        x_BSD: Tensor = self.fc_norm(self.head.pool(x_BTD))
+        return self.head.classify(x_BSD)
+
+    def _with_prefix(self, x_BND: Tensor) -> Tensor:
+        prefix = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
+        return torch.cat([*(token.expand(x_BND.shape[0], -1, -1) for token in prefix), x_BND], 1)
+
+    def views(self, output: Any) -> dict[str, Tensor]:
+        return self.head.views(output)
+
+    # -- what can be built ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def complete(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with a size spelled out."""
+        return sizes.spelled_out(options)
+
+    @classmethod
+    def why_not(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+        known = model.options(cls).model_validate(cls.complete(options))
+        return Anatomy.of(
+            data,
+            **{name: getattr(known, name) for name in type(known).model_fields if name not in _NOT_ANATOMY},
+        ).why_not()
+
+    def _part(self, path: str, choice: Resolved, *context: Geometry | int) -> Any:
+        """Build a component, and remember how, for :meth:`initialise`."""
+        self._parts[path] = (choice, context)
+        return slot(choice.slot).build(choice, *context)
+
+    # -- parameters -------------------------------------------------------------------------------------------------
+
+    def no_weight_decay(self) -> set[str]:
+        tokens = {"cls_token", "dist_token", "reg_token", "position.pos_embed"}
+        return super().no_weight_decay() | {name for name, _ in self.named_parameters() if name in tokens}
+
+    def layer_of(self, name: str) -> int:
+        """0 the stem (patches, tokens, positions), the blocks from 1, the last norm with the last block, the head."""
+        first, _, rest = name.partition(".")
+        if first == "blocks":
+            return int(rest.partition(".")[0]) + 1
+        if first == "norm":
+            return self.geometry.depth
+        if first in ("patch_embed", "cls_token", "dist_token", "reg_token", "position", "pos_embed"):
+            return 0
+        return self.geometry.depth + 1
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Build every component anew under a generator of its own, then let the scheme draw what it draws."""
+        for path, (choice, context) in self._parts.items():
+            with seeded(seed, path), torch.device("cpu"):
+                fresh = slot(choice.slot).build(choice, *context)
+            mine = self.get_submodule(path)
+            for name, value in [*fresh.named_parameters(), *fresh.named_buffers()]:
+                _get(mine, name).copy_(value)
+        state = self.to_canonical(self.state_dict())
+        for name, (kind, fan_in) in self._drawn(state).items():
+            x = torch.empty(state[name].shape)
+            self.scheme.draw(x, name, kind, fan_in, seed)
+            state[name] = x
+        self.load_state_dict(self.from_canonical(state))
+
+    def _drawn(self, state: State) -> dict[str, tuple[Kind, int]]:
+        """Canonical names of the parameters the scheme draws, what they are, and their layer's number of inputs."""
+        drawn: dict[str, tuple[Kind, int]] = {}
+        kept = set()
+        for path, module in self.named_modules():
+            kept |= {f"{path}.{name}" for name in getattr(module, "keeps_init", ())}
+            kind: Literal["linear", "conv"] | None = (
+                "linear" if isinstance(module, nn.Linear) else "conv" if isinstance(module, nn.Conv2d) else None
+            )
+            if kind is not None:
+                fan_in = module.weight[0].numel()
+                drawn[f"{path}.weight"] = (kind, fan_in)
+                drawn[f"{path}.bias"] = ("linear_bias" if kind == "linear" else "conv_bias", fan_in)
+        drawn = {self._canonical(name): how for name, how in drawn.items() if name not in kept}
+        for path in (f"blocks.{i}.attn" for i in range(self.geometry.depth)):
+            for layer in ("qkv", "proj"):
+                if f"{path}.{layer}.weight" in state:
+                    fan_in = state[f"{path}.{layer}.weight"].shape[1]
+                    drawn[f"{path}.{layer}.weight"] = ("linear", fan_in)
+                    drawn[f"{path}.{layer}.bias"] = ("linear_bias", fan_in)
+        parameters = {self._canonical(name) for name, _ in self.named_parameters()}
+        drawn |= dict.fromkeys(("cls_token", "dist_token", "reg_token"), ("token", 0))
+        if "pos_embed" in parameters:
+            drawn["pos_embed"] = ("position", 0)
+        return {name: how for name, how in drawn.items() if name in state}
+
+    # -- the canonical checkpoint -----------------------------------------------------------------------------------
+
+    def _canonical(self, name: str) -> str:
+        """timm's name of a parameter outside of attention."""
+        if name == "position.pos_embed":
+            return "pos_embed"
+        for own, theirs in self.head.canonical.items():
+            if name.startswith(f"head.{own}"):
+                return theirs + name.removeprefix(f"head.{own}")
+        return name
+
+    def _attention(self, i: int) -> Attention:
+        return cast(Block, self.blocks[i]).attn
+
+    def to_canonical(self, state: State) -> dict[str, Tensor]:
+        outside, attentions = _apart(state)
+        canonical = {self._canonical(name): value for name, value in outside.items()}
+        for i, own in attentions.items():
+            found = self._attention(i).to_canonical(own)
+            canonical |= {f"blocks.{i}.attn.{name}": value for name, value in found.items()}
+        return canonical
+
+    def from_canonical(self, state: State) -> dict[str, Tensor]:
+        native = {self._canonical(name): name for name in self.state_dict()}
+        outside, attentions = _apart(state)
+        own = {native.get(name, name): value for name, value in outside.items()}
+        for i, theirs in attentions.items():
+            if i < self.geometry.depth:
+                theirs = self._attention(i).from_canonical(theirs)
+            own |= {f"blocks.{i}.attn.{name}": value for name, value in theirs.items()}
+        return own
+
+
+_NOT_ANATOMY = ("size", "layer_scale", "drop", "drop_path", "init")
+
+
+def _token(g: Geometry, name: str) -> nn.Parameter | None:
+    """(1, R, D) for the R tokens of that name, None for none."""
+    count = g.prefix.count(name)
+    return nn.Parameter(torch.zeros(1, count, g.dim)) if count else None
+
+
+def _get(module: nn.Module, name: str) -> Tensor:
+    path, _, last = name.rpartition(".")
+    return cast(Tensor, getattr(module.get_submodule(path), last))
+
+
+def _apart(state: State) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
+    """What stands outside of the attentions, and what each attention has, by block."""
+    outside: dict[str, Tensor] = {}
+    attentions: dict[int, dict[str, Tensor]] = {}
+    for name, value in state.items():
+        parts = name.split(".", 3)
+        if len(parts) == 4 and parts[0] == "blocks" and parts[2] == "attn":
+            attentions.setdefault(int(parts[1]), {})[parts[3]] = value
+        else:
+            outside[name] = value
+    return outside, attentions
