@@ -107,7 +107,8 @@ class AttentionPool(nn.Module):
         weights_BHST = (q_1HSK * q_1HSK.shape[-1] ** -0.5 @ k_BTHK.permute(0, 2, 3, 1)).softmax(-1)
         x_BHSK = weights_BHST @ v_BTHK.transpose(1, 2)
         x_BSD: Tensor = self.proj(x_BHSK.transpose(1, 2).flatten(2))
-        return x_BSD + self.mlp(self.norm(x_BSD))
+        x_BSD = x_BSD + self.mlp(self.norm(x_BSD))
+        return x_BSD
 
 
 class _Pooled(Head):

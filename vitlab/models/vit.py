@@ -187,8 +187,7 @@ class ViT(Model):
             x_BTD = self.position.add(x_BTD, layer)
             x_BTD = block(x_BTD, self.position.rotation(layer), self.position.bias(layer))
             x_BTD = self.position.mix(x_BTD, layer)
-        x_BTD = self.norm(x_BTD)
-        return x_BTD
+        return cast(Tensor, self.norm(x_BTD))
 
     def forward_head(self, x_BTD: Tensor) -> NamedTuple:
         """Predictions from the tokens of :meth:`forward_features`."""

@@ -1,0 +1,145 @@
+"""Parameters and multiply-accumulates against the published table, the closed form and timm."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vitlab.data.torchvision_import import torchvision
+from vitlab.geometry import DataInfo, Geometry
+from vitlab.models import model
+from vitlab.models.cost import Cost, cost_of, formula, macs, parameters
+from vitlab.models.sizes import SIZES
+from vitlab.slots import slot
+
+torchvision()  # timm imports it, and it may need help
+timm = pytest.importorskip("timm")
+
+# Name, size, patch, pixels, distilled, parameters to the unit and GMACs as printed (timm, torchvision, the papers).
+TABLE = [
+    ("vit_tiny_patch16", "Ti", 16, 224, False, 5_717_416, 1.25),
+    ("vit_small_patch32", "S", 32, 224, False, 22_878_952, 1.14),
+    ("vit_small_patch16", "S", 16, 224, False, 22_050_664, 4.60),
+    ("vit_small_patch8", "S", 8, 224, False, 22_055_272, 22.41),
+    ("vit_base_patch32", "B", 32, 224, False, 88_224_232, 4.41),
+    ("vit_base_patch16", "B", 16, 224, False, 86_567_656, 17.56),
+    ("vit_base_patch8", "B", 8, 224, False, 86_576_872, 78.15),
+    ("vit_large_patch32", "L", 32, 224, False, 306_535_400, 15.38),
+    ("vit_large_patch16", "L", 16, 224, False, 304_326_632, 61.55),
+    ("vit_large_patch14", "L", 14, 224, False, 304_203_752, 81.01),
+    ("vit_huge_patch14", "H", 14, 224, False, 632_045_800, 167.30),
+    ("vit_giant_patch14", "g", 14, 224, False, 1_012_611_432, 267.03),
+    ("vit_gigantic_patch14", "G", 14, 224, False, 1_844_440_680, 483.75),
+    ("deit_tiny_distilled", "Ti", 16, 224, True, 5_910_800, 1.26),
+    ("deit_small_distilled", "S", 16, 224, True, 22_436_432, 4.62),
+    ("deit_base_distilled", "B", 16, 224, True, 87_338_192, 17.66),
+    ("deit_base_384", "B", 16, 384, False, 86_859_496, 55.48),
+]
+
+
+@pytest.mark.parametrize(("size", "patch", "pixels", "distilled", "params", "gmacs"), [row[1:] for row in TABLE])
+def test_published_sizes(size: str, patch: int, pixels: int, distilled: bool, params: int, gmacs: float) -> None:
+    data = DataInfo(image=(pixels, pixels), channels=3, classes=1000)
+    prefix = ("class", "distillation") if distilled else ("class",)
+    counted = cost_of(
+        {
+            "type": "vit",
+            "size": size,
+            "patch_size": patch,
+            "prefix": list(prefix),
+            "head": "distilled" if distilled else "linear",
+        },
+        data,
+    )
+    preset = SIZES[size]
+    g = Geometry.of(
+        image=data.image,
+        channels=3,
+        patch=(patch, patch),
+        reduction=1,
+        prefix=prefix,
+        dim=preset.dim,
+        depth=preset.depth,
+        heads=preset.heads,
+        classes=1000,
+    )
+    assert counted.params == params
+    assert counted == formula(g, hidden=int(preset.dim * preset.ratio), classifiers=len(prefix))
+    assert round(counted.macs / 1e9, 2) == pytest.approx(gmacs, abs=1e-9)
+
+
+DEIT3 = [
+    ("S", 16, 22_059_496, 4.60),
+    ("M", 16, 38_849_512, 7.99),
+    ("B", 16, 86_585_320, 17.56),
+    ("L", 16, 304_374_760, 61.55),
+    ("H", 14, 632_126_440, 167.30),
+]
+
+
+@pytest.mark.parametrize(("size", "patch", "params", "gmacs"), DEIT3)
+def test_deit3(size: str, patch: int, params: int, gmacs: float) -> None:
+    counted = cost_of(
+        {
+            "type": "vit",
+            "size": size,
+            "patch_size": patch,
+            "layer_scale": 1e-6,
+            "position": {"type": "learned", "prefix_rows": "none"},
+        },
+        DataInfo(image=(224, 224), channels=3, classes=1000),
+    )
+    assert counted.params == params
+    assert round(counted.macs / 1e9, 2) == pytest.approx(gmacs, abs=1e-9)
+
+
+def test_a_model_on_the_cpu_is_counted_and_left_alone() -> None:
+    data = DataInfo(image=(16, 24), channels=1, classes=5)
+    built = model.build({"type": "vit", "size": "pico", "patch_size": 4}, data)
+    built.train()
+    before = {name: value.clone() for name, value in built.state_dict().items()}
+    count = macs(built, data)
+    assert built.training
+    assert all(
+        value.device.type == "cpu" and torch.equal(value, before[name]) for name, value in built.state_dict().items()
+    )
+    # By hand: 24 patches, 25 tokens, width 32, 2 blocks, hidden 128.
+    assert count == 24 * 16 * 32 + 2 * (4 * 25 * 32 * 32 + 2 * 25 * 25 * 32 + 2 * 25 * 32 * 128) + 32 * 5
+
+
+@pytest.mark.parametrize("attention", slot("attention").names())
+def test_implementations_of_attention_cost_the_same(attention: str) -> None:
+    data = DataInfo(image=(16, 16), channels=3, classes=10)
+    if slot("attention").find(attention)[1].source != "vitlab":
+        pytest.skip("a guest may cost what it likes")
+    usual = cost_of({"type": "vit", "size": "pico", "patch_size": 4, "attention": "fused"}, data)
+    assert cost_of({"type": "vit", "size": "pico", "patch_size": 4, "attention": attention}, data) == usual
+
+
+def test_body_has_no_classifier() -> None:
+    costs = [
+        cost_of({"type": "vit", "size": "pico", "patch_size": 4}, DataInfo(image=(8, 8), channels=3, classes=classes))
+        for classes in (10, 100)
+    ]
+    assert costs[0].body_params == costs[1].body_params
+    assert costs[1].params - costs[0].params == 90 * 33
+
+
+def test_swiglu_at_its_default_costs_as_much_as_the_plain_mlp() -> None:
+    data = DataInfo(image=(32, 32), channels=3, classes=10)
+    plain, gated = (
+        cost_of({"type": "vit", "dim": 192, "depth": 4, "heads": 3, "patch_size": 4, "mlp": mlp}, data)
+        for mlp in ("gelu", "swiglu")
+    )
+    assert gated.params == pytest.approx(plain.params, rel=0.01)
+    assert gated.macs == pytest.approx(plain.macs, rel=0.01)
+
+
+def test_parameters_as_timm_counts_them() -> None:
+    theirs = timm.create_model("test_vit", num_classes=1000)
+    data = DataInfo(image=(160, 160), channels=3, classes=1000)
+    ours = cost_of(
+        {"type": "vit", "dim": 64, "depth": 6, "heads": 2, "mlp": {"type": "gelu", "ratio": 3}, "patch_size": 16}, data
+    )
+    assert isinstance(ours, Cost)
+    assert ours.params == parameters(theirs) == 371_240
