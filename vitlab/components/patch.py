@@ -5,12 +5,17 @@ B images, C channels, H height and W width in pixels, N patches (row by row), D 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+import math
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
+import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab.components.base import Part
+from vitlab.errors import GeometryError
 from vitlab.geometry import Geometry
 from vitlab.slots import Pick, Slot, slot
 from vitlab.spec import Choice
@@ -51,5 +56,189 @@ class Linear(PatchEmbedding):
         self.norm = slot("norm").build(norm, g.dim)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        x_BND: Tensor = self.norm(self.proj(x_BCHW).flatten(2).transpose(1, 2))
+        x_BND: Tensor = self.norm(_tokens(self.proj(x_BCHW)))
         return x_BND
+
+
+@patch.register("conv_stem")
+class ConvStem(PatchEmbedding):
+    """3x3 convolutions of stride 2, doubling the channels up to D, until their stride is the patch; then a 1x1.
+
+    A side of the patch that is done early goes on with stride 1, so patches need not be square.
+
+    Reference: arXiv:2106.14881 (Early Convolutions Help Transformers See Better).
+    """
+
+    def __init__(self, g: Geometry, *, norm: Literal["batchnorm", "groupnorm"] = "batchnorm") -> None:
+        """
+        Args:
+            g: the sizes.
+            norm: what follows each 3x3; the paper's ``batchnorm`` mixes the samples of a batch, ``groupnorm`` (one
+                group) does not.
+        """
+        super().__init__()
+        if reason := self.why_not(g, {}):
+            raise GeometryError("patch_size", reason)
+        halvings = tuple(side.bit_length() - 1 for side in g.patch)
+        layers = max(halvings)
+        widths = [g.channels, *(max(1, g.dim >> (layers - 1 - layer)) for layer in range(layers))]
+        self.convs = nn.Sequential()
+        for layer in range(layers):
+            stride = (2 if layer < halvings[0] else 1, 2 if layer < halvings[1] else 1)
+            width = widths[layer + 1]
+            conv = nn.Conv2d(widths[layer], width, 3, stride=stride, padding=1, bias=False)
+            normalise = nn.BatchNorm2d(width) if norm == "batchnorm" else nn.GroupNorm(1, width)
+            self.convs.append(nn.Sequential(OrderedDict(conv=conv, norm=normalise, act=nn.ReLU())))
+        self.proj = nn.Conv2d(widths[-1], g.dim, 1)
+
+    @classmethod
+    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        for side in g.patch:
+            if side & (side - 1):
+                return f"patch 'conv_stem' halves the image again and again, and patch_size {side} is no power of 2"
+        return None
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return _tokens(self.proj(self.convs(x_BCHW)))
+
+
+@patch.register("resnet")
+class ResNet(PatchEmbedding):
+    """Patches of the feature map of a ResNet (version 2 as in Big Transfer): the hybrid.
+
+    ``layers`` counts the bottlenecks of each stage.  The first stage keeps the stem's stride of 4, each other doubles
+    it: three stages make 16, four 32, and no stage leaves the stem alone.  R50+ViT-B/16 is ``layers: [3, 4, 9]`` with
+    ``patch_size: 1``.  Parameters are named as in timm's hybrids, and padding is that of TensorFlow, as theirs.
+
+    Reference: arXiv:2010.11929; arXiv:1912.11370 (Big Transfer); arXiv:1903.10520 (weight standardisation).
+    """
+
+    reduction: ClassVar[int] = 16
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        layers: Annotated[Sequence[Annotated[int, Field(ge=1)]], Field(max_length=4)] = (3, 4, 9),
+        width_factor: Annotated[float, Field(gt=0)] = 1.0,
+    ) -> None:
+        """
+        Args:
+            g: the sizes.
+            layers: bottlenecks in each of up to four stages.
+            width_factor: factor on the channels, 64 after the stem and 256 after the first stage.
+        """
+        super().__init__()
+        reduction = self.reduction_of({"layers": layers})
+        if g.image != (g.grid[0] * g.patch[0] * reduction, g.grid[1] * g.patch[1] * reduction):
+            raise GeometryError(
+                "patch",
+                f"patch 'resnet' with {len(layers)} stages has a stride of {reduction}, and a grid of {g.grid[0]} by "
+                f"{g.grid[1]} patches was laid out for another",
+            )
+        channels = _rounded(64 * width_factor)
+        stem = _Stem(g.channels, channels)
+        self.backbone = nn.Sequential(OrderedDict(stem=stem)) if layers else stem
+        if layers:
+            stages = nn.Sequential()
+            for stage, depth in enumerate(layers):
+                width = _rounded(256 * 2**stage * width_factor)
+                stages.append(_Stage(channels, width, depth, stride=1 if stage == 0 else 2))
+                channels = width
+            self.backbone.add_module("stages", stages)
+        self.proj = nn.Conv2d(channels, g.dim, kernel_size=g.patch, stride=g.patch)
+
+    @classmethod
+    def reduction_of(cls, options: Mapping[str, Any]) -> int:
+        return int(4 * 2 ** max(len(options.get("layers", (3, 4, 9))) - 1, 0))
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return _tokens(self.proj(self.backbone(x_BCHW)))
+
+
+# -- the hybrid's parts -----------------------------------------------------------------------------------------------
+
+
+class _StdConv(nn.Conv2d):
+    """A convolution whose filters are brought to mean 0 and variance 1, with padding that keeps size / stride."""
+
+    def __init__(self, channels: int, width: int, kernel: int, stride: int = 1) -> None:
+        super().__init__(channels, width, kernel, stride=stride, bias=False)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        mean = self.weight.mean((1, 2, 3), keepdim=True)
+        variance = self.weight.var((1, 2, 3), correction=0, keepdim=True)
+        weight = (self.weight - mean) * (variance + 1e-8).rsqrt()
+        padded = _pad_same(x_BCHW, self.kernel_size[0], self.stride[0], 0.0)
+        return F.conv2d(padded, weight, None, self.stride)
+
+
+class _MaxPool(nn.Module):
+    """The largest of 3x3 at stride 2, with padding that keeps size / stride."""
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return F.max_pool2d(_pad_same(x_BCHW, 3, 2, -math.inf), 3, 2)
+
+
+class _Stem(nn.Sequential):
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__(
+            OrderedDict(conv=_StdConv(channels, width, 7, 2), norm=_group_norm(width), act=nn.ReLU(), pool=_MaxPool())
+        )
+
+
+class _Shortcut(nn.Sequential):
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__(OrderedDict(conv=_StdConv(channels, width, 1, stride), norm=_group_norm(width)))
+
+
+class _Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1, each normalised, around a shortcut; the first of a stage projects its shortcut."""
+
+    def __init__(self, channels: int, width: int, stride: int, project: bool) -> None:
+        super().__init__()
+        inner = _rounded(width / 4)
+        self.downsample = _Shortcut(channels, width, stride) if project else nn.Identity()
+        self.conv1, self.norm1 = _StdConv(channels, inner, 1), _group_norm(inner)
+        self.conv2, self.norm2 = _StdConv(inner, inner, 3, stride), _group_norm(inner)
+        self.conv3, self.norm3 = _StdConv(inner, width, 1), _group_norm(width)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        y_BCHW = F.relu(self.norm1(self.conv1(x_BCHW)))
+        y_BCHW = F.relu(self.norm2(self.conv2(y_BCHW)))
+        return F.relu(self.norm3(self.conv3(y_BCHW)) + self.downsample(x_BCHW))
+
+
+class _Stage(nn.Module):
+    def __init__(self, channels: int, width: int, depth: int, stride: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(_Bottleneck(channels, width, stride, project=True))
+        for _ in range(depth - 1):
+            self.blocks.append(_Bottleneck(width, width, 1, project=False))
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        y_BCHW: Tensor = self.blocks(x_BCHW)
+        return y_BCHW
+
+
+def _group_norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(math.gcd(channels, 32), channels)
+
+
+def _rounded(channels: float) -> int:
+    """The nearest multiple of 8, but not much below."""
+    near = max(8, int(channels + 4) // 8 * 8)
+    return near + 8 if near < 0.9 * channels else near
+
+
+def _pad_same(x_BCHW: Tensor, kernel: int, stride: int, value: float) -> Tensor:
+    """Padding so that the output has ceil(size / stride) places; an odd pixel of it goes right and below."""
+    pads: list[int] = []
+    for size in (x_BCHW.shape[3], x_BCHW.shape[2]):
+        total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+        pads += [total // 2, total - total // 2]
+    return F.pad(x_BCHW, pads, value=value) if any(pads) else x_BCHW
+
+
+def _tokens(x_BDHW: Tensor) -> Tensor:
+    return x_BDHW.flatten(2).transpose(1, 2)

@@ -8,11 +8,11 @@ relative.py     relative_bias, alibi2d
 conditional.py  conditional
 """
 
-from vitlab.components.position import additive
+from vitlab.components.position import additive, conditional, relative, rotary
 from vitlab.components.position.contract import Position as Position
 from vitlab.components.position.contract import Rotation as Rotation
 from vitlab.components.position.contract import position as position
 from vitlab.components.position.resampling import PRESETS as PRESETS
 from vitlab.components.position.resampling import Resampling as Resampling
 
-__all__ = ["PRESETS", "Position", "Resampling", "Rotation", "additive", "position"]
+__all__ = ["PRESETS", "Position", "Resampling", "Rotation", "additive", "conditional", "position", "relative", "rotary"]

@@ -9,6 +9,7 @@ B images, T tokens, P prefix tokens, N patches, D width, L tables (the depth for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from vitlab.components.position.contract import Position, State, position
 from vitlab.components.position.resampling import Resampling, resample_grid
-from vitlab.errors import WeightsError
+from vitlab.errors import GeometryError, WeightsError
 from vitlab.geometry import Geometry
 
 Where = Literal["stem", "every_layer", "every_layer_shared"]
@@ -85,6 +86,46 @@ class Learned(_Additive):
                 grid = torch.cat([_prefix_rows(rows_TD[:prefix], old, new), grid])
             tables.append(grid)
         return {**state, "pos_embed": torch.stack(tables)}
+
+
+@position.register("learned2d")
+class Learned2D(_Additive):
+    """A learned half for the column and one for the row, side by side: [X of the column, Y of the row].
+
+    Reference: arXiv:2010.11929, appendix D.4.
+    """
+
+    def __init__(self, g: Geometry, *, where: Where = "stem", prefix_rows: PrefixRows = "own") -> None:
+        super().__init__(g, where)
+        if reason := self.why_not(g, {}):
+            raise GeometryError("dim", reason)
+        self.x_embed = nn.Parameter(torch.empty(self.tables, g.grid[1], g.dim // 2))
+        self.y_embed = nn.Parameter(torch.empty(self.tables, g.grid[0], g.dim // 2))
+        own = g.prefix and prefix_rows == "own"
+        self.prefix_embed = nn.Parameter(torch.empty(self.tables, len(g.prefix), g.dim)) if own else None
+        for parameter in self.parameters():
+            nn.init.trunc_normal_(parameter, std=0.02)
+
+    @classmethod
+    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        return f"position 'learned2d' halves the width, and dim {g.dim} is odd" if g.dim % 2 else None
+
+    def no_weight_decay(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.named_parameters())
+
+    def rows(self, table: int) -> Tensor:
+        x_CE, y_RE = self.x_embed[table], self.y_embed[table]
+        shape = (y_RE.shape[0], x_CE.shape[0], -1)
+        rows_ND = torch.cat([x_CE[None].expand(shape), y_RE[:, None].expand(shape)], 2).flatten(0, 1)
+        return rows_ND if self.prefix_embed is None else torch.cat([self.prefix_embed[table], rows_ND])
+
+    def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> dict[str, Tensor]:
+        out = dict(state)
+        for name, size in (("x_embed", new.grid[1]), ("y_embed", new.grid[0])):
+            out[name] = torch.stack([resample_grid(axis[None], (1, size), how)[0] for axis in state[name]])
+        if "prefix_embed" in state:
+            out["prefix_embed"] = torch.stack([_prefix_rows(rows, old, new) for rows in state["prefix_embed"]])
+        return out
 
 
 class _Fixed(_Additive):
@@ -165,6 +206,8 @@ class SinCos2D(_Fixed):
         convention: Literal["timm", "big_vision", "moco", "mae"] = "timm",
     ) -> None:
         super().__init__(g, where)
+        if reason := self.why_not(g, {"convention": convention}):
+            raise GeometryError("dim", reason)
         self.keep(sincos2d(g, temperature, convention))
 
     @classmethod
@@ -174,6 +217,58 @@ class SinCos2D(_Fixed):
         if options.get("convention") == "big_vision" and g.dim == 4:
             return "position 'sincos2d' in the convention of big_vision needs two frequencies or more, so dim 8 or more"
         return super().why_not(g, options)
+
+
+class _Fourier(nn.Module):
+    """Cosines and sines of learned frequencies, mixed by a small MLP: places (N, 2) to rows (N, D)."""
+
+    def __init__(self, dim: int, features: int, hidden: int, gamma: float) -> None:
+        super().__init__()
+        self.frequencies = nn.Parameter(torch.randn(features // 2, 2) / gamma)
+        self.fc1 = nn.Linear(features, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def forward(self, place_N2: Tensor) -> Tensor:
+        # Not a matrix product: autocast would round the angles to 8 bits.
+        angle_NF = (place_N2[:, None] * self.frequencies).sum(-1)
+        features_NF = torch.cat([angle_NF.cos(), angle_NF.sin()], 1) / math.sqrt(2 * angle_NF.shape[1])
+        rows_ND: Tensor = self.fc2(F.gelu(self.fc1(features_NF)))
+        return rows_ND
+
+
+@position.register("fourier")
+class Fourier(_Additive):
+    """Learnable Fourier features of row and column, and an MLP.  Prefix tokens get nothing.
+
+    Places are counted in patches, and ``gamma`` is the distance, in patches, over which neighbours look alike at the
+    start.  Nothing depends on the size of the grid, so other resolutions need no resampling.
+
+    Reference: arXiv:2106.02795.
+    """
+
+    places: Tensor
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        where: Where = "stem",
+        features: Annotated[int, Field(ge=2, multiple_of=2)] = 384,
+        hidden: Annotated[int, Field(ge=1)] = 32,
+        gamma: Positive = 1.0,
+    ) -> None:
+        super().__init__(g, where)
+        row, column = _mesh(*g.grid)
+        places = torch.stack([row, column], 1).to(torch.get_default_dtype())
+        self.register_buffer("places", places, persistent=False)
+        self.encoders = nn.ModuleList([_Fourier(g.dim, features, hidden, gamma) for _ in range(self.tables)])
+
+    def no_weight_decay(self) -> frozenset[str]:
+        return frozenset(f"encoders.{table}.frequencies" for table in range(self.tables))
+
+    def rows(self, table: int) -> Tensor:
+        rows_ND: Tensor = self.encoders[table](self.places)
+        return rows_ND
 
 
 def sincos2d(g: Geometry, temperature: float, convention: str) -> Tensor:
