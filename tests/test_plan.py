@@ -27,7 +27,7 @@ BASE: dict[str, Any] = {
 
 def plan(tmp_path: Path, **study: Any) -> Plan:
     file = tmp_path / "study.yaml"
-    file.write_text(yaml.safe_dump({"study": "s", "base": BASE, **study}))
+    file.write_text(yaml.safe_dump({"study": "s", "base": BASE, **study}, sort_keys=False))
     return plan_study(file)[1]
 
 
@@ -153,7 +153,7 @@ def test_compare_to_finds_each_arms_own_counterpart(tmp_path: Path) -> None:
 
 
 def test_what_is_added_is_compared_with_the_bare_recipe(tmp_path: Path) -> None:
-    of = {"model.position": "none", "model.mlp.ratio": 1.0}
+    of = {"model.position": "none", "model.mlp.ratio": 1.0, "model.depth": 1}
     found = plan(tmp_path, design={"leave_one_out": {"of": of, "direction": "both"}})
     baselines = {arm.name: arm.baseline for arm in found.arms}
     assert baselines["bare + position"] == "bare" and baselines["without position"] == "baseline"

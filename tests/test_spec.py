@@ -38,20 +38,20 @@ def only(found: list[str]) -> str:
 @pytest.mark.parametrize(
     ("line", "instead", "place", "words"),
     [
-        ("  train: {steps: 2, batch_size: 8}", "  train: {steps: 2, batch_sise: 8}", "5:22", ["batch_sise", "'batch_size'"]),
+        ("  train: {steps: 2, batch_size: 8}", "  train: {steps: 2, batch_sise: 8}", "5:21", ["batch_sise", "'batch_size'"]),
         ("study: small", "study: small\nrnu: {}", "2:1", ["unknown key 'rnu'", "Did you mean 'run'?"]),
-        ("heads: 2}", "heads: 2, postion: none}", "4:60", ["vit", "'postion'", "Did you mean 'position'?"]),
-        ("heads: 2}", "heads: 2, position: lerned}", "4:60", ["no position called 'lerned'", "'learned'"]),
-        ("heads: 2}", "heads: 2, position: no}", "4:60", ["false", "name", "none"]),
-        ("heads: 2}", "heads: two}", "4:51", ["heads", "'two'", "integer"]),
-        ("heads: 2}", "heads: 0}", "4:51", ["heads", "greater", "0"]),
-        ("heads: 2}", "heads: 3}", "4:51", ["dim 8", "heads 3", "1, 2, 4, 8"]),
+        ("heads: 2}", "heads: 2, postion: none}", "4:65", ["vit", "'postion'", "Did you mean 'position'?"]),
+        ("heads: 2}", "heads: 2, position: lerned}", "4:65", ["no position called 'lerned'", "'learned'"]),
+        ("heads: 2}", "heads: 2, position: no}", "4:65", ["false", "name", "none"]),
+        ("heads: 2}", "heads: two}", "4:55", ["heads", "'two'", "integer"]),
+        ("heads: 2}", "heads: 0}", "4:55", ["heads", "greater", "0"]),
+        ("heads: 2}", "heads: 3}", "4:55", ["dim 8", "heads 3", "1, 2, 4, 8"]),
         ("patch_size: 2", "patch_size: 3", "4:22", ["8", "patch_size 3", "1, 2, 4, 8"]),
         ("{type: digits}", "{type: digts}", "3:10", ["no dataset called 'digts'", "'digits'"]),
         ("{type: digits}", "{tpye: digits}", "3:3", ["type"]),
         ("steps: 2", "steps: 2, epochs: 1", "5:3", ["exactly one", "epochs and steps"]),
         ("steps: 2", "steps: 2, steps: 3", "5:21", ["'steps'", "twice", "line 5"]),
-        ("steps: 2", "steps: 2, optimizer: {type: adamw, lr: -1}", "5:44", ["lr", "greater"]),
+        ("steps: 2", "steps: 2, optimizer: {type: adamw, lr: -1}", "5:46", ["lr", "greater"]),
         ("study: small", "study: small\nmatch: {quantity: params}", "2:1", ["match", "not part of this version"]),
         ("study: small", "study: small\ntune: {}", "2:1", ["tun", "not part of this version"]),
         ("study: small", "study: a/../b", "1:1", ["study", "pattern"]),
@@ -59,13 +59,15 @@ def only(found: list[str]) -> str:
         ("study: small", "study: small\nseeds: [1, 1]", "2:1", ["twice"]),
         ("study: small", "study: small\nseeds: 0", "2:1", ["from 1", "0"]),
         ("study: small", "study: small\nanalysis: {metric: accuracy}", "2:12", ["val/accuracy", "'accuracy'"]),
+        ("study: small", "study: small\nanalysis: {compare: basline}", "2:12", ["'basline'", "'baseline'"]),
+        ("study: small", "study: small\nanalysis: {compare: {to: {}}}", "2:22", ["at least 1"]),
         ("study: small", "study: small\ndesign: {}", "2:1", ["exactly one of", "empty design"]),
         ("study: small", "study: small\ndesign: {one_at_a_time: {}}", "2:10", ["one_at_a_time"]),
         ("study: small", "study: small\ndesign: {grid: {model.dim: []}}", "2:17", ["model.dim"]),
         ("study: small", "study: small\ndesign: {one_at_a_time: {model.dmi: [4]}}", "2:38", ["'dmi'", "'dim'"]),
         ("study: small", "study: small\ndesign: {one_at_a_time: {modle.dim: [4]}}", "2:38", ["'modle'", "'model'"]),
         ("study: small", "study: small\ndesign: {one_at_a_time: {model.heads: [4, 5]}}", "2:43", ["heads 5"]),
-        ("study: small", "study: small\ndesign: {grid: {model.dim: [16]}}", "2:1", ["no arm of the design equals the base"]),
+        ("study: small", "study: small\ndesign: {grid: {model.dim: [16, 32]}}", "2:1", ["no arm of the design equals the base"]),
         ("study: small", "study: small\ndesign: {zip: {model.dim: [4, 8], model.depth: [1]}}", "2:10", ["2 of model.dim", "1 of"]),
         ("study: small", "study: small\nwhere: [{require: 'model.dim %', because: x}]", "2:10", ["not an expression"]),
         ("study: small", "study: small\nwhere: [{require: 'open(1)', because: x}]", "2:10", ["open(1)", "cannot stand"]),
@@ -126,6 +128,12 @@ def test_aliases_that_explode_are_refused() -> None:
         parse_document("\n".join(lines), "bomb.yaml")
 
 
+def test_an_alias_is_a_copy() -> None:
+    data = parse_document("a: &a {x: 1}\nb: *a\n", "x").data
+    data["a"]["x"] = 2
+    assert data["b"] == {"x": 1}
+
+
 def test_numbers_are_what_they_plainly_are() -> None:
     data = parse_document("{a: 1e-3, b: -2E5, c: 1.0e-3, d: '1e-3', e: 1e, f: 5e3}", "x").data
     assert data == {"a": 1e-3, "b": -2e5, "c": 1e-3, "d": "1e-3", "e": "1e", "f": 5e3}
@@ -158,5 +166,5 @@ def test_a_mistake_exits_with_2_and_without_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "vitlab", "run", str(file), "--out", str(tmp_path / "runs")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith(f"{file}:4:51: ") and "Traceback" not in done.stderr
+    assert done.stderr.startswith(f"{file}:4:55: ") and "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()

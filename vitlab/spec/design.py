@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from vitlab.spec.trial import Frozen
 
@@ -64,12 +64,19 @@ class Sample(Frozen):
     over: Node
 
 
+Grid = Annotated[
+    Annotated[Levels, Tag("<levels>")] | Annotated[list["Node"], Field(min_length=1), Tag("<nodes>")],
+    # With a discriminator pydantic speaks of the form that was meant, not of each that was not.
+    Discriminator(lambda grid: "<nodes>" if isinstance(grid, list) else "<levels>"),
+]
+
+
 class Node(Frozen):
     """Exactly one of the seven."""
 
     one_at_a_time: Levels | None = None
     leave_one_out: LeaveOneOut | None = None
-    grid: Levels | Annotated[list[Node], Field(min_length=1)] | None = None
+    grid: Grid | None = None
     zip: Zip | None = None
     arms: Annotated[dict[str, dict[str, Any] | None], Field(min_length=1)] | None = None
     union: Annotated[list[Node], Field(min_length=1)] | None = None

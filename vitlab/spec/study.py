@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from vitlab.errors import Path, Problem, SpecError, nearest
@@ -90,7 +90,10 @@ class Analysis(Frozen):
     metric: str = "val/accuracy"
     goal: Literal["max", "min"] = "max"
     at: Literal["last", "best"] = "last"
-    compare: Literal["baseline", "none"] | To = "baseline"
+    compare: Annotated[
+        Annotated[Literal["baseline", "none"], Tag("<name>")] | Annotated[To, Tag("<to>")],
+        Discriminator(lambda compare: "<to>" if isinstance(compare, Mapping | To) else "<name>"),
+    ] = "baseline"
     correction: Literal["holm", "bonferroni", "none"] = "holm"
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
 
@@ -167,11 +170,16 @@ def read_study(
 
 def sentences(error: ValidationError, top: Mapping[str, Any] = {}) -> list[tuple[Path, str]]:
     """What pydantic found, each as a path and one sentence.  ``top`` are the names allowed at the top level."""
-    return [(tuple(detail["loc"]), _sentence(detail, top)) for detail in error.errors(include_url=False)]
+    found = []
+    for detail in error.errors(include_url=False):
+        # The tags by which a union tells its forms apart stand in no document.
+        path = tuple(part for part in detail["loc"] if not str(part).startswith("<"))
+        found.append((path, _sentence(detail, path, top)))
+    return found
 
 
-def _sentence(detail: ErrorDetails, top: Mapping[str, Any]) -> str:
-    kind, path, context = detail["type"], detail["loc"], detail.get("ctx", {})
+def _sentence(detail: ErrorDetails, path: Path, top: Mapping[str, Any]) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
     found = detail["input"]
     name = ".".join(str(part) for part in path)
     if kind == "extra_forbidden":

@@ -39,9 +39,12 @@ class Document:
 
     def problem(self, path: Path, message: str) -> Problem:
         """A problem at ``path``, or at the closest place above it that the document holds."""
-        while path and path not in self.places:
-            path = path[:-1]
-        line, column = self.places.get(path, (1, 1))
+        here: Path = ()
+        for part in path:
+            if (*here, part) not in self.places:
+                break
+            here = (*here, part)
+        line, column = self.places[here]
         return Problem(self.file, line, column, message)
 
 
@@ -79,7 +82,7 @@ def parse_document(text: str, name: str) -> Document:
                 places[path] = (line, column)
         if problems:
             raise SpecError(problems)
-        data = loader.construct_document(root)
+        data = _unshared(loader.construct_document(root))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = (mark.line + 1, mark.column + 1) if mark else (0, 0)
@@ -137,6 +140,15 @@ def _walk(
             else:
                 seen.add(key.value)
                 yield from _walk(value, here, key, above)
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which no two places share one object, as an anchor and its aliases do."""
+    if isinstance(value, dict):
+        return {key: _unshared(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_unshared(item) for item in value]
+    return value
 
 
 def _kind(value: Any) -> str:
