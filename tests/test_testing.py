@@ -1,0 +1,335 @@
+"""The contract tests find what they are there to find: each bad component is caught, by a sentence that says why."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitlab import testing
+from vitlab.components.attention import Attention, Rotation, attention
+from vitlab.components.head import Head, Logits, head
+from vitlab.components.mlp import MLP, mlp
+from vitlab.components.position import Position, position
+from vitlab.geometry import Geometry
+
+
+@pytest.fixture(autouse=True)
+def _rooms_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in (attention, head, mlp, position):
+        monkeypatch.setattr(room, "_members", dict(room._members))
+
+
+class Good(MLP):
+    """A line."""
+
+    def __init__(self, g: Geometry, *, factor: float = 1.0) -> None:
+        super().__init__()
+        self.fc = nn.Linear(g.dim, g.dim)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.fc(x_BTD)
+
+
+class Transposes(Good):
+    """A line."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.fc(x_BTD).transpose(1, 2)
+
+
+class Widens(Good):
+    """A line."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.fc(x_BTD).float()
+
+
+class Divides(Good):
+    """A line."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.fc(x_BTD) / (x_BTD * 0)
+
+
+class Roots(Good):
+    """Finite values, infinite gradient."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return (self.fc(x_BTD) * 0).abs().sqrt()
+
+
+class Forgets(Good):
+    """A parameter that is never used."""
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__(g)
+        self.idle = nn.Parameter(torch.zeros(g.dim))
+
+
+class Mixes(Good):
+    """Samples see each other."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.fc(x_BTD - x_BTD.mean(0))
+
+
+class Hides(Good):
+    """Something random that is not in the state."""
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__(g)
+        self.secret = torch.randn(())
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.fc(x_BTD) + self.secret.to(x_BTD)
+
+
+class Branches(Good):
+    """Depends on a value, and says that it can be stacked."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.fc(x_BTD) if x_BTD.device.type == "meta" or x_BTD.sum().item() > 0 else -self.fc(x_BTD)
+
+
+class OnTheCPU(Good):
+    """Cannot be planned on the meta device."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.fc(x_BTD) + torch.zeros((), device="cpu").expand(x_BTD.shape)
+
+
+class OwnWidth(Good):
+    """An option that the geometry holds."""
+
+    def __init__(self, g: Geometry, *, dim: int = 3) -> None:
+        super().__init__(g)
+
+
+class NoDefault(Good):
+    """An option without a default."""
+
+    def __init__(self, g: Geometry, *, factor: float) -> None:
+        super().__init__(g)
+
+
+class NoAnnotation(Good):
+    """An option without an annotation."""
+
+    def __init__(self, g: Geometry, *, factor=1.0) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(g)
+
+
+class Anything(Good):
+    """Options that have no names."""
+
+    def __init__(self, g: Geometry, **options: Any) -> None:
+        super().__init__(g)
+
+
+class NoDocstring(Good):
+    __doc__ = None
+
+
+class RefusesAll(Good):
+    """Nothing is good enough."""
+
+    @classmethod
+    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        return "it is Monday"
+
+
+class Breaks(Good):
+    """Does not build, and why_not does not say so."""
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__(g)
+        if g.grid[0] != g.grid[1]:
+            raise ValueError("squares only")
+
+
+@pytest.mark.parametrize(
+    ("cls", "sentence"),
+    [
+        (Transposes, r"on a square grid and a class token: tokens has shape \(3, 16, 17\); expected \(3, 17, 16\)"),
+        (Widens, r"\(bfloat16\): tokens is torch.float32 for an input of torch.bfloat16"),
+        (Divides, "tokens has values that are not finite"),
+        (Roots, "gradient of fc.weight is not finite"),
+        (Forgets, "parameter idle receives no gradient"),
+        (Mixes, "tokens of a sample depends on the other samples"),
+        (Hides, "something is not in the state"),
+        (Branches, "does not run under torch.vmap"),
+        (OnTheCPU, "on the meta device, as a plan is checked"),
+        (OwnWidth, "has the option dim: that is a size of the model"),
+        (NoDefault, "option factor needs a default"),
+        (NoAnnotation, "option 'factor' needs an annotation"),
+        (Anything, r"an option must be named, \*\*options is not one"),
+        (NoDocstring, "needs a docstring"),
+        (RefusesAll, "refuses every geometry .* it is Monday"),
+        (Breaks, "why_not does not say so: ValueError\\('squares only'\\)"),
+    ],
+)
+def test_a_bad_mlp_is_caught(cls: type[MLP], sentence: str) -> None:
+    mlp.register("bad")(cls)
+    with pytest.raises(AssertionError, match=sentence):
+        testing.check_component("mlp", "bad")
+
+
+def test_a_good_mlp_passes() -> None:
+    mlp.register("good")(Good)
+    testing.check_component("mlp", "good")
+
+
+class Silent(Position):
+    """Declares what it does not do.  Reference: none."""
+
+    needs_bias = True
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__()
+
+
+class Secret(Position):
+    """Does what it does not declare.  Reference: none."""
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__()
+        self.shape = (g.tokens, g.head_dim // 2)
+
+    def rotation(self, layer: int) -> Rotation:
+        return torch.ones(self.shape), torch.zeros(self.shape)
+
+
+class Turns(Secret):
+    """Rotates the class token too.  Reference: none."""
+
+    needs_rotation = True
+
+    def rotation(self, layer: int) -> Rotation:
+        return torch.zeros(self.shape), torch.ones(self.shape)
+
+
+class NoPaper(Position):
+    """Says not where it is from."""
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__()
+
+
+class Stuck(Position):
+    """Cannot be taken to another grid.  Reference: none."""
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(g.tokens, g.dim))
+
+    def add(self, x_BTD: Tensor, layer: int) -> Tensor:
+        return x_BTD + self.table
+
+
+@pytest.mark.parametrize(
+    ("cls", "sentence"),
+    [
+        (Silent, r"declares needs_bias = True, and bias\(layer\) returns None"),
+        (Secret, r"declares needs_rotation = False, and rotation\(layer\) returns something"),
+        (Turns, "rotates prefix tokens"),
+        (NoPaper, "the docstring names its paper"),
+        (Stuck, "resampled for a grid twice as large"),
+    ],
+)
+def test_a_bad_position_is_caught(cls: type[Position], sentence: str) -> None:
+    position.register("bad")(cls)
+    with pytest.raises(AssertionError, match=sentence):
+        testing.check_component("position", "bad")
+
+
+class Means(Attention):
+    """Looks at everything alike.  Reference: none."""
+
+    canonical = None
+    takes_rotation = False
+    takes_bias = False
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__()
+        self.heads = g.heads
+        self.proj = nn.Linear(g.dim, g.dim)
+
+    def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        return self.proj(x_BTD.mean(1, keepdim=True).expand_as(x_BTD))
+
+
+class Deaf(Means):
+    """Claims to hear.  Reference: none."""
+
+    takes_bias = True
+
+
+class Blind(Means):
+    """Claims to see.  Reference: none."""
+
+    takes_rotation = True
+
+
+class Foreign(Means):
+    """Claims a form it does not have.  Reference: none."""
+
+    canonical = "timm"
+
+
+class Uneven(Means):
+    """Weights that are no weights.  Reference: none."""
+
+    def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        return torch.ones(x_BTD.shape[0], self.heads, x_BTD.shape[1], x_BTD.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("cls", "sentence"),
+    [
+        (Deaf, "declares takes_bias, and computes the same without one"),
+        (Blind, "declares takes_rotation, and computes the same without one"),
+        (Foreign, r"qkv.weight of the canonical form is missing; expected \(48, 16\), or canonical = None"),
+        (Uneven, "do not sum to 1"),
+    ],
+)
+def test_a_bad_attention_is_caught(cls: type[Attention], sentence: str) -> None:
+    attention.register("bad")(cls)
+    with pytest.raises(AssertionError, match=sentence):
+        testing.check_component("attention", "bad")
+
+
+def test_an_attention_without_weights_or_canonical_form_passes() -> None:
+    attention.register("good")(Means)
+    testing.check_component("attention", "good")
+
+
+class TooMany(Head):
+    """A logit too many."""
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__()
+        self.fc = nn.Linear(g.dim, g.classes + 1)
+
+    def forward(self, x_BTD: Tensor) -> Logits:
+        return Logits(self.fc(x_BTD.mean(1)))
+
+
+def test_a_bad_head_is_caught() -> None:
+    head.register("bad")(TooMany)
+    with pytest.raises(AssertionError, match=r"view '' has shape \(3, 6\); expected \(3, 5\)"):
+        testing.check_component("head", "bad")
+
+
+def test_a_name_that_nobody_offers() -> None:
+    with pytest.raises(AssertionError, match="Did you mean 'swiglu'"):
+        testing.check_component("mlp", "swigul")
+
+
+def test_components_lists_without_importing() -> None:
+    assert {"gelu", "swiglu"} <= set(testing.components("mlp"))
+    assert functools.reduce(set.union, (set(testing.components(slot)) for slot in testing.MODEL_SIDE))
