@@ -84,7 +84,7 @@ head = Slot("head", Head)
 
 
 class AttentionPool(nn.Module):
-    """One learned query that attends to all tokens, then an MLP.  Reference: arXiv:2106.04560 (MAP head).
+    """One learned query that attends to the tokens, then an MLP.  Reference: arXiv:2106.04560 (MAP head).
 
     Parameters are named as in timm's ``AttentionPoolLatent``.
     """
@@ -100,12 +100,12 @@ class AttentionPool(nn.Module):
         self.mlp = slot("mlp").build("gelu", g)
         nn.init.trunc_normal_(self.latent, std=g.dim**-0.5, a=-2 * g.dim**-0.5, b=2 * g.dim**-0.5)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        k_BTHK, v_BTHK = self.kv(x_BTD).unflatten(-1, (2, self.heads, -1)).unbind(2)
+    def forward(self, x_BND: Tensor) -> Tensor:
+        k_BNHK, v_BNHK = self.kv(x_BND).unflatten(-1, (2, self.heads, -1)).unbind(2)
         q_1HSK = self.q(self.latent).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         # One query has one row of weights: there is nothing here for a fused kernel to save.
-        weights_BHST = (q_1HSK * q_1HSK.shape[-1] ** -0.5 @ k_BTHK.permute(0, 2, 3, 1)).softmax(-1)
-        x_BHSK = weights_BHST @ v_BTHK.transpose(1, 2)
+        weights_BHSN = (q_1HSK * q_1HSK.shape[-1] ** -0.5 @ k_BNHK.permute(0, 2, 3, 1)).softmax(-1)
+        x_BHSK = weights_BHSN @ v_BNHK.transpose(1, 2)
         x_BSD: Tensor = self.proj(x_BHSK.transpose(1, 2).flatten(2))
         x_BSD = x_BSD + self.mlp(self.norm(x_BSD))
         return x_BSD
@@ -133,9 +133,9 @@ class _Pooled(Head):
         return None
 
     def pool(self, x_BTD: Tensor) -> Tensor:
-        """The class token, the mean of the patches, or what the learned query gathers from all tokens: S is 1."""
+        """The class token, the mean of the patches, or what the learned query gathers from them: S is 1."""
         if self.attn_pool is not None:
-            return cast(Tensor, self.attn_pool(x_BTD))
+            return cast(Tensor, self.attn_pool(x_BTD[:, len(self.prefix) :]))
         if self.kind == "cls":
             at = self.prefix.index("class")
             return x_BTD[:, at : at + 1]
@@ -146,7 +146,7 @@ class _Pooled(Head):
 class Linear(_Pooled):
     """One linear layer on the pooled tokens.  Reference: arXiv:2010.11929.
 
-    ``pool`` is the class token, the mean of the patch tokens (prefix tokens left out), or attention pooling.
+    ``pool`` is the class token, the mean of the patch tokens, or attention pooling of them (arXiv:2106.04560).
     """
 
     def __init__(
