@@ -105,6 +105,20 @@ def read(file: BinaryIO, size: int, path: Path) -> bytes:
         raise DataError(f"{path} is damaged: {error}") from None
 
 
+def contents(path: Path, *, skip: int, at_most: int) -> bytes:
+    """What follows the first ``skip`` bytes of the decoded file, up to ``at_most`` bytes.
+
+    Memory is taken as there is something to fill it, so a header may claim what it likes.
+    """
+    parts = []
+    with opened(path) as file:
+        read(file, skip, path)
+        while at_most and (part := read(file, min(at_most, 1 << 20), path)):
+            parts.append(part)
+            at_most -= len(part)
+    return b"".join(parts)
+
+
 def fetch(name: str, folder: Path, download: Callable[[Path], object]) -> None:
     """Run ``download(folder)``, one process at a time.
 

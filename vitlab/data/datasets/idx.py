@@ -58,9 +58,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """
     shape = read_header(path, dimensions)
     size = int(np.prod(shape, dtype=np.int64))
-    with files.opened(path) as file:
-        files.read(file, 4 + 4 * dimensions, path)
-        data = files.read(file, size + 1, path)
+    data = files.contents(path, skip=4 + 4 * dimensions, at_most=size + 1)
     if len(data) != size:
         found = "more" if len(data) > size else f"{len(data)}"
         raise DataError(f"{path} declares {' x '.join(map(str, shape))} = {size} bytes and holds {found}")

@@ -1,0 +1,499 @@
+"""Data sets are read as their authors published them, and whatever is wrong with them is one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vitlab.data.datasets import cifar, digits, files, idx
+from vitlab.data.datasets.folder import ImageFolder
+from vitlab.data.datasets.synthetic import Synthetic
+from vitlab.data.datasets.unpickle import read_arrays
+from vitlab.data.pixels import resized, statistics, with_channels
+from vitlab.data.prepare import data_info, missing, prepare
+from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import DataError, OptionError
+from vitlab.slots import listing, slot
+
+REAL = Path(__file__).parents[2] / "shared" / "data" / "fashion-mnist"
+SEEDS = {"split": 0, "subset": 0}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data of this machine is found by accident."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("VITLAB_DATA", raising=False)
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+
+
+def test_the_listing_reads_every_built_in_from_the_text() -> None:
+    names = ["cifar10", "cifar100", "digits", "fashion_mnist", "image_folder", "mnist", "synthetic"]
+    assert [entry.name for entry in listing("dataset")] == names
+    assert slot("dataset").names() == names
+
+
+# -- digits -----------------------------------------------------------------------------------------------------------
+
+
+def test_digits_are_scikit_learns_and_the_last_360_are_the_test() -> None:
+    from sklearn.datasets import load_digits
+
+    bundle = load_digits()
+    train, test = (digits.Digits().read(split) for split in ("train", "test"))
+    assert len(train.y_N) == 1437 and len(test.y_N) == 360
+    assert torch.equal(test.y_N, torch.from_numpy(bundle.target[-360:]))
+    levels = np.concatenate([train.x_NCHW[:, 0].numpy(), test.x_NCHW[:, 0].numpy()]) / 255.0 * 16
+    assert np.abs(levels - bundle.images).max() < 0.04, "16 levels, and no two of them merged"
+    assert train.x_NCHW.max() == 255
+
+
+# -- IDX --------------------------------------------------------------------------------------------------------------
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    data = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+def small_idx(folder: Path, suffix: str = "", seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    arrays = {}
+    for part, n in (("train", 40), ("t10k", 20)):
+        arrays[f"{part}-images-idx3-ubyte"] = random.integers(0, 256, (n, 6, 5))
+        arrays[f"{part}-labels-idx1-ubyte"] = np.arange(n) % 10
+    for name, array in arrays.items():
+        write_idx(folder / f"{name}{suffix}", array)
+    return arrays
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("layout", [".", "raw", "MNIST/raw", "mnist"])
+def test_idx_files_are_found_in_every_usual_place(tmp_path: Path, layout: str, suffix: str) -> None:
+    arrays = small_idx(tmp_path / "d" / layout, suffix)
+    mnist = idx.MNIST(root=str(tmp_path / "d"))
+    x_NCHW, y_N = mnist.read("test")
+    assert x_NCHW.dtype == torch.uint8 and y_N.dtype == torch.int64
+    assert np.array_equal(x_NCHW[:, 0].numpy(), arrays["t10k-images-idx3-ubyte"])
+    assert np.array_equal(y_N.numpy(), arrays["t10k-labels-idx1-ubyte"])
+    assert mnist.info().image == (6, 5)
+
+
+def test_gzipped_or_not_is_one_identity_and_a_changed_byte_another(tmp_path: Path) -> None:
+    small_idx(tmp_path / "plain")
+    small_idx(tmp_path / "packed", ".gz")
+    small_idx(tmp_path / "other", seed=1)
+    plain, packed, other, nowhere = (
+        idx.MNIST(root=str(tmp_path / name)).info().identity for name in ("plain", "packed", "other", "nowhere")
+    )
+    assert plain == packed
+    assert len({plain, other, nowhere}) == 3
+    path = tmp_path / "plain" / "t10k-labels-idx1-ubyte"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x03")
+    assert idx.MNIST(root=str(tmp_path / "plain")).info().identity != plain
+
+
+def test_no_file_says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
+    choice = {"type": "fashion_mnist", "root": str(tmp_path / "nowhere")}
+    with pytest.raises(DataError) as caught:
+        prepare(choice, SEEDS)
+    sentence = str(caught.value)
+    assert sentence == missing(choice)
+    for part in (str(tmp_path / "nowhere"), "FashionMNIST/raw", "train-images-idx3-ubyte[.gz]", "download: missing"):
+        assert part in sentence
+    assert data_info(choice).identity is not None, "a plan can be made where the data is not"
+
+
+def test_the_usual_folders_are_looked_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_idx(tmp_path / "cwd" / "data" / "MNIST" / "raw")
+    assert missing("mnist") is None
+    monkeypatch.setenv("VITLAB_DATA", str(tmp_path / "named"))
+    small_idx(tmp_path / "named", seed=1)
+    assert data_info("mnist") == data_info({"type": "mnist", "root": str(tmp_path / "named")})
+
+
+IMAGES = "train-images-idx3-ubyte"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: data[:-1], "holds 1199"),
+        (lambda data: data + b"\0", "holds more"),
+        (lambda data: b"", "begins with nothing"),
+        (lambda data: b"PK" + data[2:], "not an IDX file"),
+        (lambda data: data[:2] + b"\x0d" + data[3:], "type code 0x0d"),
+        (lambda data: data[:3] + b"\x01" + data[4:], "1 dimensions"),
+        (lambda data: data[:9], "cut off inside its header"),
+        (lambda data: data[:4] + b"\xff\xff\xff\xff" + data[8:], "declares 4294967295"),
+    ],
+)
+def test_a_damaged_idx_file_is_a_sentence_with_its_name(tmp_path: Path, damage, said: str) -> None:
+    small_idx(tmp_path)
+    path = tmp_path / IMAGES
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError, match=f"{IMAGES}.*{said}"):
+        idx.MNIST(root=str(tmp_path)).read("train")
+
+
+def test_a_cut_off_archive_is_a_sentence(tmp_path: Path) -> None:
+    small_idx(tmp_path, ".gz")
+    path = tmp_path / f"{IMAGES}.gz"
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(DataError, match=f"{IMAGES}.gz is damaged"):
+        idx.MNIST(root=str(tmp_path)).read("train")
+
+
+def test_labels_must_fit(tmp_path: Path) -> None:
+    small_idx(tmp_path)
+    write_idx(tmp_path / "train-labels-idx1-ubyte", np.arange(39) % 10)
+    with pytest.raises(DataError, match="40 images and .* 39 labels"):
+        idx.MNIST(root=str(tmp_path)).read("train")
+    write_idx(tmp_path / "train-labels-idx1-ubyte", np.full(40, 12))
+    with pytest.raises(DataError, match="label 12; mnist has 10 classes"):
+        idx.MNIST(root=str(tmp_path)).read("train")
+
+
+def test_torchvision_reads_the_same_and_agrees_on_the_class_names(tmp_path: Path) -> None:
+    small_idx(tmp_path / "MNIST" / "raw")
+    theirs = torchvision("torchvision.datasets").MNIST(str(tmp_path), train=True)
+    ours = idx.MNIST(root=str(tmp_path)).read("train")
+    assert torch.equal(theirs.data, ours.x_NCHW[:, 0]) and torch.equal(theirs.targets, ours.y_N)
+    assert list(idx.FashionMNIST.labels) == torchvision("torchvision.datasets").FashionMNIST.classes
+
+
+def test_a_download_goes_through_torchvision_and_lands_where_it_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = torchvision("torchvision.datasets").MNIST
+    choice = {"type": "mnist", "root": str(tmp_path / "new"), "download": "missing"}
+    assert missing(choice) is None
+
+    def refuse(self: object) -> None:
+        raise RuntimeError("Error downloading train-images-idx3-ubyte.gz")
+
+    monkeypatch.setattr(source, "download", refuse)
+    with pytest.raises(DataError, match="mnist could not be fetched to .*new: Error downloading"):
+        prepare(choice, SEEDS)
+    monkeypatch.setattr(source, "download", lambda self: small_idx(Path(self.raw_folder)))
+    assert len(prepare(choice, SEEDS).test) == 20
+    monkeypatch.setattr(source, "download", refuse)
+    assert len(prepare({**choice, "normalize": "half"}, SEEDS).test) == 20, "what is here is not fetched again"
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="Fashion-MNIST is not on this machine")
+def test_the_real_fashion_mnist_has_its_published_checksums() -> None:
+    fashion = idx.FashionMNIST(root=str(REAL))
+    published = files.identity("fashion_mnist", idx.FashionMNIST.published)
+    assert fashion.info().identity == published
+    for split, n in (("train", 60000), ("test", 10000)):
+        x_NCHW, y_N = fashion.read(split)
+        assert x_NCHW.shape == (n, 1, 28, 28)
+        assert y_N.bincount().tolist() == [n // 10] * 10
+    # The mean and deviation everybody normalises Fashion-MNIST with.
+    mean, std = statistics(fashion.read("train").x_NCHW)
+    assert mean[0] == pytest.approx(0.2860, abs=1e-4) and std[0] == pytest.approx(0.3530, abs=1e-4)
+
+
+# -- CIFAR ------------------------------------------------------------------------------------------------------------
+
+
+def python2_batch(x_ND: np.ndarray, y_N: list[int], key: str) -> bytes:
+    """A batch as Python 2's pickle wrote it: protocol 2, strings of bytes, numpy's old module."""
+
+    def string(text: bytes) -> bytes:
+        return b"U" + bytes([len(text)]) + text if len(text) < 256 else b"T" + struct.pack("<i", len(text)) + text
+
+    def integer(value: int) -> bytes:
+        return b"J" + struct.pack("<i", value)
+
+    dtype = b"cnumpy\ndtype\n" + string(b"u1") + b"K\x00K\x01\x87R" + b"(K\x03" + string(b"|") + b"NNN"
+    dtype += integer(-1) + integer(-1) + b"K\x00tb"
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + string(b"b") + b"\x87R"
+    array += b"(K\x01" + integer(len(x_ND)) + integer(x_ND.shape[1]) + b"\x86" + dtype + b"\x89" + string(x_ND.tobytes())
+    array += b"tb"
+    labels = b"](" + b"".join(integer(y) for y in y_N) + b"e"
+    return b"\x80\x02}(" + string(b"data") + array + string(key.encode()) + labels + b"u."
+
+
+def small_cifar(folder: Path, kind: type[cifar.Cifar], writer=python2_batch) -> dict[str, tuple[np.ndarray, list[int]]]:
+    random = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    batches = {}
+    for name in kind.published:
+        x_ND, y_N = random.integers(0, 256, (20, 3072), np.uint8), [i % 10 for i in range(20)]
+        (folder / name).write_bytes(writer(x_ND, y_N, kind.key))
+        batches[name] = (x_ND, y_N)
+    return batches
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("kind", [cifar.CIFAR10, cifar.CIFAR100])
+def test_cifar_batches_are_read_in_order(tmp_path: Path, kind: type[cifar.Cifar], protocol: int) -> None:
+    def python3_batch(x_ND: np.ndarray, y_N: list[int], key: str) -> bytes:
+        return pickle.dumps({"data": x_ND, key: y_N}, protocol=4)
+
+    batches = small_cifar(tmp_path / kind.folder, kind, python2_batch if protocol == 2 else python3_batch)
+    found = kind(root=str(tmp_path)).read("train")
+    names = kind.batches["train"]
+    assert np.array_equal(found.x_NCHW.flatten(1).numpy(), np.concatenate([batches[name][0] for name in names]))
+    assert found.y_N.tolist() == sum((batches[name][1] for name in names), [])
+    # numpy and pickle themselves agree on what the hand-written stream says
+    loaded = pickle.loads((tmp_path / kind.folder / names[0]).read_bytes(), encoding="latin1")
+    assert np.array_equal(loaded["data"], batches[names[0]][0])
+
+
+def test_torchvision_has_the_same_checksums_and_the_same_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = torchvision("torchvision.datasets")
+    for kind in (cifar.CIFAR10, cifar.CIFAR100):
+        source = getattr(theirs, kind.torchvision_name)
+        assert {name: md5 for name, md5 in source.train_list + source.test_list} == dict(kind.published)
+        assert source.base_folder == kind.folder
+    small_cifar(tmp_path / "cifar-10-batches-py", cifar.CIFAR10)
+    monkeypatch.setattr(theirs.CIFAR10, "_check_integrity", lambda self: True)
+    monkeypatch.setattr(theirs.CIFAR10, "_load_meta", lambda self: None)
+    images = theirs.CIFAR10(str(tmp_path)).data
+    assert np.array_equal(images, cifar.CIFAR10(root=str(tmp_path)).read("train").x_NCHW.permute(0, 2, 3, 1).numpy())
+
+
+class Malicious:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
+    small_cifar(tmp_path / "d", cifar.CIFAR10)
+    evil = pickle.dumps({"data": Malicious(tmp_path / "owned"), "labels": [0]})
+    (tmp_path / "d" / "test_batch").write_bytes(evil)
+    with pytest.raises(DataError, match=r"test_batch.*names (posix|nt)\.mkdir.*nothing was run"):
+        cifar.CIFAR10(root=str(tmp_path / "d")).read("test")
+    assert not (tmp_path / "owned").exists()
+    pickle.loads(evil)
+    assert (tmp_path / "owned").exists(), "it would have"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (pickle.dumps({"data": np.array([object()], dtype=object)}, 4), "array of 'O8'"),
+        (pickle.dumps({"data": np.zeros(3)}, 4), "array of 'f8'"),
+        (pickle.dumps([1, 2]), "a list, not a mapping"),
+        (pickle.dumps({"data": np.zeros(9, np.uint8)}, 4)[:-20], "test_batch"),
+        (b"", "damaged"),
+        (b"\x80\x02garbage", "test_batch"),
+        (b"cbuiltins\neval\n(S'1'\ntR.", "names builtins.eval"),
+        (b"cnumpy\nndarray\n(I9999999999\ntR.", "damaged"),
+    ],
+)
+def test_what_is_not_an_array_of_bytes_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "test_batch"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        read_arrays(path)
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ({"labels": [0]}, "has no 'data'"),
+        ({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}, "for each of its 2 images"),
+        ({"data": np.zeros((2, 3), np.uint8), "labels": [0, 1]}, "3072"),
+        ({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 10]}, "a label 10"),
+    ],
+)
+def test_a_batch_of_something_else_is_a_sentence(tmp_path: Path, batch: dict, said: str) -> None:
+    small_cifar(tmp_path, cifar.CIFAR10)
+    (tmp_path / "test_batch").write_bytes(pickle.dumps(batch, 4))
+    with pytest.raises(DataError, match=said):
+        cifar.CIFAR10(root=str(tmp_path)).read("test")
+
+
+# -- folders of pictures ----------------------------------------------------------------------------------------------
+
+
+def small_folder(root: Path, test: str = "test") -> None:
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    for split, n in (("train", 4), (test, 2)):
+        for label in ("cat", "dog"):
+            for i in range(n):
+                folder = root / split / label / ("deep" if i == 0 else "")
+                folder.mkdir(parents=True, exist_ok=True)
+                pixels = random.integers(0, 256, (12, 20, 3), np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.{'png' if i % 2 else 'JPG'}")
+    (root / "train" / "cat" / "notes.txt").write_text("not a picture")
+
+
+@pytest.mark.parametrize("test", ["test", "val"])
+def test_an_image_folder_is_read_as_torchvision_reads_it(tmp_path: Path, test: str) -> None:
+    small_folder(tmp_path, test)
+    ours = ImageFolder(root=str(tmp_path), image_size=(6, 10), fit="squash")
+    info = ours.info()
+    assert (info.classes, info.labels, info.image, info.channels) == (2, ("cat", "dog"), (6, 10), 3)
+    theirs = torchvision("torchvision.datasets").ImageFolder(str(tmp_path / "train"))
+    resize = torchvision("torchvision.transforms.functional").resize
+    expected = {}
+    for path, label in theirs.samples:
+        image = resize(theirs.loader(path), [6, 10])
+        expected[np.asarray(image).tobytes()] = label
+    x_NCHW, y_N = ours.read("train")
+    assert len(x_NCHW) == 8
+    found = {x.permute(1, 2, 0).numpy().tobytes(): int(y) for x, y in zip(x_NCHW, y_N, strict=True)}
+    assert found == expected
+    assert len(ours.read("test").y_N) == 4
+
+
+def test_a_picture_is_cropped_in_the_middle(tmp_path: Path) -> None:
+    from PIL import Image
+
+    small_folder(tmp_path)
+    path = tmp_path / "train" / "cat" / "1.png"
+    x_NCHW, _ = ImageFolder(root=str(tmp_path), image_size=(12, 12)).read("train")
+    with Image.open(path) as image:
+        middle = np.asarray(image)[:, 4:16].transpose(2, 0, 1)
+    assert any(np.array_equal(x.numpy(), middle) for x in x_NCHW)
+
+
+def test_the_identity_of_a_folder_is_its_content(tmp_path: Path) -> None:
+    small_folder(tmp_path / "a")
+    small_folder(tmp_path / "b")
+    a, b = (ImageFolder(root=str(tmp_path / name)) for name in "ab")
+    assert a.info().identity == b.info().identity
+    before = b.info().identity
+    (tmp_path / "b" / "train" / "cat" / "1.png").rename(tmp_path / "b" / "train" / "dog" / "9.png")
+    moved = b.info().identity
+    assert moved != before
+    path = tmp_path / "b" / "test" / "cat" / "1.png"
+    path.write_bytes(path.read_bytes() + b"\0")
+    assert b.info().identity not in (moved, before)
+
+
+def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
+    nowhere = {"type": "image_folder", "root": str(tmp_path / "nowhere")}
+    with pytest.raises(DataError, match="no folder .*nowhere; to plan without it.*num_classes"):
+        data_info(nowhere)
+    info = data_info({**nowhere, "num_classes": 7})
+    assert info.classes == 7 and info.identity is None
+    small_folder(tmp_path / "d")
+    with pytest.raises(DataError, match="has 2 classes, num_classes says 7"):
+        data_info({"type": "image_folder", "root": str(tmp_path / "d"), "num_classes": 7})
+    (tmp_path / "d" / "train" / "cat" / "1.png").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"cat.1\.png is not a picture"):
+        prepare({"type": "image_folder", "root": str(tmp_path / "d"), "image_size": 4}, SEEDS)
+    (tmp_path / "d" / "test" / "cow").mkdir()
+    with pytest.raises(DataError, match="class 'cow'"):
+        data_info({"type": "image_folder", "root": str(tmp_path / "d")})
+    huge = ImageFolder(root=str(tmp_path / "d"), image_size=(10**6, 10**6))
+    (tmp_path / "d" / "test" / "cow").rmdir()
+    with pytest.raises(DataError, match="GiB"):
+        huge.read("train")
+
+
+# -- synthetic --------------------------------------------------------------------------------------------------------
+
+
+def test_synthetic_images_are_learnable_even_and_repeatable() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    one, two = (Synthetic(image_size=(8, 8), num_channels=3, num_classes=5) for _ in range(2))
+    train, test = one.read("train"), one.read("test")
+    assert torch.equal(train.x_NCHW, two.read("train").x_NCHW)
+    assert train.x_NCHW.shape == (512, 3, 8, 8)
+    assert set(train.y_N.bincount().tolist()) <= {102, 103}
+    fitted = LogisticRegression(max_iter=500).fit(train.x_NCHW.flatten(1).numpy() / 255, train.y_N)
+    assert fitted.score(test.x_NCHW.flatten(1).numpy() / 255, test.y_N) > 0.95
+    nothing = Synthetic(image_size=(8, 8), num_classes=5, contrast=0.0)
+    x_ND, test_ND = (nothing.read(split).x_NCHW.flatten(1).numpy() / 255 for split in ("train", "test"))
+    assert LogisticRegression(max_iter=500).fit(x_ND, train.y_N).score(test_ND, test.y_N) < 0.4
+
+
+# -- what every data set takes ----------------------------------------------------------------------------------------
+
+
+def test_size_and_channels_are_pillows() -> None:
+    from PIL import Image
+
+    x_NCHW = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 3, 9, 12), np.uint8))
+    for x_CHW, small, gray in zip(x_NCHW, resized(x_NCHW, (5, 7)), with_channels(x_NCHW, 1), strict=True):
+        image = Image.fromarray(x_CHW.permute(1, 2, 0).numpy())
+        pillow = np.asarray(image.resize((7, 5), Image.Resampling.BILINEAR))
+        assert np.array_equal(small.permute(1, 2, 0).numpy(), pillow)
+        assert np.array_equal(gray[0].numpy(), np.asarray(image.convert("L")))
+    assert torch.equal(with_channels(x_NCHW[:, :1], 3)[:, 2], x_NCHW[:, 0])
+
+
+def test_statistics_are_numpys() -> None:
+    x_NCHW = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (50, 2, 4, 4), np.uint8))
+    mean, std = statistics(x_NCHW)
+    assert mean == pytest.approx((x_NCHW.numpy() / 255).mean((0, 2, 3)))
+    assert std == pytest.approx((x_NCHW.numpy() / 255).std((0, 2, 3)))
+    assert statistics(torch.full((2, 1, 2, 2), 7, dtype=torch.uint8))[1] == (1 / 255,)
+
+
+def test_options_change_what_the_model_sees() -> None:
+    info = data_info({"type": "digits", "size": [16, 8], "channels": 3, "classes": [3, 1]})
+    assert (info.image, info.channels, info.classes, info.labels) == ((16, 8), 3, 2, ("3", "1"))
+    prepared = prepare({"type": "digits", "size": [16, 8], "channels": 3, "classes": [3, 1]}, SEEDS)
+    assert prepared.info == info
+    assert prepared.train.x_NCHW.shape[1:] == (3, 16, 8)
+    whole = prepare("digits", SEEDS)
+    label_of = dict(zip(whole.train.id_N.tolist(), whole.train.y_N.tolist(), strict=True))
+    for identity, label in zip(prepared.train.id_N.tolist(), prepared.train.y_N.tolist(), strict=True):
+        assert label_of[identity] == [3, 1][label], "a class keeps the images, and their roles, that it has alone"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"normalize": "datset"}, "found 'datset'; allowed: dataset, half.*Did you mean 'dataset'"),
+        ({"normalize": {"mean": [0.5], "std": [1, 2]}}, "mean has 1 numbers and std 2"),
+        ({"size": 0}, r"one number of pixels or \[height, width\], found 0"),
+        ({"size": "big"}, "found 'big'"),
+        ({"size": True}, "found True"),
+        ({"fraction": 0}, "greater than 0"),
+        ({"validation": 1.0}, "less than 1"),
+        ({"classes": [1, 1]}, "listed twice"),
+        ({"augment": ["flop"]}, "no augment called 'flop'.*Did you mean 'flip'"),
+        ({"augment": [{"type": "flip", "p": 2}]}, "less than or equal to 1"),
+        ({"rot": 3}, "no option 'rot'"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence(options: dict, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        slot("dataset").resolve({"type": "digits", **options})
+
+
+def test_options_that_do_not_fit_the_data_are_found_while_planning() -> None:
+    with pytest.raises(DataError, match="digits has classes 0 to 9; found 10"):
+        data_info({"type": "digits", "classes": [1, 10]})
+    with pytest.raises(DataError, match="3 numbers for 1 channels"):
+        data_info({"type": "digits", "normalize": "imagenet"})
+    assert data_info({"type": "digits", "channels": 3, "normalize": "imagenet"}).channels == 3
+
+
+def test_a_resolved_choice_survives_json_and_paths_stay_out_of_the_key(tmp_path: Path) -> None:
+    choice = {
+        "type": "mnist",
+        "root": str(tmp_path),
+        "size": 8,
+        "normalize": {"mean": 0.1, "std": 0.3},
+        "augment": ["flip", {"type": "random_resized_crop", "scale": [0.5, 1]}],
+    }
+    resolved = slot("dataset").resolve(choice)
+    again = slot("dataset").resolve(resolved.plain())
+    assert again == resolved and again.plain() == resolved.plain()
+    assert "root" not in resolved.hashed() and "download" not in resolved.hashed()
+    assert resolved.hashed() == slot("dataset").resolve({**choice, "root": "/elsewhere"}).hashed()

@@ -1,0 +1,111 @@
+"""Validation and fractions are stratified, nested, disjoint, and independent of each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitlab import noise
+from vitlab.data.prepare import prepare
+from vitlab.data.splits import fraction, hold_out
+from vitlab.errors import DataError
+
+COUNTS = st.lists(st.integers(1, 60), min_size=2, max_size=6)
+
+
+def labels(counts: list[int]) -> torch.Tensor:
+    """Classes of the given sizes, shuffled."""
+    y_N = torch.cat([torch.full((n,), label) for label, n in enumerate(counts)])
+    return y_N[noise.permutation(noise.key(0, "test"), len(y_N))]
+
+
+@given(COUNTS.filter(lambda counts: max(counts) > 1), st.floats(0.01, 0.99), st.integers(0, 5))
+def test_hold_out_is_a_stratified_partition(counts: list[int], share: float, seed: int) -> None:
+    y_N = labels(counts)
+    kept, held = hold_out(y_N, torch.arange(len(y_N)), share, noise.key(seed, "split"))
+    assert sorted([*kept.tolist(), *held.tolist()]) == list(range(len(y_N)))
+    for label, n in enumerate(counts):
+        found = int((y_N[held] == label).sum())
+        if n == 1:
+            assert found == 0, "the only image of a class is trained on"
+        else:
+            assert 1 <= found <= n - 1
+            assert abs(found - share * n) <= 1, "as near to the share as whole images allow"
+
+
+@given(COUNTS, st.floats(0.001, 1), st.floats(0.001, 1))
+def test_a_smaller_fraction_is_inside_a_larger_one(counts: list[int], one: float, other: float) -> None:
+    y_N, key = labels(counts), noise.key(1, "subset")
+    identity = torch.arange(len(y_N)) * 7 + 3
+    small, large = (set(fraction(y_N, identity, share, key).tolist()) for share in sorted((one, other)))
+    assert small <= large
+    for label, n in enumerate(counts):
+        found = sum(1 for i in small if y_N[i] == label)
+        assert found >= 1
+        assert found == 1 or abs(found - min(one, other) * n) <= 0.5 + 1e-9
+
+
+def test_a_larger_validation_share_holds_the_smaller_one() -> None:
+    y_N = labels([50, 30, 20])
+    small, large = (set(hold_out(y_N, torch.arange(100), share, 5)[1].tolist()) for share in (0.1, 0.4))
+    assert small < large
+
+
+def test_who_is_drawn_depends_on_identities_and_not_on_company() -> None:
+    y_N = labels([40, 40])
+    _, held = hold_out(y_N, torch.arange(80), 0.25, 9)
+    alone = (y_N == 1).nonzero()[:, 0]
+    _, held_alone = hold_out(y_N[alone], alone, 0.25, 9)
+    assert alone[held_alone].tolist() == [i for i in held.tolist() if y_N[i] == 1]
+
+
+def test_nothing_to_hold_out_is_a_sentence() -> None:
+    with pytest.raises(DataError, match="none of the 3 can be held out"):
+        hold_out(torch.arange(3), torch.arange(3), 0.5, 0)
+
+
+def test_every_image_is_held_out_equally_often() -> None:
+    y_N = torch.zeros(20, dtype=torch.int64)
+    times = torch.zeros(20)
+    for seed in range(2000):
+        times[hold_out(y_N, torch.arange(20), 0.25, noise.key(seed, "split"))[1]] += 1
+    # 500 each; binomial, sd 19.4
+    assert (times - 500).abs().max() < 4.5 * 19.4
+
+
+# -- as a study gets them ---------------------------------------------------------------------------------------------
+
+
+def ids(prepared) -> tuple[set[int], set[int]]:
+    return set(prepared.train.id_N.tolist()), set(prepared.val.id_N.tolist())
+
+
+def test_validation_is_the_same_for_all_seeds_and_fractions_and_fractions_cut_what_remains() -> None:
+    whole, val = ids(prepare("digits", {"split": 0, "subset": 0}))
+    assert not whole & val and len(whole | val) == 1437
+    assert len(val) == pytest.approx(0.2 * 1437, abs=5)
+    previous = whole
+    for share in (0.6, 0.25, 0.05):
+        train, same = ids(prepare({"type": "digits", "fraction": share}, {"split": 0, "subset": 0}))
+        assert same == val
+        assert train < previous
+        assert len(train) == pytest.approx(share * len(whole), abs=5)
+        previous = train
+    other, same = ids(prepare({"type": "digits", "fraction": 0.25}, {"split": 0, "subset": 1}))
+    assert same == val, "the stream of fractions leaves validation alone"
+    again, _ = ids(prepare({"type": "digits", "fraction": 0.25}, {"split": 0, "subset": 0}))
+    overlap = len(other & again) / len(again)
+    assert 0.15 < overlap < 0.35, "two draws of a quarter share a quarter"
+    _, other_val = ids(prepare("digits", {"split": 1, "subset": 0}))
+    assert 0.1 < len(other_val & val) / len(val) < 0.3
+
+
+def test_the_share_a_study_names_replaces_the_data_sets_own() -> None:
+    synthetic = {"type": "synthetic", "image_size": 4, "num_classes": 4, "train_images": 400, "test_images": 4}
+    assert len(prepare(synthetic, {"split": 0, "subset": 0}).val) == 40
+    prepared = prepare({**synthetic, "validation": 0.5, "fraction": 0.5}, {"split": 0, "subset": 0})
+    assert (len(prepared.train), len(prepared.val), len(prepared.test)) == (100, 200, 4)
+    assert prepared.train.y_N.bincount().tolist() == [25] * 4
+    assert prepared.val.y_N.bincount().tolist() == [50] * 4
