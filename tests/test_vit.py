@@ -92,7 +92,7 @@ def randomised(of: nn.Module) -> nn.Module:
     g = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in of.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=g) * 0.2)
+            parameter.add_(torch.randn(parameter.shape, generator=g) * 0.1)
     return of.eval()
 
 
