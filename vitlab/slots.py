@@ -125,15 +125,17 @@ class Slot(Generic[T]):
         self._members: dict[tuple[str, str], type[T]] = {}
         self._origins: dict[tuple[str, str], Origin] = {}
         self._options: dict[type[T], type[BaseModel]] = {}
+        self._bare: dict[str, Resolved] = {}  # names without options, which most choices are, resolved once
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
         """Give a class its name in this slot.  For built-ins and for files; packages use entry points."""
 
         def add(component: type[T]) -> type[T]:
-            package = component.__module__.partition(".")[0]
             if _loading:
-                origin = _loading[-1]
-            elif package == BUILT_IN:
+                _FromFile(self, name, component, _loading[-1]).join()
+                return component
+            package = component.__module__.partition(".")[0]
+            if package == BUILT_IN:
                 origin = Origin(BUILT_IN, _version())
             else:
                 origin = Origin(package, "unversioned")  # a class of a notebook or a script, registered by hand
@@ -151,6 +153,7 @@ class Slot(Generic[T]):
         other = self._members.get((origin.source, name))
         if other is not None and other is not component:
             raise ClashError(f"{self.name} '{name}' is registered twice in {origin.source}")
+        self._bare.clear()  # the name may be ambiguous now
         self._members[origin.source, name] = component
         self._origins[origin.source, name] = origin
 
@@ -194,7 +197,7 @@ class Slot(Generic[T]):
         origin = _origin(point)
         try:
             component = point.load()
-        except Exception as error:  # whatever a guest raises while it is imported is what we are here to report
+        except (Exception, SystemExit) as error:  # whatever a guest raises while it is imported is what we are here to report
             raise BrokenComponent(
                 f"{self.name} '{point.name}' from {origin} failed to import: {error!r}\n{traceback.format_exc()}"
             ) from error
@@ -219,10 +222,14 @@ class Slot(Generic[T]):
             OptionError: with every fault and its path inside the choice.
             BrokenComponent: see :meth:`find`.
         """
+        if isinstance(choice, Resolved) and choice.slot == self.name:
+            return choice
         try:
             choice = Choice.of(choice)
         except ValueError as error:
             raise OptionError([((), str(error))]) from None
+        if not choice.options and choice.type in self._bare:
+            return self._bare[choice.type]
         try:
             component, origin = self.find(choice.type)
         except (UnknownComponent, ClashError) as error:
@@ -233,7 +240,10 @@ class Slot(Generic[T]):
         except ValidationError as error:
             raise OptionError(_faults(error, f"{self.name} '{choice.type}'", model)) from None
         values = {name: getattr(options, name) for name in type(options).model_fields}
-        return Resolved(choice.type, values, slot=self.name, component=component, origin=origin)
+        resolved = Resolved(choice.type, values, slot=self.name, component=component, origin=origin)
+        if not choice.options:
+            self._bare[choice.type] = resolved
+        return resolved
 
     def build(self, choice: Choice | str | Mapping[str, Any], *context: Any) -> T:
         """Construct the component a choice names; ``context`` is what comes first in its signature.
@@ -294,9 +304,9 @@ def listing(name: str) -> list[Entry]:
     ]
     guests = [Entry(name, point.name, _origin(point), point.value) for point in _guests(name)]
     files = [
-        Entry(name, component, origin, f"{cls.__module__}:{cls.__qualname__}")
-        for (slot_name, component, origin, cls) in _from_files
-        if slot_name == name
+        Entry(name, known.name, known.origin, f"{known.component.__module__}:{known.component.__qualname__}")
+        for known in _from_files
+        if known.slot.name == name
     ]
     return sorted(built_in + guests + files, key=lambda entry: (entry.name, str(entry.origin)))
 
@@ -304,47 +314,75 @@ def listing(name: str) -> list[Entry]:
 def load_file(file: FilePath | str) -> Origin:
     """Run a Python file that registers components, for this process.
 
+    A file that has not changed is run once; one that was edited is run again, and its components replace those it
+    registered before.  A file that fails leaves everything as it was.
+
     Raises:
         BrokenComponent: if it is not there or fails, with its traceback.
+        ClashError: if it registers what another file of that name has registered.
     """
     path = FilePath(file).resolve()
-    if path in _files:
-        return _files[path]
     try:
         text = path.read_bytes()
     except OSError as error:
         raise BrokenComponent(f"plugin file {file}: {error.strerror}") from None
     digest = hashlib.blake2b(text, digest_size=8).hexdigest()
     origin = Origin(path.name, digest)
+    if _files.get(path) == origin:
+        return origin
     name = f"vitlab_file_{path.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    before = {room: set(slot(room)._members) for room in ROOMS}
+    replaced = [known for known in _from_files if known.origin == _files.get(path)]
+    for known in replaced:
+        known.leave()
+    kept = len(_from_files)
     _loading.append(origin)
     try:
         spec.loader.exec_module(module)
-    except (BrokenComponent, ClashError):
+    except BaseException as error:
         del sys.modules[name]
-        raise
-    except Exception as error:  # whatever a guest raises while it is imported is what we are here to report
-        del sys.modules[name]
+        for new in _from_files[kept:]:
+            new.leave()
+        for known in replaced:
+            known.join()
+        if not isinstance(error, Exception | SystemExit) or isinstance(error, BrokenComponent | ClashError):
+            raise
+        # whatever else a guest raises while it is run is what we are here to report
         raise BrokenComponent(f"plugin file {file} failed: {error!r}\n{traceback.format_exc()}") from error
     finally:
         _loading.pop()
     _files[path] = origin
-    for room in ROOMS:
-        for source, component in set(slot(room)._members) - before[room]:
-            _from_files.append((room, component, origin, slot(room)._members[source, component]))
     return origin
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
+
+@dataclass(frozen=True)
+class _FromFile:
+    """A component that a file has registered."""
+
+    slot: Slot[Any]
+    name: str
+    component: type
+    origin: Origin
+
+    def join(self) -> None:
+        self.slot._add(self.name, self.component, self.origin)
+        _from_files.append(self)
+
+    def leave(self) -> None:
+        del self.slot._members[self.origin.source, self.name]
+        del self.slot._origins[self.origin.source, self.name]
+        _from_files.remove(self)
+
+
 _loading: list[Origin] = []
 _files: dict[FilePath, Origin] = {}
-_from_files: list[tuple[str, str, Origin, type]] = []
+_from_files: list[_FromFile] = []
 
 
 class _Options(BaseModel):

@@ -12,7 +12,7 @@ from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.plan.design import DesignFault, Draft, drafts, name_of, short_names
-from vitlab.plan.key import code_of, key_of
+from vitlab.plan.key import code_of_modules, key_of
 from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver, changed
 from vitlab.plan.rules import RuleFault, holds, parse
 from vitlab.plan.values import Arm, Plan, Planned, Trial
@@ -149,7 +149,7 @@ def _trial(resolved: ResolvedTrial, seed: int, seeds: Seeds, prerequisites: dict
         resolved.info.identity,
         needs,
         key=key_of(identity),
-        code=code_of(resolved.plain, needs),
+        code=code_of_modules(resolved.modules, needs),
     )
 
 

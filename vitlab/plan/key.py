@@ -40,9 +40,18 @@ def code_of(spec: Mapping[str, Any], needs: Mapping[str, str] = {}) -> str:
 
     What a trial starts from is part of what it runs: a change of code there makes this one another result too.
     """
-    modules = {part.component.__module__ for choice in components(spec) for part in choice.parts()}
-    own = code_digest(frozenset(modules))
+    return code_of_modules(modules_of(components(spec)), needs)
+
+
+def code_of_modules(modules: frozenset[str], needs: Mapping[str, str] = {}) -> str:
+    """As :func:`code_of`, where the modules of the trial's components are known."""
+    own = code_digest(modules)
     return key_of({"own": own, **needs})[:32] if needs else own
+
+
+def modules_of(choices: Iterable[Resolved]) -> frozenset[str]:
+    """The modules in which the components of these choices stand, nested ones included."""
+    return frozenset(part.component.__module__ for choice in choices for part in choice.parts())
 
 
 def components(spec: Mapping[str, Any]) -> Iterator[Resolved]:
