@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.position.contract import Position, State, position
+from vitlab.components.position.contract import Position, State, places, position
 from vitlab.components.position.resampling import Resampling, resample_grid
 from vitlab.errors import GeometryError, WeightsError
 from vitlab.geometry import Geometry
@@ -246,7 +246,7 @@ class Fourier(_Additive):
     Reference: arXiv:2106.02795.
     """
 
-    places: Tensor
+    place_N2: Tensor
 
     def __init__(
         self,
@@ -258,40 +258,32 @@ class Fourier(_Additive):
         gamma: Positive = 1.0,
     ) -> None:
         super().__init__(g, where)
-        row, column = _mesh(*g.grid)
-        places = torch.stack([row, column], 1).to(torch.get_default_dtype())
-        self.register_buffer("places", places, persistent=False)
+        place_N2 = torch.stack(places(g), 1).to(torch.get_default_dtype())
+        self.register_buffer("place_N2", place_N2, persistent=False)
         self.encoders = nn.ModuleList([_Fourier(g.dim, features, hidden, gamma) for _ in range(self.tables)])
 
     def no_weight_decay(self) -> frozenset[str]:
         return frozenset(f"encoders.{table}.frequencies" for table in range(self.tables))
 
     def rows(self, table: int) -> Tensor:
-        rows_ND: Tensor = self.encoders[table](self.places)
+        rows_ND: Tensor = self.encoders[table](self.place_N2)
         return rows_ND
 
 
 def sincos2d(g: Geometry, temperature: float, convention: str) -> Tensor:
     """(N, D) in float64; see :class:`SinCos2D`."""
     quarter = g.dim // 4
-    rows, columns = g.grid
+    row, column = places(g)
     if convention == "moco":
         # Its mesh runs over columns first, but tokens run over rows first: token n is told column n // rows.
-        column, row = _mesh(columns, rows)
-    else:
-        row, column = _mesh(rows, columns)
+        place = torch.arange(g.patches)
+        row, column = place % g.grid[0], place // g.grid[0]
     steps = quarter - 1 if convention == "big_vision" else quarter
     frequency = temperature ** (-torch.arange(quarter, dtype=torch.float64) / steps)
     y, x = row[:, None] * frequency, column[:, None] * frequency
     if convention == "timm":
         return torch.cat([y.sin(), x.sin(), y.cos(), x.cos()], 1)
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], 1)
-
-
-def _mesh(outer: int, inner: int) -> tuple[Tensor, Tensor]:
-    """The outer and the inner index of each of ``outer * inner`` places, in float64."""
-    place = torch.arange(outer * inner)
-    return (place // inner).double(), (place % inner).double()
 
 
 def _prefix_rows(rows_PD: Tensor, old: Geometry, new: Geometry) -> Tensor:

@@ -48,5 +48,5 @@ class Conditional(Position):
         if layer != 1:
             return x_BTD
         prefix_BPD, patches_BND = x_BTD[:, : self.prefix], x_BTD[:, self.prefix :]
-        map_BDRC = patches_BND.transpose(1, 2).unflatten(2, self.grid)
+        map_BDRC = patches_BND.transpose(1, 2).reshape(-1, patches_BND.shape[2], *self.grid)
         return torch.cat([prefix_BPD, patches_BND + self.proj(map_BDRC).flatten(2).transpose(1, 2)], 1)

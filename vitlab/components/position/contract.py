@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from vitlab.components.base import Part
@@ -54,3 +55,9 @@ class Position(Part):
 
 
 position = Slot("position", Position)
+
+
+def places(g: Geometry) -> tuple[Tensor, Tensor]:
+    """Row and column of every patch, each int64 (N,)."""
+    place_N = torch.arange(g.patches)
+    return place_N // g.grid[1], place_N % g.grid[1]

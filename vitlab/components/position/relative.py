@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.components.position.contract import Position, State, position
+from vitlab.components.position.contract import Position, State, places, position
 from vitlab.components.position.resampling import Resampling, resample_grid
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
@@ -44,7 +44,7 @@ class RelativeBias(Position):
         count = offsets + (3 if g.prefix else 0)
         self.relative_position_bias_table = nn.Parameter(torch.empty(self.tables, count, g.heads))
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
-        row_N, column_N = _places(g)
+        row_N, column_N = places(g)
         down = row_N[:, None] - row_N + rows - 1
         right = column_N[:, None] - column_N + columns - 1
         prefix = len(g.prefix)
@@ -88,7 +88,7 @@ class ALiBi2D(Position):
 
     def __init__(self, g: Geometry) -> None:
         super().__init__()
-        row_N, column_N = (place.double() for place in _places(g))
+        row_N, column_N = (place_N.double() for place_N in places(g))
         distance_NN = torch.hypot(row_N[:, None] - row_N, column_N[:, None] - column_N)
         slope_H = torch.tensor(slopes(g.heads), dtype=torch.float64)
         prefix = len(g.prefix)
@@ -100,14 +100,8 @@ class ALiBi2D(Position):
 
 
 def slopes(heads: int) -> list[float]:
-    """2^(-8/h), 2^(-16/h), ... for a power of two; else those of the power below, then every second of the one above."""
+    """2^(-8/h), 2^(-16/h), ... for a power of two; else those of the power below and every second of that above."""
     power = 2 ** int(math.log2(heads))
     below = [2 ** (-8 * (head + 1) / power) for head in range(power)]
     above = [2 ** (-4 * (head + 1) / power) for head in range(2 * power)]
     return below + above[0::2][: heads - power]
-
-
-def _places(g: Geometry) -> tuple[Tensor, Tensor]:
-    """Row and column of every patch, each (N,)."""
-    place_N = torch.arange(g.patches)
-    return place_N // g.grid[1], place_N % g.grid[1]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.position.contract import Position, Rotation, position
+from vitlab.components.position.contract import Position, Rotation, places, position
 from vitlab.errors import GeometryError
 from vitlab.geometry import Geometry
 
@@ -58,7 +58,7 @@ class RoPE2D(_Rotary):
 
     def __init__(self, g: Geometry, *, theta: Annotated[float, Field(gt=0)] = 100.0) -> None:
         super().__init__(g)
-        column_N, row_N = _places(g)
+        row_N, column_N = places(g)
         frequency_Q = theta ** (-4 * torch.arange(g.head_dim // 4, dtype=torch.float64) / g.head_dim)
         cos, sin = self.pair(torch.cat([column_N[:, None] * frequency_Q, row_N[:, None] * frequency_Q], 1))
         self.register_buffer("cos", cos.to(torch.get_default_dtype()), persistent=False)
@@ -89,7 +89,7 @@ class RoPE2DMixed(_Rotary):
         fx = (direction_LH2.cos()[..., None] * frequency_Q).flatten(2)
         fy = (direction_LH2.sin()[..., None] * frequency_Q).flatten(2)
         self.freqs = nn.Parameter(torch.stack([fx, fy]).to(torch.get_default_dtype()))  # (2, depth, H, K/2)
-        column_N, row_N = _places(g)
+        row_N, column_N = places(g)
         self.register_buffer("column", column_N.to(torch.get_default_dtype()), persistent=False)
         self.register_buffer("row", row_N.to(torch.get_default_dtype()), persistent=False)
 
@@ -101,10 +101,3 @@ class RoPE2DMixed(_Rotary):
         freqs = self.freqs if self.freqs.dtype.itemsize >= 4 else self.freqs.float()
         fx_HK, fy_HK = freqs[0, layer - 1], freqs[1, layer - 1]
         return self.pair(self.column[:, None] * fx_HK[:, None] + self.row[:, None] * fy_HK[:, None])
-
-
-def _places(g: Geometry) -> tuple[Tensor, Tensor]:
-    """Column and row of every patch, each (N,), in float64."""
-    rows, columns = g.grid
-    place_N = torch.arange(rows * columns)
-    return (place_N % columns).double(), (place_N // columns).double()
