@@ -35,6 +35,7 @@ class LayerScale(nn.Module):
 
     def __init__(self, dim: int, start: float) -> None:
         super().__init__()
+        self.start = start
         self.gamma = nn.Parameter(torch.full((dim,), start))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -249,6 +250,9 @@ class ViT(Model):
             mine = self.get_submodule(path)
             for name, value in [*fresh.named_parameters(), *fresh.named_buffers()]:
                 _get(mine, name).copy_(value)
+        for module in self.modules():
+            if isinstance(module, LayerScale):
+                module.gamma.fill_(module.start)
         state = self.to_canonical(self.state_dict())
         for name, (kind, fan_in) in self._drawn(state).items():
             x = torch.empty(state[name].shape)
