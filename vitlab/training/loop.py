@@ -1,0 +1,279 @@
+"""The loop: one training, from its first step or from a checkpoint to its last evaluation.
+
+The batch, the learning rate and everything a step draws (:mod:`vitlab.noise`) are functions of the step, so a training
+that was stopped and resumed computes what it would have computed undisturbed.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitlab import noise
+from vitlab.data.prepare import Feed
+from vitlab.models.contract import Model
+from vitlab.result import Measurement
+from vitlab.slots import slot
+from vitlab.spec import TrainSpec
+from vitlab.training.losses import Loss
+from vitlab.training.metrics import TALLIES, Columns, mean
+from vitlab.training.optim import Optimizer, Schedule, decay_groups, set_rate
+
+EVALUATION_BATCH = 512
+"""Images of an evaluation batch, whatever the training uses, so that metrics do not depend on the size it uses."""
+
+Task = Literal["classification", "segmentation"]
+State = Mapping[str, Any]
+"""What a checkpoint holds."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a training."""
+
+    metrics: Mapping[str, float]  #: of the last measurement, test included; empty if it diverged
+    history: tuple[Measurement, ...]  #: without ``system/*``
+    steps: int
+    images: int
+    predictions: Mapping[str, Columns]  #: of the last evaluation: for each split, one value per image and column
+    diverged: str = ""  #: if a loss was not finite, where, in one sentence
+
+
+def train(
+    model: Model,
+    feed: Feed,
+    spec: TrainSpec,
+    seeds: Mapping[str, int],
+    *,
+    task: Task = "classification",
+    resume: State | None = None,
+    emit: Callable[[Measurement], None] = lambda measurement: None,
+    save: Callable[[State], None] = lambda state: None,
+    stop: Callable[[], bool] = lambda: False,
+    every_s: float = 60.0,
+) -> Trained | None:
+    """Train a model in place.
+
+    Args:
+        model: initialised, and on the device of the feed.
+        feed: the batches.
+        spec: how long, how, and how often it is evaluated; the last time after the last step, and then on test too.
+        seeds: of the streams ``dropout`` and ``drop_path``.
+        task: what the labels are of.
+        resume: a state that ``save`` was given once, to go on from.
+        emit: is told every measurement, ``system/*`` included.
+        save: is given the state after every evaluation, after ``every_s`` seconds without one, and when stopped.
+        stop: is asked before every step.
+        every_s: see ``save``.
+
+    Returns:
+        what came of it, or None if it was stopped before its last step.
+    """
+    training = _Training(model, feed, spec, seeds, task)
+    if resume is not None:
+        training.load(resume)
+    saved = time.monotonic()
+    try:
+        for moment in moments(training.steps, spec.evaluations, after=training.step):
+            while training.step < moment:
+                if stop():
+                    training.save(save)
+                    return None
+                training.advance()
+                if time.monotonic() - saved > every_s:
+                    training.save(save)
+                    saved = time.monotonic()
+            last = moment == training.steps
+            if last:
+                training.save(save)
+            measurement, predictions = training.measure(("val", "test") if last else ("val",))
+            emit(measurement)
+            if not last:
+                training.save(save)
+                saved = time.monotonic()
+    except _Diverged as error:
+        return training.ended({}, {}, str(error))
+    return training.ended(training.history[-1].metrics, predictions)
+
+
+def steps_of(spec: TrainSpec, feed: Feed) -> int:
+    """The length of a training in optimizer steps."""
+    if spec.steps is not None:
+        return spec.steps
+    if spec.epochs is not None:
+        return max(1, round(spec.epochs * feed.steps_per_epoch(spec.batch_size)))
+    assert spec.images is not None
+    return max(1, round(spec.images / min(spec.batch_size, feed.count())))
+
+
+def moments(steps: int, evaluations: int, after: int = 0) -> Iterator[int]:
+    """The steps after which there is an evaluation: evenly spaced, the last at the end, those up to ``after`` done."""
+    for moment in sorted({-(-i * steps // evaluations) for i in range(1, evaluations + 1)}):
+        if moment > after or moment == steps:
+            yield moment
+
+
+@torch.no_grad()
+def evaluate(
+    model: Model, feed: Feed, split: Literal["train", "val", "test"], task: Task, precision: str
+) -> tuple[dict[str, float], Columns]:
+    """Metrics of a model on a split, and what each image contributed.  Leaves the model as it found it."""
+    was_training = model.training
+    model.eval()
+    tally = TALLIES[task]()
+    for batch in feed.evaluation(split, EVALUATION_BATCH):
+        tally.add(_views(model, batch.x_BCHW, precision), batch.y_B, batch.id_B)
+    model.train(was_training)
+    return tally.metrics(), tally.columns()
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the most that the allocator held on CUDA, the most that the process held elsewhere."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+class _Diverged(Exception):
+    """A loss is not finite."""
+
+
+class _Training:
+    """A training between two steps: all that changes, and how it changes."""
+
+    def __init__(self, model: Model, feed: Feed, spec: TrainSpec, seeds: Mapping[str, int], task: Task) -> None:
+        self.model = model.train()
+        self.feed = feed
+        self.spec = spec
+        self.seeds = seeds
+        self.task = task
+        self.steps = steps_of(spec, feed)
+        self.loss: Loss = slot("loss").build(spec.loss)
+        self.schedule: Schedule = slot("schedule").build(spec.schedule)
+        chosen: Optimizer = slot("optimizer").build(spec.optimizer)
+        self.base_rate = chosen.lr
+        self.optimizer = chosen.build(decay_groups(model, chosen.weight_decay, model.no_weight_decay()))
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+
+        self.step = 0
+        self.history: list[Measurement] = []
+        self.losses: defaultdict[str, list[Tensor]] = defaultdict(list)  # since the last measurement, on the device
+        self._clock = (time.perf_counter(), 0)
+
+    @property
+    def images(self) -> int:
+        """Images seen so far, repeats included."""
+        return self.step * min(self.spec.batch_size, self.feed.count())
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step."""
+        return self.base_rate * self.schedule.factor(step, self.steps)
+
+    def advance(self) -> None:
+        """One optimizer step.  Nothing is read back from the device."""
+        batch = self.feed.batch(self.step, self.spec.batch_size)
+        set_rate(self.optimizer, self.rate(self.step))
+        # For parts of others that draw from torch's own generator: theirs is a function of the step, too.
+        torch.manual_seed(noise.key(self.seeds["dropout"], "torch", self.step))
+        draws = noise.Draws(
+            dropout=noise.key(self.seeds["dropout"], "dropout", batch.epoch),
+            drop_path=noise.key(self.seeds["drop_path"], "drop_path", batch.epoch),
+            sample_B=batch.id_B,
+        )
+        self.optimizer.zero_grad()
+        with noise.drawing(draws):
+            views = _views(self.model, batch.x_BCHW, self.spec.precision)
+        loss = self.loss(views, batch.y_B)
+        loss.total.backward()
+        if self.spec.clip_grad is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_grad)
+        self.optimizer.step()
+        self.losses["loss"].append(loss.total.detach())
+        for name, part in loss.parts.items():
+            self.losses[name].append(part.detach())
+        self.step += 1
+
+    def measure(self, splits: tuple[Literal["val", "test"], ...]) -> tuple[Measurement, dict[str, Columns]]:
+        """Close the interval since the last measurement, and evaluate.
+
+        Raises:
+            _Diverged: if a loss of the interval, or one of the evaluation, is not finite.
+        """
+        metrics, predictions = {}, {}
+        if self.losses:
+            losses = {name: torch.stack(values).double().cpu() for name, values in self.losses.items()}
+            self._check(losses["loss"])
+            metrics = {f"train/{name}": mean(values) for name, values in losses.items()}
+            metrics["train/lr"] = self.rate(self.step - 1)
+            self.losses.clear()
+        began, images = self._clock
+        speed = (self.images - images) / (time.perf_counter() - began)
+        for split in splits:
+            found, predictions[split] = evaluate(self.model, self.feed, split, self.task, self.spec.precision)
+            if not torch.tensor(found["loss"]).isfinite():
+                raise _Diverged(f"the loss on {split} is not finite after step {self.step}")
+            metrics |= {f"{split}/{name}": value for name, value in found.items()}
+        epoch = self.step / self.feed.steps_per_epoch(self.spec.batch_size)
+        measurement = Measurement(self.step, epoch, self.images, metrics)
+        self.history.append(measurement)
+        self._clock = (time.perf_counter(), self.images)
+        system = {"system/images_per_s": speed, "system/memory_bytes": float(peak_memory(self.feed.device))}
+        return Measurement(self.step, epoch, self.images, {**metrics, **system}), predictions
+
+    def save(self, write: Callable[[State], None]) -> None:
+        """Hand out the state, unless the training has diverged: then what was saved before is what to go on from.
+
+        That it diverged is found at the next measurement, whenever anything was saved, so that equal trainings end at
+        equal steps.
+        """
+        if self.losses and not torch.stack(self.losses["loss"]).isfinite().all():
+            return
+        write(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "step": self.step,
+                "history": [asdict(measurement) for measurement in self.history],
+                "losses": {name: torch.stack(values) for name, values in self.losses.items()},
+            }
+        )
+
+    def load(self, state: State) -> None:
+        """Go on from what :meth:`save` handed out."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step = state["step"]
+        self.history = [Measurement(**measurement) for measurement in state["history"]]
+        for name, values in state["losses"].items():
+            self.losses[name] = list(values.to(self.feed.device))
+        self._clock = (time.perf_counter(), self.images)
+
+    def ended(self, metrics: Mapping[str, float], predictions: Mapping[str, Columns], diverged: str = "") -> Trained:
+        return Trained(metrics, tuple(self.history), self.step, self.images, predictions, diverged)
+
+    def _check(self, losses: Tensor) -> None:
+        infinite = (~losses.isfinite()).nonzero()
+        if len(infinite):
+            step = self.step - len(losses) + int(infinite[0]) + 1
+            raise _Diverged(
+                f"the loss is not finite at step {step} of {self.steps} (learning rate {self.rate(step - 1):g})"
+            )
+
+
+def _views(model: Model, x_BCHW: Tensor, precision: str) -> dict[str, Tensor]:
+    """The logits of a batch by view, float32 or wider."""
+    with torch.autocast(x_BCHW.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        views = model.views(model(x_BCHW))
+    return {name: logits.to(torch.promote_types(logits.dtype, torch.float32)) for name, logits in views.items()}

@@ -1,0 +1,83 @@
+"""The slot ``loss``: what training makes small.
+
+B batch, K classes; ``...`` none for classification, pixel rows and columns for segmentation.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from vitlab.slots import Slot
+
+Smoothing = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Value(NamedTuple):
+    """A loss without axes, and the terms it is made of by name, where it has more than one."""
+
+    total: Tensor
+    parts: Mapping[str, Tensor]
+
+
+class Loss(ABC):
+    """Contract: options in the constructor; a call takes the logits of a batch and its targets.
+
+    ``views`` are the logits of a model's output by name, float32 or wider: ``""`` is the prediction, (B, K, ...);
+    heads of more than one classifier name the others.  ``target`` is an index of a class, (B, ...).
+    """
+
+    @abstractmethod
+    def __call__(self, views: Mapping[str, Tensor], target: Tensor) -> Value:
+        """The mean loss over the batch."""
+
+
+loss: Slot[Loss] = Slot("loss", Loss)  # type: ignore[type-abstract]  # a contract is not built
+
+
+@loss.register("cross_entropy")
+class CrossEntropy(Loss):
+    """Negative log-likelihood of the class, under the softmax of the prediction.
+
+    Label smoothing mixes the target with the uniform distribution over all classes.  Reference: arXiv:1512.00567.
+    """
+
+    def __init__(self, *, label_smoothing: Smoothing = 0.0) -> None:
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, views: Mapping[str, Tensor], target: Tensor) -> Value:
+        logits_MK, target_M = flat(views[""], target)
+        return Value(F.cross_entropy(logits_MK, target_M, label_smoothing=self.label_smoothing), {})
+
+
+@loss.register("bce")
+class BinaryCrossEntropy(Loss):
+    """One binary decision per class, averaged over classes.  Reference: arXiv:2204.07118 (DeiT III), arXiv:2110.00476.
+
+    Label smoothing gives the class ``1 - s + s / K`` and every other ``s / K``.
+    """
+
+    def __init__(self, *, label_smoothing: Smoothing = 0.0) -> None:
+        self.label_smoothing = label_smoothing
+
+    def __call__(self, views: Mapping[str, Tensor], target: Tensor) -> Value:
+        logits_MK, target_M = flat(views[""], target)
+        classes = logits_MK.shape[1]
+        hot_MK = F.one_hot(target_M, classes).to(logits_MK.dtype)
+        wanted_MK = hot_MK * (1 - self.label_smoothing) + self.label_smoothing / classes
+        return Value(F.binary_cross_entropy_with_logits(logits_MK, wanted_MK), {})
+
+
+def flat(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, K, ...) and (B, ...) as (M, K) and (M,): every pixel is one decision.
+
+    Torch's own loss over pixels has no deterministic backward pass on CUDA; over rows it has.
+    """
+    if logits.ndim == 2:
+        return logits, target
+    return logits.movedim(1, -1).flatten(0, -2), target.flatten()

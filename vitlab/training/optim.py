@@ -1,0 +1,218 @@
+"""The slots ``optimizer`` and ``schedule``: how weights move, and how far as the training goes on.
+
+A schedule keeps no state: the learning rate of a step is a function of the step and the length of the training, so a
+resumed training needs nothing to go on with the right one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from vitlab.slots import Slot
+
+Group = dict[str, Any]
+"""A group of parameters in the form torch's optimizers take: ``params``, named, and ``weight_decay``."""
+
+Rate = Annotated[float, Field(gt=0)]
+Decay = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Small = Annotated[float, Field(gt=0)]
+
+
+class Optimizer(ABC):
+    """Contract: options in the constructor, and ``build`` from groups of parameters to an optimizer of torch.
+
+    ``lr`` is the rate at factor 1 of the schedule; ``weight_decay`` that of parameters that decay.  The training sets
+    ``lr`` in every group before every step.
+    """
+
+    lr: float
+    weight_decay: float
+
+    @abstractmethod
+    def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
+        """An optimizer over ``groups``, each with its own ``weight_decay``."""
+
+
+optimizer: Slot[Optimizer] = Slot("optimizer", Optimizer)  # type: ignore[type-abstract]  # a contract is not built
+
+
+@optimizer.register("adamw")
+class AdamW(Optimizer):
+    """Adam with weight decay apart from the gradient, scaled by the learning rate.  Reference: arXiv:1711.05101."""
+
+    def __init__(
+        self,
+        *,
+        lr: Rate = 1e-3,
+        betas: tuple[Beta, Beta] = (0.9, 0.999),
+        eps: Small = 1e-8,
+        weight_decay: Decay = 0.05,
+    ) -> None:
+        self.lr = lr
+        self.betas = betas
+        self.eps = eps
+        self.weight_decay = weight_decay
+
+    def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused(groups))
+
+
+@optimizer.register("adam")
+class Adam(Optimizer):
+    """Adam; weight decay, where there is any, is added to the gradient.  Reference: arXiv:1412.6980."""
+
+    def __init__(
+        self,
+        *,
+        lr: Rate = 1e-3,
+        betas: tuple[Beta, Beta] = (0.9, 0.999),
+        eps: Small = 1e-8,
+        weight_decay: Decay = 0.0,
+    ) -> None:
+        self.lr = lr
+        self.betas = betas
+        self.eps = eps
+        self.weight_decay = weight_decay
+
+    def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused(groups))
+
+
+@optimizer.register("sgd")
+class SGD(Optimizer):
+    """Stochastic gradient descent with momentum, as in fine-tuning of arXiv:2010.11929."""
+
+    def __init__(
+        self,
+        *,
+        lr: Rate = 0.01,
+        momentum: Beta = 0.9,
+        nesterov: bool = False,
+        weight_decay: Decay = 0.0,
+    ) -> None:
+        self.lr = lr
+        self.momentum = momentum
+        self.nesterov = nesterov and momentum > 0  # without momentum both are plain descent, and torch refuses one
+        self.weight_decay = weight_decay
+
+    def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, fused=fused(groups))
+
+
+def decay_groups(model: nn.Module, weight_decay: float, declared: Collection[str] = ()) -> list[Group]:
+    """The trainable parameters in at most two groups: those exempt from weight decay, then those that decay.
+
+    Exempt are vectors and scalars, everything named ``bias``, and the names in ``declared``: what the model's
+    ``no_weight_decay`` says of its tokens and position tables.
+    """
+    exempt: list[tuple[str, nn.Parameter]] = []
+    decaying: list[tuple[str, nn.Parameter]] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_exempt = parameter.ndim <= 1 or name.endswith(".bias") or name in declared
+            (exempt if is_exempt else decaying).append((name, parameter))
+    groups = [{"params": exempt, "weight_decay": 0.0}, {"params": decaying, "weight_decay": weight_decay}]
+    return [group for group in groups if group["params"]]
+
+
+def fused(groups: Sequence[Group]) -> bool:
+    """Whether torch has one kernel for the whole update here; elsewhere it loops over parameters, several times slower.
+
+    The two differ in the last bits, so the choice depends on device and dtype alone.
+    """
+    parameters = [item[1] if isinstance(item, tuple) else item for group in groups for item in group["params"]]
+    return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+
+
+# -- schedules --------------------------------------------------------------------------------------------------------
+
+
+class Schedule(ABC):
+    """Contract: ``factor(step, steps)``, what the learning rate of a step is multiplied by."""
+
+    @abstractmethod
+    def factor(self, step: int, steps: int) -> float:
+        """The factor of optimizer step ``step``, counted from 0, in a training of ``steps`` steps."""
+
+
+schedule: Slot[Schedule] = Slot("schedule", Schedule)  # type: ignore[type-abstract]  # a contract is not built
+
+
+class _Warm(Schedule):
+    """Linear warm-up over the share ``warmup`` of the run, from 1 / (n + 1) in n steps, then ``after``."""
+
+    warmup: float
+
+    def factor(self, step: int, steps: int) -> float:
+        warm = round(self.warmup * steps)
+        if step < warm:
+            return (step + 1) / (warm + 1)
+        return self.after((step - warm) / max(1, steps - warm))
+
+    @abstractmethod
+    def after(self, progress: float) -> float:
+        """The factor after the warm-up; ``progress`` goes from 0 towards 1, which the end of the run would have."""
+
+
+@schedule.register("cosine")
+class Cosine(_Warm):
+    """Half a cosine from 1 to ``final``.  Reference: arXiv:1608.03983, without restarts."""
+
+    def __init__(self, *, warmup: Share = 0.0, final: Share = 0.0) -> None:
+        """
+        Args:
+            warmup: share of the run in which the rate rises.
+            final: factor towards which it then falls.
+        """
+        self.warmup = warmup
+        self.final = final
+
+    def after(self, progress: float) -> float:
+        return self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
+
+
+@schedule.register("linear")
+class Linear(_Warm):
+    """A straight line from 1 to ``final``, as ViT was pre-trained on ImageNet-21k.  Reference: arXiv:2010.11929."""
+
+    def __init__(self, *, warmup: Share = 0.0, final: Share = 0.0) -> None:
+        """
+        Args:
+            warmup: share of the run in which the rate rises.
+            final: factor towards which it then falls.
+        """
+        self.warmup = warmup
+        self.final = final
+
+    def after(self, progress: float) -> float:
+        return self.final + (1 - self.final) * (1 - progress)
+
+
+@schedule.register("constant")
+class Constant(_Warm):
+    """Always 1, after the warm-up."""
+
+    def __init__(self, *, warmup: Share = 0.0) -> None:
+        """
+        Args:
+            warmup: share of the run in which the rate rises.
+        """
+        self.warmup = warmup
+
+    def after(self, progress: float) -> float:
+        return 1.0
+
+
+def set_rate(built: torch.optim.Optimizer, rate: float) -> None:
+    """Give every group of an optimizer the learning rate of the coming step."""
+    for group in built.param_groups:
+        group["lr"] = rate
