@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -397,7 +397,7 @@ def test_sizes_that_do_not_divide(options: Mapping[str, Any], option: str, sente
 
 
 @pytest.fixture
-def strangers() -> Iterator[None]:
+def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
     """An attention that takes nothing, and a head that neither pools nor classifies apart."""
     from vitlab.components.attention import Attention
     from vitlab.components.head import Head, Logits
@@ -422,13 +422,10 @@ def strangers() -> Iterator[None]:
         def forward(self, x_BTD: Tensor) -> Any:
             return Logits(self.out(x_BTD.mean(1)))
 
+    for name in ("attention", "head"):
+        monkeypatch.setattr(slot(name), "_members", dict(slot(name)._members))
     slot("attention").register("deaf")(Deaf)
     slot("head").register("whole")(Whole)
-    yield
-    for name in ("attention", "head"):
-        members = slot(name)._members
-        for key in [key for key in members if key[1] in ("deaf", "whole")]:
-            del members[key]
 
 
 @pytest.mark.usefixtures("strangers")
