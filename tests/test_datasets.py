@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from vitlab.data.datasets import cifar, digits, files, idx
 from vitlab.data.datasets.folder import ImageFolder
 from vitlab.data.datasets.synthetic import Synthetic
 from vitlab.data.datasets.unpickle import read_arrays
+from vitlab.data.options import Size
 from vitlab.data.pixels import resized, statistics, with_channels
 from vitlab.data.prepare import data_info, missing, prepare
 from vitlab.data.torchvision_import import torchvision
@@ -102,6 +104,19 @@ def test_gzipped_or_not_is_one_identity_and_a_changed_byte_another(tmp_path: Pat
     assert idx.MNIST(root=str(tmp_path / "plain")).info().identity != plain
 
 
+def test_data_that_changed_since_it_was_planned_is_refused(tmp_path: Path) -> None:
+    choice = {"type": "mnist", "root": str(tmp_path)}
+    planned = data_info(choice).identity
+    small_idx(tmp_path)
+    with pytest.raises(DataError, match="mnist is not the data this was planned with"):
+        prepare(choice, SEEDS, planned)
+    planned = data_info(choice).identity
+    assert prepare(choice, SEEDS, planned).info.identity == planned
+    small_idx(tmp_path, seed=2)
+    with pytest.raises(DataError, match="planned with"):
+        prepare(choice, SEEDS, planned)
+
+
 def test_no_file_says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
     choice = {"type": "fashion_mnist", "root": str(tmp_path / "nowhere")}
     with pytest.raises(DataError) as caught:
@@ -156,7 +171,7 @@ def test_a_cut_off_archive_is_a_sentence(tmp_path: Path) -> None:
 def test_labels_must_fit(tmp_path: Path) -> None:
     small_idx(tmp_path)
     write_idx(tmp_path / "train-labels-idx1-ubyte", np.arange(39) % 10)
-    with pytest.raises(DataError, match="40 images and .* 39 labels"):
+    with pytest.raises(DataError, match=r"40 images and .* 39 labels"):
         idx.MNIST(root=str(tmp_path)).read("train")
     write_idx(tmp_path / "train-labels-idx1-ubyte", np.full(40, 12))
     with pytest.raises(DataError, match="label 12; mnist has 10 classes"):
@@ -182,7 +197,7 @@ def test_a_download_goes_through_torchvision_and_lands_where_it_is_looked_for(
         raise RuntimeError("Error downloading train-images-idx3-ubyte.gz")
 
     monkeypatch.setattr(source, "download", refuse)
-    with pytest.raises(DataError, match="mnist could not be fetched to .*new: Error downloading"):
+    with pytest.raises(DataError, match=r"mnist could not be fetched to .*new: Error downloading"):
         prepare(choice, SEEDS)
     monkeypatch.setattr(source, "download", lambda self: small_idx(Path(self.raw_folder)))
     assert len(prepare(choice, SEEDS).test) == 20
@@ -219,7 +234,9 @@ def python2_batch(x_ND: np.ndarray, y_N: list[int], key: str) -> bytes:
     dtype = b"cnumpy\ndtype\n" + string(b"u1") + b"K\x00K\x01\x87R" + b"(K\x03" + string(b"|") + b"NNN"
     dtype += integer(-1) + integer(-1) + b"K\x00tb"
     array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + string(b"b") + b"\x87R"
-    array += b"(K\x01" + integer(len(x_ND)) + integer(x_ND.shape[1]) + b"\x86" + dtype + b"\x89" + string(x_ND.tobytes())
+    array += (
+        b"(K\x01" + integer(len(x_ND)) + integer(x_ND.shape[1]) + b"\x86" + dtype + b"\x89" + string(x_ND.tobytes())
+    )
     array += b"tb"
     labels = b"](" + b"".join(integer(y) for y in y_N) + b"e"
     return b"\x80\x02}(" + string(b"data") + array + string(key.encode()) + labels + b"u."
@@ -246,17 +263,19 @@ def test_cifar_batches_are_read_in_order(tmp_path: Path, kind: type[cifar.Cifar]
     found = kind(root=str(tmp_path)).read("train")
     names = kind.batches["train"]
     assert np.array_equal(found.x_NCHW.flatten(1).numpy(), np.concatenate([batches[name][0] for name in names]))
-    assert found.y_N.tolist() == sum((batches[name][1] for name in names), [])
+    assert found.y_N.tolist() == [label for name in names for label in batches[name][1]]
     # numpy and pickle themselves agree on what the hand-written stream says
     loaded = pickle.loads((tmp_path / kind.folder / names[0]).read_bytes(), encoding="latin1")
     assert np.array_equal(loaded["data"], batches[names[0]][0])
 
 
-def test_torchvision_has_the_same_checksums_and_the_same_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchvision_has_the_same_checksums_and_the_same_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     theirs = torchvision("torchvision.datasets")
     for kind in (cifar.CIFAR10, cifar.CIFAR100):
         source = getattr(theirs, kind.torchvision_name)
-        assert {name: md5 for name, md5 in source.train_list + source.test_list} == dict(kind.published)
+        assert dict(source.train_list + source.test_list) == dict(kind.published)
         assert source.base_folder == kind.folder
     small_cifar(tmp_path / "cifar-10-batches-py", cifar.CIFAR10)
     monkeypatch.setattr(theirs.CIFAR10, "_check_integrity", lambda self: True)
@@ -383,7 +402,7 @@ def test_the_identity_of_a_folder_is_its_content(tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
     nowhere = {"type": "image_folder", "root": str(tmp_path / "nowhere")}
-    with pytest.raises(DataError, match="no folder .*nowhere; to plan without it.*num_classes"):
+    with pytest.raises(DataError, match=r"no folder .*nowhere; to plan without it.*num_classes"):
         data_info(nowhere)
     info = data_info({**nowhere, "num_classes": 7})
     assert info.classes == 7 and info.identity is None
@@ -497,3 +516,9 @@ def test_a_resolved_choice_survives_json_and_paths_stay_out_of_the_key(tmp_path:
     assert again == resolved and again.plain() == resolved.plain()
     assert "root" not in resolved.hashed() and "download" not in resolved.hashed()
     assert resolved.hashed() == slot("dataset").resolve({**choice, "root": "/elsewhere"}).hashed()
+
+
+def test_the_json_schema_of_a_size_says_what_yaml_may_say() -> None:
+    branches = TypeAdapter(Size).json_schema()["anyOf"]
+    assert [branch["type"] for branch in branches] == ["integer", "array"]
+    assert branches[1]["minItems"] == branches[1]["maxItems"] == 2

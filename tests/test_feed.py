@@ -143,11 +143,12 @@ def test_evaluation_is_everything_once_in_order_without_augmentation() -> None:
 
 def test_training_never_writes_to_the_images_it_was_given() -> None:
     prepared = prepare(SYNTHETIC, SEEDS)
-    before = prepared.train.x_NCHW.clone()
+    before = prepared.train.pixels_MCHW.clone()
     one = Feed(prepared, EVERYTHING, SEEDS)
     for step in range(5):
         one.batch(step, 30).x_BCHW.zero_()
-    assert torch.equal(prepared.train.x_NCHW, before)
+    assert torch.equal(prepared.train.pixels_MCHW, before)
+    assert prepared.val.pixels_MCHW is prepared.train.pixels_MCHW, "no copy for each trial and split"
 
 
 def test_augmentations_come_from_the_resolved_choice() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from vitlab.errors import nearest
 from vitlab.geometry import Pair
@@ -35,7 +35,13 @@ def _size(value: Any) -> Any:
     raise ValueError(f"a size is one number of pixels or [height, width], found {value!r}")
 
 
-Size = Annotated[Pair, BeforeValidator(_size)]
+_SIDE = {"type": "integer", "exclusiveMinimum": 0}
+
+Size = Annotated[
+    Pair,
+    BeforeValidator(_size),
+    WithJsonSchema({"anyOf": [_SIDE, {"type": "array", "items": _SIDE, "minItems": 2, "maxItems": 2}]}),
+]
 """Pixels: one number for a square, or ``[height, width]``."""
 
 

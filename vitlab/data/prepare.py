@@ -51,22 +51,39 @@ def missing(choice: Choice | str | Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Subset:
-    """Images of one split."""
+    """Images of one split.  On the CPU the subsets of an official split share its pixels."""
 
-    x_NCHW: Tensor  #: uint8
+    pixels_MCHW: Tensor  #: uint8, whatever else is among them
+    row_N: Tensor  #: int64, which of them are meant
     y_N: Tensor  #: int64
     id_N: Tensor  #: int64, place in the official split: whom a keyed draw is for, whatever split or fraction it is in
+
+    @classmethod
+    def of(cls, x_NCHW: Tensor, y_N: Tensor, id_N: Tensor) -> Subset:
+        """All of these images."""
+        return cls(x_NCHW, torch.arange(len(y_N), device=x_NCHW.device), y_N, id_N)
 
     def __len__(self) -> int:
         return len(self.y_N)
 
-    def picked(self, position_M: Tensor) -> Subset:
-        """The images at these positions."""
-        return Subset(self.x_NCHW[position_M], self.y_N[position_M], self.id_N[position_M])
+    @property
+    def x_NCHW(self) -> Tensor:
+        """A copy of the images, uint8."""
+        return self.pixels_MCHW[self.row_N]
+
+    def at(self, position_B: Tensor | slice) -> Tensor:
+        """uint8 (B, C, H, W): the images at some positions."""
+        return self.pixels_MCHW[self.row_N[position_B]]
+
+    def picked(self, position_N: Tensor) -> Subset:
+        """The subset of the images at these positions."""
+        return Subset(self.pixels_MCHW, self.row_N[position_N], self.y_N[position_N], self.id_N[position_N])
 
     def to(self, device: torch.device) -> Subset:
-        """The same on a device; nothing is copied that is there already."""
-        return Subset(self.x_NCHW.to(device), self.y_N.to(device), self.id_N.to(device))
+        """The same on a device, where it has no more pixels than it needs."""
+        if self.pixels_MCHW.device == device:
+            return self
+        return Subset.of(self.x_NCHW.to(device), self.y_N.to(device), self.id_N.to(device))
 
 
 @dataclass(frozen=True)
@@ -81,11 +98,18 @@ class Prepared:
     std: tuple[float, ...]
 
 
-def prepare(choice: Choice | str | Mapping[str, Any], seeds: Mapping[str, int]) -> Prepared:
+def prepare(
+    choice: Choice | str | Mapping[str, Any], seeds: Mapping[str, int], expected: str | None = None
+) -> Prepared:
     """Read a data set, or remember it, and split it.
 
     The test split is the official one.  Validation is held out of the training split by the stream ``split``; what
     remains is cut to the fraction asked for by the stream ``subset``.
+
+    Args:
+        choice: the data set and its options.
+        seeds: of the streams ``split`` and ``subset``.
+        expected: the identity the trial was planned with, where that was known.
 
     Raises:
         OptionError: if the options do not fit.
@@ -93,6 +117,11 @@ def prepare(choice: Choice | str | Mapping[str, Any], seeds: Mapping[str, int]) 
     """
     resolved = _resolved(choice)
     raw = _raw(resolved)
+    if expected is not None and raw.info.identity != expected:
+        raise DataError(
+            f"{resolved.type} is not the data this was planned with: planned {expected}, found {raw.info.identity}; "
+            "plan again where the data is"
+        )
     options = resolved.options
     share = options["validation"] or raw.validation
     official = raw.train
@@ -101,7 +130,7 @@ def prepare(choice: Choice | str | Mapping[str, Any], seeds: Mapping[str, int]) 
     kept_N = splits.fraction(rest.y_N, rest.id_N, options["fraction"], noise.key(seeds["subset"], "subset"))
     mean, std = _normalization(options["normalize"], raw)
     return Prepared(
-        train=rest.picked(kept_N) if len(kept_N) < len(rest) else rest,
+        train=rest.picked(kept_N),
         val=official.picked(val_N),
         test=raw.test,
         info=raw.info,
@@ -167,7 +196,7 @@ class Feed:
         order_N = self._epoch_order(epoch)
         picked_B = order_N[place * batch_size : (place + 1) * batch_size]
         train = self._subsets["train"]
-        x_BCHW, id_B = train.x_NCHW[picked_B], train.id_N[picked_B]
+        x_BCHW, id_B = train.at(picked_B), train.id_N[picked_B]
         keys = [noise.key(self._seeds["augment"], "augment", epoch, i) for i in range(len(self._augments))]
         for change, key in zip(self._augments, keys, strict=True):
             if not change.normalized:
@@ -183,7 +212,7 @@ class Feed:
         subset = self._subsets[split]
         for start in range(0, len(subset), batch_size):
             part = slice(start, start + batch_size)
-            yield Batch(self._normalize(subset.x_NCHW[part]), subset.y_N[part], subset.id_N[part], 0)
+            yield Batch(self._normalize(subset.at(part)), subset.y_N[part], subset.id_N[part], 0)
 
     def _epoch_order(self, epoch: int) -> Tensor:
         if self._order[0] != epoch:
@@ -321,4 +350,4 @@ def _shaped(images: Images, resolved: Resolved) -> Subset:
         x_NCHW = with_channels(x_NCHW, options["channels"])
     if options["size"]:
         x_NCHW = resized(x_NCHW, options["size"])
-    return Subset(x_NCHW, y_N, id_N)
+    return Subset.of(x_NCHW, y_N, id_N)

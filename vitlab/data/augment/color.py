@@ -153,7 +153,7 @@ class RandAugment(Augment):
         moved_B = (which_B >= 1) & (which_B <= len(MOVES))
         matrix_B23 = self._moves(which_B, sign_B, x_BCHW.shape[-2], x_BCHW.shape[-1])
         x_BCHW = pixels.where(x_BCHW, moved_B, pixels.affine, matrix_B23)
-        factor_B = 1 + 0.9 * share * sign_B
+        factor_B = 1 + torch.linspace(0, 0.9, LEVELS)[self.magnitude].double() * sign_B
         for name, change in FACTORS.items():
             x_BCHW = pixels.where(x_BCHW, which_B == OPERATIONS.index(name), change, factor_B)
         bits_B = torch.full_like(which_B, 8 - round(4 * share))

@@ -197,8 +197,10 @@ def _as(out: Tensor, x: Tensor) -> Tensor:
 
 
 def _blend(x_BCHW: Tensor, other: Tensor, factor_B: Tensor) -> Tensor:
-    factor_B111 = factor_B[:, None, None, None]
-    return (factor_B111 * x_BCHW + (1 - factor_B111) * other).clamp(0, _bound(x_BCHW)).to(x_BCHW.dtype)
+    # Both shares are rounded from double, so that uint8 results are cut off where torchvision cuts them off.
+    factor_B111 = factor_B.double()[:, None, None, None]
+    mixed_BCHW = factor_B111.float() * x_BCHW + (1 - factor_B111).float() * other
+    return mixed_BCHW.clamp(0, _bound(x_BCHW)).to(x_BCHW.dtype)
 
 
 def _weights(start_B: Tensor, length_B: Tensor, size: int, kernel: str) -> Tensor:

@@ -1,0 +1,356 @@
+"""Augmentations against torchvision: the same pixels for the same draws, and draws distributed as they should be."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from vitlab import noise
+from vitlab.data.augment import pixels
+from vitlab.data.augment.color import OPERATIONS, ColorJitter, RandAugment, ThreeAugment
+from vitlab.data.augment.geometric import Crop, Erasing, Flip, RandomResizedCrop
+from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import OptionError
+from vitlab.slots import listing, slot
+
+F = torchvision("torchvision.transforms.functional")
+Mode = torchvision("torchvision.transforms").InterpolationMode
+KEY = noise.key(0, "augment", 0, 0)
+MANY = torch.arange(4000)
+EVERY = ["color_jitter", "crop", "erasing", "flip", "rand_augment", "random_resized_crop", "three_augment"]
+
+
+def images(n: int = 40, channels: int = 3, height: int = 12, width: int = 16) -> Tensor:
+    """Smooth and noisy, dark and light, so that no operation is trivial on all of them."""
+    random = np.random.default_rng(0)
+    smooth = torch.from_numpy(random.random((n, channels, 4, 4)))
+    smooth = torch.nn.functional.interpolate(smooth, (height, width), mode="bicubic").clamp(0, 1)
+    rough = torch.from_numpy(random.random((n, channels, height, width)))
+    mixed = 0.7 * smooth + 0.3 * rough
+    gain = torch.from_numpy(random.uniform(0.3, 1, (n, 1, 1, 1)))
+    return (mixed * gain * 255).round().to(torch.uint8)
+
+
+def test_the_listing_reads_every_built_in_from_the_text() -> None:
+    assert [entry.name for entry in listing("augment")] == EVERY == slot("augment").names()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_samples_result_is_its_own(name: str, dtype: torch.dtype) -> None:
+    """Alone, in a batch, and in a batch of others in another order; nothing is written to what came in."""
+    change = slot("augment").build(name)
+    x_BCHW = images() if dtype == torch.uint8 else images().float() / 255
+    if change.normalized:
+        x_BCHW = x_BCHW.float() * 2 - 1
+    before, id_B = x_BCHW.clone(), torch.arange(40) * 1_000_003
+    out_BCHW = change(x_BCHW, KEY, id_B)
+    assert torch.equal(x_BCHW, before)
+    assert out_BCHW.shape == x_BCHW.shape and out_BCHW.dtype == x_BCHW.dtype
+    tolerance = {"rtol": 0, "atol": 0 if dtype == torch.uint8 and not change.normalized else 1e-6}
+    order = noise.permutation(7, 40)[:25]
+    torch.testing.assert_close(change(x_BCHW[order], KEY, id_B[order]), out_BCHW[order], **tolerance)
+    for i in (0, 13, 39):
+        torch.testing.assert_close(change(x_BCHW[i : i + 1], KEY, id_B[i : i + 1]), out_BCHW[i : i + 1], **tolerance)
+    other = change(x_BCHW, noise.key(1, "augment", 0, 0), id_B)
+    assert not torch.equal(other, out_BCHW)
+    assert torch.equal(change(x_BCHW, torch.tensor(KEY), id_B), out_BCHW), "a key on the device is the same key"
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_floats_stay_in_range_and_grey_images_are_taken(name: str) -> None:
+    change = slot("augment").build(name)
+    x_BCHW = images(channels=1)
+    assert change(x_BCHW if not change.normalized else x_BCHW.float(), KEY, torch.arange(40)).shape == x_BCHW.shape
+    if not change.normalized:
+        out = change(images().float() / 255, KEY, torch.arange(40))
+        assert out.min() >= 0 and out.max() <= 1
+
+
+# -- geometry ---------------------------------------------------------------------------------------------------------
+
+
+def test_flip() -> None:
+    x_BCHW = images(len(MANY), 1, 3, 5)
+    out_BCHW = Flip(p=0.3)(x_BCHW, KEY, MANY)
+    mirrored = (out_BCHW != x_BCHW).flatten(1).any(1)
+    assert torch.equal(out_BCHW[mirrored], F.hflip(x_BCHW[mirrored]))
+    assert stats.binomtest(int(mirrored.sum()), len(MANY), 0.3).pvalue > 1e-3
+    assert torch.equal(Flip(p=0.0)(x_BCHW, KEY, MANY), x_BCHW)
+    assert torch.equal(Flip(p=1.0)(x_BCHW, KEY, MANY), F.hflip(x_BCHW))
+
+
+@pytest.mark.parametrize(("mode", "theirs"), [("zero", "constant"), ("reflect", "reflect")])
+def test_crop_is_one_of_torchvisions_crops_and_each_equally_often(mode, theirs: str) -> None:
+    x_1CHW = images(1, 3, 5, 6)
+    out_BCHW = Crop(padding=2, mode=mode)(x_1CHW.expand(len(MANY), -1, -1, -1), KEY, MANY)
+    padded = F.pad(x_1CHW, [2, 2, 2, 2], padding_mode=theirs)
+    expected = {F.crop(padded, y, x, 5, 6).numpy().tobytes(): (y, x) for y in range(5) for x in range(5)}
+    assert len(expected) == 25
+    found = [expected[out.numpy().tobytes()] for out in out_BCHW]
+    counts = np.zeros((5, 5))
+    for y, x in found:
+        counts[y, x] += 1
+    assert stats.chisquare(counts.flatten()).pvalue > 1e-3
+
+
+def test_reflection_wider_than_the_image_goes_on_mirroring() -> None:
+    x_1CHW = images(1, 1, 3, 4)
+    out_BCHW = Crop(padding=7, mode="reflect")(x_1CHW.expand(500, -1, -1, -1), KEY, MANY[:500])
+    padded = np.pad(x_1CHW[0, 0].numpy(), 7, mode="reflect")
+    expected = {padded[y : y + 3, x : x + 4].tobytes() for y in range(15) for x in range(15)}
+    assert {out.numpy().tobytes() for out in out_BCHW} <= expected
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.uint8])
+def test_random_resized_crop_is_torchvisions_for_the_same_rectangle(interpolation, dtype: torch.dtype) -> None:
+    x_BCHW = images(60) if dtype == torch.uint8 else images(60).double() / 255
+    change = RandomResizedCrop(interpolation=interpolation)
+    id_B = torch.arange(60)
+    out_BCHW, box = change(x_BCHW, KEY, id_B), change.boxes(KEY, id_B, 12, 16)
+    for i in range(60):
+        place = [int(side_B[i]) for side_B in box[:4]]
+        # Enlarging needs no antialiasing; bicubic's coefficient is Pillow's only with it.
+        theirs = F.resized_crop(
+            x_BCHW[i : i + 1], *place, [12, 16], Mode(interpolation), antialias=interpolation == "bicubic"
+        )
+        ours = out_BCHW[i : i + 1]
+        if dtype == torch.uint8:
+            assert (ours.int() - theirs.int()).abs().max() <= 1
+        else:
+            torch.testing.assert_close(ours, theirs.clamp(0, 1), rtol=0, atol=2e-6)
+
+
+def test_random_resized_crop_is_distributed_as_torchvisions() -> None:
+    size = 1000  # large, so that whole pixels do not matter
+    box = RandomResizedCrop().boxes(KEY, MANY, size, size)
+    source = torchvision("torchvision.transforms").RandomResizedCrop
+    torch.manual_seed(0)
+    blank = torch.empty(1, size, size)
+    theirs = np.array([source.get_params(blank, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(2000)])
+    top, left, height, width = (side_B.double().numpy() for side_B in box[:4])
+    samples = {
+        "area": (height * width, theirs[:, 2] * theirs[:, 3]),
+        "ratio": (np.log(width / height), np.log(theirs[:, 3] / theirs[:, 2])),
+        "top": (top, theirs[:, 0]),
+        "left": (left, theirs[:, 1]),
+    }
+    for name, (ours, other) in samples.items():
+        assert stats.ks_2samp(ours, other).pvalue > 1e-3, name
+    room = size - height > 50
+    assert stats.kstest(top[room] / (size - height[room]), "uniform").pvalue > 1e-3
+    assert (
+        stats.kstest(
+            np.log(width / height)[height * width < 0.5 * size**2],
+            stats.uniform(math.log(0.75), 2 * math.log(4 / 3)).cdf,
+        ).pvalue
+        > 1e-3
+    )
+
+
+@pytest.mark.parametrize(("height", "width"), [(10, 40), (40, 10), (20, 20)])
+def test_what_never_fits_is_torchvisions_middle(height: int, width: int) -> None:
+    change = RandomResizedCrop(scale=(0.9999, 1.0), ratio=(0.9, 0.9001) if height == width else (0.9, 1.1))
+    box = change.boxes(KEY, torch.arange(50), height, width)
+    assert not box.fits_B.any()
+    source = torchvision("torchvision.transforms").RandomResizedCrop
+    theirs = source.get_params(torch.empty(1, height, width), list(change.scale), list(change.ratio))
+    assert [int(side_B[0]) for side_B in box[:4]] == list(theirs)
+
+
+def test_erasing_is_distributed_as_torchvisions() -> None:
+    size, n = 100, len(MANY)
+    change = Erasing(p=0.6, scale=(0.02, 0.33), ratio=(0.3, 3.3), fill="mean")
+    covered = change(torch.ones(n, 1, size, size), KEY, MANY)[:, 0] == 0
+    rows, columns = covered.any(2), covered.any(1)
+    height, width = rows.sum(1), columns.sum(1)
+    assert torch.equal(covered.sum((1, 2)), height * width), "rectangles"
+    erased = (height > 0).numpy()
+    assert stats.binomtest(int(erased.sum()), n, 0.6).pvalue > 1e-3
+    source = torchvision("torchvision.transforms").RandomErasing
+    torch.manual_seed(0)
+    theirs = [source.get_params(torch.ones(1, size, size), (0.02, 0.33), (0.3, 3.3), [0.0])[:4] for _ in range(2000)]
+    top, left, tall, wide = np.array(theirs).T
+    ours = {
+        "area": ((height * width).numpy()[erased], tall * wide),
+        "ratio": ((width / height).numpy()[erased], wide / tall),
+        "top": (rows.int().argmax(1).numpy()[erased], top),
+        "left": (columns.int().argmax(1).numpy()[erased], left),
+    }
+    for name, (mine, other) in ours.items():
+        assert stats.ks_2samp(mine, other).pvalue > 1e-3, name
+
+
+def test_erasing_with_noise_is_standard_normal_and_elsewhere_nothing() -> None:
+    x_BCHW = torch.full((300, 2, 20, 20), 9.0)
+    out_BCHW = Erasing(p=1.0)(x_BCHW, KEY, torch.arange(300))
+    grain = out_BCHW[out_BCHW != 9].numpy()
+    assert len(grain) > 20000 and stats.kstest(grain[:20000], "norm").pvalue > 1e-3
+    assert torch.equal(Erasing(p=0.0)(x_BCHW, KEY, torch.arange(300)), x_BCHW)
+
+
+# -- colours ----------------------------------------------------------------------------------------------------------
+
+FACTORS = [
+    ("brightness", F.adjust_brightness),
+    ("contrast", F.adjust_contrast),
+    ("saturation", F.adjust_saturation),
+    ("sharpness", F.adjust_sharpness),
+]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize(("name", "theirs"), FACTORS, ids=[name for name, _ in FACTORS])
+def test_factors_are_torchvisions(name: str, theirs, dtype: torch.dtype, channels: int) -> None:
+    x_BCHW = images(channels=channels) if dtype == torch.uint8 else images(channels=channels).float() / 255
+    factor_B = torch.linspace(0, 2, 40)
+    out_BCHW = getattr(pixels, name)(x_BCHW, factor_B)
+    expected = torch.stack([theirs(x, float(factor)) for x, factor in zip(x_BCHW, factor_B, strict=True)])
+    # uint8 is cut off, so a difference in the last bit of a float may be a level
+    off = (out_BCHW.float() - expected.float()).abs()
+    assert off.max() <= (1 if dtype == torch.uint8 else 1e-6)
+    assert (off > 1e-6).float().mean() < 0.001
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_hue_is_torchvisions(dtype: torch.dtype) -> None:
+    x_BCHW = images() if dtype == torch.uint8 else images().float() / 255
+    x_BCHW[0] = x_BCHW[0, :1]  # no colour to turn
+    turn_B = torch.linspace(-0.5, 0.5, 40)
+    out_BCHW = pixels.hue(x_BCHW, turn_B)
+    expected = torch.stack([F.adjust_hue(x, float(turn)) for x, turn in zip(x_BCHW, turn_B, strict=True)])
+    off = (out_BCHW.float() - expected.float()).abs()
+    assert off.max() <= (1 if dtype == torch.uint8 else 1e-5)
+    assert (off > 1e-5).float().mean() < 0.02
+
+
+def test_levels_are_torchvisions_exactly() -> None:
+    x_BCHW = images(60, height=24, width=24)
+    x_BCHW[0], x_BCHW[1, 0], x_BCHW[2, :, :23] = 7, 200, 255
+    for bits in range(9):
+        assert torch.equal(pixels.posterize(x_BCHW, torch.full((60,), bits)), F.posterize(x_BCHW, bits))
+    for threshold in (0.0, 178.5, 128.0, 255.0):
+        assert torch.equal(pixels.solarize(x_BCHW, torch.full((60,), threshold)), F.solarize(x_BCHW, threshold))
+    assert torch.equal(pixels.equalize(x_BCHW), F.equalize(x_BCHW))
+    off = (pixels.autocontrast(x_BCHW).int() - F.autocontrast(x_BCHW).int()).abs()
+    assert off.max() <= 1 and (off > 0).float().mean() < 1e-3
+    gray = pixels.grey(x_BCHW)
+    assert torch.equal(gray, F.rgb_to_grayscale(x_BCHW, 3))
+
+
+def test_blur_is_torchvisions() -> None:
+    x_BCHW, sigma_B = images(height=20, width=18).float() / 255, torch.linspace(0.1, 2, 40)
+    expected = torch.stack([F.gaussian_blur(x, [13, 13], [float(s)] * 2) for x, s in zip(x_BCHW, sigma_B, strict=True)])
+    torch.testing.assert_close(pixels.blur(x_BCHW, sigma_B), expected, rtol=0, atol=1e-6)
+    assert pixels.blur(images(height=3, width=2), sigma_B).shape == (40, 3, 3, 2)
+
+
+def test_color_jitter_is_torchvisions_operations_in_the_drawn_order() -> None:
+    x_BCHW, id_B = images(), torch.arange(40)
+    change = ColorJitter(brightness=0.5, contrast=0.4, saturation=1.5, hue=0.1)
+    amount_B4, order_B4 = change.draws(KEY, id_B)
+    theirs = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
+    expected = []
+    for x, amount_4, order_4 in zip(x_BCHW, amount_B4, order_B4, strict=True):
+        for i in order_4.tolist():
+            x = theirs[i](x, float(amount_4[i]))
+        expected.append(x)
+    off = (change(x_BCHW, KEY, id_B).int() - torch.stack(expected).int()).abs()
+    assert (off > 2).float().mean() < 0.005
+
+
+def test_color_jitter_draws_factors_evenly_and_every_order() -> None:
+    amount_B4, order_B4 = ColorJitter(brightness=0.5, contrast=0.4, saturation=1.5, hue=0.1).draws(KEY, MANY)
+    bounds = ((0.5, 1.5), (0.6, 1.4), (0.0, 2.5), (-0.1, 0.1))
+    for amount_B, (low, high) in zip(amount_B4.T.numpy(), bounds, strict=True):
+        assert stats.kstest(amount_B, stats.uniform(low, high - low).cdf).pvalue > 1e-3
+    _, counts = np.unique(order_B4.numpy() @ [64, 16, 4, 1], return_counts=True)
+    assert len(counts) == 24 and stats.chisquare(counts).pvalue > 1e-3
+    x_BCHW = images()
+    untouched = ColorJitter(brightness=0.0, contrast=0.0, saturation=0.0)
+    assert torch.equal(untouched(x_BCHW, KEY, torch.arange(40)), x_BCHW)
+
+
+def test_three_augment_is_one_of_three() -> None:
+    x_BCHW, id_B = images(), torch.arange(40)
+    which_B, sigma_B = ThreeAugment().draws(KEY, id_B)
+    out_BCHW = ThreeAugment()(x_BCHW, KEY, id_B)
+    assert set(which_B.tolist()) == {0, 1, 2}
+    for x, out, which, sigma in zip(x_BCHW, out_BCHW, which_B.tolist(), sigma_B.tolist(), strict=True):
+        theirs = (
+            lambda x: F.rgb_to_grayscale(x, 3),
+            lambda x: F.solarize(x, 128),
+            lambda x, s=sigma: F.gaussian_blur(x, [11, 11] if min(x.shape[1:]) < 13 else [13, 13], [s, s]),
+        )[which](x)
+        assert (out.int() - theirs.int()).abs().max() <= (1 if which == 2 else 0)
+    which_B, sigma_B = ThreeAugment().draws(KEY, MANY)
+    assert stats.chisquare(which_B.bincount()).pvalue > 1e-3
+    assert stats.kstest(sigma_B.numpy(), stats.uniform(0.1, 1.9).cdf).pvalue > 1e-3
+
+
+# -- RandAugment ------------------------------------------------------------------------------------------------------
+
+MOVES = "ShearX ShearY TranslateX TranslateY Rotate"
+NAMES = f"Identity {MOVES} Brightness Color Contrast Sharpness Posterize Solarize AutoContrast Equalize"
+
+
+@pytest.mark.parametrize("magnitude", [0, 9, 14, 30])
+@pytest.mark.parametrize(("number", "theirs"), list(enumerate(NAMES.split())), ids=OPERATIONS)
+def test_rand_augments_operations_are_torchvisions(number: int, theirs: str, magnitude: int) -> None:
+    module = torchvision("torchvision.transforms.autoaugment")
+    x_BCHW = images(20, height=16, width=20)
+    space = module.RandAugment()._augmentation_space(31, (16, 20))
+    assert list(space) == NAMES.split(), "torchvision's operations, in its order"
+    levels, signed = space[theirs]
+    strength = float(levels[magnitude]) if levels.ndim else 0.0
+    for sign in (1, -1):
+        which_B, sign_B = torch.full((20,), number), torch.full((20,), sign)
+        ours = RandAugment(magnitude=magnitude).operate(x_BCHW, which_B, sign_B)
+        amount = strength * sign if signed else strength
+        expected = torch.stack([module._apply_op(x, theirs, amount, Mode.NEAREST, None) for x in x_BCHW])
+        off = (ours.int() - expected.int()).abs()
+        if number in range(1, 6):
+            # Where a place lies half-way between two pixels, the last bit of its number decides which is nearest.
+            assert (off > 0).float().mean() < 0.02
+        else:
+            assert off.max() <= 1 and (off > 0).float().mean() < 1e-3
+
+
+def test_rand_augment_draws_operations_and_signs_evenly() -> None:
+    which_BT, sign_BT = RandAugment(num_ops=3).draws(KEY, MANY)
+    for turn in range(3):
+        assert stats.chisquare(which_BT[:, turn].bincount(minlength=14)).pvalue > 1e-3
+        assert stats.binomtest(int((sign_BT[:, turn] > 0).sum()), len(MANY), 0.5).pvalue > 1e-3
+    assert stats.chi2_contingency(np.histogram2d(which_BT[:, 0], which_BT[:, 1], 14)[0]).pvalue > 1e-3
+    x_BCHW, id_B = images(), torch.arange(40)
+    one = RandAugment(num_ops=2)
+    which_BT, sign_BT = one.draws(KEY, id_B)
+    expected = one.operate(x_BCHW, which_BT[:, 0], sign_BT[:, 0])
+    expected = one.operate(expected, which_BT[:, 1], sign_BT[:, 1])
+    assert torch.equal(one(x_BCHW, KEY, id_B), expected)
+    assert torch.equal((one(x_BCHW.float() / 255, KEY, id_B) * 255).round().to(torch.uint8), expected)
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"type": "random_resized_crop", "scale": [1.0, 0.5]}, "smaller number comes first"),
+        ({"type": "random_resized_crop", "scale": [0, 1]}, "greater than 0"),
+        ({"type": "crop", "mode": "mirror"}, "allowed: zero, reflect"),
+        ({"type": "rand_augment", "magnitude": 31}, "less than 31"),
+        ({"type": "color_jitter", "hue": 0.6}, "less than or equal to 0.5"),
+    ],
+)
+def test_a_wrong_option_is_a_sentence(choice: dict, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        slot("augment").resolve(choice)
