@@ -131,8 +131,8 @@ class Slot(Generic[T]):
         """Give a class its name in this slot.  For built-ins and for files; packages use entry points."""
 
         def add(component: type[T]) -> type[T]:
-            if _loading:
-                _FromFile(self, name, component, _loading[-1]).join()
+            if component.__module__ in _loading:
+                _FromFile(self, name, component, _loading[component.__module__]).join()
                 return component
             package = component.__module__.partition(".")[0]
             if package == BUILT_IN:
@@ -197,7 +197,10 @@ class Slot(Generic[T]):
         origin = _origin(point)
         try:
             component = point.load()
-        except (Exception, SystemExit) as error:  # whatever a guest raises while it is imported is what we are here to report
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # whatever a guest raises while it is imported is what we are here to report
             raise BrokenComponent(
                 f"{self.name} '{point.name}' from {origin} failed to import: {error!r}\n{traceback.format_exc()}"
             ) from error
@@ -339,7 +342,7 @@ def load_file(file: FilePath | str) -> Origin:
     for known in replaced:
         known.leave()
     kept = len(_from_files)
-    _loading.append(origin)
+    _loading[name] = origin
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
@@ -353,7 +356,7 @@ def load_file(file: FilePath | str) -> Origin:
         # whatever else a guest raises while it is run is what we are here to report
         raise BrokenComponent(f"plugin file {file} failed: {error!r}\n{traceback.format_exc()}") from error
     finally:
-        _loading.pop()
+        del _loading[name]
     _files[path] = origin
     return origin
 
@@ -380,7 +383,7 @@ class _FromFile:
         _from_files.remove(self)
 
 
-_loading: list[Origin] = []
+_loading: dict[str, Origin] = {}  # module to origin, while a file runs
 _files: dict[FilePath, Origin] = {}
 _from_files: list[_FromFile] = []
 
