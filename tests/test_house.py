@@ -1,0 +1,71 @@
+"""The house itself: what opening it costs, and which names it shows."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitlab
+from vitlab import slots
+from vitlab.cli import COMMANDS
+
+HEAVY = ("torch", "torchvision", "mlflow", "pandas", "ray", "matplotlib", "scipy", "sklearn")
+
+
+def modules_after(code: str) -> list[str]:
+    """The heavy modules a fresh process holds after running ``code``."""
+    report = f"import json, sys; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True)
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def called(*arguments: str) -> str:
+    return f"from vitlab.cli import cli; cli.main({list(arguments)!r}, standalone_mode=False)"
+
+
+@pytest.mark.parametrize("code", ["import vitlab", "import vitlab.cli", "import vitlab.spec, vitlab.slots, vitlab.store"])
+def test_opening_the_house_is_free(code: str) -> None:
+    assert modules_after(code) == []
+
+
+@pytest.mark.parametrize("command", [["--help"], ["list"], ["list", "position"], ["list", "--json"]])
+def test_reading_commands_import_nothing_heavy(command: list[str]) -> None:
+    assert modules_after(called(*command)) == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_imports_nothing_heavy(command: str) -> None:
+    assert modules_after(called(command, "--help")) == []
+
+
+def test_public_names() -> None:
+    assert sorted(vitlab.__all__) == dir(vitlab)
+    for name in vitlab.__all__:
+        assert getattr(vitlab, name) is not None
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = vitlab.nothing
+
+
+@pytest.mark.parametrize("slot", slots.ROOMS)
+def test_the_listing_names_what_the_room_registers(slot: str) -> None:
+    """The listing reads the text of a room; the slot knows what was really registered."""
+    listed = {entry.name for entry in slots.listing(slot)}
+    assert listed == set(slots.slot(slot).names()) and listed
+
+
+def test_every_component_says_what_it_is_and_needs_no_option() -> None:
+    for slot in slots.ROOMS:
+        for entry in slots.listing(slot):
+            room = slots.slot(slot)
+            component = room.get(entry.name)
+            assert (component.__doc__ or "").strip(), f"{slot} {entry.name} has no docstring"
+            required = [name for name, field in room.options(component).model_fields.items() if field.is_required()]
+            assert not required or slot == "dataset", f"{slot} {entry.name} has no default for {required}"
+
+
+def test_names_of_the_top_level() -> None:
+    root = Path(__file__).parents[1]
+    assert {"pyproject.toml", "vitlab", "plugins", "pipelines", "tests", "docker"} <= {p.name for p in root.iterdir()}
