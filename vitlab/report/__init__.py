@@ -1,1 +1,7 @@
+"""The answer of a study: frames, figures and documents.  Importing this imports no pandas and no matplotlib."""
 
+from vitlab.report.render import FORMATS as FORMATS
+from vitlab.report.render import answers as answers
+from vitlab.report.render import render as render
+from vitlab.report.render import stored as stored
+from vitlab.report.render import write as write

@@ -1,0 +1,277 @@
+"""The report as plain data: answers, rows, notes and how it was made.  Every format is a rendering of it.
+
+It is also ``report.json``, from which the terminal and LaTeX forms are said again without pandas.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from vitlab import __version__
+from vitlab.plan.values import Plan
+from vitlab.report import words
+from vitlab.report.frame import GROUPS, Found, judged, usable
+from vitlab.statistics import smallest_sign_flip_p
+from vitlab.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORM = 1  #: counts changes of this document; a stored one of another form is made anew
+SHOWN = 12  #: notes of one kind that are listed one by one
+BUILT_IN = "vitlab"
+
+
+def document(
+    plan: Plan, store: Store, found: Sequence[Found], frame: pd.DataFrame, summary: pd.DataFrame
+) -> dict[str, Any]:
+    """Everything a report says, as JSON values."""
+    rows = plain(summary)
+    return {
+        "vitlab": __version__,
+        "state": state(plan, store),
+        "study": plan.study,
+        "question": plan.question,
+        "analysis": plan.analysis.model_dump(mode="json"),
+        "answers": words.answers(rows, plan.analysis),
+        "arms": rows,
+        "skipped": [{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],
+        "notes": notes(plan, found, frame, rows),
+        "made": made(plan, store, found),
+        "trials": plain(frame),
+    }
+
+
+def state(plan: Plan, store: Store) -> str:
+    """A digest of the plan and of which of its trials have ended: equal states give equal reports."""
+    ends = []
+    for planned in plan.trials:
+        folder = store.trial(planned.trial.key, planned.trial.code)
+        ended = [(folder.path / name) for name in ("result.json", "failure.json")]
+        ends.append([path.stat().st_mtime_ns if path.exists() else 0 for path in ended] + [folder.held()])
+    said = json.dumps([__version__, FORM, plan.to_json(), ends], sort_keys=True, default=str)
+    return hashlib.sha256(said.encode()).hexdigest()
+
+
+def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a frame in JSON values; what is missing or not finite is None."""
+    rows = []
+    for record in frame.astype(object).where(frame.notna(), None).to_dict(orient="records"):
+        row = {str(name): getattr(value, "item", lambda value=value: value)() for name, value in record.items()}
+        rows.append({n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in row.items()})
+    return rows
+
+
+def notes(plan: Plan, found: Sequence[Found], frame: pd.DataFrame, rows: Sequence[words.Row]) -> list[str]:
+    """What the reader must know before believing the table."""
+    said: list[str] = []
+    unfinished = sum(item.status in ("running", "missing") for item in found)
+    if unfinished:
+        total = {status: sum(row[status] for row in rows) for status in ("done", "diverged", "failed", "running")}
+        total["missing"] = sum(row["missing"] for row in rows)
+        said.append(f"Preliminary: of {words.count(len(found), 'trial')}, {words.states(total)}.")
+    said += plan.notes
+    said += [f"{arm.name} was skipped: {arm.skip.rstrip('.')}." for arm in plan.arms if arm.skip]
+    said += _some(
+        [_ended_badly(item) for item in found if item.status in ("diverged", "failed")], "trials of this kind"
+    )
+    said += _some(_not_measured(plan, frame), "of these")
+    values = usable(frame, plan.analysis)
+    said += _left_out(plan, frame, values, rows)
+    said += _mixed(plan, found)
+    if plan.analysis.at == "best":
+        said.append(
+            f"{judged(plan.analysis)} is the best of several evaluations of one training: it is optimistic, the more "
+            "so the noisier the evaluation and the more of them there are."
+        )
+    return said + _seeds(plan, rows) + _learning_rate(plan)
+
+
+def made(plan: Plan, store: Store, found: Sequence[Found]) -> dict[str, Any]:
+    """How it was made: command, versions, data, time."""
+    ended = [item.result for item in found if item.result is not None]
+    began = store.study(plan.study) / "plan.json"
+    fresh = 0
+    if began.exists():
+        since = began.stat().st_mtime_ns
+        results = [item.folder.path / "result.json" for item in found if item.result is not None]
+        fresh = sum(path.stat().st_mtime_ns >= since for path in results)
+    versions: dict[str, set[str]] = {}
+    numerics: dict[str, set[str]] = {}
+    for result in ended:
+        for name, value in result.circumstances.versions.items():
+            versions.setdefault(name, set()).add(str(value))
+        for name, value in result.circumstances.numerics.items():
+            numerics.setdefault(name, set()).add(str(value))
+    data = {str(item.planned.trial.spec["data"]["type"]): item.planned.trial.data for item in found}
+    last = max((result.circumstances.started + result.circumstances.wall_s for result in ended), default=None)
+    return {
+        "command": "vitlab run study.yaml",
+        "versions": {name: ", ".join(sorted(known)) for name, known in sorted(versions.items())},
+        "numerics": {name: ", ".join(sorted(known)) for name, known in sorted(numerics.items())},
+        "components": sorted({origin for item in found for origin in item.planned.trial.origins}),
+        "data": [{"set": name, "identity": identity} for name, identity in sorted(data.items())],
+        "wall_s": sum(result.circumstances.wall_s for result in ended),
+        "ended": None if last is None else datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "trained": fresh,
+        "cached": len(ended) - fresh,
+        "trials": {name: sum(item.status == name for item in found) for name in ("done", "diverged", "failed")},
+    }
+
+
+def made_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """:func:`made` as pairs of a heading and a text."""
+    made = doc["made"]
+    total = made["trained"] + made["cached"]
+    guests = [origin for origin in made["components"] if origin.split(" ")[1:2] != [BUILT_IN]]
+    data = [f"{item['set']} ({item['identity'] or 'not here yet'})" for item in made["data"]]
+    lines = [
+        ("Command", f"{made['command']} (that file, and plan.json with every option, lie in the study's folder)"),
+        ("Data", "; ".join(data)),
+        (
+            "Training",
+            f"{words.duration(made['wall_s'])} in all, {words.count(total, 'trial')}: {made['trained']} trained in the "
+            f"last run, {made['cached']} taken from earlier runs" + (f"; ended {made['ended']}" if total else ""),
+        ),
+        ("Numerics", ", ".join(f"{name} {value}" for name, value in made["numerics"].items())),
+        ("Versions", ", ".join(f"{name} {value}" for name, value in made["versions"].items())),
+        ("Plugins", "; ".join(guests)),
+    ]
+    return [(head, text) for head, text in lines if text]
+
+
+# -- the notes, one kind each -----------------------------------------------------------------------------------------
+
+
+def _ended_badly(item: Found) -> str:
+    reason = " ".join(item.failure.split()) or "no reason was recorded"
+    left = "; its values are left out" if item.status == "diverged" else ""
+    return f"{item.planned.arm}, seed {item.planned.seed}, {item.status}: {reason.rstrip('.')}{left}."
+
+
+def _not_measured(plan: Plan, frame: pd.DataFrame) -> list[str]:
+    """Trials that ended well and still have no value to judge."""
+    column = judged(plan.analysis)
+    done = frame[frame["status"] == "done"]
+    broken = done[~done[column].map(math.isfinite)]
+    if len(done) and len(broken) == len(done):
+        known = [name for name in frame.columns if name.partition("/")[0] in GROUPS and frame[name].notna().any()]
+        return [f"No trial reports {plan.analysis.metric}; they report {', '.join(known) or 'nothing'}."]
+    pairs = zip(broken["arm"].tolist(), broken["seed"].tolist(), strict=True)
+    return [f"{arm}, seed {seed}, is done, but its {column} is not finite; it is left out." for arm, seed in pairs]
+
+
+def _left_out(
+    plan: Plan, frame: pd.DataFrame, values: Mapping[str, Mapping[int, float]], rows: Sequence[words.Row]
+) -> list[str]:
+    """Seeds that a comparison goes without, and seeds that are no replicates."""
+    said = []
+    for arm, trials in frame.groupby("arm", sort=False):
+        twice = trials[trials.duplicated("trial")]["seed"].tolist()
+        if twice:
+            said.append(
+                f"{arm}: seeds {_listed(twice)} are the same trial as an earlier seed, because nothing that the seeds "
+                "vary is used; one training is counted once."
+            )
+    for row in rows:
+        first, second = values[row["arm"]], values.get(row["baseline"], {})
+        if row["baseline"] is None or not first or not second:
+            continue
+        if row["test"] == "Welch t":
+            said.append(f"{row['arm']} and {row['baseline']} share fewer than two seeds: Welch's t, without pairs.")
+        elif dropped := sorted(first.keys() ^ second.keys()):
+            said.append(
+                f"Warning: {row['arm']} and {row['baseline']} are compared at {words.count(row['pairs'], 'seed')} "
+                f"only; {_listed(dropped)} {'has' if len(dropped) == 1 else 'have'} no value on one side, and are "
+                "left out of the difference though not of the mean. Where trials diverge, what is left flatters."
+            )
+    return said
+
+
+def _mixed(plan: Plan, found: Sequence[Found]) -> list[str]:
+    """Comparisons across machines that do not compute the same bits."""
+    seen: dict[str, dict[str, set[str]]] = {}
+    for item in found:
+        if item.result is not None:
+            numerics = item.result.circumstances.numerics
+            known = {name: numerics.get(name) for name in ("torch", "device", "engine", "threads")}
+            for name, value in known.items():
+                seen.setdefault(item.planned.arm, {}).setdefault(name, set()).add(str(value))
+    said = []
+    for arm in plan.arms:
+        if arm.baseline is None or arm.name not in seen or arm.baseline not in seen:
+            continue
+        both = {name: seen[arm.name][name] | seen[arm.baseline][name] for name in seen[arm.name]}
+        mixed = [f"{name} {' and '.join(sorted(values))}" for name, values in both.items() if len(values) > 1]
+        if mixed:
+            said.append(
+                f"{arm.name} and {arm.baseline} mix numerics ({'; '.join(mixed)}): equal seeds do not draw equal bits "
+                "across them, and the difference holds what the machines differ by."
+            )
+    return said
+
+
+def _seeds(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
+    """What the replicates vary, and what so few of them can show."""
+    seeds = sorted({planned.seed for planned in plan.trials})
+    if not seeds:
+        return []
+    if len(seeds) == 1:
+        return [f"One seed ({seeds[0]}): no spread, no interval, no test. Ask for seeds: 3 or more to compare."]
+    streams: dict[str, set[int]] = {}
+    for planned in plan.trials:
+        for stream, value in planned.trial.seeds.items():
+            streams.setdefault(stream, set()).add(value)
+    varied = [stream for stream, values in streams.items() if len(values) > 1]
+    said = [f"{words.count(len(seeds), 'seed')} ({_listed(seeds)}) vary {', '.join(varied) or 'nothing'}."]
+    if "split" in streams and "split" not in varied:
+        said[0] += " The validation split is the same in all: intervals speak of training anew on this split."
+    pairs = [row["pairs"] for row in rows if row["test"] == "paired t"]
+    family = next((row["family"] for row in rows if row["family"]), 0)
+    level = plan.analysis.alpha / (1 if plan.analysis.correction == "none" else max(1, family))
+    if pairs and smallest_sign_flip_p(max(pairs)) > level:
+        said.append(
+            f"{words.count(max(pairs), 'pair')} cannot convince an exact sign-flip test (its smallest p is "
+            f"{smallest_sign_flip_p(max(pairs)):.2g}): p rests on differences between seeds being roughly normal."
+        )
+    for row in rows:
+        doubted = row["sign_flip_p"] is not None and row["sign_flip_p"] > level >= smallest_sign_flip_p(
+            row["pairs"] or 1
+        )
+        if doubted and row["test"] == "paired t" and row["p_corrected"] <= plan.analysis.alpha:
+            said.append(
+                f"{row['arm']}: the exact sign-flip test does not agree (p = {row['sign_flip_p']:.2g} before "
+                "correction); look at the single seeds."
+            )
+    return said
+
+
+def _learning_rate(plan: Plan) -> list[str]:
+    rates = [_rate(planned.trial.spec) for planned in plan.trials]
+    if len({planned.arm for planned in plan.trials}) < 2 or not rates or len(set(rates)) > 1:
+        return []
+    at = f" ({rates[0]:g})" if isinstance(rates[0], float | int) else ""
+    return [f"All arms ran at the baseline's learning rate{at}: none was tuned, and a better one may suit some arms."]
+
+
+def _rate(spec: Mapping[str, Any]) -> Any:
+    optimizer = spec.get("train", {}).get("optimizer", {})
+    return optimizer.get("lr") if isinstance(optimizer, Mapping) else None
+
+
+def _some(said: list[str], what: str) -> list[str]:
+    """The first of many sentences, and how many more there are."""
+    return said if len(said) <= SHOWN else [*said[:SHOWN], f"... and {len(said) - SHOWN:,} more {what}."]
+
+
+def _listed(seeds: Iterable[int]) -> str:
+    """``0 to 4``, or ``0, 3, 7``."""
+    known = sorted(seeds)
+    if len(known) > 2 and known == list(range(known[0], known[-1] + 1)):
+        return f"{known[0]} to {known[-1]}"
+    return ", ".join(map(str, known))

@@ -1,0 +1,349 @@
+"""Figures of a study: learning curves, and arms with their intervals.
+
+Drawn on Figure objects of their own: no pyplot, no state shared with whoever imports this.  Colours are those of Okabe
+and Ito, told apart by colour-blind readers, and every line is labelled where it ends.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vitlab.plan.values import Plan
+from vitlab.report import words
+from vitlab.report.frame import usable
+from vitlab.statistics import mean_interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, GREY, RULE, PAPER = "#1b1e23", "#6e747c", "#d3d6da", "#fefefe"
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#a1508e", "#b07d00", "#3b9bd1", "#7a4a2b")
+BETTER, WORSE = "#009e74", "#d55e01"  #: one step off the series, so that a page can give them colours of their own
+VARIABLES = {INK: "ink", GREY: "grey", RULE: "rule", PAPER: "paper", BETTER: "better", WORSE: "worse"} | {
+    colour: f"series-{index}" for index, colour in enumerate(SERIES)
+}
+"""Colour to the CSS variable that stands for it in a page, which has a light and a dark side."""
+TOGETHER = len(SERIES) + 1  #: arms drawn into one panel, the baseline in ink among them
+PANELS = 24
+
+STYLE = {
+    "font.family": "sans-serif",
+    "font.size": 9.0,
+    "text.color": INK,
+    "text.parse_math": False,  # an arm may be called anything, dollars included
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9.0,
+    "axes.facecolor": PAPER,
+    "figure.facecolor": PAPER,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "svg.fonttype": "none",
+}
+
+
+def figures(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, history: pd.DataFrame) -> dict[str, Figure]:
+    """Name to figure, of those there is something to show in: ``arms`` and ``curves``."""
+    drawn = {"arms": arms(plan, frame, summary), "curves": curves(plan, history)}
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def captions(plan: Plan) -> dict[str, str]:
+    """What each figure shows, in a sentence."""
+    level = words.percent(1 - plan.analysis.alpha)
+    return {
+        "arms": f"Left: each seed (small) and the mean with its {level} t-interval. Right: the difference to the "
+        f"baseline with its {level} interval, before correction; filled where it holds after correction.",
+        "curves": f"{words.Scale.of(plan.analysis.metric).title} over training: mean of the seeds, each seed (thin), "
+        f"and the {level} t-interval of the mean (band, from three seeds on).",
+    }
+
+
+def curves(plan: Plan, history: pd.DataFrame) -> Figure | None:
+    """Learning curves per arm.  Many arms get a panel each, with the baseline behind."""
+    scale = words.Scale.of(plan.analysis.metric)
+    seen = history[(history["metric"] == plan.analysis.metric) & history["value"].map(math.isfinite)]
+    names = [arm.name for arm in plan.arms if (seen["arm"] == arm.name).any()]
+    if not names or seen["step"].nunique() < 2:
+        return None
+    with _style():
+        from matplotlib.figure import Figure
+
+        colours = _colours(plan)
+        if len(names) <= TOGETHER:
+            figure = Figure(figsize=(7.2, 3.9), layout="constrained")
+            axes = figure.subplots()
+            for name in sorted(names, key=lambda name: colours[name] == INK):
+                _curve(axes, seen[seen["arm"] == name], scale, colours[name], plan.analysis.alpha)
+            _bounds([axes], seen, scale)
+            _label_ends(axes, seen, names, scale, colours)
+            axes.set_xlabel("optimizer steps")
+            axes.set_ylabel(scale.title)
+            return figure
+        shown = names[:PANELS]
+        columns = 4
+        lines = math.ceil(len(shown) / columns)
+        figure = Figure(figsize=(7.2, 0.5 + 1.55 * lines), layout="constrained")
+        grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
+        baselines = {arm.name: arm.baseline for arm in plan.arms}
+        for axes, name in zip(grid, shown, strict=False):
+            behind = baselines[name]
+            if behind in names:
+                _curve(axes, seen[seen["arm"] == behind], scale, GREY, plan.analysis.alpha, faint=True)
+            colour = INK if behind is None else SERIES[0]
+            _curve(axes, seen[seen["arm"] == name], scale, colour, plan.analysis.alpha)
+            axes.set_title(_shortened(name, 26), loc="left", fontsize=8)
+        for axes in grid[len(shown) :]:
+            axes.set_visible(False)
+        _bounds(grid, seen, scale)
+        figure.supxlabel("optimizer steps", fontsize=9)
+        figure.supylabel(scale.title, fontsize=9)
+        if len(shown) < len(names):
+            figure.suptitle(f"the first {len(shown)} of {len(names)} arms", fontsize=8, color=GREY)
+        return figure
+
+
+def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame) -> Figure | None:
+    """Every arm with its seeds and interval, and beside it the difference to its baseline."""
+    values = {name: list(known.values()) for name, known in usable(frame, plan.analysis).items() if known}
+    if not values:
+        return None
+    from vitlab.report.document import plain
+
+    rows = {row["arm"]: row for row in plain(summary)}
+    names = [name for name in rows if name in values]
+    compared = [name for name in names if rows[name]["difference"] is not None]
+    scale = words.Scale.of(plan.analysis.metric)
+    with _style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7.2, 0.95 + 0.34 * len(names)), layout="constrained")
+        if compared:
+            left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1))
+        else:
+            left, right = figure.subplots(), None
+        place = {name: index for index, name in enumerate(names)}
+        colours = _colours(plan) if len(names) <= TOGETHER else dict.fromkeys(rows, INK)
+        for name in names:
+            _dots(left, place[name], [scale.factor * value for value in values[name]], colours[name])
+        marks = [
+            _Mark(place[name], rows[name]["mean"], rows[name]["low"], rows[name]["high"], colours[name], colours[name])
+            for name in names
+        ]
+        _marks(left, marks, scale, [value for known in values.values() for value in known])
+        left.set_yticks(list(place.values()), [_shortened(name, 44) for name in names])
+        left.set_ylim(len(names) - 0.4, -0.6)
+        left.tick_params(axis="y", length=0)
+        left.set_xlabel(scale.title + (", best" if plan.analysis.at == "best" else ""))
+        left.grid(axis="x", color=RULE, linewidth=0.5)
+        left.set_axisbelow(True)
+        if right is not None:
+            _marks(right, [_difference(place[name], rows[name], plan) for name in compared], scale, [0.0])
+            right.axvline(0, color=GREY, linewidth=0.9, zorder=1)
+            baselines = {rows[name]["baseline"] for name in compared}
+            against = _shortened(baselines.pop(), 24) if len(baselines) == 1 else "its baseline"
+            right.set_xlabel(f"difference to {against}" + (f" ({scale.points})" if scale.points else ""))
+            right.grid(axis="x", color=RULE, linewidth=0.5)
+            right.set_axisbelow(True)
+            right.spines["left"].set_visible(False)
+            right.tick_params(axis="y", length=0)
+        return figure
+
+
+def png(figure: Figure, dpi: int = 200) -> bytes:
+    """The figure as a PNG on white."""
+    with _style(), io.BytesIO() as file:
+        figure.savefig(file, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+        return file.getvalue()
+
+
+def svg(figure: Figure, name: str) -> str:
+    """The figure as an SVG element to stand in a page: text is text, colours are the page's (``var(--ink)``, ...)."""
+    from matplotlib import rc_context
+
+    with _style(), rc_context({"svg.hashsalt": name}), io.StringIO() as file:
+        figure.savefig(file, format="svg", transparent=True)
+        text = file.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text[text.index("<svg") :], flags=re.DOTALL)
+    return re.sub(r"<[^>]+>", lambda tag: _tag_of_page(tag[0], name), text)
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    from matplotlib import rc_context
+
+    with rc_context(STYLE), warnings.catch_warnings():
+        # Arms may be named in scripts the font lacks; a box in the picture is no reason to speak or to fail.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def _tag_of_page(tag: str, name: str) -> str:
+    """A tag of matplotlib's SVG as it stands in a page, which gives the face, the colours and the width."""
+    tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
+    tag = re.sub(r'^<svg width="[^"]*" height="[^"]*"', '<svg role="img"', tag)
+    tag = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", tag)
+    tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", tag)  # unique among the pictures of a page
+    for colour, variable in VARIABLES.items():
+        tag = tag.replace(colour, f"var(--{variable})")
+    return tag
+
+
+def _colours(plan: Plan) -> dict[str, str]:
+    """Baselines in ink, the others in the order of the design."""
+    others = iter(range(len(plan.arms)))
+    compared = any(arm.baseline for arm in plan.arms)
+    return {
+        arm.name: INK if compared and arm.baseline is None else SERIES[next(others) % len(SERIES)] for arm in plan.arms
+    }
+
+
+def _curve(
+    axes: Axes, seen: pd.DataFrame, scale: words.Scale, colour: str, alpha: float, *, faint: bool = False
+) -> None:
+    if not faint:
+        for _, seed in seen.groupby("seed"):
+            line = seed.sort_values("step")
+            axes.plot(line["step"], scale.factor * line["value"], color=colour, linewidth=0.5, alpha=0.35)
+    means = [(step, mean_interval(at["value"].tolist(), alpha)) for step, at in seen.groupby("step")]
+    steps = [int(str(step)) for step, _ in means]
+    axes.plot(steps, [scale.factor * mean.mean for _, mean in means], color=colour, linewidth=1.2 if faint else 1.7)
+    if not faint:
+        wide = [mean.n >= 3 for _, mean in means]
+        low, high = ([scale.factor * getattr(mean, end) for _, mean in means] for end in ("low", "high"))
+        axes.fill_between(steps, low, high, where=wide, color=colour, alpha=0.14, linewidth=0)
+
+
+def _bounds(panels: Sequence[Axes], seen: pd.DataFrame, scale: words.Scale) -> None:
+    """Limits from the curves, not from their bands: those of three seeds may be wider than the picture."""
+    low, high = scale.factor * seen["value"].min(), scale.factor * seen["value"].max()
+    room = 0.05 * (high - low) or 0.5
+    for axes in panels:
+        axes.set_ylim(low - room, high + room)
+        axes.grid(axis="y", color=RULE, linewidth=0.5)
+        axes.set_axisbelow(True)
+
+
+def _label_ends(
+    axes: Axes, seen: pd.DataFrame, names: Sequence[str], scale: words.Scale, colours: Mapping[str, str]
+) -> None:
+    """Each arm's name at the end of its curve, moved apart where curves end together."""
+    low, high = axes.get_ylim()
+    ends = {}
+    for name in names:
+        arm = seen[seen["arm"] == name]
+        last = arm["step"].max()
+        ends[name] = scale.factor * float(arm.loc[arm["step"] == last, "value"].mean())
+    gap = 0.058 * (high - low)
+    order = sorted(names, key=lambda name: ends[name])
+    places = _apart([ends[name] for name in order], gap, low + gap / 2, high - gap / 2)
+    edge = float(seen["step"].max())
+    for name, place in zip(order, places, strict=True):
+        axes.annotate(
+            _shortened(name, 34),
+            xy=(1.0, ends[name]),
+            xytext=(1.035, place),
+            xycoords=("axes fraction", "data"),
+            textcoords=("axes fraction", "data"),
+            va="center",
+            fontsize=8.5,
+            color=colours[name],
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colours[name], "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0},
+        )
+    axes.set_xlim(float(seen["step"].min()), edge)
+
+
+def _apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places for sorted values, at least ``gap`` apart, near the values and within bounds where that is possible."""
+    places: list[float] = []
+    for value in values:
+        places.append(max(value, low, places[-1] + gap if places else -math.inf))
+    for index in reversed(range(len(places))):
+        ceiling = high if index == len(places) - 1 else places[index + 1] - gap
+        places[index] = min(places[index], ceiling)
+    return places
+
+
+def _dots(axes: Axes, y: float, values: Sequence[float], colour: str) -> None:
+    """The single seeds, alternately a little above and below their line."""
+    places = [y + (0.13 * (-1) ** index if len(values) > 1 else 0.0) for index in range(len(values))]
+    axes.scatter(values, places, s=11, facecolors="none", edgecolors=colour, linewidths=0.7, alpha=0.75)
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A value with its interval on the line ``y``."""
+
+    y: float
+    value: float
+    low: float | None
+    high: float | None
+    colour: str
+    fill: str
+
+
+def _difference(y: float, row: words.Row, plan: Plan) -> _Mark:
+    found = words.verdict(row, plan.analysis)
+    colour = {"better": BETTER, "worse": WORSE}.get(found, GREY)
+    fill = colour if found in ("better", "worse") else PAPER
+    return _Mark(y, row["difference"], row["difference_low"], row["difference_high"], colour, fill)
+
+
+def _marks(axes: Axes, marks: Sequence[_Mark], scale: words.Scale, points: Sequence[float]) -> None:
+    """Draw values with their intervals, within limits that hold all values and ``points``.
+
+    Intervals count as far as they leave the values room; one that goes on beyond the picture ends in an arrow.
+    """
+    held = [scale.factor * value for value in [*points, *(mark.value for mark in marks)]]
+    ends = [scale.factor * end for mark in marks for end in (mark.low, mark.high) if end is not None]
+    low, high = min(held), max(held)
+    span = (high - low) or max(1e-3, abs(high) * 0.02)
+    low, high = (
+        min([low, *(max(end, low - 1.2 * span) for end in ends)]),
+        max([high, *(min(end, high + 1.2 * span) for end in ends)]),
+    )
+    low, high = low - 0.05 * span, high + 0.05 * span
+    for mark in marks:
+        if mark.low is not None and mark.high is not None:
+            left, right = scale.factor * mark.low, scale.factor * mark.high
+            axes.plot([max(left, low), min(right, high)], [mark.y] * 2, color=mark.colour, linewidth=1.5)
+            for beyond, edge, arrow in ((left < low, low, "<"), (right > high, high, ">")):
+                if beyond:
+                    axes.plot([edge], [mark.y], marker=arrow, markersize=4.5, color=mark.colour, clip_on=False)
+        axes.plot(
+            [scale.factor * mark.value],
+            [mark.y],
+            marker="o",
+            markersize=5.5,
+            color=mark.colour,
+            markerfacecolor=mark.fill,
+            markeredgewidth=1.2,
+        )
+    axes.set_xlim(low, high)
+
+
+def _shortened(name: str, most: int) -> str:
+    said = " ".join(name.split())
+    return said if len(said) <= most else f"{said[: most - 3]}..."

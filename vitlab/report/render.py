@@ -1,0 +1,309 @@
+"""The report in every form: terminal, Markdown, HTML, LaTeX, JSON, CSV, Parquet."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitlab.errors import UserError, nearest
+from vitlab.plan.values import Plan
+from vitlab.report import words
+from vitlab.report.document import document, made_lines, plain, state
+from vitlab.spec import Analysis
+from vitlab.store import Store, read_json, write_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+FILES = {
+    "md": "report.md",
+    "html": "report.html",
+    "json": "report.json",
+    "csv": "results.csv",
+    "parquet": "results.parquet",
+}
+"""Formats that stand in the study's folder as they are."""
+FORMATS = ("terminal", *FILES, "latex")
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Everything that formats are made of, computed once."""
+
+    plan: Plan
+    doc: Mapping[str, Any]
+    results: pd.DataFrame
+    history: pd.DataFrame
+    summary: pd.DataFrame
+
+    def figures(self) -> dict[str, Figure]:
+        from vitlab.report import figures
+
+        return figures.figures(self.plan, self.results, self.summary, self.history)
+
+
+def render(plan: Plan, store: Store, format: str) -> str | bytes:
+    """The report of a study in one format; text, but for parquet.
+
+    Args:
+        format: terminal (fitted to the width of this one), md, html, json, csv, parquet or latex.
+
+    Raises:
+        UserError: if there is no such format.
+    """
+    _known(format)
+    made = _make(plan, store)
+    if format in _FROM_DOCUMENT:
+        return _FROM_DOCUMENT[format](made.doc)
+    if format == "html":
+        return _html(made, made.figures())
+    if format == "csv":
+        return str(made.results.to_csv(index=False))
+    with io.BytesIO() as file:
+        made.results.to_parquet(file, index=False)
+        return file.getvalue()
+
+
+def stored(plan: Plan, store: Store, format: str) -> str | bytes | None:
+    """The report as :func:`write` left it, without pandas; None where a trial has ended since, or none was written.
+
+    Raises:
+        UserError: if there is no such format.
+    """
+    _known(format)
+    folder = store.study(plan.study) / "report"
+    try:
+        doc = read_json(folder / FILES["json"])
+        if not isinstance(doc, dict) or doc.get("state") != state(plan, store):
+            return None
+        if format == "parquet":
+            return (folder / FILES[format]).read_bytes()
+        return (folder / FILES[format]).read_text(encoding="utf-8") if format in FILES else _FROM_DOCUMENT[format](doc)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def answers(plan: Plan, frame: pd.DataFrame) -> list[str]:
+    """The answers to a study's question, one sentence per comparison, given :func:`vitlab.report.frame.results`."""
+    from vitlab.report.frame import summary
+
+    return words.answers(plain(summary(frame, plan.analysis)), plan.analysis)
+
+
+def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
+    """Write the report into ``folder``: documents, tables and pictures.  Returns the files written.
+
+    Files are ``report.md, report.html, report.json, results.csv, results.parquet, history.parquet, summary.csv`` and
+    ``arms.png, curves.png`` where there is something to see.
+    """
+    from vitlab.report.figures import png
+    from vitlab.report.frame import write_parquet
+
+    made = _make(plan, store)
+    drawn = made.figures()
+    texts = {
+        FILES["md"]: _markdown(made.doc, tuple(drawn)),
+        FILES["html"]: _html(made, drawn),
+        FILES["csv"]: made.results.to_csv(index=False),
+        "summary.csv": made.summary.to_csv(index=False),
+    }
+    frames = {FILES["parquet"]: made.results, "history.parquet": made.history}
+    for name, text in texts.items():
+        write_bytes(folder / name, text.encode())
+    for name, frame in frames.items():
+        write_parquet(frame, folder / name)
+    for name, figure in drawn.items():
+        write_bytes(folder / f"{name}.png", png(figure))
+    # Last, because it vouches for the others.
+    write_bytes(folder / FILES["json"], _json(made.doc).encode())
+    return [folder / name for name in (*texts, *frames, *(f"{name}.png" for name in drawn), FILES["json"])]
+
+
+def _make(plan: Plan, store: Store) -> _Made:
+    from vitlab.report import frame
+
+    found = frame.gather(plan, store)
+    results, history = frame.table(plan, found), frame.curves(found)
+    summary = frame.summary(results, plan.analysis)
+    return _Made(plan, document(plan, store, found, results, summary), results, history, summary)
+
+
+def _known(format: str) -> None:
+    if format not in FORMATS:
+        raise UserError(f"no report format '{format}'.{nearest(format, FORMATS)} Formats: {', '.join(FORMATS)}.")
+
+
+def _columns(doc: Mapping[str, Any]) -> list[words.Column]:
+    return words.columns(doc["arms"], Analysis.model_validate(doc["analysis"]))
+
+
+# -- the terminal -----------------------------------------------------------------------------------------------------
+
+
+def _terminal(doc: Mapping[str, Any]) -> str:
+    """Fitted to the width of the terminal: columns that matter least go first, then text folds."""
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    width = max(40, shutil.get_terminal_size((120, 24)).columns)
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    console = Console(file=io.StringIO(), width=width, force_terminal=colour, highlight=False)
+    if doc["question"]:
+        console.print(Text(_printable(doc["question"]), style="bold"))
+    for sentence in doc["answers"]:
+        console.print(Padding(Text(_printable(sentence)), (0, 0, 0, 2)))
+    columns = _columns(doc)
+    table = _rich_table(columns)
+    while console.measure(table).maximum > width and any(column.rank for column in columns):
+        columns.remove(max(columns, key=lambda column: column.rank))
+        table = _rich_table(columns)
+    console.print(table)
+    for note in doc["notes"]:
+        console.print(Padding(Text(_printable(note), style="dim"), (0, 0, 0, 2)))
+    for head, text in made_lines(doc):
+        if head in ("Data", "Training"):
+            console.print(Text(f"{head:<9}{_printable(text)}", style="dim"))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def _rich_table(columns: Sequence[words.Column]) -> Any:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        justify = "right" if column.right else "left"
+        table.add_column(Text(column.title), justify=justify, no_wrap=column.right, overflow="fold")  # type: ignore[arg-type]
+    verdicts = next((column.cells for column in columns if column.title == "verdict"), ())
+    for index, cells in enumerate(zip(*(column.cells for column in columns), strict=True)):
+        style = "dim" if verdicts and verdicts[index] == "cannot tell" else ""
+        table.add_row(*(Text(_printable(cell)) for cell in cells), style=style)
+    return table
+
+
+def _printable(text: str) -> str:
+    """Text without control characters: what an arm is called does not steer the terminal."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+# -- text formats -----------------------------------------------------------------------------------------------------
+
+
+def _markdown(doc: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
+    columns = _columns(doc)
+    lines = [f"# {_md(doc['question'] or doc['study'])}", ""]
+    lines += [f"- {_md(sentence)}" for sentence in doc["answers"]]
+    lines += ["", "| " + " | ".join(_md(column.title) for column in columns) + " |"]
+    lines += ["|" + "|".join("---:" if column.right else ":---" for column in columns) + "|"]
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        lines.append("| " + " | ".join(map(_md, cells)) + " |")
+    for name in figures:
+        lines += ["", f"![{name}]({name}.png)"]
+    if doc["notes"]:
+        lines += ["", "## Notes", "", *(f"- {_md(note)}" for note in doc["notes"])]
+    lines += ["", "## How it was made", "", *(f"- {head}: {_md(text)}" for head, text in made_lines(doc))]
+    return "\n".join(lines) + "\n"
+
+
+def _md(text: str) -> str:
+    """Text that Markdown, and the HTML it allows, take for nothing but text."""
+    return "".join(f"\\{char}" if char in "\\`*[]<>|#~$&" else char for char in " ".join(text.split()))
+
+
+def _latex(doc: Mapping[str, Any]) -> str:
+    columns = _columns(doc)
+    rows = [" & ".join(map(_tex, cells)) + r" \\" for cells in zip(*(column.cells for column in columns), strict=True)]
+    notes = [f"% {' '.join(note.split())}" for note in (*doc["answers"], *doc["notes"])]
+    lines = [
+        *notes,
+        r"\begin{table}",
+        r"  \centering",
+        f"  \\caption{{{_tex(doc['question'] or doc['study'])}}}",
+        f"  \\begin{{tabular}}{{{''.join('r' if column.right else 'l' for column in columns)}}}",
+        r"    \toprule  % \usepackage{booktabs}",
+        "    " + " & ".join(_tex(column.title) for column in columns) + r" \\",
+        r"    \midrule",
+        *(f"    {row}" for row in rows),
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", words.DASH: "--"}
+_TEX |= {words.MINUS: "$-$", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
+_TEX |= {char: f"\\{char}" for char in "&%$#_{}"}
+
+
+def _tex(text: str) -> str:
+    said = "".join(_TEX.get(char, char) for char in " ".join(text.split()))
+    return f"{{}}{said}" if said.startswith("[") else said  # a bracket after \\ would be read as its argument
+
+
+def _json(doc: Mapping[str, Any]) -> str:
+    return json.dumps(doc, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+# -- HTML -------------------------------------------------------------------------------------------------------------
+
+
+def _html(made: _Made, drawn: Mapping[str, Figure]) -> str:
+    """One file without scripts or anything fetched; every text is escaped, figures are inline."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    from vitlab.report.figures import SERIES, captions, svg
+
+    environment = Environment(
+        loader=PackageLoader("vitlab", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    columns = _columns(made.doc)
+    verdicts = next((column.cells for column in columns if column.title == "verdict"), ())
+    said = captions(made.plan)
+    analysis = made.plan.analysis
+    return environment.get_template("report.html.j2").render(
+        doc=made.doc,
+        columns=columns,
+        rows=list(zip(*(column.cells for column in columns), strict=True)),
+        verdicts=verdicts or ("",) * len(made.doc["arms"]),
+        figures=[(name, Markup(svg(figure, name)), said[name]) for name, figure in drawn.items()],
+        trials=_trials(made),
+        answer_verdicts=[words.verdict(row, analysis) for row in made.doc["arms"] if row["baseline"] is not None]
+        or ("",) * len(made.doc["answers"]),
+        made=made_lines(made.doc),
+        judged=f"{analysis.metric} ({analysis.goal}, {analysis.at})",
+        series=SERIES,
+    )
+
+
+def _trials(made: _Made) -> dict[str, Any]:
+    """The table of trials: what a reader looks up, not all that results.csv holds."""
+    metrics = [name for name in made.results.columns if name.partition("/")[0] in ("val", "test")]
+    scales = [words.Scale.of(name) for name in metrics]
+    decimals = {scale.metric: 2 if scale.unit else 4 for scale in scales}
+    rows = []
+    for trial in made.doc["trials"]:
+        values = [scale.number(trial[scale.metric], decimals[scale.metric]) for scale in scales]
+        wall = words.DASH if trial["wall_s"] is None else words.duration(trial["wall_s"])
+        rows.append([trial["arm"], str(trial["seed"]), trial["status"], *values, wall, trial["trial"][:12]])
+    return {"titles": ["arm", "seed", "status", *(scale.title for scale in scales), "time", "trial"], "rows": rows}
+
+
+_FROM_DOCUMENT: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "terminal": _terminal,
+    "md": _markdown,
+    "latex": _latex,
+    "json": _json,
+}

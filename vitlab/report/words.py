@@ -1,0 +1,270 @@
+"""Numbers and sentences: how a result is said.
+
+Works on plain rows (an arm's row of :func:`vitlab.report.frame.summary` as a mapping, None where there is no value),
+so that a stored report is said again without pandas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitlab.spec import Analysis
+
+Row = Mapping[str, Any]
+
+MINUS, TIMES, DASH = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
+SHARES = ("accuracy", "top", "ece", "miou", "iou", "pixel_accuracy", "precision", "recall", "f1")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How the judged metric is shown.  Shares of one are shown in percent, and their differences in points."""
+
+    metric: str
+    factor: float
+    unit: str  #: of a value: ``%`` or nothing
+    points: str  #: of a difference: ``points`` or nothing
+
+    @classmethod
+    def of(cls, metric: str) -> Scale:
+        name = metric.partition("/")[2]
+        share = any(name == kind or name.startswith(f"{kind}_") or name.rstrip("0123456789") == kind for kind in SHARES)
+        return cls(metric, 100.0, "%", "points") if share else cls(metric, 1.0, "", "")
+
+    @property
+    def title(self) -> str:
+        """``val accuracy (%)``."""
+        name = self.metric.replace("/", " ")
+        return f"{name} ({self.unit})" if self.unit else name
+
+    def decimals(self, widths: Sequence[float | None]) -> int:
+        """Decimals that suit intervals of these half-widths: one figure that stands, one that wavers."""
+        known = sorted(self.factor * width for width in widths if width is not None and width > 0)
+        least = 1 if self.unit else 0
+        if not known:
+            return 1 if self.unit else 4
+        return min(6, max(least, math.ceil(-math.log10(known[len(known) // 2] / 5))))
+
+    def number(self, value: float | None, decimals: int, *, sign: bool = False) -> str:
+        """A value of the metric without its unit; a dash where there is none."""
+        if value is None:
+            return DASH
+        said = f"{self.factor * value:{'+' if sign else ''}.{decimals}f}"
+        if float(said) == 0:
+            said = f"{0:.{decimals}f}"
+        return said.replace("-", MINUS)
+
+    def amount(self, value: float, decimals: int) -> str:
+        """The size of a difference with its unit: ``3.1 points``."""
+        return f"{self.number(abs(value), decimals)} {self.points}".rstrip()
+
+
+def widths(rows: Sequence[Row], low: str, high: str) -> list[float | None]:
+    """Half-widths of the intervals of all arms."""
+    return [None if row[low] is None or row[high] is None else (row[high] - row[low]) / 2 for row in rows]
+
+
+def p_value(p: float | None, alpha: float) -> str:
+    """``< 0.001``, ``0.034``, ``0.61``; more digits where rounding would hide on which side of alpha it lies."""
+    if p is None:
+        return DASH
+    if p < 0.001:
+        return "< 0.001"
+    digits = 3 if p < 0.1 else 2
+    while digits < 6 and (round(p, digits) <= alpha) != (p <= alpha):
+        digits += 1
+    return f"{p:.{digits}f}"
+
+
+def percent(share: float) -> str:
+    """``95 %``."""
+    return f"{100 * share:g} %"
+
+
+def count(n: int, what: str) -> str:
+    """``1 seed``, ``5 seeds``."""
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def compact(n: float | None) -> str:
+    """``950``, ``1.23 M``: three figures and a prefix."""
+    if n is None:
+        return DASH
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if n >= factor * 0.9995:
+            return f"{n / factor:#.3g}".rstrip(".") + f" {prefix}"
+    return f"{n:g}"
+
+
+def duration(seconds: float) -> str:
+    """``42 s``, ``3 min 05 s``, ``2 h 07 min``."""
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {whole % 60:02} s" if minutes else f"{seconds:.3g} s"
+
+
+def verdict(row: Row, analysis: Analysis) -> str:
+    """``better``, ``worse``, ``same`` (equal at every seed), ``cannot tell``; nothing for an arm without a baseline."""
+    if row["baseline"] is None:
+        return ""
+    if row["test"] == "sign flip" and row["difference"] == 0:
+        return "same"
+    if row["p_corrected"] is None or row["p_corrected"] > analysis.alpha:
+        return "cannot tell"
+    return "better" if (row["difference"] > 0) == (analysis.goal == "max") else "worse"
+
+
+def answer(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
+    """One sentence about one comparison."""
+    arm, baseline, found = row["arm"], row["baseline"], verdict(row, analysis)
+    if row["n"] == 0:
+        return f"cannot tell: no trial of {arm} can be judged yet ({states(row)})."
+    if row["difference"] is None:
+        return f"cannot tell: {baseline}, with which {arm} is compared, has no trial that can be judged yet."
+    if found == "same":
+        return f"{arm} and {baseline} reached the same {scale.metric} at each of {count(row['pairs'], 'seed')}."
+    said = f"{arm} is {_distance(row['difference'], scale, decimals)} {baseline}"
+    if analysis.goal == "min" and found in ("better", "worse"):
+        said += f", which is {found}"
+    if row["test"] == "none":
+        return f"cannot tell: {said}, and {_too_few(row)} to judge that by."
+    over = _correction(row, analysis)
+    if row["test"] == "sign flip":
+        said += (
+            f" at each of {count(row['pairs'], 'seed')} alike, which gives no interval"
+            f" (sign-flip p {_equals(row['p_corrected'], analysis.alpha)}{over})"
+        )
+        return f"{said}." if found != "cannot tell" else f"cannot tell: {said}."
+    low, high = (scale.number(row[end], decimals) for end in ("difference_low", "difference_high"))
+    said += (
+        f" ({percent(1 - analysis.alpha)} interval {low} to {high}, "
+        f"p {_equals(row['p_corrected'], analysis.alpha)}{over})"
+    )
+    if found != "cannot tell":
+        return f"{said}."
+    seeds = count(row["pairs"] or row["n"], "seed")
+    return (
+        f"cannot tell: {said}; {seeds} could have detected {scale.amount(row['detectable'], decimals)} with 80 % power."
+    )
+
+
+def reached(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
+    """One sentence about one arm where nothing is compared."""
+    if row["n"] == 0:
+        return f"no trial of {row['arm']} can be judged yet ({states(row)})."
+    said = f"{row['arm']} reaches {scale.number(row['mean'], decimals)} {scale.unit}".rstrip() + f" {scale.metric}"
+    if row["low"] is None:
+        return f"{said} with one seed, which gives no interval."
+    low, high = (scale.number(row[end], decimals) for end in ("low", "high"))
+    return f"{said} ({percent(1 - analysis.alpha)} interval {low} to {high}, {count(row['n'], 'seed')})."
+
+
+def states(row: Row) -> str:
+    """``3 failed, 2 missing``: what became of the trials of an arm, or of a study."""
+    names = ("done", "diverged", "failed", "running", "missing")
+    return ", ".join(f"{row[name]} {name}" for name in names if row[name]) or "none planned"
+
+
+def answers(rows: Sequence[Row], analysis: Analysis) -> list[str]:
+    """One sentence per comparison; where nothing is compared, one per arm."""
+    scale = Scale.of(analysis.metric)
+    compared = [row for row in rows if row["baseline"] is not None]
+    if compared:
+        decimals = scale.decimals(widths(compared, "difference_low", "difference_high"))
+        return [answer(row, analysis, scale, decimals) for row in compared]
+    decimals = scale.decimals(widths(rows, "low", "high"))
+    return [reached(row, analysis, scale, decimals) for row in rows]
+
+
+def _distance(difference: float, scale: Scale, decimals: int) -> str:
+    if difference == 0:
+        return "level with"
+    return f"{scale.amount(difference, decimals)} {'above' if difference > 0 else 'below'}"
+
+
+def _too_few(row: Row) -> str:
+    if row["pairs"] == 1 or row["n"] == 1:
+        return "one seed has no spread"
+    return "there are too few values"
+
+
+def _equals(p: float | None, alpha: float) -> str:
+    said = p_value(p, alpha)
+    return said if said.startswith("<") else f"= {said}"
+
+
+def _correction(row: Row, analysis: Analysis) -> str:
+    if row["family"] < 2:
+        return ""
+    family = count(row["family"], "comparison")
+    if analysis.correction == "none":
+        return f", not corrected for {family}"
+    return f" after {analysis.correction.capitalize()} over {family}"
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of arms, as text.  Where space is short, columns of the highest ``rank`` go first."""
+
+    title: str
+    cells: tuple[str, ...]
+    rank: int = 0
+    right: bool = True
+
+
+def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
+    """The table of arms: what each reached, how it differs from its baseline, what it costs."""
+    scale = Scale.of(analysis.metric)
+    own = scale.decimals(widths(rows, "low", "high"))
+    apart = scale.decimals(widths(rows, "difference_low", "difference_high"))
+    interval = percent(1 - analysis.alpha)
+    best = " at best" if analysis.at == "best" else ""
+
+    def cells(cell: Any) -> tuple[str, ...]:
+        return tuple(cell(row) for row in rows)
+
+    def bracket(row: Row, low: str, high: str, decimals: int) -> str:
+        if row[low] is None:
+            return DASH
+        return f"[{scale.number(row[low], decimals)}, {scale.number(row[high], decimals)}]"
+
+    found = [
+        Column("arm", cells(lambda row: row["arm"]), right=False),
+        Column("n", cells(lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}")),
+        Column(scale.title + best, cells(lambda row: scale.number(row["mean"], own))),
+        Column(interval, cells(lambda row: bracket(row, "low", "high", own)), rank=2),
+        Column("sd", cells(lambda row: scale.number(row["sd"], own + 1)), rank=6),
+    ]
+    compared = [row for row in rows if row["baseline"] is not None]
+    if len({row["baseline"] for row in compared}) > 1:
+        found.append(Column("compared with", cells(lambda row: row["baseline"] or ""), right=False))
+    if compared:
+        p = "p" if analysis.correction == "none" or len(compared) < 2 else f"p ({analysis.correction.capitalize()})"
+        blank = {row["arm"] for row in rows if row["baseline"] is None}
+
+        def versus(cell: Any) -> tuple[str, ...]:
+            return cells(lambda row: "" if row["arm"] in blank else cell(row))
+
+        found += [
+            Column("difference", versus(lambda row: scale.number(row["difference"], apart, sign=True))),
+            Column(interval, versus(lambda row: bracket(row, "difference_low", "difference_high", apart)), rank=1),
+            Column(p, versus(lambda row: p_value(row["p_corrected"], analysis.alpha))),
+            Column("detectable", versus(lambda row: scale.number(row["detectable"], apart)), rank=4),
+            Column("verdict", cells(lambda row: verdict(row, analysis)), right=False),
+        ]
+    test = f"test/{analysis.metric.partition('/')[2]}"
+    if test != analysis.metric and any(row.get(test) is not None for row in rows):
+        found.append(Column(Scale.of(test).title, cells(lambda row: scale.number(row.get(test), own)), rank=3))
+    found += [
+        Column("parameters", cells(lambda row: compact(row["params"])), rank=5),
+        Column("MACs", cells(lambda row: compact(row["macs"])), rank=7),
+    ]
+    return found
