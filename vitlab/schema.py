@@ -21,7 +21,8 @@ def study_schema() -> dict[str, Any]:
         field = owner["properties"][path[-1]]
         owner["properties"][path[-1]] = {"$ref": f"#/$defs/slot.{name}", **_kept(field)}
     definitions["RunSpec"]["properties"]["executor"] = {"$ref": "#/$defs/slot.executor", "default": "local"}
-    return schema
+    referred: dict[str, Any] = _referred(schema)
+    return referred
 
 
 def _slot_schema(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -47,6 +48,14 @@ def _slot_schema(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
             }
         )
     return {"anyOf": [{"enum": names}, *forms]}
+
+
+def _referred(value: Any) -> Any:
+    """The schema with a reference in the place of every mark of a slot."""
+    if isinstance(value, dict):
+        found = {key: _referred(item) for key, item in value.items() if key != slots.SLOT_MARK}
+        return {"$ref": f"#/$defs/slot.{value[slots.SLOT_MARK]}", **found} if slots.SLOT_MARK in value else found
+    return [_referred(item) for item in value] if isinstance(value, list) else value
 
 
 def _kept(field: dict[str, Any]) -> dict[str, Any]:

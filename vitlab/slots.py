@@ -63,6 +63,9 @@ ROOMS = {
 }
 """Slot to the module it stands in.  A string, so that naming a slot imports nothing."""
 
+SLOT_MARK = "x-slot"
+"""Stands in the JSON Schema of an option that is a choice from a slot."""
+
 BUILT_IN = "vitlab"
 """The source of built-in components, as in ``vitlab:learned``."""
 
@@ -279,7 +282,8 @@ class Pick:
         )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"$ref": f"#/$defs/slot.{self.slot}"}
+        # Not a $ref: pydantic follows those.  vitlab.schema puts one in its place.
+        return {SLOT_MARK: self.slot}
 
 
 class Unhashed:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from vitlab import slots
 from vitlab.cli.options import plugin_option
 
 
@@ -16,8 +17,6 @@ from vitlab.cli.options import plugin_option
 @plugin_option
 def command(slot: str, name: str, plugins: tuple[str, ...]) -> None:
     """Show the options of component NAME in SLOT, its documentation and where it comes from."""
-    from vitlab import slots
-
     for plugin in plugins:
         slots.load_file(plugin)
     room = slots.slot(slot)
@@ -46,9 +45,10 @@ def _default(value: Any) -> str:
 
 def _kind(field: dict[str, Any]) -> str:
     """A JSON Schema field in few words: ``number > 0``, ``one of cls, gap``, ``a norm``."""
+    if slots.SLOT_MARK in field:
+        return f"choice of {field[slots.SLOT_MARK]}"
     if "$ref" in field:
-        name = field["$ref"].rpartition("/")[2]
-        return f"a {name.removeprefix('slot.')}" if name.startswith("slot.") else name
+        return str(field["$ref"]).rpartition("/")[2]
     if "anyOf" in field:
         return " or ".join(dict.fromkeys(_kind(part) for part in field["anyOf"]))
     if "enum" in field:
