@@ -188,6 +188,10 @@ def test_auto_follows_its_rule() -> None:
     assert module.kernel == "explicit" and narrow.dtype == torch.bfloat16
     torch.testing.assert_close(narrow.float(), module(x, None, None), atol=0.02, rtol=0)
     assert module.kernel == "sdpa"
+    normed = build("auto", g, qk_norm="layernorm")
+    with torch.autocast("cpu", torch.bfloat16):
+        normed(x, None, None)
+    assert normed.kernel == "explicit"
     members = torch.func.vmap(lambda x: module(x, None, None))(x[:, None])
     assert module.kernel == "explicit"
     torch.testing.assert_close(members[:, 0], module(x, None, None), atol=1e-6, rtol=0)

@@ -395,6 +395,13 @@ def test_prefix_rows_are_found_by_name() -> None:
     new = geometry((5, 3), prefix=("distillation",))
     out = build("learned", new).resample(state, old, new, PRESETS["timm"])["pos_embed"]
     assert out.shape == (1, new.tokens, 16) and torch.equal(out[:, 0], state["pos_embed"][:, 1])
+    four = geometry(prefix=("class", "register", "register", "register"))
+    state4 = {"pos_embed": torch.randn(1, four.tokens, 16)}
+    two = geometry((5, 3), prefix=("register", "register"))
+    out = build("learned", two).resample(state4, four, two, PRESETS["timm"])["pos_embed"]
+    assert torch.equal(out[:, :2], state4["pos_embed"][:, 1:3])
+    with pytest.raises(WeightsError, match="prefix token 'register' number 3; its prefix tokens: register, register"):
+        build("learned", four).resample({"pos_embed": out}, two, geometry(prefix=("register",) * 3), PRESETS["timm"])
     more = geometry(prefix=("class", "register"))
     with pytest.raises(WeightsError, match="no row for prefix token 'register'; its prefix tokens: class, distill"):
         build("learned", more).resample(state, old, more, PRESETS["timm"])
@@ -469,6 +476,8 @@ def test_bf16_meta_and_stacked(name: str) -> None:
     g = geometry()
     x = torch.randn(2, g.tokens, g.dim)
     assert build(name, g).bfloat16().add(x.bfloat16(), 0).dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert build(name, g).add(x, 0).dtype == torch.float32
     assert act(build(name, g).bfloat16(), g, x.bfloat16()).isfinite().all()
     with torch.device("meta"):
         away = build(name, g)

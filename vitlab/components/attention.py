@@ -206,7 +206,8 @@ class Auto(_Fused):
 
     def _mixed(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         dropping = self.training and self.attn_drop.p > 0
-        narrow_on_cpu = q_BHTK.device.type == "cpu" and q_BHTK.dtype in (torch.bfloat16, torch.float16)
+        # Asked of the values: under autocast, a norm leaves queries and keys wide, and the kernel narrows them again.
+        narrow_on_cpu = v_BHTK.device.type == "cpu" and v_BHTK.dtype in (torch.bfloat16, torch.float16)
         if dropping or narrow_on_cpu or _transformed():
             self.kernel = "explicit"
             return super()._mixed(q_BHTK, k_BHTK, v_BHTK, bias_HTT)

@@ -129,13 +129,8 @@ class ResNet(PatchEmbedding):
             width_factor: factor on the channels, 64 after the stem and 256 after the first stage.
         """
         super().__init__()
-        reduction = self.reduction_of({"layers": layers})
-        if g.image != (g.grid[0] * g.patch[0] * reduction, g.grid[1] * g.patch[1] * reduction):
-            raise GeometryError(
-                "patch",
-                f"patch 'resnet' with {len(layers)} stages has a stride of {reduction}, and a grid of {g.grid[0]} by "
-                f"{g.grid[1]} patches was laid out for another",
-            )
+        if reason := self.why_not(g, {"layers": layers}):
+            raise GeometryError("patch", reason)
         channels = _rounded(64 * width_factor)
         stem = _Stem(g.channels, channels)
         self.backbone = nn.Sequential(OrderedDict(stem=stem)) if layers else stem
@@ -151,6 +146,16 @@ class ResNet(PatchEmbedding):
     @classmethod
     def reduction_of(cls, options: Mapping[str, Any]) -> int:
         return int(4 * 2 ** max(len(options.get("layers", (3, 4, 9))) - 1, 0))
+
+    @classmethod
+    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        reduction = cls.reduction_of(options)
+        if g.image != (g.grid[0] * g.patch[0] * reduction, g.grid[1] * g.patch[1] * reduction):
+            return (
+                f"patch 'resnet' has a stride of {reduction} with these layers, and the grid of {g.grid[0]} by "
+                f"{g.grid[1]} patches was laid out for another"
+            )
+        return None
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         return _tokens(self.proj(self.backbone(x_BCHW)))

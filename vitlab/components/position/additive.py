@@ -10,7 +10,7 @@ B images, T tokens, P prefix tokens, N patches, D width, L tables (the depth for
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -52,7 +52,7 @@ class _Additive(Position):
     def add(self, x_BTD: Tensor, layer: int) -> Tensor:
         if layer not in self.layers:
             return x_BTD
-        rows = self.rows(max(layer - 1, 0) if self.tables > 1 else 0).to(x_BTD.dtype)
+        rows = self.rows(max(layer - 1, 0) if self.tables > 1 else 0)
         missing = x_BTD.shape[1] - rows.shape[0]
         return x_BTD + (F.pad(rows, (0, 0, missing, 0)) if missing else rows)
 
@@ -287,11 +287,19 @@ def sincos2d(g: Geometry, temperature: float, convention: str) -> Tensor:
 
 
 def _prefix_rows(rows_PD: Tensor, old: Geometry, new: Geometry) -> Tensor:
-    """The rows of ``new``'s prefix tokens, found by name among those of ``old``."""
-    missing = [name for name in new.prefix if name not in old.prefix]
-    if missing:
-        raise WeightsError(
-            f"the position table has no row for prefix token '{missing[0]}'; its prefix tokens: "
-            f"{', '.join(old.prefix) or 'none'}"
-        )
-    return rows_PD[[old.prefix.index(name) for name in new.prefix]]
+    """The rows of ``new``'s prefix tokens, found by name among those of ``old``; registers are told apart by order."""
+    known = {token: row for row, token in enumerate(_numbered(old.prefix))}
+    wanted = _numbered(new.prefix)
+    for name, number in wanted:
+        if (name, number) not in known:
+            raise WeightsError(
+                f"the position table has no row for prefix token '{name}'"
+                + (f" number {number + 1}" if number else "")
+                + f"; its prefix tokens: {', '.join(old.prefix) or 'none'}"
+            )
+    return rows_PD[[known[token] for token in wanted]]
+
+
+def _numbered(names: Sequence[str]) -> list[tuple[str, int]]:
+    """Each name, and how many of the same stand before it."""
+    return [(name, names[:place].count(name)) for place, name in enumerate(names)]
