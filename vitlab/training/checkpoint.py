@@ -44,7 +44,7 @@ def write(folder: Path, state: Mapping[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     rest = json.dumps(_taken_apart(dict(state), "", tensors))
     metadata = {_JSON: rest, _DIGEST: _sealed(tensors, rest)}
-    write_bytes(folder / FILE, safetensors.torch.save(tensors, metadata))
+    write_bytes(folder / FILE, packed(tensors, metadata))
 
 
 def read(folder: Path) -> dict[str, Any] | None:
@@ -72,6 +72,13 @@ def read(folder: Path) -> dict[str, Any] | None:
     return state
 
 
+def packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file.  Tensors are copied, because the format refuses those that share memory."""
+    copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    data: bytes = safetensors.torch.save(copies, dict(metadata))
+    return data
+
+
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 over names, dtypes, shapes and bytes, in the order of the names."""
     found = hashlib.sha256()
@@ -90,10 +97,10 @@ def _sealed(tensors: Mapping[str, Tensor], rest: str) -> str:
 
 
 def _taken_apart(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """``value`` as JSON; its tensors go to ``tensors`` under their place, each a copy of its own."""
+    """``value`` as JSON; its tensors go to ``tensors`` under their place."""
     match value:
         case Tensor():
-            tensors[place] = value.detach().to("cpu", copy=True).contiguous()
+            tensors[place] = value
             return {"tensor": place}
         case Mapping():
             # Pairs, because the keys of JSON are strings and those of an optimizer's state are numbers.

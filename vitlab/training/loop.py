@@ -170,7 +170,8 @@ class _Training:
         self.step = 0
         self.history: list[Measurement] = []
         self.losses: defaultdict[str, list[Tensor]] = defaultdict(list)  # since the last measurement, on the device
-        self._clock = (time.perf_counter(), 0)
+        self._interval_began = time.perf_counter()
+        self._interval_images = 0
 
     @property
     def images(self) -> int:
@@ -196,7 +197,7 @@ class _Training:
         with noise.drawing(draws):
             views = _views(self.model, batch.x_BCHW, self.spec.precision)
         loss = self.loss(views, batch.y_B)
-        loss.total.backward()
+        torch.autograd.backward(loss.total)
         if self.spec.clip_grad is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_grad)
         self.optimizer.step()
@@ -211,15 +212,15 @@ class _Training:
         Raises:
             _Diverged: if a loss of the interval, or one of the evaluation, is not finite.
         """
-        metrics, predictions = {}, {}
+        metrics: dict[str, float] = {}
+        predictions: dict[str, Columns] = {}
         if self.losses:
             losses = {name: torch.stack(values).double().cpu() for name, values in self.losses.items()}
             self._check(losses["loss"])
             metrics = {f"train/{name}": mean(values) for name, values in losses.items()}
             metrics["train/lr"] = self.rate(self.step - 1)
             self.losses.clear()
-        began, images = self._clock
-        speed = (self.images - images) / (time.perf_counter() - began)
+        speed = (self.images - self._interval_images) / (time.perf_counter() - self._interval_began)
         for split in splits:
             found, predictions[split] = evaluate(self.model, self.feed, split, self.task, self.spec.precision)
             if not torch.tensor(found["loss"]).isfinite():
@@ -228,7 +229,7 @@ class _Training:
         epoch = self.step / self.feed.steps_per_epoch(self.spec.batch_size)
         measurement = Measurement(self.step, epoch, self.images, metrics)
         self.history.append(measurement)
-        self._clock = (time.perf_counter(), self.images)
+        self._interval_began, self._interval_images = time.perf_counter(), self.images
         system = {"system/images_per_s": speed, "system/memory_bytes": float(peak_memory(self.feed.device))}
         return Measurement(self.step, epoch, self.images, {**metrics, **system}), predictions
 
@@ -240,6 +241,7 @@ class _Training:
         """
         if self.losses and not torch.stack(self.losses["loss"]).isfinite().all():
             return
+        began = time.perf_counter()
         write(
             {
                 "model": self.model.state_dict(),
@@ -249,6 +251,7 @@ class _Training:
                 "losses": {name: torch.stack(values) for name, values in self.losses.items()},
             }
         )
+        self._interval_began += time.perf_counter() - began  # writing is not training
 
     def load(self, state: State) -> None:
         """Go on from what :meth:`save` handed out."""
@@ -258,7 +261,7 @@ class _Training:
         self.history = [Measurement(**measurement) for measurement in state["history"]]
         for name, values in state["losses"].items():
             self.losses[name] = list(values.to(self.feed.device))
-        self._clock = (time.perf_counter(), self.images)
+        self._interval_began, self._interval_images = time.perf_counter(), self.images
 
     def ended(self, metrics: Mapping[str, float], predictions: Mapping[str, Columns], diverged: str = "") -> Trained:
         return Trained(metrics, tuple(self.history), self.step, self.images, predictions, diverged)

@@ -1,0 +1,135 @@
+"""What a training leaves behind in files: its weights, and what it predicted.
+
+The weights are a safetensors file under the model's own names; its header says what the model sees and how pixels were
+normalised, so that the file and the trial's spec are enough to predict, without the data.
+
+B batch, N images of a split, C channels, H and W pixels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import safetensors
+import torch
+from torch import Tensor
+
+from vitlab.data.pixels import resized, with_channels
+from vitlab.data.prepare import Normalize
+from vitlab.errors import WeightsError
+from vitlab.geometry import DataInfo
+from vitlab.store import write_bytes
+from vitlab.training.checkpoint import packed
+from vitlab.training.metrics import Columns
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_HEADER = "vitlab"
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a model sees: the images it was built for, and how pixels become its input."""
+
+    info: DataInfo
+    mean: tuple[float, ...]  #: per channel, of pixels in [0, 1]
+    std: tuple[float, ...]
+
+
+class Transform:
+    """Images as a model takes them: its colours, its size, normalised as in its training."""
+
+    def __init__(self, sight: Sight, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        self.sight = sight
+        self._normalize = Normalize(sight.mean, sight.std, device, dtype)
+        self.device = torch.device(device)
+
+    def __call__(self, images: Image | Tensor | Sequence[Image]) -> Tensor:
+        """(B, C, H, W).
+
+        Args:
+            images: a picture, pictures, or a uint8 tensor, (C, H, W) or (B, C, H, W).
+
+        Raises:
+            TypeError: for a tensor of another dtype, which may have been normalised already.
+        """
+        if isinstance(images, Tensor):
+            if images.dtype != torch.uint8:
+                raise TypeError(f"a tensor of pixels is uint8, 0 to 255; found {images.dtype}")
+            batch = [image_CHW[None].cpu() for image_CHW in (images if images.ndim == 4 else images[None])]
+        else:
+            pictures = images if isinstance(images, Sequence) else [images]
+            batch = [_pixels(picture) for picture in pictures]
+        info = self.sight.info
+        x_BCHW = torch.cat([resized(with_channels(x_1CHW, info.channels), info.image) for x_1CHW in batch])
+        return self._normalize(x_BCHW.to(self.device))
+
+
+def write_weights(file: Path, state: Mapping[str, Tensor], sight: Sight) -> None:
+    """Write the weights of a model, and what it sees."""
+    header = {"info": asdict(sight.info), "mean": sight.mean, "std": sight.std}
+    write_bytes(file, packed(state, {_HEADER: json.dumps(header)}))
+
+
+def read_weights(file: Path) -> tuple[dict[str, Tensor], Sight]:
+    """What :func:`write_weights` wrote, on the CPU.
+
+    Raises:
+        WeightsError: if it is not there, or is something else.
+    """
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            header = json.loads((opened.metadata() or {})[_HEADER])
+            state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is not a mapping
+        sight = Sight(_info(header["info"]), tuple(header["mean"]), tuple(header["std"]))
+    except FileNotFoundError:
+        raise WeightsError(f"there is no {file}: the trial has not ended, or kept no weights (run.keep)") from None
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise WeightsError(f"{file} is not a file of trained weights: {error}") from None
+    return state, sight
+
+
+def write_predictions(file: Path, predictions: Mapping[str, Columns]) -> None:
+    """Write a row per image and split, as Parquet: ``split``, ``id`` (the place in the official split), and what the
+    evaluation found for it: ``label, prediction, probability, loss``, or per pixel of it ``pixel_accuracy, loss``.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    tables = [
+        pa.table(
+            {
+                "split": pa.array([split] * len(columns["id"]), pa.string()),
+                **{
+                    name: column_N.float().numpy() if column_N.is_floating_point() else column_N.numpy()
+                    for name, column_N in columns.items()
+                },
+            }
+        )
+        for split, columns in predictions.items()
+    ]
+    buffer = pa.BufferOutputStream()
+    parquet.write_table(pa.concat_tables(tables), buffer)
+    write_bytes(file, buffer.getvalue().to_pybytes())
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _pixels(picture: Image) -> Tensor:
+    """(1, C, H, W), uint8: grey as one channel, anything else as three."""
+    grey = picture.mode in ("1", "L")
+    pixels = np.array(picture.convert("L" if grey else "RGB"))
+    x_HWC = torch.from_numpy(pixels[..., None] if grey else pixels)
+    return x_HWC.permute(2, 0, 1)[None].contiguous()
+
+
+def _info(data: Mapping[str, Any]) -> DataInfo:
+    height, width = data["image"]
+    return DataInfo(**{**data, "image": (height, width), "labels": tuple(data["labels"])})

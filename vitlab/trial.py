@@ -1,0 +1,338 @@
+"""A trial, from its spec to its result: what a worker does.
+
+Everything is written to the trial's folder while its lease is held.  Whoever takes the lease goes on where the last one
+was: from the checkpoint, and after the last line of the journal.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Literal, cast
+
+import torch
+
+import vitlab
+from vitlab import noise
+from vitlab.data.prepare import Feed, Prepared, prepare
+from vitlab.errors import DataError, TrialFailed, UserError, VitlabError
+from vitlab.models.contract import Model
+from vitlab.models.cost import macs, parameters
+from vitlab.plan.key import code_of
+from vitlab.plan.values import Trial
+from vitlab.result import Circumstances, Measurement, Outcome, Result
+from vitlab.slots import Resolved, load_file, slot
+from vitlab.spec import TrainSpec
+from vitlab.store import TrialFolder, read_json, write_json
+from vitlab.training import checkpoint
+from vitlab.training.artifacts import Sight, Transform, read_weights, write_predictions, write_weights
+from vitlab.training.loop import EVALUATION_BATCH, Trained, peak_memory, train
+
+ENGINE = "loop"
+"""How replicates are computed: one after another."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a trial is run; nothing here is part of what it is."""
+
+    threads: int = 1
+    device: str = "auto"  #: auto, cpu or cuda
+    deterministic: bool = True
+    keep: str = "last"  #: weights to keep: none or last
+    plugins: tuple[str, ...] = ()  #: files of components to load first
+    every_s: float = 60.0  #: longest time between two checkpoints
+
+
+def check_trial(trial: Trial) -> None:
+    """Refuse a trial that would not be, here, what it was planned to be.
+
+    Raises:
+        VitlabError: if the code here is not that the trial was planned under.
+        OptionError: if a component is not installed here, or takes other options.
+    """
+    here = code_of(trial.spec, trial.needs)
+    if trial.code and here != trial.code:
+        raise VitlabError(
+            f"the code here ({here[:12]}) is not the code this trial was planned under ({trial.code[:12]}); "
+            "plan it again with 'vitlab run'"
+        )
+
+
+def run_trial(
+    trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool] = lambda: False
+) -> Result | None:
+    """Train a trial, or go on with it, or find that it has ended.
+
+    Args:
+        trial: what to run.
+        folder: where; everything is written there.
+        settings: on what, and what to keep.
+        stop: asked before every step.
+
+    Returns:
+        the result (``diverged`` is one), or None if it was stopped; then a checkpoint waits for the next call.
+
+    Raises:
+        Busy: if another process has the trial.
+        TrialFailed: if memory ran out.
+        Exception: whatever the trial or its components raise; the reason is in the folder, too.
+    """
+    for plugin in settings.plugins:
+        load_file(plugin)
+    check_trial(trial)
+    with folder.lease():
+        result = folder.result()
+        if result is not None:
+            return result
+        folder.mend()
+        write_json(folder.spec, trial.to_json())
+        try:
+            device = _device(settings.device)
+            with _torch_set(settings, device):
+                return _Attempt(trial, folder, settings, device).run(stop)
+        except Exception as error:
+            sentence = _sentence(error, trial)
+            folder.fail(sentence, traceback.format_exc())
+            folder.emit("end", status="failed", failure=sentence)
+            if _out_of_memory(error):
+                raise TrialFailed(sentence) from error
+            raise
+
+
+def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
+    """The trained model of a trial, in evaluation mode on the CPU, and the transform from images to its input.
+
+    Raises:
+        WeightsError: if the trial has not ended or kept no weights.
+    """
+    state, sight = read_weights(folder.weights)
+    trial = Trial.from_json(read_json(folder.spec))
+    model: Model = slot("model").build(trial.spec["model"], sight.info)
+    dtype = _dtype(trial.spec["train"])
+    model.to(dtype).load_state_dict(state)
+    return model.eval(), Transform(sight, dtype=dtype)
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+class _Attempt:
+    """One worker's work on a trial."""
+
+    def __init__(self, trial: Trial, folder: TrialFolder, settings: Settings, device: torch.device) -> None:
+        self.trial = trial
+        self.folder = folder
+        self.settings = settings
+        self.device = device
+        self.began = time.time()
+        events, _ = folder.events()
+        starts = [event for event in events if event.kind == "start"]
+        self.number = len(starts) + 1
+        self.first_began = starts[0].t / 1000 if starts else self.began
+        self.told = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
+        self.before_s = 0.0  #: seconds that earlier attempts put into what is gone on from
+
+    def run(self, stop: Callable[[], bool]) -> Result | None:
+        trial, folder = self.trial, self.folder
+        spec = TrainSpec.model_validate(trial.spec["train"])
+        data: Resolved = slot("dataset").resolve(trial.spec["data"])
+        prepared = prepare(data, trial.seeds)
+        if trial.data is not None and prepared.info.identity != trial.data:
+            raise DataError(
+                f"the data here is not the data this trial was planned for: {data.type} has the identity "
+                f"{prepared.info.identity}, and the plan says {trial.data}"
+            )
+        feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, _dtype(trial.spec["train"]))
+        model = self._model(prepared)
+        params, work = parameters(model), _macs(model, prepared)
+        resume, note = self._checkpoint()
+        folder.emit(
+            "start",
+            attempt=self.number,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            step=resume["step"] if resume else 0,
+            numerics=self._numerics(),
+            **({"note": note} if note else {}),
+        )
+        trained = train(
+            model,
+            feed,
+            spec,
+            trial.seeds,
+            task=prepared.info.task,
+            resume=resume,
+            emit=self._tell,
+            save=self._save,
+            stop=stop,
+            every_s=self.settings.every_s,
+        )
+        if trained is None:
+            return None
+        circumstances = Circumstances(
+            started=self.first_began,
+            wall_s=self._spent_s(),
+            host=socket.gethostname(),
+            attempts=self.number,
+            params=params,
+            macs=work,
+            memory_bytes=peak_memory(self.device),
+            versions=_versions(),
+            numerics={**self._numerics(), "attention": _attention(model, trial.spec["model"])},
+        )
+        return self._finish(trained, model, prepared, circumstances)
+
+    def _model(self, prepared: Prepared) -> Model:
+        torch.manual_seed(noise.key(self.trial.seeds["init"], "init"))
+        model: Model = slot("model").build(self.trial.spec["model"], prepared.info)
+        model.initialise(self.trial.seeds["init"])
+        return model.to(self.device, _dtype(self.trial.spec["train"]))
+
+    def _checkpoint(self) -> tuple[Mapping[str, Any] | None, str]:
+        """The state to go on from, if there is one; and what to say of one that is damaged."""
+        try:
+            found = checkpoint.read(self.folder.checkpoint)
+        except checkpoint.Damaged as error:
+            print(f"{error}; the trial begins anew", file=sys.stderr)
+            return None, f"{error}; begun anew"
+        if found is None:
+            return None, ""
+        self.before_s = found["wall_s"]
+        return found["training"], ""
+
+    def _save(self, state: Mapping[str, Any]) -> None:
+        checkpoint.write(self.folder.checkpoint, {"training": state, "wall_s": self._spent_s()})
+
+    def _tell(self, measurement: Measurement) -> None:
+        """Into the journal, unless an earlier attempt, that got further than its last checkpoint, has said it."""
+        if measurement.step > self.told:
+            self.folder.emit(
+                "metrics",
+                step=measurement.step,
+                epoch=measurement.epoch,
+                images=measurement.images,
+                metrics=dict(measurement.metrics),
+            )
+
+    def _finish(self, trained: Trained, model: Model, prepared: Prepared, circumstances: Circumstances) -> Result:
+        """Write what is left behind; the result last, for where it is, everything is."""
+        state = model.state_dict()
+        status: Literal["done", "diverged"] = "diverged" if trained.diverged else "done"
+        if status == "done":
+            write_predictions(self.folder.predictions, trained.predictions)
+            if self.settings.keep == "last":
+                write_weights(self.folder.weights, state, Sight(prepared.info, prepared.mean, prepared.std))
+        outcome = Outcome(
+            metrics=trained.metrics,
+            history=trained.history,
+            weights=checkpoint.digest(state) if status == "done" else "",
+            steps=trained.steps,
+            images=trained.images,
+        )
+        result = Result(self.trial.key, self.trial.code, status, outcome, circumstances, trained.diverged)
+        failure = {"failure": trained.diverged} if trained.diverged else {}
+        self.folder.emit("end", status=status, **failure)
+        self.folder.finish(result)
+        shutil.rmtree(self.folder.checkpoint, ignore_errors=True)
+        return result
+
+    def _spent_s(self) -> float:
+        return self.before_s + time.time() - self.began
+
+    def _numerics(self) -> dict[str, Any]:
+        return {
+            "torch": torch.__version__,
+            "device": self.device.type,
+            "processor": torch.cuda.get_device_name(self.device)
+            if self.device.type == "cuda"
+            else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+            "engine": ENGINE,
+            "threads": self.settings.threads,
+            "precision": self.trial.spec["train"].get("precision", "fp32"),
+            "deterministic": self.settings.deterministic,
+            "evaluation_batch": EVALUATION_BATCH,
+        }
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("run.device is cuda, and torch finds no CUDA device here")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _dtype(train: Mapping[str, Any]) -> torch.dtype:
+    """Of weights and images; bf16 is autocast over float32."""
+    return torch.float64 if train.get("precision") == "fp64" else torch.float32
+
+
+@contextmanager
+def _torch_set(settings: Settings, device: torch.device) -> Iterator[None]:
+    """Torch as the trial wants it, and afterwards as it was: an inline trial is a guest in its process."""
+    threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    if settings.deterministic and device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses to be deterministic
+    try:
+        torch.set_num_threads(settings.threads)
+        torch.use_deterministic_algorithms(settings.deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # it costs time
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
+def _macs(model: Model, prepared: Prepared) -> int:
+    """0 where a part of somebody else's cannot be counted, for it is no reason not to train."""
+    try:
+        return macs(model, prepared.info)
+    except (NotImplementedError, RuntimeError) as error:
+        print(f"the work of this model cannot be counted: {error}", file=sys.stderr)
+        return 0
+
+
+def _attention(model: Model, choice: Mapping[str, Any]) -> str:
+    """Which kernel attention took where it chose by itself, and its name elsewhere."""
+    kernels = {getattr(module, "kernel", None) for module in model.modules()}
+    taken = sorted(kernel for kernel in kernels if isinstance(kernel, str))
+    named = choice.get("attention")
+    return "+".join(taken) or (cast(str, named["type"]) if isinstance(named, Mapping) else "")
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "vitlab": vitlab.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "numpy")},
+    }
+
+
+def _out_of_memory(error: Exception) -> bool:
+    is_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return is_cpu or isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
+def _sentence(error: Exception, trial: Trial) -> str:
+    """Why it failed: ours as they are, others with their type."""
+    if _out_of_memory(error):
+        batch_size = trial.spec["train"].get("batch_size")
+        return (
+            f"memory ran out, with train.batch_size {batch_size}; a smaller one, a smaller model, "
+            f"or fewer trials at a time (run.workers) need less"
+        )
+    text = " ".join(str(error).split())
+    return text if isinstance(error, VitlabError) else f"{type(error).__name__}: {text}"
