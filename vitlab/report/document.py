@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from vitlab import __version__
 from vitlab.plan.values import Plan
 from vitlab.report import words
@@ -158,7 +160,7 @@ def _not_measured(plan: Plan, frame: pd.DataFrame) -> list[str]:
     """Trials that ended well and still have no value to judge."""
     column = judged(plan.analysis)
     done = frame[frame["status"] == "done"]
-    broken = done[~done[column].map(math.isfinite)]
+    broken = done[~np.isfinite(done[column])]
     if len(done) and len(broken) == len(done):
         known = [name for name in frame.columns if name.partition("/")[0] in GROUPS and frame[name].notna().any()]
         return [f"No trial reports {plan.analysis.metric}; they report {', '.join(known) or 'nothing'}."]

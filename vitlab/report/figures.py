@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from vitlab.plan.values import Plan
 from vitlab.report import words
 from vitlab.report.frame import usable
@@ -80,7 +82,7 @@ def captions(plan: Plan) -> dict[str, str]:
 def curves(plan: Plan, history: pd.DataFrame) -> Figure | None:
     """Learning curves per arm.  Many arms get a panel each, with the baseline behind."""
     scale = words.Scale.of(plan.analysis.metric)
-    seen = history[(history["metric"] == plan.analysis.metric) & history["value"].map(math.isfinite)]
+    seen = history[(history["metric"] == plan.analysis.metric) & np.isfinite(history["value"])]
     names = [arm.name for arm in plan.arms if (seen["arm"] == arm.name).any()]
     if not names or seen["step"].nunique() < 2:
         return None

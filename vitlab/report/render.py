@@ -163,7 +163,8 @@ def _terminal(doc: Mapping[str, Any]) -> str:
         console.print(Padding(Text(_printable(sentence)), (0, 0, 0, 2)))
     columns = _columns(doc)
     table = _rich_table(columns)
-    while console.measure(table).maximum > width and any(column.rank for column in columns):
+    unbounded = console.options.update(width=10_000)
+    while console.measure(table, options=unbounded).maximum > width and any(column.rank for column in columns):
         columns.remove(max(columns, key=lambda column: column.rank))
         table = _rich_table(columns)
     console.print(table)
@@ -173,7 +174,7 @@ def _terminal(doc: Mapping[str, Any]) -> str:
         if head in ("Data", "Training"):
             console.print(Text(f"{head:<9}{_printable(text)}", style="dim"))
     assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
 def _rich_table(columns: Sequence[words.Column]) -> Any:

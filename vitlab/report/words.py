@@ -46,7 +46,7 @@ class Scale:
         least = 1 if self.unit else 0
         if not known:
             return 1 if self.unit else 4
-        return min(6, max(least, math.ceil(-math.log10(known[len(known) // 2] / 5))))
+        return min(6, max(least, math.ceil(-math.log10(known[len(known) // 2] / 3))))
 
     def number(self, value: float | None, decimals: int, *, sign: bool = False) -> str:
         """A value of the metric without its unit; a dash where there is none."""
@@ -184,7 +184,10 @@ def answers(rows: Sequence[Row], analysis: Analysis) -> list[str]:
 def _distance(difference: float, scale: Scale, decimals: int) -> str:
     if difference == 0:
         return "level with"
-    return f"{scale.amount(difference, decimals)} {'above' if difference > 0 else 'below'}"
+    said, where = scale.amount(difference, decimals), "above" if difference > 0 else "below"
+    if float(scale.number(abs(difference), decimals)) == 0:
+        said = f"less than {scale.amount(10.0**-decimals / scale.factor, decimals)}"
+    return f"{said} {where}"
 
 
 def _too_few(row: Row) -> str:
@@ -225,7 +228,7 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
     scale = Scale.of(analysis.metric)
     own = scale.decimals(widths(rows, "low", "high"))
     apart = scale.decimals(widths(rows, "difference_low", "difference_high"))
-    interval = percent(1 - analysis.alpha)
+    interval = f"{percent(1 - analysis.alpha)} interval"
     best = " at best" if analysis.at == "best" else ""
 
     def cells(cell: Any) -> tuple[str, ...]:
@@ -240,7 +243,7 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
         Column("arm", cells(lambda row: row["arm"]), right=False),
         Column("n", cells(lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}")),
         Column(scale.title + best, cells(lambda row: scale.number(row["mean"], own))),
-        Column(interval, cells(lambda row: bracket(row, "low", "high", own)), rank=2),
+        Column(interval, cells(lambda row: bracket(row, "low", "high", own)), rank=3),
         Column("sd", cells(lambda row: scale.number(row["sd"], own + 1)), rank=6),
     ]
     compared = [row for row in rows if row["baseline"] is not None]
@@ -262,7 +265,7 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
         ]
     test = f"test/{analysis.metric.partition('/')[2]}"
     if test != analysis.metric and any(row.get(test) is not None for row in rows):
-        found.append(Column(Scale.of(test).title, cells(lambda row: scale.number(row.get(test), own)), rank=3))
+        found.append(Column(Scale.of(test).title, cells(lambda row: scale.number(row.get(test), own)), rank=2))
     found += [
         Column("parameters", cells(lambda row: compact(row["params"])), rank=5),
         Column("MACs", cells(lambda row: compact(row["macs"])), rank=7),

@@ -1,0 +1,573 @@
+"""The report, on studies made by hand whose statistics are computed here with scipy."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from statsmodels.stats.power import TTestPower
+
+from vitlab import report
+from vitlab.errors import UserError
+from vitlab.plan.values import Arm, Plan, Planned, Trial
+from vitlab.report import figures, frame, words
+from vitlab.result import Circumstances, Measurement, Outcome, Result
+from vitlab.spec import STREAMS, Analysis
+from vitlab.store import Store, write_json
+
+STEPS = (0, 50, 100, 150, 200)
+BASE = [0.972, 0.969, 0.971, 0.975, 0.968]
+NONE = [0.941, 0.937, 0.944, 0.939, 0.940]
+NEAR = [0.970, 0.974, 0.969, 0.971, 0.973]
+SINE = [0.966, 0.960, 0.968, 0.967, 0.959]
+POSITIONS = {"baseline": BASE, "position=none": NONE, "position=sincos2d": NEAR, "position=sinusoidal": SINE}
+HOSTILE = """<script>alert("x")</script> | $x_1$ & [bold]\\b {{7*7}} `c` é"""
+
+
+def trial_of(arm: str, seed: int, lr: float = 2e-3) -> Trial:
+    spec = {
+        "data": {"type": "digits"},
+        "model": {"type": "vit", "position": {"type": arm}},
+        "train": {"steps": STEPS[-1], "optimizer": {"type": "adamw", "lr": lr}},
+    }
+    seeds = {stream: 0 if stream == "split" else seed for stream in STREAMS}
+    key = f"{abs(hash((arm, seed))):016x}" * 4
+    return Trial(spec, seeds, ("model:vit vitlab 0.1.0",), "sha256:c0ffee", key=key, code="c" * 16)
+
+
+def result_of(
+    trial: Trial,
+    values: Mapping[str, float],
+    *,
+    curve: Sequence[float] = (),
+    status: Any = "done",
+    failure: str = "",
+    **numerics: Any,
+) -> Result:
+    accuracy = values.get("val/accuracy", 0.5)
+    curve = curve or [accuracy * (1 - math.exp(-0.3 - step / 40)) for step in STEPS[:-1]] + [accuracy]
+    history = tuple(
+        Measurement(step, step / 20, step * 64, {"val/accuracy": value, "train/loss": 1 - value})
+        for step, value in zip(STEPS, curve, strict=True)
+    )
+    numerics = {"torch": "2.13.0", "device": "cpu", "engine": "eager", "threads": 1, **numerics}
+    circumstances = Circumstances(1.79e9, 7.5, "host", 1, 113_290, 1_894_000, 10**8, {"torch": "2.13.0"}, numerics)
+    outcome = Outcome(values, history, "w" * 64, STEPS[-1], STEPS[-1] * 64)
+    return Result(trial.key, trial.code, status, outcome, circumstances, failure)
+
+
+def study(
+    root: Path,
+    arms: Mapping[str, Sequence[float | None]] = POSITIONS,
+    *,
+    analysis: Analysis | None = None,
+    metric: str = "val/accuracy",
+    numerics: Mapping[str, Any] = {},
+    **plan: Any,
+) -> tuple[Plan, Store]:
+    """A study whose trials have ended with the given values; None stands for a trial that was never begun."""
+    store, planned = Store(root), []
+    for arm, values in arms.items():
+        for seed, value in enumerate(values):
+            trial = trial_of(arm, seed)
+            planned.append(Planned(arm, seed, trial))
+            if value is not None:
+                finals = {metric: value, metric.replace("val/", "test/"): value - 0.01, "train/loss": 0.1}
+                store.trial(trial.key, trial.code).finish(result_of(trial, finals, **numerics.get(arm, {})))
+    made = Plan(
+        study="positions",
+        question=plan.pop("question", "Does a small ViT need to be told where its patches are?"),
+        arms=plan.pop("planned_arms", None)
+        or tuple(
+            Arm(arm, {"model.position": arm.partition("=")[2] or "learned"}, None if index == 0 else next(iter(arms)))
+            for index, arm in enumerate(arms)
+        ),
+        trials=tuple(planned),
+        analysis=analysis or Analysis(),
+        **plan,
+    )
+    write_json(store.study(made.study) / "plan.json", made.to_json())
+    return made, store
+
+
+def outcome(root: Path, *args: Any, **options: Any) -> tuple[Plan, Store, pd.DataFrame, pd.DataFrame]:
+    plan, store = study(root, *args, **options)
+    results = frame.results(plan, store)
+    return plan, store, results, frame.summary(results, plan.analysis).set_index("arm")
+
+
+def document(plan: Plan, store: Store) -> dict[str, Any]:
+    rendered = report.render(plan, store, "json")
+    assert isinstance(rendered, str)
+    return json.loads(rendered, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def text_of(plan: Plan, store: Store, form: str) -> str:
+    rendered = report.render(plan, store, form)
+    assert isinstance(rendered, str)
+    return rendered
+
+
+# -- the frames -------------------------------------------------------------------------------------------------------
+
+
+def test_results_have_a_row_a_trial_and_the_columns_promised(tmp_path):
+    plan, _, results, _ = outcome(tmp_path)
+    assert list(results.columns) == [
+        *("study", "arm", "baseline", "seed", "trial", "code", "status", "failure", "model.position"),
+        *("val/accuracy", "test/accuracy", "train/loss"),
+        *("params", "macs", "steps", "images", "wall_s", "engine", "threads", "device", "origins"),
+    ]
+    assert len(results) == 20
+    row = results[(results["arm"] == "position=none") & (results["seed"] == 3)].iloc[0]
+    assert row["val/accuracy"] == 0.939
+    assert (row["baseline"], row["model.position"], row["status"]) == ("baseline", "none", "done")
+    assert (row["params"], row["steps"], row["threads"], row["engine"]) == (113_290, 200, 1, "eager")
+    assert row["trial"] == plan.trials[8].trial.key
+    assert results["baseline"].isna().sum() == 5
+
+
+def test_trials_without_a_result_keep_their_rows_and_the_types_their_columns(tmp_path):
+    plan, store, full, _ = outcome(tmp_path / "a")
+    plan, store = study(tmp_path / "b", {arm: [None] * 5 for arm in POSITIONS})
+    failed, running = (store.trial(plan.trials[i].trial.key, plan.trials[i].trial.code) for i in (6, 7))
+    failed.fail("CUDA out of memory")
+    with running.lease():
+        results = frame.results(plan, store)
+    assert results["status"].value_counts().to_dict() == {"missing": 18, "failed": 1, "running": 1}
+    assert results.loc[6, "failure"] == "CUDA out of memory"
+    assert results["val/accuracy"].isna().all()
+    common = [name for name in full.columns if name in results.columns]
+    assert full.dtypes[common].equals(results.dtypes[common])
+
+
+def test_varied_values_are_numbers_where_all_are(tmp_path):
+    arms = {"baseline": BASE, "b": NONE, "c": NEAR}
+    values = [(7, 0.1, "learned"), (4, 1, {"type": "rope2d", "theta": 50.0}), (14, 0.5, "none")]
+    plan, store = study(tmp_path, arms)
+    varied = tuple(
+        Arm(name, dict(zip(("model.patch_size", "model.drop", "model.position"), value, strict=True)))
+        for name, value in zip(arms, values, strict=True)
+    )
+    results = frame.results(Plan(plan.study, "", varied, plan.trials, plan.analysis), store)
+    assert results["model.patch_size"].dtype == "int64"
+    assert results["model.drop"].dtype == "float64"
+    assert results["model.position"].iloc[5] == "rope2d(theta=50)"
+
+
+def test_history_is_long_and_timed_by_the_journal(tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE[:2], "other": [0.5, None]})
+    first, running = (store.trial(plan.trials[i].trial.key, plan.trials[i].trial.code) for i in (0, 3))
+    first.emit("start", attempt=1)
+    for step in STEPS[1:3]:
+        first.emit("metrics", step=step, epoch=0.1, images=1, metrics={"val/accuracy": 9.0, "system/x": 1.0})
+    running.path.mkdir(parents=True)
+    running.emit("metrics", step=50, epoch=2.5, images=1, metrics={"val/accuracy": 0.25, "system/memory": 1.0})
+    history = frame.history(plan, store)
+    assert list(history.columns) == ["trial", "arm", "seed", "step", "epoch", "metric", "value", "time"]
+    assert len(history) == 3 * 5 * 2 + 1
+    mine = history[(history["trial"] == plan.trials[0].trial.key) & (history["metric"] == "val/accuracy")]
+    assert mine["time"].notna().tolist() == [False, True, True, False, False]
+    assert mine["value"].iloc[-1] == BASE[0]  # from the result, not from the journal
+    assert mine["time"].dt.year.iloc[1] >= 2024
+    so_far = history[history["trial"] == plan.trials[3].trial.key]
+    assert so_far[["metric", "value", "step"]].values.tolist() == [["val/accuracy", 0.25, 50]]
+
+
+def test_at_best_takes_the_best_of_the_history_and_says_that_it_flatters(tmp_path):
+    for goal, best in (("max", 0.99), ("min", 0.2)):
+        analysis = Analysis(at="best", goal=goal)
+        plan, store = study(tmp_path / goal, {"baseline": BASE[:3], "b": [None, None, None]}, analysis=analysis)
+        for planned in plan.trials[3:]:
+            curve = [0.2, math.nan, 0.99, 0.5, 0.4]
+            made = result_of(planned.trial, {"val/accuracy": 0.4}, curve=curve)
+            store.trial(made.key, made.code).finish(made)
+        results = frame.results(plan, store)
+        assert results["val/accuracy@best"].tolist()[3:] == [best] * 3
+        assert results["val/accuracy"].tolist()[3:] == [0.4] * 3
+        assert frame.summary(results, analysis)["mean"].tolist()[1] == pytest.approx(best)
+        assert any("optimistic" in note for note in document(plan, store)["notes"])
+
+
+# -- the judgement ----------------------------------------------------------------------------------------------------
+
+
+def test_summary_is_what_scipy_says(tmp_path):
+    _, _, _, summary = outcome(tmp_path, analysis=Analysis(alpha=0.1))
+    p = []
+    for arm, values in list(POSITIONS.items())[1:]:
+        row, reference = summary.loc[arm], stats.ttest_rel(values, BASE)
+        interval = reference.confidence_interval(0.9)
+        assert row["difference"] == pytest.approx(np.mean(values) - np.mean(BASE))
+        assert (row["difference_low"], row["difference_high"]) == pytest.approx((interval.low, interval.high))
+        assert row["p"] == pytest.approx(reference.pvalue)
+        sd = np.std(np.subtract(values, BASE), ddof=1)
+        size = TTestPower().solve_power(nobs=5, alpha=0.1 / 3, power=0.8)
+        assert row["detectable"] == pytest.approx(sd * size, rel=1e-4)
+        low, high = stats.t.interval(0.9, 4, np.mean(values), stats.sem(values))
+        assert (row["low"], row["high"]) == pytest.approx((low, high))
+        assert row["test/accuracy"] == pytest.approx(np.mean(values) - 0.01)
+        p.append(reference.pvalue)
+    # Holm by hand: ascending, times what is left, never falling, at most 1.
+    order, holm, largest = np.argsort(p), np.empty(3), 0.0
+    for rank, index in enumerate(order):
+        largest = holm[index] = max(largest, min(1.0, p[index] * (3 - rank)))
+    assert summary["p_corrected"].tolist()[1:] == pytest.approx(holm.tolist())
+    assert summary["family"].tolist()[1:] == [3, 3, 3]
+    assert summary.loc["baseline", ["difference", "p"]].isna().all()
+    assert summary["better"].tolist()[1:] == [0.0, 0.4, 0.0]
+
+
+def test_answers_in_plain_words(tmp_path):
+    plan, _, results, _ = outcome(tmp_path)
+    worse, unclear, _ = report.answers(plan, results)
+    interval = stats.ttest_rel(NONE, BASE).confidence_interval(0.95)
+    low, high = (f"{100 * end:.1f}".replace("-", "\N{MINUS SIGN}") for end in interval)
+    assert worse == (
+        f"position=none is 3.1 points below baseline (95 % interval {low} to {high}, "
+        "p < 0.001 after Holm over 3 comparisons)."
+    )
+    size = TTestPower().solve_power(nobs=5, alpha=0.05 / 3, power=0.8)
+    could = 100 * size * np.std(np.subtract(NEAR, BASE), ddof=1)
+    assert unclear.startswith("cannot tell: position=sincos2d is less than 0.1 points above baseline (95 % interval ")
+    assert unclear.endswith(f"; 5 seeds could have detected {could:.1f} points with 80 % power.")
+
+
+def test_a_loss_is_shown_raw_and_less_is_better(tmp_path):
+    low = [value - 0.9 for value in NONE]
+    high = [value - 0.9 for value in BASE]
+    analysis = Analysis(metric="val/loss", goal="min")
+    plan, _, results, summary = outcome(tmp_path, {"baseline": high, "b": low}, analysis=analysis, metric="val/loss")
+    [sentence] = report.answers(plan, results)
+    assert sentence.startswith("b is 0.031 below baseline, which is better (95 % interval \N{MINUS SIGN}0.03")
+    assert "points" not in sentence and "after" not in sentence
+    assert summary.loc["b", "better"] == 1.0
+
+
+def test_diverged_seeds_are_counted_left_out_of_pairs_and_said(tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
+    last = plan.trials[-1].trial
+    diverged = result_of(last, {"val/accuracy": 0.1}, status="diverged", failure="loss is nan at step 120")
+    store.trial(last.key, last.code).finish(diverged)
+    results = frame.results(plan, store)
+    row = frame.summary(results, plan.analysis).set_index("arm").loc["b"]
+    assert (row["n"], row["diverged"], row["pairs"]) == (4, 1, 4)
+    assert row["p"] == pytest.approx(stats.ttest_rel(NONE[:4], BASE[:4]).pvalue)
+    assert row["mean"] == pytest.approx(np.mean(NONE[:4]))
+    said = document(plan, store)["notes"]
+    assert "b, seed 4, diverged: loss is nan at step 120; its values are left out." in said
+    assert any(note.startswith("Warning: b and baseline are compared at 4 seeds only; 4 has no value") for note in said)
+    assert "| 4/5 |" in text_of(plan, store, "md")
+
+
+def test_a_value_that_is_not_finite_is_left_out_and_said(tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE, "b": [math.nan, *NONE[1:]]})
+    doc = document(plan, store)
+    assert doc["arms"][1]["n"] == 4
+    assert "b, seed 0, is done, but its val/accuracy is not finite; it is left out." in doc["notes"]
+
+
+def test_a_metric_nobody_reports_is_said_with_those_there_are(tmp_path):
+    plan, store = study(tmp_path, analysis=Analysis(metric="val/accurcy"))
+    doc = document(plan, store)
+    assert any(
+        note == "No trial reports val/accurcy; they report val/accuracy, test/accuracy, train/loss."
+        for note in doc["notes"]
+    )
+    assert doc["answers"][0].startswith("cannot tell: no trial of position=none can be judged yet")
+    assert "arms" not in figures.figures(*_figure_arguments(plan, store))
+
+
+def test_one_seed_has_no_interval_and_no_verdict(tmp_path):
+    plan, store, results, summary = outcome(tmp_path, {"baseline": BASE[:1], "b": NONE[:1]})
+    assert report.answers(plan, results) == [
+        "cannot tell: b is 3.1 points below baseline, and one seed has no spread to judge that by."
+    ]
+    assert summary[["sd", "low", "high", "p", "p_corrected", "detectable"]].isna().all(axis=None)
+    assert "One seed (0): no spread, no interval, no test." in text_of(plan, store, "md")
+
+
+def test_seeds_that_are_one_trial_are_one_replicate(tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
+    same = tuple(
+        Planned(item.arm, item.seed, plan.trials[0 if item.seed < 5 and item.arm == "baseline" else 5].trial)
+        for item in plan.trials
+    )
+    plan = Plan(plan.study, plan.question, plan.arms, same, plan.analysis)
+    doc = document(plan, store)
+    assert [row["n"] for row in doc["arms"]] == [1, 1]
+    assert any("seeds 1 to 4 are the same trial as an earlier seed" in note for note in doc["notes"])
+
+
+def test_equal_arms_are_called_equal_and_constant_differences_are_not_certain(tmp_path):
+    moved = [value - 0.01 for value in BASE]
+    plan, _, results, summary = outcome(tmp_path, {"baseline": BASE, "same": BASE, "moved": moved})
+    same, constant = report.answers(plan, results)
+    assert same == "same and baseline reached the same val/accuracy at each of 5 seeds."
+    assert constant.startswith("cannot tell: moved is 1.0 points below baseline at each of 5 seeds alike")
+    assert summary.loc["moved", "p"] == 0.0625
+
+
+def test_notes_say_what_a_reader_must_know(tmp_path):
+    arms = tuple(Arm(name, {}, None if name == "baseline" else "baseline") for name in POSITIONS)
+    arms += (Arm("position=rope2d", {}, "baseline", skip="head_dim 12 does not divide by 8."),)
+    plan, store = study(
+        tmp_path, planned_arms=arms, notes=("data is small.",), numerics={"position=none": {"threads": 2}}
+    )
+    store.trial(plan.trials[5].trial.key, plan.trials[5].trial.code)
+    said = document(plan, store)["notes"]
+    assert "data is small." in said
+    assert "position=rope2d was skipped: head_dim 12 does not divide by 8." in said
+    assert any(note.startswith("position=none and baseline mix numerics (threads 1 and 2)") for note in said)
+    assert not any(note.startswith("position=sincos2d and baseline mix") for note in said)
+    assert any(note.startswith("All arms ran at the baseline's learning rate (0.002)") for note in said)
+    assert any(note.startswith("5 seeds (0 to 4) vary init, order, augment") for note in said)
+    assert any("smallest p is 0.062" in note for note in said)
+
+
+def test_a_comparison_not_made_yet_still_counts_in_the_family(tmp_path):
+    _, _, _, summary = outcome(tmp_path, {"baseline": BASE, "b": SINE, "c": [None] * 5})
+    assert summary.loc["b", "p_corrected"] == pytest.approx(2 * stats.ttest_rel(SINE, BASE).pvalue)
+    assert math.isnan(summary.loc["c", "p_corrected"])
+
+
+def test_without_comparisons_each_arm_says_what_it_reached(tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE}, analysis=Analysis(compare="none"))
+    low, high = stats.t.interval(0.95, 4, np.mean(BASE), stats.sem(BASE))
+    assert document(plan, store)["answers"] == [
+        f"baseline reaches {100 * np.mean(BASE):.1f} % val/accuracy "
+        f"(95 % interval {100 * low:.1f} to {100 * high:.1f}, 5 seeds)."
+    ]
+    assert "difference" not in text_of(plan, store, "md")
+
+
+# -- the documents ----------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """Tags and attributes as a browser would see them, and text."""
+
+    VOID = ("meta", "br", "hr", "img", "link", "input")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_hostile_names_are_text_everywhere(tmp_path):
+    arms = {"baseline": BASE, HOSTILE: NONE}
+    plan, store = study(tmp_path, arms, question=f"Is {HOSTILE} safe?\x1b[2J", notes=(HOSTILE,))
+    page = Page(text_of(plan, store, "html"))
+    assert not page.open
+    assert not {"script", "iframe", "object", "img", "link"} & {tag for tag, _ in page.tags}
+    assert page.text.count("""<script>alert("x")</script> | $x_1$ & [bold]\\b {{7*7}} `c` é""") >= 4
+    assert any(HOSTILE[:20] in line for line in page.text.splitlines())
+    markdown = text_of(plan, store, "md")
+    assert "<script>" not in markdown.replace("\\<script\\>", "")
+    table = [line for line in markdown.splitlines() if line.startswith("| ")]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
+    assert "\x1b" not in text_of(plan, store, "terminal")
+    latex = text_of(plan, store, "latex")
+    assert r"\$x\_1\$ \& [bold]\textbackslash{}b \{\{7*7\}\}" in latex
+    assert pd.read_csv(_file(tmp_path, text_of(plan, store, "csv")))["arm"].iloc[-1] == HOSTILE
+
+
+def test_the_page_fetches_nothing_and_runs_nothing(tmp_path):
+    plan, store = study(tmp_path)
+    html = text_of(plan, store, "html")
+    page = Page(html)
+    assert not re.search(r"https?://|@import|javascript:", html)
+    for tag, attributes in page.tags:
+        assert tag != "script" and not any(name.startswith("on") for name in attributes)
+        for name in ("src", "href", "xlink:href"):
+            assert attributes.get(name, "#").startswith("#")
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    known = set(ids)
+    assert set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", html)) <= known
+    used = set(re.findall(r"var\((--[\w-]+)\)", html))
+    assert used <= set(re.findall(r"(--[\w-]+):", html))
+    assert sum(tag == "svg" for tag, _ in page.tags) == 2
+
+
+def test_write_leaves_every_file_and_stored_gives_them_back(tmp_path):
+    plan, store = study(tmp_path)
+    folder = store.study(plan.study) / "report"
+    assert report.stored(plan, store, "md") is None
+    files = report.write(plan, store, folder)
+    assert {file.name for file in files} == {
+        *("report.md", "report.html", "report.json", "results.csv", "results.parquet", "history.parquet"),
+        *("summary.csv", "arms.png", "curves.png"),
+    }
+    assert sorted(folder.iterdir()) == sorted(files)
+    assert all((folder / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("arms", "curves"))
+    pd.testing.assert_frame_equal(pd.read_parquet(folder / "results.parquet"), frame.results(plan, store))
+    pd.testing.assert_frame_equal(pd.read_parquet(folder / "history.parquet"), frame.history(plan, store))
+    for form in ("csv", "json", "terminal", "latex", "html"):
+        assert report.stored(plan, store, form) == report.render(plan, store, form)
+    assert report.stored(plan, store, "parquet") == (folder / "results.parquet").read_bytes()
+
+
+def test_a_stored_report_is_old_once_a_trial_has_ended(tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
+    report.write(plan, store, store.study(plan.study) / "report")
+    assert report.stored(plan, store, "terminal") is not None
+    last = plan.trials[-1].trial
+    store.trial(last.key, last.code).finish(result_of(last, {"val/accuracy": 0.9}))
+    assert report.stored(plan, store, "terminal") is None
+    (store.study(plan.study) / "report" / "report.json").write_text("{torn")
+    assert report.stored(plan, store, "terminal") is None
+
+
+def test_a_study_without_a_single_result_is_reported(tmp_path):
+    plan, store = study(tmp_path, {arm: [None] * 3 for arm in POSITIONS})
+    files = report.write(plan, store, store.study(plan.study) / "report")
+    assert not [file for file in files if file.suffix == ".png"]
+    assert "Preliminary: of 12 trials, 12 missing." in text_of(plan, store, "md")
+    skipped = Plan("positions", "", (Arm("a", {}, skip="no"),), (), Analysis())
+    for form in report.FORMATS:
+        assert report.render(skipped, store, form)
+
+
+def test_the_terminal_drops_columns_before_it_breaks_lines(tmp_path, monkeypatch):
+    plan, store = study(tmp_path)
+    for width, wanted, unwanted in ((200, "MACs", "---"), (90, "verdict", "MACs")):
+        monkeypatch.setenv("COLUMNS", str(width))
+        said = text_of(plan, store, "terminal")
+        assert max(map(len, said.splitlines())) <= width
+        assert wanted in said and unwanted not in said
+        row = next(line for line in said.splitlines() if line.startswith(" position=none"))
+        assert "\N{MINUS SIGN}3.1" in row and "worse" in row
+
+
+def test_latex_has_as_many_cells_as_columns(tmp_path):
+    plan, store = study(tmp_path)
+    latex = text_of(plan, store, "latex")
+    [layout] = re.findall(r"\\begin\{tabular\}\{([lr]+)\}", latex)
+    rows = [line for line in latex.splitlines() if line.endswith(r"\\")]
+    assert len(rows) == 5
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(layout) - 1}
+
+
+def test_how_it_was_made_tells_trained_from_cached(tmp_path):
+    plan, store = study(tmp_path)
+    write_json(store.study(plan.study) / "plan.json", plan.to_json())  # a second run, after all had ended
+    last = plan.trials[-1].trial
+    store.trial(last.key, last.code).finish(result_of(last, {"val/accuracy": 0.9}))
+    made = document(plan, store)["made"]
+    assert (made["trained"], made["cached"]) == (1, 19)
+    assert made["data"] == [{"set": "digits", "identity": "sha256:c0ffee"}]
+    assert made["wall_s"] == pytest.approx(20 * 7.5)
+    assert "1 trained in the last run, 19 taken from earlier runs" in text_of(plan, store, "md")
+
+
+def test_an_unknown_format_is_refused(tmp_path):
+    plan, store = study(tmp_path)
+    with pytest.raises(UserError, match=r"no report format 'htm'\. Did you mean 'html'\?"):
+        report.render(plan, store, "htm")
+
+
+# -- the pictures -----------------------------------------------------------------------------------------------------
+
+
+def _figure_arguments(plan: Plan, store: Store) -> tuple[Any, ...]:
+    results = frame.results(plan, store)
+    return plan, results, frame.summary(results, plan.analysis), frame.history(plan, store)
+
+
+def _file(folder: Path, text: str) -> Path:
+    (folder / "file").write_text(text, encoding="utf-8")
+    return folder / "file"
+
+
+def test_the_picture_shows_the_numbers(tmp_path):
+    plan, store = study(tmp_path)
+    drawn = figures.figures(*_figure_arguments(plan, store))
+    left, right = drawn["arms"].axes
+    assert [label.get_text() for label in left.get_yticklabels()] == list(POSITIONS)
+    dots = np.concatenate([group.get_offsets()[:, 0] for group in left.collections])
+    assert sorted(dots) == pytest.approx(sorted(100 * value for values in POSITIONS.values() for value in values))
+    intervals = [
+        line.get_xdata() for line in right.lines if len(line.get_xdata()) == 2 and len(set(line.get_ydata())) == 1
+    ]
+    expected = stats.ttest_rel(NONE, BASE).confidence_interval(0.95)
+    assert any(np.allclose(ends, [100 * expected.low, 100 * expected.high]) for ends in intervals)
+    [curves] = drawn["curves"].axes
+    bold = [line for line in curves.lines if line.get_linewidth() > 1]
+    ends = sorted(float(line.get_ydata()[-1]) for line in bold)
+    assert ends == pytest.approx(sorted(100 * np.mean(values) for values in POSITIONS.values()))
+
+
+@pytest.mark.parametrize("count", [1, 2, 12, 30])
+def test_any_number_of_arms_and_seeds_is_drawn(tmp_path, count):
+    arms = {f"arm {index} 日本": [0.9 + 0.001 * index + 0.002 * seed for seed in range(2)] for index in range(count)}
+    for name, figure in figures.figures(*_figure_arguments(*study(tmp_path, arms))).items():
+        assert figures.png(figure, dpi=40).startswith(b"\x89PNG")
+        assert figures.svg(figure, name).startswith('<svg role="img"')
+
+
+def test_labels_are_moved_apart_and_stay_within():
+    places = figures._apart([1.0, 1.0, 1.01, 3.0], gap=0.5, low=0.0, high=3.0)
+    assert all(b - a >= 0.5 - 1e-12 for a, b in itertools.pairwise(places))
+    assert places[-1] <= 3.0 and places[0] >= 0.0
+
+
+def test_numbers_are_said_so_that_they_can_be_read():
+    assert [words.compact(n) for n in (950, 12_345, 999_950, 5.7e9)] == ["950", "12.3 k", "1.00 M", "5.70 G"]
+    assert [words.p_value(p, 0.05) for p in (0.0004, 0.0123, 0.612, 0.05004)] == ["< 0.001", "0.012", "0.61", "0.05004"]
+    assert [words.duration(s) for s in (3.2, 59.7, 185, 7620)] == ["3.2 s", "1 min 00 s", "3 min 05 s", "2 h 07 min"]
+    assert words.Scale.of("val/accuracy_cls").unit == words.Scale.of("test/top5").unit == "%"
+    assert words.Scale.of("val/loss").unit == words.Scale.of("val/topology").unit == ""
+    assert words.Scale.of("val/ece").number(-0.0001, 1) == "0.0"
+
+
+@pytest.mark.parametrize(
+    "module", ["vitlab.report", "vitlab.report.frame", "vitlab.report.figures", "vitlab.report.document"]
+)
+def test_importing_the_report_is_light(module):
+    heavy = "{'torch', 'mlflow', 'ray', 'pandas', 'matplotlib', 'scipy', 'jinja2', 'rich.console'}"
+    code = f"import sys, {module}; found = {heavy} & set(sys.modules); sys.exit(str(found) if found else 0)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_stored_report_is_said_without_pandas(tmp_path):
+    plan, store = study(tmp_path)
+    report.write(plan, store, store.study(plan.study) / "report")
+    code = (
+        "import sys\nfrom vitlab import report\nfrom vitlab.plan.values import Plan\n"
+        "from vitlab.store import Store, read_json\nfrom pathlib import Path\n"
+        f"store = Store(Path({str(tmp_path)!r}))\nplan = Plan.from_json(read_json(store.study('positions') / 'plan.json'))\n"
+        "assert all(report.stored(plan, store, form) for form in report.FORMATS)\n"
+        "sys.exit(bool({'pandas', 'scipy', 'matplotlib', 'torch'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
