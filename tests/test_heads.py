@@ -142,7 +142,7 @@ def test_pre_logits_as_in_torchvision(size: int | None) -> None:
 @pytest.mark.parametrize("fusion", ["logits", "softmax", "cls", "dist"])
 def test_fusions_of_the_distilled_pair(fusion: str) -> None:
     g = geometry(("class", "distillation"))
-    built = head.build({"type": "distilled", "fusion": fusion}, g).double()
+    built = head.build({"type": "distilled", "fusion": fusion}, g).double().eval()
     x = tokens(g)
     out = built(x)
     assert isinstance(out, DistilledLogits)
@@ -161,10 +161,12 @@ def test_fusions_of_the_distilled_pair(fusion: str) -> None:
     for name, value in expected.items():
         np.testing.assert_allclose(numbers(views[name]), value, atol=1e-12)
     assert torch.equal(views[""], views[fusion])
+    # The loss of a training must not know how the model will be asked later.
+    assert torch.equal(built.train().views(out)[""], views["logits"])
 
 
 def test_late_fusion_of_softmax_is_a_distribution_even_for_large_logits() -> None:
-    built = head.build({"type": "distilled", "fusion": "softmax"}, geometry(("class", "distillation")))
+    built = head.build({"type": "distilled", "fusion": "softmax"}, geometry(("class", "distillation"))).eval()
     views = built.views(DistilledLogits(torch.tensor([[1e4, 0.0, 0.0]]), torch.tensor([[0.0, 1e4, 0.0]])))
     torch.testing.assert_close(views[""].exp(), torch.tensor([[0.5, 0.5, 0.0]]))
 

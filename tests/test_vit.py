@@ -6,7 +6,7 @@ import copy
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo
 from vitlab.models import Model, ViT, model
+from vitlab.models.sizes import SIZES, Name
 from vitlab.slots import slot
 
 torchvision()  # timm imports it, and it may need help
@@ -302,6 +303,14 @@ def test_blocks_that_are_not_there(blocks: Mapping[str, Any], sentence: str) -> 
         ViT.why_not(DATA, {**SMALL, "blocks": blocks})
 
 
+def test_a_block_is_named_as_yaml_reads_it() -> None:
+    resolved = model.resolve({"type": "vit", "blocks": {3: {"mlp": "swiglu"}}})
+    assert list(resolved.plain()["blocks"]) == ["3"]
+    assert ViT.why_not(DATA, {**resolved.options, "patch_size": 8}) is None
+    with pytest.raises(OptionError, match="blocks"):
+        model.resolve({"type": "vit", "blocks": {"last": {"mlp": "swiglu"}}})
+
+
 def test_mistakes_inside_blocks_are_placed() -> None:
     with pytest.raises(OptionError) as caught:
         model.resolve({"type": "vit", "blocks": {"0": {"attention": "spilt"}}})
@@ -343,6 +352,14 @@ def test_without_a_size_it_is_tiny() -> None:
 def test_an_unknown_size_is_a_sentence() -> None:
     with pytest.raises(OptionError, match="size"):
         model.resolve({"type": "vit", "size": "Tiny"})
+    assert set(get_args(Name)) == set(SIZES)
+
+
+@pytest.mark.parametrize(("option", "value"), [("mlp", None), ("mlp", False), ("prefix", None), ("dim", "wide")])
+def test_spelling_out_hides_no_mistake(option: str, value: object) -> None:
+    with pytest.raises(OptionError) as caught:
+        model.resolve({"type": "vit", "size": "S", option: value})
+    assert [path[0] for path, _ in caught.value.faults] == [option]
 
 
 def test_built_in_python_as_in_yaml() -> None:

@@ -199,8 +199,8 @@ class Distilled(Head):
     """A classifier each for the class and the distillation token.  Reference: arXiv:2012.12877, section 4.
 
     The paper adds the two softmax outputs; its code, and all ports, average the logits.  ``fusion`` says which, or
-    that one head decides.  It matters when the model is asked, never while it is trained: every fusion is a view of
-    the same output.
+    that one of the two decides alone, in evaluation; in training the prediction is always the average of the logits,
+    so that no fusion needs a training of its own.  All four are views of every output.
     """
 
     canonical: ClassVar[Mapping[str, str]] = {"fc.": "head.", "fc_dist.": "head_dist."}
@@ -237,7 +237,7 @@ class Distilled(Head):
         return DistilledProbabilities(self.views(logits)[""].softmax(1), *logits)
 
     def views(self, output: Any) -> dict[str, Tensor]:
-        """``""`` by the chosen fusion, and each of the four: ``logits``, ``softmax``, ``cls``, ``dist``."""
+        """``""`` by the chosen fusion (in training: ``logits``), and each: ``logits``, ``softmax``, ``cls``, ``dist``."""
         summed = torch.logaddexp(output.cls.log_softmax(1), output.dist.log_softmax(1))
         views = {
             "logits": (output.cls + output.dist) / 2,
@@ -245,7 +245,7 @@ class Distilled(Head):
             "cls": output.cls,
             "dist": output.dist,
         }
-        return {"": views[self.fusion], **views}
+        return {"": views["logits" if self.training else self.fusion], **views}
 
 
 @head.register("segmentation")

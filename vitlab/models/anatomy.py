@@ -35,8 +35,8 @@ class BlockParts(BaseModel):
     norm: Annotated[Choice | str, Pick("norm")] | None = None
 
 
-Span = Annotated[str, Field(pattern=r"^\d+(-\d+)?$")]
-"""One block, ``"3"``, or the first and the last of several, ``"0-3"``; blocks count from 0."""
+Span = Annotated[str, Field(pattern=r"^\d+(-\d+)?$", coerce_numbers_to_str=True)]
+"""One block, ``3``, or the first and the last of several, ``0-3``; blocks count from 0."""
 
 
 @dataclass(frozen=True)

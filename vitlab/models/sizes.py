@@ -52,16 +52,18 @@ def spelled_out(options: Mapping[str, Any]) -> dict[str, Any]:
 
     The ratio is that of the plain MLP, ``gelu``; any other keeps a ratio of its own.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    name = given.get("size", DEFAULT)
+    name = options.get("size") or DEFAULT
     if name not in SIZES:
         return dict(options)  # validation will say so, and name the sizes
     size = SIZES[name]
-    full = {"dim": size.dim, "depth": size.depth, "heads": size.heads, **given}
+    full = dict(options)
+    for number in ("dim", "depth", "heads"):
+        if full.get(number) is None:
+            full[number] = getattr(size, number)
     try:
-        mlp = Choice.of(given.get("mlp", "gelu"))
+        mlp = Choice.of(full.get("mlp", "gelu"))
     except ValueError:
-        return full
+        return full  # validation will say what belongs there
     if mlp.type == "gelu":
         full["mlp"] = {"type": "gelu", "ratio": size.ratio, **mlp.options}
     return full

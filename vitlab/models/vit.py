@@ -273,18 +273,19 @@ class ViT(Model):
                 fan_in = module.weight[0].numel()
                 drawn[f"{path}.weight"] = (kind, fan_in)
                 drawn[f"{path}.bias"] = ("linear_bias" if kind == "linear" else "conv_bias", fan_in)
-        drawn = {self._canonical(name): how for name, how in drawn.items() if name not in kept}
+        drawn = {self._canonical(name): how for name, how in drawn.items()}
         for path in (f"blocks.{i}.attn" for i in range(self.geometry.depth)):
             for layer in ("qkv", "proj"):
-                if f"{path}.{layer}.weight" in state:
-                    fan_in = state[f"{path}.{layer}.weight"].shape[1]
-                    drawn[f"{path}.{layer}.weight"] = ("linear", fan_in)
-                    drawn[f"{path}.{layer}.bias"] = ("linear_bias", fan_in)
+                weight = state.get(f"{path}.{layer}.weight")
+                if weight is not None and weight.ndim == 2:
+                    drawn[f"{path}.{layer}.weight"] = ("linear", weight.shape[1])
+                    drawn[f"{path}.{layer}.bias"] = ("linear_bias", weight.shape[1])
         parameters = {self._canonical(name) for name, _ in self.named_parameters()}
         drawn |= dict.fromkeys(("cls_token", "dist_token", "reg_token"), ("token", 0))
         if "pos_embed" in parameters:
             drawn["pos_embed"] = ("position", 0)
-        return {name: how for name, how in drawn.items() if name in state}
+        kept = {self._canonical(name) for name in kept}
+        return {name: how for name, how in drawn.items() if name in state and name not in kept}
 
     # -- the canonical checkpoint -----------------------------------------------------------------------------------
 
