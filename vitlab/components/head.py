@@ -237,7 +237,7 @@ class Distilled(Head):
         return DistilledProbabilities(self.views(logits)[""].softmax(1), *logits)
 
     def views(self, output: Any) -> dict[str, Tensor]:
-        """``""`` by the chosen fusion (in training: ``logits``), and each: ``logits``, ``softmax``, ``cls``, ``dist``."""
+        """``""`` by the chosen fusion (in training by ``logits``), and all four by name."""
         summed = torch.logaddexp(output.cls.log_softmax(1), output.dist.log_softmax(1))
         views = {
             "logits": (output.cls + output.dist) / 2,
