@@ -6,14 +6,14 @@ Only this module sees the whole study; everybody else is handed the piece it nee
 from __future__ import annotations
 
 import fnmatch
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab import slots
-from vitlab.errors import DataError, Interrupted, TrialFailed, UserError, nearest
+from vitlab.errors import DataError, TrialFailed, UserError, nearest
+from vitlab.execution import Watch, execute, with_prerequisites
 from vitlab.plan.values import Plan, Planned
 from vitlab.spec import Document, RunSpec, Study, read_document, read_study
 from vitlab.store import Store, TrialFolder, read_json, write_bytes, write_json
@@ -21,36 +21,9 @@ from vitlab.store import Store, TrialFolder, read_json, write_bytes, write_json
 if TYPE_CHECKING:
     import pandas as pd
 
-    from vitlab.executors import Executor, Job
-    from vitlab.trackers import Tracker
 
 OUT = Path("vitlab-runs")
 """Where everything is written unless told otherwise."""
-
-GRACE_S = 30.0  #: how long a worker may take to checkpoint when asked to stop
-TRACK_EVERY_S = 2.0
-
-
-class Watch:
-    """What somebody who watches a run is told.  The base class looks away."""
-
-    def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
-        """The plan stands; ``todo`` are the trials that will be trained."""
-
-    def started(self, planned: Planned) -> None:
-        """A trial was handed to a worker."""
-
-    def ended(self, planned: Planned, how: str, detail: str) -> None:
-        """A trial ended: done, failed, lost (its worker died; it is tried again) or stopped."""
-
-    def tick(self) -> None:
-        """A moment passed."""
-
-    def say(self, sentence: str) -> None:
-        """Something the user should know now."""
-
-    def close(self) -> None:
-        """Nothing more will come."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +88,7 @@ def run(
             parked.append(planned)
         elif fnmatch.fnmatchcase(planned.arm, only):
             todo.append(planned)
-    todo = _prerequisites(plan, todo, store) + todo
+    todo = with_prerequisites(plan, todo, store)
     if parked:
         watch.say(f"{_trials(len(parked))} failed before under this code; --retry-failed trains them again.")
     watch.planned(plan, todo, store)
@@ -125,9 +98,7 @@ def run(
     tracker = connect(study.run.tracking_uri, plan, store, keep=study.run.keep)
     failed = len(parked)
     try:
-        executor = slots.slot("executor").build(study.run.executor, study.run)
-        jobs = [(planned, _job(planned, store, study.run, plugins)) for planned in todo]
-        failed += _execute(executor, jobs, study.run, tracker, watch)
+        failed += execute(todo, store, study.run, plugins, tracker, watch)
     finally:
         from vitlab import report
 
@@ -180,10 +151,8 @@ def smoke(
     distinct = {planned.trial.origins: planned for planned in reversed(plan.trials)}.values()
     todo = [planned for planned in distinct if not _folder(store, planned).done()]
     watch.planned(plan, todo, store)
-    executor = slots.slot("executor").build(study.run.executor, study.run)
     try:
-        jobs = [(planned, _job(planned, store, study.run, plugins)) for planned in todo]
-        failed = _execute(executor, jobs, study.run, Tracker(), watch)
+        failed = execute(todo, store, study.run, plugins, Tracker(), watch)
     finally:
         watch.close()
     if failed:
@@ -279,89 +248,6 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------
-
-
-def _execute(
-    executor: Executor, jobs: Sequence[tuple[Planned, Job]], run: RunSpec, tracker: Tracker, watch: Watch
-) -> int:
-    """Train the jobs, as many at a time as the executor holds.  Returns how many failed."""
-    planned_of = {job.folder: planned for planned, job in jobs}
-    attempts = dict.fromkeys(planned_of, 1)
-    running = {job.folder for job in executor.reattach([job for _, job in jobs])}
-    waiting = [job for _, job in jobs if job.folder not in running]
-    failed, tracked = 0, 0.0
-    try:
-        while waiting or running:
-            ready = [job for job in waiting if _ready(job)]
-            if not ready and not running:
-                for job in waiting:
-                    watch.ended(planned_of[job.folder], "failed", "it needs a trial that failed")
-                return failed + len(waiting)
-            for job in ready[: max(0, executor.slots - len(running))]:
-                waiting.remove(job)
-                executor.submit(job)
-                running.add(job.folder)
-                watch.started(planned_of[job.folder])
-            for ended in executor.poll(timeout_s=0.2):
-                folder = ended.job.folder
-                running.discard(folder)
-                watch.ended(planned_of[folder], ended.how, ended.detail)
-                if ended.how == "lost" and attempts[folder] <= run.retries:
-                    attempts[folder] += 1
-                    waiting.append(ended.job)
-                elif ended.how in ("lost", "failed"):
-                    failed += 1
-                    if ended.how == "lost":  # its worker died before it could say so itself
-                        TrialFolder(folder).fail(ended.detail)
-            watch.tick()
-            if time.monotonic() - tracked > TRACK_EVERY_S:
-                tracker.update()
-                tracked = time.monotonic()
-    except KeyboardInterrupt:
-        watch.say("stopping: running trials write a checkpoint; Ctrl-C again ends them at once.")
-        executor.cancel(GRACE_S)
-        raise Interrupted("interrupted; the same command goes on from here") from None
-    except BaseException:
-        executor.cancel(GRACE_S)
-        raise
-    return failed
-
-
-def _ready(job: Job) -> bool:
-    """Whether every trial that this one starts from has ended."""
-    trials = job.folder.parents[1]
-    return all(TrialFolder(trials / needed).done() for needed in job.trial.needs.values())
-
-
-def _prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> list[Planned]:
-    """The trials that those in ``todo`` start from, directly or not, that stand in no arm and are still missing."""
-    known = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
-    found: dict[str, Planned] = {}
-    waiting = [needed for planned in todo for needed in planned.trial.needs.values()]
-    while waiting:
-        name = waiting.pop()
-        trial = known.get(name)
-        if trial is None or name in found or store.trial(trial.key, trial.code).done():
-            continue
-        found[name] = Planned(f"prerequisite {trial.key[:8]}", trial.seeds["init"], trial)
-        waiting += trial.needs.values()
-    return list(found.values())
-
-
-def _job(planned: Planned, store: Store, run: RunSpec, plugins: Sequence[str | Path]) -> Job:
-    from vitlab.executors import Job
-
-    return Job(
-        name=f"{planned.arm}/s{planned.seed}",
-        folder=_folder(store, planned).path,
-        trial=planned.trial,
-        plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins),
-        threads=run.threads,
-        device=run.device,
-        deterministic=run.deterministic,
-        # What another trial starts from must be kept, whatever the study keeps.
-        keep="last" if planned.arm.startswith("prerequisite ") else run.keep,
-    )
 
 
 def _folder(store: Store, planned: Planned) -> TrialFolder:

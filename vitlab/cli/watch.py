@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from vitlab.lab import Watch
+from vitlab.execution import Watch
 from vitlab.plan.values import Plan, Planned
 from vitlab.store import Store, TrialFolder
 
