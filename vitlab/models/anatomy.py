@@ -100,7 +100,7 @@ class Anatomy:
             image=data.image,
             channels=data.channels,
             patch=side,
-            reduction=patched.component.reduction,
+            reduction=patched.component.reduction_of(patched.options),
             prefix=(*prefix, *["register"] * registers),
             dim=dim,
             depth=depth,
