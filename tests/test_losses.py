@@ -1,0 +1,152 @@
+"""Losses and metrics, against formulas in float64, timm and scikit-learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from vitlab.data.torchvision_import import torchvision
+from vitlab.slots import slot
+from vitlab.training.metrics import Classification, Segmentation, calibration_error, mean_iou
+
+torchvision()  # where torch has no operators for it, timm cannot import it alone
+from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy  # noqa: E402
+
+
+def batch(b: int = 32, k: int = 7, *more: int) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(3)
+    return torch.randn(b, k, *more, generator=g) * 3, torch.randint(0, k, (b, *more), generator=g)
+
+
+def loss(choice: str | dict[str, Any], logits: Tensor, target: Tensor) -> float:
+    value = slot("loss").build(choice)({"": logits}, target)
+    assert value.parts == {}
+    return float(value.total)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_cross_entropy_is_the_formula_and_timms(smoothing: float) -> None:
+    logits, target = batch()
+    z, k = logits.double().numpy(), logits.shape[1]
+    log_p = z - np.log(np.exp(z).sum(1, keepdims=True))
+    wanted = np.full(z.shape, smoothing / k)
+    wanted[np.arange(len(z)), target] += 1 - smoothing
+    choice = {"type": "cross_entropy", "label_smoothing": smoothing}
+    assert loss(choice, logits, target) == pytest.approx(-(wanted * log_p).sum(1).mean(), rel=1e-6)
+    assert loss(choice, logits.double(), target) == pytest.approx(-(wanted * log_p).sum(1).mean(), rel=1e-13)
+    assert loss(choice, logits, target) == pytest.approx(
+        float(LabelSmoothingCrossEntropy(smoothing)(logits, target)), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_bce_is_the_formula_and_timms(smoothing: float) -> None:
+    logits, target = batch()
+    z, k = logits.double().numpy(), logits.shape[1]
+    wanted = np.full(z.shape, smoothing / k)
+    wanted[np.arange(len(z)), target] += 1 - smoothing
+    formula = (wanted * np.logaddexp(0, -z) + (1 - wanted) * np.logaddexp(0, z)).mean()
+    choice = {"type": "bce", "label_smoothing": smoothing}
+    assert loss(choice, logits.double(), target) == pytest.approx(formula, rel=1e-13)
+    assert loss(choice, logits, target) == pytest.approx(
+        float(BinaryCrossEntropy(smoothing=smoothing)(logits, target)), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "bce"])
+def test_every_pixel_is_one_decision(name: str) -> None:
+    logits, target = batch(4, 3, 5, 6)
+    per_image = [
+        loss(name, logits[i].permute(1, 2, 0).reshape(-1, 3).double(), target[i].reshape(-1)) for i in range(4)
+    ]
+    assert loss(name, logits.double(), target) == pytest.approx(np.mean(per_image), rel=1e-12)
+
+
+def test_the_gradient_is_that_of_the_formula() -> None:
+    logits, target = batch()
+    logits = logits.double().requires_grad_()
+    slot("loss").build({"type": "cross_entropy", "label_smoothing": 0.2})({"": logits}, target).total.backward()
+    wanted = torch.full_like(logits, 0.2 / 7)
+    wanted[torch.arange(32), target] += 0.8
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad, (logits.softmax(1) - wanted).detach() / 32, rtol=1e-12, atol=1e-15)
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def tallied(views: dict[str, Tensor], target: Tensor, size: int) -> Classification:
+    tally = Classification()
+    for start in range(0, len(target), size):
+        part = slice(start, start + size)
+        tally.add({name: view[part] for name, view in views.items()}, target[part], torch.arange(len(target))[part])
+    return tally
+
+
+def test_classification_is_as_scikit_learn_and_the_definition_say() -> None:
+    from sklearn.metrics import accuracy_score, log_loss, top_k_accuracy_score
+
+    logits, target = batch(90, 9)
+    other, _ = batch(90, 9)
+    found = tallied({"": logits, "dist": other.flip(0)}, target, 40)
+    p = logits.double().softmax(1).numpy()
+    y = target.numpy()
+    metrics = found.metrics()
+    assert set(metrics) == {"loss", "accuracy", "top5", "ece", "accuracy_dist"}
+    assert metrics["loss"] == pytest.approx(log_loss(y, p, labels=range(9)), rel=1e-6)
+    assert metrics["accuracy"] == accuracy_score(y, p.argmax(1))
+    assert metrics["top5"] == pytest.approx(top_k_accuracy_score(y, p, k=5, labels=range(9)), rel=1e-15)
+    assert metrics["accuracy_dist"] == accuracy_score(y, other.flip(0).argmax(1))
+    columns = found.columns()
+    assert columns["id"].tolist() == list(range(90))
+    np.testing.assert_array_equal(columns["prediction"], p.argmax(1))
+    np.testing.assert_allclose(columns["probability"], p.max(1), rtol=1e-5)
+    np.testing.assert_allclose(columns["loss"], -np.log(p[np.arange(90), y]), rtol=1e-4)
+
+
+def test_top5_says_nothing_about_five_classes() -> None:
+    logits, target = batch(20, 5)
+    assert set(tallied({"": logits}, target, 20).metrics()) == {"loss", "accuracy", "ece"}
+
+
+def test_calibration_error_by_hand() -> None:
+    # Bin (0.4, 0.4667]: two images at 0.45, one right. Bin (0.8667, 0.9333]: two at 0.9, both right.
+    p = torch.tensor([0.45, 0.45, 0.9, 0.9])
+    right = torch.tensor([True, False, True, True])
+    assert calibration_error(p, right) == pytest.approx((2 * abs(0.5 - 0.45) + 2 * abs(1 - 0.9)) / 4, abs=1e-7)
+    assert calibration_error(torch.ones(3), torch.ones(3, dtype=torch.bool)) == 0
+
+
+def test_calibration_error_by_the_definition() -> None:
+    g = np.random.default_rng(0)
+    p, right = g.uniform(0.1, 1, 500), g.integers(0, 2, 500).astype(bool)
+    wanted = 0.0
+    for low, high in zip(np.linspace(0, 1, 16)[:-1], np.linspace(0, 1, 16)[1:], strict=True):
+        inside = (p > low) & (p <= high)
+        if inside.any():
+            wanted += inside.mean() * abs(right[inside].mean() - p[inside].mean())
+    assert calibration_error(torch.tensor(p), torch.tensor(right)) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_segmentation_is_as_scikit_learn_says() -> None:
+    from sklearn.metrics import accuracy_score, jaccard_score
+
+    logits, target = batch(6, 4, 8, 8)
+    target = target.clamp(max=2)  # one class never occurs in the labels
+    tally = Segmentation()
+    for part in (slice(0, 4), slice(4, 6)):
+        tally.add({"": logits[part]}, target[part], torch.arange(6)[part])
+    metrics = tally.metrics()
+    y, prediction = target.flatten().numpy(), logits.argmax(1).flatten().numpy()
+    assert metrics["pixel_accuracy"] == pytest.approx(accuracy_score(y, prediction), rel=1e-12)
+    assert metrics["miou"] == pytest.approx(jaccard_score(y, prediction, average="macro"), rel=1e-12)
+    assert tally.columns()["pixel_accuracy"].shape == (6,)
+
+
+def test_a_class_that_does_not_occur_does_not_count() -> None:
+    confusion = torch.tensor([[3, 1, 0], [0, 4, 0], [0, 0, 0]])
+    assert mean_iou(confusion) == pytest.approx((3 / 4 + 4 / 5) / 2)

@@ -1,0 +1,207 @@
+"""Optimizers and schedules, against torch's own and timm's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import OptionError
+from vitlab.geometry import DataInfo
+from vitlab.slots import slot
+from vitlab.training.optim import decay_groups, fused, set_rate
+
+torchvision()  # where torch has no operators for it, timm cannot import it alone
+import timm  # noqa: E402
+from timm.optim import param_groups_weight_decay  # noqa: E402
+from timm.scheduler import CosineLRScheduler  # noqa: E402
+
+STEPS = 40
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.GELU(), nn.Linear(7, 3))
+
+
+def trained(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 12) -> list[torch.Tensor]:
+    g = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        x, y = (torch.randn(8, n, generator=g, dtype=torch.float64) for n in (5, 3))
+        optimizer.zero_grad()
+        ((net(x) - y) ** 2).mean().backward()
+        optimizer.step()
+    return [p.detach().clone() for p in net.parameters()]
+
+
+PEERS: list[tuple[dict[str, Any], Any]] = [
+    (
+        {"type": "adamw", "lr": 0.01, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.3},
+        lambda groups: torch.optim.AdamW(groups, lr=0.01, betas=(0.8, 0.95), eps=1e-6, foreach=False),
+    ),
+    (
+        {"type": "adam", "lr": 0.01, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.3},
+        lambda groups: torch.optim.Adam(groups, lr=0.01, betas=(0.8, 0.95), eps=1e-6, foreach=False),
+    ),
+    (
+        {"type": "sgd", "lr": 0.1, "momentum": 0.7, "nesterov": True, "weight_decay": 0.3},
+        lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.7, nesterov=True, foreach=False),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("choice", "peer"), PEERS, ids=lambda value: value.get("type") if isinstance(value, dict) else ""
+)
+def test_an_optimizer_moves_weights_as_torchs_unfused_one_does(choice: dict[str, Any], peer: Any) -> None:
+    ours, theirs = model().double(), model().double()
+    component = slot("optimizer").build(choice)
+    optimizer = component.build(decay_groups(ours, component.weight_decay))
+    decay = [p for p in theirs.parameters() if p.ndim > 1]
+    rest = [p for p in theirs.parameters() if p.ndim <= 1]
+    reference = peer([{"params": rest, "weight_decay": 0.0}, {"params": decay, "weight_decay": 0.3}])
+    start = [p.detach().clone() for p in theirs.parameters()]
+    found, wanted = trained(ours, optimizer), trained(theirs, reference)
+    for mine, other, before in zip(found, wanted, start, strict=True):
+        assert not torch.equal(other, before)
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("choice", ["adamw", "adam", "sgd"])
+def test_the_update_is_one_kernel(choice: str) -> None:
+    component = slot("optimizer").build(choice)
+    groups = decay_groups(model(), component.weight_decay)
+    assert fused(groups)
+    assert all(group["fused"] for group in component.build(groups).param_groups)
+    assert not fused(decay_groups(model().to("meta"), 0.0))
+
+
+def test_decay_spares_what_timm_spares() -> None:
+    options = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "reg_tokens": 2}
+    net = timm.models.VisionTransformer(**options, num_classes=3)
+    declared = net.no_weight_decay()
+    ours = {group["weight_decay"]: {name for name, _ in group["params"]} for group in decay_groups(net, 0.1, declared)}
+    names = {id(p): name for name, p in net.named_parameters()}
+    theirs = {
+        group["weight_decay"]: {names[id(p)] for p in group["params"]}
+        for group in param_groups_weight_decay(net, 0.1, no_weight_decay_list=declared)
+    }
+    assert ours == theirs
+    assert {"pos_embed", "cls_token", "reg_token", "norm.weight", "head.bias"} <= ours[0.0]
+
+
+def test_our_vit_spares_the_same_parameters_as_timm() -> None:
+    data = DataInfo(image=(16, 16), channels=3, classes=3)
+    net = slot("model").build(
+        {"type": "vit", "patch_size": 8, "dim": 16, "depth": 2, "heads": 2, "registers": 2, "attention": "split"}, data
+    )
+    groups = decay_groups(net, 0.1, net.no_weight_decay())
+    spared = {name for name, _ in groups[0]["params"]}
+    assert {"cls_token", "reg_token", "position.pos_embed", "blocks.0.attn.q.bias", "norm.weight"} <= spared
+    decaying = {name for name, _ in groups[1]["params"]}
+    assert {"blocks.0.attn.q.weight", "head.fc.weight", "patch_embed.proj.weight"} <= decaying
+    assert spared | decaying == {name for name, _ in net.named_parameters()}
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    net = model()
+    net[0].requires_grad_(False)
+    assert {name for group in decay_groups(net, 0.1) for name, _ in group["params"]} == {
+        "1.weight",
+        "1.bias",
+        "3.weight",
+        "3.bias",
+    }
+
+
+def test_options_out_of_bounds_are_refused() -> None:
+    for choice in (
+        {"type": "adamw", "lr": 0},
+        {"type": "adamw", "betas": [0.9, 1.0]},
+        {"type": "sgd", "weight_decay": -1},
+        {"type": "cosine", "warmup": 1.5},
+    ):
+        with pytest.raises(OptionError):
+            slot("schedule" if choice["type"] == "cosine" else "optimizer").resolve(choice)
+
+
+# -- schedules --------------------------------------------------------------------------------------------------------
+
+
+def factors(choice: str | dict[str, Any], steps: int = STEPS) -> list[float]:
+    built = slot("schedule").build(choice)
+    return [built.factor(step, steps) for step in range(steps)]
+
+
+def torchs(make: Any) -> list[float]:
+    """The factors of a scheduler of torch, on a base rate of 1."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = make(optimizer)
+    found = []
+    for _ in range(STEPS):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize("final", [0.0, 0.1])
+def test_cosine_is_torchs(final: float) -> None:
+    wanted = torchs(lambda opt: lr_scheduler.CosineAnnealingLR(opt, STEPS, eta_min=final))
+    assert factors({"type": "cosine", "final": final}) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_warm_up_then_cosine_is_torchs() -> None:
+    warm = 8
+    wanted = torchs(
+        lambda opt: lr_scheduler.SequentialLR(
+            opt,
+            [
+                lr_scheduler.LinearLR(opt, start_factor=1 / (warm + 1), total_iters=warm),
+                lr_scheduler.CosineAnnealingLR(opt, STEPS - warm),
+            ],
+            [warm],
+        )
+    )
+    found = factors({"type": "cosine", "warmup": warm / STEPS})
+    assert found == pytest.approx(wanted, abs=1e-12)
+    assert max(found) == found[warm] == 1.0
+
+
+def test_cosine_is_timms() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    peer = CosineLRScheduler(optimizer, t_initial=STEPS, lr_min=0.05, t_in_epochs=False)
+    wanted = []
+    for step in range(STEPS):
+        peer.step_update(step)
+        wanted.append(optimizer.param_groups[0]["lr"])
+    assert factors({"type": "cosine", "final": 0.05}) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_linear_is_torchs() -> None:
+    wanted = torchs(lambda opt: lr_scheduler.LinearLR(opt, start_factor=1.0, end_factor=0.2, total_iters=STEPS))
+    assert factors({"type": "linear", "final": 0.2}) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_constant_after_its_warm_up() -> None:
+    assert factors({"type": "constant", "warmup": 0.1}, 20) == pytest.approx([1 / 3, 2 / 3] + [1.0] * 18)
+    assert factors("constant") == [1.0] * STEPS
+
+
+def test_a_run_may_be_all_warm_up_or_one_step() -> None:
+    assert factors({"type": "cosine", "warmup": 1.0}, 4) == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert factors("cosine", 1) == [1.0]
+    assert all(math.isfinite(value) for value in factors({"type": "linear", "warmup": 1.0}, 1))
+
+
+def test_every_group_is_given_the_rate() -> None:
+    component = slot("optimizer").build({"type": "adamw", "lr": 0.5})
+    built = component.build(decay_groups(model(), component.weight_decay))
+    set_rate(built, 0.25)
+    assert [group["lr"] for group in built.param_groups] == [0.25, 0.25]
+    assert [group["weight_decay"] for group in built.param_groups] == [0.0, 0.05]

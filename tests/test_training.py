@@ -1,0 +1,455 @@
+"""The training loop against a plain loop written here, and checkpoints against what befalls files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vitlab import noise
+from vitlab.components.base import DropPath
+from vitlab.data.prepare import Feed, Prepared, prepare
+from vitlab.errors import VitlabError
+from vitlab.models.contract import Model
+from vitlab.result import Measurement
+from vitlab.slots import slot
+from vitlab.spec import STREAMS, TrainSpec
+from vitlab.training import checkpoint
+from vitlab.training.loop import EVALUATION_BATCH, Trained, evaluate, moments, peak_memory, steps_of, train
+
+DATA = {
+    "type": "synthetic",
+    "image_size": 8,
+    "train_images": 90,
+    "test_images": 30,
+    "num_classes": 6,
+    "validation": 0.2,
+}
+MODEL = {"type": "vit", "patch_size": 4, "dim": 12, "depth": 2, "heads": 2, "drop": 0.1, "drop_path": 0.3}
+SEEDS = dict.fromkeys(STREAMS, 0)
+
+
+def spec(**options: Any) -> TrainSpec:
+    known = {"steps": 12, "batch_size": 16, "evaluations": 3, "optimizer": {"type": "adamw", "lr": 0.01}}
+    if {"epochs", "images"} & set(options):
+        del known["steps"]
+    return TrainSpec.model_validate({**known, **options})
+
+
+def prepared(**options: Any) -> Prepared:
+    return prepare({**DATA, **options}, SEEDS)
+
+
+def built(data: Prepared, dtype: torch.dtype = torch.float32, **options: Any) -> Model:
+    model: Model = slot("model").build({**MODEL, **options}, data.info)
+    model.initialise(SEEDS["init"])
+    return model.to(dtype)
+
+
+def run(train_spec: TrainSpec, *, model: Model | None = None, **options: Any) -> tuple[Trained | None, Model]:
+    data = prepared()
+    model = model or built(data)
+    return train(model, Feed(data, [], SEEDS), train_spec, SEEDS, **options), model
+
+
+def state_of(model: Model) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+# -- one training, written twice --------------------------------------------------------------------------------------
+
+
+def test_the_loop_is_the_plain_loop_in_float64() -> None:
+    steps, batch_size, lr, warm = 11, 16, 0.02, 2
+    data = prepared()
+    ours, theirs = built(data, torch.float64), built(data, torch.float64)
+    found = train(
+        ours,
+        Feed(data, [], SEEDS, dtype=torch.float64),
+        spec(
+            steps=steps,
+            precision="fp64",
+            clip_grad=0.5,
+            evaluations=steps,
+            optimizer={"type": "adamw", "lr": lr, "weight_decay": 0.2},
+            schedule={"type": "cosine", "warmup": warm / steps},
+            loss={"type": "cross_entropy", "label_smoothing": 0.1},
+        ),
+        SEEDS,
+    )
+    assert found is not None
+
+    decay = [p for name, p in theirs.named_parameters() if name not in theirs.no_weight_decay()]
+    rest = [p for name, p in theirs.named_parameters() if name in theirs.no_weight_decay()]
+    groups = [{"params": decay, "weight_decay": 0.2}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, foreach=False)
+    mean, std = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (data.mean, data.std))
+    n = len(data.train)
+    per_epoch = n // batch_size
+    assert per_epoch * 2 < steps, "the test should see more than two epochs"
+    for step in range(steps):
+        epoch, place = divmod(step, per_epoch)
+        order = noise.permutation(noise.key(0, "order", epoch), n)[place * batch_size : (place + 1) * batch_size]
+        x = (data.train.x_NCHW[order].double() / 255 - mean) / std
+        y, ids = data.train.y_N[order], data.train.id_N[order]
+        rate = (step + 1) / (warm + 1) if step < warm else (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = lr * rate
+        with noise.drawing(noise.Draws(noise.key(0, "dropout", epoch), noise.key(0, "drop_path", epoch), ids)):
+            logits = theirs(x).logits
+        log_p = logits.log_softmax(1)
+        loss = -(0.9 * log_p[torch.arange(batch_size), y] + 0.1 * log_p.mean(1)).mean()
+        theirs.zero_grad()
+        loss.backward()
+        norm = torch.stack([p.grad.norm() for p in theirs.parameters() if p.grad is not None]).norm()
+        for p in theirs.parameters():
+            assert p.grad is not None
+            p.grad *= min(1.0, 0.5 / (float(norm) + 1e-6))
+        optimizer.step()
+        measured = found.history[step]
+        assert measured.metrics["train/loss"] == pytest.approx(loss.item(), abs=1e-12)
+        assert measured.metrics["train/lr"] == pytest.approx(lr * rate, abs=1e-15)
+        assert measured.step == step + 1 and measured.images == (step + 1) * batch_size
+        assert measured.epoch == pytest.approx((step + 1) / per_epoch)
+    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+
+    theirs.eval()
+    with torch.no_grad():
+        logits = theirs((data.val.x_NCHW.double() / 255 - mean) / std).logits
+    p = logits.softmax(1)[torch.arange(len(data.val)), data.val.y_N]
+    assert found.metrics["val/loss"] == pytest.approx(float(-p.log().mean()), abs=1e-10)
+    assert found.metrics["val/accuracy"] == float((logits.argmax(1) == data.val.y_N).double().mean())
+
+
+def test_train_loss_is_the_mean_over_the_interval() -> None:
+    every, _ = run(spec(evaluations=12))
+    seldom, _ = run(spec(evaluations=3))
+    assert every is not None and seldom is not None
+    losses = [measured.metrics["train/loss"] for measured in every.history]
+    for i, measured in enumerate(seldom.history):
+        assert measured.metrics["train/loss"] == pytest.approx(sum(losses[4 * i : 4 * i + 4]) / 4, rel=1e-12)
+    assert seldom.history[-1].metrics.items() >= {"val/loss": every.history[-1].metrics["val/loss"]}.items()
+
+
+def test_the_rates_of_a_run_are_those_of_the_schedule() -> None:
+    found, _ = run(
+        spec(steps=10, evaluations=10, schedule={"type": "linear", "warmup": 0.2, "final": 0.5}, optimizer="sgd")
+    )
+    assert found is not None
+    wanted = [1 / 3, 2 / 3, *(1 - 0.5 * i / 8 for i in range(8))]
+    assert [m.metrics["train/lr"] for m in found.history] == pytest.approx([0.01 * factor for factor in wanted])
+
+
+def test_it_learns() -> None:
+    found, _ = run(spec(steps=150, batch_size=32, evaluations=2, optimizer={"type": "adamw", "lr": 5e-3}))
+    assert found is not None
+    assert found.metrics["val/accuracy"] > 0.8 > 0.5 > 1 / 6
+    assert found.metrics["train/loss"] < math.log(6) / 2
+
+
+def test_test_is_evaluated_once_at_the_end() -> None:
+    found, _ = run(spec())
+    assert found is not None
+    assert [any(name.startswith("test/") for name in m.metrics) for m in found.history] == [False, False, True]
+    assert {name.partition("/")[2] for name in found.metrics if name.startswith("test/")} == {
+        "loss",
+        "accuracy",
+        "top5",
+        "ece",
+    }
+    assert {split: len(columns["id"]) for split, columns in found.predictions.items()} == {"val": 18, "test": 30}
+
+
+def test_no_steps_evaluate_the_initial_model() -> None:
+    data = prepared()
+    model = built(data)
+    before = state_of(model)
+    found, _ = run(spec(steps=0), model=model)
+    assert found is not None and found.steps == found.images == 0
+    assert_equal(before, model.state_dict())
+    assert [m.step for m in found.history] == [0]
+    assert {name.partition("/")[0] for name in found.metrics} == {"val", "test"}
+
+
+def test_evaluation_knows_nothing_of_the_training_batch() -> None:
+    results = [run(spec(steps=0, batch_size=size))[0] for size in (1, 7, 64)]
+    assert all(found is not None and found.metrics == results[0].metrics for found in results if results[0])
+
+
+def test_an_evaluation_in_many_batches_counts_every_image_once() -> None:
+    data = prepare({**DATA, "test_images": EVALUATION_BATCH + 5}, SEEDS)
+    metrics, columns = evaluate(built(data), Feed(data, [], SEEDS), "test", "classification", "fp32")
+    assert columns["id"].tolist() == list(range(EVALUATION_BATCH + 5))
+    assert metrics["accuracy"] == float((columns["prediction"] == data.test.y_N).double().mean())
+
+
+def test_evaluation_leaves_the_model_training() -> None:
+    data = prepared()
+    for training in (True, False):
+        model = built(data).train(training)
+        evaluate(model, Feed(data, [], SEEDS), "val", "classification", "fp32")
+        assert model.training is training
+
+
+def test_bf16_is_autocast_over_float32_weights() -> None:
+    data = prepared()
+    model = built(data)
+    feed = Feed(data, [], SEEDS)
+    metrics, _ = evaluate(model, feed, "val", "classification", "bf16")
+    x, y, *_ = next(feed.evaluation("val", 100))
+    model.eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        logits = model(x).logits
+    assert logits.dtype == torch.bfloat16
+    assert metrics["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits.float(), y)), abs=1e-6)
+    found, model = run(spec(precision="bf16"))
+    assert found is not None and all(p.dtype == torch.float32 for p in model.parameters())
+    exact, _ = run(spec())
+    assert exact is not None
+    assert found.metrics["train/loss"] != exact.metrics["train/loss"]
+    assert found.metrics["train/loss"] == pytest.approx(exact.metrics["train/loss"], rel=0.05)
+
+
+def test_every_arm_sees_the_same_batches_and_starts_as_the_same_function() -> None:
+    seen: dict[str, list[Tensor]] = {}
+    losses = {}
+    for attention in ("fused", "split", "per_head", "sdpa"):
+        data = prepared()
+        model = built(data, attention=attention)
+        pixels = seen.setdefault(attention, [])
+        model.get_submodule("patch_embed").register_forward_pre_hook(
+            lambda module, inputs, pixels=pixels: pixels.append(inputs[0].clone())
+        )
+        found, _ = run(spec(steps=6, evaluations=6), model=model)
+        assert found is not None
+        losses[attention] = found.history[0].metrics["train/loss"]
+    for attention, pixels in seen.items():
+        assert len(pixels) == len(seen["fused"])
+        assert all(torch.equal(one, other) for one, other in zip(pixels, seen["fused"], strict=True)), attention
+        assert losses[attention] == pytest.approx(losses["fused"], abs=1e-6)
+
+
+def test_drop_path_grows_linearly_to_the_last_block() -> None:
+    data = prepared()
+    model = built(data, depth=5, drop_path=0.4)
+    rates = [m.p for m in model.modules() if isinstance(m, DropPath)]
+    wanted = torch.linspace(0, 0.4, 5).repeat_interleave(2).tolist()  # timm's rule, two in every block
+    assert rates == pytest.approx(wanted, abs=1e-7)
+
+
+# -- when it is evaluated ---------------------------------------------------------------------------------------------
+
+
+@given(steps=st.integers(1, 300), evaluations=st.integers(1, 40), after=st.integers(0, 300))
+def test_evaluations_are_evenly_spaced_and_end_at_the_end(steps: int, evaluations: int, after: int) -> None:
+    found = list(moments(steps, evaluations))
+    assert len(found) == min(steps, evaluations) and found[-1] == steps and found[0] >= 1
+    gaps = [b - a for a, b in zip([0, *found], found, strict=False)]
+    assert max(gaps) - min(gaps) <= 1
+    left = list(moments(steps, evaluations, after=min(after, steps)))
+    assert left == [m for m in found if m > after] or left == [steps]
+
+
+def test_length_in_epochs_steps_or_images() -> None:
+    feed = Feed(prepared(), [], SEEDS)  # 72 images to train on
+    assert feed.count() == 72
+    assert steps_of(spec(epochs=2.5), feed) == 10
+    assert steps_of(spec(epochs=0.01), feed) == 1
+    assert steps_of(spec(images=100), feed) == 6
+    assert steps_of(spec(images=720, batch_size=1000), feed) == 10
+    assert steps_of(spec(steps=7), feed) == 7
+
+
+def test_a_batch_larger_than_the_data_counts_what_it_holds() -> None:
+    found, _ = run(spec(steps=3, batch_size=1000))
+    assert found is not None and found.images == 3 * 72
+
+
+# -- stopping, going on, going wrong ----------------------------------------------------------------------------------
+
+
+class Stopped:
+    """Asks for a stop at the n-th step, and keeps the last state that was saved, through a file."""
+
+    def __init__(self, folder: Path, at: int) -> None:
+        self.folder = folder
+        self.left = at
+
+    def stop(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        checkpoint.write(self.folder, dict(state))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", {"type": "sgd", "lr": 0.1, "nesterov": True}])
+@pytest.mark.parametrize("at", [0, 3, 4, 11])
+def test_a_stopped_training_goes_on_as_if_it_had_not(optimizer: Any, at: int, tmp_path: Path) -> None:
+    train_spec = spec(optimizer=optimizer, clip_grad=1.0)
+    straight, whole = run(train_spec)
+    stopped = Stopped(tmp_path, at)
+    nothing, _ = run(train_spec, stop=stopped.stop, save=stopped.save)
+    assert nothing is None
+    state = checkpoint.read(tmp_path)
+    assert state is not None and state["step"] == at
+    other = built(prepared())
+    other.initialise(99)
+    resumed, _ = run(train_spec, model=other, resume=state)
+    assert straight is not None and resumed is not None
+    assert resumed.history == straight.history and resumed.metrics == straight.metrics
+    assert_equal(other.state_dict(), whole.state_dict())
+
+
+def test_going_on_after_the_last_step_only_evaluates() -> None:
+    states: list[Mapping[str, Any]] = []
+    straight, _ = run(spec(), save=lambda state: states.append({**state, "model": {**state["model"]}}))
+    told: list[Measurement] = []
+    resumed, _ = run(spec(), resume=states[-1], emit=told.append)
+    assert straight is not None and resumed is not None
+    assert states[-1]["step"] == 12 and [m.step for m in told] == [12]
+    assert resumed.history == straight.history
+
+
+def test_it_is_saved_at_every_evaluation_and_in_between_when_time_passes() -> None:
+    steps: list[int] = []
+    run(spec(), save=lambda state: steps.append(state["step"]))
+    assert steps == [4, 8, 12]
+    steps.clear()
+    run(spec(), save=lambda state: steps.append(state["step"]), every_s=0.0)
+    assert sorted(set(steps)) == list(range(1, 13))
+
+
+def test_system_metrics_are_told_and_not_kept() -> None:
+    told: list[Measurement] = []
+    found, _ = run(spec(), emit=told.append)
+    assert found is not None
+    for measured, kept in zip(told, found.history, strict=True):
+        system = {name for name in measured.metrics if name.startswith("system/")}
+        assert system == {"system/images_per_s", "system/memory_bytes"}
+        assert {name: value for name, value in measured.metrics.items() if name not in system} == kept.metrics
+    assert peak_memory(torch.device("cpu")) > 10 * 2**20
+
+
+def test_a_loss_that_is_not_finite_ends_it_and_says_where() -> None:
+    wild = spec(optimizer={"type": "sgd", "lr": 1e30}, schedule="constant", evaluations=2)
+    found, _ = run(wild)
+    assert found is not None
+    assert found.diverged.startswith("the loss is not finite at step 2 of 12")
+    assert found.metrics == {} and found.history == () and found.steps == 6, "found when the interval closes"
+
+
+def test_when_it_diverges_does_not_depend_on_when_it_is_saved() -> None:
+    wild = spec(optimizer={"type": "sgd", "lr": 1e30}, schedule="constant", evaluations=2)
+    steps: list[int] = []
+    found, _ = run(wild, every_s=0.0, save=lambda state: steps.append(state["step"]))
+    straight, _ = run(wild)
+    assert found == straight
+    assert steps == [1], "a training that has diverged is not saved"
+
+
+def test_weights_that_are_not_finite_only_at_the_end_are_found_by_the_evaluation() -> None:
+    found, _ = run(spec(steps=1, optimizer={"type": "sgd", "lr": 1e38}))
+    assert found is not None
+    assert found.diverged == "the loss on val is not finite after step 1"
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def something() -> dict[str, Any]:
+    return {
+        "tensors": {
+            0: {"x": torch.arange(6).view(2, 3), "half": torch.ones(3, dtype=torch.bfloat16)},
+            "nothing": torch.empty(0, 4),
+            "scalar": torch.tensor(2.5, dtype=torch.float64),
+            "truth": torch.tensor([True, False]),
+        },
+        "shared": [base := torch.arange(5.0), base[1:3]],
+        "rest": [1, 2.5, None, True, "text", (1, 0.1 + 0.2)],
+        "tensor": "a key like those of the format",
+        "pairs": {1: {"tensor": "x"}},
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, Mapping):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    assert checkpoint.read(tmp_path) is None
+    checkpoint.write(tmp_path, something())
+    found = checkpoint.read(tmp_path)
+    assert found is not None and same(something(), found)
+    checkpoint.write(tmp_path, {"step": 2})
+    assert checkpoint.read(tmp_path) == {"step": 2}
+
+
+def test_a_damaged_checkpoint_is_never_taken_for_a_whole_one(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, something())
+    file = tmp_path / checkpoint.FILE
+    whole = file.read_bytes()
+    places = range(0, len(whole), 7)
+    for place in places:
+        torn = bytearray(whole)
+        torn[place] ^= 1 << (place % 8)
+        file.write_bytes(torn)
+        try:
+            found = checkpoint.read(tmp_path)
+        except checkpoint.Damaged:
+            continue
+        assert found is not None and same(something(), found), f"byte {place} was changed and nobody noticed"
+    for length in (0, 1, 8, 100, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:length])
+        with pytest.raises(checkpoint.Damaged):
+            checkpoint.read(tmp_path)
+
+
+def test_what_a_killed_writer_left_is_swept_away(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, {"step": 1})
+    (tmp_path / f".{checkpoint.FILE}.12345").write_bytes(b"half")
+    assert checkpoint.read(tmp_path) == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == [checkpoint.FILE]
+
+
+def test_a_checkpoint_holds_no_objects(tmp_path: Path) -> None:
+    with pytest.raises(VitlabError, match="found object at /optimizer/state/0"):
+        checkpoint.write(tmp_path, {"optimizer": {"state": [object()]}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_digest_sees_names_types_shapes_and_values() -> None:
+    x = torch.arange(4.0)
+    digests = [
+        checkpoint.digest(tensors)
+        for tensors in (
+            {"x": x},
+            {"y": x},
+            {"x": x.view(2, 2)},
+            {"x": x.view(torch.int32)},
+            {"x": -x},
+            {"x": x, "y": torch.empty(0)},
+        )
+    ]
+    assert len(set(digests)) == len(digests)
+    assert checkpoint.digest({"a": x, "b": x[1:]}) == checkpoint.digest({"b": x[1:].clone(), "a": x})
