@@ -268,7 +268,9 @@ def test_diverged_seeds_are_counted_left_out_of_pairs_and_said(tmp_path):
     assert row["mean"] == pytest.approx(np.mean(NONE[:4]))
     said = document(plan, store)["notes"]
     assert "b, seed 4, diverged: loss is nan at step 120; its values are left out." in said
-    assert any(note.startswith("Warning: b and baseline are compared at 4 seeds only; 4 has no value") for note in said)
+    assert any(
+        note.startswith("Warning: b and baseline are compared at 4 seeds only: seed 4 has no value") for note in said
+    )
     assert "| 4/5 |" in text_of(plan, store, "md")
 
 
@@ -528,12 +530,23 @@ def test_the_picture_shows_the_numbers(tmp_path):
     assert ends == pytest.approx(sorted(100 * np.mean(values) for values in POSITIONS.values()))
 
 
+def test_what_diverged_is_drawn_dashed_and_stays_out_of_the_mean(tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
+    last = plan.trials[-1].trial
+    made = result_of(last, {}, curve=[0.3, 0.2, 0.1, 0.1, 0.1], status="diverged", failure="nan")
+    store.trial(last.key, last.code).finish(made)
+    [axes] = figures.figures(*_figure_arguments(plan, store))["curves"].axes
+    ends = [float(line.get_ydata()[-1]) for line in axes.lines if line.get_linewidth() > 1]
+    assert sorted(ends) == pytest.approx([100 * np.mean(NONE[:4]), 100 * np.mean(BASE)])
+    assert [float(line.get_ydata()[-1]) for line in axes.lines if line.is_dashed()] == [pytest.approx(10.0)]
+
+
 @pytest.mark.parametrize("count", [1, 2, 12, 30])
 def test_any_number_of_arms_and_seeds_is_drawn(tmp_path, count):
     arms = {f"arm {index} 日本": [0.9 + 0.001 * index + 0.002 * seed for seed in range(2)] for index in range(count)}
     for name, figure in figures.figures(*_figure_arguments(*study(tmp_path, arms))).items():
         assert figures.png(figure, dpi=40).startswith(b"\x89PNG")
-        assert figures.svg(figure, name).startswith('<svg role="img"')
+        assert figures.svg(figure, name).startswith(f'<svg role="img" aria-label="{name}"')
 
 
 def test_labels_are_moved_apart_and_stay_within():

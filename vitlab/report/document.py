@@ -89,7 +89,8 @@ def notes(plan: Plan, found: Sequence[Found], frame: pd.DataFrame, rows: Sequenc
     if plan.analysis.at == "best":
         said.append(
             f"{judged(plan.analysis)} is the best of several evaluations of one training: it is optimistic, the more "
-            "so the noisier the evaluation and the more of them there are."
+            "so the noisier the evaluation and the more of them there are. The test value beside it is that of the "
+            "last step."
         )
     return said + _seeds(plan, rows) + _learning_rate(plan)
 
@@ -187,10 +188,10 @@ def _left_out(
         if row["test"] == "Welch t":
             said.append(f"{row['arm']} and {row['baseline']} share fewer than two seeds: Welch's t, without pairs.")
         elif dropped := sorted(first.keys() ^ second.keys()):
+            those = f"seed {dropped[0]} has" if len(dropped) == 1 else f"seeds {_listed(dropped)} have"
             said.append(
                 f"Warning: {row['arm']} and {row['baseline']} are compared at {words.count(row['pairs'], 'seed')} "
-                f"only; {_listed(dropped)} {'has' if len(dropped) == 1 else 'have'} no value on one side, and are "
-                "left out of the difference though not of the mean. Where trials diverge, what is left flatters."
+                f"only: {those} no value on one side. Where trials diverge or fail, what is left flatters."
             )
     return said
 

@@ -64,25 +64,35 @@ STYLE = {
 
 def figures(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, history: pd.DataFrame) -> dict[str, Figure]:
     """Name to figure, of those there is something to show in: ``arms`` and ``curves``."""
-    drawn = {"arms": arms(plan, frame, summary), "curves": curves(plan, history)}
+    drawn = {"arms": arms(plan, frame, summary), "curves": curves(plan, frame, history)}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
 def captions(plan: Plan) -> dict[str, str]:
     """What each figure shows, in a sentence."""
     level = words.percent(1 - plan.analysis.alpha)
+    seeds = f"each seed (small) and the mean with its {level} t-interval"
     return {
-        "arms": f"Left: each seed (small) and the mean with its {level} t-interval. Right: the difference to the "
-        f"baseline with its {level} interval, before correction; filled where it holds after correction.",
-        "curves": f"{words.Scale.of(plan.analysis.metric).title} over training: mean of the seeds, each seed (thin), "
-        f"and the {level} t-interval of the mean (band, from three seeds on).",
+        "arms": f"Left: {seeds}. Right: the difference to the baseline with its {level} interval, before correction; "
+        "filled where it holds after correction. An arrow stands where an interval goes on beyond the picture."
+        if any(arm.baseline for arm in plan.arms)
+        else f"Of every arm {seeds}.",
+        "curves": f"{words.Scale.of(plan.analysis.metric).title} over training: mean of the seeds, each seed (thin; "
+        f"dashed where it diverged or failed), and the {level} t-interval of the mean (band, from three seeds on). "
+        "The first fifth may lie outside the picture.",
     }
 
 
-def curves(plan: Plan, history: pd.DataFrame) -> Figure | None:
-    """Learning curves per arm.  Many arms get a panel each, with the baseline behind."""
+def curves(plan: Plan, frame: pd.DataFrame, history: pd.DataFrame) -> Figure | None:
+    """Learning curves per arm.  Many arms get a panel each, with the baseline behind.
+
+    Means are those of trials that are done; what diverged or failed is shown dashed, as far as it came.
+    """
     scale = words.Scale.of(plan.analysis.metric)
+    ended = frame.loc[frame["status"].isin(["done", "diverged", "failed"]), ["arm", "seed", "status"]]
     seen = history[(history["metric"] == plan.analysis.metric) & np.isfinite(history["value"])]
+    seen = seen.merge(ended, on=["arm", "seed"])
+    broken, seen = seen[seen["status"] != "done"], seen[seen["status"] == "done"]
     names = [arm.name for arm in plan.arms if (seen["arm"] == arm.name).any()]
     if not names or seen["step"].nunique() < 2:
         return None
@@ -95,6 +105,7 @@ def curves(plan: Plan, history: pd.DataFrame) -> Figure | None:
             axes = figure.subplots()
             for name in sorted(names, key=lambda name: colours[name] == INK):
                 _curve(axes, seen[seen["arm"] == name], scale, colours[name], plan.analysis.alpha)
+                _broken(axes, broken[broken["arm"] == name], scale, colours[name])
             _bounds([axes], seen, scale)
             _label_ends(axes, seen, names, scale, colours)
             axes.set_xlabel("optimizer steps")
@@ -112,6 +123,7 @@ def curves(plan: Plan, history: pd.DataFrame) -> Figure | None:
                 _curve(axes, seen[seen["arm"] == behind], scale, GREY, plan.analysis.alpha, faint=True)
             colour = INK if behind is None else SERIES[0]
             _curve(axes, seen[seen["arm"] == name], scale, colour, plan.analysis.alpha)
+            _broken(axes, broken[broken["arm"] == name], scale, colour)
             axes.set_title(_shortened(name, 26), loc="left", fontsize=8)
         for axes in grid[len(shown) :]:
             axes.set_visible(False)
@@ -143,12 +155,10 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame) -> Figure | Non
         else:
             left, right = figure.subplots(), None
         place = {name: index for index, name in enumerate(names)}
-        colours = _colours(plan) if len(names) <= TOGETHER else dict.fromkeys(rows, INK)
         for name in names:
-            _dots(left, place[name], [scale.factor * value for value in values[name]], colours[name])
+            _dots(left, place[name], [scale.factor * value for value in values[name]])
         marks = [
-            _Mark(place[name], rows[name]["mean"], rows[name]["low"], rows[name]["high"], colours[name], colours[name])
-            for name in names
+            _Mark(place[name], rows[name]["mean"], rows[name]["low"], rows[name]["high"], INK, INK) for name in names
         ]
         _marks(left, marks, scale, [value for known in values.values() for value in known])
         left.set_yticks(list(place.values()), [_shortened(name, 44) for name in names])
@@ -170,8 +180,9 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame) -> Figure | Non
         return figure
 
 
-def png(figure: Figure, dpi: int = 200) -> bytes:
-    """The figure as a PNG on white."""
+def png(figure: Figure, dpi: float = 200) -> bytes:
+    """The figure as a PNG on white; a very tall one is made coarser, because no PNG of matplotlib's has 65,536 rows."""
+    dpi = min(dpi, 30_000 / figure.get_figheight())
     with _style(), io.BytesIO() as file:
         figure.savefig(file, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
         return file.getvalue()
@@ -204,7 +215,7 @@ def _style() -> Iterator[None]:
 def _tag_of_page(tag: str, name: str) -> str:
     """A tag of matplotlib's SVG as it stands in a page, which gives the face, the colours and the width."""
     tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
-    tag = re.sub(r'^<svg width="[^"]*" height="[^"]*"', '<svg role="img"', tag)
+    tag = re.sub(r'^<svg width="[^"]*" height="[^"]*"', f'<svg role="img" aria-label="{name}"', tag)
     tag = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", tag)
     tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", tag)  # unique among the pictures of a page
     for colour, variable in VARIABLES.items():
@@ -237,9 +248,17 @@ def _curve(
         axes.fill_between(steps, low, high, where=wide, color=colour, alpha=0.14, linewidth=0)
 
 
+def _broken(axes: Axes, broken: pd.DataFrame, scale: words.Scale, colour: str) -> None:
+    """Trials that did not end well."""
+    for _, seed in broken.groupby("seed"):
+        line = seed.sort_values("step")
+        axes.plot(line["step"], scale.factor * line["value"], color=colour, linewidth=0.7, linestyle=(0, (3, 2)))
+
+
 def _bounds(panels: Sequence[Axes], seen: pd.DataFrame, scale: words.Scale) -> None:
-    """Limits from the curves, not from their bands: those of three seeds may be wider than the picture."""
-    low, high = scale.factor * seen["value"].min(), scale.factor * seen["value"].max()
+    """Limits from where arms differ: the curves after the first fifth, and not their bands, which may be wider."""
+    late = seen.loc[seen["step"] >= 0.2 * seen["step"].max(), "value"]
+    low, high = scale.factor * late.min(), scale.factor * late.max()
     room = 0.05 * (high - low) or 0.5
     for axes in panels:
         axes.set_ylim(low - room, high + room)
@@ -272,7 +291,14 @@ def _label_ends(
             fontsize=8.5,
             color=colours[name],
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colours[name], "linewidth": 0.6, "shrinkA": 1, "shrinkB": 0},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colours[name],
+                "linewidth": 0.6,
+                "shrinkA": 2,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
         )
     axes.set_xlim(float(seen["step"].min()), edge)
 
@@ -288,10 +314,10 @@ def _apart(values: Sequence[float], gap: float, low: float, high: float) -> list
     return places
 
 
-def _dots(axes: Axes, y: float, values: Sequence[float], colour: str) -> None:
+def _dots(axes: Axes, y: float, values: Sequence[float]) -> None:
     """The single seeds, alternately a little above and below their line."""
     places = [y + (0.13 * (-1) ** index if len(values) > 1 else 0.0) for index in range(len(values))]
-    axes.scatter(values, places, s=11, facecolors="none", edgecolors=colour, linewidths=0.7, alpha=0.75)
+    axes.scatter(values, places, s=11, facecolors="none", edgecolors=GREY, linewidths=0.8)
 
 
 @dataclass(frozen=True)
