@@ -239,12 +239,8 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
     from vitlab.trial import load_model
 
     plan, store = open_study(path, out=out)
-    found = [planned for planned in plan.trials if (planned.arm, planned.seed) == (arm, seed)]
-    if not found:
-        arms = [known.name for known in plan.arms]
-        seeds = sorted({planned.seed for planned in plan.trials})
-        raise UserError(f"no trial of arm '{arm}' with seed {seed}.{nearest(arm, arms)} Arms: {arms}; seeds: {seeds}.")
-    return load_model(_folder(store, found[0]))
+    trial = plan.find(arm, seed)
+    return load_model(store.trial(trial.key, trial.code))
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from vitlab.errors import UserError, nearest
 from vitlab.spec import Analysis
 
 
@@ -74,6 +75,20 @@ class Plan:
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
+
+    def find(self, arm: str, seed: int) -> Trial:
+        """The trial of an arm and a seed.
+
+        Raises:
+            UserError: if there is none, naming those there are.
+        """
+        for planned in self.trials:
+            if (planned.arm, planned.seed) == (arm, seed):
+                return planned.trial
+        arms = [known.name for known in self.arms]
+        seeds = ", ".join(map(str, sorted({planned.seed for planned in self.trials})))
+        hint = nearest(arm, arms) if arm not in arms else ""
+        raise UserError(f"no trial of arm '{arm}' with seed {seed}.{hint} Arms: {', '.join(arms)}; seeds: {seeds}.")
 
     def to_json(self) -> dict[str, Any]:
         """JSON in which the resolved spec of an arm is written once, not once a seed."""

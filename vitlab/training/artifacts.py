@@ -70,6 +70,13 @@ class Transform:
         x_BCHW = torch.cat([resized(with_channels(x_1CHW, info.channels), info.image) for x_1CHW in batch])
         return self._normalize(x_BCHW.to(self.device))
 
+    def seen(self, x_BCHW: Tensor) -> Tensor:
+        """(B, C, H, W), float64 in [0, 1]: what a person would see of a batch that this transform has made."""
+        mean_C11, std_C11 = (
+            torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (self.sight.mean, self.sight.std)
+        )
+        return (x_BCHW.cpu().double() * std_C11 + mean_C11).clamp(0, 1)
+
 
 def write_weights(file: Path, state: Mapping[str, Tensor], sight: Sight) -> None:
     """Write the weights of a model, and what it sees."""

@@ -1,0 +1,108 @@
+"""``vitlab explain``: what a trained model looks at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vitlab.cli.options import out_option
+from vitlab.errors import UserError
+
+if TYPE_CHECKING:
+    from vitlab.models.contract import Model
+    from vitlab.training.artifacts import Transform
+
+
+@click.command()
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.option("--image", required=True, help="A picture, or test:17 for an image of the trial's own test split.")
+@click.option(
+    "--to",
+    "target",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("explained"),
+    show_default=True,
+    help="Folder for pictures and numbers.",
+)
+@click.option("--arm", default="baseline", show_default=True, help="Of the study, where CHECKPOINT is one.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--fusion",
+    type=click.Choice(["mean", "max", "min"]),
+    default="mean",
+    show_default=True,
+    help="How the heads become one map in the rollout.",
+)
+@click.option(
+    "--discard",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    show_default=True,
+    help="Share of the smallest attention weights the rollout leaves out.",
+)
+@out_option
+def command(
+    checkpoint: Path, image: str, target: Path, arm: str, seed: int, fusion: Any, discard: float, out: Path
+) -> None:
+    """Write pictures of what the model of CHECKPOINT sees in an image, and the numbers behind them.
+
+    CHECKPOINT is a study that has been run (its file or folder; see --arm and --seed), the folder of a trial, or a
+    file of weights in any format that 'vitlab weights inspect' knows.
+    """
+    model, transform, spec = _open(checkpoint, arm, seed, out)
+    x_BCHW = transform(_image(image, spec))
+
+    from vitlab.explain.one_image import explain
+    from vitlab.models.vit import ViT
+
+    if not isinstance(model, ViT):
+        raise UserError(f"only a ViT has attention to explain; this is a {type(model).__name__}")
+    seen_HWC = transform.seen(x_BCHW)[0].permute(1, 2, 0)
+    files = explain(model, x_BCHW, seen_HWC, transform.sight.info.labels, target, fusion=fusion, discard=discard)
+    for file in files:
+        click.echo(str(file))
+
+
+def _open(checkpoint: Path, arm: str, seed: int, out: Path) -> tuple[Model, Transform, dict[str, Any] | None]:
+    """The model, the transform from images to its input, and the trial's data where there is a trial."""
+    from vitlab.lab import open_study
+    from vitlab.store import TrialFolder, read_json
+    from vitlab.trial import load_model
+
+    if checkpoint.suffix in (".yaml", ".yml") or (checkpoint / "plan.json").exists():
+        plan, store = open_study(checkpoint, out=out)
+        trial = plan.find(arm, seed)
+        folder = store.trial(trial.key, trial.code)
+    elif checkpoint.is_dir():
+        folder = TrialFolder(checkpoint)
+    else:
+        from vitlab.models.weights import open_model
+
+        model, transform = open_model(checkpoint)
+        return model, transform, None
+    return *load_model(folder), read_json(folder.spec)
+
+
+def _image(image: str, trial: dict[str, Any] | None) -> Any:
+    split, _, index = image.partition(":")
+    if split == "test" and index.isdecimal():
+        if trial is None:
+            raise UserError("--image test:N is an image of a trial's own data; a file of weights has none")
+        import torch
+
+        from vitlab.data.prepare import prepare
+        from vitlab.slots import slot
+
+        subset = prepare(slot("dataset").resolve(trial["spec"]["data"]), trial["seeds"]).test
+        if int(index) >= len(subset):
+            raise UserError(f"--image {image}: the test split has {len(subset)} images, counted from 0")
+        return subset.at(torch.tensor([int(index)]))
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(image) as picture:
+            return picture.convert(picture.mode if picture.mode == "L" else "RGB")
+    except (OSError, UnidentifiedImageError) as error:
+        raise UserError(f"--image {image} is no picture that can be read: {error}") from None
