@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -337,6 +338,59 @@ def test_notes_say_what_a_reader_must_know(tmp_path):
     assert any(note.startswith("All arms ran at the baseline's learning rate (0.002)") for note in said)
     assert any(note.startswith("5 seeds (0 to 4) vary init, order, augment") for note in said)
     assert any("smallest p is 0.062" in note for note in said)
+
+
+def _with_teachers(plan: Plan, teachers: Mapping[str, Sequence[str]]) -> Plan:
+    trials = tuple(
+        dataclasses.replace(
+            item, trial=dataclasses.replace(item.trial, needs={"teacher": teachers[item.arm][item.seed]})
+        )
+        if item.arm in teachers
+        else item
+        for item in plan.trials
+    )
+    return dataclasses.replace(plan, trials=trials)
+
+
+def test_students_of_one_teacher_are_one_sample_of_the_teacher(tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE, "big teacher": NONE, "no teacher": NONE})
+    plan = _with_teachers(plan, {"baseline": ["k1/c"] * 5, "big teacher": ["k2/c"] * 5})
+    doc = document(plan, store)
+    assert doc["answers"][0] == (
+        "cannot tell: big teacher is 3.1 points below baseline, but the arms differ by their teacher, of which 1 "
+        "training stands behind an arm: fewer than 3 are no sample."
+    )
+    assert doc["arms"][1]["p"] is doc["arms"][1]["difference_low"] is doc["arms"][1]["better"] is None
+    assert doc["arms"][2]["p"] is not None
+    assert (
+        "baseline: 1 distinct teacher behind 5 trials; what is found holds for teachers like these alone."
+        in doc["notes"]
+    )
+
+
+def test_a_teacher_for_each_seed_is_judged_like_any_other_contrast(tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
+    for other in ("k", "m"):  # the same teachers on both sides, then others
+        plan = _with_teachers(
+            plan, {"baseline": [f"k{s}/c" for s in range(5)], "b": [f"{other}{s}/c" for s in range(5)]}
+        )
+        doc = document(plan, store)
+        assert doc["arms"][1]["p"] == pytest.approx(stats.ttest_rel(NONE, BASE).pvalue)
+        assert "b: 5 distinct teachers behind 5 trials." in doc["notes"]
+
+
+def test_a_prerequisite_that_failed_is_said(tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE, "b": [None] * 5})
+    teacher = trial_of("teacher", 0)
+    plan = dataclasses.replace(plan, prerequisites=(teacher,))
+    fresh = frame.prerequisites(plan, store)[0]
+    assert fresh.status == "missing"
+    report.write(plan, store, store.study(plan.study) / "report")
+    store.trial(teacher.key, teacher.code).fail("the worker ran out of memory")
+    assert report.stored(plan, store, "json") is None
+    said = document(plan, store)["notes"]
+    assert f"prerequisite {teacher.key[:8]}, seed 0, failed: the worker ran out of memory." in said
+    assert said[0] == "Preliminary: of 11 trials, 5 done, 1 failed, 5 missing."
 
 
 def test_a_comparison_not_made_yet_still_counts_in_the_family(tmp_path):

@@ -17,7 +17,7 @@ import numpy as np
 from vitlab import __version__
 from vitlab.plan.values import Plan
 from vitlab.report import words
-from vitlab.report.frame import GROUPS, Found, judged, usable
+from vitlab.report.frame import GROUPS, STATUSES, Found, judged, prerequisites, usable
 from vitlab.statistics import smallest_sign_flip_p
 from vitlab.store import Store
 
@@ -27,13 +27,15 @@ if TYPE_CHECKING:
 FORM = 1  #: counts changes of this document; a stored one of another form is made anew
 SHOWN = 12  #: notes of one kind that are listed one by one
 BUILT_IN = "vitlab"
+NUMERICS = ("torch", "device", "processor", "engine", "threads", "deterministic")
+"""What decides the last bits, and should not differ within a comparison."""
 
 
 def document(
     plan: Plan, store: Store, found: Sequence[Found], frame: pd.DataFrame, summary: pd.DataFrame
 ) -> dict[str, Any]:
     """Everything a report says, as JSON values."""
-    rows = plain(summary)
+    rows, needed = plain(summary), prerequisites(plan, store)
     return {
         "vitlab": __version__,
         "state": state(plan, store),
@@ -43,8 +45,8 @@ def document(
         "answers": words.answers(rows, plan.analysis),
         "arms": rows,
         "skipped": [{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],
-        "notes": notes(plan, found, frame, rows),
-        "made": made(plan, store, found),
+        "notes": notes(plan, [*needed, *found], frame, rows),
+        "made": made(plan, store, [*needed, *found]),
         "trials": plain(frame),
     }
 
@@ -52,8 +54,8 @@ def document(
 def state(plan: Plan, store: Store) -> str:
     """A digest of the plan and of which of its trials have ended: equal states give equal reports."""
     ends = []
-    for planned in plan.trials:
-        folder = store.trial(planned.trial.key, planned.trial.code)
+    for trial in (*(planned.trial for planned in plan.trials), *plan.prerequisites):
+        folder = store.trial(trial.key, trial.code)
         ended = [(folder.path / name) for name in ("result.json", "failure.json")]
         ends.append([path.stat().st_mtime_ns if path.exists() else 0 for path in ended] + [folder.held()])
     said = json.dumps([__version__, FORM, plan.to_json(), ends], sort_keys=True, default=str)
@@ -70,12 +72,11 @@ def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def notes(plan: Plan, found: Sequence[Found], frame: pd.DataFrame, rows: Sequence[words.Row]) -> list[str]:
-    """What the reader must know before believing the table."""
+    """What the reader must know before believing the table; ``found`` holds the prerequisites too."""
     said: list[str] = []
     unfinished = sum(item.status in ("running", "missing") for item in found)
     if unfinished:
-        total = {status: sum(row[status] for row in rows) for status in ("done", "diverged", "failed", "running")}
-        total["missing"] = sum(row["missing"] for row in rows)
+        total = {status: sum(item.status == status for item in found) for status in STATUSES}
         said.append(f"Preliminary: of {words.count(len(found), 'trial')}, {words.states(total)}.")
     said += plan.notes
     said += [f"{arm.name} was skipped: {arm.skip.rstrip('.')}." for arm in plan.arms if arm.skip]
@@ -85,6 +86,7 @@ def notes(plan: Plan, found: Sequence[Found], frame: pd.DataFrame, rows: Sequenc
     said += _some(_not_measured(plan, frame), "of these")
     values = usable(frame, plan.analysis)
     said += _left_out(plan, frame, values, rows)
+    said += _prerequisites(plan)
     said += _mixed(plan, found)
     if plan.analysis.at == "best":
         said.append(
@@ -196,13 +198,27 @@ def _left_out(
     return said
 
 
+def _prerequisites(plan: Plan) -> list[str]:
+    """How many trainings stand behind the trials that start from another."""
+    behind: dict[tuple[str, str], list[str]] = {}
+    for planned in plan.trials:
+        for role, needed in planned.trial.needs.items():
+            behind.setdefault((planned.arm, role), []).append(needed)
+    said = []
+    for (arm, role), trials in behind.items():
+        distinct = len(set(trials))
+        note = f"{arm}: {words.count(distinct, f'distinct {role}')} behind {words.count(len(trials), 'trial')}"
+        said.append(note + (f"; what is found holds for {role}s like these alone." if distinct < len(trials) else "."))
+    return said
+
+
 def _mixed(plan: Plan, found: Sequence[Found]) -> list[str]:
     """Comparisons across machines that do not compute the same bits."""
     seen: dict[str, dict[str, set[str]]] = {}
     for item in found:
         if item.result is not None:
             numerics = item.result.circumstances.numerics
-            known = {name: numerics.get(name) for name in ("torch", "device", "engine", "threads")}
+            known = {name: numerics.get(name) for name in NUMERICS}
             for name, value in known.items():
                 seen.setdefault(item.planned.arm, {}).setdefault(name, set()).add(str(value))
     said = []

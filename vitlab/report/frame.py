@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 BEFORE = ("study", "arm", "baseline", "seed", "trial", "code", "status", "failure")
 AFTER = ("params", "macs", "steps", "images", "wall_s", "engine", "threads", "device", "origins")
 GROUPS = ("val", "test", "train")
+LEAST_PREREQUISITES = 3  #: distinct trials that must stand behind each arm where arms differ by them
 STATUSES = ("done", "diverged", "failed", "running", "missing")
 
 
@@ -41,19 +42,15 @@ class Found:
 
 def gather(plan: Plan, store: Store) -> list[Found]:
     """Every planned trial with what became of it, in the order of the plan."""
-    found = []
-    for planned in plan.trials:
-        folder = store.trial(planned.trial.key, planned.trial.code)
-        result = folder.result()
-        if result is not None:
-            found.append(Found(planned, folder, result.status, result.failure, result))
-        elif folder.held():
-            found.append(Found(planned, folder, "running", "", None))
-        elif (failure := folder.failure()) is not None:
-            found.append(Found(planned, folder, "failed", failure, None))
-        else:
-            found.append(Found(planned, folder, "missing", "", None))
-    return found
+    return [_found(planned, store) for planned in plan.trials]
+
+
+def prerequisites(plan: Plan, store: Store) -> list[Found]:
+    """The trials that others start from and that stand in no arm, with what became of them."""
+    named = [
+        Planned(f"prerequisite {trial.key[:8]}", trial.seeds.get("init", 0), trial) for trial in plan.prerequisites
+    ]
+    return [_found(planned, store) for planned in named]
 
 
 def judged(analysis: Analysis) -> str:
@@ -171,7 +168,31 @@ def usable(frame: pd.DataFrame, analysis: Analysis) -> dict[str, dict[int, float
     return values
 
 
-def summary(frame: pd.DataFrame, analysis: Analysis) -> pd.DataFrame:
+def refusals(plan: Plan) -> dict[str, str]:
+    """Arm to the reason why its comparison is not judged, where it is not.
+
+    Arms that differ by the trial they start from (a teacher, a pre-trained body) are compared by samples of that
+    trial: five students of one teacher are one sample of the teacher.
+    """
+    behind: dict[str, dict[str, set[str]]] = {}
+    for planned in plan.trials:
+        for role, needed in planned.trial.needs.items():
+            behind.setdefault(planned.arm, {}).setdefault(role, set()).add(needed.partition("/")[0])
+    found = {}
+    for arm in plan.arms:
+        first, second = behind.get(arm.name, {}), behind.get(arm.baseline or "", {})
+        for role in sorted(first.keys() & second.keys()):
+            fewest = min(len(first[role]), len(second[role]))
+            if first[role] != second[role] and fewest < LEAST_PREREQUISITES:
+                trained = "training" if fewest == 1 else "trainings"
+                found[arm.name] = (
+                    f"the arms differ by their {role}, of which {fewest} {trained} stand{'s' * (fewest == 1)} behind "
+                    f"an arm: fewer than {LEAST_PREREQUISITES} are no sample"
+                )
+    return found
+
+
+def summary(frame: pd.DataFrame, analysis: Analysis, refused: Mapping[str, str] = {}) -> pd.DataFrame:
     """One row per arm: what it reached, and how it differs from its baseline.
 
     Columns: ``arm, baseline``; ``planned`` trials and how many are ``done, diverged, failed, running, missing``;
@@ -179,7 +200,8 @@ def summary(frame: pd.DataFrame, analysis: Analysis) -> pd.DataFrame:
     difference_high, test, pairs, correlation`` (see :func:`vitlab.statistics.compare`), ``p``, ``p_corrected`` over
     ``family`` comparisons (every arm that has a baseline, judged or not), ``sign_flip_p``; ``detectable`` with 80 %
     power at that correction; ``better`` with ``better_low, better_high``, the probability that the arm beats its
-    baseline at the same seed; the mean of the test metric of the same name; ``params, macs, wall_s``.
+    baseline at the same seed; the mean of the test metric of the same name; ``params, macs, wall_s``.  Comparisons
+    in ``refused`` (see :func:`refusals`) have their difference, no judgement, and the reason in ``refused``.
     """
     import pandas as pd
 
@@ -189,6 +211,11 @@ def summary(frame: pd.DataFrame, analysis: Analysis) -> pd.DataFrame:
     contrasts = {
         arm: statistics.compare(values[arm], values.get(baseline, {}), analysis.alpha)
         for arm, baseline in compared.items()
+    }
+    contrasts |= {
+        arm: statistics.Contrast(contrasts[arm].difference, math.nan, math.nan, math.nan, "none", contrasts[arm].pairs)
+        for arm in refused
+        if arm in contrasts
     }
     corrected = dict(
         zip(contrasts, statistics.corrected([item.p for item in contrasts.values()], analysis.correction), strict=True)
@@ -203,8 +230,9 @@ def summary(frame: pd.DataFrame, analysis: Analysis) -> pd.DataFrame:
         row |= {"n": mean.n, "mean": mean.mean, "sd": mean.sd, "low": mean.low, "high": mean.high}
         if arm in contrasts:
             row |= _of_contrast(contrasts[arm], level)
-            row |= {"p_corrected": corrected[arm], "family": len(contrasts)}
-            row |= _beats(values[arm], values.get(compared[arm], {}), analysis)
+            row |= {"p_corrected": corrected[arm], "family": len(contrasts), "refused": refused.get(arm)}
+            if arm not in refused:
+                row |= _beats(values[arm], values.get(compared[arm], {}), analysis)
         if test in rows:
             row[test] = rows.loc[rows["seed"].isin(list(values[arm])), test].mean()
         row |= {"params": rows["params"].max(), "macs": rows["macs"].max(), "wall_s": rows["wall_s"].sum()}
@@ -214,13 +242,13 @@ def summary(frame: pd.DataFrame, analysis: Analysis) -> pd.DataFrame:
     columns = [
         *("arm", "baseline", "planned", *STATUSES, "n", "mean", "sd", "low", "high"),
         *("difference", "difference_low", "difference_high", "test", "pairs", "correlation"),
-        *("p", "p_corrected", "family", "sign_flip_p", "detectable", "better", "better_low", "better_high"),
+        *("p", "p_corrected", "family", "sign_flip_p", "detectable", "better", "better_low", "better_high", "refused"),
         *([test] if test in frame else []),
         *("params", "macs", "wall_s"),
     ]
     return pd.DataFrame(rows_out, columns=columns).astype(
         {
-            **dict.fromkeys(("arm", "baseline", "test"), "string"),
+            **dict.fromkeys(("arm", "baseline", "test", "refused"), "string"),
             **dict.fromkeys(("planned", *STATUSES, "n"), "int64"),
             **dict.fromkeys(("pairs", "family", "params", "macs"), "Int64"),
             **dict.fromkeys([*floats.split(), "wall_s", *([test] if test in frame else [])], "float64"),
@@ -237,6 +265,17 @@ def write_parquet(frame: pd.DataFrame, path: Path) -> None:
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _found(planned: Planned, store: Store) -> Found:
+    folder = store.trial(planned.trial.key, planned.trial.code)
+    result = folder.result()
+    if result is not None:
+        return Found(planned, folder, result.status, result.failure, result)
+    if folder.held():
+        return Found(planned, folder, "running", "", None)
+    failure = folder.failure()
+    return Found(planned, folder, "missing" if failure is None else "failed", failure or "", None)
 
 
 def _of_result(result: Result, analysis: Analysis) -> dict[str, Any]:

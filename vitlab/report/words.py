@@ -131,6 +131,8 @@ def answer(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
     said = f"{arm} is {_distance(row['difference'], scale, decimals)} {baseline}"
     if analysis.goal == "min" and found in ("better", "worse"):
         said += f", which is {found}"
+    if row["refused"]:
+        return f"cannot tell: {said}, but {row['refused']}."
     if row["test"] == "none":
         return f"cannot tell: {said}, and {_too_few(row)} to judge that by."
     over = _correction(row, analysis)
