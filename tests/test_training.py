@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -323,6 +324,21 @@ def test_going_on_after_the_last_step_only_evaluates() -> None:
     assert straight is not None and resumed is not None
     assert states[-1]["step"] == 12 and [m.step for m in told] == [12]
     assert resumed.history == straight.history
+
+
+def test_it_goes_on_from_whatever_was_saved() -> None:
+    states: list[Mapping[str, Any]] = []
+
+    def save(state: Mapping[str, Any]) -> None:
+        states.append(copy.deepcopy(state))
+
+    straight, whole = run(spec(), save=save, every_s=0.0)
+    assert straight is not None and len(states) > 12
+    for state in states:
+        told: list[Measurement] = []
+        resumed, model = run(spec(), resume=state, emit=told.append)
+        assert resumed is not None and resumed.history == straight.history, f"it went on from step {state['step']}"
+        assert_equal(model.state_dict(), whole.state_dict())
 
 
 def test_it_is_saved_at_every_evaluation_and_in_between_when_time_passes() -> None:

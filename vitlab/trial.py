@@ -60,8 +60,10 @@ def check_trial(trial: Trial) -> None:
         VitlabError: if the code here is not that the trial was planned under.
         OptionError: if a component is not installed here, or takes other options.
     """
+    if not trial.code:
+        return  # nobody planned it
     here = code_of(trial.spec, trial.needs)
-    if trial.code and here != trial.code:
+    if here != trial.code:
         raise VitlabError(
             f"the code here ({here[:12]}) is not the code this trial was planned under ({trial.code[:12]}); "
             "plan it again with 'vitlab run'"
@@ -165,6 +167,7 @@ class _Attempt:
             numerics=self._numerics(),
             **({"note": note} if note else {}),
         )
+        kernels = _kernels_of_first_pass(model)
         trained = train(
             model,
             feed,
@@ -188,7 +191,7 @@ class _Attempt:
             macs=work,
             memory_bytes=peak_memory(self.device),
             versions=_versions(),
-            numerics={**self._numerics(), "attention": _attention(model, trial.spec["model"])},
+            numerics={**self._numerics(), "attention": _attention(kernels, trial.spec["model"])},
         )
         return self._finish(trained, model, prepared, circumstances)
 
@@ -305,12 +308,23 @@ def _macs(model: Model, prepared: Prepared) -> int:
         return 0
 
 
-def _attention(model: Model, choice: Mapping[str, Any]) -> str:
+def _kernels_of_first_pass(model: Model) -> set[str]:
+    """A set that will hold the kernels that parts chose by themselves in the first forward pass, a training step's."""
+    kernels: set[str] = set()
+
+    def look(*_: Any) -> None:
+        found = (getattr(module, "kernel", None) for module in model.modules())
+        kernels.update(kernel for kernel in found if isinstance(kernel, str))
+        hook.remove()
+
+    hook = model.register_forward_hook(look)
+    return kernels
+
+
+def _attention(kernels: set[str], choice: Mapping[str, Any]) -> str:
     """Which kernel attention took where it chose by itself, and its name elsewhere."""
-    kernels = {getattr(module, "kernel", None) for module in model.modules()}
-    taken = sorted(kernel for kernel in kernels if isinstance(kernel, str))
     named = choice.get("attention")
-    return "+".join(taken) or (cast(str, named["type"]) if isinstance(named, Mapping) else "")
+    return "+".join(sorted(kernels)) or (cast(str, named["type"]) if isinstance(named, Mapping) else "")
 
 
 def _versions() -> dict[str, str]:

@@ -82,7 +82,7 @@ def train(
         training.load(resume)
     saved = time.monotonic()
     try:
-        for moment in moments(training.steps, spec.evaluations, after=training.step):
+        for moment in moments(training.steps, spec.evaluations, after=training.measured):
             while training.step < moment:
                 if stop():
                     training.save(save)
@@ -177,6 +177,11 @@ class _Training:
     def images(self) -> int:
         """Images seen so far, repeats included."""
         return self.step * min(self.spec.batch_size, self.feed.count())
+
+    @property
+    def measured(self) -> int:
+        """The step of the last measurement, 0 before the first."""
+        return self.history[-1].step if self.history else 0
 
     def rate(self, step: int) -> float:
         """The learning rate of a step."""

@@ -1,0 +1,418 @@
+"""A trial from spec to result: equal to itself, whatever befalls the process that runs it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+
+from vitlab.data.prepare import prepare
+from vitlab.errors import DataError, TrialFailed, UserError, VitlabError, WeightsError
+from vitlab.plan.key import code_of
+from vitlab.plan.values import Trial
+from vitlab.result import Result
+from vitlab.spec import STREAMS
+from vitlab.store import Busy, TrialFolder, read_json
+from vitlab.training import checkpoint
+from vitlab.trial import Settings, load_model, run_trial
+
+DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
+MODEL = {"type": "vit", "patch_size": 4, "dim": 12, "depth": 2, "heads": 2, "drop": 0.1, "drop_path": 0.2}
+TRAIN = {
+    "steps": 24,
+    "batch_size": 16,
+    "evaluations": 6,
+    "optimizer": {"type": "adamw", "lr": 0.01},
+    "schedule": "cosine",
+    "loss": "cross_entropy",
+    "clip_grad": 1.0,
+}
+
+GUESTS = """
+import torch
+from torch import nn
+from vitlab.components.head import Logits
+from vitlab.models.contract import Model, model
+from vitlab.training.losses import CrossEntropy, loss
+
+@loss.register("explosive")
+class Explosive(CrossEntropy):
+    def __init__(self, *, memory: bool = False) -> None:
+        super().__init__(label_smoothing=0.0)
+        self.memory = memory
+
+    def __call__(self, views, target):
+        if self.memory:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        raise ArithmeticError("the loss\\nwent off")
+
+@model.register("guest")
+class Guest(Model):
+    '''Draws from torch's own generator, as parts of others do.'''
+    def __init__(self, data, *, width: int = 8) -> None:
+        super().__init__()
+        pixels = data.channels * data.image[0] * data.image[1]
+        self.net = nn.Sequential(
+            nn.Flatten(), nn.Linear(pixels, width), nn.BatchNorm1d(width), nn.Dropout(0.5),
+            nn.Linear(width, data.classes),
+        )
+
+    def forward(self, x_BCHW):
+        return Logits(self.net(x_BCHW))
+
+    def initialise(self, seed: int) -> None:
+        for name, p in sorted(self.named_parameters()):
+            nn.init.normal_(p, generator=torch.Generator().manual_seed(seed))
+"""
+
+
+def trial(
+    seed: int = 0, *, model: dict[str, Any] = {}, train: dict[str, Any] = {}, data: dict[str, Any] = {}, **rest: Any
+) -> Trial:
+    spec = {"data": {**DATA, **data}, "model": {**MODEL, **model}, "train": {**TRAIN, **train}}
+    return Trial(spec, dict.fromkeys(STREAMS, seed), (), None, **{"key": "key", **rest})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[[str], TrialFolder]:
+    return lambda name: TrialFolder(tmp_path / name)
+
+
+@pytest.fixture(scope="session")
+def guests(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    file = tmp_path_factory.mktemp("plugin") / "guests_of_trials.py"
+    file.write_text(GUESTS)
+    return Settings(plugins=(str(file),))
+
+
+def done(result: Result | None) -> Result:
+    assert result is not None and result.status == "done"
+    return result
+
+
+def kinds(folder: TrialFolder) -> list[str]:
+    return [event.kind for event in folder.events()[0]]
+
+
+def stop_after(steps: int) -> Callable[[], bool]:
+    left = iter(range(steps))
+    return lambda: next(left, None) is None
+
+
+# -- equal to itself --------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_are_equal_bit_for_bit(folder: Any) -> None:
+    augmented = {"augment": ["crop"]}
+    one, two = (done(run_trial(trial(data=augmented), folder(name), Settings())) for name in ("one", "two"))
+    assert one.outcome == two.outcome and len(one.outcome.weights) == 64
+    assert folder("one").weights.read_bytes() == folder("two").weights.read_bytes()
+    other = done(run_trial(trial(1, data=augmented), folder("other"), Settings()))
+    assert other.outcome.weights != one.outcome.weights
+    assert other.outcome.metrics != one.outcome.metrics
+
+
+def test_the_random_state_of_the_process_does_not_matter_and_is_left_alone(folder: Any) -> None:
+    torch.manual_seed(1)
+    one = done(run_trial(trial(), folder("one"), Settings()))
+    torch.manual_seed(2)
+    torch.rand(3)
+    before = torch.get_rng_state(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    two = done(run_trial(trial(), folder("two"), Settings(deterministic=False)))
+    after = torch.get_rng_state(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    assert one.outcome == two.outcome
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+
+
+def test_a_result_comes_back_equal_from_its_file_and_is_not_computed_again(folder: Any) -> None:
+    result = done(run_trial(trial(), folder("t"), Settings()))
+    events = folder("t").events()[0]
+    assert folder("t").result() == result
+    assert run_trial(trial(), folder("t"), Settings(), stop=lambda: pytest.fail("it ran again")) == result
+    assert folder("t").events()[0] == events
+
+
+def test_killed_at_any_moment_and_resumed_it_is_equal_to_one_never_killed(folder: Any) -> None:
+    """Five trials, each killed by SIGKILL at moments drawn at random, in processes of their own."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vitlab.trial", "vitlab.models", "torch._dynamo", "pyarrow.parquet"])
+    what = trial(train={"steps": 60, "evaluations": 12})
+    settings = Settings(every_s=0.0)
+    wanted = done(run_trial(what, folder("never killed"), settings))
+    draw = random.Random(time.time_ns())
+    resumed_from, killed = [], 0
+    for number in range(5):
+        where = folder(f"killed {number}")
+        for _ in range(2):
+            process = context.Process(target=run_trial, args=(what, where, settings))
+            process.start()
+            begun = len(where.events()[0])
+            patience = time.monotonic() + 60
+            while process.is_alive() and len(where.events()[0]) <= begun and time.monotonic() < patience:
+                time.sleep(0.002)
+            time.sleep(draw.uniform(0, 0.7 * wanted.circumstances.wall_s))
+            process.kill()
+            process.join()
+            killed += process.exitcode == -9
+            if where.done():
+                break
+        result = done(run_trial(what, where, settings))
+        events = where.events()[0]
+        resumed_from += [event.body["step"] for event in events if event.kind == "start"][1:]
+        assert result.outcome == wanted.outcome, f"it went on from {resumed_from}"
+        told = [event.body["step"] for event in events if event.kind == "metrics"]
+        assert told == sorted(set(told)) == [m.step for m in wanted.outcome.history], "something was told twice"
+    assert killed >= 3 and max(resumed_from) > 0, (
+        f"killed {killed} times, resumed from {resumed_from}: it tests nothing"
+    )
+
+
+def test_stopped_and_resumed_it_is_equal(folder: Any) -> None:
+    wanted = done(run_trial(trial(), folder("straight"), Settings()))
+    where = folder("stopped")
+    for _ in range(3):
+        assert run_trial(trial(), where, Settings(), stop=stop_after(7)) is None
+        assert not where.done() and not where.held() and where.failure() is None
+    result = done(run_trial(trial(), where, Settings()))
+    assert result.outcome == wanted.outcome
+    assert result.circumstances.attempts == 4
+    starts = [event.body["step"] for event in where.events()[0] if event.kind == "start"]
+    assert starts == [0, 7, 14, 21]
+    assert [e.body["metrics"]["val/loss"] for e in where.events()[0] if e.kind == "metrics"] == [
+        m.metrics["val/loss"] for m in wanted.outcome.history
+    ]
+    assert not where.checkpoint.exists()
+
+
+def test_parts_that_draw_from_torchs_generator_resume_too(folder: Any, guests: Settings) -> None:
+    spec = {"data": DATA, "model": {"type": "guest"}, "train": TRAIN}
+    what = Trial(spec, dict.fromkeys(STREAMS, 3), (), None, key="guest")
+    wanted = done(run_trial(what, folder("straight"), guests))
+    where = folder("stopped")
+    assert run_trial(what, where, guests, stop=stop_after(9)) is None
+    assert done(run_trial(what, where, guests)).outcome == wanted.outcome
+
+
+def test_a_damaged_checkpoint_costs_time_and_nothing_else(folder: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = done(run_trial(trial(), folder("straight"), Settings()))
+    where = folder("damaged")
+    assert run_trial(trial(), where, Settings(), stop=stop_after(10)) is None
+    file = where.checkpoint / checkpoint.FILE
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    assert done(run_trial(trial(), where, Settings())).outcome == wanted.outcome
+    start = [event for event in where.events()[0] if event.kind == "start"][-1]
+    assert start.body["step"] == 0 and "does not hold what was written; begun anew" in start.body["note"]
+    assert "the trial begins anew" in capsys.readouterr().err
+    told = [event.body["step"] for event in where.events()[0] if event.kind == "metrics"]
+    assert told == [m.step for m in wanted.outcome.history]
+
+
+def test_a_torn_last_line_of_the_journal_is_cut_off(folder: Any) -> None:
+    where = folder("torn")
+    assert run_trial(trial(), where, Settings(), stop=stop_after(10)) is None
+    with (where.path / "events.jsonl").open("a") as journal:
+        journal.write('{"t": 1, "kind": "metr')
+    done(run_trial(trial(), where, Settings()))
+    assert [json.loads(line)["kind"] for line in (where.path / "events.jsonl").read_text().splitlines()] == kinds(where)
+
+
+# -- what is written --------------------------------------------------------------------------------------------------
+
+
+def test_the_journal_and_the_result_tell_the_same(folder: Any) -> None:
+    result = done(run_trial(trial(), folder("t"), Settings()))
+    events = folder("t").events()[0]
+    assert [event.kind for event in events] == ["start", *["metrics"] * 6, "end"]
+    assert events[0].body["attempt"] == 1 and events[0].body["host"] == result.circumstances.host
+    assert events[-1].body == {"status": "done"}
+    for event, measured in zip(events[1:-1], result.outcome.history, strict=True):
+        kept = {name: value for name, value in event.body["metrics"].items() if not name.startswith("system/")}
+        assert (event.body["step"], event.body["epoch"], event.body["images"]) == (
+            measured.step,
+            measured.epoch,
+            measured.images,
+        )
+        assert kept == measured.metrics and "system/images_per_s" in event.body["metrics"]
+    assert result.outcome.metrics == result.outcome.history[-1].metrics
+    assert (result.outcome.steps, result.outcome.images) == (24, 24 * 16)
+
+
+def test_circumstances_are_complete(folder: Any) -> None:
+    found = done(run_trial(trial(), folder("t"), Settings(threads=1))).circumstances
+    # (C p^2 + 1) D + P D + (P + N) D + L (4 D + 4 D^2 + 4 D + 2 D M + M + D) + 2 D + (D + 1) K
+    d, m = 12, 48
+    block = 4 * d + 4 * d * d + 4 * d + 2 * d * m + m + d
+    assert found.params == 17 * d + d + 5 * d + 2 * block + 2 * d + (d + 1) * 6
+    assert found.macs > 4 * 16 * d + 2 * (4 * 5 * d * d)
+    assert found.attempts == 1 and 0 < found.wall_s < 60 and abs(found.started - time.time()) < 60
+    assert found.memory_bytes > 2**20 and set(found.versions) >= {"vitlab", "torch", "python"}
+    assert found.numerics["device"] in ("cpu", "cuda") and found.numerics["torch"] == torch.__version__
+    assert {name: found.numerics[name] for name in ("engine", "attention", "threads", "precision")} == {
+        "engine": "loop",
+        "attention": "sdpa",
+        "threads": 1,
+        "precision": "fp32",
+    }
+
+
+def test_attention_is_recorded_by_the_kernel_that_ran(folder: Any) -> None:
+    for options, kernel in (
+        ({"attention": {"type": "split"}}, "split"),
+        ({"attention": {"type": "auto", "drop": 0.1}}, "explicit"),
+    ):
+        result = done(run_trial(trial(model=options, train={"steps": 1}), folder(kernel), Settings()))
+        assert result.circumstances.numerics["attention"] == kernel
+
+
+def test_predictions_hold_every_image_and_agree_with_the_metrics(folder: Any) -> None:
+    result = done(run_trial(trial(), folder("t"), Settings()))
+    table = parquet.read_table(folder("t").predictions).to_pandas()
+    data = prepare(DATA, trial().seeds)
+    assert list(table.columns) == ["split", "id", "label", "prediction", "probability", "loss"]
+    for split, subset in (("val", data.val), ("test", data.test)):
+        rows = table[table["split"] == split]
+        assert rows["id"].tolist() == subset.id_N.tolist() and rows["label"].tolist() == subset.y_N.tolist()
+        right = (rows["label"] == rows["prediction"]).mean()
+        assert right == pytest.approx(result.outcome.metrics[f"{split}/accuracy"], abs=1e-12)
+        assert rows["loss"].mean() == pytest.approx(result.outcome.metrics[f"{split}/loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_a_loaded_model_predicts_what_was_stored(precision: str, folder: Any) -> None:
+    where = folder("t")
+    done(run_trial(trial(train={"precision": precision}), where, Settings()))
+    model, transform = load_model(where)
+    test = prepare(DATA, trial().seeds).test
+    with torch.no_grad():
+        p, prediction = model(transform(test.x_NCHW)).logits.softmax(1).max(1)
+        pictures = [Image.fromarray(image[0].numpy()) for image in test.x_NCHW]
+        from_pictures = model(transform(pictures)).logits.softmax(1).max(1).values
+        one = model(transform(pictures[3])).logits.softmax(1).max(1).values
+    table = parquet.read_table(where.predictions).to_pandas()
+    rows = table[table["split"] == "test"]
+    assert (
+        not model.training
+        and next(model.parameters()).dtype == {"fp32": torch.float32, "fp64": torch.float64}[precision]
+    )
+    assert prediction.tolist() == rows["prediction"].tolist()
+    assert p.tolist() == pytest.approx(rows["probability"].tolist(), rel=1e-6)
+    assert from_pictures.tolist() == p.tolist() and one.item() == pytest.approx(p[3].item(), rel=1e-5)
+
+
+def test_the_transform_makes_images_of_the_models_kind(folder: Any) -> None:
+    where = folder("t")
+    done(run_trial(trial(data={"channels": 3, "size": 12}, train={"steps": 0}), where, Settings()))
+    model, transform = load_model(where)
+    grey, colour, palette = Image.new("L", (30, 20), 200), Image.new("RGB", (5, 40)), Image.new("P", (12, 12))
+    x = transform([grey, colour, palette])
+    assert x.shape == (3, 3, 12, 12) and x.dtype == torch.float32
+    data = prepare({**DATA, "channels": 3, "size": 12}, trial().seeds)
+    wanted = [(200 / 255 - mean) / std for mean, std in zip(data.mean, data.std, strict=True)]
+    assert x[0, :, 5, 5].tolist() == pytest.approx(wanted, rel=1e-5)
+    assert model(x).logits.shape == (3, 6)
+    with pytest.raises(TypeError, match="uint8"):
+        transform(torch.rand(3, 12, 12))
+
+
+def test_weights_are_kept_only_where_asked(folder: Any) -> None:
+    result = done(run_trial(trial(), folder("t"), Settings(keep="none")))
+    assert result.outcome.weights and not folder("t").weights.exists()
+    with pytest.raises(WeightsError, match="kept no weights"):
+        load_model(folder("t"))
+    folder("t").weights.write_bytes(b"something else")
+    with pytest.raises(WeightsError, match="not a file of trained weights"):
+        load_model(folder("t"))
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_a_trial_that_diverges_is_a_result(folder: Any) -> None:
+    wild = trial(train={"optimizer": {"type": "sgd", "lr": 1e30}, "schedule": "constant", "clip_grad": None})
+    result = run_trial(wild, folder("t"), Settings())
+    assert result is not None and result.status == "diverged"
+    assert result.failure.startswith("the loss is not finite at step 2 of 24")
+    assert result.outcome.metrics == {} and result.outcome.weights == ""
+    assert folder("t").result() == result and folder("t").failure() is None
+    assert not folder("t").weights.exists() and not folder("t").predictions.exists()
+    assert folder("t").events()[0][-1].body == {"status": "diverged", "failure": result.failure}
+    again = run_trial(wild, folder("again"), Settings(every_s=0.0))
+    assert again is not None and again.outcome == result.outcome
+
+
+def test_what_a_part_raises_is_told_in_the_folder(folder: Any, guests: Settings) -> None:
+    where = folder("t")
+    with pytest.raises(ArithmeticError):
+        run_trial(trial(train={"loss": "explosive"}), where, guests)
+    assert where.failure() == "ArithmeticError: the loss went off"
+    assert "went off" in read_json(where.path / "failure.json")["traceback"]
+    assert kinds(where) == ["start", "end"] and not where.done() and not where.held()
+    assert where.events()[0][-1].body == {"status": "failed", "failure": where.failure()}
+
+
+def test_memory_that_runs_out_is_said_plainly(folder: Any, guests: Settings) -> None:
+    where = folder("t")
+    with pytest.raises(TrialFailed, match=r"memory ran out, with train\.batch_size 16"):
+        run_trial(trial(train={"loss": {"type": "explosive", "memory": True}}), where, guests)
+    assert (where.failure() or "").startswith("memory ran out")
+
+
+def test_a_failed_trial_can_be_tried_again(folder: Any) -> None:
+    where = folder("t")
+    with pytest.raises(DataError):
+        run_trial(trial_with(data="something else"), where, Settings())
+    assert where.failure() is not None
+    done(run_trial(trial_with(data="synthetic:1"), where, Settings()))
+    assert where.failure() is None
+
+
+def trial_with(data: str) -> Trial:
+    return Trial(trial().spec, trial().seeds, (), data, key="key")
+
+
+def test_other_data_than_planned_is_refused(folder: Any) -> None:
+    with pytest.raises(DataError, match=r"has the identity synthetic:1, and the plan says synthetic:0"):
+        run_trial(trial_with(data="synthetic:0"), folder("t"), Settings())
+
+
+def test_other_code_than_planned_is_refused(folder: Any) -> None:
+    code = code_of(trial().spec)
+    done(run_trial(trial(code=code), folder("t"), Settings()))
+    with pytest.raises(VitlabError, match="is not the code this trial was planned under"):
+        run_trial(trial(code="f" * 32), folder("other"), Settings())
+    assert not folder("other").path.exists()
+
+
+def test_a_trial_somebody_else_runs_is_busy(folder: Any) -> None:
+    with folder("t").lease(), pytest.raises(Busy):
+        run_trial(trial(), folder("t"), Settings())
+    assert kinds(folder("t")) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_said_plainly(folder: Any) -> None:
+    with pytest.raises(UserError, match="no CUDA device"):
+        run_trial(trial(), folder("t"), Settings(device="cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_on_cuda_two_runs_and_a_resumed_one_are_equal(precision: str, folder: Any) -> None:
+    what = trial(train={"precision": precision})
+    one, two = (done(run_trial(what, folder(name), Settings(device="cuda"))) for name in ("one", "two"))
+    assert run_trial(what, folder("stopped"), Settings(device="cuda"), stop=stop_after(10)) is None
+    three = done(run_trial(what, folder("stopped"), Settings(device="cuda")))
+    assert one.outcome == two.outcome == three.outcome
+    assert one.circumstances.numerics["device"] == "cuda" and one.circumstances.memory_bytes > 0
