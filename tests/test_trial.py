@@ -227,6 +227,66 @@ def test_a_torn_last_line_of_the_journal_is_cut_off(folder: Any) -> None:
     assert [json.loads(line)["kind"] for line in (where.path / "events.jsonl").read_text().splitlines()] == kinds(where)
 
 
+# -- weights of another trial -----------------------------------------------------------------------------------------
+
+
+def fine_tuning(before: Trial, *, model: dict[str, Any] = {}, train: dict[str, Any] = {}, **how: Any) -> Trial:
+    what = trial(1, model=model, train=train, data={"size": 12}, needs={"init_from": "before/code"}, key="after")
+    spec = {**what.spec, "init_from": {"trial": dict(before.spec), **how}}
+    return Trial(spec, what.seeds, (), None, what.needs, key="after")
+
+
+@pytest.fixture
+def pretrained(tmp_path: Path) -> Trial:
+    what = trial()
+    done(run_trial(what, TrialFolder(tmp_path / "before" / "code"), Settings()))
+    return what
+
+
+def test_a_trial_starts_from_the_weights_of_another_on_another_grid(pretrained: Trial, tmp_path: Path) -> None:
+    after = TrialFolder(tmp_path / "after" / "code")
+    what = fine_tuning(pretrained, model={"attention": {"type": "split"}}, train={"steps": 0})
+    done(run_trial(what, after, Settings()))
+    source, _ = load_model(TrialFolder(tmp_path / "before" / "code"))
+    model, _ = load_model(after)
+    old, new = (which.to_canonical(which.state_dict()) for which in (source, model))
+    for name in set(old) - {"pos_embed", "head.weight", "head.bias"}:
+        assert torch.equal(new[name], old[name]), name
+    table = old["pos_embed"][:, 1:].view(1, 2, 2, 12).permute(0, 3, 1, 2)
+    wanted = torch.nn.functional.interpolate(table, size=(3, 3), mode="bicubic", antialias=True)
+    torch.testing.assert_close(new["pos_embed"][:, 1:], wanted.permute(0, 2, 3, 1).flatten(1, 2))
+    assert torch.equal(new["pos_embed"][:, 0], old["pos_embed"][:, 0])
+    model.initialise(1)
+    assert torch.equal(new["head.weight"], model.to_canonical(model.state_dict())["head.weight"]), "the head is new"
+
+
+@pytest.mark.parametrize("freeze", ["nothing", "body"])
+def test_a_frozen_body_stays_and_only_the_head_learns(freeze: str, pretrained: Trial, tmp_path: Path) -> None:
+    after = TrialFolder(tmp_path / "after" / "code")
+    result = done(run_trial(fine_tuning(pretrained, freeze=freeze, head="keep"), after, Settings()))
+    source, _ = load_model(TrialFolder(tmp_path / "before" / "code"))
+    model, _ = load_model(after)
+    old, new = source.state_dict(), model.state_dict()
+    changed = {name for name in new if name != "position.pos_embed" and not torch.equal(new[name], old[name])}
+    assert (changed == {"head.fc.weight", "head.fc.bias"}) is (freeze == "body")
+    stopped = TrialFolder(tmp_path / "stopped" / "code")
+    assert run_trial(fine_tuning(pretrained, freeze=freeze, head="keep"), stopped, Settings(), stop_after(9)) is None
+    again = done(run_trial(fine_tuning(pretrained, freeze=freeze, head="keep"), stopped, Settings()))
+    assert again.outcome == result.outcome
+
+
+def test_weights_that_do_not_fit_are_refused_by_name(pretrained: Trial, tmp_path: Path) -> None:
+    after = TrialFolder(tmp_path / "after" / "code")
+    for model, sentence in (
+        ({"dim": 16}, r"blocks\.0\.attn\.proj\.bias, .* and \d+ more are of another shape"),
+        ({"depth": 3}, r"blocks\.2\.\S+, .* and \d+ more are missing"),
+        ({"depth": 1}, r"are unknown to this model"),
+        ({"layer_scale": 0.1}, r"ls1\.gamma, .* are missing"),
+    ):
+        with pytest.raises(WeightsError, match=sentence):
+            run_trial(fine_tuning(pretrained, model=model), after, Settings())
+
+
 # -- what is written --------------------------------------------------------------------------------------------------
 
 

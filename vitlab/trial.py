@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -32,10 +33,12 @@ from vitlab.plan.values import Trial
 from vitlab.result import Circumstances, Measurement, Outcome, Result
 from vitlab.slots import Resolved, load_file, slot
 from vitlab.spec import TrainSpec
+from vitlab.spec.trial import InitFrom
 from vitlab.store import TrialFolder, read_json, write_json
 from vitlab.training import checkpoint
 from vitlab.training.artifacts import Sight, Transform, read_weights, write_predictions, write_weights
 from vitlab.training.loop import EVALUATION_BATCH, Trained, peak_memory, train
+from vitlab.training.start import start_from
 
 ENGINE = "loop"
 """How replicates are computed: one after another."""
@@ -199,7 +202,22 @@ class _Attempt:
         torch.manual_seed(noise.key(self.trial.seeds["init"], "init"))
         model: Model = slot("model").build(self.trial.spec["model"], prepared.info)
         model.initialise(self.trial.seeds["init"])
+        self._start_from(model)
         return model.to(self.device, _dtype(self.trial.spec["train"]))
+
+    def _start_from(self, model: Model) -> None:
+        """Take over the weights the trial starts from, if it names any."""
+        named = self.trial.spec.get("init_from")
+        if named is None:
+            return
+        how = InitFrom.model_validate(named)
+        if how.checkpoint is not None:
+            from vitlab.models.weights import open_model
+
+            source, _ = open_model(Path(how.checkpoint))
+        else:
+            source, _ = load_model(TrialFolder(self.folder.path.parents[1] / self.trial.needs["init_from"]))
+        start_from(model, source, how)
 
     def _checkpoint(self) -> tuple[Mapping[str, Any] | None, str]:
         """The state to go on from, if there is one; and what to say of one that is damaged."""
