@@ -6,6 +6,7 @@ was: from the checkpoint, and after the last line of the journal.
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import shutil
@@ -212,9 +213,9 @@ class _Attempt:
             return
         how = InitFrom.model_validate(named)
         if how.checkpoint is not None:
-            from vitlab.models.weights import open_model
-
-            source, _ = open_model(Path(how.checkpoint))
+            # By name, so that the formats of files are no part of the code of trials that read none.
+            weights: Any = importlib.import_module("vitlab.models.weights")
+            source, _ = weights.open_model(Path(how.checkpoint))
         else:
             source, _ = load_model(TrialFolder(self.folder.path.parents[1] / self.trial.needs["init_from"]))
         start_from(model, source, how)
