@@ -20,6 +20,7 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
     os.environ[variable] = "1"
 
-for module in ("torch", "vitlab.trial", *ROOMS.values()):
+# torch.optim imports dynamo when first used: a second that no trial need pay.
+for module in ("torch", "torch._dynamo", "vitlab.trial", *ROOMS.values()):
     with suppress(Exception):  # what does not import here is imported again, and reported, by the worker that needs it
         importlib.import_module(module)

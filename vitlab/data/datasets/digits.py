@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -42,10 +44,15 @@ class Digits(Dataset):
 
 @cache
 def _load() -> tuple[np.ndarray, np.ndarray]:
-    from sklearn.datasets import load_digits  # a second to import
-
-    bundle = load_digits()
-    level_NHW, y_N = bundle.images.astype(np.uint8), bundle.target.astype(np.uint8)
+    # The file itself: importing sklearn.datasets takes a second and starts a thread, in every worker.
+    library = importlib.util.find_spec("sklearn")
+    assert library is not None and library.origin is not None
+    file = Path(library.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    try:
+        table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    except OSError as error:
+        raise DataError(f"digits: scikit-learn's bundled images are not where they used to be: {error}") from None
+    level_NHW, y_N = np.ascontiguousarray(table[:, :-1]).reshape(-1, 8, 8), np.ascontiguousarray(table[:, -1])
     found = hashlib.blake2b(level_NHW.tobytes() + y_N.tobytes(), digest_size=16).hexdigest()
     if found != DIGEST:
         raise DataError(f"digits: scikit-learn's bundled images have the digest {found}, not {DIGEST} as published")
