@@ -62,7 +62,7 @@ def with_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> lis
     while waiting:
         name = waiting.pop()
         trial = known.get(name)
-        if trial is None or name in found or store.trial(trial.key, trial.code).done():
+        if trial is None or name in found or store.trial(trial.key, trial.code).usable():
             continue
         found[name] = Planned(f"prerequisite {trial.key[:8]}", trial.seeds["init"], trial)
         waiting += trial.needs.values()
@@ -115,9 +115,9 @@ def _drive(
 
 
 def _ready(job: Job) -> bool:
-    """Whether every trial that this one starts from has ended."""
+    """Whether every trial that this one starts from is there to start from."""
     trials = job.folder.parents[1]
-    return all(TrialFolder(trials / needed).done() for needed in job.trial.needs.values())
+    return all(TrialFolder(trials / needed).usable() for needed in job.trial.needs.values())
 
 
 def _job(planned: Planned, store: Store, run: RunSpec, plugins: Sequence[str | Path], needed: set[str]) -> Job:

@@ -81,7 +81,8 @@ def run(
     store = Store(Path(out).resolve())
     _write_study(store, plan, file)
 
-    missing = [planned for planned in plan.trials if not _folder(store, planned).done()]
+    needed = {name for planned in plan.trials for name in planned.trial.needs.values()}
+    missing = [planned for planned in plan.trials if not _is_there(store, planned, needed)]
     parked, todo = [], []
     for planned in missing:
         if not retry_failed and _folder(store, planned).failure() is not None:
@@ -248,6 +249,13 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
 
 def _folder(store: Store, planned: Planned) -> TrialFolder:
     return store.trial(planned.trial.key, planned.trial.code)
+
+
+def _is_there(store: Store, planned: Planned, needed: set[str]) -> bool:
+    """Whether a trial need not be trained; one that others start from must have kept its weights, too."""
+    folder = _folder(store, planned)
+    named = f"{planned.trial.key}/{planned.trial.code}" in needed
+    return folder.usable() if named else folder.done()
 
 
 def _with_data(plan: Plan, again: Any) -> Plan:

@@ -72,6 +72,10 @@ class TrialFolder:
         """Whether the trial has ended, without reading its result."""
         return (self.path / "result.json").exists()
 
+    def usable(self) -> bool:
+        """Whether another trial can start from this one: it has ended, and its weights were kept."""
+        return self.done() and self.weights.exists()
+
     def finish(self, result: Result) -> None:
         """Write the result: the last thing that happens to a trial."""
         write_json(self.path / "result.json", result.to_json())

@@ -98,8 +98,8 @@ def run_trial(
     check_trial(trial)
     with folder.lease():
         result = folder.result()
-        if result is not None:
-            return result
+        if result is not None and (settings.keep == "none" or result.status != "done" or folder.weights.exists()):
+            return result  # otherwise it kept no weights and now they are wanted: training again gives the same ones
         folder.mend()
         write_json(folder.spec, trial.to_json())
         try:
