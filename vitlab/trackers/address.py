@@ -1,0 +1,111 @@
+"""Where MLflow is: a database under the output folder, a database elsewhere, or a server."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import ssl
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from vitlab.errors import UserError, nearest
+
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+SERVERS = ("http", "https", "databricks")
+UI = "http://127.0.0.1:5000"
+"""Where ``vitlab ui`` shows a database unless told otherwise."""
+
+PROBE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """One place to deliver to."""
+
+    uri: str  #: as MLflow's client takes it
+    name: str  #: under which the study remembers what it has delivered there; holds no password
+    database: Path | None  #: the file, where it is SQLite
+    artifacts: Path | None  #: folder of artifacts; None where a server decides
+    links: str  #: what links begin with
+    embedded: bool  #: under the output folder, for vitlab alone
+
+    def awake(self) -> bool:
+        """Whether a server answers; a database always does.  Takes two seconds at most."""
+        if not self.uri.startswith(("http://", "https://")):
+            return True
+        try:
+            with urllib.request.urlopen(f"{self.uri.rstrip('/')}/health", timeout=PROBE_S):
+                return True
+        except urllib.error.HTTPError as error:
+            return error.code < 500  # whoever asks for a password, or knows no /health, is there
+        except urllib.error.URLError as error:
+            return isinstance(error.reason, ssl.SSLError)  # a certificate that MLflow may be told to trust
+        except OSError:
+            return False
+
+
+def comparison_link(base: str, experiment: str, view: str) -> str:
+    """The comparison page of an experiment, opened with a saved view."""
+    query = f"workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey={view}"
+    return f"{base}/#/experiments/{experiment}/runs?{query}"
+
+
+def database_file(root: Path) -> Path:
+    """The database under an output folder."""
+    return root / "mlflow.db"
+
+
+def artifact_folder(root: Path) -> Path:
+    """The artifacts under an output folder."""
+    return root / "mlartifacts"
+
+
+def locate(uri: str | None, root: Path) -> Address:
+    """Read a tracking URI; without one, ``MLFLOW_TRACKING_URI``; without that, the database under ``root``.
+
+    Raises:
+        UserError: for what MLflow cannot, or can no longer, deliver to.
+    """
+    found = uri or os.environ.get("MLFLOW_TRACKING_URI") or None
+    if found is None:
+        file = database_file(root)
+        return Address(f"sqlite:///{file}", "embedded", file, artifact_folder(root), UI, embedded=True)
+    where = "tracking URI" if uri else "MLFLOW_TRACKING_URI"
+    scheme = found.partition(":")[0] if ":" in found else ""
+    name = hashlib.blake2b(found.encode(), digest_size=8).hexdigest()
+    if scheme == "file" or ":" not in found:
+        path = Path(unquote(urlsplit(found).path) if scheme == "file" else found).resolve()
+        raise UserError(
+            f"{where} '{found}': MLflow has given up its stores of plain files and refuses to write them; "
+            f"name a database, such as sqlite:///{path / 'mlflow.db'}, or a server."
+        )
+    if scheme == "databricks":
+        return Address(found, name, None, None, found, embedded=False)
+    if scheme in SERVERS:
+        if not urlsplit(found).hostname:
+            raise UserError(f"{where} '{found}' names no host; write it as http://HOST:PORT.")
+        return Address(found, name, None, None, _without_user(found), embedded=False)
+    if scheme.partition("+")[0] not in DATABASES:
+        known = [*DATABASES, *SERVERS]
+        raise UserError(
+            f"{where} '{_without_user(found)}' begins with '{scheme}'.{nearest(scheme, known)} "
+            f"Allowed: {', '.join(known)}."
+        )
+    if scheme.partition("+")[0] == "sqlite":
+        name_of_file = found.partition(":///")[2].partition("?")[0]
+        if not name_of_file or name_of_file == ":memory:":
+            raise UserError(f"{where} '{found}' names no file; write it as sqlite:///FILE.")
+        file = Path(name_of_file).resolve()
+        return Address(
+            found.replace(name_of_file, str(file), 1), name, file, file.parent / "mlartifacts", UI, embedded=False
+        )
+    return Address(found, name, None, artifact_folder(root), UI, embedded=False)
+
+
+def _without_user(uri: str) -> str:
+    """The URI without user and password."""
+    parts = urlsplit(uri)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))

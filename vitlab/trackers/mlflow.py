@@ -1,0 +1,300 @@
+"""The MLflow tracker: a study is an experiment, its trials are runs side by side, and one run holds the study itself.
+
+Everything is delivered by the driver, from the journals, and can be delivered again: see :mod:`vitlab.trackers.trials`.
+Runs are not nested, because MLflow's comparison page is empty for children; they are grouped by the tag ``arm``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitlab.plan.values import Plan
+from vitlab.store import Store
+from vitlab.trackers import dashboard, records, service
+from vitlab.trackers.address import Address, comparison_link, locate
+from vitlab.trackers.base import Tracker
+from vitlab.trackers.offsets import Offsets
+from vitlab.trackers.source import source_tags
+from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, TrialRuns, shown
+
+log = logging.getLogger(__name__)
+
+BUDGET_S = 5.0  #: how long one update may take before it leaves the rest to the next
+PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0  #: between attempts to reach a server that is away
+WAIT_S = 60.0  #: for another process that delivers the same study
+
+
+def connect(uri: str | None, plan: Plan, store: Store, *, keep: str = "last") -> Tracker:
+    """A tracker of the plan's trials.  Imports nothing heavy and talks to nobody yet.
+
+    Args:
+        uri: a server or a database as MLflow names it; by default ``MLFLOW_TRACKING_URI``, else the output folder's.
+        plan: the study.
+        store: where its trials are.
+        keep: trained weights to deliver: none or last.
+
+    Raises:
+        UserError: for a URI that MLflow cannot deliver to.
+    """
+    return MlflowTracker(locate(uri, store.root), plan, store, keep=keep)
+
+
+class MlflowTracker(Tracker):
+    """Delivers one study to one address."""
+
+    def __init__(self, address: Address, plan: Plan, store: Store, *, keep: str) -> None:
+        self.address = address
+        self.plan = plan
+        self.store = store
+        self.keep = keep
+        self._folder = store.study(plan.study)
+        self._trials = shown(plan)
+        self._root = f"{socket.gethostname()}:{store.root}"
+        self._session: TrialRuns | None = None
+        self._seen = b""  #: the offsets as this process left them
+        self._viewed: list[str] = []  #: metrics that the saved views show
+        self._retry_at = 0.0
+        self._pause_s = PAUSE_S
+        self._warned = False
+
+    def update(self) -> None:
+        if time.monotonic() >= self._retry_at:
+            self._attempt(final=False, report=())
+
+    def close(self, report: Sequence[Path] = ()) -> str | None:
+        experiment = self._attempt(final=True, report=report)
+        return comparison_link(self.address.links, experiment, dashboard.ARMS) if experiment else None
+
+    @property
+    def behind(self) -> int:
+        offsets = self._offsets()
+        count = 0
+        for item in self._trials:
+            trial = item.planned.trial
+            known = offsets.runs.get(item.identity)
+            events, _ = self.store.trial(trial.key, trial.code).events(known.offset if known else 0)
+            count += len(events)
+        return count
+
+    # -- one attempt --------------------------------------------------------------------------------------------------
+
+    def _attempt(self, *, final: bool, report: Sequence[Path]) -> str | None:
+        """Deliver what there is.  Returns the experiment's id, or None where it could not be reached."""
+        try:
+            if not self.address.awake():
+                raise ConnectionError(f"no answer from {self.address.links}")
+            lock = service.lock(self._folder / ".mlflow.lock", wait_s=WAIT_S if final else 0.0)
+            with lock, service.quiet():
+                experiment = self._deliver(final=final, report=report)
+        except service.Held as error:
+            if final:
+                log.warning("MLflow: %s; 'vitlab sync' delivers what it leaves", error)
+            return None
+        except Exception as error:  # whatever MLflow, its database or its network raises: a training does not end by it
+            self._put_off(error)
+            return None
+        self._pause_s, self._warned = PAUSE_S, False
+        return experiment
+
+    def _put_off(self, error: Exception) -> None:
+        self._session = None
+        self._retry_at = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        if not self._warned:
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            log.warning(
+                "MLflow cannot be reached: %s. Trials go on; what is missing there is delivered when it is back, "
+                "or by 'vitlab sync'.",
+                reason,
+            )
+        self._warned = True
+
+    def _deliver(self, *, final: bool, report: Sequence[Path]) -> str:
+        session = self._open()
+        until = math.inf if final else time.monotonic() + BUDGET_S
+        first_error: Exception | None = None
+        for item in self._trials:
+            if time.monotonic() > until:
+                break
+            try:
+                session.deliver(item, final=final)
+            except Exception as error:  # one trial's trouble, such as a file it cannot upload, keeps back no other
+                first_error = first_error or error
+                if not final or not self.address.awake():
+                    break
+        if final and session.created and self.address.artifacts is None:
+            session.settle(service.runs(session.client, session.offsets.experiment), self._trials)
+        self._views(session)
+        if final:
+            self._study_run(session, report)
+            self._arms(session)
+        session.offsets.commit()
+        self._seen = session.offsets.file.read_bytes()
+        if first_error is not None:
+            raise first_error
+        return session.offsets.experiment
+
+    def _open(self) -> TrialRuns:
+        """The session, opened anew where another process has delivered since."""
+        file = self._folder / "mlflow-offsets.json"
+        if self._session is not None and file.exists() and file.read_bytes() == self._seen:
+            return self._session
+        client = service.open_client(self.address)
+        tags = {"mlflow.note.content": records.note(self.plan), "vitlab.study": self.plan.study}
+        name = self.plan.study
+        experiment = service.experiment(client, name, self.address, f"{name}/trials", tags)
+        offsets = self._offsets()
+        if offsets.experiment != experiment:
+            offsets = Offsets(offsets.file, offsets.address, experiment)
+        source = source_tags(self._folder / "study.yaml", Path.cwd())
+        session = TrialRuns(client, offsets, self.plan, self.store, keep=self.keep, root=self._root, source=source)
+        session.settle(service.runs(client, experiment), self._trials)
+        self._viewed = []
+        self._session = session
+        return session
+
+    def _offsets(self) -> Offsets:
+        return Offsets.read(self._folder / "mlflow-offsets.json", self.address.name)
+
+    # -- what stands beside the trials --------------------------------------------------------------------------------
+
+    def _views(self, session: TrialRuns) -> None:
+        """Saved views that show every metric there is by now."""
+        metrics = session.offsets.metrics
+        if metrics == self._viewed:
+            return
+        headline = self.plan.analysis.metric
+        charts = dashboard.sections(metrics, headline)
+        columns = [f"metrics.`{name}`" for title, names, _ in charts if title == "Final values" for name in names[:4]]
+        columns += ["tags.`arm`", "tags.`seed`"]
+        views = {
+            dashboard.ARMS: ("Arms, as means over seeds", True),
+            dashboard.TRIALS: ("Every trial", False),
+        }
+        states = {
+            view: (name, dashboard.comparison(charts, grouped=grouped, columns=columns, kind="trial"))
+            for view, (name, grouped) in views.items()
+        }
+        _save(session.client, session.offsets.experiment, states)
+        self._viewed = list(metrics)
+
+    def _study_run(self, session: TrialRuns, report: Sequence[Path]) -> None:
+        """The run that holds the study file, the plan and the report."""
+        client, experiment = session.client, session.offsets.experiment
+        studies = client.search_runs([experiment], filter_string="tags.`vitlab.kind` = 'study'")
+        found = [run for run in studies if run.data.tags.get("vitlab.root") == self._root]
+        tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self._root}
+        tags |= {"mlflow.note.content": records.note(self.plan)}
+        if found:
+            run = found[0].info.run_id
+            for surplus in found[1:]:
+                client.delete_run(surplus.info.run_id)
+        else:
+            tags |= session.source
+            run = client.create_run(experiment, tags=tags, run_name=f"study {self.plan.study}").info.run_id
+        for file in ("study.yaml", "plan.json"):
+            if (self._folder / file).exists():
+                client.log_artifact(run, str(self._folder / file))
+        for path in report:
+            client.log_artifact(run, str(path), "report")
+        statuses = {
+            known.status if known is not None else ""
+            for item in self._trials
+            for known in [session.offsets.runs.get(item.identity)]
+        }
+        if FAILED in statuses:
+            status = FAILED
+        elif statuses <= {FINISHED}:
+            status = FINISHED
+        else:
+            status = RUNNING if RUNNING in statuses else KILLED
+        if status == RUNNING:
+            client.update_run(run, status=RUNNING)
+        else:
+            client.set_terminated(run, status)
+
+    def _arms(self, session: TrialRuns) -> None:
+        """Mean, standard deviation and interval of every arm, in an experiment of their own.
+
+        A run that holds other numbers than those of now is replaced: MLflow would keep the old ones beside the new.
+        """
+        values = self._values()
+        if not values:
+            return
+        client, name = session.client, f"{self.plan.study}/arms"
+        tags = {"vitlab.study": self.plan.study}
+        tags["mlflow.note.content"] = (
+            f"Arms of {self.plan.study} over their seeds: mean, standard deviation (sd), and the "
+            f"{1 - self.plan.analysis.alpha:.0%} t-interval of the mean (low, high) over n seeds."
+        )
+        experiment = service.experiment(client, name, self.address, name, tags)
+        mine = [run for run in service.runs(client, experiment) if run.data.tags.get("vitlab.root") == self._root]
+        there: dict[str, Any] = {}
+        for run in mine:
+            arm = run.data.tags.get("arm", "")
+            if arm in there or arm not in values:
+                client.delete_run(run.info.run_id)
+            else:
+                there[arm] = run
+        colours = records.colours(self.plan)
+        names: set[str] = set()
+        for arm in self.plan.arms:
+            if arm.name not in values:
+                continue
+            points = records.arm_points(values[arm.name], self.plan.analysis.alpha)
+            names |= set(points)
+            run = there.get(arm.name)
+            if run is not None and run.data.metrics == points and run.info.status == FINISHED:
+                continue
+            if run is not None:
+                client.delete_run(run.info.run_id)
+            self._arm_run(client, experiment, arm.name, points, colours[arm.name])
+        headline = self.plan.analysis.metric
+        charts = dashboard.summary_sections(names, headline)
+        columns = [f"metrics.`{what}/{headline}`" for what in ("mean", "sd", "low", "high", "n")]
+        state = dashboard.comparison(charts, grouped=False, columns=columns, kind="arm")
+        _save(client, experiment, {dashboard.SUMMARY: ("Arms with their intervals", state)})
+
+    def _arm_run(self, client: Any, experiment: str, arm: str, points: Mapping[str, float], colour: str) -> None:
+        from mlflow.entities import Metric, Param
+
+        tags = {"arm": arm, "vitlab.kind": "arm", "vitlab.study": self.plan.study, "vitlab.root": self._root}
+        run = client.create_run(experiment, tags={**tags, "mlflow.runColor": colour}, run_name=arm).info.run_id
+        now = int(time.time() * 1000)
+        varied = self.plan.arm(arm).values
+        params = [Param("arm", arm), *(Param(key, text) for key, text in records.flat(varied).items())]
+        client.log_batch(run, metrics=[Metric(name, value, now, 0) for name, value in points.items()], params=params)
+        client.set_terminated(run, FINISHED)
+
+    def _values(self) -> dict[str, dict[str, list[float]]]:
+        """Arm to metric to the values of its seeds, of the trials that are done; each trial counts once."""
+        values: dict[str, dict[str, list[float]]] = {}
+        for item in self._trials:
+            trial = item.planned.trial
+            folder = self.store.trial(trial.key, trial.code)
+            result = folder.result() if item.kind == "trial" and folder.done() else None
+            if result is None or result.status != "done":
+                continue
+            finals = records.final_points(result, self.plan.analysis)
+            for name, value, _, _ in finals:
+                group, _, metric = name.partition("/")
+                if group in ("final", "best"):
+                    metric = metric if group == "final" else f"{metric} best"
+                    values.setdefault(item.planned.arm, {}).setdefault(metric, []).append(value)
+        return values
+
+
+def _save(client: Any, experiment: str, states: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
+    """Write views that are not there yet, or are not the same."""
+    there = client.get_experiment(experiment).tags
+    for view, (name, state) in states.items():
+        value = dashboard.envelope(name, state, made_ms=int(time.time() * 1000))
+        tag = dashboard.tag(view)
+        if not dashboard.same(there.get(tag), value) and len(value) <= dashboard.LIMIT:
+            client.set_experiment_tag(experiment, tag, value)

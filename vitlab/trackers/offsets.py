@@ -1,0 +1,56 @@
+"""How far a study has been delivered, kept in its folder and committed after every delivery.
+
+A process that dies between a delivery and its commit delivers the same again, which MLflow takes for what it has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitlab.store import read_json, write_json
+
+
+@dataclass
+class Delivered:
+    """What a run of MLflow holds of a trial."""
+
+    run: str  #: MLflow's id
+    offset: int = 0  #: bytes of the journal delivered
+    described: bool = False  #: parameters and data set are there
+    status: str = "RUNNING"  #: as MLflow was told
+    ended: str = ""  #: which end was delivered: ``result``, or a failure with its time
+    last_kind: str = ""  #: of the last event delivered
+    last_t: int = 0
+    strange: list[str] = field(default_factory=list)  #: metrics that were not finite at some time
+
+
+@dataclass
+class Offsets:
+    """What one address holds of a study."""
+
+    file: Path
+    address: str
+    experiment: str = ""
+    runs: dict[str, Delivered] = field(default_factory=dict)  #: by identity of the run
+    metrics: list[str] = field(default_factory=list)  #: names delivered so far, sorted
+
+    @classmethod
+    def read(cls, file: Path, address: str) -> Offsets:
+        data = (read_json(file) or {}).get(address, {})
+        runs = {name: Delivered(**item) for name, item in data.get("runs", {}).items()}
+        return cls(file, address, data.get("experiment", ""), runs, list(data.get("metrics", [])))
+
+    def commit(self) -> None:
+        """Write what has been delivered; other addresses keep theirs."""
+        whole: dict[str, Any] = read_json(self.file) or {}
+        runs = {name: asdict(item) for name, item in self.runs.items()}
+        now = {"experiment": self.experiment, "metrics": self.metrics, "runs": runs}
+        if whole.get(self.address) != now:
+            write_json(self.file, {**whole, self.address: now})
+
+    def saw(self, names: set[str]) -> None:
+        """Remember names of metrics."""
+        if not names <= set(self.metrics):
+            self.metrics = sorted({*self.metrics, *names})

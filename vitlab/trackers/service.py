@@ -1,0 +1,155 @@
+"""MLflow's client: opened once, quietly, with few retries, and never on a database that somebody else is making."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vitlab.trackers.address import Address
+
+SETTINGS = {
+    # With the defaults, one call to a server that is away takes four minutes to fail.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_DISABLE_AGENT_HINT": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+"""MLflow's settings around our calls, and around no other.  What the user has set stays."""
+
+LOGGERS = {"mlflow": logging.WARNING, "alembic": logging.WARNING, "urllib3": logging.ERROR}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """MLflow as vitlab uses it: settings applied, news of its database and deprecations of its libraries muted."""
+    added = [name for name in SETTINGS if name not in os.environ]
+    os.environ.update({name: SETTINGS[name] for name in added})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", FutureWarning)
+            import mlflow  # noqa: F401  # it configures its loggers, so that they can be muted only now
+
+            levels = {name: logging.getLogger(name).level for name in LOGGERS}
+            for name, level in LOGGERS.items():
+                logging.getLogger(name).setLevel(level)
+            try:
+                yield
+            finally:
+                for name, level in levels.items():
+                    logging.getLogger(name).setLevel(level)
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+class Held(Exception):
+    """Another process has the lock."""
+
+
+@contextmanager
+def lock(file: Path, *, wait_s: float) -> Iterator[None]:
+    """Hold a file's lock.
+
+    Raises:
+        Held: if another process still holds it after ``wait_s``.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + wait_s
+    with open(file, "a") as handle:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise Held(f"{file} is held by another process") from None
+                time.sleep(0.1)
+        yield
+
+
+def open_client(address: Address) -> Any:
+    """An ``MlflowClient`` on the address; a SQLite database that is not there is made first.  Call within `quiet`."""
+    if address.database is not None:
+        initialise(address.database)
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=address.uri, registry_uri=address.uri)
+
+
+def initialise(database: Path) -> None:
+    """Make MLflow's tables in a SQLite file that is not there yet.  Call within `quiet`.
+
+    MLflow does not guard this itself: of two processes that begin on one new file both fail and leave a file that no
+    third can use.  So one makes it, under a lock and another name, and it is there whole or not at all.
+    """
+    if database.exists():
+        return
+    with lock(database.with_name(f".{database.name}.lock"), wait_s=120):
+        if database.exists():
+            return
+        from mlflow import MlflowClient
+
+        made = database.with_name(f".{database.name}.{os.getpid()}")
+        made.unlink(missing_ok=True)
+        uri = f"sqlite:///{made}"
+        MlflowClient(tracking_uri=uri, registry_uri=uri)
+        os.replace(made, database)
+
+
+def experiment(client: Any, name: str, address: Address, folder: str, tags: Mapping[str, str]) -> str:
+    """The id of the experiment called ``name``: found, restored where it was deleted, or made.
+
+    Args:
+        client: MLflow's client.
+        name: of the experiment.
+        address: where.
+        folder: of its artifacts, below those of the address.
+        tags: of the experiment; brought up to date where it is there.
+    """
+    location = str(address.artifacts / folder) if address.artifacts else None
+    found = client.get_experiment_by_name(name)
+    if found is not None and found.lifecycle_stage == "deleted":
+        client.restore_experiment(found.experiment_id)
+    if found is not None and address.embedded and found.artifact_location != location:
+        # The output folder has moved since, and MLflow knows the artifacts by their old path only.  The trials are
+        # here, so they are delivered again.
+        client.rename_experiment(found.experiment_id, f"{name} (before it moved, {found.experiment_id})")
+        found = None
+    if found is None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return str(client.create_experiment(name, artifact_location=location, tags=dict(tags)))
+        except MlflowException:  # somebody else has just made it, or our first answer was lost
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    for key, value in tags.items():
+        if found.tags.get(key) != value:
+            client.set_experiment_tag(found.experiment_id, key, value)
+    return str(found.experiment_id)
+
+
+def runs(client: Any, experiment_id: str) -> list[Any]:
+    """All runs of an experiment that are not deleted, the oldest first."""
+    found: list[Any] = []
+    token = None
+    while True:
+        page = client.search_runs(
+            [experiment_id], max_results=1000, order_by=["attributes.start_time ASC"], page_token=token
+        )
+        found += page
+        token = page.token
+        if not token:
+            return found

@@ -1,0 +1,335 @@
+"""Trials as runs of an MLflow experiment: found or created, filled from the journal, ended by the result.
+
+A run belongs to one arm, one trial, one code, and one journal (told by the time of its first event): where a trial was
+trained anew, its old run is no part of the study any more and says so in ``vitlab.kind``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitlab.plan.values import Plan, Planned
+from vitlab.result import Result
+from vitlab.store import Store, TrialFolder, read_json
+from vitlab.trackers import records
+from vitlab.trackers.offsets import Delivered, Offsets
+from vitlab.trackers.records import Point
+
+FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
+SUPERSEDED = "superseded"
+KINDS = ("trial", "prerequisite", SUPERSEDED)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A trial that gets a run."""
+
+    planned: Planned
+    kind: str  #: trial, or prerequisite of one
+    name: str
+    params: Mapping[str, str]
+
+    @property
+    def identity(self) -> str:
+        trial = self.planned.trial
+        return _identity(trial.key, trial.code, self.planned.arm)
+
+
+def shown(plan: Plan) -> list[Shown]:
+    """The trials of a plan, each once: a trial that several seeds share is one training, not several."""
+    trials = [planned.trial for planned in plan.trials] + list(plan.prerequisites)
+    params = records.params(trials)
+    found: dict[str, Shown] = {}
+    for planned in plan.trials:
+        own = {"arm": planned.arm, "seed": str(planned.seed), **params[planned.trial.key]}
+        item = Shown(planned, "trial", f"{planned.arm}/s{planned.seed}", own)
+        found.setdefault(item.identity, item)
+    for trial in plan.prerequisites:
+        seed = trial.seeds.get("init", 0)
+        own = {"arm": records.ABSENT, "seed": str(seed), **params[trial.key]}
+        item = Shown(Planned("", seed, trial), "prerequisite", f"prerequisite {trial.key[:8]}/s{seed}", own)
+        found.setdefault(item.identity, item)
+    return list(found.values())
+
+
+class TrialRuns:
+    """The runs of one study's trials.  Every method may raise whatever MLflow raises."""
+
+    def __init__(
+        self,
+        client: Any,
+        offsets: Offsets,
+        plan: Plan,
+        store: Store,
+        *,
+        keep: str,
+        root: str,
+        source: Mapping[str, str],
+    ) -> None:
+        """
+        Args:
+            client: MLflow's client.
+            offsets: what has been delivered; committed after every delivery.
+            plan: the study.
+            store: where its trials are.
+            keep: weights to deliver: none or last.
+            root: tells this output folder from others that deliver to the same server.
+            source: tags of whoever delivers.
+        """
+        self.client = client
+        self.offsets = offsets
+        self.plan = plan
+        self.store = store
+        self.keep = keep
+        self.root = root
+        self.source = source
+        self.created = False  #: whether a run was, since they were last looked at
+        self._runs: dict[str, Any] = {}
+        self._colours = records.colours(plan)
+
+    def settle(self, found: Sequence[Any], trials: Sequence[Shown]) -> None:
+        """Find out which of the experiment's runs belong to the trials.
+
+        Of several runs of one trial, as a lost answer to ``create_run`` leaves them, all but one are deleted.  Runs
+        that this output folder has delivered and that belong to no trial any more are set aside.
+        """
+        self.created = False
+        self._runs = {}
+        by_identity: dict[str, list[Any]] = {}
+        for run in found:
+            tags = run.data.tags
+            if tags.get("vitlab.kind") in KINDS and "vitlab.trial" in tags:
+                identity = _identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("arm", ""))
+                by_identity.setdefault(identity, []).append(run)
+        chosen = set()
+        for item in trials:
+            known = self.offsets.runs.get(item.identity)
+            began = _began(self._folder(item))
+            same = [run for run in by_identity.get(item.identity, []) if _is_of(run, began)]
+            same.sort(
+                key=lambda run: (known is None or run.info.run_id != known.run, not run.data.tags.get("vitlab.began"))
+            )
+            for run in same[1:]:
+                if run.data.tags.get("vitlab.began", "") == same[0].data.tags.get("vitlab.began", ""):
+                    self.client.delete_run(run.info.run_id)
+            if not same:
+                self.offsets.runs.pop(item.identity, None)
+                continue
+            run = self._runs[item.identity] = same[0]
+            chosen |= {run.info.run_id for run in same}
+            if known is None or known.run != run.info.run_id:
+                self.offsets.runs[item.identity] = Delivered(run.info.run_id, status=run.info.status)
+            if run.data.tags["vitlab.kind"] != item.kind:
+                self.client.set_tag(run.info.run_id, "vitlab.kind", item.kind)
+        for runs in by_identity.values():
+            for run in runs:
+                tags = run.data.tags
+                if (
+                    run.info.run_id not in chosen
+                    and tags["vitlab.kind"] != SUPERSEDED
+                    and tags.get("vitlab.root") == self.root
+                ):
+                    self.client.set_tag(run.info.run_id, "vitlab.kind", SUPERSEDED)
+
+    def deliver(self, item: Shown, *, final: bool) -> None:
+        """Bring one run up to its trial.  ``final``: a trial that nobody holds any more was stopped."""
+        folder = self._folder(item)
+        known = self.offsets.runs.get(item.identity)
+        size = _size(folder)
+        if known is not None and known.ended == "result" and known.offset == size:
+            return
+        result = folder.result() if folder.done() else None
+        failure = read_json(folder.path / "failure.json") if result is None else None
+        if known is None and not size and result is None and failure is None:
+            return
+        if known is None:
+            known = self._create(item, folder, result)
+        if not known.described:
+            self._describe(item, known)
+        began_anew = self._journal(folder, known, size)
+        end = "result" if result is not None else _failed(failure, known)
+        if result is not None:
+            if known.ended != end:
+                self._end_with_result(item, folder, known, result)
+        elif end and failure is not None:
+            if known.ended != end:
+                self._end_with_failure(folder, known, failure)
+        elif began_anew and known.status != RUNNING:
+            self.client.update_run(known.run, status=RUNNING)
+            known.status = RUNNING
+        elif final and known.status == RUNNING and not folder.held():
+            self.client.set_tag(known.run, "vitlab.status", "stopped")
+            self.client.set_terminated(known.run, KILLED, end_time=known.last_t or None)
+            known.status = KILLED
+        known.ended = end
+        self.offsets.commit()
+
+    # -- how it is done -----------------------------------------------------------------------------------------------
+
+    def _folder(self, item: Shown) -> TrialFolder:
+        return self.store.trial(item.planned.trial.key, item.planned.trial.code)
+
+    def _create(self, item: Shown, folder: TrialFolder, result: Result | None) -> Delivered:
+        began = _began(folder)
+        tags = {**records.tags(self.plan, item.planned, item.kind), **self.source}
+        tags |= {"vitlab.began": str(began or ""), "vitlab.root": self.root}
+        if item.planned.arm in self._colours:
+            tags["mlflow.runColor"] = self._colours[item.planned.arm]
+        started = began or (int(result.circumstances.started * 1000) if result is not None else None)
+        run = self.client.create_run(self.offsets.experiment, start_time=started, tags=tags, run_name=item.name)
+        self.created = True
+        self._runs[item.identity] = run
+        known = self.offsets.runs[item.identity] = Delivered(run.info.run_id)
+        return known
+
+    def _describe(self, item: Shown, known: Delivered) -> None:
+        """Parameters and the data set.  Parameters cannot be changed in MLflow, so only what is missing is sent."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Param
+
+        run = self._runs.get(item.identity) or self.client.get_run(known.run)
+        missing = [Param(name, value) for name, value in item.params.items() if name not in run.data.params]
+        if missing:
+            self.client.log_batch(known.run, params=missing)
+        trial = item.planned.trial
+        if trial.data is not None and not (run.inputs and run.inputs.dataset_inputs):
+            data = trial.spec["data"]
+            dataset = Dataset(
+                name=str(data["type"]),
+                digest=records.digest(trial.data),
+                source_type="vitlab",
+                source=json.dumps(dict(data), default=str),
+            )
+            self.client.log_inputs(known.run, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
+        began = _began(self._folder(item))
+        if began and not run.data.tags.get("vitlab.began"):
+            self.client.set_tag(known.run, "vitlab.began", str(began))
+        known.described = bool(began)
+
+    def _journal(self, folder: TrialFolder, known: Delivered, size: int) -> bool:
+        """Deliver the journal from where it was left.  Returns whether the trial went on after it had ended."""
+        if size < known.offset:
+            known.offset = 0
+        events, offset = folder.events(known.offset)
+        if not events:
+            return False
+        points = [point for event in events if event.kind == "metrics" for point in records.points(event)]
+        tags: dict[str, str] = {}
+        for event in events:
+            if event.kind == "start":
+                tags |= {"vitlab.attempts": str(event.body.get("attempt", 1))}
+                tags |= {"vitlab.host": str(event.body.get("host", ""))}
+        self._log(known, points, tags)
+        known.offset = offset
+        known.last_kind, known.last_t = events[-1].kind, events[-1].t
+        self.offsets.commit()
+        return any(event.kind != "end" for event in events)
+
+    def _log(self, known: Delivered, points: Sequence[Point], tags: Mapping[str, str] = {}) -> None:
+        from mlflow.entities import Metric, RunTag
+
+        kept, strange = records.finite(points)
+        tags = dict(tags)
+        if not strange <= set(known.strange):
+            known.strange = sorted({*known.strange, *strange})
+            tags["vitlab.nonfinite"] = ", ".join(known.strange)[: records.TAG_LENGTH]
+        if kept or tags:
+            self.client.log_batch(
+                known.run,
+                metrics=[Metric(point.name, point.value, point.t, point.step) for point in kept],
+                tags=[RunTag(name, value) for name, value in tags.items()],
+            )
+        self.offsets.saw({point.name for point in kept})
+
+    def _end_with_result(self, item: Shown, folder: TrialFolder, known: Delivered, result: Result) -> None:
+        self._log(known, records.final_points(result, self.plan.analysis), records.result_tags(result))
+        run = known.run
+        if folder.spec.exists():
+            self.client.log_artifact(run, str(folder.spec))
+        else:
+            self.client.log_dict(run, item.planned.trial.to_json(), "spec.json")
+        self.client.log_text(run, records.history_csv(result), "history.csv")
+        if folder.predictions.exists():
+            self.client.log_artifact(run, str(folder.predictions))
+            for split, table in records.confusion(folder.predictions).items():
+                self.client.log_text(run, table.to_csv(), f"confusion/{split}.csv")
+                self._picture(run, split, table)
+        if self.keep == "last" and folder.weights.exists():
+            self.client.log_artifact(run, str(folder.weights))
+        if (folder.path / "explain").is_dir():
+            self.client.log_artifacts(run, str(folder.path / "explain"), "explain")
+        if result.failure:
+            self.client.set_tag(run, "mlflow.note.content", result.failure)
+        around = result.circumstances
+        status = FINISHED if result.status == "done" else FAILED
+        self.client.set_terminated(run, status, end_time=int((around.started + around.wall_s) * 1000))
+        known.status = status
+
+    def _end_with_failure(self, folder: TrialFolder, known: Delivered, failure: Mapping[str, Any]) -> None:
+        run = known.run
+        self.client.set_tag(run, "vitlab.status", "failed")
+        self.client.set_tag(run, "mlflow.note.content", str(failure["failure"]))
+        if folder.spec.exists():
+            self.client.log_artifact(run, str(folder.spec))
+        self.client.log_text(run, f"{failure['failure']}\n\n{failure.get('traceback', '')}", "failure.txt")
+        if (folder.path / "log.txt").exists():
+            self.client.log_artifact(run, str(folder.path / "log.txt"))
+        self.client.set_terminated(run, FAILED, end_time=int(failure["time"] * 1000))
+        known.status = FAILED
+
+    def _picture(self, run: str, split: str, table: Any) -> None:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        classes = [str(name) for name in table.index]
+        figure = Figure(figsize=(5, 4.5), layout="constrained")
+        axes = figure.subplots()
+        shares = table.to_numpy() / table.to_numpy().sum(1, keepdims=True).clip(1)
+        figure.colorbar(axes.imshow(shares, cmap="Blues", vmin=0, vmax=1), label="share of the label")
+        if len(classes) <= 30:
+            axes.set_xticks(range(len(classes)), classes, rotation=90 if max(map(len, classes)) > 3 else 0)
+            axes.set_yticks(range(len(classes)), classes)
+        axes.set(xlabel="prediction", ylabel="label", title=split)
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, f"{split}.png")
+            FigureCanvasAgg(figure).print_png(file)
+            self.client.log_artifact(run, file, "confusion")
+
+
+def _identity(key: str, code: str, arm: str) -> str:
+    return f"{key}/{code}/{arm}"
+
+
+def _size(folder: TrialFolder) -> int:
+    try:
+        return (folder.path / "events.jsonl").stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _began(folder: TrialFolder) -> int:
+    """Time of the first event of a trial's journal, 0 where there is none: it tells one journal from another."""
+    try:
+        with open(folder.path / "events.jsonl", "rb") as journal:
+            line = journal.readline()
+    except FileNotFoundError:
+        return 0
+    return int(json.loads(line)["t"]) if line.endswith(b"\n") else 0
+
+
+def _is_of(run: Any, began: int) -> bool:
+    """Whether a run was filled from the journal that began then, or may be filled from it."""
+    tag = run.data.tags.get("vitlab.began", "")
+    return not began or tag in ("", str(began))
+
+
+def _failed(failure: Mapping[str, Any] | None, known: Delivered) -> str:
+    """Names the failure that ended the trial; empty where it has begun again since."""
+    if failure is None:
+        return ""
+    went_on = known.last_kind not in ("", "end") and known.last_t > failure["time"] * 1000
+    return "" if went_on else f"failure {failure['time']}"
