@@ -246,6 +246,22 @@ def test_answers_in_plain_words(tmp_path):
     assert unclear.endswith(f"; 5 seeds could have detected {could:.1f} points with 80 % power.")
 
 
+def test_a_margin_makes_equivalence_a_verdict(tmp_path):
+    from statsmodels.stats.weightstats import ttost_paired
+
+    analysis = Analysis(margin=0.01, correction="none")
+    plan, store, _, rows = outcome(tmp_path, POSITIONS, analysis=analysis)
+    for arm, values in (("position=sincos2d", NEAR), ("position=none", NONE)):
+        expected = ttost_paired(np.array(values), np.array(BASE), -0.01, 0.01)[0]
+        assert rows.loc[arm, "p_equal"] == pytest.approx(expected)
+    half = stats.t.ppf(0.95, 4) * stats.sem(np.array(NEAR) - np.array(BASE))
+    assert rows.loc["position=sincos2d", "equal_high"] == pytest.approx(np.mean(NEAR) - np.mean(BASE) + half)
+    said = report.answers(plan, frame.results(plan, store))
+    assert "shown to be equivalent within 1.0 points (90 % interval" in said[1] and "cannot tell" not in said[1]
+    assert "not shown to be equivalent" in said[0] and "below" in said[0]
+    assert "equivalent" in text_of(plan, store, "md")
+
+
 def test_a_loss_is_shown_raw_and_less_is_better(tmp_path):
     low = [value - 0.9 for value in NONE]
     high = [value - 0.9 for value in BASE]

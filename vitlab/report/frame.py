@@ -200,7 +200,8 @@ def summary(frame: pd.DataFrame, analysis: Analysis, refused: Mapping[str, str] 
     difference_high, test, pairs, correlation`` (see :func:`vitlab.statistics.compare`), ``p``, ``p_corrected`` over
     ``family`` comparisons (every arm that has a baseline, judged or not), ``sign_flip_p``; ``detectable`` with 80 %
     power at that correction; ``better`` with ``better_low, better_high``, the probability that the arm beats its
-    baseline at the same seed; the mean of the test metric of the same name; ``params, macs, wall_s``.  Comparisons
+    baseline at the same seed; where the analysis has a margin, ``equal_low, equal_high`` (the interval of level
+    1 - 2 alpha) and ``p_equal`` of the test that the difference lies within it; the mean of the test metric of the same name; ``params, macs, wall_s``.  Comparisons
     in ``refused`` (see :func:`refusals`) have their difference, no judgement, and the reason in ``refused``.
     """
     import pandas as pd
@@ -230,6 +231,9 @@ def summary(frame: pd.DataFrame, analysis: Analysis, refused: Mapping[str, str] 
         row |= {"n": mean.n, "mean": mean.mean, "sd": mean.sd, "low": mean.low, "high": mean.high}
         if arm in contrasts:
             row |= _of_contrast(contrasts[arm], level)
+            if analysis.margin is not None:
+                equal = statistics.equivalence(contrasts[arm], analysis.margin, analysis.alpha)
+                row |= {"equal_low": equal.low, "equal_high": equal.high, "p_equal": equal.p}
             row |= {"p_corrected": corrected[arm], "family": len(contrasts), "refused": refused.get(arm)}
             if arm not in refused:
                 row |= _beats(values[arm], values.get(compared[arm], {}), analysis)
@@ -238,11 +242,12 @@ def summary(frame: pd.DataFrame, analysis: Analysis, refused: Mapping[str, str] 
         row |= {"params": rows["params"].max(), "macs": rows["macs"].max(), "wall_s": rows["wall_s"].sum()}
         rows_out.append(row)
     floats = "mean sd low high difference difference_low difference_high correlation p p_corrected sign_flip_p"
-    floats += " detectable better better_low better_high"
+    floats += " detectable better better_low better_high equal_low equal_high p_equal"
     columns = [
         *("arm", "baseline", "planned", *STATUSES, "n", "mean", "sd", "low", "high"),
         *("difference", "difference_low", "difference_high", "test", "pairs", "correlation"),
         *("p", "p_corrected", "family", "sign_flip_p", "detectable", "better", "better_low", "better_high", "refused"),
+        *("equal_low", "equal_high", "p_equal"),
         *([test] if test in frame else []),
         *("params", "macs", "wall_s"),
     ]

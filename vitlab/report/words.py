@@ -109,13 +109,15 @@ def duration(seconds: float) -> str:
 
 
 def verdict(row: Row, analysis: Analysis) -> str:
-    """``better``, ``worse``, ``same`` (equal at every seed), ``cannot tell``; nothing for an arm without a baseline."""
+    """``better``, ``worse``, ``same`` (equal at every seed), ``equivalent`` (within the margin of the analysis),
+    ``cannot tell``; nothing for an arm without a baseline.
+    """
     if row["baseline"] is None:
         return ""
     if row["test"] == "sign flip" and row["difference"] == 0:
         return "same"
     if row["p_corrected"] is None or row["p_corrected"] > analysis.alpha:
-        return "cannot tell"
+        return "equivalent" if _within(row, analysis) else "cannot tell"
     return "better" if (row["difference"] > 0) == (analysis.goal == "max") else "worse"
 
 
@@ -147,6 +149,13 @@ def answer(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
         f" ({percent(1 - analysis.alpha)} interval {low} to {high}, "
         f"p {_equals(row['p_corrected'], analysis.alpha)}{over})"
     )
+    if analysis.margin is not None and row.get("p_equal") is not None:
+        low, high = (scale.number(row[end], decimals) for end in ("equal_low", "equal_high"))
+        shown = "" if _within(row, analysis) else "not "
+        said += (
+            f"; {shown}shown to be equivalent within {scale.amount(analysis.margin, decimals)} "
+            f"({percent(1 - 2 * analysis.alpha)} interval {low} to {high})"
+        )
     if found != "cannot tell":
         return f"{said}."
     seeds = count(row["pairs"] or row["n"], "seed")
@@ -190,6 +199,11 @@ def _distance(difference: float, scale: Scale, decimals: int) -> str:
     if float(scale.number(abs(difference), decimals)) == 0:
         said = f"less than {scale.amount(10.0**-decimals / scale.factor, decimals)}"
     return f"{said} {where}"
+
+
+def _within(row: Row, analysis: Analysis) -> bool:
+    """Whether the difference was shown to lie within the margin of the analysis."""
+    return analysis.margin is not None and row.get("p_equal") is not None and row["p_equal"] < analysis.alpha
 
 
 def _too_few(row: Row) -> str:

@@ -94,6 +94,7 @@ class Analysis(Frozen):
         Annotated[Literal["baseline", "none"], Tag("<name>")] | Annotated[To, Tag("<to>")],
         Discriminator(lambda compare: "<to>" if isinstance(compare, Mapping | To) else "<name>"),
     ] = "baseline"
+    margin: Annotated[float, Field(gt=0)] | None = None  #: differences within it, either way, count as none
     correction: Literal["holm", "bonferroni", "none"] = "holm"
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
 
