@@ -26,7 +26,9 @@ def called(*arguments: str) -> str:
     return f"from vitlab.cli import cli; cli.main({list(arguments)!r}, standalone_mode=False)"
 
 
-@pytest.mark.parametrize("code", ["import vitlab", "import vitlab.cli", "import vitlab.spec, vitlab.slots, vitlab.store"])
+@pytest.mark.parametrize(
+    "code", ["import vitlab", "import vitlab.cli", "import vitlab.spec, vitlab.slots, vitlab.store"]
+)
 def test_opening_the_house_is_free(code: str) -> None:
     assert modules_after(code) == []
 
