@@ -86,7 +86,7 @@ def test_nodes_nest() -> None:
 
 
 def test_a_path_stands_in_one_part_of_a_grid(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="both set 'model.dim'"):
+    with pytest.raises(SpecError, match=r"both set 'model\.dim'"):
         plan(tmp_path, design={"grid": [{"grid": {"model.dim": [8]}}, {"grid": {"model.dim": [16]}}]})
 
 

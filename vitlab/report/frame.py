@@ -201,8 +201,9 @@ def summary(frame: pd.DataFrame, analysis: Analysis, refused: Mapping[str, str] 
     ``family`` comparisons (every arm that has a baseline, judged or not), ``sign_flip_p``; ``detectable`` with 80 %
     power at that correction; ``better`` with ``better_low, better_high``, the probability that the arm beats its
     baseline at the same seed; where the analysis has a margin, ``equal_low, equal_high`` (the interval of level
-    1 - 2 alpha) and ``p_equal`` of the test that the difference lies within it; the mean of the test metric of the same name; ``params, macs, wall_s``.  Comparisons
-    in ``refused`` (see :func:`refusals`) have their difference, no judgement, and the reason in ``refused``.
+    1 - 2 alpha) and ``p_equal`` of the test that the difference lies within it; the mean of the test metric of the
+    same name; ``params, macs, wall_s``.  Comparisons in ``refused`` (see :func:`refusals`) have their difference, no
+    judgement, and the reason in ``refused``.
     """
     import pandas as pd
 
