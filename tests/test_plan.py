@@ -276,6 +276,25 @@ def test_code_counts_by_what_it_does(tmp_path: Path) -> None:
     assert digest_of(tmp_path) != changed
 
 
+def test_a_package_that_passes_names_on_is_seen_through(tmp_path: Path) -> None:
+    package = tmp_path / "guest"
+    (package / "parts").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    passing = '"""Parts."""\nfrom guest.parts.one import ONE as ONE\nfrom guest.parts.two import TWO as TWO\n'
+    (package / "parts" / "__init__.py").write_text(passing)
+    (package / "parts" / "one.py").write_text("ONE = 1\n")
+    (package / "parts" / "two.py").write_text("TWO = 2\n")
+    (package / "block.py").write_text("from guest.parts import ONE\n")
+    first = digest_of(tmp_path)
+    (package / "parts" / "two.py").write_text("TWO = 3\n")
+    assert digest_of(tmp_path) == first, "a neighbour of what it imports changed the digest"
+    (package / "parts" / "one.py").write_text("ONE = 3\n")
+    changed = digest_of(tmp_path)
+    assert changed != first
+    (package / "parts" / "__init__.py").write_text(passing + "ONE += 1\n")
+    assert digest_of(tmp_path) != changed, "a package that does more than passing names on was not read"
+
+
 def test_the_runner_is_part_of_every_trials_code() -> None:
     from vitlab.plan.key import RUNNER, _closure
 

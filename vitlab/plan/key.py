@@ -5,8 +5,9 @@ all defaults, the seeds, the origins of its components and the identity of its d
 
 The **code digest** saves everybody from bumping a version by hand.  It covers the module of every component of the
 trial, the module that runs trials, and every module of vitlab or of the component's own package that these import,
-followed in the text of the modules.  Each module counts as its syntax tree without docstrings, so that a changed
-comment changes nothing and a changed line of code does.
+followed in the text of the modules.  A package that only passes names on counts as the modules these names come from,
+so that one component does not depend on its neighbours.  Each module counts as its syntax tree without docstrings, so
+that a changed comment changes nothing and a changed line of code does.
 """
 
 from __future__ import annotations
@@ -120,9 +121,39 @@ def _imports(tree: ast.AST, package: str) -> Iterator[str]:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, base] if base else above)
             for alias in node.names:
-                submodule = f"{base}.{alias.name}"
-                yield submodule if _file(submodule) else base
+                yield _home(base, alias.name)
         yield from _imports(node, package)
+
+
+def _home(module: str, name: str) -> str:
+    """The module that ``from module import name`` really depends on."""
+    submodule = f"{module}.{name}"
+    if _file(submodule):
+        return submodule
+    home = _passed_on(module).get(name)
+    return _home(*home) if home else module
+
+
+@cache
+def _passed_on(module: str) -> dict[str, tuple[str, str]]:
+    """Name to where it comes from, for a package that does nothing but pass names on; else nothing."""
+    file = _file(module)
+    if file is None or file.name != "__init__.py":
+        return {}
+    names: dict[str, tuple[str, str]] = {}
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            names |= {alias.asname or alias.name: (node.module or "", alias.name) for alias in node.names}
+        elif not _says_nothing(node):
+            return {}
+    return names
+
+
+def _says_nothing(node: ast.stmt) -> bool:
+    """Whether it is a docstring or ``__all__``."""
+    if isinstance(node, ast.Assign):
+        return [ast.unparse(target) for target in node.targets] == ["__all__"]
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 @cache

@@ -1,0 +1,248 @@
+"""The whole path on real data: what a second run, another seed, other code, a kill and a Ctrl-C leave and cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+import vitlab
+from vitlab.data.prepare import prepare
+from vitlab.errors import UserError
+from vitlab.lab import Answer
+from vitlab.slots import slot
+from vitlab.store import Store
+
+NOWHERE = "http://127.0.0.1:9"
+"""Nobody listens there: these tests are of the study, not of its copy in MLflow."""
+
+
+def study(folder: Path, **changes: Any) -> Path:
+    """The file of a tiny study: two arms, two seeds, on the bundled digits."""
+    content = {
+        "study": "tiny",
+        "question": "Does the position matter?",
+        "base": {
+            "data": {"type": "digits"},
+            "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "position": "sinusoidal"},
+            "train": {"steps": 6, "batch_size": 16, "evaluations": 2},
+        },
+        "design": {"one_at_a_time": {"model.position": ["none"]}},
+        "seeds": 2,
+        "run": {"executor": "inline", "tracking_uri": NOWHERE},
+        **changes,
+    }
+    file = folder / "tiny.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+def command(*arguments: str | Path, cwd: Path, package: Path | None = None) -> subprocess.Popen[str]:
+    """A ``vitlab`` command in a process of its own; with ``package``, of the copy of vitlab in that folder."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(package)} if package else {})
+    return subprocess.Popen(
+        [sys.executable, "-m", "vitlab", *map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def trials(store: Path) -> dict[str, bytes]:
+    """What every trial of a store has left, by its folder."""
+    return {str(file.parent): file.read_bytes() for file in store.glob("trials/*/*/result.json")}
+
+
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Answer]:
+    """A study that has been run: its file, its output folder and its answer."""
+    folder = tmp_path_factory.mktemp("answered")
+    file = study(folder)
+    return file, folder / "out", vitlab.run(file, out=folder / "out")
+
+
+# -- nothing is computed twice ----------------------------------------------------------------------------------------
+
+
+def test_a_study_trains_every_arm_with_every_seed(answered: tuple[Path, Path, Answer]) -> None:
+    _, out, answer = answered
+    assert (answer.trained, answer.cached, answer.failed) == (4, 0, 0)
+    frame = vitlab.results(answer.folder)
+    assert sorted(zip(frame["arm"], frame["seed"], strict=True)) == [
+        ("baseline", 0),
+        ("baseline", 1),
+        ("position=none", 0),
+        ("position=none", 1),
+    ]
+    assert (frame["status"] == "done").all() and frame["val/accuracy"].between(0, 1).all()
+    assert len(trials(out)) == 4
+    pd.testing.assert_frame_equal(pd.read_parquet(answer.folder / "report" / "results.parquet"), frame)
+
+
+def test_a_second_run_trains_nothing_and_an_added_seed_trains_itself(
+    answered: tuple[Path, Path, Answer], tmp_path: Path
+) -> None:
+    file, out, _ = answered
+    before = trials(out)
+    again = vitlab.run(file, out=out)
+    assert (again.trained, again.cached) == (0, 4) and trials(out) == before
+
+    more = vitlab.run(file, out=out, changes={"seeds": 3, "study": "more"})
+    assert (more.trained, more.cached) == (2, 4)
+    assert before.items() <= trials(out).items()
+    assert set(more.results()["seed"]) == {0, 1, 2}
+
+
+def test_arms_by_pattern_leave_the_others_for_later(tmp_path: Path) -> None:
+    file = study(tmp_path)
+    part = vitlab.run(file, out=tmp_path / "out", only="position=*")
+    assert part.trained == 2 and set(part.results().dropna(subset="val/accuracy")["arm"]) == {"position=none"}
+    rest = vitlab.run(file, out=tmp_path / "out")
+    assert (rest.trained, rest.cached) == (2, 2)
+
+
+def test_code_that_changed_trains_the_trials_that_use_it_and_comments_train_none(
+    answered: tuple[Path, Path, Answer], tmp_path: Path
+) -> None:
+    file, out, _ = answered
+    shutil.copytree(Path(vitlab.__file__).parent, tmp_path / "vitlab", ignore=shutil.ignore_patterns("__pycache__"))
+    mlp = tmp_path / "vitlab" / "components" / "mlp.py"
+
+    def cached_by_arm() -> dict[str, list[bool]]:
+        """For each arm, whether its trials need no training, as the copied code sees it."""
+        process = command("plan", file, "--out", out, "--format", "json", cwd=tmp_path, package=tmp_path)
+        printed, errors = process.communicate()
+        assert process.returncode == 0, errors
+        cached: dict[str, list[bool]] = {}
+        for trial in json.loads(printed)["trials"]:
+            cached.setdefault(trial["arm"], []).append(trial["cached"])
+        return cached
+
+    with mlp.open("a") as stream:
+        stream.write("\n# A comment, and nothing else.\n")
+    assert cached_by_arm() == {"baseline": [True, True], "position=none": [True, True]}
+
+    # The module of the additive encodings holds 'none' and 'sinusoidal'; nobody here uses the rotary ones.
+    positions = tmp_path / "vitlab" / "components" / "position"
+    for name, there in (("rotary", True), ("additive", False)):
+        with (positions / f"{name}.py").open("a") as stream:
+            stream.write("\nCHANGED = True\n")
+        assert cached_by_arm() == {"baseline": [there] * 2, "position=none": [there] * 2}, name
+    assert len(trials(out)) >= 4, "results of earlier code stay"
+
+
+# -- nothing is lost --------------------------------------------------------------------------------------------------
+
+
+def test_killing_the_driver_loses_nothing(answered: tuple[Path, Path, Answer], tmp_path: Path) -> None:
+    """SIGKILL, at a moment when one trial has ended and another is under way; then the same command again."""
+    local = {"executor": "local", "workers": 2, "tracking_uri": NOWHERE}
+    long = {"steps": 150, "batch_size": 16, "evaluations": 50}
+    base = {**yaml.safe_load(study(tmp_path).read_text())["base"], "train": long}
+    file, out = study(tmp_path, run=local, base=base), tmp_path / "out"
+    driver = command("run", file, "--out", out, cwd=tmp_path)
+    patience = time.monotonic() + 120
+    while not (finished := trials(out)) and time.monotonic() < patience:
+        time.sleep(0.01)
+    driver.send_signal(signal.SIGKILL)
+    driver.communicate()
+    assert finished and len(trials(out)) < 4, "the study ended before it could be killed"
+
+    again = vitlab.run(file, out=out)
+    assert again.trained + again.cached == 4 and again.cached >= len(finished) and again.failed == 0
+    assert finished.items() <= trials(out).items(), "a finished trial was trained again"
+
+    undisturbed = vitlab.run(study(tmp_path, base=base), out=tmp_path / "undisturbed")
+    columns = ["arm", "seed", "val/accuracy", "val/loss", "test/accuracy", "test/loss"]
+    pd.testing.assert_frame_equal(again.results()[columns], undisturbed.results()[columns])
+
+
+def test_ctrl_c_writes_checkpoints_and_says_130(tmp_path: Path) -> None:
+    base = {**yaml.safe_load(study(tmp_path).read_text())["base"]}
+    base["train"] = {"steps": 100_000, "batch_size": 16, "evaluations": 2000}
+    file = study(tmp_path, base=base, run={"executor": "local", "workers": 1, "tracking_uri": NOWHERE})
+    driver = command("run", file, "--out", tmp_path / "out", cwd=tmp_path)
+    patience = time.monotonic() + 120
+    while time.monotonic() < patience:
+        if any('"metrics"' in journal.read_text() for journal in tmp_path.glob("out/trials/*/*/events.jsonl")):
+            break
+        time.sleep(0.05)
+    driver.send_signal(signal.SIGINT)
+    _, errors = driver.communicate(timeout=60)
+    assert driver.returncode == 130, errors
+    assert "goes on from here" in errors and "Traceback" not in errors
+    assert any(list(checkpoint.iterdir()) for checkpoint in tmp_path.glob("out/trials/*/*/checkpoint"))
+
+
+def test_a_trial_that_failed_is_parked_until_it_is_asked_for(tmp_path: Path) -> None:
+    plugin = tmp_path / "moody_optimizer.py"
+    plugin.write_text(
+        "import os\nfrom vitlab.training.optim import AdamW, optimizer\n"
+        "@optimizer.register('moody')\nclass Moody(AdamW):\n    '''Raises while a file is there.'''\n"
+        "    def build(self, groups):\n"
+        f"        if os.path.exists({str(tmp_path / 'mood')!r}):\n            raise RuntimeError('not today')\n"
+        "        return super().build(groups)\n"
+    )
+    (tmp_path / "mood").touch()
+    file = study(tmp_path, design={"one_at_a_time": {"train.optimizer": ["moody"]}}, seeds=1)
+    first = vitlab.run(file, out=tmp_path / "out", plugins=[plugin])
+    assert (first.trained, first.failed) == (2, 1)
+    frame = first.results().set_index("arm")
+    assert frame.loc["optimizer=moody", "status"] == "failed" and "not today" in frame.loc["optimizer=moody", "failure"]
+    again = vitlab.run(file, out=tmp_path / "out", plugins=[plugin])
+    assert (again.trained, again.cached, again.failed) == (0, 1, 1)
+    (tmp_path / "mood").unlink()
+    retried = vitlab.run(file, out=tmp_path / "out", plugins=[plugin], retry_failed=True)
+    assert (retried.trained, retried.cached, retried.failed) == (1, 1, 0)
+
+
+# -- what was computed can be had -------------------------------------------------------------------------------------
+
+
+def test_a_loaded_model_gives_the_stored_predictions(answered: tuple[Path, Path, Answer]) -> None:
+    _, _, answer = answered
+    stored = vitlab.predictions(answer.folder).query("arm == 'position=none' and seed == 1 and split == 'test'")
+    model, transform = vitlab.load(answer.folder, arm="position=none", seed=1)
+    trial = answer.plan.find("position=none", 1)
+    images = prepare(slot("dataset").resolve(trial.spec["data"]), trial.seeds).test
+    assert list(images.id_N) == list(stored["id"])
+    with torch.no_grad():
+        logits = model.views(model(transform(images.x_NCHW)))[""]
+    assert logits.argmax(1).tolist() == stored["prediction"].tolist()
+    probability = logits.softmax(1).gather(1, torch.tensor(stored["prediction"].to_numpy())[:, None])[:, 0]
+    torch.testing.assert_close(probability, torch.tensor(stored["probability"].to_numpy()), rtol=1e-5, atol=1e-6)
+    with pytest.raises(UserError, match="position=none"):
+        vitlab.load(answer.folder, arm="position=nine")
+
+
+@pytest.mark.parametrize("name", ["status", "report"])
+def test_looking_at_a_study_imports_nothing_heavy(name: str, answered: tuple[Path, Path, Answer]) -> None:
+    file, out, _ = answered
+    heavy = ("torch", "mlflow", "pandas", "ray")
+    code = (
+        f"from vitlab.cli import cli; cli.main([{name!r}, {str(file)!r}, '--out', {str(out)!r}], standalone_mode=False)\n"
+        f"import sys; print('HEAVY', [m for m in {heavy!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY []"
+    assert "position=none" in done.stdout or "tiny" in done.stdout
+
+
+def test_the_report_is_whole(answered: tuple[Path, Path, Answer]) -> None:
+    folder = answered[2].folder / "report"
+    assert {"report.html", "report.md", "results.parquet"} <= {file.name for file in folder.iterdir()}
+    assert Store(answered[1]).study("tiny") == answered[2].folder
+    assert "Does the position matter?" in (folder / "report.html").read_text()
