@@ -18,13 +18,10 @@ from vitlab.plan.key import modules_of
 from vitlab.slots import Resolved, slot
 from vitlab.spec import TrialSpec
 from vitlab.spec.study import sentences
-from vitlab.spec.trial import SLOTS_OF_A_TRIAL
+from vitlab.spec.trial import LENGTHS, SLOTS_OF_A_TRIAL
 
 Inform = Callable[[Resolved], DataInfo]
 """What a model sees of a data set; handed in by whoever can read data."""
-
-LENGTHS = ("train.epochs", "train.steps", "train.images")
-
 
 class Faults(Exception):
     """Everything wrong with one trial: paths below ``base`` and sentences."""
@@ -167,9 +164,9 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mappi
     tree: dict[str, Any] = _copy(base)
     for path in sorted(changes, key=lambda path: (path.count("."), path)):
         value = _copy(changes[path])
-        if path in LENGTHS:
-            for other in LENGTHS:
-                tree["train"].pop(other.removeprefix("train."), None)
+        if path in {f"train.{length}" for length in LENGTHS}:
+            for length in LENGTHS:
+                tree["train"].pop(length, None)
         parts = tuple(path.split("."))
         if parts[-1] == "type" and len(parts) > 1:
             parts = parts[:-1]

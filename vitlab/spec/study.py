@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from vitlab.errors import Path, Problem, SpecError, nearest
 from vitlab.spec.choice import Choice
 from vitlab.spec.design import Node
-from vitlab.spec.trial import STREAMS, Frozen, TrialSpec
+from vitlab.spec.trial import LENGTHS, STREAMS, Frozen, TrialSpec
 from vitlab.spec.yaml import Document, read_document
 
 REPORTING_SEEDS = 1_000_000  #: seeds of replicates lie below; those from here on are for tuning
@@ -211,11 +211,14 @@ def _allowed(path: Sequence[str | int], top: Mapping[str, Any]) -> list[str]:
 
 
 def _set(data: Any, path: tuple[str, ...], value: Any) -> None:
-    """Set one value of the document in place; shorthand names on the way become mappings."""
+    """Set one value of the document in place; shorthand names on the way become mappings, a length replaces another."""
     for part in path[:-1]:
         if isinstance(data.get(part), str):
             data[part] = {"type": data[part]}
         data = data.setdefault(part, {})
         if not isinstance(data, dict):
             raise SpecError([Problem("--set", 0, 0, f"'{'.'.join(path)}' goes through a value that has no keys")])
+    if len(path) > 1 and path[-2] == "train" and path[-1] in LENGTHS:
+        for other in LENGTHS:
+            data.pop(other, None)
     data[path[-1]] = value

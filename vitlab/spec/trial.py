@@ -11,6 +11,9 @@ from vitlab.spec.choice import Choice
 STREAMS = ("init", "order", "augment", "mixup", "dropout", "drop_path", "subset", "split")
 """The streams of randomness of a trial; ``seeds`` says which of them a replicate varies."""
 
+LENGTHS = ("epochs", "steps", "images")
+"""The ways to state the length of a training; exactly one is given."""
+
 
 class Frozen(BaseModel):
     """Base of everything YAML may say: immutable, and unknown keys are errors."""
@@ -36,7 +39,7 @@ class TrainSpec(Frozen):
     @classmethod
     def _one_length(cls, value: Any) -> Any:
         if isinstance(value, dict):
-            given = [name for name in ("epochs", "steps", "images") if value.get(name) is not None]
+            given = [name for name in LENGTHS if value.get(name) is not None]
             if len(given) != 1:
                 found = " and ".join(given) if given else "none of them"
                 raise ValueError(f"the length of a training is epochs, steps or images, exactly one; found {found}")
