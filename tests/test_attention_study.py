@@ -48,6 +48,7 @@ def test_in_float64_the_losses_of_50_steps_agree(tmp_path: Path) -> None:
         "train.steps": 50,
         "train.evaluations": 50,
         "train.precision": "fp64",
+        "data.validation": 0.05,
         "seeds": 1,
         "run": {"executor": "inline", "tracking_uri": "http://127.0.0.1:9"},
     }

@@ -215,7 +215,8 @@ class _Attempt:
         if how.checkpoint is not None:
             # By name, so that the formats of files are no part of the code of trials that read none.
             weights: Any = importlib.import_module("vitlab.models.weights")
-            source, _ = weights.open_model(Path(how.checkpoint))
+            heads = getattr(getattr(model, "geometry", None), "heads", None)  # which hardly any file says
+            source = weights.open_model(Path(how.checkpoint), said=weights.Known(heads=heads), head=how.head).model
         else:
             source, _ = load_model(TrialFolder(self.folder.path.parents[1] / self.trial.needs["init_from"]))
         start_from(model, source, how)

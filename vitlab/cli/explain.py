@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitlab.cli.options import out_option
+from vitlab.cli.weights import parse_size
 from vitlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,16 +43,27 @@ if TYPE_CHECKING:
     show_default=True,
     help="Share of the smallest attention weights the rollout leaves out.",
 )
+@click.option("--heads", type=click.IntRange(min=1), help="Of a file of weights, where the file does not say.")
+@click.option("--grid", metavar="HxW", help="Patches that the positions in a file of weights are for.")
 @out_option
 def command(
-    checkpoint: Path, image: str, target: Path, arm: str, seed: int, fusion: Any, discard: float, out: Path
+    checkpoint: Path,
+    image: str,
+    target: Path,
+    arm: str,
+    seed: int,
+    fusion: Any,
+    discard: float,
+    heads: int | None,
+    grid: str | None,
+    out: Path,
 ) -> None:
     """Write pictures of what the model of CHECKPOINT sees in an image, and the numbers behind them.
 
     CHECKPOINT is a study that has been run (its file or folder; see --arm and --seed), the folder of a trial, or a
     file of weights in any format that 'vitlab weights inspect' knows.
     """
-    model, transform, spec = _open(checkpoint, arm, seed, out)
+    model, transform, spec = _open(checkpoint, arm, seed, out, heads, grid)
     x_BCHW = transform(_image(image, spec))
 
     from vitlab.explain.one_image import explain
@@ -65,7 +77,9 @@ def command(
         click.echo(str(file))
 
 
-def _open(checkpoint: Path, arm: str, seed: int, out: Path) -> tuple[Model, Transform, dict[str, Any] | None]:
+def _open(
+    checkpoint: Path, arm: str, seed: int, out: Path, heads: int | None, grid: str | None
+) -> tuple[Model, Transform, dict[str, Any] | None]:
     """The model, the transform from images to its input, and the trial's data where there is a trial."""
     from vitlab.lab import open_study
     from vitlab.store import TrialFolder, read_json
@@ -78,10 +92,13 @@ def _open(checkpoint: Path, arm: str, seed: int, out: Path) -> tuple[Model, Tran
     elif checkpoint.is_dir():
         folder = TrialFolder(checkpoint)
     else:
-        from vitlab.models.weights import open_model
+        from vitlab.models.weights import Known, open_model
+        from vitlab.training.artifacts import Sight, Transform
 
-        model, transform = open_model(checkpoint)
-        return model, transform, None
+        opened = open_model(checkpoint, said=Known(heads=heads, grid=parse_size("--grid", grid)))
+        for note in opened.notes:
+            click.echo(note, err=True)
+        return opened.model, Transform(Sight(opened.info, opened.mean, opened.std)), None
     return *load_model(folder), read_json(folder.spec)
 
 

@@ -28,6 +28,8 @@ from vitlab.spec.trial import SLOTS_OF_A_TRIAL
 
 RUNNER = "vitlab.trial"
 """The module that runs trials, whatever they are made of."""
+READER = "vitlab.models.weights"
+"""The package that reads files of weights."""
 
 
 def key_of(identity: Mapping[str, Any]) -> str:
@@ -41,7 +43,13 @@ def code_of(spec: Mapping[str, Any], needs: Mapping[str, str] = {}) -> str:
 
     What a trial starts from is part of what it runs: a change of code there makes this one another result too.
     """
-    return code_of_modules(modules_of(components(spec)), needs)
+    return code_of_modules(modules_of(components(spec)) | modules_of_start(spec), needs)
+
+
+def modules_of_start(spec: Mapping[str, Any]) -> frozenset[str]:
+    """The modules that read the file a trial starts from; of a trial that reads none, they are no part."""
+    start = spec.get("init_from") or {}
+    return frozenset({READER} if start.get("checkpoint") is not None else ())
 
 
 def code_of_modules(modules: frozenset[str], needs: Mapping[str, str] = {}) -> str:

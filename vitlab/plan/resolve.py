@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from vitlab.errors import GeometryError, OptionError, Path
 from vitlab.geometry import DataInfo
-from vitlab.plan.key import modules_of
+from vitlab.plan.key import modules_of, modules_of_start
 from vitlab.slots import Resolved, slot
 from vitlab.spec import TrialSpec
 from vitlab.spec.study import sentences
@@ -108,7 +108,7 @@ class Resolver:
             raise Faults(faults)
         assert info is not None
         origins = sorted(set().union(*(part.origins for part in parts.values())))
-        modules = frozenset().union(*(part.modules for part in parts.values()))
+        modules = modules_of_start(plain).union(*(part.modules for part in parts.values()))
         return ResolvedTrial(plain, identity, tuple(origins), modules, info, why_not, needs)
 
     def _needs(

@@ -106,6 +106,45 @@ class Analysis(Frozen):
         return metric
 
 
+class Match(Frozen):
+    """Arms made equal in size or in work: one knob of every arm is solved for, so that it equals its baseline.
+
+    ``train_macs`` is 3 (one pass forward, and backward twice its work) x MACs of one image x images seen; what a
+    trial starts from is not counted.
+    """
+
+    quantity: Literal["params", "body_params", "macs", "train_macs"]
+    knob: str  #: a number of the model, such as ``model.dim``, or the length of the training, such as ``train.steps``
+    tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.01  #: largest relative difference from the baseline
+    otherwise: Literal["error", "skip"] = Field("error", alias="else")  #: for arms that no value brings close enough
+
+
+class Tune(Frozen):
+    """Knobs chosen by full-length trainings with seeds of their own, before any trial that is reported."""
+
+    knobs: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]  #: path to its values
+    per: Literal["arm", "study"] = "arm"  #: a choice for every arm, or one, made at the base, for all of them
+    seeds: Annotated[int, Field(ge=1)] = 2  #: trainings of each combination of values, with seeds from 1,000,000 up
+    select: str | None = None  #: the metric that chooses, towards the goal of the analysis; by default its metric
+
+    @field_validator("knobs")
+    @classmethod
+    def _distinct(cls, knobs: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for path, values in knobs.items():
+            twice = next((value for index, value in enumerate(values) if value in values[:index]), None)
+            if twice is not None:
+                raise ValueError(f"'{path}' is to take the value {twice!r} twice")
+        return knobs
+
+    @field_validator("select")
+    @classmethod
+    def _never_by_test(cls, select: str | None) -> str | None:
+        if select is not None and not re.fullmatch(r"(train|val)/\w+", select):
+            because = "; what is chosen by the test split is not tested" if select.startswith("test/") else ""
+            raise ValueError(f"a metric to choose by is val/NAME or train/NAME, found '{select}'{because}")
+        return select
+
+
 class RunSpec(Frozen):
     """Where and how trials run.  Nothing here changes what a trial computes on one kind of machine."""
 
@@ -133,6 +172,8 @@ class Study(Frozen):
     base: TrialSpec
     design: Node | None = None
     where: tuple[Rule, ...] = ()
+    match: Match | None = None
+    tune: Tune | None = None
     seeds: Seeds = Seeds()
     analysis: Analysis = Analysis()
     run: RunSpec = RunSpec()
@@ -140,8 +181,6 @@ class Study(Frozen):
 
 
 NOT_YET = {
-    "match": "arms matched in parameters or compute are not part of this version; remove 'match'",
-    "tune": "tuning per arm is not part of this version; remove 'tune'",
     "check": "the regression gate is not part of this version; remove 'check'",
 }
 """Keys of the file's grammar that later versions will read."""

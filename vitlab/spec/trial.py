@@ -54,6 +54,8 @@ class InitFrom(Frozen):
     seed: Literal["same"] | Annotated[int, Field(ge=0)] = "same"  #: of that trial; same pairs replicates one to one
     resample: Literal["timm", "google", "deit", "torchvision", "hf"] = "timm"  #: how positions reach another grid
     head: Literal["new", "keep"] = "new"  #: a fresh head, or the one in the weights
+    tokens: Literal["same", "convert"] = "same"
+    """Tokens before the patches that only one of the two models has: refused, or left out here and new there."""
     freeze: Literal["nothing", "body"] = "nothing"  #: what is not trained: the body leaves a linear probe
 
     @model_validator(mode="after")
