@@ -18,6 +18,7 @@ Array = NDArray[np.floating[Any]]
 
 HEAT = "inferno"
 HEADS = "viridis"
+SHOWN = 224  #: pixels a side of a picture has at least
 
 
 def attention_overlay(
@@ -31,6 +32,7 @@ def attention_overlay(
         title: what the heatmap is.
         predictions: label and probability, best first.
     """
+    image_HWC = _enlarged(image_HWC)
     heat_HW = _to_size(heat_HW / max(float(heat_HW.max()), 1e-12), image_HWC.shape[:2])
     figure = Figure(figsize=(11.5, 3.3), layout="constrained")
     left, middle, right, bars = figure.subplots(1, 4, width_ratios=[1, 1, 1, 0.9])
@@ -142,6 +144,12 @@ def _show(axis: Any, image_HWC: Array, title: str) -> None:
 def _extent(image_HWC: Array) -> tuple[float, float, float, float]:
     height, width = image_HWC.shape[:2]
     return (0, width, height, 0)
+
+
+def _enlarged(image_HWC: Array) -> Array:
+    """Every pixel repeated until the smaller side has 224: a heatmap over 8x8 pixels would be tiles, too."""
+    times = -(-SHOWN // min(image_HWC.shape[:2]))
+    return image_HWC.repeat(times, axis=0).repeat(times, axis=1)
 
 
 def _to_size(heat_HW: Array, size: tuple[int, ...]) -> Array:
