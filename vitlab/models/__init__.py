@@ -2,4 +2,5 @@
 
 from vitlab.models.contract import Model as Model
 from vitlab.models.contract import model as model
+from vitlab.models.convnet import ConvNet as ConvNet
 from vitlab.models.vit import ViT as ViT

@@ -1,0 +1,305 @@
+"""Convolutional networks, to compare a ViT with and to distil from: torchvision's blocks, named as in torchvision.
+
+B images, C channels, H and W pixels or positions of a map, D width of the last map.
+
+Every one is a chain of layers that ends in a linear classifier, ``fc``.  A state of one loads into torchvision's model
+of the same name, and the other way round, where stem, channels and classes are the usual ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor, nn
+
+from vitlab.components.head import Logits
+from vitlab.components.init import Torch
+from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import OptionError
+from vitlab.geometry import DataInfo
+from vitlab.models.contract import Model, model
+
+Stem = Literal["imagenet", "small"]
+Factor = Annotated[float, Field(gt=0)]
+
+
+class ConvNet(Model):
+    """What these networks share.  A subclass adds its layers in order, ``fc`` last, and names its ``blocks``."""
+
+    scheme: ClassVar[Torch]
+    """Draws the initial values of convolutions and of the classifier."""
+    blocks: tuple[str, ...]
+    """The paths of the residual blocks, in order."""
+    fc: nn.Linear
+
+    def __init__(self, data: DataInfo, stem: Stem) -> None:
+        super().__init__()
+        if reason := self.why_not(data, {"stem": stem}):
+            raise OptionError([((), reason)])
+
+    @classmethod
+    def halvings(cls, stem: Stem) -> int:
+        """How many times height and width are halved."""
+        raise NotImplementedError
+
+    @classmethod
+    def why_not(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+        if data.task != "classification":
+            return f"a convolutional network here has one prediction per image, and the task is {data.task}"
+        stem: Stem = model.options(cls).model_validate(dict(options)).stem  # type: ignore[attr-defined]
+        # Every halving has to find two rows and two columns.
+        least, least_small = (2 ** (cls.halvings(which) - 1) + 1 for which in (stem, "small"))
+        side = min(data.image)
+        if side >= least:
+            return None
+        hint = f"; stem: small takes {least_small}" if side >= least_small else ""
+        return (
+            f"this network halves an image {cls.halvings(stem)} times, and {data.image[0]} by {data.image[1]} pixels "
+            f"are too few for it: at least {least} a side{hint}"
+        )
+
+    @property
+    def vmap_safe(self) -> bool:
+        return False  # batch norm updates its running statistics in place
+
+    @property
+    def head(self) -> nn.Linear:
+        """The classifier."""
+        return self.fc
+
+    def forward(self, x_BCHW: Tensor) -> Logits:
+        first, *body, fc = self.children()
+        x_BCHW = first(x_BCHW)
+        if x_BCHW.device.type == "cpu":
+            # Convolutions of few channels are a third faster so, and the layers after it keep the layout.
+            x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
+        for layer in body:
+            x_BCHW = layer(x_BCHW)
+        return Logits(fc(x_BCHW.flatten(1)))
+
+    def train(self, mode: bool = True) -> Self:
+        """As torch's, but a batch norm that is frozen keeps its running statistics, and uses them."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d) and not module.weight.requires_grad:
+                module.eval()
+        return self
+
+    def layer_of(self, name: str) -> int:
+        """0 the stem, the residual blocks from 1, the classifier."""
+        if name.startswith("fc."):
+            return len(self.blocks) + 1
+        return next((i for i, block in enumerate(self.blocks, 1) if name.startswith(f"{block}.")), 0)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        for path, module in self.named_modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.reset_parameters()  # 1 and 0, and statistics of nothing seen
+            elif isinstance(module, nn.Conv2d | nn.Linear):
+                kind: Literal["conv", "linear"] = "conv" if isinstance(module, nn.Conv2d) else "linear"
+                fan_in = module.weight[0].numel()
+                self._draw(module.weight, f"{path}.weight", kind, fan_in, seed)
+                if module.bias is not None:
+                    self._draw(
+                        module.bias, f"{path}.bias", "conv_bias" if kind == "conv" else "linear_bias", fan_in, seed
+                    )
+
+    def _draw(self, parameter: Tensor, name: str, kind: Any, fan_in: int, seed: int) -> None:
+        x = torch.empty(parameter.shape)
+        self.scheme.draw(x, name, kind, fan_in, seed)
+        parameter.copy_(x)
+
+
+class _He(Torch):
+    """Convolutions normal with variance 2 / fan_out, all else as torch's layers do.  Reference: arXiv:1502.01852."""
+
+    def conv(self, x: Tensor, g: Generator) -> None:
+        nn.init.kaiming_normal_(x, mode="fan_out", nonlinearity="relu", generator=g)
+
+
+class _SmallHead(_He):
+    """With a classifier of deviation 0.01 and without bias, as torchvision starts RegNets."""
+
+    def linear(self, x: Tensor, name: str, g: Generator) -> None:
+        nn.init.normal_(x, std=0.01, generator=g)
+
+    def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
+        nn.init.zeros_(x)
+
+
+# -- ResNet -----------------------------------------------------------------------------------------------------------
+
+
+class _ResNet(ConvNet):
+    """Stages of residual blocks; from one to the next the map is halved and the channels double."""
+
+    block: ClassVar[Literal["BasicBlock", "Bottleneck"]]
+    layers: ClassVar[tuple[int, ...]]  #: blocks of each stage
+    channels: ClassVar[int]  #: of the stem
+    scheme = _He()
+
+    def __init__(self, data: DataInfo, stem: Stem, width_factor: float) -> None:
+        super().__init__(data, stem)
+        block: Any = getattr(torchvision("torchvision.models.resnet"), self.block)
+        width = max(1, round(self.channels * width_factor))
+        if stem == "imagenet":
+            self.conv1 = nn.Conv2d(data.channels, width, 7, stride=2, padding=3, bias=False)
+        else:
+            self.conv1 = nn.Conv2d(data.channels, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if stem == "imagenet" else nn.Identity()
+        before, blocks = width, []
+        for stage, depth in enumerate(self.layers):
+            layer = nn.Sequential()
+            inner = width * 2**stage
+            after: int = inner * block.expansion
+            for i in range(depth):
+                stride = 2 if stage > 0 and i == 0 else 1
+                layer.append(block(before, inner, stride, _shortcut(before, after, stride)))
+                before = after
+                blocks.append(f"layer{stage + 1}.{i}")
+            self.add_module(f"layer{stage + 1}", layer)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(before, data.classes)
+        self.blocks = tuple(blocks)
+
+    @classmethod
+    def halvings(cls, stem: Stem) -> int:
+        return len(cls.layers) + (1 if stem == "imagenet" else -1)
+
+
+def _shortcut(before: int, after: int, stride: int) -> nn.Module | None:
+    """A projection where the shape of the map changes; nothing where it does not."""
+    if stride == 1 and before == after:
+        return None
+    return nn.Sequential(nn.Conv2d(before, after, 1, stride=stride, bias=False), nn.BatchNorm2d(after))
+
+
+@model.register("resnet8")
+class ResNet8(_ResNet):
+    """ResNet-8, the smallest of the ResNets for small images: three stages of one block, 16 channels to begin with.
+
+    On a laptop, for 28 by 28 pixels: ``width_factor: 0.5``, or ``stem: imagenet``, which is faster still.
+
+    Reference: arXiv:1512.03385, section 4.2, with n = 1.  Differs from the paper in its shortcuts, which are
+    projections (option B) where the paper pads with zeros (A).
+    """
+
+    block = "BasicBlock"
+    layers = (1, 1, 1)
+    channels = 16
+
+    def __init__(self, data: DataInfo, *, stem: Stem = "small", width_factor: Factor = 1.0) -> None:
+        """
+        Args:
+            data: what the model sees.
+            stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
+            width_factor: factor on the channels, 16 after the stem.
+
+        Raises:
+            OptionError: for images too small to be halved that often.
+        """
+        super().__init__(data, stem, width_factor)
+
+
+@model.register("resnet18")
+class ResNet18(_ResNet):
+    """ResNet-18, torchvision's.  Reference: arXiv:1512.03385."""
+
+    block = "BasicBlock"
+    layers = (2, 2, 2, 2)
+    channels = 64
+
+    def __init__(self, data: DataInfo, *, stem: Stem = "imagenet", width_factor: Factor = 1.0) -> None:
+        """
+        Args:
+            data: what the model sees.
+            stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
+            width_factor: factor on the channels, 64 after the stem.
+
+        Raises:
+            OptionError: for images too small to be halved that often.
+        """
+        super().__init__(data, stem, width_factor)
+
+
+@model.register("resnet50")
+class ResNet50(_ResNet):
+    """ResNet-50, torchvision's: bottlenecks halve the map in their 3x3 convolution ("v1.5"), the paper's in the first.
+
+    Reference: arXiv:1512.03385.
+    """
+
+    block = "Bottleneck"
+    layers = (3, 4, 6, 3)
+    channels = 64
+
+    def __init__(self, data: DataInfo, *, stem: Stem = "imagenet", width_factor: Factor = 1.0) -> None:
+        """
+        Args:
+            data: what the model sees.
+            stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
+            width_factor: factor on the channels, 64 after the stem and 256 after the first stage.
+
+        Raises:
+            OptionError: for images too small to be halved that often.
+        """
+        super().__init__(data, stem, width_factor)
+
+
+# -- RegNet -----------------------------------------------------------------------------------------------------------
+
+
+@model.register("regnet_y_16gf")
+class RegNetY16GF(ConvNet):
+    """RegNetY-16GF, torchvision's: the teacher of DeiT.  Reference: arXiv:2003.13678; arXiv:2012.12877."""
+
+    scheme = _SmallHead()
+    depths = (2, 4, 11, 1)
+    widths = (224, 448, 1232, 3024)
+    group_width = 112
+
+    def __init__(self, data: DataInfo, *, stem: Stem = "imagenet") -> None:
+        """
+        Args:
+            data: what the model sees.
+            stem: a 3x3 convolution, at stride 2 (``imagenet``) or 1 (``small``).
+
+        Raises:
+            OptionError: for images too small to be halved that often.
+        """
+        super().__init__(data, stem)
+        regnet = torchvision("torchvision.models.regnet")
+        stages = len(self.depths)
+        net: nn.Module = regnet.RegNet(
+            regnet.BlockParams(
+                depths=list(self.depths),
+                widths=list(self.widths),
+                group_widths=[self.group_width] * stages,
+                bottleneck_multipliers=[1.0] * stages,
+                strides=[2] * stages,
+                se_ratio=0.25,
+            ),
+            num_classes=data.classes,
+        )
+        for name, layer in net.named_children():
+            self.add_module(name, layer)
+        usual = cast(nn.Conv2d, self.get_submodule("stem.0"))
+        stride = 2 if stem == "imagenet" else 1
+        conv = nn.Conv2d(data.channels, usual.out_channels, 3, stride=stride, padding=1, bias=False)
+        self.set_submodule("stem.0", conv)
+        trunk = self.get_submodule("trunk_output")
+        self.blocks = tuple(
+            f"trunk_output.{stage}.{block}"
+            for stage, blocks in trunk.named_children()
+            for block, _ in blocks.named_children()
+        )
+
+    @classmethod
+    def halvings(cls, stem: Stem) -> int:
+        return len(cls.depths) + (1 if stem == "imagenet" else 0)
