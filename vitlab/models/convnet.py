@@ -260,9 +260,9 @@ class RegNetY16GF(ConvNet):
     """RegNetY-16GF, torchvision's: the teacher of DeiT.  Reference: arXiv:2003.13678; arXiv:2012.12877."""
 
     scheme = _SmallHead()
-    depths = (2, 4, 11, 1)
-    widths = (224, 448, 1232, 3024)
-    group_width = 112
+    depths: ClassVar[tuple[int, ...]] = (2, 4, 11, 1)  #: blocks of each stage
+    widths: ClassVar[tuple[int, ...]] = (224, 448, 1232, 3024)  #: channels of each stage
+    group_width: ClassVar[int] = 112
 
     def __init__(self, data: DataInfo, *, stem: Stem = "imagenet") -> None:
         """

@@ -1,0 +1,374 @@
+"""Convolutional networks against torchvision's own, published numbers, and counts by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import OptionError
+from vitlab.geometry import DataInfo
+from vitlab.models import model
+from vitlab.models.convnet import ConvNet, RegNetY16GF
+from vitlab.models.cost import cost_of
+from vitlab.plan.values import Trial
+from vitlab.spec import STREAMS
+from vitlab.spec.trial import InitFrom
+from vitlab.store import TrialFolder
+from vitlab.testing import check_component
+from vitlab.training import checkpoint
+from vitlab.training.start import start_from
+from vitlab.trial import Settings, load_model, run_trial
+
+NAMES = ("resnet18", "resnet50", "regnet_y_16gf")
+models = torchvision("torchvision.models")
+
+
+def data(side: int = 32, channels: int = 3, classes: int = 10) -> DataInfo:
+    return DataInfo(image=(side, side), channels=channels, classes=classes)
+
+
+def built(choice: Any, info: DataInfo, seed: int = 0) -> ConvNet:
+    net = model.build(choice, info)
+    assert isinstance(net, ConvNet)
+    net.initialise(seed)
+    return net
+
+
+def images(info: DataInfo, batch: int = 3, seed: int = 0) -> Tensor:
+    return torch.randn(batch, info.channels, *info.image, generator=torch.Generator().manual_seed(seed))
+
+
+class RegNetY400MF(RegNetY16GF):
+    """A small one of the family, for what does not depend on the size."""
+
+    depths = (1, 3, 6, 6)
+    widths = (48, 104, 208, 440)
+    group_width = 8
+
+
+def theirs_and_ours(name: str, classes: int = 10) -> tuple[nn.Module, ConvNet]:
+    """torchvision's model, with running statistics as of a training, and ours under the same state; in double."""
+    torch.manual_seed(0)
+    theirs: nn.Module = getattr(models, name)(num_classes=classes)
+    for module in theirs.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None and module.running_var is not None
+            module.running_mean.normal_(std=0.1)
+            module.running_var.uniform_(0.5, 1.5)
+            nn.init.uniform_(module.weight, 0.2, 0.6)
+    info = data(classes=classes)
+    ours = RegNetY400MF(info) if name == "regnet_y_400mf" else model.build(name, info)
+    assert isinstance(ours, ConvNet)
+    ours.load_state_dict(ours.from_canonical(theirs.state_dict()))
+    return theirs.double(), ours.double()
+
+
+# -- torchvision's ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "regnet_y_400mf"])
+def test_logits_are_torchvisions(name: str) -> None:
+    theirs, ours = theirs_and_ours(name)
+    x = images(data(40)).double()
+    with torch.no_grad():
+        wanted, found = theirs.eval()(x), ours.eval()(x)
+    assert ours.views(found).keys() == {""}
+    assert wanted.std() > 1e-3
+    torch.testing.assert_close(found.logits, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_a_training_step_is_torchvisions() -> None:
+    theirs, ours = theirs_and_ours("resnet18")
+    x = images(data()).double()
+    for net in (theirs, ours):
+        out = net.train()(x)
+        torch.autograd.backward(getattr(out, "logits", out).square().sum())
+    wanted, found = theirs.state_dict(), ours.state_dict()
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-9, atol=1e-9)
+    for (name, one), (other, two) in zip(theirs.named_parameters(), ours.named_parameters(), strict=True):
+        assert name == other and one.grad is not None and two.grad is not None
+        torch.testing.assert_close(two.grad, one.grad, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_shapes_and_order_are_torchvisions(name: str) -> None:
+    with torch.device("meta"):
+        ours = model.build(name, data(224, classes=1000)).state_dict()
+    theirs = getattr(models, name)().state_dict() if name != "regnet_y_16gf" else _regnet_on_meta()
+    assert [(key, value.shape) for key, value in ours.items()] == [(key, value.shape) for key, value in theirs.items()]
+
+
+def _regnet_on_meta() -> dict[str, Tensor]:
+    regnet = torchvision("torchvision.models.regnet")
+    params = regnet.BlockParams.from_init_params(
+        depth=18, w_0=200, w_a=106.23, w_m=2.48, group_width=112, se_ratio=0.25
+    )
+    with torch.device("meta"):
+        state: dict[str, Tensor] = regnet.RegNet(params).state_dict()
+    return state
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "params", "gmacs"),
+    [
+        ("resnet18", "ResNet18_Weights", 11_689_512, 1.81),
+        ("resnet50", "ResNet50_Weights", 25_557_032, 4.09),
+        ("regnet_y_16gf", "RegNet_Y_16GF_Weights", 83_590_140, 15.91),
+    ],
+)
+def test_published_costs(name: str, weights: str, params: int, gmacs: float) -> None:
+    published = getattr(models, weights).IMAGENET1K_V1.meta
+    counted = cost_of(name, data(224, classes=1000))
+    assert counted.params == params == published["num_params"]
+    assert round(counted.macs / 1e9, 2) == gmacs
+    assert counted.macs / 1e9 == pytest.approx(published["_ops"], abs=1e-3)
+    assert counted.body_params == cost_of(name, data(224, classes=7)).body_params < counted.params
+
+
+# -- stems and widths -------------------------------------------------------------------------------------------------
+
+
+def test_costs_by_hand() -> None:
+    """ResNet-8: 28, 14 and 7 positions a side; 16, 32 and 64 channels."""
+    macs = (
+        28**2 * 9 * (1 * 16 + 2 * 16 * 16)
+        + 14**2 * (9 * (16 * 32 + 32 * 32) + 16 * 32)
+        + 7**2 * (9 * (32 * 64 + 64 * 64) + 32 * 64)
+        + 64 * 10
+    )
+    norms = 2 * (3 * 16 + 3 * 32 + 3 * 64)
+    kernels = 9 * (16 + 2 * 16 * 16 + 16 * 32 + 32 * 32 + 32 * 64 + 64 * 64) + 16 * 32 + 32 * 64
+    counted = cost_of("resnet8", data(28, channels=1))
+    assert (counted.params, counted.macs) == (kernels + norms + 65 * 10, macs)
+    assert counted.body_params == kernels + norms
+
+
+def test_resnet18_for_cifar_costs_what_is_usually_said() -> None:
+    """The usual adaptation of ResNet-18 to 32 by 32 pixels has 11,173,962 parameters and 0.56 GMACs."""
+    counted = cost_of({"type": "resnet18", "stem": "small"}, data(32))
+    assert counted.params == 11_173_962
+    assert round(counted.macs / 1e9, 2) == 0.56
+
+
+@pytest.mark.parametrize(
+    ("choice", "side", "channels", "last"),
+    [
+        ({"type": "resnet8"}, 28, 1, 7),
+        ({"type": "resnet8", "stem": "imagenet"}, 28, 1, 2),
+        ({"type": "resnet8", "width_factor": 0.5}, 8, 3, 2),
+        ({"type": "resnet18", "stem": "small", "width_factor": 0.25}, 28, 1, 4),
+        ({"type": "resnet18", "stem": "small", "width_factor": 0.25}, 8, 3, 1),
+        ({"type": "resnet50", "stem": "small", "width_factor": 0.125}, 28, 3, 4),
+        ({"type": "resnet18", "width_factor": 0.25}, 28, 1, 1),
+    ],
+)
+def test_small_images(choice: dict[str, Any], side: int, channels: int, last: int) -> None:
+    info = data(side, channels)
+    net = built(choice, info)
+    seen = []
+    net.get_submodule("avgpool").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-2:]))
+    logits = net(images(info)).logits
+    assert seen == [(last, last)] and logits.shape == (3, 10) and bool(logits.isfinite().all())
+    assert net.get_parameter("conv1.weight").shape[1] == channels
+
+
+def test_the_small_stem_of_a_regnet_keeps_the_size() -> None:
+    with torch.device("meta"):
+        net = model.build({"type": "regnet_y_16gf", "stem": "small"}, data(28, channels=1))
+        assert net.get_submodule("stem")(torch.empty(2, 1, 28, 28)).shape == (2, 32, 28, 28)
+        assert net(torch.empty(2, 1, 28, 28)).logits.shape == (2, 10)
+
+
+def test_oblong_images() -> None:
+    info = DataInfo(image=(12, 20), channels=3, classes=4)
+    assert built("resnet8", info)(images(info)).logits.shape == (3, 4)
+
+
+def test_width_is_a_factor_on_every_channel() -> None:
+    with torch.device("meta"):
+        usual, narrow = (model.build({"type": "resnet50", "width_factor": w}, data()) for w in (1, 0.25))
+    for (name, one), (_, two) in zip(usual.named_parameters(), narrow.named_parameters(), strict=True):
+        into = 1 if name == "conv1.weight" else 4
+        out = 1 if name.startswith("fc.") else 4
+        factors = (out, into, 1, 1)[: one.ndim]
+        assert tuple(one.shape) == tuple(f * n for f, n in zip(factors, two.shape, strict=True)), name
+
+
+@pytest.mark.parametrize(
+    ("name", "stem", "least"),
+    [
+        ("resnet8", "small", 3),
+        ("resnet8", "imagenet", 9),
+        ("resnet18", "small", 5),
+        ("resnet18", "imagenet", 17),
+        ("resnet50", "imagenet", 17),
+        ("regnet_y_16gf", "small", 9),
+        ("regnet_y_16gf", "imagenet", 17),
+    ],
+)
+def test_images_too_small_are_refused(name: str, stem: str, least: int) -> None:
+    choice = model.resolve({"type": name, "stem": stem})
+    component: Any = choice.component
+    assert component.why_not(data(least), choice.options) is None
+    reason = component.why_not(DataInfo(image=(64, least - 1), channels=3, classes=10), choice.options)
+    assert reason is not None and f"64 by {least - 1} pixels" in reason and f"at least {least} a side" in reason
+    with pytest.raises(OptionError, match="too few"):
+        model.build(choice, data(least - 1))
+
+
+def test_the_refusal_names_the_way_out() -> None:
+    choice = model.resolve("resnet18")
+    component: Any = choice.component
+    assert component.why_not(data(8), choice.options).endswith("; stem: small takes 5")
+    assert "stem" not in component.why_not(data(4), choice.options)
+    segmentation = DataInfo(image=(32, 32), channels=3, classes=10, task="segmentation")
+    assert "segmentation" in component.why_not(segmentation, choice.options)
+
+
+# -- the contract -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet18"])
+def test_contract(name: str) -> None:
+    check_component("model", name)
+
+
+def test_layers_for_layer_wise_decay() -> None:
+    with torch.device("meta"):
+        resnet, regnet = (model.build(name, data()) for name in ("resnet50", "regnet_y_16gf"))
+    assert [
+        resnet.layer_of(n) for n in ("conv1.weight", "bn1.bias", "layer1.0.conv1.weight", "layer1.2.bn3.weight")
+    ] == [
+        0,
+        0,
+        1,
+        3,
+    ]
+    assert resnet.layer_of("layer2.0.downsample.0.weight") == 4
+    assert resnet.layer_of("layer4.2.bn1.running_mean") == 16 and resnet.layer_of("fc.bias") == 17
+    assert [regnet.layer_of(f"trunk_output.block3.block3-{i}.f.a.0.weight") for i in (0, 1, 10)] == [7, 8, 17]
+    assert regnet.layer_of("stem.0.weight") == 0 and regnet.layer_of("fc.weight") == 19
+    assert resnet.no_weight_decay() == {n for n, p in resnet.named_parameters() if p.ndim == 1}
+    assert not resnet.vmap_safe
+
+
+def test_initial_values_are_per_name_and_start_over() -> None:
+    usual, small = (
+        built({"type": "resnet18", "stem": stem, "width_factor": 0.25}, data()) for stem in ("imagenet", "small")
+    )
+    one, two = usual.state_dict(), small.state_dict()
+    assert one.keys() == two.keys()
+    assert {name for name in one if one[name].shape != two[name].shape or not one[name].equal(two[name])} == {
+        "conv1.weight"
+    }
+    fresh = {name: value.clone() for name, value in one.items()}
+    usual(images(data()))
+    assert not usual.state_dict()["bn1.running_mean"].equal(fresh["bn1.running_mean"])
+    usual.initialise(0)
+    assert all(value.equal(fresh[name]) for name, value in usual.state_dict().items())
+    usual.initialise(1)
+    assert not usual.state_dict()["fc.weight"].equal(fresh["fc.weight"])
+
+
+@pytest.mark.parametrize("name", ["resnet18", "regnet_y_400mf"])
+def test_initial_values_are_distributed_as_torchvisions(name: str) -> None:
+    _, ours = theirs_and_ours(name, classes=100)
+    ours.initialise(0)
+    torch.manual_seed(0)
+    theirs = getattr(models, name)(num_classes=100)
+    for (key, wanted), found in zip(theirs.named_parameters(), ours.parameters(), strict=True):
+        if wanted.std() == 0:
+            assert found.equal(wanted.double()), key
+        elif wanted.numel() >= 2000:
+            assert found.std().item() == pytest.approx(wanted.std().item(), rel=0.1), key
+            assert found.abs().max().item() == pytest.approx(wanted.abs().max().item(), rel=0.5), key
+        else:
+            assert bool(found.isfinite().all()) and 0.5 < found.std() / wanted.std() < 2, key
+
+
+def test_a_frozen_body_keeps_its_statistics() -> None:
+    info = data(8)
+    net, source = built("resnet8", info), built("resnet8", data(8, classes=3), seed=1)
+    source.train()(images(info))
+    start_from(net, source, InitFrom.model_validate({"checkpoint": "x", "head": "new", "freeze": "body"}))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    net.train()
+    torch.autograd.backward(net(images(info)).logits.square().sum())
+    assert all(value.equal(before[name]) for name, value in net.state_dict().items())
+    assert before["bn1.running_mean"].equal(source.state_dict()["bn1.running_mean"])
+    assert {name for name, p in net.named_parameters() if p.grad is not None} == {"fc.weight", "fc.bias"}
+    assert net.training and net.fc.training
+
+
+def test_a_plan_does_not_import_torchvision() -> None:
+    code = (
+        "import sys\n"
+        "from vitlab.geometry import DataInfo\n"
+        "from vitlab.models import model\n"
+        "choice = model.resolve({'type': 'resnet18', 'stem': 'small'})\n"
+        "choice.component.why_not(DataInfo(image=(8, 8), channels=1, classes=2), choice.options)\n"
+        "assert 'torchvision' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- in a trial -------------------------------------------------------------------------------------------------------
+
+
+def trial(**choice: Any) -> Trial:
+    spec = {
+        "data": {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 4},
+        "model": {"type": "resnet8", "width_factor": 0.5, **choice},
+        "train": {
+            "steps": 20,
+            "batch_size": 16,
+            "evaluations": 4,
+            "optimizer": {"type": "adamw", "lr": 0.01},
+            "schedule": "cosine",
+            "loss": "cross_entropy",
+        },
+    }
+    return Trial(spec, dict.fromkeys(STREAMS, 0), (), None, key="key")
+
+
+def stopping_after(steps: int) -> Any:
+    left = iter(range(steps))
+    return lambda: next(left, None) is None
+
+
+def test_stopped_and_resumed_it_is_equal_bit_for_bit(tmp_path: Path) -> None:
+    straight, stopped = TrialFolder(tmp_path / "straight"), TrialFolder(tmp_path / "stopped")
+    wanted = run_trial(trial(), straight, Settings())
+    assert wanted is not None and wanted.status == "done"
+    for _ in range(2):
+        assert run_trial(trial(), stopped, Settings(), stop=stopping_after(7)) is None
+    found = run_trial(trial(), stopped, Settings())
+    assert found is not None and found.outcome == wanted.outcome and found.circumstances.attempts == 3
+    assert stopped.weights.read_bytes() == straight.weights.read_bytes()
+    assert wanted.outcome.metrics["val/accuracy"] > 0.5  # it learns: chance is 0.25
+    assert wanted.circumstances.macs == cost_of(trial().spec["model"], data(8, 1, 4)).macs
+    net, _ = load_model(stopped)
+    state = net.state_dict()
+    assert state["bn1.num_batches_tracked"].item() == 20
+    assert not net.training and state["bn1.running_mean"].abs().max() > 0
+
+
+def test_a_checkpoint_keeps_buffers_bit_for_bit(tmp_path: Path) -> None:
+    info = data(8)
+    net = built("resnet8", info)
+    for seed in range(3):
+        net.train()(images(info, seed=seed))
+    checkpoint.write(tmp_path, {"model": net.state_dict()})
+    found = checkpoint.read(tmp_path)
+    assert found is not None and found["model"].keys() == net.state_dict().keys()
+    for name, value in net.state_dict().items():
+        assert found["model"][name].dtype == value.dtype and found["model"][name].equal(value), name
+    assert found["model"]["layer3.0.bn2.num_batches_tracked"].equal(torch.tensor(3))
