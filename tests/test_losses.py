@@ -44,6 +44,21 @@ def test_cross_entropy_is_the_formula_and_timms(smoothing: float) -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_of_probabilities_is_the_softmax_of_a_softmax(smoothing: float) -> None:
+    logits, target = batch()
+    network_that_ends_in_a_softmax = torch.nn.Softmax(dim=-1)
+    wanted = torch.nn.CrossEntropyLoss(label_smoothing=smoothing)(
+        network_that_ends_in_a_softmax(logits.double()), target
+    )
+    choice = {"type": "cross_entropy", "label_smoothing": smoothing, "reads": "probabilities"}
+    assert loss(choice, logits.double(), target) == pytest.approx(float(wanted), rel=1e-13)
+    certain = 1e3 * torch.nn.functional.one_hot(target, 7).double()
+    assert loss({"type": "cross_entropy", "reads": "probabilities"}, certain, target) == pytest.approx(
+        np.log(np.e + 6) - 1, rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_bce_is_the_formula_and_timms(smoothing: float) -> None:
     logits, target = batch()
     z, k = logits.double().numpy(), logits.shape[1]

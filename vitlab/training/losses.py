@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -16,6 +16,7 @@ from torch import Tensor
 from vitlab.slots import Slot
 
 Smoothing = Annotated[float, Field(ge=0, lt=1)]
+Reads = Literal["logits", "probabilities"]
 
 
 class Value(NamedTuple):
@@ -47,11 +48,21 @@ class CrossEntropy(Loss):
     Label smoothing mixes the target with the uniform distribution over all classes.  Reference: arXiv:1512.00567.
     """
 
-    def __init__(self, *, label_smoothing: Smoothing = 0.0) -> None:
+    def __init__(self, *, label_smoothing: Smoothing = 0.0, reads: Reads = "logits") -> None:
+        """
+        Args:
+            label_smoothing: weight of the uniform distribution.
+            reads: ``probabilities`` takes the softmax of the prediction for its logits, and so applies it twice: what
+                becomes of a network that ends in a softmax, under torch's ``CrossEntropyLoss``.  To study that
+                mistake: of K classes the loss then stays above ln(e + K - 1) - 1, which is 1.46 for ten.
+        """
         self.label_smoothing = label_smoothing
+        self.reads = reads
 
     def __call__(self, views: Mapping[str, Tensor], target: Tensor) -> Value:
         logits_MK, target_M = flat(views[""], target)
+        if self.reads == "probabilities":
+            logits_MK = logits_MK.softmax(1)
         return Value(F.cross_entropy(logits_MK, target_M, label_smoothing=self.label_smoothing), {})
 
 
