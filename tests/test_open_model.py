@@ -1,0 +1,269 @@
+"""Files of weights where they are used: the command line, explaining, and trials that start from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from PIL import Image
+from torch import Tensor, nn
+
+from vitlab.cli import cli
+from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import VitlabError, WeightsError
+from vitlab.models.weights import Known, convert, open_model
+from vitlab.plan.key import code_of
+from vitlab.plan.values import Trial
+from vitlab.spec import STREAMS
+from vitlab.store import TrialFolder
+from vitlab.trial import Settings, load_model, run_trial
+
+torchvision("torchvision.models")
+timm = pytest.importorskip("timm")
+from timm.models.deit import VisionTransformerDistilled  # noqa: E402
+from timm.models.vision_transformer import VisionTransformer  # noqa: E402
+
+SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
+
+
+def vit(**options: Any) -> nn.Module:
+    kind = VisionTransformerDistilled if options.pop("distilled", False) else VisionTransformer
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        model = kind(**{**SMALL, **options})
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * 0.2)
+    return model.eval()
+
+
+def saved(model: nn.Module, file: Path) -> Path:
+    torch.save(model.state_dict(), file)
+    return file
+
+
+def vitlab(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+def refused(*arguments: object) -> str:
+    result = vitlab(*arguments)
+    assert isinstance(result.exception, VitlabError), result.output
+    assert result.exception.exit_code == 2
+    sentence = str(result.exception)
+    assert "\n" not in sentence
+    return sentence
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_inspect_says_what_is_in_a_file(tmp_path: Path) -> None:
+    model = vit(distilled=True)
+    file = saved(model, tmp_path / "a.pth")
+    text = vitlab("weights", "inspect", file, "--heads", 2).stdout
+    for line in (
+        "format             timm (torch, float32)",
+        f"parameters         {sum(p.numel() for p in model.parameters()):,}",
+        "grid               4x4 (images of 16x16)",
+        "prefix             class, distillation",
+        "head               distilled",
+    ):
+        assert line in text.splitlines()
+    found = json.loads(vitlab("weights", "inspect", file, "--heads", 2, "--json").stdout)
+    assert (found["dim"], found["depth"], found["heads"], found["classes"]) == (16, 2, 2, 5)
+    assert "missing" not in found
+
+
+def test_inspect_lists_what_does_not_fit(tmp_path: Path) -> None:
+    torch.save({"model": {**vit().state_dict(), "extra": torch.zeros(1)}, "epoch": 1}, tmp_path / "a.pth")
+    found = json.loads(vitlab("weights", "inspect", tmp_path / "a.pth", "--heads", 2, "--json").stdout)
+    assert found["unknown"] == ["extra"] and found["left_out"] == ["epoch"] and "'model'" in found["opened"]
+
+
+def test_convert_at_another_resolution(tmp_path: Path) -> None:
+    source, target = saved(vit(), tmp_path / "a.pth"), tmp_path / "new" / "b.safetensors"
+    options = ("--from", "timm", "--to", "hf", "--grid", "2x6", "--resample", "google", "--heads", 2)
+    done = vitlab("weights", "convert", source, target, *options)
+    assert done.exit_code == 0 and done.stdout.splitlines() == [str(target)]
+    assert "eps 1e-06" in done.stderr, "Hugging Face's norms have another eps unless told otherwise"
+    shown = vitlab("weights", "inspect", target).stdout
+    assert "hf (safetensors, float32)" in shown and "2x6 (images of 8x24)" in shown
+
+
+def test_every_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+    source, target = saved(vit(), tmp_path / "a.pth"), tmp_path / "b.pth"
+    convert_to = ("weights", "convert", source, target, "--heads", 2, "--to")
+    assert "no format called 'tim'. Did you mean 'timm'?" in refused(*convert_to, "tim")
+    assert "--grid 3y4: write HxW" in refused(*convert_to, "timm", "--grid", "3y4")
+    assert "images of 18x18 cannot be cut into patches of 4x4" in refused(*convert_to, "timm", "--image", "18")
+    assert "no resampling called 'bilinear'" in refused(*convert_to, "timm", "--resample", "bilinear")
+    assert "google stands in an .npz" in refused(*convert_to, "google")
+    assert "is the file to be converted" in refused("weights", "convert", source, source, "--to", "timm")
+    assert "no such file" in refused("weights", "inspect", tmp_path / "nothing.pth")
+    (tmp_path / "noise.npz").write_bytes(np.random.default_rng(0).bytes(2000))
+    assert "noise.npz" in refused("weights", "inspect", tmp_path / "noise.npz")
+    assert not target.exists()
+
+
+def test_explain_a_file_of_weights(tmp_path: Path) -> None:
+    file = saved(vit(), tmp_path / "a.pth")
+    Image.effect_noise((20, 20), 60).convert("RGB").save(tmp_path / "image.png")
+    out = ("--image", tmp_path / "image.png", "--to", tmp_path / "explained")
+    assert "--heads" in refused("explain", file, *out)
+    done = vitlab("explain", file, *out, "--heads", 2)
+    assert done.exit_code == 0 and (tmp_path / "explained" / "rollout_class.png") in map(Path, done.stdout.split())
+    assert "assumed: the head reads the class token" in done.stderr
+    rows = np.genfromtxt(tmp_path / "explained" / "predictions.csv", delimiter=",", names=True)
+    opened = open_model(file, said=Known(heads=2))
+    from vitlab.training.artifacts import Sight, Transform
+
+    x_BCHW = Transform(Sight(opened.info, opened.mean, opened.std))(Image.open(tmp_path / "image.png"))
+    with torch.no_grad():
+        wanted = vit()(x_BCHW).softmax(1).sort(descending=True).values[0]
+    np.testing.assert_allclose(rows["probability"], wanted.numpy(), atol=1e-5)
+
+
+# -- trials that start from a file ------------------------------------------------------------------------------------
+
+DATA = {"type": "synthetic", "image_size": 24, "train_images": 40, "test_images": 10, "num_classes": 3, "channels": 3}
+MODEL = {"type": "vit", "patch_size": 4, "dim": 16, "depth": 2, "heads": 2}
+
+
+def start(tmp_path: Path, file: Path, *, steps: int = 0, model: dict[str, Any] = {}, **how: Any) -> TrialFolder:
+    train = {"steps": steps, "batch_size": 8, "evaluations": 1, "optimizer": {"type": "adamw", "lr": 0.01}}
+    train |= {"schedule": "constant", "loss": "cross_entropy"}
+    spec = {"data": DATA, "model": {**MODEL, **model}, "train": train}
+    spec["init_from"] = {"checkpoint": str(file), **how}
+    folder = TrialFolder(tmp_path / f"trial{len(list(tmp_path.iterdir()))}" / "code")
+    planned = Trial(spec, dict.fromkeys(STREAMS, 0), (), None, key="k", code=code_of(spec))
+    result = run_trial(planned, folder, Settings())
+    assert result is not None and result.status == "done"
+    return folder
+
+
+def canonical(folder: TrialFolder) -> dict[str, Tensor]:
+    model, _ = load_model(folder)
+    return model.to_canonical(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("form", "attention"), [("timm", "per_head"), ("hf", "auto"), ("torchvision", "split"), ("google", "auto")]
+)
+def test_a_trial_starts_from_a_file_at_another_grid_and_class_count(form: str, attention: str, tmp_path: Path) -> None:
+    theirs = vit()
+    source = saved(theirs, tmp_path / "a.pth")
+    file = tmp_path / ("b.npz" if form == "google" else "b.safetensors")
+    convert(source, file, form, said=Known(heads=2))
+    found = canonical(start(tmp_path, file, model={"attention": attention}, resample="timm"))
+    theirs.set_input_size((24, 24))
+    for name, value in theirs.state_dict().items():
+        if not name.startswith("head."):
+            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6, msg=name)
+    assert found["head.weight"].shape == (3, 16)
+
+
+def test_it_learns_from_there(tmp_path: Path) -> None:
+    file = saved(vit(), tmp_path / "a.pth")
+    before, after = canonical(start(tmp_path, file)), canonical(start(tmp_path, file, steps=3, freeze="body"))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"head.weight", "head.bias"}
+
+
+def test_rows_of_positions_come_and_go_without_a_change_of_what_is_computed(tmp_path: Path) -> None:
+    own, none = vit(reg_tokens=2), vit(reg_tokens=2, no_embed_class=True)
+    for theirs, rows in ((own, "none"), (none, "own")):
+        file = saved(theirs, tmp_path / f"{rows}.pth")
+        convert(file, tmp_path / f"{rows}.safetensors", "timm", said=Known(heads=2))
+        position = {"type": "learned", "prefix_rows": rows}
+        model, _ = load_model(
+            start(tmp_path, tmp_path / f"{rows}.safetensors", model={"registers": 2, "position": position})
+        )
+        theirs.set_input_size((24, 24))
+        x_BCHW = torch.randn(2, 3, 24, 24)
+        with torch.no_grad():
+            torch.testing.assert_close(
+                model.forward_features(x_BCHW),
+                theirs.forward_features(x_BCHW),
+                rtol=0,
+                atol=1e-5,  # type: ignore[operator]
+            )
+
+
+def test_tokens_of_one_model_alone_are_refused_or_converted(tmp_path: Path) -> None:
+    file = saved(vit(), tmp_path / "a.pth")
+    distilled = {"prefix": ["class", "distillation"], "registers": 1, "head": "distilled"}
+    with pytest.raises(WeightsError, match=r"tokens: convert, dist_token, reg_token would be"):
+        start(tmp_path, file, model=distilled)
+    found = canonical(start(tmp_path, file, model=distilled, tokens="convert"))
+    theirs = vit()
+    theirs.set_input_size((24, 24))
+    wanted = theirs.state_dict()
+    assert torch.equal(found["cls_token"], wanted["cls_token"])
+    torch.testing.assert_close(found["pos_embed"][:, 3:], wanted["pos_embed"][:, 1:], rtol=0, atol=1e-6)
+    assert torch.equal(found["pos_embed"][:, 0], wanted["pos_embed"][:, 0])
+    assert found["dist_token"].shape == found["reg_token"].shape == (1, 1, 16)
+
+    mean = {"prefix": [], "head": {"type": "linear", "pool": "gap"}}
+    with pytest.raises(WeightsError, match=r"\(class\) than in this model \(none\)"):
+        start(tmp_path, file, model=mean)
+    found = canonical(start(tmp_path, file, model=mean, tokens="convert"))
+    assert "cls_token" not in found
+    torch.testing.assert_close(found["pos_embed"], wanted["pos_embed"][:, 1:], rtol=0, atol=1e-6)
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    file = saved(vit(), tmp_path / "a.pth")
+    with pytest.raises(WeightsError, match=r"ls1\.gamma, .* are missing"):
+        start(tmp_path, file, model={"layer_scale": 0.1})
+    with pytest.raises(WeightsError, match=r"head\.fc\.bias, head\.fc\.weight are of another shape"):
+        start(tmp_path, file, head="keep")
+    convert(file, tmp_path / "b.safetensors", "timm", said=Known(heads=2))
+    with pytest.raises(WeightsError, match="the file says heads 2, and 4 was asked for"):
+        start(tmp_path, tmp_path / "b.safetensors", model={"heads": 4})
+
+
+def test_the_code_of_a_trial_that_reads_a_file_covers_the_reader(tmp_path: Path) -> None:
+    spec = {
+        "data": DATA,
+        "model": MODEL,
+        "train": {"optimizer": "adamw", "schedule": "cosine", "loss": "cross_entropy"},
+    }
+    by_file = {**spec, "init_from": {"checkpoint": "a.pth"}}
+    assert code_of(by_file) != code_of(spec) == code_of({**spec, "init_from": None})
+
+
+# -- the weights of a trial, elsewhere --------------------------------------------------------------------------------
+
+
+def test_the_weights_of_a_trial_are_written_for_others(tmp_path: Path) -> None:
+    folder = start(tmp_path, saved(vit(), tmp_path / "a.pth"), steps=2, model={"attention": "per_head"})
+    mine, _ = load_model(folder)
+    done = convert(folder.weights, tmp_path / "b.pth", "timm")
+    assert not done.notes
+    theirs = vit(img_size=24, num_classes=3)
+    theirs.load_state_dict(torch.load(tmp_path / "b.pth"), strict=True)
+    x_BCHW = torch.randn(2, 3, 24, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(x_BCHW), mine(x_BCHW).logits, rtol=0, atol=1e-5)
+    shown = vitlab("weights", "inspect", folder.weights).stdout
+    assert "vitlab (safetensors, float32)" in shown and "6x6 (images of 24x24)" in shown
+    opened = open_model(folder.weights)
+    with torch.no_grad():
+        assert torch.equal(opened.model(x_BCHW).logits, mine(x_BCHW).logits)
+    again = canonical(start(tmp_path, folder.weights, head="keep"))
+    assert all(torch.equal(again[name], value) for name, value in mine.to_canonical(mine.state_dict()).items())
+    folder.spec.unlink()
+    assert "spec.json is not beside them" in refused("weights", "inspect", folder.weights)
+
+
+def test_a_model_that_others_do_not_have_is_not_written_for_them(tmp_path: Path) -> None:
+    file = saved(vit(pos_embed="none", img_size=24), tmp_path / "a.pth")
+    convert(file, tmp_path / "b.safetensors", "timm", said=Known(heads=2, image=(24, 24)))
+    folder = start(tmp_path, tmp_path / "b.safetensors", model={"position": "rope2d"})
+    sentence = refused("weights", "convert", folder.weights, tmp_path / "c.pth", "--to", "timm")
+    assert "position 'rope2d' is in no other format" in sentence

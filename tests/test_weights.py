@@ -1,0 +1,518 @@
+"""Weights in and out, against the libraries themselves: their weights in ours, ours in theirs, equal logits."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import WeightsError
+from vitlab.models.weights import FORMATS, Known, convert, open_model, read
+from vitlab.models.weights import inspect as look
+from vitlab.slots import slot
+
+tv = torchvision("torchvision.models")
+timm = pytest.importorskip("timm")
+transformers = pytest.importorskip("transformers")
+from timm.models.deit import VisionTransformerDistilled  # noqa: E402
+from timm.models.vision_transformer import VisionTransformer  # noqa: E402
+from timm.models.vision_transformer_hybrid import HybridEmbed, _resnetv2  # noqa: E402
+
+CLOSE = {"rtol": 0, "atol": 1e-5}
+HEADS = Known(heads=2)
+
+
+def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Values of size, so that nothing that is zero or one at the start hides a mistake."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return model.eval()
+
+
+def vit(**options: Any) -> nn.Module:
+    base = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
+    return randomised(VisionTransformer(**{**base, **options}))
+
+
+def deit(**options: Any) -> nn.Module:
+    return randomised(
+        VisionTransformerDistilled(
+            **{
+                "img_size": 16,
+                "patch_size": 4,
+                "embed_dim": 16,
+                "depth": 2,
+                "num_heads": 2,
+                "num_classes": 5,
+                **options,
+            }
+        )
+    )
+
+
+def hybrid(layers: tuple[int, ...]) -> nn.Module:
+    return vit(img_size=64, patch_size=1, embed_layer=functools.partial(HybridEmbed, backbone=_resnetv2(layers=layers)))
+
+
+def torchvision_vit(**options: Any) -> nn.Module:
+    base = {"image_size": 16, "patch_size": 4, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
+    return randomised(tv.VisionTransformer(**{**base, "num_classes": 5, **options}))
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+
+
+def hugging_face(kind: str, **options: Any) -> nn.Module:
+    config = transformers.DeiTConfig if kind.startswith("DeiT") else transformers.ViTConfig
+    return randomised(
+        getattr(transformers, kind)(config(**{**SIZES, "image_size": 16, "patch_size": 4, "num_labels": 5, **options}))
+    )
+
+
+def logits(model: nn.Module, x_BCHW: Tensor) -> Tensor:
+    with torch.no_grad():
+        out = model(x_BCHW)
+    if hasattr(model, "views"):
+        return model.views(out)[""]
+    return out if isinstance(out, Tensor) else out.logits
+
+
+def images(*size: int) -> Tensor:
+    return torch.randn(3, 3, *size, generator=torch.Generator().manual_seed(1))
+
+
+def saved(model: nn.Module, file: Path) -> Path:
+    torch.save(model.state_dict(), file)
+    return file
+
+
+TIMM: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Known]] = {
+    "plain": (vit, (16, 16), HEADS),
+    "oblong": (lambda: vit(img_size=(8, 24)), (8, 24), Known(heads=2, grid=(2, 6))),
+    "oblong patches": (lambda: vit(patch_size=(8, 2), img_size=(16, 4)), (16, 4), HEADS),
+    "three heads": (lambda: vit(embed_dim=24, num_heads=3), (16, 16), Known(heads=3)),
+    "registers": (lambda: vit(reg_tokens=2), (16, 16), HEADS),
+    "registers without rows": (lambda: vit(reg_tokens=3, no_embed_class=True), (16, 16), HEADS),
+    "distilled": (deit, (16, 16), HEADS),
+    "layer scale": (lambda: vit(init_values=0.1, no_embed_class=True), (16, 16), HEADS),
+    "mean": (lambda: vit(global_pool="avg", class_token=False), (16, 16), HEADS),
+    "mean of a model with a class token": (lambda: vit(global_pool="avg"), (16, 16), HEADS),
+    "map": (lambda: vit(global_pool="map", class_token=False), (16, 16), HEADS),
+    "no bias of queries": (lambda: vit(qkv_bias=False), (16, 16), HEADS),
+    "queries normalised": (lambda: vit(qk_norm=True), (16, 16), Known()),
+    "swiglu": (lambda: vit(mlp_layer=timm.layers.SwiGLU, act_layer=nn.SiLU, mlp_ratio=2.7), (16, 16), HEADS),
+    "rmsnorm": (lambda: vit(norm_layer="rmsnorm"), (16, 16), HEADS),
+    "no final norm": (lambda: vit(final_norm=False), (16, 16), HEADS),
+    "no positions": (lambda: vit(pos_embed="none"), (16, 16), Known(heads=2, image=(16, 16))),
+    "grey": (lambda: vit(in_chans=1), (16, 16), HEADS),
+    "hybrid": (lambda: hybrid((1, 2)), (64, 64), HEADS),
+    "hybrid of a stem alone": (lambda: hybrid(()), (64, 64), HEADS),
+}
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_timm_in_and_out(name: str, tmp_path: Path) -> None:
+    make, size, said = TIMM[name]
+    theirs = make()
+    opened = open_model(saved(theirs, tmp_path / "a.pth"), said=said)
+    assert opened.info.image == size and opened.info.classes == 5
+    x_BCHW = images(*size)[:, : opened.info.channels]
+    torch.testing.assert_close(logits(opened.model, x_BCHW), logits(theirs, x_BCHW), **CLOSE)
+    ours = randomised(opened.model, seed=3)
+    again = make()
+    again.load_state_dict(FORMATS["timm"].from_canonical(ours.to_canonical(ours.state_dict()), 2), strict=True)
+    torch.testing.assert_close(logits(again, x_BCHW), logits(ours, x_BCHW), **CLOSE)
+
+
+@pytest.mark.parametrize("attention", ["split", "per_head", "fused", "sdpa"])
+def test_every_attention_reads_one_file(attention: str, tmp_path: Path) -> None:
+    theirs = vit()
+    checkpoint = read(saved(theirs, tmp_path / "a.pth"))
+    found = checkpoint.architecture(HEADS)
+    options = {**found.options, "attention": {"type": attention}}
+    ours = slot("model").build({"type": "vit", **options}, found.info)
+    ours.load_state_dict(ours.from_canonical(checkpoint.state), strict=True)
+    torch.testing.assert_close(logits(ours.eval(), images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
+    back = FORMATS["hf-memory"].from_canonical(ours.to_canonical(ours.state_dict()), 2)
+    other = hugging_face("ViTForImageClassification", intermediate_size=64, layer_norm_eps=1e-6)
+    other.load_state_dict(back, strict=True)
+    torch.testing.assert_close(logits(other, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
+
+
+@pytest.mark.parametrize("representation", [None, 12])
+def test_torchvision_in_and_out(representation: int | None, tmp_path: Path) -> None:
+    theirs = torchvision_vit(representation_size=representation)
+    opened = open_model(saved(theirs, tmp_path / "a.pt"), said=HEADS)
+    assert opened.mean == (0.485, 0.456, 0.406)
+    torch.testing.assert_close(logits(opened.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
+    ours = randomised(opened.model, seed=3)
+    state = FORMATS["torchvision"].from_canonical(ours.to_canonical(ours.state_dict()), 2)
+    theirs.load_state_dict(state, strict=True)
+    torch.testing.assert_close(logits(theirs, images(16, 16)), logits(ours, images(16, 16)), **CLOSE)
+
+
+def test_torchvisions_old_names(tmp_path: Path) -> None:
+    theirs = torchvision_vit()
+    old = {
+        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): value
+        for name, value in theirs.state_dict().items()
+    }
+    torch.save(old, tmp_path / "a.pth")
+    model = open_model(tmp_path / "a.pth", said=HEADS).model
+    torch.testing.assert_close(logits(model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
+
+
+HUGGING_FACE = ["ViTForImageClassification", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"]
+
+
+@pytest.mark.parametrize("oblong", [False, True])
+@pytest.mark.parametrize("kind", HUGGING_FACE)
+def test_hugging_face_in_and_out(kind: str, oblong: bool, tmp_path: Path) -> None:
+    size = {"image_size": (8, 24), "patch_size": (4, 8)} if oblong else {}
+    theirs = hugging_face(kind, **size)
+    x_BCHW = images(8, 24) if oblong else images(16, 16)
+    said = Known(heads=2, grid=(2, 3) if oblong else None)
+    theirs.save_pretrained(tmp_path / "disk")
+    from_disk = open_model(tmp_path / "disk" / "model.safetensors")
+    in_memory = open_model(saved(theirs, tmp_path / "memory.pth"), said=said)
+    for opened in (from_disk, in_memory):
+        torch.testing.assert_close(logits(opened.model, x_BCHW), logits(theirs, x_BCHW), **CLOSE)
+    assert not from_disk.notes, "its config says all that tensors do not"
+    ours = randomised(in_memory.model, seed=3)
+    state = FORMATS["hf-memory"].from_canonical(ours.to_canonical(ours.state_dict()), 2)
+    theirs.load_state_dict(state, strict=True)
+    torch.testing.assert_close(logits(theirs, x_BCHW), logits(ours, x_BCHW), **CLOSE)
+
+
+def test_what_is_written_for_hugging_face_is_what_it_writes(tmp_path: Path) -> None:
+    """The names on disk, against ``save_pretrained``; and ``from_pretrained`` reads the folder."""
+    theirs = hugging_face("DeiTForImageClassificationWithTeacher")
+    theirs.save_pretrained(tmp_path / "theirs")
+    source = saved(theirs, tmp_path / "memory.pth")
+    convert(source, tmp_path / "ours" / "model.safetensors", "hf", said=HEADS)
+    written, wanted = (safetensors.torch.load_file(tmp_path / who / "model.safetensors") for who in ("ours", "theirs"))
+    assert written.keys() == wanted.keys() and all(torch.equal(written[name], wanted[name]) for name in wanted)
+    again = transformers.DeiTForImageClassificationWithTeacher.from_pretrained(tmp_path / "ours").eval()
+    torch.testing.assert_close(logits(again, images(16, 16)), logits(theirs, images(16, 16)), rtol=0, atol=0)
+
+
+def test_a_body_of_hugging_face_has_no_head(tmp_path: Path) -> None:
+    theirs = hugging_face("ViTModel")
+    file = saved(theirs, tmp_path / "a.pth")
+    with pytest.raises(WeightsError, match=r"a\.pth: these weights have no head: head\.weight is missing"):
+        open_model(file, said=HEADS)
+    model = open_model(file, said=HEADS, head="new", classes=7).model
+    with torch.no_grad():
+        features = model.forward_features(images(16, 16))
+        wanted = theirs(images(16, 16))
+    torch.testing.assert_close(features, wanted.last_hidden_state, **CLOSE)
+    hidden = torch.tanh(model.head.pre_logits(features[:, 0]))
+    torch.testing.assert_close(hidden, wanted.pooler_output, **CLOSE)
+    assert logits(model, images(16, 16)).shape == (3, 7) and not logits(model, images(16, 16)).any()
+
+
+# -- Google's .npz, whose reader in timm is the oracle ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["plain", "mean of normed tokens", "map", "hybrid", "hybrid of a stem alone"])
+def test_google_out_through_timms_reader_and_in_again(name: str, tmp_path: Path) -> None:
+    make: Callable[[], nn.Module]
+    make = {
+        "plain": lambda: vit(act_layer="gelu_tanh"),
+        "mean of normed tokens": lambda: vit(class_token=False, global_pool="avg", fc_norm=False),
+        "map": lambda: vit(class_token=False, global_pool="map"),
+        "hybrid": lambda: hybrid((1, 2)),
+        "hybrid of a stem alone": lambda: hybrid(()),
+    }[name]
+    theirs, file = make(), tmp_path / "a.npz"
+    convert(saved(theirs, tmp_path / "a.pth"), file, "google", said=HEADS)
+    again = randomised(make(), seed=9)
+    again.load_pretrained(str(file))
+    assert all(torch.equal(value, again.state_dict()[name]) for name, value in theirs.state_dict().items())
+    canonical = read(file).state
+    assert canonical.keys() == theirs.state_dict().keys()
+    assert all(torch.equal(canonical[name], value) for name, value in theirs.state_dict().items())
+    opened = open_model(file)
+    assert opened.mean == (0.5, 0.5, 0.5)
+    if name == "plain":
+        torch.testing.assert_close(logits(opened.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
+
+
+def npz(model: nn.Module, **more: Any) -> dict[str, np.ndarray[Any, Any]]:
+    state = FORMATS["google"].from_canonical(model.state_dict(), 2)
+    return {**{name: value.numpy() for name, value in state.items()}, **more}
+
+
+def test_npz_to_canonical_and_back_is_equal_to_the_bit(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = npz(hybrid((1, 1)))
+    arrays = {name: rng.standard_normal(value.shape).astype(np.float32) for name, value in arrays.items()}
+    arrays |= {
+        "pre_logits/kernel": rng.standard_normal((16, 12)).astype(np.float32),
+        "pre_logits/bias": np.ones(12, "f4"),
+    }
+    arrays["head/kernel"] = rng.standard_normal((12, 5)).astype(np.float32)
+    state = {name: torch.from_numpy(value) for name, value in arrays.items()}
+    canonical = FORMATS["google"].to_canonical(state)
+    assert not canonical.unknown and not canonical.dropped
+    back = FORMATS["google"].from_canonical(canonical.state, 2)
+    assert back.keys() == state.keys()
+    assert all(torch.equal(back[name], state[name]) and back[name].shape == state[name].shape for name in state)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_big_visions_layout(stacked: bool, tmp_path: Path) -> None:
+    theirs = vit(no_embed_class=True, act_layer="gelu_tanh")
+    arrays = {}
+    for name, value in npz(theirs).items():
+        for old, new in (("LayerNorm_2", "LayerNorm_1"), ("Attention_1", "Attention_0"), ("MlpBlock_3", "MlpBlock_0")):
+            name = name.replace(old, new)
+        arrays["params/" + name.replace("Transformer/posembed_input/pos_embedding", "pos_embedding")] = value
+    if stacked:
+        blocks = [name for name in arrays if "encoderblock_0" in name]
+        for name in blocks:
+            both = [arrays.pop(name.replace("block_0", f"block_{i}")) for i in (0, 1)]
+            arrays[name.replace("encoderblock_0", "encoderblock")] = np.stack(both)
+    arrays["opt/step"] = np.int64(3)
+    np.savez(tmp_path / "a.npz", **arrays)
+    opened = open_model(tmp_path / "a.npz")
+    torch.testing.assert_close(logits(opened.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
+    again = vit(no_embed_class=True, act_layer="gelu_tanh")
+    randomised(again, seed=7).load_pretrained(str(tmp_path / "a.npz"))
+    torch.testing.assert_close(logits(again, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
+    assert opened.notes == ("left out: opt/step",)
+
+
+# -- DeiT's own files -------------------------------------------------------------------------------------------------
+
+
+def test_the_files_that_deits_training_writes(tmp_path: Path) -> None:
+    theirs = deit()
+    torch.save(
+        {"model": theirs.state_dict(), "epoch": 3, "args": argparse.Namespace(lr=1e-3), "optimizer": {"state": {}}},
+        tmp_path / "a.pth",
+    )
+    opened = open_model(tmp_path / "a.pth", said=HEADS)
+    torch.testing.assert_close(logits(opened.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
+    assert opened.mean == (0.485, 0.456, 0.406)
+    assert "under 'model'" in opened.notes[0] and "epoch, args, optimizer" in opened.notes[-1]
+
+
+def test_deit_3(tmp_path: Path) -> None:
+    """Its layer scales have other names, and its class token no row of positions."""
+    theirs = vit(init_values=0.1, no_embed_class=True)
+    state = {
+        name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): value
+        for name, value in theirs.state_dict().items()
+    }
+    torch.save({"model": state}, tmp_path / "a.pth")
+    filtered = timm.models.vision_transformer.checkpoint_filter_fn(state, theirs, adapt_layer_scale=True)
+    checkpoint = read(tmp_path / "a.pth")
+    assert checkpoint.form.name == "deit" and checkpoint.state.keys() == filtered.keys()
+    opened = open_model(tmp_path / "a.pth", said=HEADS)
+    torch.testing.assert_close(logits(opened.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
+    assert FORMATS["deit"].from_canonical(checkpoint.state, 2).keys() == state.keys()
+
+
+# -- conversion -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.permutations(["timm", "torchvision", "hf", "hf-memory", "google", "deit"]))
+def test_any_round_through_the_formats_changes_no_bit(way: list[str]) -> None:
+    state = start = dict(vit().state_dict())
+    for name in way:
+        written = FORMATS[name].from_canonical(state, 2)
+        assert FORMATS[name].recognise(written.keys())
+        back = FORMATS[name].to_canonical(written)
+        assert not back.unknown and not back.dropped
+        state = back.state
+    assert state.keys() == start.keys() and all(torch.equal(state[name], start[name]) for name in start)
+
+
+@pytest.mark.parametrize("how", ["timm", "google", "torchvision", "hf"])
+def test_another_resolution_as_the_library_does_it(how: str, tmp_path: Path) -> None:
+    theirs, file = vit(), tmp_path / "b.safetensors"
+    convert(saved(theirs, tmp_path / "a.pth"), file, "timm", said=HEADS, image=(24, 32), resample=how)
+    table = theirs.state_dict()["pos_embed"]
+    found = read(file).state["pos_embed"]
+    grid = table[:, 1:].reshape(1, 4, 4, 16)
+    if how == "timm":
+        theirs.set_input_size((24, 32))
+        wanted = theirs.state_dict()["pos_embed"]
+    elif how == "google":
+        from scipy.ndimage import zoom
+
+        wanted = torch.from_numpy(zoom(grid[0].numpy(), (6 / 4, 8 / 4, 1), order=1)).reshape(1, 48, 16)
+    else:
+        corners = {"align_corners": True} if how == "torchvision" else {"align_corners": False}
+        wanted = nn.functional.interpolate(grid.permute(0, 3, 1, 2), (6, 8), mode="bicubic", **corners)
+        wanted = wanted.flatten(2).mT
+    torch.testing.assert_close(found[:, -48:], wanted[:, -48:], rtol=0, atol=1e-5)
+    assert torch.equal(found[:, 0], table[:, 0])
+    opened = open_model(file)
+    assert opened.info.image == (24, 32) and not opened.notes, "the header of the new file says what tensors do not"
+    if how == "timm":
+        torch.testing.assert_close(logits(opened.model, images(24, 32)), logits(theirs, images(24, 32)), **CLOSE)
+
+
+def test_a_model_whose_class_token_has_no_row_computes_the_same_where_it_must_have_one(tmp_path: Path) -> None:
+    theirs, other = vit(no_embed_class=True), torchvision_vit(mlp_dim=64)
+    convert(saved(theirs, tmp_path / "a.pth"), tmp_path / "b.pth", "torchvision", said=HEADS)
+    other.load_state_dict(torch.load(tmp_path / "b.pth"), strict=True)
+    torch.testing.assert_close(logits(other, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
+
+
+def test_pre_logits_are_kept_or_dropped_by_choice(tmp_path: Path) -> None:
+    source = saved(torchvision_vit(representation_size=16), tmp_path / "a.pth")
+    with pytest.raises(WeightsError, match="have no pre-logits"):
+        convert(source, tmp_path / "b.pth", "hf", said=HEADS)
+    with pytest.raises(WeightsError, match="the head reads the pre-logits; drop both, or keep both"):
+        convert(source, tmp_path / "b.pth", "timm", said=HEADS, pre_logits="drop")
+    done = convert(source, tmp_path / "b.pth", "timm", said=HEADS, pre_logits="drop", head="drop")
+    assert any("pre_logits.fc.weight" in note and "head.bias" in note for note in done.notes)
+    assert not any(name.startswith(("head", "pre_logits")) for name in torch.load(tmp_path / "b.pth"))
+    convert(source, tmp_path / "c.npz", "google", said=HEADS)
+    assert "pre_logits/kernel" in np.load(tmp_path / "c.npz").files
+
+
+@pytest.mark.parametrize(
+    ("make", "to", "sentence"),
+    [
+        (lambda: vit(reg_tokens=2), "hf", "Hugging Face has no place for reg_token"),
+        (lambda: vit(init_values=0.1), "torchvision", r"torchvision has no place for blocks\.0\.ls1\.gamma"),
+        (lambda: vit(norm_layer="rmsnorm"), "hf", r"cannot be without blocks\.0\.norm1\.bias, norm\.bias"),
+        (lambda: vit(class_token=False, global_pool="avg"), "torchvision", "cannot be without cls_token"),
+        (lambda: vit(global_pool="avg"), "hf", "no place for fc_norm|cannot be without norm|reads the mean"),
+        (deit, "torchvision", "torchvision has no place for dist_token, head_dist"),
+    ],
+)
+def test_what_a_format_cannot_say_is_refused_by_name(
+    make: Callable[[], nn.Module], to: str, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(WeightsError, match=sentence):
+        convert(saved(make(), tmp_path / "a.pth"), tmp_path / "b.pth", to, said=HEADS)
+    assert not (tmp_path / "b.pth").exists()
+
+
+# -- bad files --------------------------------------------------------------------------------------------------------
+
+
+def refusal(file: Path, **how: Any) -> str:
+    with pytest.raises(WeightsError) as refused:
+        open_model(file, **{"said": HEADS, **how})
+    sentence = str(refused.value)
+    assert "\n" not in sentence and file.name in sentence
+    return sentence
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors", "npz"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_a_truncated_file_is_one_sentence(suffix: str, share: float, tmp_path: Path) -> None:
+    whole = tmp_path / f"whole.{suffix}"
+    convert(saved(vit(), tmp_path / "a.pth"), whole, "google" if suffix == "npz" else "timm", said=HEADS)
+    torn = tmp_path / f"torn.{suffix}"
+    torn.write_bytes(whole.read_bytes()[: int(whole.stat().st_size * share)])
+    assert "that can be read" in refusal(torn)
+
+
+class Foreign:
+    pass
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    state = vit().state_dict()
+    torch.save(state, tmp_path / "a.safetensors")
+    assert "is called .safetensors, and what is in it is a file of torch.save" in refusal(tmp_path / "a.safetensors")
+    (tmp_path / "b.pth").write_bytes(safetensors.torch.save({name: value.clone() for name, value in state.items()}))
+    assert "is called .pth, and what is in it is a safetensors file" in refusal(tmp_path / "b.pth")
+    np.savez(tmp_path / "c.npz", object=np.array([{}], dtype=object))
+    assert "allow_pickle" in refusal(tmp_path / "c.npz") or "pickle" in refusal(tmp_path / "c.npz")
+    torch.save({"model": Foreign()}, tmp_path / "d.pth")
+    assert "only tensors are read" in refusal(tmp_path / "d.pth") and "Foreign" in refusal(tmp_path / "d.pth")
+    torch.save({"epoch": 3}, tmp_path / "e.pth")
+    assert "holds no tensors; its keys: epoch" in refusal(tmp_path / "e.pth")
+    torch.save(nn.Conv2d(3, 4, 1).state_dict(), tmp_path / "f.pth")
+    assert "its first keys are weight, bias" in refusal(tmp_path / "f.pth")
+    assert "no such file" in refusal(tmp_path / "g.pth")
+    assert "is a folder" in refusal((tmp_path / "h.pth").joinpath()) if (tmp_path / "h.pth").mkdir() is None else None
+    assert ".safetensors, .pth" in refusal(tmp_path / "weights.onnx")
+    resnet = tv.resnet18(weights=None, num_classes=2)
+    assert "conv1.weight" in refusal(saved(resnet, tmp_path / "i.pth"))
+
+
+def test_a_wrong_format_is_told_by_the_right_one(tmp_path: Path) -> None:
+    file = saved(torchvision_vit(), tmp_path / "a.pth")
+    assert "not of the format hf; it looks like torchvision" in refusal(file, form="hf")
+    assert "no format called 'tim'. Did you mean 'timm'?" in refusal(file, form="tim")
+
+
+def test_missing_unknown_and_misshapen_keys_are_named(tmp_path: Path) -> None:
+    state = dict(vit().state_dict())
+    del state["blocks.1.norm2.bias"]
+    state["blocks.0.extra"] = torch.zeros(2)
+    state["blocks.1.mlp.fc1.bias"] = torch.zeros(3)
+    torch.save(state, tmp_path / "a.pth")
+    sentence = refusal(tmp_path / "a.pth")
+    assert "blocks.1.norm2.bias is missing" in sentence and "blocks.0.extra is unknown" in sentence
+    assert "blocks.1.mlp.fc1.bias is of another shape" in sentence
+    found = look(tmp_path / "a.pth", said=HEADS)
+    assert found.faults == {
+        "missing": ["blocks.1.norm2.bias"],
+        "unknown": ["blocks.0.extra"],
+        "of another shape": ["blocks.1.mlp.fc1.bias"],
+    }
+    clip = saved(vit(pre_norm=True), tmp_path / "clip.pth")
+    assert "norm_pre.weight, norm_pre.bias are unknown" in refusal(clip)
+
+
+def test_what_no_tensor_shows_is_asked_for(tmp_path: Path) -> None:
+    file = saved(vit(), tmp_path / "a.pth")
+    assert "--heads" in refusal(file, said=Known())
+    assert "a width of 16 cannot be divided among 3 heads" in refusal(file, said=Known(heads=3))
+    oblong = saved(vit(img_size=(8, 24)), tmp_path / "b.pth")
+    assert "13 rows of pos_embed, with 1 tokens before the patches, are no square grid" in refusal(oblong)
+    both = saved(vit(img_size=12, reg_tokens=4, no_embed_class=True), tmp_path / "c.pth")
+    assert "may be a grid of 2x2 or 3x3" in refusal(both)
+    assert open_model(both, said=Known(heads=2, grid=(3, 3))).info.image == (12, 12)
+    assert open_model(saved(vit(embed_dim=192, num_heads=3), tmp_path / "d.pth")).model.geometry.heads == 3
+    assert "assumed: 3 heads, as ViT-Ti has" in str(open_model(tmp_path / "d.pth").notes)
+
+
+def test_the_hubs_files_beside_the_weights(tmp_path: Path) -> None:
+    file = saved(vit(), tmp_path / "pytorch_model.bin")
+    config = {
+        "architecture": "vit_tiny",
+        "num_features": 16,
+        "model_args": {"num_heads": 2},
+        "pretrained_cfg": {"input_size": [3, 16, 16], "mean": [0.1, 0.2, 0.3], "std": [1, 2, 3]},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    opened = open_model(file)
+    assert opened.mean == (0.1, 0.2, 0.3) and opened.model.geometry.heads == 2
+    with pytest.raises(WeightsError, match="the file says heads 2, and 4 was asked for"):
+        open_model(file, said=Known(heads=4))
+    for wrong, sentence in (
+        ({**config, "num_features": 8}, "num_features 8, and the tensors beside it are 16 wide"),
+        ({**config, "global_pool": "avgmax"}, "global_pool is avgmax; known here: token, avg, map"),
+        ({**config, "model_args": {"num_heads": "two"}}, "is not what transformers or timm write"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(wrong))
+        assert sentence in refusal(file)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(WeightsError, match=r"config\.json cannot be read"):
+        open_model(file)

@@ -1,0 +1,202 @@
+"""``vitlab weights``: read the files of weights of other libraries, and write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vitlab.cli.options import json_option
+from vitlab.errors import UserError
+
+if TYPE_CHECKING:
+    from vitlab.models.weights import Inspected, Known
+
+FORMATS = ("timm", "deit", "torchvision", "hf", "hf-memory", "google")
+RESAMPLINGS = ("timm", "google", "deit", "torchvision", "hf")
+
+_file = click.argument("file", type=click.Path(path_type=Path))
+_from = click.option("--from", "form", metavar="FORMAT", help=f"One of {', '.join(FORMATS)}; recognised without it.")
+_heads = click.option("--heads", type=click.IntRange(min=1), help="Heads of attention, which no tensor shows.")
+_source_grid = click.option(
+    "--source-grid", metavar="HxW", help="Patches the positions in the file are for, where they are not square."
+)
+
+
+@click.group()
+def command() -> None:
+    """Inspect and convert files of weights: .safetensors, .pth, .pt, .bin and Google's .npz."""
+
+
+@command.command()
+@_file
+@_from
+@_heads
+@_source_grid
+@json_option
+def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | None, as_json: bool) -> None:
+    """Show what is in FILE: its format, the model it belongs to, and what does not fit."""
+    from vitlab.models.weights import inspect as look
+
+    found = look(file, form, _said(heads, source_grid))
+    rows = _rows(found)
+    if as_json:
+        import json
+
+        click.echo(json.dumps({name.replace(" ", "_"): value for name, value in rows.items()}, indent=1))
+        return
+    for name, value in rows.items():
+        lines = value if isinstance(value, list) else [value]
+        for index, line in enumerate(lines):
+            click.echo(f"{name if index == 0 else '':18} {f'{line:,}' if isinstance(line, int) else line}".rstrip())
+
+
+@command.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+@_from
+@click.option("--to", required=True, metavar="FORMAT", help=f"One of {', '.join(FORMATS)}.")
+@click.option("--grid", metavar="HxW", help="Resample positions for a grid of so many patches.")
+@click.option("--image", metavar="HxW", help="The same, said in pixels; one number for a square.")
+@click.option(
+    "--resample", default="timm", show_default=True, metavar="LIBRARY", help=f"As which of {', '.join(RESAMPLINGS)}."
+)
+@click.option("--head", type=click.Choice(["keep", "drop"]), default="keep", show_default=True)
+@click.option(
+    "--pre-logits",
+    type=click.Choice(["keep", "drop"]),
+    default="keep",
+    show_default=True,
+    help="The hidden layer before the head; it can go only with the head that reads it.",
+)
+@_heads
+@_source_grid
+def convert(
+    source: Path,
+    target: Path,
+    form: str | None,
+    to: str,
+    grid: str | None,
+    image: str | None,
+    resample: str,
+    head: Any,
+    pre_logits: Any,
+    heads: int | None,
+    source_grid: str | None,
+) -> None:
+    """Write the weights in SOURCE to TARGET in another format; TARGET's name says how they are packed.
+
+    Nothing is left out that was not named: what the other format has no place for is an error.
+    """
+    from vitlab.models.weights import convert as write
+
+    written = write(
+        source,
+        target,
+        to,
+        form=form,
+        said=_said(heads, source_grid),
+        grid=parse_size("--grid", grid),
+        image=parse_size("--image", image),
+        resample=resample,
+        head=head,
+        pre_logits=pre_logits,
+    )
+    for note in written.notes:
+        click.echo(note, err=True)
+    for file in written.files:
+        click.echo(str(file))
+
+
+def parse_size(option: str, text: str | None) -> tuple[int, int] | None:
+    """``14x14``, or ``14`` for a square.
+
+    Raises:
+        UserError: for anything else.
+    """
+    if text is None:
+        return None
+    sides = text.lower().split("x")
+    if not (len(sides) in (1, 2) and all(side.isdecimal() and int(side) > 0 for side in sides)):
+        raise UserError(f"{option} {text}: write HxW, such as 14x14, or one number for a square")
+    return int(sides[0]), int(sides[-1])
+
+
+def _said(heads: int | None, source_grid: str | None) -> Known:
+    from vitlab.models.weights import Known
+
+    return Known(heads=heads, grid=parse_size("--source-grid", source_grid))
+
+
+def _rows(found: Inspected) -> dict[str, Any]:
+    """What is shown, line by line."""
+    checkpoint, model = found.checkpoint, found.architecture
+    options = model.options
+    contents = checkpoint.contents
+    dtypes = sorted({str(value.dtype).removeprefix("torch.") for value in contents.tensors.values()})
+    rows: dict[str, Any] = {
+        "file": str(checkpoint.file),
+        "format": f"{checkpoint.form.name} ({contents.container}, {', '.join(dtypes)})",
+        "tensors": len(contents.tensors),
+        "parameters": sum(value.numel() for value in checkpoint.state.values()),
+        "dim": options["dim"],
+        "depth": options["depth"],
+        "heads": model.heads,
+        "patch": f"{_by(_square(options['patch_size']))} of {model.info.channels} channels, {_type(options['patch'])}",
+        "grid": f"{_by(model.grid)} (images of {_by(model.info.image)})",
+        "prefix": ", ".join(model.prefix) or "none",
+        "position": _position(model),
+        "attention": _detail(options["attention"], "qkv_bias", "qk_norm"),
+        "mlp": _detail(options["mlp"], "ratio", "approximate"),
+        "norm": _detail(options["norm"], "eps"),
+        "final norm": f"{_type(options['final_norm'])} of {options['final_norm_at']}",
+        "layer scale": "yes" if options.get("layer_scale") is not None else "no",
+        "head": _detail(options["head"], "pool", "representation_size")
+        if "head.weight" in checkpoint.state
+        else "none in the file",
+        "classes": model.info.classes if "head.weight" in checkpoint.state else 0,
+        "normalised by": f"mean {_numbers(model.mean)}, std {_numbers(model.std)}",
+    }
+    if checkpoint.opened:
+        rows["opened"] = checkpoint.opened
+    lists = {"assumed": list(model.assumed), "left out": list(checkpoint.dropped), **found.faults}
+    return rows | {name: value for name, value in lists.items() if value}
+
+
+def _type(choice: Any) -> str:
+    return choice if isinstance(choice, str) else str(choice["type"])
+
+
+def _detail(choice: Any, *names: str) -> str:
+    """A choice and some of its options."""
+    options = {} if isinstance(choice, str) else choice
+    said = [f"{name} {_value(options[name])}" for name in names if options.get(name) is not None]
+    return f"{_type(choice)} ({', '.join(said)})" if said else _type(choice)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return _type(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _position(model: Any) -> str:
+    kind = _type(model.options["position"])
+    if kind != "learned" or not model.prefix:
+        return kind
+    return f"learned, {'with' if model.prefix_rows == 'own' else 'without'} rows for the tokens before the patches"
+
+
+def _square(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _by(pair: tuple[int, ...]) -> str:
+    return "x".join(map(str, pair))
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:g}" for value in values)

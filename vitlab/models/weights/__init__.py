@@ -1,0 +1,18 @@
+"""Weights in and out: the files of timm, DeiT, torchvision, Hugging Face and Google, and what vitlab makes of them.
+
+The common language is the canonical one, timm's names and layouts: a :class:`Format` says how a library's file is read
+into it and written from it, :func:`open_model` builds the model that a file belongs to, and :func:`convert` writes
+another file.  Strict throughout: what does not fit is refused by name, and what is left out or assumed is said.
+"""
+
+from __future__ import annotations
+
+from vitlab.models.weights.conversion import Inspected as Inspected
+from vitlab.models.weights.conversion import convert as convert
+from vitlab.models.weights.conversion import inspect as inspect
+from vitlab.models.weights.known import Known as Known
+from vitlab.models.weights.names import Format as Format
+from vitlab.models.weights.opening import FORMATS as FORMATS
+from vitlab.models.weights.opening import Opened as Opened
+from vitlab.models.weights.opening import open_model as open_model
+from vitlab.models.weights.opening import read as read

@@ -1,0 +1,228 @@
+"""From one format to another, at the same resolution or another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+
+from vitlab.components.position import Resampling
+from vitlab.errors import OptionError, WeightsError, nearest
+from vitlab.geometry import Pair
+from vitlab.models.vit import ViT
+from vitlab.models.weights.adapt import regridded, with_rows, without_head
+from vitlab.models.weights.architecture import Architecture
+from vitlab.models.weights.files import container_of, write_file
+from vitlab.models.weights.known import Known, some
+from vitlab.models.weights.names import State
+from vitlab.models.weights.opening import FORMATS, HEADER, Checkpoint, misfits, read, refuse_misfits
+from vitlab.store import write_json
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What a conversion has written, and what a reader should know of it."""
+
+    files: tuple[Path, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """A file of weights and the model it belongs to."""
+
+    checkpoint: Checkpoint
+    architecture: Architecture
+    faults: Mapping[str, list[str]]  #: names that keep it from being loaded, by what is wrong with them
+
+
+def inspect(file: Path, form: str | None = None, said: Known = Known()) -> Inspected:  # noqa: B008
+    """Read a file, and find what model it belongs to; what does not fit is listed rather than refused.
+
+    Raises:
+        WeightsError: if it cannot be read, or is no Vision Transformer at all.
+    """
+    checkpoint = read(file, form)
+    try:
+        headless = 1 if "head.weight" not in checkpoint.state else None
+        found = checkpoint.architecture(said, headless)
+        own = dict(_skeleton(found).items())
+    except (WeightsError, OptionError) as error:
+        raise WeightsError(f"{file}: {error}") from None
+    if headless:
+        own = {name: value for name, value in own.items() if not name.startswith("head.")}
+    faults = misfits(own, checkpoint.state)
+    faults["unknown"] = [*checkpoint.unknown, *faults["unknown"]]
+    return Inspected(checkpoint, found, {what: names for what, names in faults.items() if names})
+
+
+def convert(
+    source: Path,
+    target: Path,
+    to: str,
+    *,
+    form: str | None = None,
+    said: Known = Known(),  # noqa: B008
+    grid: Pair | None = None,
+    image: Pair | None = None,
+    resample: str = "timm",
+    head: Literal["keep", "drop"] = "keep",
+    pre_logits: Literal["keep", "drop"] = "keep",
+) -> Converted:
+    """Write the weights of ``source`` in another format, strictly: nothing is left out that was not named to be.
+
+    Beside a file of Hugging Face's with the hub's name, ``model.safetensors``, stand the ``config.json`` and the
+    ``preprocessor_config.json`` that ``from_pretrained`` wants, unless there are some already.
+
+    Args:
+        source: in any of :data:`FORMATS`, or the weights of a trial.
+        target: the file to write; its name says how it is packed.
+        to: one of :data:`FORMATS`.
+        form: the format of ``source``; by default it is recognised.
+        said: what the caller knows of ``source`` and the file may not say.
+        grid: rows and columns of patches to resample positions for.
+        image: the same, said in pixels.
+        resample: how; a name of :data:`vitlab.components.position.resampling.PRESETS`.
+        head: the head in the file, or none.
+        pre_logits: the hidden layer before the head; it can go only with the head that reads it.
+
+    Raises:
+        WeightsError: one sentence that names the file, and the first keys that are to blame.
+    """
+    how = Resampling.named(resample)
+    if to not in FORMATS:
+        raise WeightsError(f"no format called '{to}'.{nearest(to, FORMATS)} Known: {', '.join(FORMATS)}")
+    if (container_of(target) == "npz") != (to == "google"):
+        raise WeightsError(f"{target}: the format google stands in an .npz, and no other does")
+    if target.exists() and source.exists() and target.samefile(source):
+        raise WeightsError(f"{target} is the file to be converted; give the new one another name")
+    checkpoint = read(source, form)
+    try:
+        state, gone = without_head(checkpoint.state, "new" if head == "drop" else "keep", pre_logits)
+        headless = 1 if "head.weight" not in state else None
+        found = replace(checkpoint, state=state).architecture(said, headless)
+        _check(checkpoint, found, state, headless is not None, to)
+        if FORMATS[to].convention.pool == "cls" and "class" in found.prefix and found.known().pool == "gap":
+            raise WeightsError(
+                f"the head reads the mean of the patches, and in the format {to} it reads the class token"
+            )
+        new = _grid(found, grid, image)
+        state = regridded(state, found.grid, new, how)
+        rows = "own" if FORMATS[to].needs_rows else found.prefix_rows
+        state = with_rows(state, found.prefix, found.prefix_rows, rows)
+        written = FORMATS[to].from_canonical(state, found.heads)
+    except (WeightsError, OptionError) as error:
+        raise WeightsError(f"{source}: {error}") from None
+    step = tuple(pixels // side for pixels, side in zip(found.info.image, found.grid, strict=True))
+    pixels = (new[0] * step[0], new[1] * step[1])
+    known = found.known().model_copy(update={"grid": new, "image": pixels, "prefix_rows": rows})
+    write_file(target, written, {HEADER: known.model_dump_json(exclude_none=True)})
+    files = [target, *(_for_the_hub(target, found, known) if to.startswith("hf") else ())]
+    notes = [checkpoint.opened, *(f"assumed: {sentence}" for sentence in found.assumed)]
+    dropped = (*checkpoint.dropped, *gone)
+    notes.append(f"left out: {some(dropped)}" if dropped else "")
+    notes += _differences(found, known, to)
+    return Converted(tuple(files), tuple(filter(None, notes)))
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _skeleton(found: Architecture) -> State:
+    """The canonical state of an architecture, without values."""
+    with torch.device("meta"):
+        model = ViT(found.info, **{name: value for name, value in cast(Any, found.options).items() if name != "type"})
+    return model.to_canonical(model.state_dict())
+
+
+def _check(checkpoint: Checkpoint, found: Architecture, state: State, headless: bool, to: str) -> None:
+    """Refuse what does not fit, and a trial's model that other libraries do not have."""
+    if checkpoint.trained is not None:
+        reason = checkpoint.trained.why_not_elsewhere()
+        if reason:
+            raise WeightsError(f"these weights cannot be said in the format {to}: {reason}")
+        return
+    own = _skeleton(found)
+    if headless:
+        own = {name: value for name, value in own.items() if not name.startswith("head.")}
+    refuse_misfits(own, state, checkpoint.unknown)
+
+
+def _grid(found: Architecture, grid: Pair | None, image: Pair | None) -> Pair:
+    """The grid that is asked for; that of the source where none is."""
+    if image is None:
+        return grid or found.grid
+    step = tuple(pixels // side for pixels, side in zip(found.info.image, found.grid, strict=True))
+    if image[0] % step[0] or image[1] % step[1]:
+        raise WeightsError(f"images of {image[0]}x{image[1]} cannot be cut into patches of {step[0]}x{step[1]}")
+    asked = (image[0] // step[0], image[1] // step[1])
+    if grid is not None and grid != asked:
+        raise WeightsError(
+            f"images of {image[0]}x{image[1]} have a grid of {asked[0]}x{asked[1]}, and another was asked for"
+        )
+    return asked
+
+
+def _for_the_hub(target: Path, found: Architecture, known: Known) -> list[Path]:
+    """What ``from_pretrained`` wants beside a file of the hub's name; what is there already is left alone."""
+    if target.name not in ("model.safetensors", "pytorch_model.bin") or target.with_name("config.json").exists():
+        return []
+    distilled = "distillation" in found.prefix
+    kind = (
+        (
+            "DeiTForImageClassificationWithTeacher"
+            if found.options["head"]["type"] == "distilled"
+            else "DeiTForImageClassification"
+        )
+        if distilled
+        else "ViTForImageClassification"
+    )
+    assert known.image is not None
+    patch = found.options["patch_size"]
+    labels = found.info.labels or tuple(f"LABEL_{index}" for index in range(found.info.classes))
+    config = {
+        "architectures": [kind],
+        "model_type": "deit" if distilled else "vit",
+        "hidden_size": found.options["dim"],
+        "num_hidden_layers": found.options["depth"],
+        "num_attention_heads": found.heads,
+        "intermediate_size": int(found.options["dim"] * found.options["mlp"]["ratio"]),
+        "hidden_act": "gelu_pytorch_tanh" if known.gelu == "tanh" else "gelu",
+        "layer_norm_eps": known.eps,
+        "image_size": list(known.image),
+        "patch_size": list(patch) if not isinstance(patch, int) else patch,
+        "num_channels": found.info.channels,
+        "qkv_bias": found.options["attention"].get("qkv_bias", True),
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
+    files = [target.with_name("config.json")]
+    write_json(files[0], config)
+    if not target.with_name("preprocessor_config.json").exists():
+        files.append(target.with_name("preprocessor_config.json"))
+        size = {"height": known.image[0], "width": known.image[1]}
+        processor = "ViTImageProcessor"
+        write_json(
+            files[1],
+            {"image_processor_type": processor, "size": size, "image_mean": known.mean, "image_std": known.std},
+        )
+    return files
+
+
+def _differences(found: Architecture, known: Known, to: str) -> list[str]:
+    """Where the library that will read the file computes otherwise, unless it is told."""
+    usual = FORMATS[to].convention
+    notes = []
+    if known.pool == "gap" and "class" in found.prefix:
+        notes.append("the head reads the mean of the patches: global_pool='avg', fc_norm=False")
+    if known.eps is not None and usual.eps != known.eps:
+        notes.append(
+            f"the norms have eps {known.eps:g}, and in {FORMATS[to].title} {usual.eps:g} unless told otherwise"
+        )
+    if known.gelu is not None and usual.gelu != known.gelu:
+        exact = {"none": "exact", "tanh": "approximated by tanh"}
+        notes.append(f"its GELU is {exact[known.gelu]}, and in {FORMATS[to].title} {exact[str(usual.gelu)]} by default")
+    return notes
