@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab import slots
 from vitlab.errors import DataError, TrialFailed, UserError, nearest
 from vitlab.execution import Watch, execute, with_prerequisites
-from vitlab.plan.values import Plan, Planned
+from vitlab.plan.values import Plan, Planned, Trial, Tuning
+from vitlab.result import Result
 from vitlab.spec import Document, RunSpec, Study, read_document, read_study
 from vitlab.store import Store, TrialFolder, read_json, write_bytes, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from vitlab.geometry import DataInfo
+    from vitlab.models.cost import Cost
+    from vitlab.trackers import Tracker
 
 OUT = Path("vitlab-runs")
 """Where everything is written unless told otherwise."""
@@ -76,43 +80,53 @@ def run(
         Interrupted: after Ctrl-C, once every running trial has written its checkpoint.
     """
     watch = watch or Watch()
-    study, plan = plan_study(file, changes=changes, plugins=plugins)
-    plan = _with_data(plan, lambda: plan_study(file, changes=changes, plugins=plugins)[1])
     store = Store(Path(out).resolve())
-    _write_study(store, plan, file)
 
-    needed = {name for planned in plan.trials for name in planned.trial.needs.values()}
-    missing = [planned for planned in plan.trials if not _is_there(store, planned, needed)]
-    parked, todo = [], []
-    for planned in missing:
-        if not retry_failed and _folder(store, planned).failure() is not None:
-            parked.append(planned)
-        elif fnmatch.fnmatchcase(planned.arm, only):
-            todo.append(planned)
-    todo = with_prerequisites(plan, todo, store)
-    if parked:
-        watch.say(f"{_trials(len(parked))} failed before under this code; --retry-failed trains them again.")
-    watch.planned(plan, todo, store)
+    def planned() -> tuple[Study, Plan]:
+        return plan_study(file, changes=changes, plugins=plugins, out=out)
+
+    study, plan = planned()
+    plan = _with_data(plan, lambda: planned()[1])
+    _write_study(store, plan, file)
 
     from vitlab.trackers import connect
 
+    stages = []
     tracker = connect(study.run.tracking_uri, plan, store, keep=study.run.keep)
-    failed = len(parked)
     try:
-        failed += execute(todo, store, study.run, plugins, tracker, watch)
+        if plan.pending:
+            rivals = [item for tuning in plan.tuning if tuning.open for item in _wanted(tuning, only)]
+            stages.append(_train(plan, rivals, "*", store, study.run, plugins, retry_failed, tracker, watch))
+            _write_study(store, _chosen(plan, store), file)
+            _, plan = planned()
+            _write_study(store, plan, file)
+            tracker = connect(study.run.tracking_uri, plan, store, keep=study.run.keep)
+        stages.append(_train(plan, plan.trials, only, store, study.run, plugins, retry_failed, tracker, watch))
     finally:
         from vitlab import report
 
-        watch.close()
         files = report.write(plan, store, store.study(plan.study) / "report")
         link = tracker.close(files)
-    return Answer(plan, store, len(todo), len(plan.trials) - len(missing), failed, link)
+    reasons = {tuning.failure for tuning in plan.tuning if tuning.failure}
+    untuned = len(study.seeds.values) * sum(arm.skip in reasons for arm in plan.arms)
+    trained, cached, failed = (sum(numbers) for numbers in zip(*stages, strict=True))
+    return Answer(plan, store, trained, cached, failed + untuned, link)
 
 
 def plan_study(
-    file: str | Path, *, changes: Mapping[str, Any] = {}, plugins: Sequence[str | Path] = ()
+    file: str | Path,
+    *,
+    changes: Mapping[str, Any] = {},
+    plugins: Sequence[str | Path] = (),
+    out: str | Path = OUT,
 ) -> tuple[Study, Plan]:
-    """Read and plan a study.  Builds no model, reads no pixels, writes nothing.
+    """Read and plan a study.  Reads no pixels, writes nothing, and builds models, without memory, only to match arms.
+
+    Args:
+        file: the study file.
+        changes: see :func:`run`.
+        plugins: see :func:`run`.
+        out: the output folder, in which the choices of earlier tunings stand.
 
     Raises:
         SpecError: with every mistake of the file.
@@ -124,7 +138,8 @@ def plan_study(
     from vitlab.data.prepare import data_info
     from vitlab.plan import make_plan
 
-    plan = make_plan(study, document, problems, data_info)
+    decided = _decided(Store(Path(out).resolve()), study) if study is not None and study.tune is not None else {}
+    plan = make_plan(study, document, problems, data_info, _count, decided)
     assert study is not None
     return study, plan
 
@@ -145,7 +160,8 @@ def smoke(
     from vitlab.trackers import Tracker
 
     watch = watch or Watch()
-    short = {**changes, "train.steps": 2, "train.evaluations": 1, "seeds": 1}
+    # Whether components run does not depend on how much they cost, or on what suits them best.
+    short = {**changes, "train.steps": 2, "train.evaluations": 1, "seeds": 1, "match": None, "tune": None}
     study, plan = plan_study(file, changes=short, plugins=plugins)
     plan = _with_data(plan, lambda: plan_study(file, changes=short, plugins=plugins)[1])
     store = Store(Path(out).resolve())
@@ -167,7 +183,7 @@ def costs(plan: Plan) -> dict[str, dict[str, int]]:
     from vitlab.models.cost import macs, parameters
 
     found: dict[str, dict[str, int]] = {}
-    for planned in plan.trials:
+    for planned in (*plan.trials, *plan.pending):
         if planned.arm in found:
             continue
         info = data_info(slots.slot("dataset").resolve(planned.trial.spec["data"]))
@@ -247,6 +263,66 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
 
+def _train(
+    plan: Plan,
+    trials: Sequence[Planned],
+    only: str,
+    store: Store,
+    run_spec: RunSpec,
+    plugins: Sequence[str | Path],
+    retry_failed: bool,
+    tracker: Tracker,
+    watch: Watch,
+) -> tuple[int, int, int]:
+    """Train what is missing of some trials.  Returns how many were trained, were there already, and failed."""
+    needed = {name for planned in trials for name in planned.trial.needs.values()}
+    missing = [planned for planned in trials if not _is_there(store, planned, needed)]
+    parked, todo = [], []
+    for planned in missing:
+        if not retry_failed and _folder(store, planned).failure() is not None:
+            parked.append(planned)
+        elif fnmatch.fnmatchcase(planned.arm, only):
+            todo.append(planned)
+    todo = with_prerequisites(plan, todo, store)
+    if parked:
+        watch.say(f"{_trials(len(parked))} failed before under this code; --retry-failed trains them again.")
+    watch.planned(replace(plan, trials=tuple(trials)), todo, store)
+    try:
+        failed = execute(todo, store, run_spec, plugins, tracker, watch)
+    finally:
+        watch.close()
+    return len(todo), len(trials) - len(missing), failed + len(parked)
+
+
+def _wanted(tuning: Tuning, only: str) -> list[Planned]:
+    """The trials of a tuning, if its arm is to be trained."""
+    return tuning.trials if tuning.arm is None or fnmatch.fnmatchcase(tuning.arm, only) else []
+
+
+def _chosen(plan: Plan, store: Store) -> Plan:
+    """The plan with every choice that the trials which have ended allow."""
+    from vitlab.plan.tune import decide
+
+    def result_of(trial: Trial) -> Result | None:
+        return store.trial(trial.key, trial.code).result()
+
+    tuning = [decide(item, result_of, plan.analysis) if item.open else item for item in plan.tuning]
+    return replace(plan, tuning=tuple(tuning))
+
+
+def _decided(store: Store, study: Study) -> dict[str, Tuning]:
+    """The choices that stand in the plan of a study that was run before, by their keys."""
+    data = read_json(store.study(study.study) / "plan.json") or {}
+    tuning = [Tuning.from_json(item) for item in data.get("tuning", ())]
+    return {item.key: item for item in tuning if not item.open}
+
+
+def _count(choice: Mapping[str, Any], info: DataInfo) -> Cost:
+    from vitlab.models.cost import cost_of
+
+    return cost_of(choice, info)
+
+
 def _folder(store: Store, planned: Planned) -> TrialFolder:
     return store.trial(planned.trial.key, planned.trial.code)
 
@@ -260,16 +336,21 @@ def _is_there(store: Store, planned: Planned, needed: set[str]) -> bool:
 
 def _with_data(plan: Plan, again: Any) -> Plan:
     """The plan, once its data is here: reading a set that is not fetches it where its options allow that."""
-    pending = [planned.trial.spec["data"] for planned in plan.trials if planned.trial.data is None]
+    pending = [planned.trial.spec["data"] for planned in _all(plan) if planned.trial.data is None]
     absent = {str(choice): choice for choice in pending}
     if not absent:
         return plan
     for choice in absent.values():
         slots.slot("dataset").build(choice).read("train")
     plan = again()
-    if any(planned.trial.data is None for planned in plan.trials):
+    if any(planned.trial.data is None for planned in _all(plan)):
         raise DataError("a data set was read and still has no identity; its info() must name one once it is here")
     return plan
+
+
+def _all(plan: Plan) -> list[Planned]:
+    """Every trial a plan names, those that a tuning awaits or consists of among them."""
+    return [*plan.trials, *plan.pending, *(planned for tuning in plan.tuning for planned in tuning.trials)]
 
 
 def _write_study(store: Store, plan: Plan, file: str | Path) -> None:

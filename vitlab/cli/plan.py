@@ -27,7 +27,7 @@ def command(
     """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained already."""
     from vitlab import lab
 
-    _, plan = lab.plan_study(file, changes=parse_changes(changes), plugins=plugins)
+    _, plan = lab.plan_study(file, changes=parse_changes(changes), plugins=plugins, out=out)
     store = lab.Store(out.resolve())
     done = {
         (planned.arm, planned.seed): store.trial(planned.trial.key, planned.trial.code).done()

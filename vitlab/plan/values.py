@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -45,6 +45,7 @@ class Arm:
     baseline: str | None = None  #: the arm this one is compared with
     aliases: tuple[str, ...] = ()  #: other names by which the design reached the same trial
     skip: str = ""  #: why it is not run, where it is not
+    note: str = ""  #: what planning has solved for in it, and how closely
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,63 @@ class Planned:
     arm: str
     seed: int
     trial: Trial
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Values for the knobs of a tuning, and the trainings that speak for them."""
+
+    values: Mapping[str, Any]  #: path to value
+    trials: tuple[Planned, ...]
+    score: float | None = None  #: mean over the trials; None until all have ended, and for good where one diverged
+    wall_s: float = 0.0  #: what they took
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """One choice of knobs, for an arm or for the whole study: who stood against whom, and who won."""
+
+    arm: str | None  #: None where one choice, made at the base, is for all arms
+    key: str  #: of the arm without these knobs, and of what was asked: by it a choice that was made is found again
+    select: str  #: the metric of the scores
+    rivals: tuple[Rival, ...]
+    winner: int | None = None  #: index among the rivals
+    failure: str = ""  #: why none of them can win
+
+    @property
+    def open(self) -> bool:
+        """Whether nothing has been decided yet."""
+        return self.winner is None and not self.failure
+
+    @property
+    def trials(self) -> list[Planned]:
+        return [planned for rival in self.rivals for planned in rival.trials]
+
+    def to_json(self) -> dict[str, Any]:
+        rivals = [
+            {
+                "values": dict(rival.values),
+                "score": rival.score,
+                "wall_s": rival.wall_s,
+                "spec": rival.trials[0].trial.spec,
+                "trials": [_without_spec(planned) for planned in rival.trials],
+            }
+            for rival in self.rivals
+        ]
+        return {**vars(self), "rivals": rivals}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Tuning:
+        rivals = [
+            Rival(
+                rival["values"],
+                tuple(_with_spec(item, rival["spec"]) for item in rival["trials"]),
+                rival["score"],
+                rival["wall_s"],
+            )
+            for rival in data["rivals"]
+        ]
+        return cls(**{**data, "rivals": tuple(rivals)})
 
 
 @dataclass(frozen=True)
@@ -67,6 +125,9 @@ class Plan:
     analysis: Analysis
     prerequisites: tuple[Trial, ...] = ()  #: trials that others need and that stand in no arm, each once
     notes: tuple[str, ...] = ()  #: what the reader of the report must know
+    tuning: tuple[Tuning, ...] = ()  #: choices of knobs, made or still open
+    pending: tuple[Planned, ...] = ()
+    """Trials of arms whose tuning is still open: without a key, and with the knobs that the base has."""
 
     @property
     def paths(self) -> list[str]:
@@ -93,35 +154,46 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """JSON in which the resolved spec of an arm is written once, not once a seed."""
         specs: dict[str, Any] = {}
-        trials = []
-        for planned in self.trials:
-            trial = planned.trial.to_json()
-            specs.setdefault(planned.arm, trial.pop("spec"))
-            trials.append({"arm": planned.arm, "seed": planned.seed, **trial})
+        for planned in (*self.trials, *self.pending):
+            specs.setdefault(planned.arm, planned.trial.spec)
         return {
             "study": self.study,
             "question": self.question,
             "arms": [asdict(arm) for arm in self.arms],
             "specs": specs,
-            "trials": trials,
+            "trials": [_without_spec(planned) for planned in self.trials],
             "prerequisites": [trial.to_json() for trial in self.prerequisites],
             "analysis": self.analysis.model_dump(mode="json"),
             "notes": list(self.notes),
+            "tuning": [tuning.to_json() for tuning in self.tuning],
+            "pending": [_without_spec(planned) for planned in self.pending],
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        trials = []
-        for item in data["trials"]:
-            rest = {name: value for name, value in item.items() if name not in ("arm", "seed")}
-            trial = Trial.from_json({"spec": data["specs"][item["arm"]], **rest})
-            trials.append(Planned(item["arm"], item["seed"], trial))
+        def placed(items: Iterable[Mapping[str, Any]]) -> tuple[Planned, ...]:
+            return tuple(_with_spec(item, data["specs"][item["arm"]]) for item in items)
+
         return cls(
             study=data["study"],
             question=data["question"],
             arms=tuple(Arm(**{**arm, "aliases": tuple(arm["aliases"])}) for arm in data["arms"]),
-            trials=tuple(trials),
+            trials=placed(data["trials"]),
             analysis=Analysis.model_validate(data["analysis"]),
             prerequisites=tuple(Trial.from_json(item) for item in data["prerequisites"]),
             notes=tuple(data["notes"]),
+            tuning=tuple(Tuning.from_json(item) for item in data.get("tuning", ())),
+            pending=placed(data.get("pending", ())),
         )
+
+
+def _without_spec(planned: Planned) -> dict[str, Any]:
+    """A planned trial in JSON, where its spec is written elsewhere, once for all seeds."""
+    trial = planned.trial.to_json()
+    del trial["spec"]
+    return {"arm": planned.arm, "seed": planned.seed, **trial}
+
+
+def _with_spec(item: Mapping[str, Any], spec: Mapping[str, Any]) -> Planned:
+    rest = {name: value for name, value in item.items() if name not in ("arm", "seed")}
+    return Planned(item["arm"], item["seed"], Trial.from_json({"spec": spec, **rest}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -125,15 +125,15 @@ class Tune(Frozen):
     knobs: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]  #: path to its values
     per: Literal["arm", "study"] = "arm"  #: a choice for every arm, or one, made at the base, for all of them
     seeds: Annotated[int, Field(ge=1)] = 2  #: trainings of each combination of values, with seeds from 1,000,000 up
-    select: str | None = None  #: the metric that chooses, towards the goal of the analysis; by default its metric
+    select: str | None = None  #: the metric that chooses, towards the goal of the analysis; by default its own, on val
 
     @field_validator("knobs")
     @classmethod
     def _distinct(cls, knobs: dict[str, list[Any]]) -> dict[str, list[Any]]:
         for path, values in knobs.items():
-            twice = next((value for index, value in enumerate(values) if value in values[:index]), None)
-            if twice is not None:
-                raise ValueError(f"'{path}' is to take the value {twice!r} twice")
+            for index, value in enumerate(values):
+                if value in values[:index]:
+                    raise ValueError(f"'{path}' is to take the value {value!r} twice")
         return knobs
 
     @field_validator("select")
@@ -245,7 +245,8 @@ def _allowed(path: Sequence[str | int], top: Mapping[str, Any]) -> list[str]:
     fields = dict(top)
     for part in path[:-1]:
         annotation = getattr(fields.get(str(part)), "annotation", None)
-        fields = dict(getattr(annotation, "model_fields", {}))
+        forms = [form for form in (annotation, *get_args(annotation)) if hasattr(form, "model_fields")]
+        fields = dict(forms[0].model_fields) if len(forms) == 1 else {}
     return [field.alias or name for name, field in fields.items()]
 
 

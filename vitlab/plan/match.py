@@ -1,0 +1,338 @@
+"""Matching: the value of one knob that makes an arm cost what its baseline costs.
+
+Costs are counted by whoever can build models; what is found here is the value, by bisection over the values that the
+knob can take: whole numbers, multiples of the batch for ``train.images``, four figures for other numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor, log10
+from typing import Any, Protocol
+
+from vitlab.errors import Path, SpecError, VitlabError, nearest
+from vitlab.geometry import DataInfo
+from vitlab.plan.arms import Making, Workshop
+from vitlab.plan.design import Draft, text
+from vitlab.plan.key import key_of
+from vitlab.plan.resolve import Faults, ResolvedTrial
+from vitlab.spec import Match
+from vitlab.spec import trial as trial_spec
+
+LENGTHS = tuple(f"train.{name}" for name in trial_spec.LENGTHS)
+BACKWARD = 3  #: a training step is a pass forward, and one backward of twice its work
+DOUBLINGS = 24  #: how far above the base's value is looked
+SPAN = 512  #: how many values in a row may be impossible
+
+
+class Counts(Protocol):
+    """What one model costs."""
+
+    @property
+    def params(self) -> int:
+        """Parameters."""
+
+    @property
+    def body_params(self) -> int:
+        """Parameters without the classifier's."""
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one image, forward."""
+
+
+Count = Callable[[Mapping[str, Any], DataInfo], Counts]
+"""Counts the cost of a model, given its resolved choice and what it sees; handed in by whoever can build one."""
+
+
+class Unmatched(Exception):
+    """No value of the knob brings an arm close enough; one sentence."""
+
+
+@dataclass(frozen=True)
+class Matched:
+    """An arm that costs what its baseline costs."""
+
+    trial: ResolvedTrial
+    value: int | float  #: of the knob
+    off: float  #: relative difference from the baseline's cost
+    note: str
+
+
+class Matcher:
+    """Solves for one knob, remembering the cost of models it has seen."""
+
+    def __init__(self, match: Match, count: Count) -> None:
+        self.match = match
+        self._count = count
+        self._known: dict[tuple[str, DataInfo], Counts] = {}
+
+    def off(self, trial: ResolvedTrial, reference: ResolvedTrial) -> float:
+        """By which share of the reference's cost a trial costs more; negative where it costs less.
+
+        Raises:
+            Unmatched: if the two cannot be compared.
+        """
+        (amount, unit), (target, wanted) = self._amount(trial), self._amount(reference)
+        if unit != wanted:
+            raise Unmatched(
+                f"its training is as long as {unit}, its baseline's as {wanted}; what these have in common is not "
+                "known before the data is read: give all lengths in steps or images"
+            )
+        return amount / target - 1
+
+    def solve(
+        self, trial: ResolvedTrial, reference: ResolvedTrial, at: Callable[[int | float], ResolvedTrial]
+    ) -> Matched:
+        """The value of the knob with which a trial costs what the reference does.
+
+        Args:
+            trial: as its arm has it, before it is matched.
+            reference: what it is to equal.
+            at: the trial with another value of the knob; raises Faults for values that it cannot take.
+
+        Raises:
+            Unmatched: naming the nearest that can be reached.
+        """
+        knob = self.match.knob
+        now = value_at(trial.plain, knob)
+        if not is_number(now):
+            raise Unmatched(f"it has no number at {knob}")
+        unit = _unit(trial, knob, now)
+        tried: dict[int, tuple[ResolvedTrial, float] | None] = {}
+
+        def off(k: int) -> float | None:
+            """How far off the k-th value is; None where the arm cannot take it."""
+            if k not in tried:
+                tried[k] = None
+                try:
+                    other = at(k * unit if isinstance(unit, int) else round(k * unit, 9))
+                    if not other.why_not:
+                        tried[k] = other, self.off(other, reference)
+                except Faults:
+                    pass
+            found = tried[k]
+            return None if found is None else found[1]
+
+        near = [k for k in _around(off, max(1, round(now / unit))) if tried[k] is not None]
+        found = [(k, tried[k]) for k in near]
+        if not found:
+            raise Unmatched(f"no value of {knob} that it can take was found")
+        k, best = min(found, key=lambda item: (abs(item[1][1]), item[0]))  # type: ignore[index]
+        assert best is not None
+        solved, distance = best
+        if abs(distance) > self.match.tolerance:
+            others = [value for value, _ in found if value != k]
+            beyond = f"; {self._said(tried[others[0]], reference)}" if others else ""  # type: ignore[arg-type]
+            raise Unmatched(
+                f"the nearest that {knob} can reach is {self._said(best, reference)}{beyond}; the tolerance is "
+                f"{100 * self.match.tolerance:g} %"
+            )
+        value = value_at(solved.plain, knob)
+        return Matched(solved, value, distance, f"matched by {self._said(best, reference)}")
+
+    def _said(self, found: tuple[ResolvedTrial, float], reference: ResolvedTrial) -> str:
+        """``model.dim 36: 12,345 params, 0.42 % above 12,293``."""
+        (trial, off), quantity, knob = found, self.match.quantity, self.match.knob
+        amounts = [self._amount(one)[0] for one in (trial, reference)]
+        amount, target = (f"{value:,.0f}" if value < 1e7 else f"{value:.4g}" for value in amounts)
+        apart = "exactly" if off == 0 else f"{100 * abs(off):.2g} % {'above' if off > 0 else 'below'} {target}"
+        return f"{knob} {text(value_at(trial.plain, knob))}: {amount} {quantity}, {apart}"
+
+    def _amount(self, trial: ResolvedTrial) -> tuple[float, str]:
+        """What a trial costs, and what its length is counted in."""
+        known = json.dumps(trial.plain["model"], sort_keys=True), trial.info
+        if known not in self._known:
+            try:
+                self._known[known] = self._count(trial.plain["model"], trial.info)
+            except (VitlabError, NotImplementedError, RuntimeError) as error:
+                raise Unmatched(f"its model cannot be counted: {' '.join(str(error).split())}") from error
+        counts = self._known[known]
+        if self.match.quantity != "train_macs":
+            return getattr(counts, self.match.quantity), ""
+        length, unit = _length(trial)
+        return BACKWARD * counts.macs * length, unit
+
+
+def solve(
+    make: Workshop, matcher: Matcher, arms: Mapping[str, Making], baselines: Mapping[str, str | None]
+) -> list[str]:
+    """Solve for the knob of every arm that is compared with another.  Returns what the report says of it."""
+    asked = matcher.match
+    by_name = {arm.name: arm for arm in arms.values()}
+    base, compared = key_of(make.resolved_base.identity), set(baselines.values())
+    unmatched: dict[str, str] = {}
+    for key, arm in arms.items():
+        reference = arm
+        while (above := baselines.get(reference.key)) is not None:
+            reference = by_name[above]
+        alone = reference is arm
+        is_baseline = alone and (key == base or arm.name in compared)
+        if arm.skip or reference.skip or is_baseline:
+            continue
+
+        def at(value: int | float, arm: Making = arm) -> ResolvedTrial:
+            return make.at({**arm.draft.values, asked.knob: value})
+
+        try:
+            found = matcher.solve(arm.trial, make.resolved_base if alone else reference.trial, at)
+        except Unmatched as error:
+            unmatched[arm.name] = f"it cannot be matched in {asked.quantity}: {error}"
+            continue
+        arm.trial, arm.off, arm.note = found.trial, abs(found.off), found.note
+        arm.solved[asked.knob] = found.value
+    problems = []
+    for arm in arms.values():
+        problems += make.judge(arm)
+        if arm.name in unmatched and not arm.skip:
+            if asked.otherwise == "skip":
+                arm.skip = unmatched[arm.name]
+            else:
+                sentence = f"arm '{arm.name}': {unmatched[arm.name]}"
+                problems.append(make.document.problem(next(iter(arm.draft.places.values()), ("match",)), sentence))
+    if problems:
+        raise SpecError(problems)
+    solved = [arm for arm in arms.values() if arm.note]
+    if not solved:
+        return []
+    means = " (3 x MACs x images seen)" if asked.quantity == "train_macs" else ""
+    return [
+        f"Arms are matched with their baseline in {asked.quantity}{means} by {asked.knob}, within "
+        f"{100 * asked.tolerance:g} %; the farthest is {100 * max(arm.off for arm in solved):.2g} % off."
+    ]
+
+
+def mistakes(match: Match, plain: Mapping[str, Any], drafts: Sequence[Draft]) -> list[tuple[Path, str]]:
+    """What is wrong with a ``match`` before anything is counted: places and sentences.
+
+    Args:
+        match: as the file has it.
+        plain: the resolved base.
+        drafts: the arms of the design.
+    """
+    knob = match.knob
+    if knob in LENGTHS and match.quantity != "train_macs":
+        sentence = f"{knob} changes no {match.quantity}; a length matches train_macs, a number of the model all four"
+        return [(("match", "knob"), sentence)]
+    if not is_number(value_at(plain, knob)) or not (knob in LENGTHS or knob.startswith("model.")):
+        length = next(known for known in LENGTHS if value_at(plain, known) is not None)
+        numbers = [*_numbers(plain["model"], "model"), length]
+        sentence = f"the base has no number '{knob}' to match by.{nearest(knob, numbers)} Knobs: {', '.join(numbers)}."
+        return [(("match", "knob"), sentence)]
+    return [
+        (place, f"the design sets {knob}, and 'match' is to solve for it: match by another knob, or take it out")
+        for place in setting(knob, drafts)
+    ]
+
+
+def setting(knob: str, drafts: Sequence[Draft]) -> list[Path]:
+    """Where a design sets a knob: the first place of every path by which it does."""
+    places: dict[str, Path] = {}
+    for draft in drafts:
+        for path, value in draft.values.items():
+            if path not in places and _sets(path, value, knob):
+                places[path] = draft.places[path]
+    return list(places.values())
+
+
+def overlap(first: str, second: str) -> bool:
+    """Whether two paths name one value, or one of them a part of what the other names."""
+    if first in LENGTHS and second in LENGTHS:
+        return True
+    return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")
+
+
+def value_at(tree: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path, or None where there is none."""
+    value: Any = tree
+    for part in path.removesuffix(".type").split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, which true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _around(off: Callable[[int], float | None], start: int) -> list[int]:
+    """The neighbours of the target: the largest k that lies below it and the smallest that does not, as far as any.
+
+    ``off`` grows with k; it is None where there is nothing.
+    """
+    low, high, last = 0, _possible(off, start, start + SPAN), None
+    for _ in range(DOUBLINGS):
+        if high is None:
+            break
+        here = off(high)
+        assert here is not None
+        if here >= 0 or (last is not None and here <= last):
+            break
+        low, last = high, here
+        high = _possible(off, 2 * high, 2 * high + SPAN)
+    if high is None:
+        return [low] if low else []
+    while True:
+        middle = (low + high) // 2
+        k = _possible(off, max(middle, low + 1), high) or _possible(off, middle - 1, low, -1)
+        if k is None:
+            return [k for k in (low, high) if k]
+        if (off(k) or 0.0) < 0:
+            low = k
+        else:
+            high = k
+
+
+def _possible(off: Callable[[int], float | None], first: int, stop: int, step: int = 1) -> int | None:
+    """The first k from ``first`` on, before ``stop``, that is possible."""
+    return next((k for k in range(first, stop, step) if off(k) is not None), None)
+
+
+def _unit(trial: ResolvedTrial, knob: str, now: int | float) -> int | float:
+    """By what the values of a knob are spaced."""
+    if knob == "train.images":
+        return int(trial.plain["train"]["batch_size"])
+    if isinstance(now, int):
+        return 1
+    return 10.0 ** (floor(log10(now)) - 3) if now > 0 else 0.001
+
+
+def _length(trial: ResolvedTrial) -> tuple[float, str]:
+    """How many images a training sees; in epochs of its data where how many these hold is not known yet."""
+    train = trial.plain["train"]
+    size = train["batch_size"]
+    if train.get("steps") is not None:
+        return train["steps"] * size, "images"
+    if train.get("images") is not None:
+        return max(1, round(train["images"] / size)) * size, "images"
+    counted = {name: value for name, value in trial.plain["data"].items() if name not in _SHOWN and value is not None}
+    return train["epochs"], f"epochs of {text(counted)}"
+
+
+_SHOWN = ("size", "channels", "normalize", "augment")
+"""Options of data sets that say how images are shown, not how many there are."""
+
+
+def _sets(path: str, value: Any, knob: str) -> bool:
+    """Whether an arm that gives ``path`` this value sets the knob, or a part of it."""
+    path = path.removesuffix(".type")
+    if knob.startswith(f"{path}."):
+        return value_at(value, knob[len(path) + 1 :]) is not None
+    return overlap(path, knob)
+
+
+def _numbers(tree: Mapping[str, Any], path: str) -> list[str]:
+    """Dotted paths of the numbers below a choice."""
+    found: list[str] = []
+    for name, value in tree.items():
+        here = f"{path}.{name}"
+        if is_number(value):
+            found.append(here)
+        elif isinstance(value, Mapping):
+            found += _numbers(value, here)
+    return found

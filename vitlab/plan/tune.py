@@ -1,0 +1,260 @@
+"""Tuning: which knobs are tried for whom, and who wins.
+
+Every combination of values is trained at full length with seeds that no reported trial has.  The choice is a value of
+the plan: once made it stands there, under the key of the arm without the tuned knobs, and is not made again while the
+arm and the question stay what they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vitlab.errors import Path, Problem, SpecError
+from vitlab.plan.arms import Making, Workshop, trial_of
+from vitlab.plan.design import Draft, short_names, text
+from vitlab.plan.key import key_of
+from vitlab.plan.match import Matcher, Unmatched, is_number, overlap, setting
+from vitlab.plan.resolve import Faults, ResolvedTrial
+from vitlab.plan.values import Planned, Rival, Trial, Tuning
+from vitlab.result import Result
+from vitlab.spec import Analysis, Study, Tune
+from vitlab.spec.study import REPORTING_SEEDS
+
+PENDING = "pending(tune)"
+"""Stands for a value that is not chosen yet."""
+
+TO_BE_SMALL = ("loss", "ece")
+
+
+def grid(tune: Tune) -> list[dict[str, Any]]:
+    """Every combination of the knobs' values, in the order of the file."""
+    return [dict(zip(tune.knobs, values, strict=True)) for values in itertools.product(*tune.knobs.values())]
+
+
+def seeds(tune: Tune) -> range:
+    """The seeds of a tuning, none of which a reported trial can have."""
+    return range(REPORTING_SEEDS, REPORTING_SEEDS + tune.seeds)
+
+
+def selects(tune: Tune, analysis: Analysis) -> str:
+    """The metric that chooses; what the analysis judges by the test split is chosen by validation."""
+    return tune.select or analysis.metric.replace("test/", "val/")
+
+
+def name_of(values: Mapping[str, Any]) -> str:
+    """``lr=0.001, weight_decay=0.05``."""
+    short = short_names(list(values))
+    return ", ".join(f"{short[path]}={text(value)}" for path, value in values.items())
+
+
+def key_without(trial: ResolvedTrial, study: Study) -> str:
+    """What a choice is kept under: the arm without the tuned knobs, and all that the choice depends on."""
+    tune, analysis = study.tune, study.analysis
+    assert tune is not None
+    spec: Mapping[str, Any] = trial.identity
+    for knob in tune.knobs:
+        spec = _without(spec, tuple(knob.removesuffix(".type").split(".")))
+    asked = [tune.knobs, tune.seeds, selects(tune, analysis), analysis.goal, analysis.at]
+    return key_of({"spec": spec, "origins": trial.origins, "data": trial.info.identity, "tune": asked})
+
+
+def mistakes(
+    study: Study, at_base: Callable[[Mapping[str, Any]], ResolvedTrial], drafts: Sequence[Draft]
+) -> list[tuple[Path, str]]:
+    """What is wrong with a ``tune`` before anything is trained: places and sentences.
+
+    Args:
+        study: as the file has it.
+        at_base: the base with other values; raises Faults where there are no such values.
+        drafts: the arms of the design.
+    """
+    tune = study.tune
+    assert tune is not None
+    found: list[tuple[Path, str]] = []
+    for position, (knob, values) in enumerate(tune.knobs.items()):
+        place: Path = ("tune", "knobs", knob)
+        said: dict[str, list[int]] = {}
+        for index, value in enumerate(values):
+            try:
+                at_base({knob: value})
+            except Faults as error:
+                for _, sentence in error.faults:
+                    said.setdefault(sentence, []).append(index)
+        # What is said of every value is said once, of the knob.
+        found += [
+            (place if len(indices) == len(values) else (*place, indices[0]), sentence)
+            for sentence, indices in said.items()
+        ]
+        found += [
+            (at, f"the design sets {knob}, and 'tune' is to choose it: take it out of one of them")
+            for at in setting(knob, drafts)
+        ]
+        if study.match is not None and overlap(knob, study.match.knob):
+            found.append((place, f"{knob} cannot be tuned: 'match' solves for {study.match.knob}"))
+        found += [
+            (place, f"{knob} and {other} cannot both be tuned: one is a part of the other")
+            for other in list(tune.knobs)[:position]
+            if overlap(knob, other)
+        ]
+    select, own = selects(tune, study.analysis), study.analysis.metric.partition("/")[2]
+    metric = select.partition("/")[2]
+    if study.analysis.goal == "max" and metric != own and metric.startswith(TO_BE_SMALL):
+        found.append(
+            (("tune", "select"), f"{select} is to be small, and the goal of the analysis is max: the worst would win")
+        )
+    return found
+
+
+def plan(
+    make: Workshop,
+    matcher: Matcher | None,
+    arms: Mapping[str, Making],
+    decided: Mapping[str, Tuning],
+    prerequisites: dict[str, Trial],
+) -> list[Tuning]:
+    """Find the choice that was made for every arm, or plan the trials that will make it."""
+    study = make.study
+    assert study.tune is not None
+    runnable = [arm for arm in arms.values() if not arm.skip]
+    base = Making(Draft(), "base", make.resolved_base, "")
+    problems: list[Problem] = []
+    found: dict[str, Tuning] = {}
+    for arm in [base] if study.tune.per == "study" else runnable:
+        key = key_without(arm.trial, study)
+        name = None if arm is base else arm.name
+        if key in decided:
+            found[arm.name] = replace(decided[key], arm=name)
+            continue
+        rivals = _rivals(make, matcher, arm, prerequisites, problems)
+        tuning = Tuning(name, key, selects(study.tune, study.analysis), tuple(rivals))
+        found[arm.name] = tuning if rivals else replace(tuning, failure="none of the values to be tuned is possible")
+    for arm in runnable:
+        tuning = found[base.name if study.tune.per == "study" else arm.name]
+        if tuning.failure:
+            arm.skip = tuning.failure
+        elif tuning.winner is None:
+            arm.pending = True
+            arm.solved |= dict.fromkeys(study.tune.knobs, PENDING)
+        else:
+            arm.solved |= tuning.rivals[tuning.winner].values
+            try:
+                arm.trial = make.at({**arm.draft.values, **arm.solved})
+            except Faults as error:
+                problems += _of_knobs(make, arm.name, error)
+                continue
+            arm.skip = arm.trial.why_not
+            problems += make.judge(arm)
+    if problems:
+        raise SpecError(problems)
+    return list(found.values())
+
+
+def decide(tuning: Tuning, result_of: Callable[[Trial], Result | None], analysis: Analysis) -> Tuning:
+    """The tuning with its winner, or with why there is none; as it was while a trial of it has not ended.
+
+    The best mean over the seeds wins, the first among equals.  A rival of which one training diverged is worse than
+    all that did not.
+    """
+    rivals, reported = [], set()
+    for rival in tuning.rivals:
+        ended = [result_of(planned.trial) for planned in rival.trials]
+        results = [result for result in ended if result is not None]
+        if len(results) < len(ended):
+            return tuning
+        reported |= {name for result in results for name in result.outcome.metrics}
+        scores = [_score(result, tuning.select, analysis) for result in results]
+        score = sum(scores) / len(scores)
+        wall_s = sum(result.circumstances.wall_s for result in results)
+        rivals.append(replace(rival, score=score if math.isfinite(score) else None, wall_s=wall_s))
+    judged = replace(tuning, rivals=tuple(rivals))
+    if reported and tuning.select not in reported:
+        known = ", ".join(sorted(reported))
+        return replace(judged, failure=f"its tuning has no {tuning.select} to choose by; trials report {known}")
+    finite = [(index, rival.score) for index, rival in enumerate(rivals) if rival.score is not None]
+    if not finite:
+        tried = "; ".join(name_of(rival.values) for rival in rivals)
+        return replace(judged, failure=f"every rival of its tuning diverged: {tried}")
+    sign = 1 if analysis.goal == "max" else -1
+    return replace(judged, winner=max(finite, key=lambda item: sign * item[1])[0])
+
+
+def edges(tuning: Tuning) -> list[str]:
+    """The knobs whose winning value is the smallest or the largest that was tried: a better one may lie beyond."""
+    if tuning.winner is None:
+        return []
+    found = []
+    for knob, value in tuning.rivals[tuning.winner].values.items():
+        tried = [rival.values[knob] for rival in tuning.rivals]
+        if all(map(is_number, tried)) and len(set(tried)) > 1 and value in (min(tried), max(tried)):
+            found.append(knob)
+    return found
+
+
+def _rivals(
+    make: Workshop,
+    matcher: Matcher | None,
+    arm: Making,
+    prerequisites: dict[str, Trial],
+    problems: list[Problem],
+) -> list[Rival]:
+    """The combinations of knobs that stand against each other in an arm; impossible ones are left out."""
+    study = make.study
+    assert study.tune is not None
+    found = []
+    for values in grid(study.tune):
+        try:
+            trial = make.at({**arm.draft.values, **arm.solved, **values})
+            if matcher is not None and abs(matcher.off(trial, arm.trial)) > matcher.match.tolerance:
+                sentence = f"tuning {name_of(values)} would undo the match in {matcher.match.quantity}"
+                problems.append(make.document.problem(("tune", "knobs"), sentence))
+        except Faults as error:
+            problems += _of_knobs(make, arm.name, error)
+            continue
+        except Unmatched:
+            pass  # there is nothing to undo
+        rival = Making(arm.draft, f"{arm.name} ({name_of(values)})", trial, "", skip=trial.why_not)
+        problems += make.judge(rival)
+        if not rival.skip:
+            trials = [
+                Planned(rival.name, seed, trial_of(trial, seed, study.seeds, prerequisites))
+                for seed in seeds(study.tune)
+            ]
+            found.append(Rival(values, tuple(trials)))
+    return found
+
+
+def _of_knobs(make: Workshop, arm: str, error: Faults) -> list[Problem]:
+    """Values of knobs that an arm cannot take."""
+    assert make.study.tune is not None
+    problems = []
+    for path, sentence in error.faults:
+        dotted = ".".join(map(str, path))
+        knob = next((knob for knob in make.study.tune.knobs if overlap(dotted, knob)), "")
+        problems.append(make.document.problem(("tune", "knobs", knob), f"arm '{arm}': {sentence}"))
+    return problems
+
+
+def _score(result: Result, metric: str, analysis: Analysis) -> float:
+    """What a training reached; NaN where it diverged or reports nothing."""
+    if result.status != "done":
+        return math.nan
+    if analysis.at == "last":
+        return result.outcome.metrics.get(metric, math.nan)
+    seen = [moment.metrics.get(metric, math.nan) for moment in result.outcome.history]
+    finite = [value for value in seen if math.isfinite(value)]
+    return (max if analysis.goal == "max" else min)(finite, default=math.nan)
+
+
+def _without(tree: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    """A tree without the value at a path; only what leads there is copied."""
+    copy = dict(tree)
+    first, *rest = path
+    if not rest:
+        copy.pop(first, None)
+    elif isinstance(copy.get(first), Mapping):
+        copy[first] = _without(copy[first], rest)
+    return copy
