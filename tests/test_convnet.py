@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from vitlab import noise
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
@@ -269,6 +270,9 @@ def test_initial_values_are_per_name_and_start_over() -> None:
     assert {name for name in one if one[name].shape != two[name].shape or not one[name].equal(two[name])} == {
         "conv1.weight"
     }
+    generator = torch.Generator().manual_seed(noise.key(0, "init", "layer1.1.conv2.weight"))
+    drawn = torch.randn(16, 16, 3, 3, generator=generator) * (2 / (16 * 9)) ** 0.5
+    torch.testing.assert_close(one["layer1.1.conv2.weight"], drawn)
     fresh = {name: value.clone() for name, value in one.items()}
     usual(images(data()))
     assert not usual.state_dict()["bn1.running_mean"].equal(fresh["bn1.running_mean"])
