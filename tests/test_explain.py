@@ -1,11 +1,16 @@
 """Seeing inside: each number against a formula or an independent float64 computation, each picture against a check."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
+import vitlab
+from vitlab.errors import SpecError
+from vitlab.execution import Watch
 from vitlab.explain.distance import attention_distance, patch_distances
 from vitlab.explain.probes import filter_components, position_similarity, token_cosine, token_norms
 from vitlab.explain.rollout import rollout, to_patches
@@ -145,3 +150,45 @@ def test_token_norm_outliers_by_a_threshold_that_moves_with_the_model() -> None:
     for scale in (1, 400):
         found = token_norms(tokens * scale, g)
         assert found.outliers == 1 / g.patches and found.ratio > 50
+
+
+# -- as artifacts of a trial ------------------------------------------------------------------------------------------
+
+
+def test_a_study_explains_the_first_seed_of_every_arm_it_can(tmp_path: Path) -> None:
+    study = {
+        "study": "explained",
+        "base": {
+            "data": {"type": "digits"},
+            "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
+            "train": {"steps": 2, "batch_size": 8},
+        },
+        "design": {"one_at_a_time": {"model": ["resnet8"]}},
+        "seeds": 2,
+        "run": {"executor": "inline", "tracking_uri": "http://127.0.0.1:9"},
+    }
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(study, sort_keys=False))
+    told: list[str] = []
+
+    class Ear(Watch):
+        def say(self, sentence: str) -> None:
+            told.append(sentence)
+
+    vitlab.run(file, out=tmp_path / "out")
+    answer = vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3, 359]}, watch=Ear())
+    assert (answer.trained, answer.cached) == (0, 4), "to explain is not to train"
+    trial = answer.plan.find("baseline", 0)
+    folder = answer.store.trial(trial.key, trial.code)
+    assert {path.name for path in (folder.path / "explain").iterdir()} == {"test-3", "test-359"}
+    assert (folder.path / "explain" / "test-3" / "rollout_class.png").exists()
+    other = answer.plan.find("baseline", 1)
+    assert not (answer.store.trial(other.key, other.code).path / "explain").exists()
+    assert [sentence for sentence in told if "model=resnet8 is not explained" in sentence]
+
+    before = (folder.path / "explain" / "test-3").stat().st_mtime_ns
+    vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3, 400]}, watch=Ear())
+    assert (folder.path / "explain" / "test-3").stat().st_mtime_ns == before
+    assert any("no test image 400: the split has 360" in sentence for sentence in told)
+    with pytest.raises(SpecError, match="keep its weights"):
+        vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3], "run.keep": "none"})

@@ -102,6 +102,11 @@ def run(
             _write_study(store, plan, file)
             tracker = connect(study.run.tracking_uri, plan, store, keep=study.run.keep)
         stages.append(_train(plan, plan.trials, only, store, study.run, plugins, retry_failed, tracker, watch))
+        if study.run.explain:
+            from vitlab.examination import examine_arms
+
+            for sentence in examine_arms(plan, store, study.run.explain):
+                watch.say(sentence)
     finally:
         from vitlab import report
 

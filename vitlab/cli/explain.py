@@ -45,6 +45,11 @@ if TYPE_CHECKING:
 )
 @click.option("--heads", type=click.IntRange(min=1), help="Of a file of weights, where the file does not say.")
 @click.option("--grid", metavar="HxW", help="Patches that the positions in a file of weights are for.")
+@click.option(
+    "--normalize",
+    type=click.Choice(["half", "imagenet", "unit"]),
+    help="Of a file of weights, if not as is the custom.",
+)
 @out_option
 def command(
     checkpoint: Path,
@@ -56,6 +61,7 @@ def command(
     discard: float,
     heads: int | None,
     grid: str | None,
+    normalize: str | None,
     out: Path,
 ) -> None:
     """Write pictures of what the model of CHECKPOINT sees in an image, and the numbers behind them.
@@ -63,7 +69,11 @@ def command(
     CHECKPOINT is a study that has been run (its file or folder; see --arm and --seed), the folder of a trial, or a
     file of weights in any format that 'vitlab weights inspect' knows.
     """
-    model, transform, spec = _open(checkpoint, arm, seed, out, heads, grid)
+    spec = None
+    if _is_study(checkpoint) or checkpoint.is_dir():
+        model, transform, spec = _open(checkpoint, arm, seed, out)
+    else:
+        model, transform = _open_file(checkpoint, heads, grid, normalize)
     x_BCHW = transform(_image(image, spec))
 
     from vitlab.explain.one_image import explain
@@ -77,29 +87,36 @@ def command(
         click.echo(str(file))
 
 
-def _open(
-    checkpoint: Path, arm: str, seed: int, out: Path, heads: int | None, grid: str | None
-) -> tuple[Model, Transform, dict[str, Any] | None]:
-    """The model, the transform from images to its input, and the trial's data where there is a trial."""
+def _open(checkpoint: Path, arm: str, seed: int, out: Path) -> tuple[Model, Transform, dict[str, Any]]:
+    """The model of a trial, the transform from images to its input, and what the trial is."""
     from vitlab.lab import open_study
     from vitlab.store import TrialFolder, read_json
     from vitlab.trial import load_model
 
-    if checkpoint.suffix in (".yaml", ".yml") or (checkpoint / "plan.json").exists():
+    if _is_study(checkpoint):
         plan, store = open_study(checkpoint, out=out)
         trial = plan.find(arm, seed)
         folder = store.trial(trial.key, trial.code)
-    elif checkpoint.is_dir():
-        folder = TrialFolder(checkpoint)
     else:
-        from vitlab.models.weights import Known, open_model
-        from vitlab.training.artifacts import Sight, Transform
-
-        opened = open_model(checkpoint, said=Known(heads=heads, grid=parse_size("--grid", grid)))
-        for note in opened.notes:
-            click.echo(note, err=True)
-        return opened.model, Transform(Sight(opened.info, opened.mean, opened.std)), None
+        folder = TrialFolder(checkpoint)
     return *load_model(folder), read_json(folder.spec)
+
+
+def _is_study(checkpoint: Path) -> bool:
+    return checkpoint.suffix in (".yaml", ".yml") or (checkpoint / "plan.json").exists()
+
+
+def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str | None) -> tuple[Model, Transform]:
+    """The model in a file of weights, and the transform from images to its input; what was assumed goes to stderr."""
+    from vitlab.data.options import NORMALIZATIONS
+    from vitlab.models.weights import Known, open_model
+    from vitlab.training.artifacts import Sight, Transform
+
+    mean, std = NORMALIZATIONS[normalize] if normalize else (None, None)
+    opened = open_model(file, said=Known(heads=heads, grid=parse_size("--grid", grid), mean=mean, std=std))
+    for note in opened.notes:
+        click.echo(note, err=True)
+    return opened.model, Transform(Sight(opened.info, opened.mean, opened.std))
 
 
 def _image(image: str, trial: dict[str, Any] | None) -> Any:
@@ -107,15 +124,9 @@ def _image(image: str, trial: dict[str, Any] | None) -> Any:
     if split == "test" and index.isdecimal():
         if trial is None:
             raise UserError("--image test:N is an image of a trial's own data; a file of weights has none")
-        import torch
+        from vitlab.examination import test_images
 
-        from vitlab.data.prepare import prepare
-        from vitlab.slots import slot
-
-        subset = prepare(slot("dataset").resolve(trial["spec"]["data"]), trial["seeds"]).test
-        if int(index) >= len(subset):
-            raise UserError(f"--image {image}: the test split has {len(subset)} images, counted from 0")
-        return subset.at(torch.tensor([int(index)]))
+        return test_images(trial, [int(index)])
     from PIL import Image, UnidentifiedImageError
 
     try:

@@ -155,7 +155,14 @@ class RunSpec(Frozen):
     deterministic: bool = True  #: on CUDA, ask for deterministic kernels
     retries: Annotated[int, Field(ge=0)] = 1  #: new attempts at a trial whose worker died
     keep: Literal["none", "last"] = "last"  #: trained weights kept as an artifact of the trial
+    explain: tuple[Annotated[int, Field(ge=0)], ...] = ()  #: test images explained for the first seed of every arm
     tracking_uri: str | None = None  #: an MLflow server; by default a database under the output folder
+
+    @model_validator(mode="after")
+    def _weights_to_explain(self) -> RunSpec:
+        if self.explain and self.keep == "none":
+            raise ValueError("what is to be explained must keep its weights: keep: last")
+        return self
 
 
 class Plugins(Frozen):

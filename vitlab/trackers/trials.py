@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitlab.plan.values import Plan, Planned
@@ -22,7 +22,8 @@ from vitlab.trackers.records import Point
 
 FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
 SUPERSEDED = "superseded"
-KINDS = ("trial", "prerequisite", SUPERSEDED)
+TUNING = "tuning"
+KINDS = ("trial", "prerequisite", TUNING, SUPERSEDED)
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Shown:
     """A trial that gets a run."""
 
     planned: Planned
-    kind: str  #: trial, or prerequisite of one
+    kind: str  #: trial, prerequisite of one, or tuning
     name: str
     params: Mapping[str, str]
 
@@ -42,7 +43,8 @@ class Shown:
 
 def shown(plan: Plan) -> list[Shown]:
     """The trials of a plan, each once: a trial that several seeds share is one training, not several."""
-    trials = [planned.trial for planned in plan.trials] + list(plan.prerequisites)
+    rivals = [planned for tuning in plan.tuning for planned in tuning.trials]
+    trials = [planned.trial for planned in (*plan.trials, *rivals)] + list(plan.prerequisites)
     params = records.params(trials)
     found: dict[str, Shown] = {}
     for planned in plan.trials:
@@ -53,6 +55,10 @@ def shown(plan: Plan) -> list[Shown]:
         seed = trial.seeds.get("init", 0)
         own = {"arm": records.ABSENT, "seed": str(seed), **params[trial.key]}
         item = Shown(Planned("", seed, trial), "prerequisite", f"prerequisite {trial.key[:8]}/s{seed}", own)
+        found.setdefault(item.identity, item)
+    for planned in rivals:  # of no arm, so that they enter no mean
+        own = {"arm": records.ABSENT, "seed": str(planned.seed), **params[planned.trial.key]}
+        item = Shown(replace(planned, arm=""), TUNING, f"tuning {planned.arm}/s{planned.seed}", own)
         found.setdefault(item.identity, item)
     return list(found.values())
 
@@ -156,6 +162,8 @@ class TrialRuns:
         if result is not None:
             if known.ended != end:
                 self._end_with_result(item, folder, known, result)
+            else:  # the journal has grown since: the trial was explained
+                self._explanations(folder, known)
         elif end and failure is not None:
             if known.ended != end:
                 self._end_with_failure(folder, known, failure)
@@ -260,14 +268,17 @@ class TrialRuns:
                 self._picture(run, split, table)
         if self.keep == "last" and folder.weights.exists():
             self.client.log_artifact(run, str(folder.weights))
-        if (folder.path / "explain").is_dir():
-            self.client.log_artifacts(run, str(folder.path / "explain"), "explain")
+        self._explanations(folder, known)
         if result.failure:
             self.client.set_tag(run, "mlflow.note.content", result.failure)
         around = result.circumstances
         status = FINISHED if result.status == "done" else FAILED
         self.client.set_terminated(run, status, end_time=int((around.started + around.wall_s) * 1000))
         known.status = status
+
+    def _explanations(self, folder: TrialFolder, known: Delivered) -> None:
+        if (folder.path / "explain").is_dir():
+            self.client.log_artifacts(known.run, str(folder.path / "explain"), "explain")
 
     def _end_with_failure(self, folder: TrialFolder, known: Delivered, failure: Mapping[str, Any]) -> None:
         run = known.run
