@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from vitlab.cli import cli
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import VitlabError, WeightsError
+from vitlab.geometry import DataInfo
 from vitlab.models.weights import Known, convert, open_model
 from vitlab.plan.key import code_of
 from vitlab.plan.values import Trial
 from vitlab.spec import STREAMS
 from vitlab.store import TrialFolder
+from vitlab.training.artifacts import Sight, Transform
 from vitlab.trial import Settings, load_model, run_trial
 
 torchvision("torchvision.models")
@@ -115,17 +117,16 @@ def test_explain_a_file_of_weights(tmp_path: Path) -> None:
     Image.effect_noise((20, 20), 60).convert("RGB").save(tmp_path / "image.png")
     out = ("--image", tmp_path / "image.png", "--to", tmp_path / "explained")
     assert "--heads" in refused("explain", file, *out)
-    done = vitlab("explain", file, *out, "--heads", 2)
+    done = vitlab("explain", file, *out, "--heads", 2, "--normalize", "imagenet")
     assert done.exit_code == 0 and (tmp_path / "explained" / "rollout_class.png") in map(Path, done.stdout.split())
     assert "assumed: the head reads the class token" in done.stderr
+    assert "normalised" not in done.stderr
     rows = np.genfromtxt(tmp_path / "explained" / "predictions.csv", delimiter=",", names=True)
-    opened = open_model(file, said=Known(heads=2))
-    from vitlab.training.artifacts import Sight, Transform
-
-    x_BCHW = Transform(Sight(opened.info, opened.mean, opened.std))(Image.open(tmp_path / "image.png"))
+    sight = Sight(DataInfo(image=(16, 16), channels=3, classes=5), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     with torch.no_grad():
-        wanted = vit()(x_BCHW).softmax(1).sort(descending=True).values[0]
-    np.testing.assert_allclose(rows["probability"], wanted.numpy(), atol=1e-5)
+        wanted = vit()(Transform(sight)(Image.open(tmp_path / "image.png"))).softmax(1)
+    np.testing.assert_allclose(rows["probability"], wanted.sort(descending=True).values[0].numpy(), atol=1e-5)
+    assert "normalised by mean 0.5 0.5 0.5" in str(open_model(file, said=Known(heads=2)).notes)
 
 
 # -- trials that start from a file ------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def deit(**options: Any) -> nn.Module:
 
 
 def hybrid(layers: tuple[int, ...]) -> nn.Module:
-    return vit(img_size=64, patch_size=1, embed_layer=functools.partial(HybridEmbed, backbone=_resnetv2(layers=layers)))
+    return vit(img_size=32, patch_size=1, embed_layer=functools.partial(HybridEmbed, backbone=_resnetv2(layers=layers)))
 
 
 def torchvision_vit(**options: Any) -> nn.Module:
@@ -119,8 +119,8 @@ TIMM: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Known]] = {
     "no final norm": (lambda: vit(final_norm=False), (16, 16), HEADS),
     "no positions": (lambda: vit(pos_embed="none"), (16, 16), Known(heads=2, image=(16, 16))),
     "grey": (lambda: vit(in_chans=1), (16, 16), HEADS),
-    "hybrid": (lambda: hybrid((1, 2)), (64, 64), HEADS),
-    "hybrid of a stem alone": (lambda: hybrid(()), (64, 64), HEADS),
+    "hybrid": (lambda: hybrid((1, 2)), (32, 32), HEADS),
+    "hybrid of a stem alone": (lambda: hybrid(()), (32, 32), HEADS),
 }
 
 
@@ -191,7 +191,7 @@ def test_hugging_face_in_and_out(kind: str, oblong: bool, tmp_path: Path) -> Non
     in_memory = open_model(saved(theirs, tmp_path / "memory.pth"), said=said)
     for opened in (from_disk, in_memory):
         torch.testing.assert_close(logits(opened.model, x_BCHW), logits(theirs, x_BCHW), **CLOSE)
-    assert not from_disk.notes, "its config says all that tensors do not"
+    assert [note[:34] for note in from_disk.notes] == ["assumed: pixels normalised by mean"], "its config says the rest"
     ours = randomised(in_memory.model, seed=3)
     state = FORMATS["hf-memory"].from_canonical(ours.to_canonical(ours.state_dict()), 2)
     theirs.load_state_dict(state, strict=True)
@@ -294,7 +294,7 @@ def test_big_visions_layout(stacked: bool, tmp_path: Path) -> None:
     again = vit(no_embed_class=True, act_layer="gelu_tanh")
     randomised(again, seed=7).load_pretrained(str(tmp_path / "a.npz"))
     torch.testing.assert_close(logits(again, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
-    assert opened.notes == ("left out: opt/step",)
+    assert opened.notes[-1] == "left out: opt/step"
 
 
 # -- DeiT's own files -------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_deit_3(tmp_path: Path) -> None:
 # -- conversion -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.permutations(["timm", "torchvision", "hf", "hf-memory", "google", "deit"]))
 def test_any_round_through_the_formats_changes_no_bit(way: list[str]) -> None:
     state = start = dict(vit().state_dict())
@@ -449,7 +449,9 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     torch.save(nn.Conv2d(3, 4, 1).state_dict(), tmp_path / "f.pth")
     assert "its first keys are weight, bias" in refusal(tmp_path / "f.pth")
     assert "no such file" in refusal(tmp_path / "g.pth")
-    assert "is a folder" in refusal((tmp_path / "h.pth").joinpath()) if (tmp_path / "h.pth").mkdir() is None else None
+    (tmp_path / "h.pth").mkdir()
+    assert "is a folder" in refusal(tmp_path / "h.pth")
+    (tmp_path / "weights.onnx").touch()
     assert ".safetensors, .pth" in refusal(tmp_path / "weights.onnx")
     resnet = tv.resnet18(weights=None, num_classes=2)
     assert "conv1.weight" in refusal(saved(resnet, tmp_path / "i.pth"))

@@ -82,8 +82,8 @@ def _comparable(model: Model, source: Model, how: InitFrom) -> None:
         differ = [name for token, name in TOKENS.items() if mine.prefix.count(token) != theirs.prefix.count(token)]
         raise WeightsError(
             f"the tokens before the patches are others in these weights ({', '.join(theirs.prefix) or 'none'}) than in "
-            f"this model ({', '.join(mine.prefix) or 'none'}): with init_from.tokens: convert, {', '.join(differ)} would "
-            "be left out, or new, as far as only one of the two has them"
+            f"this model ({', '.join(mine.prefix) or 'none'}): with init_from.tokens: convert, {', '.join(differ)} "
+            "would be left out, or new, as far as only one of the two has them"
         )
 
 

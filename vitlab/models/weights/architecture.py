@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo, Pair
 from vitlab.models.sizes import SIZES
@@ -288,8 +286,3 @@ def _normalisation(known: Known, channels: int) -> tuple[tuple[float, ...], tupl
 
 def _by(pair: tuple[int, ...]) -> str:
     return "x".join(map(str, pair))
-
-
-def parameters_of(state: Mapping[str, Tensor]) -> int:
-    """Numbers in all tensors."""
-    return sum(value.numel() for value in state.values())

@@ -120,12 +120,13 @@ def convert(
     pixels = (new[0] * step[0], new[1] * step[1])
     known = found.known().model_copy(update={"grid": new, "image": pixels, "prefix_rows": rows})
     write_file(target, written, {HEADER: known.model_dump_json(exclude_none=True)})
-    files = [target, *(_for_the_hub(target, found, known) if to.startswith("hf") else ())]
+    beside = _for_the_hub(target, found, known) if to.startswith("hf") else []
     notes = [checkpoint.opened, *(f"assumed: {sentence}" for sentence in found.assumed)]
     dropped = (*checkpoint.dropped, *gone)
     notes.append(f"left out: {some(dropped)}" if dropped else "")
-    notes += _differences(found, known, to)
-    return Converted(tuple(files), tuple(filter(None, notes)))
+    if not beside:
+        notes += _differences(found, known, to)
+    return Converted((target, *beside), tuple(filter(None, notes)))
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------
@@ -204,10 +205,14 @@ def _for_the_hub(target: Path, found: Architecture, known: Known) -> list[Path]:
     if not target.with_name("preprocessor_config.json").exists():
         files.append(target.with_name("preprocessor_config.json"))
         size = {"height": known.image[0], "width": known.image[1]}
-        processor = "ViTImageProcessor"
         write_json(
             files[1],
-            {"image_processor_type": processor, "size": size, "image_mean": known.mean, "image_std": known.std},
+            {
+                "image_processor_type": "ViTImageProcessor",
+                "size": size,
+                "image_mean": known.mean,
+                "image_std": known.std,
+            },
         )
     return files
 

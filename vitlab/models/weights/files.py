@@ -64,9 +64,9 @@ def read_file(file: Path) -> Contents:
     Raises:
         WeightsError: if it is not there, is damaged, is not what it is called, or holds no tensors.
     """
-    container = container_of(file)
     if not file.is_file():
         raise WeightsError(f"{file} is a folder; name the file in it" if file.is_dir() else f"no such file: {file}")
+    container = container_of(file)
     found = _container_by_content(file)
     if found is not None and found != container:
         raise WeightsError(f"{file} is called {file.suffix}, and what is in it is {_ARTICLE[found]}")

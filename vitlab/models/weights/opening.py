@@ -42,6 +42,7 @@ class Checkpoint:
     unknown: tuple[str, ...]  #: keys that the format does not have
     dropped: tuple[str, ...]  #: keys that were left out, each for a reason
     known: Known
+    assumed: tuple[str, ...] = ()  #: what only the custom of the format says, in a sentence each
     trained: Trained | None = None  #: the model itself, where a trial of vitlab's has left the file
 
     @property
@@ -63,7 +64,9 @@ class Checkpoint:
         known = self.known.agreeing(said, "the file")
         if self.trained is not None:
             return self.trained.architecture()
-        return architecture(self.state, known, classes)
+        found = architecture(self.state, known, classes)
+        custom = () if said.mean is not None else self.assumed
+        return replace(found, assumed=(*found.assumed, *custom))
 
 
 class Opened(NamedTuple):
@@ -91,20 +94,26 @@ def read(file: Path, form: str | None = None) -> Checkpoint:
         if of_a_trial(contents) and form is None:
             mine = trained(contents)
             state = mine.model.to_canonical(mine.model.state_dict())
-            return Checkpoint(contents, Native(), state, (), (), mine.architecture().known(), mine)
+            return Checkpoint(contents, Native(), state, (), (), mine.architecture().known(), trained=mine)
         found = _format_of(contents, form)
         canonical = found.to_canonical(contents.tensors)
         where = str(file.with_name("config.json"))
-        known = (
-            _of_header(contents.header)
-            .or_else(beside(contents.config, contents.preprocessor, width_of(canonical.state), where))
-            .or_else(_of_wrapper(contents, found))
-            .or_else(found.shown(contents.tensors))
-            .or_else(found.convention)
+        stated = _of_header(contents.header).or_else(
+            beside(contents.config, contents.preprocessor, width_of(canonical.state), where)
         )
+        custom = _of_wrapper(contents, found).or_else(found.shown(contents.tensors)).or_else(found.convention)
+        known = stated.or_else(custom)
     except WeightsError as error:
         raise WeightsError(f"{file}: {error}") from None
-    return Checkpoint(contents, found, canonical.state, canonical.unknown, (*contents.left, *canonical.dropped), known)
+    return Checkpoint(
+        contents,
+        found,
+        canonical.state,
+        canonical.unknown,
+        (*contents.left, *canonical.dropped),
+        known,
+        _custom(found, stated, known),
+    )
 
 
 def open_model(
@@ -197,6 +206,18 @@ def _format_of(contents: Contents, name: str | None) -> Format:
         other = f"; it looks like {found.name}" if found else ""
         raise WeightsError(f"this is not of the format {name}{other}; its first keys are {some(names)}")
     return FORMATS[name]
+
+
+def _custom(form: Format, stated: Known, known: Known) -> tuple[str, ...]:
+    """What is known by nothing but the custom of a format, where models of that format differ in it."""
+    sentences = []
+    if stated.mean is None and known.mean is not None and known.std is not None:
+        whose = "DeiT" if known.mean == IMAGENET[0] != form.convention.mean else form.title
+        mean, std = (" ".join(f"{value:g}" for value in values) for values in (known.mean, known.std))
+        sentences.append(f"pixels normalised by mean {mean} and std {std}, as is the custom of {whose}")
+    if stated.eps is None and form.name.startswith("hf"):
+        sentences.append(f"norms of eps {known.eps:g}, the default of {form.title}")
+    return tuple(sentences)
 
 
 def _of_header(header: Mapping[str, str]) -> Known:
