@@ -19,7 +19,9 @@ def command(out: Path, yes: bool) -> None:
     """Delete trials that no study's latest plan names: results of older code and of arms that are gone."""
     needed = set()
     for file in out.glob("studies/*/plan.json"):
-        needed |= {(item.trial.key, item.trial.code) for item in Plan.from_json(read_json(file)).trials}
+        plan = Plan.from_json(read_json(file))
+        named = [item.trial for item in (*plan.trials, *(item for tuning in plan.tuning for item in tuning.trials))]
+        needed |= {(trial.key, trial.code) for trial in (*named, *plan.prerequisites)}
     freed = 0
     for path in sorted((out / "trials").glob("*/*")):
         if (path.parent.name, path.name) in needed or TrialFolder(path).held():

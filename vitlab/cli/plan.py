@@ -26,17 +26,20 @@ def command(
 ) -> None:
     """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained already."""
     from vitlab import lab
+    from vitlab.store import Store
 
     _, plan = lab.plan_study(file, changes=parse_changes(changes), plugins=plugins, out=out)
-    store = lab.Store(out.resolve())
+    store = Store(out.resolve())
+    rivals = [planned for tuning in plan.tuning for planned in tuning.trials]
     done = {
         (planned.arm, planned.seed): store.trial(planned.trial.key, planned.trial.code).done()
-        for planned in plan.trials
+        for planned in (*plan.trials, *rivals)
     }
     costs = lab.costs(plan) if cost else {}
     if form == "json":
         data = plan.to_json()
-        for trial in data["trials"]:
+        tried = [trial for tuning in data["tuning"] for rival in tuning["rivals"] for trial in rival["trials"]]
+        for trial in (*data["trials"], *tried):
             trial["cached"] = done[trial["arm"], trial["seed"]]
         for arm in data["arms"]:
             arm["cost"] = costs.get(arm["name"])
@@ -55,6 +58,7 @@ def _table(plan: Any, done: dict[tuple[str, int], bool], costs: dict[str, dict[s
     from rich.text import Text
 
     from vitlab.plan.design import text
+    from vitlab.plan.tune import PENDING
 
     console = Console()
     if plan.question:
@@ -71,17 +75,38 @@ def _table(plan: Any, done: dict[tuple[str, int], bool], costs: dict[str, dict[s
         table.add_column("MACs", justify="right")
     for arm in plan.arms:
         trials = [planned for planned in plan.trials if planned.arm == arm.name]
+        pending = sum(planned.arm == arm.name for planned in plan.pending)
         cells = [arm.name, *(text(arm.values[path]) for path in plan.paths), arm.baseline or ""]
         if arm.skip:
             cells += ["0", f"skipped: {arm.skip}"]
+        elif pending:
+            cells += [str(pending), PENDING]
         else:
             cells += [str(len(trials)), str(sum(done[planned.arm, planned.seed] for planned in trials))]
         if costs and arm.name in costs:
             cells += [f"{costs[arm.name]['params']:,}", f"{costs[arm.name]['macs']:,}"]
         table.add_row(*map(Text, cells), style="dim" if arm.skip else "")
     console.print(table)
-    for note in plan.notes:
+    for note in (*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms if arm.note)):
         console.print(Text(note))
+    for tuning in plan.tuning:
+        console.print(Text(_tuning(tuning, done)))
+    trained = sum(done[planned.arm, planned.seed] for planned in plan.trials)
+    waiting = f", {len(plan.pending)} more once their knobs are tuned" if plan.pending else ""
     console.print(
-        f"{len(plan.trials)} trials, {sum(done.values())} of them trained already; metric {plan.analysis.metric}."
+        f"{len(plan.trials)} trials, {trained} of them trained already{waiting}; metric {plan.analysis.metric}."
+    )
+
+
+def _tuning(tuning: Any, done: dict[tuple[str, int], bool]) -> str:
+    from vitlab.plan.tune import name_of
+
+    whom = tuning.arm or "all arms"
+    if tuning.winner is not None:
+        return f"{whom}: {name_of(tuning.rivals[tuning.winner].values)} was chosen by {tuning.select}."
+    trained = sum(done[planned.arm, planned.seed] for planned in tuning.trials)
+    rivals = "; ".join(name_of(rival.values) for rival in tuning.rivals)
+    return tuning.failure or (
+        f"{whom}: tuned first, by {tuning.select}, among {rivals}: {len(tuning.trials)} trials, {trained} of them "
+        "trained already."
     )

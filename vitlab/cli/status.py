@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from vitlab.cli.options import json_option, out_option
+
+if TYPE_CHECKING:
+    from vitlab.store import TrialFolder
+
+STATES = ("done", "running", "failed", "missing")
 
 
 @click.command()
@@ -25,27 +31,27 @@ def command(study: Path, out: Path, as_json: bool) -> None:
 
     plan, store = open_study(study, out=out)
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
+    tuning: Counter[str] = Counter()
     failures = []
-    for planned in plan.trials:
+    rivals = [planned for item in plan.tuning if item.open for planned in item.trials]
+    for planned in (*plan.trials, *rivals):
         folder = store.trial(planned.trial.key, planned.trial.code)
-        if folder.done():
-            state = "done"
-        elif folder.held():
-            state = "running"
-        elif (failure := folder.failure()) is not None:
-            state = "failed"
-            failures.append(f"{planned.arm} s{planned.seed}: {failure}")
-        else:
-            state = "missing"
-        counts[planned.arm][state] += 1
+        found = _state(folder)
+        if found == "failed":
+            failures.append(f"{planned.arm} s{planned.seed}: {folder.failure()}")
+        counts.get(planned.arm, tuning)[found] += 1
+    for planned in plan.pending:
+        counts[planned.arm]["pending"] += 1
     if as_json:
-        click.echo(json.dumps({"study": plan.study, "arms": counts, "failures": failures}))
+        click.echo(json.dumps({"study": plan.study, "arms": counts, "tuning": tuning, "failures": failures}))
         return
-    states = ("done", "running", "failed", "missing")
+    states = (*STATES, *(("pending",) if plan.pending else ()))
     table = Table(box=None, pad_edge=False)
     table.add_column(plan.study, overflow="fold")
     for state in states:
         table.add_column(state, justify="right")
+    if rivals:
+        table.add_row("(tuning)", *(str(tuning[state] or "") for state in states))
     for arm in plan.arms:
         cells = [str(counts[arm.name][state] or "") for state in states]
         table.add_row(Text(arm.name), *cells, f"skipped: {arm.skip}" if arm.skip else "")
@@ -53,3 +59,11 @@ def command(study: Path, out: Path, as_json: bool) -> None:
     console.print(table)
     for failure in failures:
         console.print(Text(failure))
+
+
+def _state(folder: TrialFolder) -> str:
+    if folder.done():
+        return "done"
+    if folder.held():
+        return "running"
+    return "missing" if folder.failure() is None else "failed"

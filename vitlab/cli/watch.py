@@ -34,7 +34,7 @@ class PlainLines(Watch):
         self._since = time.monotonic()
 
     def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
-        self._total = len(todo)
+        self._total, self._done, self._since = len(todo), 0, time.monotonic()
         cached = len(plan.trials) - len(todo)
         skipped = sum(1 for arm in plan.arms if arm.skip)
         click.echo(
@@ -68,6 +68,7 @@ class LiveView(Watch):
 
     def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         self._plan, self._total, self._store = plan, len(todo), store
+        self._done, self._since = 0, time.monotonic()
         self._console.print(
             f"[bold]{plan.study}[/]  {len(plan.arms)} arms, {len(plan.trials)} trials; "
             f"{len(todo)} to train, {len(plan.trials) - len(todo)} not"

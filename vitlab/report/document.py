@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitlab import __version__
+from vitlab.plan.match import overlap
+from vitlab.plan.tune import edges, name_of
 from vitlab.plan.values import Plan
 from vitlab.report import words
 from vitlab.report.frame import GROUPS, STATUSES, Found, judged, prerequisites, usable
@@ -24,9 +26,10 @@ from vitlab.store import Store
 if TYPE_CHECKING:
     import pandas as pd
 
-FORM = 1  #: counts changes of this document; a stored one of another form is made anew
+FORM = 2  #: counts changes of this document; a stored one of another form is made anew
 SHOWN = 12  #: notes of one kind that are listed one by one
 BUILT_IN = "vitlab"
+RATE = "train.optimizer.lr"
 NUMERICS = ("torch", "device", "processor", "engine", "threads", "deterministic")
 """What decides the last bits, and should not differ within a comparison."""
 
@@ -45,6 +48,7 @@ def document(
         "answers": words.answers(rows, plan.analysis),
         "arms": rows,
         "skipped": [{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],
+        "tuning": tuning(plan),
         "notes": notes(plan, [*needed, *found], frame, rows),
         "made": made(plan, store, [*needed, *found]),
         "trials": plain(frame),
@@ -71,6 +75,27 @@ def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
+def tuning(plan: Plan) -> list[dict[str, Any]]:
+    """Every rival of every tuning: whose it was, what it reached by which metric, what it took, and who won."""
+    rows = []
+    for item in plan.tuning:
+        for index, rival in enumerate(item.rivals):
+            won = f"chosen, at the edge of {', '.join(edges(item))}" if edges(item) else "chosen"
+            lost = "" if item.open or rival.score is not None else "diverged"
+            rows.append(
+                {
+                    "arm": item.arm or "all arms",
+                    "rival": name_of(rival.values),
+                    "metric": item.select,
+                    "score": rival.score,
+                    "trials": len(rival.trials),
+                    "wall_s": rival.wall_s,
+                    "outcome": won if index == item.winner else lost,
+                }
+            )
+    return rows
+
+
 def notes(plan: Plan, found: Sequence[Found], frame: pd.DataFrame, rows: Sequence[words.Row]) -> list[str]:
     """What the reader must know before believing the table; ``found`` holds the prerequisites too."""
     said: list[str] = []
@@ -79,7 +104,14 @@ def notes(plan: Plan, found: Sequence[Found], frame: pd.DataFrame, rows: Sequenc
         total = {status: sum(item.status == status for item in found) for status in STATUSES}
         said.append(f"Preliminary: of {words.count(len(found), 'trial')}, {words.states(total)}.")
     said += plan.notes
-    said += [f"{arm.name} was skipped: {arm.skip.rstrip('.')}." for arm in plan.arms if arm.skip]
+    said += _some([f"{arm.name}: {arm.note}." for arm in plan.arms if arm.note], "arms of this kind")
+    said += _tuned(plan)
+    untuned = {item.failure for item in plan.tuning}
+    said += [
+        f"{arm.name} {'failed' if arm.skip in untuned else 'was skipped'}: {arm.skip.rstrip('.')}."
+        for arm in plan.arms
+        if arm.skip
+    ]
     said += _some(
         [_ended_badly(item) for item in found if item.status in ("diverged", "failed")], "trials of this kind"
     )
@@ -270,9 +302,41 @@ def _seeds(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
     return said
 
 
+def _tuned(plan: Plan) -> list[str]:
+    """What was tuned, at what price, and where a better value may lie beyond those tried."""
+    if not plan.tuning:
+        return []
+    said = []
+    if plan.pending:
+        waiting = words.count(len(plan.pending), "trial")
+        said.append(f"Preliminary: {waiting} more will be planned once the knobs of their arms are tuned.")
+    rivals = [rival for item in plan.tuning for rival in item.rivals]
+    knobs = ", ".join(dict.fromkeys(knob for rival in rivals for knob in rival.values))
+    whom = "at the base, for all arms" if plan.tuning[0].arm is None else "for each arm by itself"
+    cost = sum(rival.wall_s for rival in rivals)
+    trainings = words.count(sum(len(rival.trials) for rival in rivals), "full-length training")
+    said.append(
+        f"Tuned {whom}, by {plan.tuning[0].select}: {knobs}. It took {trainings}"
+        + (f" ({words.duration(cost)})" if cost else "")
+        + ", with seeds of their own, which stand in no mean."
+    )
+    if plan.tuning[0].arm is None:
+        said.append("What suits the base may not suit every arm as well: tune per arm to know.")
+    beyond = [
+        f"Warning: {' and '.join(edges(item))}, as chosen for {item.arm or 'all arms'}, lies at the edge of its grid: "
+        "a better value may lie beyond."
+        for item in plan.tuning
+        if edges(item)
+    ]
+    return said + _some(beyond, "arms of this kind")
+
+
 def _learning_rate(plan: Plan) -> list[str]:
+    """That arms which differ in their model were all given one learning rate, where nobody asked which suits them."""
     rates = [_rate(planned.trial.spec) for planned in plan.trials]
-    if len({planned.arm for planned in plan.trials}) < 2 or not rates or len(set(rates)) > 1:
+    models = [planned.trial.spec.get("model") for planned in plan.trials]
+    tuned = any(overlap(RATE, knob) for item in plan.tuning for rival in item.rivals for knob in rival.values)
+    if tuned or all(model == models[0] for model in models) or len(set(rates)) > 1:
         return []
     at = f" ({rates[0]:g})" if isinstance(rates[0], float | int) else ""
     return [f"All arms ran at the baseline's learning rate{at}: none was tuned, and a better one may suit some arms."]

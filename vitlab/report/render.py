@@ -161,13 +161,14 @@ def _terminal(doc: Mapping[str, Any]) -> str:
         console.print(Text(_printable(doc["question"]), style="bold"))
     for sentence in doc["answers"]:
         console.print(Padding(Text(_printable(sentence)), (0, 0, 0, 2)))
-    columns = _columns(doc)
-    table = _rich_table(columns)
     unbounded = console.options.update(width=10_000)
-    while console.measure(table, options=unbounded).maximum > width and any(column.rank for column in columns):
-        columns.remove(max(columns, key=lambda column: column.rank))
+    for columns in (_columns(doc), words.tuning_columns(doc["tuning"])):
         table = _rich_table(columns)
-    console.print(table)
+        while console.measure(table, options=unbounded).maximum > width and any(column.rank for column in columns):
+            columns.remove(max(columns, key=lambda column: column.rank))
+            table = _rich_table(columns)
+        if columns:
+            console.print(table)
     for note in doc["notes"]:
         console.print(Padding(Text(_printable(note), style="dim"), (0, 0, 0, 2)))
     for head, text in made_lines(doc):
@@ -205,16 +206,22 @@ def _markdown(doc: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
     columns = _columns(doc)
     lines = [f"# {_md(doc['question'] or doc['study'])}", ""]
     lines += [f"- {_md(sentence)}" for sentence in doc["answers"]]
-    lines += ["", "| " + " | ".join(_md(column.title) for column in columns) + " |"]
-    lines += ["|" + "|".join("---:" if column.right else ":---" for column in columns) + "|"]
-    for cells in zip(*(column.cells for column in columns), strict=True):
-        lines.append("| " + " | ".join(map(_md, cells)) + " |")
+    lines += ["", *_md_table(columns)]
     for name in figures:
         lines += ["", f"![{name}]({name}.png)"]
+    if doc["tuning"]:
+        lines += ["", "## Tuning", "", *_md_table(words.tuning_columns(doc["tuning"]))]
     if doc["notes"]:
         lines += ["", "## Notes", "", *(f"- {_md(note)}" for note in doc["notes"])]
     lines += ["", "## How it was made", "", *(f"- {head}: {_md(text)}" for head, text in made_lines(doc))]
     return "\n".join(lines) + "\n"
+
+
+def _md_table(columns: Sequence[words.Column]) -> list[str]:
+    lines = ["| " + " | ".join(_md(column.title) for column in columns) + " |"]
+    lines += ["|" + "|".join("---:" if column.right else ":---" for column in columns) + "|"]
+    rows = zip(*(column.cells for column in columns), strict=True)
+    return [*lines, *("| " + " | ".join(map(_md, cells)) + " |" for cells in rows)]
 
 
 def _md(text: str) -> str:
@@ -279,6 +286,8 @@ def _html(made: _Made, drawn: Mapping[str, Figure]) -> str:
         columns=columns,
         rows=list(zip(*(column.cells for column in columns), strict=True)),
         verdicts=verdicts or ("",) * len(made.doc["arms"]),
+        tuning=(rivals := words.tuning_columns(made.doc["tuning"])),
+        tuning_rows=list(zip(*(column.cells for column in rivals), strict=True)),
         figures=[(name, Markup(svg(figure, name)), said[name]) for name, figure in drawn.items()],
         trials=_trials(made),
         answer_verdicts=[words.verdict(row, analysis) for row in made.doc["arms"] if row["baseline"] is not None]

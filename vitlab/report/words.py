@@ -287,3 +287,23 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
         Column("MACs", cells(lambda row: compact(row["macs"])), rank=7),
     ]
     return found
+
+
+def tuning_columns(rows: Sequence[Row]) -> list[Column]:
+    """The table of rivals: who stood against whom in a tuning, what each reached and took, and who won."""
+    if not rows:
+        return []
+    scale = Scale.of(rows[0]["metric"])
+    decimals = 2 if scale.unit else 4
+
+    def score(row: Row) -> str:
+        return DASH if row["score"] is None else scale.number(row["score"], decimals)
+
+    return [
+        Column("tuned for", tuple(row["arm"] for row in rows), right=False),
+        Column("rival", tuple(row["rival"] for row in rows), right=False),
+        Column(scale.title, tuple(map(score, rows))),
+        Column("trainings", tuple(f"{row['trials']}" for row in rows), rank=2),
+        Column("time", tuple(duration(row["wall_s"]) if row["wall_s"] else DASH for row in rows), rank=1),
+        Column("outcome", tuple(row["outcome"] for row in rows), right=False),
+    ]

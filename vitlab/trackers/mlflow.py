@@ -21,7 +21,7 @@ from vitlab.trackers.address import Address, comparison_link, locate
 from vitlab.trackers.base import Tracker
 from vitlab.trackers.offsets import Offsets
 from vitlab.trackers.source import source_tags
-from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, TrialRuns, shown
+from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, TUNING, TrialRuns, shown
 
 log = logging.getLogger(__name__)
 
@@ -206,6 +206,7 @@ class MlflowTracker(Tracker):
         statuses = {
             known.status if known is not None else ""
             for item in self._trials
+            if item.kind != TUNING  # a rival may well diverge
             for known in [session.offsets.runs.get(item.identity)]
         }
         if FAILED in statuses:
