@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vitlab.cli.options import parse_changes, plugin_option, set_option
-from vitlab.errors import SpecError
+from vitlab.errors import Problem, SpecError
 
 
 @click.command()
@@ -19,7 +19,7 @@ def command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Pa
     """Check study FILES against the installed components.  Writes nothing."""
     from vitlab import lab
 
-    problems = []
+    problems: list[Problem] = []
     for file in files:
         try:
             _, plan = lab.plan_study(file, changes=parse_changes(changes), plugins=plugins)

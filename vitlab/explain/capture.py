@@ -9,9 +9,9 @@ B images, L blocks, H heads, T tokens, D width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vitlab.components.attention import Attention
 from vitlab.errors import UserError
 from vitlab.geometry import Geometry
-from vitlab.models.vit import ViT
+from vitlab.models.vit import Block, ViT
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
         tokens.append(output)
 
     hooks = []
-    for block in model.blocks:
+    for block in cast("Iterable[Block]", model.blocks):
         hooks += [
             block.register_forward_pre_hook(before_block),
             block.register_forward_hook(after_block),

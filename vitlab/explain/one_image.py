@@ -63,7 +63,7 @@ def explain(
     for index, token in enumerate(geometry.prefix):
         if token in ("class", "distillation"):
             maps = [maps_BHTT[0, :, index, len(geometry.prefix) :] for maps_BHTT in found.maps_LBHTT]
-            shaped = [maps_HN.unflatten(-1, geometry.grid).double().numpy() for maps_HN in maps]
+            shaped = [maps_HN.reshape(-1, *geometry.grid).double().numpy() for maps_HN in maps]
             figures[f"heads_{token}"] = pictures.head_maps(shaped, token=token)
 
     distance_LH = torch.stack([distance.attention_distance(maps, geometry)[0] for maps in found.maps_LBHTT])

@@ -55,7 +55,7 @@ def to_patches(rolled_BTT: Tensor, geometry: Geometry) -> dict[str, Tensor]:
     found_BN = {name: rolled_BTT[:, index, prefix:] for name, index in rows.items()}
     if not found_BN:
         found_BN = {"mean": rolled_BTT[:, prefix:, prefix:].mean(1)}
-    return {name: map_BN.unflatten(-1, geometry.grid) for name, map_BN in found_BN.items()}
+    return {name: map_BN.reshape(-1, *geometry.grid) for name, map_BN in found_BN.items()}
 
 
 def _fuse(maps_BHTT: Tensor, fusion: Fusion) -> Tensor:
