@@ -14,11 +14,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitlab.cli import cli
+from vitlab.data.prepare import data_info
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import VitlabError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.weights import Known, convert, open_model
-from vitlab.plan.key import code_of
+from vitlab.plan.key import code_of, code_of_modules
+from vitlab.plan.resolve import Resolver
 from vitlab.plan.values import Trial
 from vitlab.spec import STREAMS
 from vitlab.store import TrialFolder
@@ -236,6 +238,10 @@ def test_the_code_of_a_trial_that_reads_a_file_covers_the_reader(tmp_path: Path)
     }
     by_file = {**spec, "init_from": {"checkpoint": "a.pth"}}
     assert code_of(by_file) != code_of(spec) == code_of({**spec, "init_from": None})
+    by_file["train"] = {**spec["train"], "steps": 1}
+    by_file["init_from"] = {"checkpoint": str(saved(vit(), tmp_path / "a.pth"))}
+    planned = Resolver(data_info).resolve(by_file)
+    assert code_of_modules(planned.modules) == code_of(planned.plain), "the plan and the worker agree"
 
 
 # -- the weights of a trial, elsewhere --------------------------------------------------------------------------------
