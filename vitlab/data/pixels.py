@@ -1,6 +1,6 @@
-"""What is done to all pixels of a data set once: channels, size, and their statistics.
+"""What is done to all pixels of a data set once, and to their labels: channels, size, and their statistics.
 
-N images, C channels, H rows, W columns; uint8 throughout.
+N images, C channels, H rows, W columns, O places of an output; uint8 throughout.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from vitlab.geometry import Pair
+
+VOID = 255
+"""What stands in a mask where a pixel has no label, as in Pascal VOC: it is not learned from, and not judged by."""
 
 
 def with_channels(x_NCHW: Tensor, channels: int) -> Tensor:
@@ -35,6 +38,20 @@ def resized(x_NCHW: Tensor, size: Pair) -> Tensor:
         for plane_HW, small_HW in zip(image_CHW, small_CHW, strict=True):
             small_HW[:] = Image.fromarray(plane_HW).resize((size[1], size[0]), Image.Resampling.BILINEAR)
     return torch.from_numpy(out_NCHW)
+
+
+def resized_masks(y_NHW: Tensor, size: Pair) -> Tensor:
+    """Labels of pixels at another size: that of the nearest pixel, as labels have no mean."""
+    row_O, column_O = (nearest(torch.tensor(old), new) for old, new in zip(y_NHW.shape[-2:], size, strict=True))
+    return y_NHW[:, row_O][..., column_O]
+
+
+def nearest(old: Tensor, new: int) -> Tensor:
+    """int64 (..., O): of ``old`` (...) pixels in a row, those the middles of ``new`` ones lie in, in whole numbers.
+
+    Pillow's nearest neighbour, and torch's ``nearest-exact``.
+    """
+    return (2 * torch.arange(new, device=old.device) + 1) * old // (2 * new)
 
 
 def statistics(x_NCHW: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

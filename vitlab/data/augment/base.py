@@ -34,5 +34,19 @@ class Augment(ABC):
             id_B: int64 identities of the images.
         """
 
+    def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """The labels of the pixels of the same images, moved as their pixels were.
+
+        What changes colours alone gives them back.  What moves pixels moves the labels by nearest neighbour, and has
+        :data:`~vitlab.data.pixels.VOID` where there was no pixel.  An augmentation without this method is refused
+        where labels are of pixels.
+
+        Args:
+            y_BHW: uint8, not written to.
+            key: that of the pixels, so that the draw is theirs.
+            id_B: as for the pixels.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what becomes of the labels of pixels")
+
 
 augment: Slot[Augment] = Slot("augment", Augment)  # type: ignore[type-abstract]

@@ -14,6 +14,7 @@ from torch import Tensor
 from vitlab import noise
 from vitlab.data.augment import pixels
 from vitlab.data.augment.base import Augment, augment
+from vitlab.data.pixels import VOID
 
 Strength = Annotated[float, Field(ge=0)]
 
@@ -54,6 +55,9 @@ class ColorJitter(Augment):
                     x_BCHW = pixels.where(x_BCHW, order_B4[:, turn] == i, change, amount_B4[:, i])
         return x_BCHW
 
+    def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        return y_BHW
+
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 4) amounts of brightness, contrast, saturation and hue, and (B, 4) which of them comes when."""
         u_B8 = noise.uniform(key, id_B, 8)
@@ -76,6 +80,9 @@ class ThreeAugment(Augment):
         x_BCHW = pixels.where(x_BCHW, which_B == 0, pixels.grey)
         x_BCHW = pixels.where(x_BCHW, which_B == 1, pixels.solarize, middle_B)
         return pixels.where(x_BCHW, which_B == 2, pixels.blur, sigma_B)
+
+    def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        return y_BHW
 
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
         """(B,) which of the three, and (B,) the blur's standard deviation in pixels."""
@@ -141,6 +148,15 @@ class RandAugment(Augment):
             level_BCHW = self.operate(level_BCHW, which_BT[:, turn], sign_BT[:, turn])
         return level_BCHW.to(x_BCHW.dtype) / 255 if x_BCHW.is_floating_point() else level_BCHW
 
+    def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        which_BT, sign_BT = self.draws(key, id_B)
+        # Outside is black, which is level 0: so VOID is 0 for the while.
+        level_BCHW = y_BHW[:, None] ^ VOID
+        for turn in range(self.num_ops):
+            moved_B, matrix_B23 = self._moved(level_BCHW, which_BT[:, turn], sign_BT[:, turn])
+            level_BCHW = pixels.where(level_BCHW, moved_B, pixels.affine, matrix_B23)
+        return level_BCHW[:, 0] ^ VOID
+
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
         """(B, T) which operation comes at each of T turns, and (B, T) the sign of its strength, -1 or 1."""
         which_BT = noise.integers(key, id_B, self.num_ops, len(OPERATIONS))
@@ -150,8 +166,7 @@ class RandAugment(Augment):
     def operate(self, x_BCHW: Tensor, which_B: Tensor, sign_B: Tensor) -> Tensor:
         """One operation for each uint8 image: its index in :data:`OPERATIONS`, and a sign where that has one."""
         share = self.magnitude / (LEVELS - 1)
-        moved_B = (which_B >= 1) & (which_B <= len(MOVES))
-        matrix_B23 = self._moves(which_B, sign_B, x_BCHW.shape[-2], x_BCHW.shape[-1])
+        moved_B, matrix_B23 = self._moved(x_BCHW, which_B, sign_B)
         x_BCHW = pixels.where(x_BCHW, moved_B, pixels.affine, matrix_B23)
         factor_B = 1 + torch.linspace(0, 0.9, LEVELS)[self.magnitude].double() * sign_B
         for name, change in FACTORS.items():
@@ -162,6 +177,11 @@ class RandAugment(Augment):
         x_BCHW = pixels.where(x_BCHW, which_B == OPERATIONS.index("solarize"), pixels.solarize, threshold_B)
         x_BCHW = pixels.where(x_BCHW, which_B == OPERATIONS.index("autocontrast"), pixels.autocontrast)
         return pixels.where(x_BCHW, which_B == OPERATIONS.index("equalize"), pixels.equalize)
+
+    def _moved(self, x_BCHW: Tensor, which_B: Tensor, sign_B: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) whose pixels are moved, and (B, 2, 3) from where."""
+        moved_B = (which_B >= 1) & (which_B <= len(MOVES))
+        return moved_B, self._moves(which_B, sign_B, x_BCHW.shape[-2], x_BCHW.shape[-1])
 
     def _moves(self, which_B: Tensor, sign_B: Tensor, height: int, width: int) -> Tensor:
         """(B, 2, 3): from a place in the new image to its place in the old; the unit matrix for what moves nothing."""

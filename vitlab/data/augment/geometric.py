@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from vitlab import noise
 from vitlab.data.augment import pixels
 from vitlab.data.augment.base import Augment, augment
+from vitlab.data.pixels import VOID, nearest
 
 ATTEMPTS = 10
 """Rectangles drawn before giving up, as in torchvision."""
@@ -51,6 +52,9 @@ class Flip(Augment):
         mirrored_B = noise.uniform(key, id_B, 1)[:, 0] < self.p
         return torch.where(mirrored_B[:, None, None, None], x_BCHW.flip(-1), x_BCHW)
 
+    def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        return self(y_BHW[:, None], key, id_B)[:, 0]
+
 
 @augment.register("crop")
 class Crop(Augment):
@@ -66,10 +70,16 @@ class Crop(Augment):
         self.mode: Literal["zero", "reflect"] = mode
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        return self._cut(x_BCHW, key, id_B, 0)
+
+    def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        return self._cut(y_BHW[:, None], key, id_B, VOID)[:, 0]
+
+    def _cut(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor, outside: int) -> Tensor:
         height, width = x_BCHW.shape[-2:]
         offset_B2 = noise.integers(key, id_B, 2, 2 * self.padding + 1)
         if self.mode == "zero":
-            padded_BCHW = F.pad(x_BCHW, (self.padding,) * 4)
+            padded_BCHW = F.pad(x_BCHW, (self.padding,) * 4, value=outside)
         else:
             row_H, column_W = (_reflected(n, self.padding, x_BCHW.device) for n in (height, width))
             padded_BCHW = x_BCHW[:, :, row_H][..., column_W]
@@ -108,6 +118,14 @@ class RandomResizedCrop(Augment):
         height, width = x_BCHW.shape[-2:]
         box = self.boxes(key, id_B, height, width)
         return pixels.resized_crop(x_BCHW, box.top_B, box.left_B, box.height_B, box.width_B, self.interpolation)
+
+    def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        height, width = y_BHW.shape[-2:]
+        box = self.boxes(key, id_B, height, width)
+        row_BH = box.top_B[:, None] + nearest(box.height_B[:, None], height)
+        column_BW = box.left_B[:, None] + nearest(box.width_B[:, None], width)
+        one_B = torch.arange(len(y_BHW), device=y_BHW.device)
+        return y_BHW[one_B[:, None, None], row_BH[:, :, None], column_BW[:, None]]
 
     def boxes(self, key: noise.Key, id_B: Tensor, height: int, width: int) -> Boxes:
         """The rectangles that are cut out of images of this size."""
@@ -168,6 +186,9 @@ class Erasing(Augment):
             return x_BCHW.masked_fill(hidden_BHW[:, None], 0)
         grain_BD = noise.normal(noise.fold(key, 2), id_B, channels * height * width)
         return torch.where(hidden_BHW[:, None], grain_BD.view(x_BCHW.shape).to(x_BCHW.dtype), x_BCHW)
+
+    def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        return y_BHW  # what is covered is still asked for, as in torchvision
 
 
 class Boxes(NamedTuple):
