@@ -105,7 +105,8 @@ def _plan(
     notes: list[str],
 ) -> Plan:
     study = make.study
-    paths = list(dict.fromkeys(path for arm in arms.values() for path in (*arm.draft.values, *arm.solved)))
+    varied = [path for arm in arms.values() for path in arm.draft.values]
+    paths = list(dict.fromkeys([*varied, *(path for arm in arms.values() for path in arm.solved)]))
     planned, pending = [], []
     for arm in arms.values():
         if arm.skip:
