@@ -167,8 +167,8 @@ def test_what_is_compared_with_a_matched_arm_is_matched_with_its_baseline(tmp_pa
         match={"quantity": "body_params", "knob": "model.dim", "tolerance": 0.1},
     )
     dims = {arm: model["dim"] for arm, model in models(plan).items()}
-    assert plan.arm("bare").baseline == "baseline" and plan.arm("bare + mlp.ratio").baseline == "bare"
-    assert dims.pop("without position") == dims.pop("without mlp.ratio") == 24 == dims["baseline"]
+    assert plan.arm("bare").baseline == "baseline" and plan.arm("bare + ratio").baseline == "bare"
+    assert dims.pop("without position") == dims.pop("without ratio") == 24 == dims["baseline"]
     assert dims.pop("bare + depth") == dims.pop("baseline") == 24 and set(dims.values()) == {12}
 
 
