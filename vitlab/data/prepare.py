@@ -19,15 +19,19 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.data import splits
+from vitlab.data.augment.base import Augment
 from vitlab.data.datasets.base import Dataset, Images, Split
 from vitlab.data.options import NORMALIZATIONS, DataOptions, Normalization
-from vitlab.data.pixels import resized, statistics, with_channels
+from vitlab.data.pixels import VOID, resized, resized_masks, statistics, with_channels
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 from vitlab.slots import Resolved, slot
 from vitlab.spec import Choice
 
 SPLITS: tuple[Split, ...] = ("train", "test")
+
+IGNORED = -100
+"""The label, in a batch, of a pixel that has none: what torch's own losses ignore."""
 
 KEPT = 2
 """Data sets a process remembers, decoded: enough for the trials of a study that a worker runs one after another."""
@@ -55,7 +59,7 @@ class Subset:
 
     pixels_MCHW: Tensor  #: uint8, whatever else is among them
     row_N: Tensor  #: int64, which of them are meant
-    y_N: Tensor  #: int64
+    y_N: Tensor  #: int64; uint8 (N, H, W) where labels are of pixels
     id_N: Tensor  #: int64, place in the official split: whom a keyed draw is for, whatever split or fraction it is in
 
     @classmethod
@@ -125,9 +129,14 @@ def prepare(
     options = resolved.options
     share = options["validation"] or raw.validation
     official = raw.train
-    rest_N, val_N = splits.hold_out(official.y_N, official.id_N, share, noise.key(seeds["split"], "split"))
+    stratum_N = official.y_N if official.y_N.ndim == 1 else torch.zeros_like(official.id_N)
+    key = noise.key(seeds["split"], "split")
+    if raw.group_N is None:
+        rest_N, val_N = splits.hold_out(stratum_N, official.id_N, share, key)
+    else:
+        rest_N, val_N = splits.hold_out_groups(raw.group_N, share, key)
     rest = official.picked(rest_N)
-    kept_N = splits.fraction(rest.y_N, rest.id_N, options["fraction"], noise.key(seeds["subset"], "subset"))
+    kept_N = splits.fraction(stratum_N[rest_N], rest.id_N, options["fraction"], noise.key(seeds["subset"], "subset"))
     mean, std = _normalization(options["normalize"], raw)
     return Prepared(
         train=rest.picked(kept_N),
@@ -143,7 +152,7 @@ class Batch(NamedTuple):
     """Images as the model takes them."""
 
     x_BCHW: Tensor  #: float, normalised
-    y_B: Tensor  #: int64
+    y_B: Tensor  #: int64; where labels are of pixels (B, H, W), with :data:`IGNORED` where there is none
     id_B: Tensor  #: int64, identities for keyed draws
     epoch: int  #: from 0; 0 for batches of an evaluation
 
@@ -196,23 +205,23 @@ class Feed:
         order_N = self._epoch_order(epoch)
         picked_B = order_N[place * batch_size : (place + 1) * batch_size]
         train = self._subsets["train"]
-        x_BCHW, id_B = train.at(picked_B), train.id_N[picked_B]
+        x_BCHW, y_B, id_B = train.at(picked_B), train.y_N[picked_B], train.id_N[picked_B]
         keys = [noise.key(self._seeds["augment"], "augment", epoch, i) for i in range(len(self._augments))]
-        for change, key in zip(self._augments, keys, strict=True):
-            if not change.normalized:
-                x_BCHW = change(x_BCHW, key, id_B)
-        x_BCHW = self._normalize(x_BCHW)
-        for change, key in zip(self._augments, keys, strict=True):
-            if change.normalized:
-                x_BCHW = change(x_BCHW, key, id_B)
-        return Batch(x_BCHW, train.y_N[picked_B], id_B, epoch)
+        for normalized in (False, True):
+            if normalized:
+                x_BCHW = self._normalize(x_BCHW)
+            for change, key in zip(self._augments, keys, strict=True):
+                if change.normalized == normalized:
+                    x_BCHW = change(x_BCHW, key, id_B)
+                    y_B = change.masks(y_B, key, id_B) if y_B.ndim > 1 else y_B
+        return Batch(x_BCHW, _labels(y_B), id_B, epoch)
 
     def evaluation(self, split: Literal["train", "val", "test"], batch_size: int) -> Iterator[Batch]:
         """All images of a split in their order, not augmented; the last batch may be smaller."""
         subset = self._subsets[split]
         for start in range(0, len(subset), batch_size):
             part = slice(start, start + batch_size)
-            yield Batch(self._normalize(subset.at(part)), subset.y_N[part], subset.id_N[part], 0)
+            yield Batch(self._normalize(subset.at(part)), _labels(subset.y_N[part]), subset.id_N[part], 0)
 
     def _epoch_order(self, epoch: int) -> Tensor:
         if self._order[0] != epoch:
@@ -258,6 +267,7 @@ class _Raw:
 
     train: Subset
     test: Subset
+    group_N: Tensor | None  #: of the training split, see :meth:`~vitlab.data.datasets.base.Dataset.groups`
     info: DataInfo
     validation: float
     mean: tuple[float, ...]
@@ -280,6 +290,8 @@ def _seen(resolved: Resolved, stored: DataInfo) -> DataInfo:
     """What the model sees of what is stored."""
     options = resolved.options
     size, channels, classes = options["size"], options["channels"], options["classes"]
+    if stored.task == "segmentation":
+        _check_labels_of_pixels(resolved)
     outside = [label for label in classes or () if label >= stored.classes]
     if outside:
         raise DataError(f"{resolved.type} has classes 0 to {stored.classes - 1}; found {outside[0]} in 'classes'")
@@ -297,6 +309,24 @@ def _seen(resolved: Resolved, stored: DataInfo) -> DataInfo:
             f"normalize has {given} numbers for {seen.channels} channels; one for each, or one for all of them"
         )
     return seen
+
+
+def _check_labels_of_pixels(resolved: Resolved) -> None:
+    """Refuse what is made for labels of whole images."""
+    if resolved.options["classes"]:
+        raise DataError(f"'classes' chooses images by their class, and {resolved.type} has a class at every pixel")
+    for choice in resolved.options["augment"]:
+        change = slot("augment").resolve(choice)
+        if change.component.masks is Augment.masks:  # type: ignore[attr-defined]
+            raise DataError(
+                f"{resolved.type} has labels of pixels, and augmentation {change.type} does not say what becomes of "
+                "them; it would have a method 'masks'"
+            )
+
+
+def _labels(y_B: Tensor) -> Tensor:
+    """int64; where they are of pixels, none is :data:`IGNORED`."""
+    return y_B if y_B.ndim == 1 else torch.where(y_B == VOID, IGNORED, y_B.long())
 
 
 def _given(normalize: str | Normalization) -> tuple[Sequence[float], Sequence[float]]:
@@ -329,7 +359,8 @@ def _raw(resolved: Resolved) -> _Raw:
             raise DataError(f"{resolved.type} has no {split} images")
     info = _seen(resolved, dataset.info())  # once more: its identity now is that of what was read
     mean, std = statistics(train.x_NCHW)
-    raw = _Raw(train, test, info, dataset.validation, mean, std)
+    group_N = dataset.groups()
+    raw = _Raw(train, test, None if group_N is None else group_N[train.id_N], info, dataset.validation, mean, std)
     _remembered[known] = raw
     while len(_remembered) > KEPT:
         _remembered.popitem(last=False)
@@ -350,4 +381,5 @@ def _shaped(images: Images, resolved: Resolved) -> Subset:
         x_NCHW = with_channels(x_NCHW, options["channels"])
     if options["size"]:
         x_NCHW = resized(x_NCHW, options["size"])
+        y_N = resized_masks(y_N, options["size"]) if y_N.ndim > 1 else y_N
     return Subset.of(x_NCHW, y_N, id_N)

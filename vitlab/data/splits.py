@@ -42,6 +42,25 @@ def hold_out(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> tuple[Ten
     return (~held).nonzero()[:, 0], held.nonzero()[:, 0]
 
 
+def hold_out_groups(group_N: Tensor, share: float, k: noise.Key) -> tuple[Tensor, Tensor]:
+    """Positions in ``group_N`` of the images to train on and of those held out, both ascending, no group in both.
+
+    Args:
+        group_N: the group of each image.
+        share: in (0, 1), of the groups; rounded to the nearest whole number of them, but at least one, and never all.
+        k: of the draw, which is keyed by the groups.
+
+    Raises:
+        DataError: if there are fewer than two groups.
+    """
+    name_G, place_N = group_N.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    if len(name_G) < 2:
+        raise DataError(f"all {len(group_N)} images are of one group, so none can be held out for validation")
+    _, held_G = hold_out(torch.zeros_like(name_G), name_G, share, k)
+    held_N = torch.isin(place_N, held_G)
+    return (~held_N).nonzero()[:, 0], held_N.nonzero()[:, 0]
+
+
 def fraction(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> Tensor:
     """Positions in ``id_N`` of a stratified share of it, ascending; a smaller share is a subset of a larger one.
 

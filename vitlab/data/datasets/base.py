@@ -19,10 +19,14 @@ Split = Literal["train", "test"]
 
 
 class Images(NamedTuple):
-    """One official split, in its official order."""
+    """One official split, in its official order.
+
+    Where the task is segmentation, labels are of pixels: 0 is the background, and
+    :data:`~vitlab.data.pixels.VOID` stands where there is no label.
+    """
 
     x_NCHW: Tensor  #: uint8
-    y_N: Tensor  #: int64, class indices
+    y_N: Tensor  #: int64, class indices; uint8 (N, H, W) where labels are of pixels
 
 
 class Dataset(ABC):
@@ -50,6 +54,13 @@ class Dataset(ABC):
         Raises:
             DataError: if the data is not here, naming where it was looked for, or does not hold what it should.
         """
+
+    def groups(self) -> Tensor | None:
+        """int64 (N,): the group of each training image; None where every image stands for itself.
+
+        Images of one group, such as those of one patient, are all trained on or all held out for validation.
+        """
+        return None
 
     def missing(self) -> str | None:
         """Why :meth:`read` would fail, in one sentence, as far as can be told without reading; None if it would not."""
