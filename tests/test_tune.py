@@ -1,0 +1,394 @@
+"""Tuning: two stages, a choice that stays, and what a kill, another seed, a changed arm and a divergence do to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import vitlab
+from vitlab import report
+from vitlab.cli import cli
+from vitlab.errors import SpecError
+from vitlab.execution import Watch
+from vitlab.lab import Answer, open_study, plan_study
+from vitlab.plan import Plan, Planned
+from vitlab.plan.tune import decide, edges
+from vitlab.plan.values import Rival, Trial, Tuning
+from vitlab.result import Circumstances, Measurement, Outcome, Result
+from vitlab.spec import Analysis
+from vitlab.store import Store
+
+NOWHERE = "http://127.0.0.1:9"
+"""Nobody listens there."""
+
+LR = "train.optimizer.lr"
+BASE: dict[str, Any] = {
+    "data": {"type": "digits"},
+    "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "position": "learned"},
+    "train": {"steps": 20, "batch_size": 16, "evaluations": 2, "optimizer": {"type": "adamw", "lr": 1e-3}},
+}
+POSITIONS = {"one_at_a_time": {"model.position": ["none"]}}
+RUN = {"executor": "inline", "tracking_uri": NOWHERE, "keep": "none"}
+
+
+def study(folder: Path, **changes: Any) -> Path:
+    content = {"study": "tuned", "base": BASE, "design": POSITIONS, "seeds": 2, "run": RUN}
+    content |= {"tune": {"knobs": {LR: [1e-3, 1e-2, 3e-2]}}, **changes}
+    file = folder / "tuned.yaml"
+    file.write_text(yaml.safe_dump({key: value for key, value in content.items() if value}, sort_keys=False))
+    return file
+
+
+def results(out: Path) -> set[str]:
+    """The trials that a store holds the results of."""
+    return {file.parent.parent.name for file in out.glob("trials/*/*/result.json")}
+
+
+def trained_seeds(out: Path) -> list[int]:
+    """The seeds of all trials in a store."""
+    return sorted(json.loads(file.read_text())["seeds"]["init"] for file in out.glob("trials/*/*/spec.json"))
+
+
+def rate(plan: Plan, arm: str) -> float:
+    (found,) = {item.trial.spec["train"]["optimizer"]["lr"] for item in plan.trials if item.arm == arm}
+    return float(found)
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_before_the_choice_trials_stand_as_pending(tmp_path: Path) -> None:
+    tune = {"knobs": {LR: [1e-3, 1e-2], "train.optimizer.weight_decay": [0.0, 0.1, 0.2]}, "seeds": 3}
+    _, plan = plan_study(study(tmp_path, tune=tune), out=tmp_path)
+    assert not plan.trials and [(item.arm, item.seed) for item in plan.pending] == [
+        ("baseline", 0),
+        ("baseline", 1),
+        ("position=none", 0),
+        ("position=none", 1),
+    ]
+    assert all(item.trial.key == "" for item in plan.pending)
+    assert plan.arm("baseline").values[LR] == "pending(tune)" and plan.arm("position=none").baseline == "baseline"
+    for tuning, arm in zip(plan.tuning, ["baseline", "position=none"], strict=True):
+        assert tuning.arm == arm and tuning.open and len(tuning.rivals) == 6
+        for rival in tuning.rivals:
+            assert [item.seed for item in rival.trials] == [1_000_000, 1_000_001, 1_000_002]
+            for item in rival.trials:
+                optimizer = item.trial.spec["train"]["optimizer"]
+                assert {LR: optimizer["lr"], "train.optimizer.weight_decay": optimizer["weight_decay"]} == rival.values
+                assert item.trial.spec["train"]["steps"] == 20 and item.trial.seeds["split"] == 0
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_a_rival_is_the_trial_the_file_would_name(tmp_path: Path) -> None:
+    """A tuning needs no trials of its own kind: another study that has these values by hand shares them."""
+    _, plan = plan_study(study(tmp_path, tune={"knobs": {LR: [1e-2]}, "per": "study"}), out=tmp_path)
+    (tuning,) = plan.tuning
+    optimizer = {"type": "adamw", "lr": 1e-2}
+    by_hand = study(tmp_path, base={**BASE, "train": {**BASE["train"], "optimizer": optimizer}}, tune=None, seeds=1)
+    _, other = plan_study(by_hand, out=tmp_path)
+    assert tuning.arm is None
+    assert tuning.rivals[0].trials[0].trial.spec == other.find("baseline", 0).spec
+
+
+def test_an_optimizer_may_differ_between_arms_that_are_tuned_and_its_rate_may_not(tmp_path: Path) -> None:
+    optimizers = {"one_at_a_time": {"train.optimizer": ["sgd"]}}
+    _, plan = plan_study(study(tmp_path, design=optimizers), out=tmp_path)
+    assert {item.trial.spec["train"]["optimizer"]["type"] for item in plan.tuning[1].trials} == {"sgd"}
+    for design in (
+        {"one_at_a_time": {LR: [1e-2]}},
+        {"one_at_a_time": {"train.optimizer": [{"type": "sgd", "lr": 0.1}]}},
+    ):
+        with pytest.raises(SpecError, match=r"the design sets train\.optimizer\.lr"):
+            plan_study(study(tmp_path, design=design), out=tmp_path)
+
+
+def test_a_match_comes_first_and_stays(tmp_path: Path) -> None:
+    design = {"one_at_a_time": {"model.patch_size": [2]}}
+    match = {"quantity": "train_macs", "knob": "train.steps", "tolerance": 0.1}
+    _, plan = plan_study(study(tmp_path, design=design, match=match), out=tmp_path)
+    _, alone = plan_study(study(tmp_path, design=design, match=match, tune=None), out=tmp_path)
+    steps = alone.find("patch_size=2", 0).spec["train"]["steps"]
+    assert 0 < steps < 20
+    assert {item.trial.spec["train"]["steps"] for item in plan.tuning[1].trials} == {steps}
+    with pytest.raises(SpecError, match="would undo the match in train_macs"):
+        tune = {"knobs": {"train.batch_size": [16, 32]}}
+        plan_study(study(tmp_path, design=design, match=match, tune=tune), out=tmp_path)
+    with pytest.raises(SpecError, match=r"'match' solves for train\.steps"):
+        plan_study(study(tmp_path, design=design, match=match, tune={"knobs": {"train.epochs": [1]}}), out=tmp_path)
+
+
+def test_values_that_an_arm_cannot_take(tmp_path: Path) -> None:
+    tune = {"knobs": {"model.heads": [2, 3]}}
+    with pytest.raises(SpecError, match="heads 3"):
+        plan_study(study(tmp_path, tune=tune), out=tmp_path)
+    wide = {"one_at_a_time": {"model.dim": [12]}}
+    with pytest.raises(SpecError, match=r"arm 'dim=12'.*heads 8"):
+        plan_study(study(tmp_path, design=wide, tune={"knobs": {"model.heads": [2, 8]}}), out=tmp_path)
+    rule = [{"require": "train.optimizer.lr < 0.02", "because": "it always diverges"}]
+    _, plan = plan_study(study(tmp_path, where=rule), out=tmp_path)
+    assert [rival.values[LR] for rival in plan.tuning[0].rivals] == [1e-3, 1e-2]
+
+
+# -- the choice -------------------------------------------------------------------------------------------------------
+
+
+def tuning_of(*values: float, seeds: int = 1) -> Tuning:
+    """Rivals whose trials are told apart by their keys: value and seed."""
+    rivals = [
+        Rival({LR: value}, tuple(Planned("", seed, Trial({}, {}, (), None, key=f"{value}/{seed}")) for seed in range(seeds)))
+        for value in values
+    ]  # fmt: skip
+    return Tuning("a", "k", "val/accuracy", tuple(rivals))
+
+
+def chosen(tuning: Tuning, scores: dict[str, float | None], **analysis: Any) -> Tuning:
+    """The tuning where trials ended with these scores; None stands for a divergence, NaN for a value that is none."""
+
+    def result_of(trial: Trial) -> Result | None:
+        if trial.key not in scores:
+            return None
+        score = scores[trial.key]
+        around = Circumstances(0.0, 2.0, "host", 1, 1, 1, 1, {}, {})
+        history = (Measurement(1, 1.0, 1, {"val/accuracy": 0.99 - (score or 0)}),)
+        outcome = Outcome({} if score is None else {"val/accuracy": score}, history, "", 1, 1)
+        return Result(trial.key, "", "diverged" if score is None else "done", outcome, around)
+
+    return decide(tuning, result_of, Analysis(**analysis))
+
+
+def test_the_best_mean_wins_and_the_first_among_equals() -> None:
+    scores = {"1.0/0": 0.7, "1.0/1": 0.5, "2.0/0": 0.6, "2.0/1": 0.8, "3.0/0": 0.8, "3.0/1": 0.6}
+    found = chosen(tuning_of(1.0, 2.0, 3.0, seeds=2), scores)
+    assert found.winner == 1 and [rival.score for rival in found.rivals] == pytest.approx([0.6, 0.7, 0.7])
+    assert [rival.wall_s for rival in found.rivals] == [4.0] * 3
+    assert chosen(tuning_of(1.0, 2.0, 3.0, seeds=2), scores, goal="min").winner == 0
+    assert chosen(tuning_of(3.0, 2.0, 1.0, seeds=2), scores).winner == 0, "equals: the first in the file"
+    one = {"1.0/0": 0.7, "2.0/0": 0.5, "3.0/0": 0.6}
+    assert chosen(tuning_of(1.0, 2.0, 3.0), one, at="best").winner == 1, (
+        "judged by the best of the curve, as the answer"
+    )
+
+
+def test_a_divergence_of_one_seed_is_worse_than_any_value() -> None:
+    scores = {"1.0/0": 0.01, "1.0/1": 0.01, "2.0/0": 0.9, "2.0/1": None}
+    assert chosen(tuning_of(1.0, 2.0, seeds=2), scores).winner == 0
+    assert chosen(tuning_of(2.0, 1.0, seeds=2), scores, goal="min").winner == 1
+    assert chosen(tuning_of(1.0, 2.0), {"1.0/0": float("nan"), "2.0/0": 0.1}).winner == 1
+    none = chosen(tuning_of(1.0, 2.0), {"1.0/0": None, "2.0/0": None})
+    assert none.winner is None and not none.open and "diverged: lr=1; lr=2" in none.failure
+
+
+def test_nothing_is_chosen_before_all_have_ended() -> None:
+    tuning = tuning_of(1.0, 2.0, seeds=2)
+    assert chosen(tuning, {"1.0/0": 0.1, "1.0/1": 0.1, "2.0/0": 0.9}) == tuning
+
+
+def test_a_winner_at_the_edge_of_what_was_tried_is_flagged() -> None:
+    values, scores = (3.0, 1.0, 2.0), {"1.0/0": 0.1, "2.0/0": 0.2, "3.0/0": 0.3}
+    assert edges(chosen(tuning_of(*values), scores)) == [LR]
+    assert edges(chosen(tuning_of(*values), scores, goal="min")) == [LR]
+    assert edges(chosen(tuning_of(*values), {**scores, "2.0/0": 0.9})) == []
+    assert edges(chosen(tuning_of(1.0), scores)) == [] and edges(tuning_of(1.0, 2.0)) == []
+
+
+# -- the whole path ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Answer]:
+    """A tuned study that has been run: its file, its output folder and its answer."""
+    folder = tmp_path_factory.mktemp("tuned")
+    file = study(folder)
+    return file, folder / "out", vitlab.run(file, out=folder / "out")
+
+
+def copy_of(tuned: tuple[Path, Path, Answer], folder: Path) -> Path:
+    shutil.copytree(tuned[1], folder / "out")
+    return folder / "out"
+
+
+def test_every_arm_is_trained_with_what_its_own_rivals_say(tuned: tuple[Path, Path, Answer]) -> None:
+    _, out, answer = tuned
+    assert (answer.trained, answer.failed) == (2 * 3 * 2 + 2 * 2, 0)
+    assert trained_seeds(out) == [0, 0, 1, 1] + 6 * [1_000_000] + 6 * [1_000_001]
+    scores: dict[tuple[str, float], list[float]] = {}
+    for file in out.glob("trials/*/*/result.json"):
+        spec = json.loads((file.parent / "spec.json").read_text())
+        if spec["seeds"]["init"] >= 1_000_000:
+            own = spec["spec"]["model"]["position"]["type"], spec["spec"]["train"]["optimizer"]["lr"]
+            scores.setdefault(own, []).append(json.loads(file.read_text())["outcome"]["metrics"]["val/accuracy"])
+    for arm, position in (("baseline", "learned"), ("position=none", "none")):
+        means = {lr: np.mean(values) for (where, lr), values in sorted(scores.items()) if where == position}
+        assert len(means) == 3 and rate(answer.plan, arm) == max(means, key=lambda lr: means[lr])
+        assert answer.plan.arm(arm).values[LR] == rate(answer.plan, arm)
+    assert not answer.plan.pending and set(answer.results()["seed"]) == {0, 1}
+    assert answer.results().groupby("arm")[LR].nunique().eq(1).all()
+
+
+def test_again_trains_nothing_and_an_added_seed_only_itself(tuned: tuple[Path, Path, Answer], tmp_path: Path) -> None:
+    file, out = tuned[0], copy_of(tuned, tmp_path)
+    before = results(out)
+    again = vitlab.run(file, out=out)
+    assert again.trained == 0 and again.plan == tuned[2].plan and results(out) == before
+    more = vitlab.run(file, out=out, changes={"seeds": 3})
+    assert (more.trained, more.cached) == (2, 4)
+    assert sorted(set(trained_seeds(out))) == [0, 1, 2, 1_000_000, 1_000_001] and len(results(out)) == len(before) + 2
+
+
+def test_a_choice_outlives_the_trials_that_made_it(tuned: tuple[Path, Path, Answer], tmp_path: Path) -> None:
+    file, out = tuned[0], copy_of(tuned, tmp_path)
+    for item in (item for tuning in tuned[2].plan.tuning for item in tuning.trials):
+        shutil.rmtree(out / "trials" / item.trial.key)
+    again = vitlab.run(file, out=out)
+    assert (again.trained, again.cached) == (0, 4) and again.plan == tuned[2].plan
+
+
+def test_only_a_changed_arm_is_tuned_anew(tuned: tuple[Path, Path, Answer], tmp_path: Path) -> None:
+    file, out = tuned[0], copy_of(tuned, tmp_path)
+    content = yaml.safe_load(file.read_text())
+    content["design"]["one_at_a_time"]["model.position"] = ["none", "sincos2d"]
+    wider = tmp_path / "wider.yaml"
+    wider.write_text(yaml.safe_dump(content))
+    _, plan = plan_study(wider, out=out)
+    assert [tuning.arm for tuning in plan.tuning if tuning.open] == ["position=sincos2d"]
+    assert {item.arm for item in plan.pending} == {"position=sincos2d"} and len(plan.trials) == 4
+    content["tune"]["knobs"][LR].append(0.1)
+    wider.write_text(yaml.safe_dump(content))
+    assert all(tuning.open for tuning in plan_study(wider, out=out)[1].tuning), "another grid is another question"
+    answer = vitlab.run(wider, out=out)
+    assert answer.trained == 2 * 2 + (4 * 2 + 2) + sum(
+        2 for arm in ("baseline", "position=none") if rate(answer.plan, arm) == 0.1
+    )
+
+
+class Killer(Watch):
+    """Ends the process, as far as the study can tell, at a moment of a run."""
+
+    def __init__(self, *, trial: int = 10**9, stage: int = 10**9, before_choosing: bool = False) -> None:
+        self.left, self.stages, self.before_choosing = trial, stage, before_choosing
+
+    def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+        self.stages -= 1
+        if self.stages < 0:
+            raise SystemExit("killed")
+
+    def ended(self, planned: Planned, how: str, detail: str) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise SystemExit("killed")
+
+    def close(self) -> None:
+        if self.before_choosing:
+            raise SystemExit("killed")
+
+
+@pytest.mark.parametrize(
+    ("killer", "ended"),
+    [
+        (Killer(trial=2), 3),
+        (Killer(before_choosing=True), 4),
+        (Killer(stage=1), 4),
+        (Killer(trial=4), 5),
+    ],
+    ids=["in stage one", "before the choice", "after the choice", "in stage two"],
+)
+def test_a_killed_run_goes_on(tuned: tuple[Path, Path, Answer], tmp_path: Path, killer: Killer, ended: int) -> None:
+    file = study(tmp_path, design=None, tune={"knobs": {LR: [1e-3, 1e-2]}})
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit, match="killed"):
+        vitlab.run(file, out=out, watch=killer)
+    before = results(out)
+    assert len(before) == ended
+    plan, _ = open_study(file, out=out)
+    assert bool(plan.pending) == plan.tuning[0].open
+    again = vitlab.run(file, out=out)
+    assert again.trained == 4 + 2 - ended and before < results(out) and again.failed == 0
+    assert rate(again.plan, "baseline") == plan_study(file, out=out)[1].tuning[0].rivals[again.plan.tuning[0].winner or 0].values[LR]  # fmt: skip
+    assert not again.plan.pending
+
+
+def test_where_all_diverge_the_arm_fails_with_a_sentence(tmp_path: Path) -> None:
+    sgd = {"type": "sgd", "lr": 0.1}
+    base = {**BASE, "train": {**BASE["train"], "steps": 8, "optimizer": sgd}}
+    knobs = {LR: [1e20, 0.1]}
+    file = study(tmp_path, base=base, seeds=1, design=None, tune={"knobs": knobs, "seeds": 1})
+    one = vitlab.run(file, out=tmp_path / "out")
+    assert one.failed == 0 and rate(one.plan, "baseline") == 0.1, "a diverged rival is the worst"
+    assert "diverged" in str(report.render(one.plan, one.store, "md"))
+
+    file = study(tmp_path, base=base, seeds=2, design=None, tune={"knobs": {LR: [1e20, 1e25]}, "seeds": 1})
+    for _ in range(2):  # the second time nothing is trained again, and it still fails
+        none = vitlab.run(file, out=tmp_path / "out")
+        assert none.failed == 2 and not none.plan.trials
+        assert "baseline failed: every rival of its tuning diverged: lr=1e+20; lr=1e+25" in str(
+            report.render(none.plan, none.store, "json")
+        )
+    assert none.trained == 0
+
+
+def test_one_choice_for_all_arms_is_made_at_the_base(tmp_path: Path) -> None:
+    file = study(tmp_path, tune={"knobs": {LR: [1e-3, 3e-2]}, "per": "study", "seeds": 1}, seeds=1)
+    answer = vitlab.run(file, out=tmp_path / "out")
+    assert answer.trained == 2 + 2 and rate(answer.plan, "baseline") == rate(answer.plan, "position=none")
+    notes = json.loads(str(report.render(answer.plan, answer.store, "json")))["notes"]
+    assert any(note.startswith("Tuned at the base, for all arms, by val/accuracy") for note in notes)
+
+
+# -- what is said of it -----------------------------------------------------------------------------------------------
+
+
+def test_the_report_shows_rivals_cost_and_edges(tuned: tuple[Path, Path, Answer]) -> None:
+    answer = tuned[2]
+    document = json.loads(str(report.render(answer.plan, answer.store, "json")))
+    assert [(row["arm"], row["rival"]) for row in document["tuning"]] == [
+        (arm, f"lr={lr:g}") for arm in ("baseline", "position=none") for lr in (1e-3, 1e-2, 3e-2)
+    ]
+    for row, rate_of in zip(document["tuning"], [1e-3, 1e-2, 3e-2] * 2, strict=True):
+        won = rate(answer.plan, row["arm"]) == rate_of
+        expected = ("chosen" if rate_of == 1e-2 else f"chosen, at the edge of {LR}") if won else ""
+        assert row["outcome"] == expected and row["trials"] == 2 and row["wall_s"] > 0
+    edge = [arm for arm in ("baseline", "position=none") if rate(answer.plan, arm) != 1e-2]
+    warned = [note for note in document["notes"] if "edge of its grid" in note]
+    assert len(warned) == len(edge) and all(arm in note for arm, note in zip(edge, warned, strict=True))
+    assert any("12 full-length trainings" in note for note in document["notes"])
+    assert not any("learning rate" in note for note in document["notes"])
+    for form in ("terminal", "md", "html"):
+        said = str(report.render(answer.plan, answer.store, form))
+        assert "tuned for" in said and "lr=0.03" in said
+
+
+def test_without_tune_the_report_says_whose_learning_rate_it_was(tmp_path: Path) -> None:
+    def notes(**changes: Any) -> str:
+        plan = plan_study(study(tmp_path, tune=None, **changes), out=tmp_path)[1]
+        return str(report.render(plan, Store(tmp_path / "out"), "md"))
+
+    assert "All arms ran at the baseline's learning rate (0.001)" in notes()
+    assert "learning rate" not in notes(design={"one_at_a_time": {"data.fraction": [0.5]}}), "one model suits itself"
+
+
+def test_commands_show_both_stages(tuned: tuple[Path, Path, Answer], tmp_path: Path) -> None:
+    file, out, answer = tuned
+
+    def said(*arguments: str | Path) -> str:
+        done = CliRunner().invoke(cli, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    fresh = said("plan", file, "--out", tmp_path)
+    assert "pending(tune)" in fresh and "4 more once their knobs are tuned" in fresh and "6 trials, 0 of them" in fresh
+    assert f"lr={rate(answer.plan, 'baseline'):g} was chosen by val/accuracy" in said("plan", file, "--out", out)
+    assert "2" in said("status", file, "--out", out)
+    with pytest.raises(SystemExit):
+        vitlab.run(study(tmp_path, design=None), out=tmp_path / "out", watch=Killer(trial=1))
+    status = json.loads(said("status", tmp_path / "tuned.yaml", "--out", tmp_path / "out", "--json"))
+    assert status["tuning"] == {"done": 2, "missing": 4} and status["arms"] == {"baseline": {"pending": 2}}
+    assert "not here" not in said("gc", "--out", out), "rivals are kept as long as a plan names them"
+    assert not [line for line in said("gc", "--out", out).splitlines() if "/trials/" in line]
