@@ -73,7 +73,7 @@ def explain(
 
     norms = [probes.token_norms(tokens_BTD, geometry) for tokens_BTD in found.tokens_LBTD]
     figures["norms"] = pictures.curves(
-        {"largest over median": torch.tensor([norm.ratio for norm in norms]).numpy()}, ylabel="norm of patch tokens"
+        {"": torch.tensor([norm.ratio for norm in norms]).numpy()}, ylabel="norm of patch tokens, largest over median"
     )
     tables["norms"] = {
         "depth": list(range(len(norms))),

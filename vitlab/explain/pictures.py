@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 Array = NDArray[np.floating[Any]]
@@ -128,6 +129,7 @@ def curves(values: Mapping[str, Array], *, ylabel: str) -> Figure:
     for name, line in values.items():
         axis.plot(np.arange(len(line)), line, "o-", ms=4, label=name)
     axis.set(xlabel="depth, blocks", ylabel=ylabel)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.spines[["top", "right"]].set_visible(False)
     if len(values) > 1:
         axis.legend(frameon=False, fontsize=8)
