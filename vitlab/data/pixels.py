@@ -14,6 +14,9 @@ from vitlab.geometry import Pair
 VOID = 255
 """What stands in a mask where a pixel has no label, as in Pascal VOC: it is not learned from, and not judged by."""
 
+IGNORED = -100
+"""The same in a batch, whose labels are int64: what torch's own losses ignore."""
+
 
 def with_channels(x_NCHW: Tensor, channels: int) -> Tensor:
     """Colour to grey by Pillow's ITU-R 601 luma, in its integer arithmetic; grey to colour by repetition."""

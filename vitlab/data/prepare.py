@@ -22,16 +22,13 @@ from vitlab.data import splits
 from vitlab.data.augment.base import Augment
 from vitlab.data.datasets.base import Dataset, Images, Split
 from vitlab.data.options import NORMALIZATIONS, DataOptions, Normalization
-from vitlab.data.pixels import VOID, resized, resized_masks, statistics, with_channels
+from vitlab.data.pixels import IGNORED, VOID, resized, resized_masks, statistics, with_channels
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 from vitlab.slots import Resolved, slot
 from vitlab.spec import Choice
 
 SPLITS: tuple[Split, ...] = ("train", "test")
-
-IGNORED = -100
-"""The label, in a batch, of a pixel that has none: what torch's own losses ignore."""
 
 KEPT = 2
 """Data sets a process remembers, decoded: enough for the trials of a study that a worker runs one after another."""
@@ -194,6 +191,11 @@ class Feed:
     def count(self, split: Literal["train", "val", "test"] = "train") -> int:
         """Number of images of a split."""
         return len(self._subsets[split])
+
+    @property
+    def pixels(self) -> int:
+        """Number of pixels of an image."""
+        return self._subsets["train"].pixels_MCHW[0, 0].numel()
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Steps in which an epoch passes: whole batches, but at least one, be it smaller than asked for."""

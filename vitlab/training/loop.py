@@ -30,6 +30,9 @@ from vitlab.training.optim import Optimizer, Schedule, decay_groups, set_rate
 EVALUATION_BATCH = 512
 """Images of an evaluation batch, whatever the training uses, so that metrics do not depend on the size it uses."""
 
+EVALUATION_PIXELS = 1 << 19
+"""Pixels of an evaluation batch of segmentation, at most, for there is a score of every class at each of them."""
+
 Task = Literal["classification", "segmentation"]
 State = Mapping[str, Any]
 """What a checkpoint holds."""
@@ -129,7 +132,10 @@ def evaluate(
     was_training = model.training
     model.eval()
     tally = TALLIES[task]()
-    for batch in feed.evaluation(split, EVALUATION_BATCH):
+    size = EVALUATION_BATCH
+    if task == "segmentation":
+        size = max(1, min(size, EVALUATION_PIXELS // feed.pixels))
+    for batch in feed.evaluation(split, size):
         tally.add(_views(model, batch.x_BCHW, precision), batch.y_B, batch.id_B)
     model.train(was_training)
     return tally.metrics(), tally.columns()

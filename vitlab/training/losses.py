@@ -1,6 +1,6 @@
 """The slot ``loss``: what training makes small.
 
-B batch, K classes; ``...`` none for classification, pixel rows and columns for segmentation.
+B batch, K classes, M decisions; ``...`` none for classification, pixel rows and columns for segmentation.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from vitlab.data.pixels import IGNORED
 from vitlab.slots import Slot
 
 Smoothing = Annotated[float, Field(ge=0, lt=1)]
@@ -30,7 +32,8 @@ class Loss(ABC):
     """Contract: options in the constructor; a call takes the logits of a batch and its targets.
 
     ``views`` are the logits of a model's output by name, float32 or wider: ``""`` is the prediction, (B, K, ...);
-    heads of more than one classifier name the others.  ``target`` is an index of a class, (B, ...).
+    heads of more than one classifier name the others.  ``target`` is an index of a class, (B, ...);
+    :data:`~vitlab.data.pixels.IGNORED` where there is none, which adds nothing to the loss.
     """
 
     @abstractmethod
@@ -63,7 +66,10 @@ class CrossEntropy(Loss):
         logits_MK, target_M = flat(views[""], target)
         if self.reads == "probabilities":
             logits_MK = logits_MK.softmax(1)
-        return Value(F.cross_entropy(logits_MK, target_M, label_smoothing=self.label_smoothing), {})
+        nll_M = F.cross_entropy(
+            logits_MK, target_M, label_smoothing=self.label_smoothing, ignore_index=IGNORED, reduction="none"
+        )
+        return Value(mean_labelled(nll_M, target_M), {})
 
 
 @loss.register("bce")
@@ -79,9 +85,10 @@ class BinaryCrossEntropy(Loss):
     def __call__(self, views: Mapping[str, Tensor], target: Tensor) -> Value:
         logits_MK, target_M = flat(views[""], target)
         classes = logits_MK.shape[1]
-        hot_MK = F.one_hot(target_M, classes).to(logits_MK.dtype)
+        hot_MK = F.one_hot(target_M.clamp(min=0), classes).to(logits_MK.dtype)
         wanted_MK = hot_MK * (1 - self.label_smoothing) + self.label_smoothing / classes
-        return Value(F.binary_cross_entropy_with_logits(logits_MK, wanted_MK), {})
+        loss_MK = F.binary_cross_entropy_with_logits(logits_MK, wanted_MK, reduction="none")
+        return Value(mean_labelled(loss_MK.mean(1), target_M), {})
 
 
 def flat(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,3 +99,9 @@ def flat(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     if logits.ndim == 2:
         return logits, target
     return logits.movedim(1, -1).flatten(0, -2), target.flatten()
+
+
+def mean_labelled(value_M: Tensor, target_M: Tensor) -> Tensor:
+    """The mean over the decisions that have a label; 0 where none has, for then there is nothing to learn."""
+    labelled_M = target_M != IGNORED
+    return torch.where(labelled_M, value_M, 0).sum() / labelled_M.sum().clamp(min=1)
