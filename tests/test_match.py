@@ -114,6 +114,7 @@ def test_epochs_are_matched_where_they_hold_the_same_images(tmp_path: Path) -> N
     plan = planned(tmp_path, base=base, design={"one_at_a_time": {"model.patch_size": [4]}}, match=asked)
     work = {patch: (2 * 24**2 + 7 * patch**2) * (8 // patch) ** 2 for patch in (2, 4)}
     assert trains(plan)["patch_size=4"]["epochs"] == pytest.approx(20 * work[2] / work[4], rel=1e-3)
+    assert "train_macs for each image of the data" in plan.arm("patch_size=4").note
     shown = {"one_at_a_time": {"data.normalize": ["half"]}}
     assert trains(planned(tmp_path, base=base, design=shown, match=asked))["normalize=half"]["epochs"] == 20
     (said,) = problems(tmp_path, base=base, design={"one_at_a_time": {"data.fraction": [0.5]}}, match=asked)

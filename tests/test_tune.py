@@ -334,6 +334,26 @@ def test_where_all_diverge_the_arm_fails_with_a_sentence(tmp_path: Path) -> None
     assert none.trained == 0
 
 
+def test_a_rival_that_fails_keeps_the_choice_open_until_it_is_tried_again(tmp_path: Path) -> None:
+    plugin = tmp_path / "touchy.py"
+    plugin.write_text(
+        "import os\nimport torch\nfrom vitlab.training.optim import optimizer\n"
+        "@optimizer.register('touchy')\nclass Touchy(optimizer.get('sgd')):\n    '''Fails at one rate.'''\n"
+        "    def __init__(self, *, lr: float = 0.1) -> None:\n        super().__init__(lr=lr)\n"
+        f"        if lr == 0.2 and os.path.exists({str(tmp_path / 'mood')!r}):\n            raise RuntimeError('no')\n"
+    )
+    (tmp_path / "mood").touch()
+    base = {**BASE, "train": {"steps": 4, "batch_size": 16, "optimizer": "touchy"}}
+    file = study(tmp_path, base=base, design=None, seeds=1, tune={"knobs": {LR: [0.1, 0.2]}, "seeds": 1})
+    first = vitlab.run(file, out=tmp_path / "out", plugins=[plugin])
+    assert first.failed == 1 and first.plan.pending and not first.plan.trials
+    again = vitlab.run(file, out=tmp_path / "out", plugins=[plugin])
+    assert (again.trained, again.failed) == (0, 1) and again.plan.pending
+    (tmp_path / "mood").unlink()
+    retried = vitlab.run(file, out=tmp_path / "out", plugins=[plugin], retry_failed=True)
+    assert (retried.trained, retried.failed) == (2, 0) and not retried.plan.pending
+
+
 def test_one_choice_for_all_arms_is_made_at_the_base(tmp_path: Path) -> None:
     file = study(tmp_path, tune={"knobs": {LR: [1e-3, 3e-2]}, "per": "study", "seeds": 1}, seeds=1)
     answer = vitlab.run(file, out=tmp_path / "out")

@@ -30,7 +30,7 @@ def command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Pa
             lab.costs(plan)
         skipped = sum(1 for arm in plan.arms if arm.skip)
         click.echo(
-            f"{file}: {len(plan.arms)} arms, {len(plan.trials)} trials"
+            f"{file}: {len(plan.arms)} arms, {len(plan.trials) + len(plan.pending)} trials"
             + (f", {skipped} arms skipped" if skipped else "")
         )
     if problems:

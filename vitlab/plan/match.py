@@ -24,6 +24,7 @@ from vitlab.spec import trial as trial_spec
 LENGTHS = tuple(f"train.{name}" for name in trial_spec.LENGTHS)
 BACKWARD = 3  #: a training step is a pass forward, and one backward of twice its work
 DOUBLINGS = 24  #: how far above the base's value is looked
+IMAGES = "images"
 SPAN = 512  #: how many values in a row may be impossible
 
 
@@ -136,10 +137,11 @@ class Matcher:
     def _said(self, found: tuple[ResolvedTrial, float], reference: ResolvedTrial) -> str:
         """``model.dim 36: 12,345 params, 0.42 % above 12,293``."""
         (trial, off), quantity, knob = found, self.match.quantity, self.match.knob
-        amounts = [self._amount(one)[0] for one in (trial, reference)]
-        amount, target = (f"{value:,.0f}" if value < 1e7 else f"{value:.4g}" for value in amounts)
+        amounts = [self._amount(one) for one in (trial, reference)]
+        amount, target = (f"{value:,.0f}" if value < 1e7 else f"{value:.4g}" for value, _ in amounts)
+        each = " for each image of the data" if amounts[0][1] not in ("", IMAGES) else ""
         apart = "exactly" if off == 0 else f"{100 * abs(off):.2g} % {'above' if off > 0 else 'below'} {target}"
-        return f"{knob} {text(value_at(trial.plain, knob))}: {amount} {quantity}, {apart}"
+        return f"{knob} {text(value_at(trial.plain, knob))}: {amount} {quantity}{each}, {apart}"
 
     def _amount(self, trial: ResolvedTrial) -> tuple[float, str]:
         """What a trial costs, and what its length is counted in."""
@@ -307,9 +309,9 @@ def _length(trial: ResolvedTrial) -> tuple[float, str]:
     train = trial.plain["train"]
     size = train["batch_size"]
     if train.get("steps") is not None:
-        return train["steps"] * size, "images"
+        return train["steps"] * size, IMAGES
     if train.get("images") is not None:
-        return max(1, round(train["images"] / size)) * size, "images"
+        return max(1, round(train["images"] / size)) * size, IMAGES
     counted = {name: value for name, value in trial.plain["data"].items() if name not in _SHOWN and value is not None}
     return train["epochs"], f"epochs of {text(counted)}"
 

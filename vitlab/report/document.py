@@ -316,7 +316,7 @@ def _tuned(plan: Plan) -> list[str]:
     cost = sum(rival.wall_s for rival in rivals)
     trainings = words.count(sum(len(rival.trials) for rival in rivals), "full-length training")
     said.append(
-        f"Tuned {whom}, by {plan.tuning[0].select}: {knobs}. It took {trainings}"
+        f"Tuned {whom}, by {plan.tuning[0].select}: {knobs}. It {'takes' if plan.pending else 'took'} {trainings}"
         + (f" ({words.duration(cost)})" if cost else "")
         + ", with seeds of their own, which stand in no mean."
     )

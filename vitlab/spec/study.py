@@ -109,8 +109,8 @@ class Analysis(Frozen):
 class Match(Frozen):
     """Arms made equal in size or in work: one knob of every arm is solved for, so that it equals its baseline.
 
-    ``train_macs`` is 3 (one pass forward, and backward twice its work) x MACs of one image x images seen; what a
-    trial starts from is not counted.
+    ``train_macs`` is 3 (one pass forward, and backward twice its work) x MACs of one image x images seen; a teacher,
+    and what a trial starts from, are not counted.
     """
 
     quantity: Literal["params", "body_params", "macs", "train_macs"]
