@@ -38,7 +38,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_listing_reads_every_built_in_from_the_text() -> None:
-    names = ["cifar10", "cifar100", "digits", "fashion_mnist", "image_folder", "mnist", "synthetic"]
+    names = ["cifar10", "cifar100", "digit_scenes", "digits", "fashion_mnist", "image_folder", "mnist", "pets"]
+    names += ["synthetic", "voc_segmentation"]
     assert [entry.name for entry in listing("dataset")] == names
     assert slot("dataset").names() == names
 

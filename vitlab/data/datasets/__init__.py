@@ -6,6 +6,9 @@ mnist            70000 handwritten digits, 28x28 grey
 cifar10          60000 small photographs in 10 classes, 32x32 colour
 cifar100         the same in 100 classes
 image_folder     pictures of your own, one folder per class
+voc_segmentation segmentation: 2913 photographs of Pascal VOC 2012, 20 kinds of things and background
+pets             segmentation: 7349 photographs of cats and dogs, Oxford-IIIT Pets
+digit_scenes     segmentation: digits strewn over a canvas, every pixel labelled; always here
 synthetic        made up on the spot, any size; for tests and for trying things out
 """
 
@@ -13,6 +16,8 @@ from vitlab.data.datasets import cifar as cifar
 from vitlab.data.datasets import digits as digits
 from vitlab.data.datasets import folder as folder
 from vitlab.data.datasets import idx as idx
+from vitlab.data.datasets import scenes as scenes
+from vitlab.data.datasets import segmentation as segmentation
 from vitlab.data.datasets import synthetic as synthetic
 from vitlab.data.datasets.base import Dataset as Dataset
 from vitlab.data.datasets.base import Images as Images

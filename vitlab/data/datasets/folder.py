@@ -6,16 +6,15 @@ N images, C channels, H rows, W columns.
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from vitlab.data.datasets import files
 from vitlab.data.datasets.base import Dataset, Images, Split, dataset
+from vitlab.data.datasets.pictures import Fit, check_memory, decode
 from vitlab.data.options import Size
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo, Pair
@@ -39,7 +38,7 @@ class ImageFolder(Dataset):
         *,
         root: Annotated[str, Unhashed()],
         image_size: Size = (224, 224),
-        fit: Literal["crop", "squash"] = "crop",
+        fit: Fit = "crop",
         num_classes: Annotated[int, Field(ge=2)] | None = None,
     ) -> None:
         """
@@ -51,7 +50,7 @@ class ImageFolder(Dataset):
         """
         self.root = Path(root).expanduser()
         self.image_size: Pair = image_size
-        self.fit: Literal["crop", "squash"] = fit
+        self.fit: Fit = fit
         self.num_classes = num_classes
 
     def missing(self) -> str | None:
@@ -80,7 +79,8 @@ class ImageFolder(Dataset):
             raise DataError(reason)
         index = {label: i for i, label in enumerate(self._labels())}
         found = [(path, index[label]) for label, path in self._pictures(split)]
-        _check_memory(len(found) * 3 * self.image_size[0] * self.image_size[1], self.root)
+        needed = len(found) * 3 * self.image_size[0] * self.image_size[1]
+        check_memory(needed, f"image_folder: the pictures of {self.root}")
         x_NCHW = torch.empty((len(found), 3, *self.image_size), dtype=torch.uint8)
         for x_CHW, (path, _) in zip(x_NCHW, found, strict=True):
             x_CHW.copy_(decode(path, self.image_size, self.fit))
@@ -121,36 +121,3 @@ class ImageFolder(Dataset):
                 name = path.relative_to(self.root).as_posix()
                 digest.update(f"{split}\0{label}\0{name}\0{path.stat().st_size}\0{files.checksum(path)}\n".encode())
         return f"image_folder:{digest.hexdigest()}"
-
-
-def decode(path: Path, size: Pair, fit: Literal["crop", "squash"]) -> Tensor:
-    """uint8 (3, H, W): a picture in RGB, brought to ``size``.
-
-    Raises:
-        DataError: if it cannot be read.
-    """
-    import numpy as np
-    from PIL import Image, UnidentifiedImageError
-
-    height, width = size
-    try:
-        with Image.open(path) as picture:
-            image = picture.convert("RGB")
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path} is not a picture that can be read: {error}") from None
-    box = None
-    if fit == "crop":
-        scale = min(image.width / width, image.height / height)
-        left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
-        box = (left, top, left + width * scale, top + height * scale)
-    small = image.resize((width, height), Image.Resampling.BILINEAR, box=box)
-    return torch.from_numpy(np.array(small)).permute(2, 0, 1)
-
-
-def _check_memory(needed: int, root: Path) -> None:
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > 0.8 * available:
-        raise DataError(
-            f"image_folder: the pictures of {root} need {needed / 2**30:.1f} GiB decoded, and this machine has "
-            f"{available / 2**30:.1f} GiB of memory; a smaller 'image_size' would fit"
-        )

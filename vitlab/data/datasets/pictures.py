@@ -1,0 +1,100 @@
+"""Picture files and the masks beside them, decoded to one size.
+
+H rows, W columns.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from vitlab.errors import DataError
+from vitlab.geometry import Pair
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Fit = Literal["crop", "squash"]
+"""``crop`` resizes until both sides are covered and cuts out the middle, ``squash`` ignores proportions."""
+
+
+def decode(path: Path, size: Pair, fit: Fit) -> Tensor:
+    """uint8 (3, H, W): a picture in RGB, brought to ``size`` by antialiased bilinear interpolation.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    return _small(_opened(path, "RGB"), size, fit)
+
+
+def decode_with_mask(path: Path, mask: Path, size: Pair, fit: Fit) -> tuple[Tensor, Tensor]:
+    """A picture as of :func:`decode`, and uint8 (H, W): the levels of its mask, resized by nearest neighbour.
+
+    A mask is a picture of one level a pixel; of one with a palette, as Pascal VOC's, the levels are the palette's
+    indices.
+
+    Raises:
+        DataError: if either cannot be read, or the two are not of one size.
+    """
+    import numpy as np
+    from PIL import Image
+
+    levels = _opened(mask, None)
+    if levels.mode not in ("P", "L"):
+        raise DataError(f"{mask} has no single level at each pixel: Pillow reads it as {levels.mode}, not as P or L")
+    picture = _opened(path, "RGB")
+    if levels.size != picture.size:
+        found = " and ".join("{1} by {0}".format(*image.size) for image in (picture, levels))
+        raise DataError(f"{path} and its mask {mask} are not of one size: {found} pixels")
+    small = levels.resize((size[1], size[0]), Image.Resampling.NEAREST, box=_box(levels, size, fit))
+    return _small(picture, size, fit), torch.from_numpy(np.array(small))
+
+
+def check_memory(needed: int, what: str) -> None:
+    """Refuse pictures that would not fit into memory.
+
+    Raises:
+        DataError: with both numbers.
+    """
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > 0.8 * available:
+        raise DataError(
+            f"{what} need {needed / 2**30:.1f} GiB decoded, and this machine has {available / 2**30:.1f} GiB of "
+            "memory; a smaller 'image_size' would fit"
+        )
+
+
+def _opened(path: Path, mode: str | None) -> Image:
+    """The picture, converted where a mode is named."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as picture:
+            if mode is not None:
+                return picture.convert(mode)
+            picture.load()
+            return picture
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{path} is not a picture that can be read: {error}") from None
+
+
+def _small(picture: Image, size: Pair, fit: Fit) -> Tensor:
+    import numpy as np
+    from PIL import Image
+
+    small = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=_box(picture, size, fit))
+    return torch.from_numpy(np.array(small)).permute(2, 0, 1)
+
+
+def _box(image: Image, size: Pair, fit: Fit) -> tuple[float, float, float, float] | None:
+    """The part of a picture that is shown: left, upper, right, lower; None for all of it."""
+    if fit == "squash":
+        return None
+    height, width = size
+    scale = min(image.width / width, image.height / height)
+    left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
+    return left, top, left + width * scale, top + height * scale

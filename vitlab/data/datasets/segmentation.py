@@ -1,0 +1,246 @@
+"""``voc_segmentation`` and ``pets``: photographs with a mask beside each, as their authors publish them.
+
+N images, H rows, W columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitlab.data.datasets import files
+from vitlab.data.datasets.base import Dataset, Images, Split, dataset
+from vitlab.data.datasets.pictures import Fit, check_memory, decode_with_mask
+from vitlab.data.options import Size
+from vitlab.data.pixels import VOID
+from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import DataError
+from vitlab.geometry import DataInfo, Pair
+from vitlab.slots import Unhashed
+
+
+class Item(NamedTuple):
+    """A picture, its mask, and what the levels of the mask stand for."""
+
+    picture: Path
+    mask: Path
+    meaning: Mapping[int, int]  #: level of the mask to label
+
+
+class Masked(Dataset):
+    """Photographs beside masks, listed in a text file for each split.
+
+    All are decoded into memory and brought to one size, so metrics are of pixels at that size, and of the middle of the
+    pictures where ``fit`` is ``crop``: not those published for whole pictures.  The identity is a digest over every
+    picture and mask that is listed; while the data is not here, there is none.
+    """
+
+    name: ClassVar[str]
+    torchvision_name: ClassVar[str]
+    torchvision_options: ClassVar[Mapping[str, Any]]
+    layouts: ClassVar[tuple[str, ...]]  #: where below the root the data may begin
+    lists: ClassVar[Mapping[Split, str]]  #: the file that lists a split
+
+    def __init__(
+        self,
+        *,
+        root: Annotated[str | None, Unhashed()] = None,
+        download: Annotated[files.Download, Unhashed()] = "never",
+        image_size: Size = (224, 224),
+        fit: Fit = "crop",
+    ) -> None:
+        """
+        Args:
+            root: folder that has the data set, or has it in the folder the published archive unpacks to.
+                None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
+            download: ``missing`` fetches it if it is not found, through torchvision, which verifies the archive.
+            image_size: pixels that every picture and mask is brought to.
+            fit: ``crop`` resizes until both sides are covered and cuts out the middle, ``squash`` ignores proportions.
+        """
+        self.root = root
+        self.download: files.Download = download
+        self.image_size: Pair = image_size
+        self.fit: Fit = fit
+
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes, the background first."""
+        raise NotImplementedError
+
+    def item(self, base: Path, line: str) -> Item | None:
+        """What a line of a list names; None if it is no such line."""
+        raise NotImplementedError
+
+    def missing(self) -> str | None:
+        if self.download == "missing" or self._find() is not None:
+            return None
+        return files.not_here(self.name, self.root, list(self.layouts), list(self.lists.values()))
+
+    def info(self) -> DataInfo:
+        labels = self.labels()
+        base = self._find()
+        return DataInfo(
+            image=self.image_size,
+            channels=3,
+            classes=len(labels),
+            task="segmentation",
+            identity=None if base is None else self._identity(base),
+            labels=labels,
+        )
+
+    def read(self, split: Split) -> Images:
+        reason = self.missing()
+        if reason is not None:
+            raise DataError(reason)
+        base = self._find() or self._fetch()
+        items = self._items(base, split)
+        check_memory(len(items) * 4 * self.image_size[0] * self.image_size[1], f"{self.name}: the pictures of {base}")
+        x_NCHW = torch.empty((len(items), 3, *self.image_size), dtype=torch.uint8)
+        y_NHW = torch.empty((len(items), *self.image_size), dtype=torch.uint8)
+        for x_CHW, y_HW, item in zip(x_NCHW, y_NHW, items, strict=True):
+            picture_CHW, level_HW = decode_with_mask(item.picture, item.mask, self.image_size, self.fit)
+            x_CHW.copy_(picture_CHW)
+            y_HW.copy_(_labelled(level_HW, item))
+        return Images(x_NCHW, y_NHW)
+
+    def _find(self) -> Path | None:
+        folders = (base / layout for base in files.roots(self.root) for layout in (".", *self.layouts))
+        return next(
+            (folder for folder in folders if all((folder / file).is_file() for file in self.lists.values())), None
+        )
+
+    def _fetch(self) -> Path:
+        source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
+        folder = files.download_folder(self.root)
+        files.fetch(self.name, folder, lambda folder: source(str(folder), download=True, **self.torchvision_options))
+        found = self._find()
+        if found is None:
+            raise DataError(f"{self.name} was fetched to {folder} and is not there")
+        return found
+
+    def _items(self, base: Path, split: Split) -> list[Item]:
+        file = base / self.lists[split]
+        items = []
+        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            item = self.item(base, line)
+            if item is None:
+                raise DataError(f"{file}:{number} is not a line of such a list: {line[:80]!r}")
+            for path in (item.picture, item.mask):
+                if not path.is_file():
+                    raise DataError(f"{file}:{number} lists an image whose file is not here: {path}")
+            items.append(item)
+        return items
+
+    def _identity(self, base: Path) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for split in ("train", "test"):
+            for item in self._items(base, split):
+                sums = " ".join(files.checksum(path) for path in (item.picture, item.mask))
+                digest.update(f"{split}\0{item.picture.stem}\0{sorted(item.meaning.items())}\0{sums}\n".encode())
+        return f"{self.name}:{digest.hexdigest()}"
+
+
+@dataset.register("voc_segmentation")
+class VOCSegmentation(Masked):
+    """Pascal VOC 2012: photographs with 20 kinds of things and background; 1464 to train on and 1449 to test on.
+
+    The folder is as published: ``JPEGImages``, ``SegmentationClass``, ``ImageSets/Segmentation``.  The labels of the
+    official test split are not published, so ``val.txt`` is what is tested on, as is usual; validation is split off
+    ``train.txt``.  The outlines between things (level 255) have no label.
+
+    Reference: Everingham et al., The Pascal Visual Object Classes Challenge: a retrospective, 2015.
+    """
+
+    name = "voc_segmentation"
+    torchvision_name = "VOCSegmentation"
+    torchvision_options: ClassVar = {"year": "2012", "image_set": "train"}
+    layouts = ("VOCdevkit/VOC2012", "VOC2012")
+    lists: ClassVar = {"train": "ImageSets/Segmentation/train.txt", "test": "ImageSets/Segmentation/val.txt"}
+    meaning: ClassVar = {**{label: label for label in range(21)}, VOID: VOID}
+
+    def labels(self) -> tuple[str, ...]:
+        return (
+            "background",
+            *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+            *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train"),
+            "tvmonitor",
+        )
+
+    def item(self, base: Path, line: str) -> Item | None:
+        name = line.strip()
+        if len(name.split()) != 1:
+            return None
+        return Item(base / "JPEGImages" / f"{name}.jpg", base / "SegmentationClass" / f"{name}.png", self.meaning)
+
+
+@dataset.register("pets")
+class Pets(Masked):
+    """Oxford-IIIT Pets: photographs of cats and dogs with trimaps; 3680 to train on and 3669 to test on.
+
+    The folder is as published: ``images``, ``annotations/trimaps``, ``annotations/trainval.txt`` and ``test.txt``.
+    A trimap has the pet (1), the background (2), and a border between them that may be either (3).
+
+    Reference: Parkhi, Vedaldi, Zisserman and Jawahar, Cats and dogs, CVPR 2012.
+    """
+
+    name = "pets"
+    torchvision_name = "OxfordIIITPet"
+    torchvision_options: ClassVar = {"target_types": "segmentation"}
+    layouts = ("oxford-iiit-pet",)
+    lists: ClassVar = {"train": "annotations/trainval.txt", "test": "annotations/test.txt"}
+
+    def __init__(
+        self,
+        *,
+        root: Annotated[str | None, Unhashed()] = None,
+        download: Annotated[files.Download, Unhashed()] = "never",
+        image_size: Size = (224, 224),
+        fit: Fit = "crop",
+        target: Literal["pet", "species"] = "pet",
+        border: Literal["ignored", "pet", "class"] = "ignored",
+    ) -> None:
+        """
+        Args:
+            root: folder that has ``images`` and ``annotations``, or has them in ``oxford-iiit-pet``.
+                None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
+            download: ``missing`` fetches it if it is not found, through torchvision, which verifies the archives.
+            image_size: pixels that every picture and mask is brought to.
+            fit: ``crop`` resizes until both sides are covered and cuts out the middle, ``squash`` ignores proportions.
+            target: ``pet`` against background, or ``species``: cats and dogs are two classes.
+            border: has no label (``ignored``), belongs to the ``pet``, or is a ``class`` of its own, the last.
+        """
+        super().__init__(root=root, download=download, image_size=image_size, fit=fit)
+        self.target = target
+        self.border = border
+
+    def labels(self) -> tuple[str, ...]:
+        pets = ("pet",) if self.target == "pet" else ("cat", "dog")
+        return ("background", *pets, *(["border"] if self.border == "class" else []))
+
+    def item(self, base: Path, line: str) -> Item | None:
+        match line.split():
+            case [name, _, "1" | "2" as species, *_]:
+                pet = 1 if self.target == "pet" else int(species)
+                border = {"ignored": VOID, "pet": pet, "class": len(self.labels()) - 1}[self.border]
+                picture, mask = base / "images" / f"{name}.jpg", base / "annotations" / "trimaps" / f"{name}.png"
+                return Item(picture, mask, {1: pet, 2: 0, 3: border})
+        return None
+
+
+def _labelled(level_HW: Tensor, item: Item) -> Tensor:
+    """uint8: the labels that the levels of a mask stand for."""
+    known_L = torch.zeros(256, dtype=torch.bool)
+    label_L = torch.zeros(256, dtype=torch.uint8)
+    for level, label in item.meaning.items():
+        known_L[level], label_L[level] = True, label
+    level_HW = level_HW.long()
+    if not known_L[level_HW].all():
+        found = int(level_HW[~known_L[level_HW]][0])
+        raise DataError(f"{item.mask} has a level {found}; its levels are {', '.join(map(str, sorted(item.meaning)))}")
+    return label_L[level_HW]
