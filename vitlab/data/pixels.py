@@ -52,7 +52,7 @@ def resized_masks(y_NHW: Tensor, size: Pair) -> Tensor:
 def nearest(old: Tensor, new: int) -> Tensor:
     """int64 (..., O): of ``old`` (...) pixels in a row, those the middles of ``new`` ones lie in, in whole numbers.
 
-    Pillow's nearest neighbour, and torch's ``nearest-exact``.
+    Torch's ``nearest-exact``; Pillow's nearest neighbour, but for middles on the border of two pixels.
     """
     return (2 * torch.arange(new, device=old.device) + 1) * old // (2 * new)
 

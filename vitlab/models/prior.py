@@ -1,0 +1,39 @@
+"""``prior``: the reference without eyes.
+
+B images, C channels, H and W pixels, K classes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.components.head import Logits
+from vitlab.geometry import DataInfo
+from vitlab.models.contract import Model, model
+
+
+@model.register("prior")
+class Prior(Model):
+    """The same score for every image and every pixel: all it can learn is how often each class occurs.
+
+    What is to be beaten.  It predicts the most frequent class everywhere, after its first step; in segmentation that
+    is the background, and its row of a report says what a pixel accuracy or a mean IoU is worth.  As an arm:
+    ``arms: {all-background: {model: {type: prior}}}``.
+    """
+
+    def __init__(self, data: DataInfo) -> None:
+        super().__init__()
+        self.pixels = data.image if data.task == "segmentation" else ()
+        self.bias = nn.Parameter(torch.zeros(data.classes))
+
+    def forward(self, x_BCHW: Tensor) -> Logits:
+        shape = (len(self.bias), *(1 for _ in self.pixels))
+        return Logits(self.bias.view(shape).expand(len(x_BCHW), -1, *self.pixels))
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        self.bias.zero_()
+
+    def layer_of(self, name: str) -> int:
+        return 0
