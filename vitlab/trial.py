@@ -29,12 +29,12 @@ from vitlab.data.prepare import Feed, Prepared, prepare
 from vitlab.errors import DataError, TrialFailed, UserError, VitlabError
 from vitlab.models.contract import Model
 from vitlab.models.cost import macs, parameters
-from vitlab.plan.key import code_of
+from vitlab.plan.key import DISTILLATION, READER, code_of
 from vitlab.plan.values import Trial
 from vitlab.result import Circumstances, Measurement, Outcome, Result
 from vitlab.slots import Resolved, load_file, slot
 from vitlab.spec import TrainSpec
-from vitlab.spec.trial import InitFrom
+from vitlab.spec.trial import Distill, InitFrom
 from vitlab.store import TrialFolder, read_json, write_json
 from vitlab.training import checkpoint
 from vitlab.training.artifacts import Sight, Transform, read_weights, write_predictions, write_weights
@@ -178,6 +178,7 @@ class _Attempt:
             spec,
             trial.seeds,
             task=prepared.info.task,
+            distillation=self._distillation(prepared),
             resume=resume,
             emit=self._tell,
             save=self._save,
@@ -213,13 +214,34 @@ class _Attempt:
             return
         how = InitFrom.model_validate(named)
         if how.checkpoint is not None:
-            # By name, so that the formats of files are no part of the code of trials that read none.
-            weights: Any = importlib.import_module("vitlab.models.weights")
             heads = getattr(getattr(model, "geometry", None), "heads", None)  # which hardly any file says
-            source = weights.open_model(Path(how.checkpoint), said=weights.Known(heads=heads), head=how.head).model
+            source = _opened(how.checkpoint, heads, how.head).model
         else:
-            source, _ = load_model(TrialFolder(self.folder.path.parents[1] / self.trial.needs["init_from"]))
+            source, _ = self._needed("init_from")
         start_from(model, source, how)
+
+    def _distillation(self, prepared: Prepared) -> Any:
+        """The teacher that the trial learns from, if it names one."""
+        named = self.trial.spec.get("distill")
+        if named is None:
+            return None
+        how = Distill.model_validate(named)
+        if how.teacher.checkpoint is not None:
+            opened = _opened(how.teacher.checkpoint, how.teacher.heads, "keep")
+            teacher, theirs = opened.model, Sight(opened.info, opened.mean, opened.std)
+        else:
+            teacher, transform = self._needed("teacher")
+            theirs = transform.sight
+        mine = Sight(prepared.info, prepared.mean, prepared.std)
+        train = self.trial.spec["train"]
+        teacher.to(self.device, _dtype(train))
+        # By name, so that distillation is no part of the code of trials without a teacher.
+        distillation: Any = importlib.import_module(DISTILLATION)
+        return distillation.Distillation(how, teacher, theirs, mine, train.get("precision", "fp32"))
+
+    def _needed(self, role: str) -> tuple[Model, Transform]:
+        """What a trial that this one needs has left."""
+        return load_model(TrialFolder(self.folder.path.parents[1] / self.trial.needs[role]))
 
     def _checkpoint(self) -> tuple[Mapping[str, Any] | None, str]:
         """The state to go on from, if there is one; and what to say of one that is damaged."""
@@ -285,6 +307,15 @@ class _Attempt:
             "deterministic": self.settings.deterministic,
             "evaluation_batch": EVALUATION_BATCH,
         }
+
+
+def _opened(file: str, heads: int | None, head: Literal["keep", "new"]) -> Any:
+    """The model of a checkpoint file.
+
+    Its reader is imported by name, so that the formats of files are no part of the code of trials that read none.
+    """
+    weights: Any = importlib.import_module(READER)
+    return weights.open_model(Path(file), said=weights.Known(heads=heads), head=head)
 
 
 def _device(name: str) -> torch.device:

@@ -72,12 +72,20 @@ class Workshop:
         return problems
 
 
-def trial_of(resolved: ResolvedTrial, seed: int, seeds: Seeds, prerequisites: dict[str, Trial]) -> Trial:
-    """A trial with its seeds and its key; the trials it needs are added to ``prerequisites``."""
-    streams = seeds.streams(seed)
+def trial_of(
+    resolved: ResolvedTrial, seed: int, seeds: Seeds, prerequisites: dict[str, Trial], split: int | None = None
+) -> Trial:
+    """A trial with its seeds and its key; the trials it needs are added to ``prerequisites``.
+
+    ``split`` is the seed of that stream, where it is not the study's: a teacher must not have seen the images that its
+    student is judged by.
+    """
+    streams = seeds.streams(seed) | ({} if split is None else {"split": split})
     needs: dict[str, str] = {}
     for role, needed in resolved.needs.items():
-        other = trial_of(needed.trial, seed if needed.seed == "same" else needed.seed, seeds, prerequisites)
+        own = seed if needed.seed == "same" else needed.seed
+        shared = streams["split"] if role == "teacher" else None
+        other = trial_of(needed.trial, own, seeds, prerequisites, shared)
         prerequisites[other.key] = other
         needs[role] = f"{other.key}/{other.code}"
     identity = {

@@ -24,12 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.slots import Resolved, slot
-from vitlab.spec.trial import SLOTS_OF_A_TRIAL
+from vitlab.spec.trial import SLOTS_OF_A_TRIAL, SOURCES
 
 RUNNER = "vitlab.trial"
 """The module that runs trials, whatever they are made of."""
 READER = "vitlab.models.weights"
 """The package that reads files of weights."""
+DISTILLATION = "vitlab.training.distillation"
+"""The module of learning from a teacher."""
 
 
 def key_of(identity: Mapping[str, Any]) -> str:
@@ -43,13 +45,19 @@ def code_of(spec: Mapping[str, Any], needs: Mapping[str, str] = {}) -> str:
 
     What a trial starts from is part of what it runs: a change of code there makes this one another result too.
     """
-    return code_of_modules(modules_of(components(spec)) | modules_of_start(spec), needs)
+    return code_of_modules(modules_of(components(spec)) | modules_beside(spec), needs)
 
 
-def modules_of_start(spec: Mapping[str, Any]) -> frozenset[str]:
-    """The modules that read the file a trial starts from; of a trial that reads none, they are no part."""
-    start = spec.get("init_from") or {}
-    return frozenset({READER} if start.get("checkpoint") is not None else ())
+def modules_beside(spec: Mapping[str, Any]) -> frozenset[str]:
+    """The modules that a trial needs beside those of its components; of trials that do without, they are no part."""
+    found = {DISTILLATION} if spec.get("distill") is not None else set()
+    for path in SOURCES.values():
+        source: Any = spec
+        for part in path:
+            source = source.get(part) or {}
+        if source.get("checkpoint") is not None:
+            found.add(READER)
+    return frozenset(found)
 
 
 def code_of_modules(modules: frozenset[str], needs: Mapping[str, str] = {}) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path as FilePath
@@ -14,14 +14,15 @@ from pydantic import ValidationError
 
 from vitlab.errors import GeometryError, OptionError, Path
 from vitlab.geometry import DataInfo
-from vitlab.plan.key import modules_of, modules_of_start
+from vitlab.plan.key import modules_beside, modules_of
 from vitlab.slots import Resolved, slot
 from vitlab.spec import TrialSpec
 from vitlab.spec.study import sentences
-from vitlab.spec.trial import LENGTHS, SLOTS_OF_A_TRIAL
+from vitlab.spec.trial import LENGTHS, SLOTS_OF_A_TRIAL, SOURCES
 
 Inform = Callable[[Resolved], DataInfo]
 """What a model sees of a data set; handed in by whoever can read data."""
+
 
 class Faults(Exception):
     """Everything wrong with one trial: paths below ``base`` and sentences."""
@@ -41,7 +42,7 @@ class ResolvedTrial:
     modules: frozenset[str]  #: in which its components stand
     info: DataInfo
     why_not: str  #: why these components cannot work together; empty where they can
-    needs: Mapping[str, Prerequisite] = field(default_factory=dict)  #: role to the trial whose weights it starts from
+    needs: Mapping[str, Prerequisite] = field(default_factory=dict)  #: role to the trial whose weights it takes
 
 
 @dataclass(frozen=True)
@@ -104,39 +105,46 @@ class Resolver:
             except GeometryError as error:
                 faults.append((("model", error.option), str(error)))
         needs = self._needs(plain, identity, faults)
+        if isinstance(plain.get("distill"), Mapping):
+            _forget_what_is_not_read(identity["distill"])
+            if info is not None:
+                teacher = needs["teacher"].trial if "teacher" in needs else None
+                faults += [(("distill", "teacher"), sentence) for sentence in _unsuitable(plain, info, teacher)]
         if faults:
             raise Faults(faults)
         assert info is not None
         origins = sorted(set().union(*(part.origins for part in parts.values())))
-        modules = modules_of_start(plain).union(*(part.modules for part in parts.values()))
+        modules = modules_beside(plain).union(*(part.modules for part in parts.values()))
         return ResolvedTrial(plain, identity, tuple(origins), modules, info, why_not, needs)
 
     def _needs(
         self, plain: dict[str, Any], identity: dict[str, Any], faults: list[tuple[Path, str]]
     ) -> dict[str, Prerequisite]:
-        """The trial a trial starts from, put into its identity; a checkpoint file counts by its content."""
-        start = plain.get("init_from")
-        if not isinstance(start, Mapping):
-            return {}
-        if isinstance(start.get("checkpoint"), str):
-            file = FilePath(start["checkpoint"])
-            if not file.is_file():
-                faults.append((("init_from", "checkpoint"), f"no such file: {file}"))
-            else:
-                identity["init_from"]["checkpoint"] = _content(file.resolve(), file.stat().st_mtime_ns)
-                plain["init_from"]["checkpoint"] = str(file.resolve())
-            return {}
-        if not isinstance(start.get("trial"), Mapping):
-            return {}
-        try:
-            trial = self.resolve(start["trial"])
-        except Faults as error:
-            faults += [(("init_from", "trial", *path), sentence) for path, sentence in error.faults]
-            return {}
-        if trial.why_not:
-            faults.append((("init_from", "trial"), trial.why_not))
-        plain["init_from"]["trial"], identity["init_from"]["trial"] = trial.plain, trial.identity
-        return {"init_from": Prerequisite(trial, start.get("seed", "same"))}
+        """The trials whose weights a trial takes, put into its identity; a checkpoint file counts by its content."""
+        needs = {}
+        for role, path in SOURCES.items():
+            source, identified = _get(plain, path), _get(identity, path)
+            if not isinstance(source, Mapping):
+                continue
+            if isinstance(source.get("checkpoint"), str):
+                file = FilePath(source["checkpoint"])
+                if not file.is_file():
+                    faults.append(((*path, "checkpoint"), f"no such file: {file}"))
+                else:
+                    identified["checkpoint"] = _content(file.resolve(), file.stat().st_mtime_ns)
+                    _put(plain, (*path, "checkpoint"), str(file.resolve()))
+            elif isinstance(source.get("trial"), Mapping):
+                try:
+                    trial = self.resolve(source["trial"])
+                except Faults as error:
+                    faults += [((*path, "trial", *inner), sentence) for inner, sentence in error.faults]
+                    continue
+                if trial.why_not:
+                    faults.append(((*path, "trial"), trial.why_not))
+                identified["trial"] = trial.identity
+                _put(plain, (*path, "trial"), trial.plain)
+                needs[role] = Prerequisite(trial, source.get("seed", "same"))
+        return needs
 
     def _choice(self, name: str, value: Any) -> _Known | list[tuple[Path, str]]:
         if value is None:
@@ -180,6 +188,38 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mappi
             node = node[part]
         node[parts[-1]] = value
     return tree
+
+
+def _forget_what_is_not_read(distill: dict[str, Any]) -> None:
+    """Leave out of an identity what hard distillation does not read, so that no number of it makes another trial."""
+    if distill.get("kind") == "hard":
+        distill.pop("tau", None)
+        distill.pop("reduction", None)
+
+
+def _unsuitable(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial | None) -> Iterator[str]:
+    """Why a trial cannot learn from its teacher."""
+    if info.task != "classification":
+        yield f"a teacher teaches the classes of images, and the task of this data is {info.task}"
+    if teacher is None:
+        return
+    mine, theirs = plain["data"], teacher.plain["data"]
+    same = mine["type"] == theirs["type"]
+    if teacher.info.classes != info.classes:
+        yield f"the teacher tells {teacher.info.classes} classes apart, and this trial {info.classes}"
+    elif teacher.info.labels and info.labels and teacher.info.labels != info.labels:
+        yield f"the teacher's classes are {_listed(teacher.info.labels)}, and those here {_listed(info.labels)}"
+    elif same and mine["classes"] != theirs["classes"]:
+        yield f"the teacher's data.classes is {theirs['classes']}, and here it is {mine['classes']}"
+    if same and mine["validation"] != theirs["validation"]:
+        yield (
+            f"the teacher's data.validation is {theirs['validation']}, and here it is {mine['validation']}: with "
+            "different shares one is trained on images that the other is judged by"
+        )
+
+
+def _listed(labels: tuple[str, ...]) -> str:
+    return ", ".join(labels[:4]) + (", ..." if len(labels) > 4 else "")
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -46,23 +46,55 @@ class TrainSpec(Frozen):
         return value
 
 
-class InitFrom(Frozen):
-    """Weights to start from: a checkpoint file of any known format, or another trial, named by its spec."""
+class Source(Frozen):
+    """The weights of another model: a checkpoint file of any known format, or another trial, named by its spec."""
 
     checkpoint: str | None = None
     trial: dict[str, Any] | None = None  #: a complete trial; it is trained once and shared by all who name it
     seed: Literal["same"] | Annotated[int, Field(ge=0)] = "same"  #: of that trial; same pairs replicates one to one
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.checkpoint is None) == (self.trial is None):
+            raise ValueError("it names a checkpoint or a trial, exactly one")
+        return self
+
+
+class InitFrom(Source):
+    """Weights to start from."""
+
     resample: Literal["timm", "google", "deit", "torchvision", "hf"] = "timm"  #: how positions reach another grid
     head: Literal["new", "keep"] = "new"  #: a fresh head, or the one in the weights
     tokens: Literal["same", "convert"] = "same"
     """Tokens before the patches that only one of the two models has: refused, or left out here and new there."""
     freeze: Literal["nothing", "body"] = "nothing"  #: what is not trained: the body leaves a linear probe
 
+
+class Teacher(Source):
+    """A model to learn from.  A trial that trains one has the validation split of those who learn from it."""
+
+    heads: Annotated[int, Field(gt=0)] | None = None  #: of attention, where a checkpoint does not say
+
     @model_validator(mode="after")
-    def _one_source(self) -> InitFrom:
-        if (self.checkpoint is None) == (self.trial is None):
-            raise ValueError("init_from names a checkpoint or a trial, exactly one")
+    def _heads_of_a_file(self) -> Self:
+        if self.heads is not None and self.checkpoint is None:
+            raise ValueError("heads are those of a checkpoint; a trial says its own")
         return self
+
+
+class Distill(Frozen):
+    """Learning from labels and from a teacher: (1 - alpha) loss + alpha distillation.  Reference: arXiv:2012.12877.
+
+    The head of the distillation token, where the model has one, learns from the teacher, and that of the class token
+    from the labels; otherwise one head learns from both.
+    """
+
+    teacher: Teacher
+    kind: Literal["hard", "soft"] = "hard"  #: from the class the teacher decides for, or from its probabilities
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  #: weight of the distillation
+    tau: Annotated[float, Field(gt=0)] = 1.0  #: temperature of both softmaxes; of soft distillation alone
+    reduction: Literal["numel", "batchmean"] = "numel"
+    """Soft: the sum over batch and classes is divided by both, as in DeiT's code, or by the batch, as in timm."""
 
 
 class TrialSpec(Frozen):
@@ -72,6 +104,7 @@ class TrialSpec(Frozen):
     model: Choice
     train: TrainSpec
     init_from: InitFrom | None = None
+    distill: Distill | None = None
 
 
 SLOTS_OF_A_TRIAL = {
@@ -82,3 +115,6 @@ SLOTS_OF_A_TRIAL = {
     ("train", "loss"): "loss",
 }
 """Where a trial names components, and in which slot each is looked up."""
+
+SOURCES = {"init_from": ("init_from",), "teacher": ("distill", "teacher")}
+"""What the weights of another model are to a trial, and where it names them: each a :class:`Source`."""

@@ -1,13 +1,16 @@
 """YAML read safely, with the place of every value, so that a mistake can be pointed at.
 
-Two departures from YAML 1.1, both because every user means them: ``1e-3`` is a number, and a key given twice is an
-error.
+Departures from YAML 1.1, all because every user means them: ``1e-3`` is a number, ``010`` is ten, ``12:30`` and
+``2024-01-01`` are text, a key is a name whatever it looks like, and a key given twice is an error.  What a study has no
+use for is refused: dates, sets and binary by tag, infinities, and characters that cannot be printed.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -18,15 +21,62 @@ from vitlab.errors import Path, Problem, SpecError
 
 LARGEST_FILE = 1_000_000  #: bytes; a study file is a page or two
 MOST_NODES = 100_000  #: values after aliases are followed, so that nested aliases cannot explode
+DEEPEST = 50  #: values within values
+
+_TAG = "tag:yaml.org,2002:"
+_PLAIN = {"null", "bool", "int", "float", "str", "seq", "map"}
+"""The kinds of values a study is made of."""
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads ``1e-3`` as the number it plainly is (YAML 1.1 wants ``1.0e-3``)."""
+    """SafeLoader for plain data alone, that reads a number as the number it plainly is."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(?:\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag not in (f"{_TAG}int", f"{_TAG}float", f"{_TAG}timestamp")]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.yaml_constructors = {
+    tag: construct
+    for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or tag.removeprefix(_TAG) in _PLAIN
+}
+for _kind_of_number, _pattern in (
+    ("int", r"[-+]?(?:\d[\d_]*|0x[\da-fA-F_]+)"),
+    (
+        "float",
+        r"[-+]?(?:\d[\d_]*\.[\d_]*|\.\d[\d_]*|\d[\d_]*(?=[eE]))(?:[eE][-+]?\d+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+    ),
+):
+    _Loader.add_implicit_resolver(f"{_TAG}{_kind_of_number}", re.compile(rf"^(?:{_pattern})$"), list("-+.0123456789"))
+
+
+def _number(read: Callable[[str], Any]) -> Callable[[yaml.SafeLoader, yaml.ScalarNode], Any]:
+    """A constructor of numbers that says where a text is that cannot be read as one."""
+
+    def construct(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+        text = str(loader.construct_scalar(node))
+        try:
+            value = read(text.replace("_", "").lower())
+        except ValueError:
+            raise _fault(node, f"'{text:.40}' is not a number that can be read") from None
+        if not math.isfinite(value):
+            raise _fault(node, f"'{text:.40}' is no number to compute with; a finite one belongs here")
+        return value
+
+    return construct
+
+
+def _truth(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
+    try:
+        return loader.bool_values[str(loader.construct_scalar(node)).lower()]
+    except KeyError:
+        raise _fault(node, f"'{node.value:.40}' is neither true nor false") from None
+
+
+_Loader.add_constructor(f"{_TAG}int", _number(lambda text: int(text, 16 if "0x" in text else 10)))
+_Loader.add_constructor(f"{_TAG}float", _number(lambda text: float(re.sub(r"\.(?=inf|nan)", "", text))))
+_Loader.add_constructor(f"{_TAG}bool", _truth)
 
 
 @dataclass(frozen=True)
@@ -64,8 +114,9 @@ def parse_document(text: str, name: str) -> Document:
     def refuse(message: str, line: int = 0, column: int = 0) -> SpecError:
         return SpecError([Problem(name, line, column, message)])
 
-    loader = _Loader(text)
+    loader = None
     try:
+        loader = _Loader(text)
         root = loader.get_single_node()
         if root is None:
             raise refuse("the file is empty; a study begins with 'study: NAME'")
@@ -83,19 +134,39 @@ def parse_document(text: str, name: str) -> Document:
         if problems:
             raise SpecError(problems)
         data = _unshared(loader.construct_document(root))
+    except _Refused as error:
+        assert error.problem_mark is not None
+        raise refuse(str(error.problem), error.problem_mark.line + 1, error.problem_mark.column + 1) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        raise refuse(f"not YAML: {error.problem or error.context}", *at) from None
+        raise refuse(f"not YAML: {', '.join(filter(None, (error.context, error.problem)))}", *at) from None
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position].split("\n")
+        what = f"not YAML: a character that cannot be printed, {_code(text[error.position])}"
+        raise refuse(what, len(before), len(before[-1]) + 1) from None
     except (yaml.YAMLError, ValueError) as error:
         raise refuse(f"not YAML: {error}") from None
     except RecursionError:
         raise refuse("nested too deeply; a study file is a page or two") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     if not isinstance(data, dict):
         raise refuse(f"a study is a mapping that begins with 'study: NAME'; found {_kind(data)}", 1, 1)
     return Document(name, data, places)
+
+
+def read_value(text: str) -> Any:
+    """One value of a study, written as YAML: what ``--set PATH=VALUE`` gives.
+
+    Raises:
+        ValueError: saying why it is none.
+    """
+    try:
+        return parse_document(f"value: {text}\n" if text.strip() else "value:\n", "").data["value"]
+    except SpecError as error:
+        raise ValueError(error.problems[0].message) from None
 
 
 def _read_text(file: FilePath, name: str) -> str:
@@ -123,23 +194,59 @@ def _walk(
     The flag marks a key that its mapping has given before.
     """
     if id(node) in above:
-        raise yaml.MarkedYAMLError(problem="an alias that contains itself", problem_mark=node.start_mark)
+        raise _fault(node, "an alias that contains itself")
+    if len(above) > DEEPEST:
+        raise _fault(node, "nested too deeply; a study file is a page or two")
     yield path, place, False
     above = above | {id(node)}
-    if isinstance(node, yaml.SequenceNode):
+    if isinstance(node, yaml.ScalarNode):
+        _printable(node)
+    elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             yield from _walk(item, (*path, index), item, above)
     elif isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be a single name", problem_mark=key.start_mark)
+            _name(key)
             here = (*path, str(key.value))
             if key.value in seen:
                 yield here, key, True
             else:
                 seen.add(key.value)
                 yield from _walk(value, here, key, above)
+
+
+class _Refused(yaml.MarkedYAMLError):
+    """What is YAML and still cannot stand in a study."""
+
+
+def _fault(node: yaml.Node, sentence: str) -> _Refused:
+    return _Refused(problem=sentence, problem_mark=node.start_mark)
+
+
+def _name(key: yaml.Node) -> None:
+    """See to it that a key is read as the text that stands there."""
+    if not isinstance(key, yaml.ScalarNode):
+        raise _fault(key, "a key must be a single name")
+    _printable(key)
+    kind = key.tag.removeprefix(_TAG)
+    if kind == "bool":
+        raise _fault(key, f"YAML reads '{key.value}' as true or false; put it in quotes, for a key is a name")
+    if kind == "null":
+        raise _fault(key, "a key without a name")
+    if kind in _PLAIN:
+        key.tag = f"{_TAG}str"
+
+
+def _printable(node: yaml.ScalarNode) -> None:
+    """Refuse what would reach terminals, reports and file names and cannot be shown there."""
+    for character in node.value:
+        if unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t":
+            raise _fault(node, f"a character that cannot be printed, {_code(character)}")
+
+
+def _code(character: str) -> str:
+    return f"U+{ord(character):04X}"
 
 
 def _unshared(value: Any) -> Any:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import ssl
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from vitlab.errors import UserError, nearest
 
-DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+DATABASES = ("sqlite", *PORTS)
 SERVERS = ("http", "https", "databricks")
 UI = "http://127.0.0.1:5000"
 """Where ``vitlab ui`` shows a database unless told otherwise."""
@@ -33,8 +36,14 @@ class Address:
     embedded: bool  #: under the output folder, for vitlab alone
 
     def awake(self) -> bool:
-        """Whether a server answers; a database always does.  Takes two seconds at most."""
-        if not self.uri.startswith(("http://", "https://")):
+        """Whether a server answers, or a database server listens; a file always does.  Takes two seconds at most."""
+        parts = urlsplit(self.uri)
+        port = PORTS.get(parts.scheme.partition("+")[0])
+        if port is not None and parts.hostname:  # MLflow itself would try for minutes
+            with suppress(OSError), socket.create_connection((parts.hostname, parts.port or port), PROBE_S):
+                return True
+            return False
+        if parts.scheme not in ("http", "https"):
             return True
         try:
             with urllib.request.urlopen(f"{self.uri.rstrip('/')}/health", timeout=PROBE_S):
@@ -75,19 +84,23 @@ def locate(uri: str | None, root: Path) -> Address:
         return Address(f"sqlite:///{file}", "embedded", file, artifact_folder(root), UI, embedded=True)
     where = "tracking URI" if uri else "MLFLOW_TRACKING_URI"
     scheme = found.partition(":")[0] if ":" in found else ""
-    name = hashlib.blake2b(found.encode(), digest_size=8).hexdigest()
+    try:
+        parts = urlsplit(found)
+        _ = parts.port
+    except ValueError as error:
+        raise UserError(f"{where} '{found}' cannot be read ({error}); write it as http://HOST:PORT.") from None
     if scheme == "file" or ":" not in found:
-        path = Path(unquote(urlsplit(found).path) if scheme == "file" else found).resolve()
+        folder = Path(unquote(parts.path) if scheme == "file" else found).resolve()
         raise UserError(
             f"{where} '{found}': MLflow has given up its stores of plain files and refuses to write them; "
-            f"name a database, such as sqlite:///{path / 'mlflow.db'}, or a server."
+            f"name a database, such as sqlite:///{folder / 'mlflow.db'}, or a server."
         )
     if scheme == "databricks":
-        return Address(found, name, None, None, found, embedded=False)
+        return Address(found, _name(found), None, None, found, embedded=False)
     if scheme in SERVERS:
-        if not urlsplit(found).hostname:
+        if not parts.hostname:
             raise UserError(f"{where} '{found}' names no host; write it as http://HOST:PORT.")
-        return Address(found, name, None, None, _without_user(found), embedded=False)
+        return Address(found, _name(found), None, None, _without_user(found), embedded=False)
     if scheme.partition("+")[0] not in DATABASES:
         known = [*DATABASES, *SERVERS]
         raise UserError(
@@ -95,14 +108,18 @@ def locate(uri: str | None, root: Path) -> Address:
             f"Allowed: {', '.join(known)}."
         )
     if scheme.partition("+")[0] == "sqlite":
-        name_of_file = found.partition(":///")[2].partition("?")[0]
-        if not name_of_file or name_of_file == ":memory:":
+        driver, _, rest = found.partition(":///")
+        path, mark, options = rest.partition("?")
+        if not path or path == ":memory:":
             raise UserError(f"{where} '{found}' names no file; write it as sqlite:///FILE.")
-        file = Path(name_of_file).resolve()
-        return Address(
-            found.replace(name_of_file, str(file), 1), name, file, file.parent / "mlartifacts", UI, embedded=False
-        )
-    return Address(found, name, None, artifact_folder(root), UI, embedded=False)
+        file = Path(path).resolve()
+        uri = f"{driver}:///{file}{mark}{options}"
+        return Address(uri, _name(uri), file, artifact_folder(file.parent), UI, embedded=False)
+    return Address(found, _name(found), None, artifact_folder(root), UI, embedded=False)
+
+
+def _name(uri: str) -> str:
+    return hashlib.blake2b(uri.encode(), digest_size=8).hexdigest()
 
 
 def _without_user(uri: str) -> str:

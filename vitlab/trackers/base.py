@@ -16,7 +16,8 @@ class Tracker:
     def update(self) -> None:
         """Deliver what the journals hold by now.
 
-        Returns soon, and never raises because the tracker is away: what could not be delivered waits.
+        Returns soon, however slow the tracker is, and never raises because it is away: what could not be delivered
+        waits.
         """
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
@@ -26,8 +27,3 @@ class Tracker:
             the address to look at; None where nothing could be reached.
         """
         return None
-
-    @property
-    def behind(self) -> int:
-        """Events of the journals that have not been delivered."""
-        return 0

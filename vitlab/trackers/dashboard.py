@@ -10,6 +10,7 @@ import base64
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 ARMS, TRIALS, SUMMARY = "vitlab-arms", "vitlab-trials", "vitlab-summary"
@@ -17,6 +18,16 @@ ARMS, TRIALS, SUMMARY = "vitlab-arms", "vitlab-trials", "vitlab-summary"
 
 LIMIT = 20_000  #: characters MLflow holds in an experiment tag
 RUNS = 100  #: bars in one chart at most
+
+PALETTE = (
+    *("#a6630c", "#c83243", "#b45091", "#8a63bf", "#434a93", "#137dae", "#04867d", "#308613", "#facb66", "#1f272d"),
+    *("#445461", "#5f7281", "#8396a5", "#93320b", "#be501e", "#de7921", "#f2be88", "#115026", "#277c43", "#3ba65e"),
+    *("#8ddda8", "#9e102c", "#c82d4c", "#e65b77", "#f792a6", "#0e538b", "#2272b4", "#4299e0", "#8acaff"),
+)
+"""Colours the page gives to groups, by a checksum of the group's name."""
+
+KEYS = (("tag", "arm"), ("param", "arm"), ("tag", "vitlab.arm"))
+"""Where the arm of a run stands, and so what runs can be grouped by."""
 
 Section = tuple[str, Sequence[str], bool]
 """Title, the metrics charted in it, and whether it is open."""
@@ -28,20 +39,25 @@ def tag(view: str) -> str:
 
 
 def sections(metrics: Iterable[str], headline: str) -> list[Section]:
-    """Sort metric names into sections: final values, curves, what they cost.  ``headline`` is the judged metric."""
+    """Sort metric names into sections, the answer first: the judged metric, as bars and as a curve, and the loss.
+
+    Then follow final values, curves, what they cost, and what one rarely asks for.  ``headline`` is the judged metric.
+    """
     names = set(metrics)
 
-    def rank(name: str) -> tuple[bool, int, bool, str]:
+    def rank(name: str) -> tuple[int, bool, str]:
         group, _, metric = name.removeprefix("final/").removeprefix("best/").partition("/")
         order = ("val", "test", "train").index(group) if group in ("val", "test", "train") else 3
-        return (headline not in name, order, metric != headline.partition("/")[2], name)
+        return (order, metric != headline.partition("/")[2], name)
 
-    final = sorted((name for name in names if name.startswith(("final/", "best/"))), key=rank)
-    curves = sorted((name for name in names if name.partition("/")[0] in ("val", "test", "train")), key=rank)
-    cost = sorted(name for name in names if name.startswith("cost/"))
-    rest = sorted(names - {*final, *curves, *cost})
-    found = [("Final values", final, True), ("Curves", curves, True), ("Cost", cost, True), ("Other", rest, False)]
-    return [section for section in found if section[1]]
+    answer = [name for name in (f"final/{headline}", f"best/{headline}", headline, "train/loss") if name in names]
+    rest = sorted((name for name in names - set(answer) if not name.endswith("/lr")), key=rank)
+    final = [name for name in rest if name.startswith(("final/", "best/"))]
+    curves = [name for name in rest if name.startswith(("val/", "train/"))]  # the test split is measured only once
+    cost = [name for name in rest if name.startswith("cost/")]
+    other = sorted(names - {*answer, *final, *curves, *cost})
+    found = [(headline, answer, True), ("Final values", final, True), ("Curves", curves, True)]
+    return [section for section in (*found, ("Cost", cost, True), ("Other", other, False)) if section[1]]
 
 
 def summary_sections(metrics: Iterable[str], headline: str) -> list[Section]:
@@ -54,33 +70,36 @@ def summary_sections(metrics: Iterable[str], headline: str) -> list[Section]:
     return [section for section in found if section[1]]
 
 
-def comparison(charts: Iterable[Section], *, grouped: bool, columns: Sequence[str], kind: str) -> dict[str, Any]:
+def comparison(
+    charts: Iterable[Section], *, columns: Sequence[str], kind: str, arms: Sequence[str] = ()
+) -> dict[str, Any]:
     """The state of a view.
 
     Args:
         charts: what to chart.
-        grouped: one bar and one line per arm, the mean of its runs; else one per run.
         columns: columns of the table, such as ``tags.`seed```.
         kind: the ``vitlab.kind`` of the runs to show.
+        arms: where one bar and one line shall stand for each arm, the mean of its runs: the arms.
     """
     chart_list, section_list = [], []
     for index, (title, metrics, opened) in enumerate(charts):
         section = f"vitlab-section-{index}"
         section_list.append({"uuid": section, "name": title, "display": opened, "isReordered": False})
         chart_list += [_chart(name, section) for name in metrics]
-    by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": "arm"}]}
+    mode, key = group_key(arms)
+    by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": mode, "groupByData": key}]}
     return {
         "searchFilter": f"tags.`vitlab.kind` = '{kind}'",
         "orderByKey": "attributes.start_time",
-        "orderByAsc": False,
+        "orderByAsc": True,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "datasetsFilter": [],
         "modelVersionFilter": "All Runs",
         "selectedColumns": list(columns),
         "runsHiddenMode": "SHOW_ALL",
-        "useGroupedValuesInCharts": grouped,
-        "groupBy": by_arm if grouped else None,
+        "useGroupedValuesInCharts": bool(arms),
+        "groupBy": by_arm if arms else None,
         "hideEmptyCharts": True,
         "autoRefreshEnabled": True,
         "compareRunCharts": chart_list,
@@ -90,7 +109,30 @@ def comparison(charts: Iterable[Section], *, grouped: bool, columns: Sequence[st
     }
 
 
-def envelope(name: str, state: Mapping[str, Any], *, made_ms: int) -> str:
+def group_key(arms: Sequence[str]) -> tuple[str, str]:
+    """What to group runs by, so that no two arms look alike.
+
+    A group's colour cannot be chosen, it follows from its name, and of five arms two are likely to share one.  So of
+    the keys that hold the arm the one is taken under which the most similar two differ most.
+    """
+
+    def least_difference(key: tuple[str, str]) -> int:
+        colours = [group_colour(f"{key[0]}.{key[1]}.{arm}") for arm in arms]
+        return min((_difference(*pair) for pair in combinations(colours, 2)), default=0)
+
+    return max(KEYS, key=least_difference)
+
+
+def group_colour(group: str) -> str:
+    """The page's colour of a group."""
+    low = high = 0
+    for character in group:
+        low = (low + ord(character)) % 255
+        high = (high + low) % 255
+    return PALETTE[(low | high << 8) % len(PALETTE)]
+
+
+def envelope(name: str, state: Mapping[str, Any], made_ms: int) -> str:
     """The tag's value.  A state too long for a tag is compressed, as the page itself would do."""
     text = json.dumps(state, separators=(",", ":"))
     whole = _envelope(name, text, made_ms)
@@ -99,19 +141,14 @@ def envelope(name: str, state: Mapping[str, Any], *, made_ms: int) -> str:
     return whole
 
 
-def same(old: str | None, new: str) -> bool:
-    """Whether two tag values hold one view, whenever they were made."""
-    if old is None:
-        return False
-    try:
-        before, after = json.loads(old), json.loads(new)
-    except ValueError:
-        return False
-    return isinstance(before, dict) and all(before.get(key) == after[key] for key in ("name", "state"))
-
-
 def _envelope(name: str, state: str, made_ms: int) -> str:
     return json.dumps({"name": name, "createdAt": made_ms, "updatedAt": made_ms, "state": state})
+
+
+def _difference(one: str, other: str) -> int:
+    """Squared distance of two colours."""
+    first, second = bytes.fromhex(one[1:]), bytes.fromhex(other[1:])
+    return sum((a - b) ** 2 for a, b in zip(first, second, strict=True))
 
 
 def _chart(metric: str, section: str) -> dict[str, Any]:
@@ -124,7 +161,7 @@ def _chart(metric: str, section: str) -> dict[str, Any]:
         "isGenerated": True,
         "metricKey": metric,
         "runsCountToCompare": RUNS,
-        "displayName": metric,
+        "displayName": f"{metric.removeprefix('final/')} (final)" if metric.startswith("final/") else metric,
     }
     if is_curve:
         chart |= {

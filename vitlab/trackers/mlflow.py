@@ -26,6 +26,7 @@ from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, TUNING, Tr
 log = logging.getLogger(__name__)
 
 BUDGET_S = 5.0  #: how long one update may take before it leaves the rest to the next
+REST = 4.0  #: times as long as an update that used up its budget does the driver go without another
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0  #: between attempts to reach a server that is away
 WAIT_S = 60.0  #: for another process that delivers the same study
 
@@ -64,23 +65,17 @@ class MlflowTracker(Tracker):
         self._warned = False
 
     def update(self) -> None:
-        if time.monotonic() >= self._retry_at:
-            self._attempt(final=False, report=())
+        began = time.monotonic()
+        if began < self._retry_at:
+            return
+        self._attempt(final=False, report=())
+        took = time.monotonic() - began
+        if took > BUDGET_S:
+            self._retry_at = max(self._retry_at, time.monotonic() + REST * took)
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
         experiment = self._attempt(final=True, report=report)
         return comparison_link(self.address.links, experiment, dashboard.ARMS) if experiment else None
-
-    @property
-    def behind(self) -> int:
-        offsets = self._offsets()
-        count = 0
-        for item in self._trials:
-            trial = item.planned.trial
-            known = offsets.runs.get(item.identity)
-            events, _ = self.store.trial(trial.key, trial.code).events(known.offset if known else 0)
-            count += len(events)
-        return count
 
     # -- one attempt --------------------------------------------------------------------------------------------------
 
@@ -90,44 +85,46 @@ class MlflowTracker(Tracker):
             if not self.address.awake():
                 raise ConnectionError(f"no answer from {self.address.links}")
             lock = service.lock(self._folder / ".mlflow.lock", wait_s=WAIT_S if final else 0.0)
-            with lock, service.quiet():
+            with lock, service.quiet(patient=final):
                 experiment = self._deliver(final=final, report=report)
         except service.Held as error:
             if final:
                 log.warning("MLflow: %s; 'vitlab sync' delivers what it leaves", error)
             return None
         except Exception as error:  # whatever MLflow, its database or its network raises: a training does not end by it
-            self._put_off(error)
+            self._session = None
+            self._retry_at = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._warn(error)
             return None
         self._pause_s, self._warned = PAUSE_S, False
         return experiment
 
-    def _put_off(self, error: Exception) -> None:
-        self._session = None
-        self._retry_at = time.monotonic() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+    def _warn(self, error: Exception) -> None:
         if not self._warned:
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
             log.warning(
-                "MLflow cannot be reached: %s. Trials go on; what is missing there is delivered when it is back, "
+                "MLflow is not up to date: %s. Trials go on; what is missing there is delivered when it can be, "
                 "or by 'vitlab sync'.",
-                reason,
+                " ".join(str(error).split())[:300] or type(error).__name__,
             )
         self._warned = True
 
     def _deliver(self, *, final: bool, report: Sequence[Path]) -> str:
         session = self._open()
         until = math.inf if final else time.monotonic() + BUDGET_S
-        first_error: Exception | None = None
+        trouble: Exception | None = None
         for item in self._trials:
             if time.monotonic() > until:
                 break
             try:
                 session.deliver(item, final=final)
-            except Exception as error:  # one trial's trouble, such as a file it cannot upload, keeps back no other
-                first_error = first_error or error
-                if not final or not self.address.awake():
+            except Exception as error:  # one trial's trouble, such as a file that cannot be read, keeps back no other
+                trouble = trouble or error
+                if not self.address.awake():
                     break
+        session.offsets.commit()
+        if trouble is not None and (not final or not self.address.awake()):
+            raise trouble
         if final and session.created and self.address.artifacts is None:
             session.settle(service.runs(session.client, session.offsets.experiment), self._trials)
         self._views(session)
@@ -136,8 +133,8 @@ class MlflowTracker(Tracker):
             self._arms(session)
         session.offsets.commit()
         self._seen = session.offsets.file.read_bytes()
-        if first_error is not None:
-            raise first_error
+        if trouble is not None:
+            self._warn(trouble)
         return session.offsets.experiment
 
     def _open(self) -> TrialRuns:
@@ -153,7 +150,16 @@ class MlflowTracker(Tracker):
         if offsets.experiment != experiment:
             offsets = Offsets(offsets.file, offsets.address, experiment)
         source = source_tags(self._folder / "study.yaml", Path.cwd())
-        session = TrialRuns(client, offsets, self.plan, self.store, keep=self.keep, root=self._root, source=source)
+        session = TrialRuns(
+            client,
+            offsets,
+            self.plan,
+            self.store,
+            keep=self.keep,
+            local=self.address.artifacts is not None,
+            root=self._root,
+            source=source,
+        )
         session.settle(service.runs(client, experiment), self._trials)
         self._viewed = []
         self._session = session
@@ -169,17 +175,18 @@ class MlflowTracker(Tracker):
         metrics = session.offsets.metrics
         if metrics == self._viewed:
             return
+        arms = list(dict.fromkeys(item.planned.arm for item in self._trials if item.kind == "trial"))
         headline = self.plan.analysis.metric
         charts = dashboard.sections(metrics, headline)
-        columns = [f"metrics.`{name}`" for title, names, _ in charts if title == "Final values" for name in names[:4]]
-        columns += ["tags.`arm`", "tags.`seed`"]
+        finals = [name for _, names, _ in charts for name in names if name.startswith("final/")]
+        columns = [*(f"metrics.`{name}`" for name in finals[:5]), "tags.`arm`", "tags.`seed`"]
         views = {
-            dashboard.ARMS: ("Arms, as means over seeds", True),
-            dashboard.TRIALS: ("Every trial", False),
+            dashboard.ARMS: ("Arms, as means over seeds", arms),
+            dashboard.TRIALS: ("Every trial", []),
         }
         states = {
-            view: (name, dashboard.comparison(charts, grouped=grouped, columns=columns, kind="trial"))
-            for view, (name, grouped) in views.items()
+            view: (name, dashboard.comparison(charts, columns=columns, kind="trial", arms=groups))
+            for view, (name, groups) in views.items()
         }
         _save(session.client, session.offsets.experiment, states)
         self._viewed = list(metrics)
@@ -259,7 +266,7 @@ class MlflowTracker(Tracker):
         headline = self.plan.analysis.metric
         charts = dashboard.summary_sections(names, headline)
         columns = [f"metrics.`{what}/{headline}`" for what in ("mean", "sd", "low", "high", "n")]
-        state = dashboard.comparison(charts, grouped=False, columns=columns, kind="arm")
+        state = dashboard.comparison(charts, columns=columns, kind="arm")
         _save(client, experiment, {dashboard.SUMMARY: ("Arms with their intervals", state)})
 
     def _arm_run(self, client: Any, experiment: str, arm: str, points: Mapping[str, float], colour: str) -> None:
@@ -293,9 +300,9 @@ class MlflowTracker(Tracker):
 
 def _save(client: Any, experiment: str, states: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
     """Write views that are not there yet, or are not the same."""
-    there = client.get_experiment(experiment).tags
+    there = client.get_experiment(experiment)
     for view, (name, state) in states.items():
-        value = dashboard.envelope(name, state, made_ms=int(time.time() * 1000))
+        value = dashboard.envelope(name, state, there.creation_time or 0)
         tag = dashboard.tag(view)
-        if not dashboard.same(there.get(tag), value) and len(value) <= dashboard.LIMIT:
+        if there.tags.get(tag) != value and len(value) <= dashboard.LIMIT:
             client.set_experiment_tag(experiment, tag, value)

@@ -19,11 +19,11 @@ class Delivered:
     run: str  #: MLflow's id
     offset: int = 0  #: bytes of the journal delivered
     described: bool = False  #: parameters and data set are there
+    files: int = -1  #: bytes the journal had when the files of the ended trial were delivered
     status: str = "RUNNING"  #: as MLflow was told
     ended: str = ""  #: which end was delivered: ``result``, or a failure with its time
     last_kind: str = ""  #: of the last event delivered
     last_t: int = 0
-    strange: list[str] = field(default_factory=list)  #: metrics that were not finite at some time
 
 
 @dataclass
@@ -38,8 +38,12 @@ class Offsets:
 
     @classmethod
     def read(cls, file: Path, address: str) -> Offsets:
+        """What the file says; a file of another version says nothing, and everything is delivered again."""
         data = (read_json(file) or {}).get(address, {})
-        runs = {name: Delivered(**item) for name, item in data.get("runs", {}).items()}
+        try:
+            runs = {name: Delivered(**item) for name, item in data.get("runs", {}).items()}
+        except TypeError:
+            return cls(file, address)
         return cls(file, address, data.get("experiment", ""), runs, list(data.get("metrics", [])))
 
     def commit(self) -> None:

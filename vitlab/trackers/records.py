@@ -76,7 +76,7 @@ def tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
     """What tells a trial's run apart, and where it comes from.  What stands in no arm has no such tag."""
     trial = planned.trial
     found = {
-        **({"arm": planned.arm} if planned.arm else {}),
+        **({"arm": planned.arm, "vitlab.arm": planned.arm} if planned.arm else {}),
         "seed": str(planned.seed),
         "vitlab.study": plan.study,
         "vitlab.kind": kind,
@@ -101,7 +101,7 @@ def points(event: Event) -> list[Point]:
     """The points of a ``metrics`` event."""
     step = int(event.body["step"])
     values = {**event.body["metrics"], "progress/epoch": event.body["epoch"], "progress/images": event.body["images"]}
-    return [Point(key(name), float(value), event.t, step) for name, value in values.items()]
+    return [Point(key(name), storable(float(value)), event.t, step) for name, value in values.items()]
 
 
 def final_points(result: Result, analysis: Analysis) -> list[Point]:
@@ -117,27 +117,27 @@ def final_points(result: Result, analysis: Analysis) -> list[Point]:
     values |= {"cost/memory_bytes": around.memory_bytes}
     if around.wall_s > 0:
         values["cost/images_per_s"] = outcome.images / around.wall_s
-    return [Point(key(name), float(value), t, 0) for name, value in values.items()]
+    return [Point(key(name), storable(float(value)), t, 0) for name, value in values.items()]
 
 
-def finite(found: Sequence[Point]) -> tuple[list[Point], set[str]]:
-    """The points with infinities as NaN, and the metrics that were not finite.
-
-    MLflow stores an infinity as the largest number there is, and a chart of it shows nothing else.
-    """
-    strange = {point.name for point in found if not math.isfinite(point.value)}
-    return [point._replace(value=math.nan) if math.isinf(point.value) else point for point in found], strange
+def storable(value: float) -> float:
+    """The value, or NaN for an infinity: MLflow stores the largest number there is, and a chart shows nothing else."""
+    return math.nan if math.isinf(value) else value
 
 
 def result_tags(result: Result) -> dict[str, str]:
     """How a result came about."""
-    around = result.circumstances
+    around, outcome = result.circumstances, result.outcome
     found = {
         "vitlab.status": result.status,
         "vitlab.host": around.host,
         "vitlab.attempts": str(around.attempts),
-        "vitlab.weights": result.outcome.weights,
+        "vitlab.weights": outcome.weights,
     }
+    moments = [outcome.metrics, *(moment.metrics for moment in outcome.history)]
+    strange = sorted({name for metrics in moments for name, value in metrics.items() if not math.isfinite(value)})
+    if strange:
+        found["vitlab.nonfinite"] = ", ".join(strange)
     found |= {f"vitlab.version.{key(name)}": version for name, version in around.versions.items()}
     found |= {f"vitlab.numerics.{key(name)}": text(value) for name, value in around.numerics.items()}
     return {name: _clip(value, TAG_LENGTH) for name, value in found.items()}

@@ -6,6 +6,7 @@ several workers have.  The server and everything it starts are one process group
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
 import socket
@@ -46,6 +47,10 @@ def serve(root: Path, port: int = 5000, host: str = "127.0.0.1") -> None:
     with suppress(KeyboardInterrupt), running(root, port=port, host=host) as server:
         base = f"http://{_reachable(host)}:{port}"
         print(f"MLflow shows {root} at {base}; Ctrl-C ends it.", flush=True)
+        if not _only_here(host):
+            print(
+                "It asks nobody who they are: whoever reaches this machine can read and delete the results.", flush=True
+            )
         for study, link in links(root, base):
             print(f"  {study}   {link}", flush=True)
         code = server.wait()
@@ -69,8 +74,8 @@ def running(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[subpr
         service.initialise(database)
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{database}", "--artifacts-destination", str(artifact_folder(root))]
-    # The server's own settings in the user's environment are for the server the user tracks to, not for this one.
-    around = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "_MLFLOW_"))}
+    # What the environment says of a client is of the server the user tracks to, not of this one.
+    around = {name: value for name, value in os.environ.items() if _is_of_servers(name)}
     with open(_log(root), "wb") as log:
         server = subprocess.Popen(
             command,
@@ -101,6 +106,10 @@ def links(root: Path, base: str) -> list[tuple[str, str]]:
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
 
+def _is_of_servers(name: str) -> bool:
+    return not name.startswith(("MLFLOW_", "_MLFLOW_")) or name.startswith("MLFLOW_SERVER_")
+
+
 def _log(root: Path) -> Path:
     return root / "mlflow-server.log"
 
@@ -110,6 +119,13 @@ def _reachable(host: str) -> str:
     if host in ("0.0.0.0", "::", ""):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
+
+
+def _only_here(host: str) -> bool:
+    """Whether a host can be reached from this machine alone."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _need_free(port: int, host: str) -> None:

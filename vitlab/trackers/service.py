@@ -15,10 +15,6 @@ from typing import Any
 from vitlab.trackers.address import Address
 
 SETTINGS = {
-    # With the defaults, one call to a server that is away takes four minutes to fail.
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_AGENT_HINT": "true",
@@ -26,14 +22,24 @@ SETTINGS = {
 }
 """MLflow's settings around our calls, and around no other.  What the user has set stays."""
 
+PATIENT = {
+    # With MLflow's own, one call to a server that is away takes four minutes to fail.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+HASTY = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "3"}
+"""While trials are running, and wait for whoever delivers: what fails is tried again later anyway."""
+
 LOGGERS = {"mlflow": logging.WARNING, "alembic": logging.WARNING, "urllib3": logging.ERROR}
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet(*, patient: bool = True) -> Iterator[None]:
     """MLflow as vitlab uses it: settings applied, news of its database and deprecations of its libraries muted."""
-    added = [name for name in SETTINGS if name not in os.environ]
-    os.environ.update({name: SETTINGS[name] for name in added})
+    settings = {**SETTINGS, **(PATIENT if patient else HASTY)}
+    added = [name for name in settings if name not in os.environ]
+    os.environ.update({name: settings[name] for name in added})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)

@@ -21,6 +21,7 @@ from vitlab.trackers.offsets import Delivered, Offsets
 from vitlab.trackers.records import Point
 
 FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
+RESULT = "result"
 SUPERSEDED = "superseded"
 TUNING = "tuning"
 KINDS = ("trial", "prerequisite", TUNING, SUPERSEDED)
@@ -74,16 +75,18 @@ class TrialRuns:
         store: Store,
         *,
         keep: str,
+        local: bool,
         root: str,
         source: Mapping[str, str],
     ) -> None:
         """
         Args:
             client: MLflow's client.
-            offsets: what has been delivered; committed after every delivery.
+            offsets: what has been delivered.
             plan: the study.
             store: where its trials are.
             keep: weights to deliver: none or last.
+            local: whether artifacts are files of this machine, so that delivering them is quick.
             root: tells this output folder from others that deliver to the same server.
             source: tags of whoever delivers.
         """
@@ -92,6 +95,7 @@ class TrialRuns:
         self.plan = plan
         self.store = store
         self.keep = keep
+        self.local = local
         self.root = root
         self.source = source
         self.created = False  #: whether a run was, since they were last looked at
@@ -143,13 +147,21 @@ class TrialRuns:
                     self.client.set_tag(run.info.run_id, "vitlab.kind", SUPERSEDED)
 
     def deliver(self, item: Shown, *, final: bool) -> None:
-        """Bring one run up to its trial.  ``final``: a trial that nobody holds any more was stopped."""
+        """Bring one run up to its trial.
+
+        Args:
+            item: the trial.
+            final: nothing will be trained any more: a trial that nobody holds was stopped, and files, which may be
+                large, have time to reach a server too.
+        """
         folder = self._folder(item)
         known = self.offsets.runs.get(item.identity)
         size = _size(folder)
-        if known is not None and known.ended == "result" and known.offset == size:
+        files_now = final or self.local
+        ended = known is not None and known.ended == RESULT and known.offset == size
+        if known is not None and ended and (known.files == known.offset or not files_now):
             return
-        result = folder.result() if folder.done() else None
+        result = folder.result()
         failure = read_json(folder.path / "failure.json") if result is None else None
         if known is None and not size and result is None and failure is None:
             return
@@ -157,25 +169,24 @@ class TrialRuns:
             known = self._create(item, folder, result)
         if not known.described:
             self._describe(item, known)
-        began_anew = self._journal(folder, known, size)
-        end = "result" if result is not None else _failed(failure, known)
-        if result is not None:
-            if known.ended != end:
-                self._end_with_result(item, folder, known, result)
-            else:  # the journal has grown since: the trial was explained
-                self._explanations(folder, known)
-        elif end and failure is not None:
-            if known.ended != end:
-                self._end_with_failure(folder, known, failure)
-        elif began_anew and known.status != RUNNING:
+        began_anew = self._journal(folder, known)
+        end = RESULT if result is not None else _failed(failure, known)
+        if end and end != known.ended:
+            if result is not None:
+                self._end_with_result(known, result)
+            elif failure is not None:
+                self._end_with_failure(known, failure)
+            known.files = -1
+        elif not end and began_anew and known.status != RUNNING:
             self.client.update_run(known.run, status=RUNNING)
             known.status = RUNNING
-        elif final and known.status == RUNNING and not folder.held():
+        elif not end and final and known.status == RUNNING and not folder.held():
             self.client.set_tag(known.run, "vitlab.status", "stopped")
-            self.client.set_terminated(known.run, KILLED, end_time=known.last_t or None)
-            known.status = KILLED
+            self._terminate(known, KILLED, known.last_t or None)
         known.ended = end
-        self.offsets.commit()
+        if end and files_now and known.files != known.offset:  # the journal of an ended trial grows by explanations
+            self._files(item, folder, known, result)
+            known.files = known.offset
 
     # -- how it is done -----------------------------------------------------------------------------------------------
 
@@ -218,10 +229,8 @@ class TrialRuns:
             self.client.set_tag(known.run, "vitlab.began", str(began))
         known.described = bool(began)
 
-    def _journal(self, folder: TrialFolder, known: Delivered, size: int) -> bool:
+    def _journal(self, folder: TrialFolder, known: Delivered) -> bool:
         """Deliver the journal from where it was left.  Returns whether the trial went on after it had ended."""
-        if size < known.offset:
-            known.offset = 0
         events, offset = folder.events(known.offset)
         if not events:
             return False
@@ -234,32 +243,44 @@ class TrialRuns:
         self._log(known, points, tags)
         known.offset = offset
         known.last_kind, known.last_t = events[-1].kind, events[-1].t
-        self.offsets.commit()
         return any(event.kind != "end" for event in events)
 
-    def _log(self, known: Delivered, points: Sequence[Point], tags: Mapping[str, str] = {}) -> None:
+    def _log(self, known: Delivered, points: Sequence[Point], tags: Mapping[str, str]) -> None:
         from mlflow.entities import Metric, RunTag
 
-        kept, strange = records.finite(points)
-        tags = dict(tags)
-        if not strange <= set(known.strange):
-            known.strange = sorted({*known.strange, *strange})
-            tags["vitlab.nonfinite"] = ", ".join(known.strange)[: records.TAG_LENGTH]
-        if kept or tags:
-            self.client.log_batch(
-                known.run,
-                metrics=[Metric(point.name, point.value, point.t, point.step) for point in kept],
-                tags=[RunTag(name, value) for name, value in tags.items()],
-            )
-        self.offsets.saw({point.name for point in kept})
+        self.client.log_batch(
+            known.run,
+            metrics=[Metric(point.name, point.value, point.t, point.step) for point in points],
+            tags=[RunTag(name, value) for name, value in tags.items()],
+        )
+        self.offsets.saw({point.name for point in points})
 
-    def _end_with_result(self, item: Shown, folder: TrialFolder, known: Delivered, result: Result) -> None:
+    def _end_with_result(self, known: Delivered, result: Result) -> None:
         self._log(known, records.final_points(result, self.plan.analysis), records.result_tags(result))
+        if result.failure:
+            self.client.set_tag(known.run, "mlflow.note.content", result.failure)
+        around = result.circumstances
+        status = FINISHED if result.status == "done" else FAILED
+        self._terminate(known, status, int((around.started + around.wall_s) * 1000))
+
+    def _end_with_failure(self, known: Delivered, failure: Mapping[str, Any]) -> None:
+        self.client.set_tag(known.run, "vitlab.status", "failed")
+        self.client.set_tag(known.run, "mlflow.note.content", str(failure["failure"]))
+        self.client.log_text(known.run, f"{failure['failure']}\n\n{failure.get('traceback', '')}", "failure.txt")
+        self._terminate(known, FAILED, int(failure["time"] * 1000))
+
+    def _terminate(self, known: Delivered, status: str, end_ms: int | None) -> None:
+        self.client.set_terminated(known.run, status, end_time=end_ms)
+        known.status = status
+
+    def _files(self, item: Shown, folder: TrialFolder, known: Delivered, result: Result | None) -> None:
+        """What the trial has left behind."""
         run = known.run
-        if folder.spec.exists():
-            self.client.log_artifact(run, str(folder.spec))
-        else:
-            self.client.log_dict(run, item.planned.trial.to_json(), "spec.json")
+        self.client.log_dict(run, item.planned.trial.to_json(), "spec.json")
+        if result is None:
+            if (folder.path / "log.txt").exists():
+                self.client.log_artifact(run, str(folder.path / "log.txt"))
+            return
         self.client.log_text(run, records.history_csv(result), "history.csv")
         if folder.predictions.exists():
             self.client.log_artifact(run, str(folder.predictions))
@@ -268,29 +289,8 @@ class TrialRuns:
                 self._picture(run, split, table)
         if self.keep == "last" and folder.weights.exists():
             self.client.log_artifact(run, str(folder.weights))
-        self._explanations(folder, known)
-        if result.failure:
-            self.client.set_tag(run, "mlflow.note.content", result.failure)
-        around = result.circumstances
-        status = FINISHED if result.status == "done" else FAILED
-        self.client.set_terminated(run, status, end_time=int((around.started + around.wall_s) * 1000))
-        known.status = status
-
-    def _explanations(self, folder: TrialFolder, known: Delivered) -> None:
         if (folder.path / "explain").is_dir():
-            self.client.log_artifacts(known.run, str(folder.path / "explain"), "explain")
-
-    def _end_with_failure(self, folder: TrialFolder, known: Delivered, failure: Mapping[str, Any]) -> None:
-        run = known.run
-        self.client.set_tag(run, "vitlab.status", "failed")
-        self.client.set_tag(run, "mlflow.note.content", str(failure["failure"]))
-        if folder.spec.exists():
-            self.client.log_artifact(run, str(folder.spec))
-        self.client.log_text(run, f"{failure['failure']}\n\n{failure.get('traceback', '')}", "failure.txt")
-        if (folder.path / "log.txt").exists():
-            self.client.log_artifact(run, str(folder.path / "log.txt"))
-        self.client.set_terminated(run, FAILED, end_time=int(failure["time"] * 1000))
-        known.status = FAILED
+            self.client.log_artifacts(run, str(folder.path / "explain"), "explain")
 
     def _picture(self, run: str, split: str, table: Any) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

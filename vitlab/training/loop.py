@@ -11,8 +11,9 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +27,10 @@ from vitlab.spec import TrainSpec
 from vitlab.training.losses import Loss
 from vitlab.training.metrics import TALLIES, Columns, mean
 from vitlab.training.optim import Optimizer, Schedule, decay_groups, set_rate
+
+if TYPE_CHECKING:
+    # Not imported here, so that it is no part of the code of trials without a teacher.
+    from vitlab.training.distillation import Distillation
 
 EVALUATION_BATCH = 512
 """Images of an evaluation batch, whatever the training uses, so that metrics do not depend on the size it uses."""
@@ -57,6 +62,7 @@ def train(
     seeds: Mapping[str, int],
     *,
     task: Task = "classification",
+    distillation: Distillation | None = None,
     resume: State | None = None,
     emit: Callable[[Measurement], None] = lambda measurement: None,
     save: Callable[[State], None] = lambda state: None,
@@ -71,6 +77,7 @@ def train(
         spec: how long, how, and how often it is evaluated; the last time after the last step, and then on test too.
         seeds: of the streams ``dropout`` and ``drop_path``.
         task: what the labels are of.
+        distillation: from whom it learns beside the labels.
         resume: a state that ``save`` was given once, to go on from.
         emit: is told every measurement, ``system/*`` included.
         save: is given the state after every evaluation, after ``every_s`` seconds without one, and when stopped.
@@ -80,7 +87,7 @@ def train(
     Returns:
         what came of it, or None if it was stopped before its last step.
     """
-    training = _Training(model, feed, spec, seeds, task)
+    training = _Training(model, feed, spec, seeds, task, distillation)
     if resume is not None:
         training.load(resume)
     saved = time.monotonic()
@@ -136,9 +143,16 @@ def evaluate(
     if task == "segmentation":
         size = max(1, min(size, EVALUATION_PIXELS // feed.pixels))
     for batch in feed.evaluation(split, size):
-        tally.add(_views(model, batch.x_BCHW, precision), batch.y_B, batch.id_B)
+        tally.add(views_of(model, batch.x_BCHW, precision), batch.y_B, batch.id_B)
     model.train(was_training)
     return tally.metrics(), tally.columns()
+
+
+def views_of(model: Model, x_BCHW: Tensor, precision: str) -> dict[str, Tensor]:
+    """The logits of a batch by view, float32 or wider; ``bf16`` is autocast over the weights as they are."""
+    with torch.autocast(x_BCHW.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        views = model.views(model(x_BCHW))
+    return {name: logits.to(torch.promote_types(logits.dtype, torch.float32)) for name, logits in views.items()}
 
 
 def peak_memory(device: torch.device) -> int:
@@ -159,12 +173,21 @@ class _Diverged(Exception):
 class _Training:
     """A training between two steps: all that changes, and how it changes."""
 
-    def __init__(self, model: Model, feed: Feed, spec: TrainSpec, seeds: Mapping[str, int], task: Task) -> None:
+    def __init__(
+        self,
+        model: Model,
+        feed: Feed,
+        spec: TrainSpec,
+        seeds: Mapping[str, int],
+        task: Task,
+        distillation: Distillation | None,
+    ) -> None:
         self.model = model.train()
         self.feed = feed
         self.spec = spec
         self.seeds = seeds
         self.task = task
+        self.distillation = distillation
         self.steps = steps_of(spec, feed)
         self.loss: Loss = slot("loss").build(spec.loss)
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
@@ -206,8 +229,11 @@ class _Training:
         )
         self.optimizer.zero_grad()
         with noise.drawing(draws):
-            views = _views(self.model, batch.x_BCHW, self.spec.precision)
-        loss = self.loss(views, batch.y_B)
+            views = views_of(self.model, batch.x_BCHW, self.spec.precision)
+        if self.distillation is None:
+            loss = self.loss(views, batch.y_B)
+        else:
+            loss = self.distillation(self.loss, views, batch.y_B, batch.x_BCHW)
         torch.autograd.backward(loss.total)
         if self.spec.clip_grad is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_grad)
@@ -233,16 +259,21 @@ class _Training:
             self.losses.clear()
         speed = (self.images - self._interval_images) / (time.perf_counter() - self._interval_began)
         for split in splits:
-            found, predictions[split] = evaluate(self.model, self.feed, split, self.task, self.spec.precision)
+            with self._watching() as seen:
+                found, predictions[split] = evaluate(self.model, self.feed, split, self.task, self.spec.precision)
             if not torch.tensor(found["loss"]).isfinite():
                 raise _Diverged(f"the loss on {split} is not finite after step {self.step}")
-            metrics |= {f"{split}/{name}": value for name, value in found.items()}
+            metrics |= {f"{split}/{name}": value for name, value in {**found, **seen}.items()}
         epoch = self.step / self.feed.steps_per_epoch(self.spec.batch_size)
         measurement = Measurement(self.step, epoch, self.images, metrics)
         self.history.append(measurement)
         self._interval_began, self._interval_images = time.perf_counter(), self.images
         system = {"system/images_per_s": speed, "system/memory_bytes": float(peak_memory(self.feed.device))}
         return Measurement(self.step, epoch, self.images, {**metrics, **system}), predictions
+
+    def _watching(self) -> AbstractContextManager[Mapping[str, float]]:
+        """What is to be seen of an evaluation beside its metrics."""
+        return self.distillation.watching(self.model) if self.distillation is not None else nullcontext({})
 
     def save(self, write: Callable[[State], None]) -> None:
         """Hand out the state, unless the training has diverged: then what was saved before is what to go on from.
@@ -284,10 +315,3 @@ class _Training:
             raise _Diverged(
                 f"the loss is not finite at step {step} of {self.steps} (learning rate {self.rate(step - 1):g})"
             )
-
-
-def _views(model: Model, x_BCHW: Tensor, precision: str) -> dict[str, Tensor]:
-    """The logits of a batch by view, float32 or wider."""
-    with torch.autocast(x_BCHW.device.type, torch.bfloat16, enabled=precision == "bf16"):
-        views = model.views(model(x_BCHW))
-    return {name: logits.to(torch.promote_types(logits.dtype, torch.float32)) for name, logits in views.items()}
