@@ -1,0 +1,60 @@
+"""``linear``: the reference without layers.
+
+B images, C channels, H and W pixels, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.components.head import Logits
+from vitlab.errors import OptionError
+from vitlab.geometry import DataInfo
+from vitlab.models.contract import Model, model
+
+
+@model.register("linear")
+class Linear(Model):
+    """Multinomial logistic regression on the pixels: each class is one weight per pixel and a bias, and no more.
+
+    What is to be beaten by whatever has layers.  It starts at zero, where every class is as likely as any other; its
+    loss is convex, so all seeds that train to the end end alike.  As an arm: ``arms: {linear: {model: linear}}``.
+
+    Reference: D. R. Cox, "The regression analysis of binary sequences", J. R. Stat. Soc. B 20 (1958); for ten classes
+    of clothes arXiv:1708.07747, Table 3.
+    """
+
+    def __init__(self, data: DataInfo) -> None:
+        """
+        Args:
+            data: what the model sees.
+
+        Raises:
+            OptionError: for a task other than classification.
+        """
+        super().__init__()
+        if reason := self.why_not(data, {}):
+            raise OptionError([((), reason)])
+        self.head = nn.Linear(data.channels * prod(data.image), data.classes)
+
+    @classmethod
+    def why_not(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+        if data.task != "classification":
+            return f"a linear model has one prediction per image, and the task is {data.task}"
+        return None
+
+    def forward(self, x_BCHW: Tensor) -> Logits:
+        return Logits(self.head(x_BCHW.flatten(1)))
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        for parameter in self.parameters():
+            parameter.zero_()
+
+    def layer_of(self, name: str) -> int:
+        return 0
