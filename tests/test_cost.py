@@ -143,3 +143,11 @@ def test_parameters_as_timm_counts_them() -> None:
     )
     assert isinstance(ours, Cost)
     assert ours.params == parameters(theirs) == 371_240
+
+
+def test_a_model_that_only_looks_at_its_own_parameters_costs_nothing() -> None:
+    """The counter of operations takes exception to outputs that are views of parameters with gradients."""
+    data = DataInfo(image=(16, 16), channels=1, classes=5, task="segmentation")
+    counted = cost_of("prior", data)
+    assert (counted.params, counted.macs) == (5, 0)
+    assert macs(model.build("prior", data), data) == 0

@@ -43,7 +43,7 @@ def macs(of: Model, data: DataInfo) -> int:
 
     The model itself is neither moved nor run: its shapes are, on the meta device, in evaluation mode.
     """
-    tensors = {name: value.to("meta") for name, value in [*of.named_parameters(), *of.named_buffers()]}
+    tensors = {name: value.detach().to("meta") for name, value in [*of.named_parameters(), *of.named_buffers()]}
     x_1CHW = torch.empty((1, data.channels, *data.image), device="meta", dtype=next(of.parameters()).dtype)
     counter = FlopCounterMode(display=False)
     training = of.training
