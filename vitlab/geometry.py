@@ -13,6 +13,8 @@ from vitlab.errors import GeometryError
 Pair = tuple[int, int]
 """Height and width."""
 
+LARGEST_LISTED = 4096  #: divisors up to here are listed; a size with a digit too many is not searched to its end
+
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
@@ -97,7 +99,7 @@ class Geometry:
 
 
 def _divisors(n: int, of: int = 1) -> str:
-    divisors = [d for d in range(1, n // of + 1) if n % (d * of) == 0]
+    divisors = [d for d in range(1, min(n // of, LARGEST_LISTED) + 1) if n % (d * of) == 0]
     return ", ".join(map(str, divisors)) or "none"
 
 
