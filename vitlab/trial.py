@@ -29,7 +29,7 @@ from vitlab.data.prepare import Feed, Prepared, prepare
 from vitlab.errors import DataError, TrialFailed, UserError, VitlabError
 from vitlab.models.contract import Model
 from vitlab.models.cost import macs, parameters
-from vitlab.plan.key import DISTILLATION, READER, code_of
+from vitlab.plan.key import DISTILLATION, PROBE, READER, code_of
 from vitlab.plan.values import Trial
 from vitlab.result import Circumstances, Measurement, Outcome, Result
 from vitlab.slots import Resolved, load_file, slot
@@ -160,6 +160,7 @@ class _Attempt:
             )
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, _dtype(trial.spec["train"]))
         model = self._model(prepared)
+        self._fit_head(model, feed)
         params, work = parameters(model), _macs(model, prepared)
         resume, note = self._checkpoint()
         folder.emit(
@@ -215,10 +216,17 @@ class _Attempt:
         how = InitFrom.model_validate(named)
         if how.checkpoint is not None:
             heads = getattr(getattr(model, "geometry", None), "heads", None)  # which hardly any file says
-            source = _opened(how.checkpoint, heads, how.head).model
+            source = _opened(how.checkpoint, heads, "keep" if how.head == "keep" else "new").model
         else:
             source, _ = self._needed("init_from")
         start_from(model, source, how)
+
+    def _fit_head(self, model: Model, feed: Feed) -> None:
+        """Solve for the head on the training images, if the trial starts from one that is fitted."""
+        named = self.trial.spec.get("init_from")
+        if named is not None and (how := InitFrom.model_validate(named)).head == "fitted":
+            probe: Any = importlib.import_module(PROBE)  # by name, as distillation
+            probe.fit_head(model, feed, how.l2, self.trial.spec["train"].get("precision", "fp32"))
 
     def _distillation(self, prepared: Prepared) -> Any:
         """The teacher that the trial learns from, if it names one."""

@@ -81,8 +81,8 @@ def _distinct(value: list[int] | None) -> list[int] | None:
 class DataOptions(Frozen):
     """Options of every data set.
 
-    The order in which they act: ``classes``, ``channels``, ``size``, then the validation split, then ``fraction``,
-    then ``augment`` on every training batch, then ``normalize``.
+    The order in which they act: ``classes``, ``channels``, ``size``, then the validation split, then ``fraction``, then
+    ``per_class``, then ``augment`` on every training batch, then ``normalize``.
     """
 
     size: Size | None = None  #: resized to this once, by antialiased bilinear interpolation; None: as stored
@@ -92,6 +92,7 @@ class DataOptions(Frozen):
     validation: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Share of the training split held out; None: the data set's own, 0.1 for most."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  #: share of what remains to train on, nested and stratified
+    per_class: Annotated[int, Field(gt=0)] | None = None  #: of that, so many images of each class; nested; None: all
     classes: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2), BeforeValidator(_distinct)] | None = None
     """Only these classes, relabelled 0, 1, ... in the order given; None: all."""
     augment: list[Annotated[Choice | str, Pick("augment")]] = Field(default_factory=list)

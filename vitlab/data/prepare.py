@@ -133,7 +133,10 @@ def prepare(
     else:
         rest_N, val_N = splits.hold_out_groups(raw.group_N, share, key)
     rest = official.picked(rest_N)
-    kept_N = splits.fraction(stratum_N[rest_N], rest.id_N, options["fraction"], noise.key(seeds["subset"], "subset"))
+    key = noise.key(seeds["subset"], "subset")
+    kept_N = splits.fraction(stratum_N[rest_N], rest.id_N, options["fraction"], key)
+    if options["per_class"] is not None:
+        kept_N = kept_N[splits.at_most(rest.y_N[kept_N], rest.id_N[kept_N], options["per_class"], key)]
     mean, std = _normalization(options["normalize"], raw)
     return Prepared(
         train=rest.picked(kept_N),
@@ -315,8 +318,9 @@ def _seen(resolved: Resolved, stored: DataInfo) -> DataInfo:
 
 def _check_labels_of_pixels(resolved: Resolved) -> None:
     """Refuse what is made for labels of whole images."""
-    if resolved.options["classes"]:
-        raise DataError(f"'classes' chooses images by their class, and {resolved.type} has a class at every pixel")
+    for option in ("classes", "per_class"):
+        if resolved.options[option]:
+            raise DataError(f"'{option}' chooses images by their class, and {resolved.type} has a class at every pixel")
     for choice in resolved.options["augment"]:
         change = slot("augment").resolve(choice)
         if change.component.masks is Augment.masks:  # type: ignore[attr-defined]

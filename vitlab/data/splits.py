@@ -78,6 +78,24 @@ def fraction(y_N: Tensor, id_N: Tensor, share: float, k: noise.Key) -> Tensor:
     return kept.nonzero()[:, 0]
 
 
+def at_most(y_N: Tensor, id_N: Tensor, count: int, k: noise.Key) -> Tensor:
+    """Positions in ``id_N`` of ``count`` images of each class, or all where it has fewer, ascending.
+
+    A smaller number of them is a subset of a larger one.  Under the key of :func:`fraction` they stand at the front of
+    the same order.
+
+    Args:
+        y_N: classes.
+        id_N: identities of the images, which the draw is keyed by.
+        count: at least one.
+        k: of the draw.
+    """
+    kept = torch.zeros(len(y_N), dtype=torch.bool)
+    for position_M in _orders(y_N, id_N, k):
+        kept[position_M[:count]] = True
+    return kept.nonzero()[:, 0]
+
+
 def _orders(y_N: Tensor, id_N: Tensor, k: noise.Key) -> Iterator[Tensor]:
     """For each class the positions of its images, in an order drawn from ``k`` and their identities."""
     word_N2 = noise.bits(k, id_N, 2).long() & 0x7FFFFFFF

@@ -32,6 +32,8 @@ READER = "vitlab.models.weights"
 """The package that reads files of weights."""
 DISTILLATION = "vitlab.training.distillation"
 """The module of learning from a teacher."""
+PROBE = "vitlab.training.probe"
+"""The module of heads in closed form."""
 
 
 def key_of(identity: Mapping[str, Any]) -> str:
@@ -51,6 +53,8 @@ def code_of(spec: Mapping[str, Any], needs: Mapping[str, str] = {}) -> str:
 def modules_beside(spec: Mapping[str, Any]) -> frozenset[str]:
     """The modules that a trial needs beside those of its components; of trials that do without, they are no part."""
     found = {DISTILLATION} if spec.get("distill") is not None else set()
+    if (spec.get("init_from") or {}).get("head") == "fitted":
+        found.add(PROBE)
     for path in SOURCES.values():
         source: Any = spec
         for part in path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -64,10 +65,25 @@ class InitFrom(Source):
     """Weights to start from."""
 
     resample: Literal["timm", "google", "deit", "torchvision", "hf"] = "timm"  #: how positions reach another grid
-    head: Literal["new", "keep"] = "new"  #: a fresh head, or the one in the weights
+    head: Literal["new", "keep", "fitted"] = "new"
+    """A fresh head, the one in the weights, or a fresh one solved for in closed form: with ``train.steps: 0`` that is
+    the few-shot linear probe of arXiv:2010.11929, and with more steps, training begins at it."""
+    l2: Annotated[float, Field(gt=0)] | None = None
+    """Of a fitted head: weight of the sum of its squared weights beside the sum of the squared errors; 1 by default."""
     tokens: Literal["same", "convert"] = "same"
     """Tokens before the patches that only one of the two models has: refused, or left out here and new there."""
     freeze: Literal["nothing", "body"] = "nothing"  #: what is not trained: the body leaves a linear probe
+
+    @model_validator(mode="before")
+    @classmethod
+    def _l2_of_a_fitted_head(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        if value.get("head") == "fitted":
+            return {**value, "l2": 1.0 if value.get("l2") is None else value["l2"]}
+        if value.get("l2") is not None:
+            raise ValueError("l2 is that of a fitted head: it needs head: fitted")
+        return value
 
 
 class Teacher(Source):

@@ -34,15 +34,15 @@ def start_from(model: Model, source: Model, how: InitFrom) -> None:
     """Give ``model``, which has its initial values, the weights of ``source``; freeze what is not to be trained.
 
     Raises:
-        WeightsError: if a weight has no counterpart of its shape, heads apart that are to be new.
+        WeightsError: if a weight has no counterpart of its shape, heads apart that are to be new or fitted.
     """
     _comparable(model, source, how)
     state: Mapping[str, Tensor] = source.state_dict()
-    left = head_names(source) if how.head == "new" else set()
+    left = set() if how.head == "keep" else head_names(source)
     body = {name: value for name, value in state.items() if name not in left}
     own = model.state_dict()
     given = model.from_canonical(source.to_canonical(_fitted(model, source, body, own, how)))
-    needed = set(own) - (head_names(model) if how.head == "new" else set())
+    needed = set(own) - (set() if how.head == "keep" else head_names(model))
     faults = {
         "missing": sorted(needed - set(given)),
         "unknown to this model": sorted(set(given) - set(own)),
