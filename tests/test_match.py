@@ -226,6 +226,18 @@ def test_what_cannot_be_matched_is_a_mistake_or_skipped_with_the_nearest(tmp_pat
     assert set(models(plan)) == {"baseline", "depth=8"}
 
 
+def test_a_reference_may_stay_as_it_is(tmp_path: Path) -> None:
+    design = {"arms": {"base": {}, "deep": {"model.depth": 8}, "reference": {"model": "linear"}}}
+    asked = {"quantity": "params", "knob": "model.dim", "tolerance": 0.1}
+    assert any("'reference'" in said for said in problems(tmp_path, design=design, match=asked))
+    plan = real(tmp_path, base=BASE, design=design, match={**asked, "except": ["reference"]})
+    assert models(plan)["reference"] == {"type": "linear"} and plan.arm("reference").baseline == "base"
+    assert models(plan)["deep"]["dim"] < BASE["model"]["dim"]
+    assert any("reference is not" in note for note in plan.notes)
+    (said,) = problems(tmp_path, design=design, match={**asked, "except": ["refrence"]})
+    assert "'refrence'" in said and "'reference'" in said
+
+
 def test_a_baseline_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     said = problems(
         tmp_path,

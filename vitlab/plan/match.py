@@ -164,6 +164,10 @@ def solve(
     """Solve for the knob of every arm that is compared with another.  Returns what the report says of it."""
     asked = matcher.match
     by_name = {arm.name: arm for arm in arms.values()}
+    for index, name in enumerate(asked.spare):
+        if name not in by_name:
+            sentence = f"no arm is called '{name}'.{nearest(name, list(by_name))} Arms: {', '.join(by_name)}."
+            raise SpecError([make.document.problem(("match", "except", index), sentence)])
     base, compared = key_of(make.resolved_base.identity), set(baselines.values())
     unmatched: dict[str, str] = {}
     for key, arm in arms.items():
@@ -172,7 +176,7 @@ def solve(
             reference = by_name[above]
         alone = reference is arm
         is_baseline = alone and (key == base or arm.name in compared)
-        if arm.skip or reference.skip or is_baseline:
+        if arm.skip or reference.skip or is_baseline or arm.name in asked.spare:
             continue
 
         def at(value: int | float, arm: Making = arm) -> ResolvedTrial:
@@ -200,9 +204,10 @@ def solve(
     if not solved:
         return []
     means = " (3 x MACs x images seen)" if asked.quantity == "train_macs" else ""
+    spared = f"; {', '.join(asked.spare)} {'is' if len(asked.spare) == 1 else 'are'} not" if asked.spare else ""
     return [
         f"Arms are matched with their baseline in {asked.quantity}{means} by {asked.knob}, within "
-        f"{100 * asked.tolerance:g} %; the farthest is {100 * max(arm.off for arm in solved):.2g} % off."
+        f"{100 * asked.tolerance:g} %; the farthest is {100 * max(arm.off for arm in solved):.2g} % off{spared}."
     ]
 
 

@@ -117,6 +117,7 @@ class Match(Frozen):
     knob: str  #: a number of the model, such as ``model.dim``, or the length of the training, such as ``train.steps``
     tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.01  #: largest relative difference from the baseline
     otherwise: Literal["error", "skip"] = Field("error", alias="else")  #: for arms that no value brings close enough
+    spare: tuple[str, ...] = Field((), alias="except")  #: arms that stay as they are, such as a reference to be beaten
 
 
 class Tune(Frozen):
