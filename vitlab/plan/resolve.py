@@ -211,10 +211,11 @@ def _unsuitable(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial
         yield f"the teacher's classes are {_listed(teacher.info.labels)}, and those here {_listed(info.labels)}"
     elif same and mine["classes"] != theirs["classes"]:
         yield f"the teacher's data.classes is {theirs['classes']}, and here it is {mine['classes']}"
-    if same and mine["validation"] != theirs["validation"]:
+    here, there = (data["validation"] or slot("dataset").get(data["type"]).validation for data in (mine, theirs))
+    if same and here != there:
         yield (
-            f"the teacher's data.validation is {theirs['validation']}, and here it is {mine['validation']}: with "
-            "different shares one is trained on images that the other is judged by"
+            f"the teacher's data.validation is {there:g}, and here it is {here:g}: with different shares one is "
+            "trained on images that the other is judged by"
         )
 
 

@@ -1,0 +1,450 @@
+"""Distillation: its losses against formulas, timm and torchvision; teachers through plans, runs and kills."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+
+import vitlab
+from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import SpecError, WeightsError
+from vitlab.geometry import DataInfo
+from vitlab.lab import Answer, plan_study
+from vitlab.plan.key import DISTILLATION, code_of
+from vitlab.plan.values import Plan
+from vitlab.slots import slot
+from vitlab.spec.trial import Distill
+from vitlab.store import Store
+from vitlab.training.artifacts import Sight
+from vitlab.training.distillation import Distillation, Glasses
+
+torchvision()  # where torch has no operators for it, timm cannot import it alone
+from timm.task import DistillationTeacher, TokenDistillationTask  # noqa: E402
+
+NOWHERE = "http://127.0.0.1:9"
+"""Nobody listens there: these tests are of the study, not of its copy in MLflow."""
+
+COLOUR = DataInfo(image=(8, 8), channels=3, classes=10, identity=None)
+NORMAL = Sight(COLOUR, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF = Sight(COLOUR, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+class Fixed(nn.Module):
+    """Gives the same logits whatever it sees; as a teacher of ours, of timm's, and as a student of timm's."""
+
+    def __init__(self, *logits: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+        self.weight = nn.Parameter(torch.zeros((), dtype=logits[0].dtype))
+        self.pretrained_cfg = {"mean": NORMAL.mean, "std": NORMAL.std}
+
+    def forward(self, x_BCHW: Tensor) -> Any:
+        return self.logits if len(self.logits) > 1 else self.logits[0]
+
+    def views(self, output: Tensor) -> dict[str, Tensor]:
+        return {"": output}
+
+    def set_distilled_training(self, enable: bool) -> None:
+        assert enable
+
+
+def logits(seed: int, classes: int = 10) -> Tensor:
+    return 3 * torch.randn(16, classes, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def log_softmax(z: np.ndarray) -> np.ndarray:
+    z = z - z.max(1, keepdims=True)
+    return z - np.log(np.exp(z).sum(1, keepdims=True))
+
+
+X = torch.zeros(16, 3, 8, 8, dtype=torch.float64)
+TARGET = torch.arange(16) % 10
+
+
+def value(how: Mapping[str, Any], views: Mapping[str, Tensor], teacher: Tensor, dtype: torch.dtype) -> Any:
+    """The loss of a batch under a teacher of these logits."""
+    model: Any = Fixed(teacher.to(dtype))
+    distillation = Distillation(
+        Distill.model_validate({"teacher": {"trial": {}}, **how}), model, NORMAL, NORMAL, "fp32"
+    )
+    loss = slot("loss").build({"type": "cross_entropy", "label_smoothing": 0.1})
+    return distillation(loss, {name: view.to(dtype) for name, view in views.items()}, TARGET, X.to(dtype))
+
+
+# -- the loss ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", ["one", "two"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"kind": "hard"},
+        {"kind": "hard", "alpha": 0.3},
+        {"kind": "soft", "alpha": 0.1, "tau": 3.0},
+        {"kind": "soft", "alpha": 0.7, "tau": 0.5, "reduction": "batchmean"},
+    ],
+    ids=str,
+)
+def test_the_loss_is_deits(how: dict[str, Any], head: str) -> None:
+    """Equations 2 and 3 of arXiv:2012.12877 in numpy, with the division of its code."""
+    cls, dist, teacher = (logits(seed) for seed in range(3))
+    views = {"": cls} if head == "one" else {"": (cls + dist) / 2, "cls": cls, "dist": dist}
+    student = (cls if head == "one" else dist).numpy()
+    wanted_BK = np.full((16, 10), 0.01)
+    wanted_BK[np.arange(16), TARGET] += 0.9
+    base = -(wanted_BK * log_softmax(cls.numpy())).sum(1).mean()
+    if how["kind"] == "hard":
+        distilled = -log_softmax(student)[np.arange(16), teacher.numpy().argmax(1)].mean()
+    else:
+        tau = how["tau"]
+        log_s, log_t = log_softmax(student / tau), log_softmax(teacher.numpy() / tau)
+        count = 16 if how.get("reduction") == "batchmean" else 160
+        distilled = (np.exp(log_t) * (log_t - log_s)).sum() * tau**2 / count
+    alpha = how.get("alpha", 0.5)
+    found = value(how, views, teacher, torch.float64)
+    assert float(found.total) == pytest.approx((1 - alpha) * base + alpha * distilled, rel=1e-12)
+    assert float(found.parts["loss_base"]) == pytest.approx(base, rel=1e-12)
+    assert float(found.parts["loss_distillation"]) == pytest.approx(distilled, rel=1e-12)
+    narrow = value(how, views, teacher, torch.float32)
+    assert float(narrow.total) == pytest.approx(float(found.total), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_the_loss_is_timms(kind: Any) -> None:
+    cls, dist, teacher = (logits(seed) for seed in range(3))
+    task = TokenDistillationTask(
+        Fixed(cls, dist),
+        DistillationTeacher(Fixed(teacher)),
+        criterion=nn.CrossEntropyLoss(label_smoothing=0.1),
+        distill_type=kind,
+        task_loss_weight=0.4,
+        temperature=2.5,
+        dtype=torch.float64,
+        verbose=False,
+    )
+    theirs = task(X, TARGET)
+    how = {"kind": kind, "alpha": 0.6, "tau": 2.5, "reduction": "batchmean"}
+    ours = value(how, {"": (cls + dist) / 2, "cls": cls, "dist": dist}, teacher, torch.float64)
+    assert float(ours.total) == pytest.approx(float(theirs["loss"]), abs=1e-6, rel=1e-9)
+    assert float(ours.parts["loss_distillation"]) == pytest.approx(float(theirs["distill_loss"]), abs=1e-6, rel=1e-9)
+
+
+def test_a_teacher_that_gives_probabilities_teaches_by_its_logits_and_other_classes_are_refused() -> None:
+    teacher = slot("model").build({"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2}, COLOUR)
+    how = Distill.model_validate({"teacher": {"trial": {}}})
+    seven = Sight(DataInfo(image=(8, 8), channels=3, classes=7, identity=None), NORMAL.mean, NORMAL.std)
+    with pytest.raises(WeightsError, match="10 classes apart, and this trial 7"):
+        Distillation(how, teacher, NORMAL, seven, "fp32")
+    output = {"type": "linear", "output": "probabilities"}
+    says = slot("model").build(
+        {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "head": output}, COLOUR
+    )
+    says.load_state_dict(teacher.state_dict())
+    x_BCHW = torch.randn(3, 3, 8, 8)
+    plain, said = (Distillation(how, model, HALF, NORMAL, "fp32").logits(x_BCHW) for model in (teacher, says))
+    assert torch.equal(plain, said) and not plain.requires_grad and not teacher.training
+
+
+# -- the teacher's glasses --------------------------------------------------------------------------------------------
+
+
+def sight(channels: int, size: int, mean: float, std: float) -> Sight:
+    """With another mean and deviation in each channel."""
+    info = DataInfo(image=(size, size), channels=channels, classes=10, identity=None)
+    return Sight(info, tuple(mean + 0.05 * c for c in range(channels)), tuple(std + 0.03 * c for c in range(channels)))
+
+
+@pytest.mark.parametrize("channels", [(3, 3), (1, 1), (1, 3), (3, 1)], ids=str)
+@pytest.mark.parametrize("size", [12, 8, 5])
+def test_the_teacher_sees_what_torchvision_would_make_of_the_pixels(channels: tuple[int, int], size: int) -> None:
+    transforms = torchvision("torchvision.transforms.v2.functional")
+    mine, theirs = sight(channels[0], 8, 0.4, 0.2), sight(channels[1], size, 0.5, 0.3)
+    pixels = torch.rand(4, channels[0], 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    seen = transforms.normalize(pixels, list(mine.mean), list(mine.std))
+    if channels == (1, 3):
+        pixels = transforms.grayscale_to_rgb(pixels)
+    elif channels == (3, 1):
+        red, green, blue = pixels.unbind(1)
+        pixels = (0.299 * red + 0.587 * green + 0.114 * blue)[:, None]  # torchvision rounds them to 0.2989 and 0.110
+    wanted = transforms.normalize(
+        transforms.resize(pixels, [size, size], antialias=True), list(theirs.mean), list(theirs.std)
+    )
+    found = Glasses(mine, theirs, like=seen)(seen)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    narrow = Glasses(mine, theirs, like=seen.float())(seen.float())
+    torch.testing.assert_close(narrow.double(), wanted, rtol=0, atol=1e-5)
+
+
+def test_who_sees_alike_is_shown_the_very_batch() -> None:
+    x_BCHW = torch.randn(2, 3, 8, 8)
+    assert Glasses(NORMAL, NORMAL, like=x_BCHW)(x_BCHW) is x_BCHW
+    with pytest.raises(WeightsError, match="of 3 channels, and those here have 4"):
+        Glasses(sight(4, 8, 0.5, 0.2), NORMAL, like=x_BCHW)
+
+
+# -- studies ----------------------------------------------------------------------------------------------------------
+
+TRAIN = {"steps": 6, "batch_size": 16, "evaluations": 2}
+VIT = {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "position": "sinusoidal"}
+DISTILLED = {**VIT, "prefix": ["class", "distillation"], "head": "distilled"}
+CONVNET = {"type": "resnet8", "width_factor": 0.25}
+TEACHER = {"data": {"type": "digits"}, "model": CONVNET, "train": {**TRAIN, "steps": 8}}
+
+
+def trials(store: Path) -> dict[str, bytes]:
+    """What every trial of a store has left, by its folder."""
+    return {str(file.parent.relative_to(store)): file.read_bytes() for file in store.glob("trials/*/*/result.json")}
+
+
+def study(folder: Path, name: str = "taught", **changes: Any) -> Path:
+    """A student with a distillation token of a convnet, in two kinds, and two seeds."""
+    content = {
+        "study": name,
+        "base": {
+            "data": {"type": "digits"},
+            "model": DISTILLED,
+            "train": TRAIN,
+            "distill": {"teacher": {"trial": TEACHER}, "kind": "hard"},
+        },
+        "design": {"one_at_a_time": {"distill.kind": ["soft"]}},
+        "seeds": 2,
+        "run": {"executor": "inline", "tracking_uri": NOWHERE},
+        **changes,
+    }
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(copy.deepcopy(content), sort_keys=False))
+    return file
+
+
+def base(**changes: Any) -> dict[str, Any]:
+    """The base of :func:`study`, with changes below ``distill``."""
+    distill = {"teacher": {"trial": TEACHER}, "kind": "hard", **changes}
+    return {"data": {"type": "digits"}, "model": DISTILLED, "train": TRAIN, "distill": distill}
+
+
+def planned(folder: Path, **changes: Any) -> Plan:
+    return plan_study(study(folder, **changes), out=folder / "out")[1]
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Answer:
+    folder = tmp_path_factory.mktemp("taught")
+    return vitlab.run(study(folder), out=folder / "out")
+
+
+def test_a_teacher_is_trained_once_for_each_seed_and_shared_by_the_arms(taught: Answer) -> None:
+    assert (taught.trained, taught.cached, taught.failed) == (6, 0, 0), "two teachers and four students"
+    plan, store = taught.plan, taught.store
+    teachers = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
+    assert len(teachers) == 2 and {trial.seeds["init"] for trial in teachers.values()} == {0, 1}
+    for item in plan.trials:
+        teacher = teachers[item.trial.needs["teacher"]]
+        assert teacher.seeds == item.trial.seeds and teacher.seeds["init"] == item.seed
+        began, ended = (store.trial(t.key, t.code).result().circumstances.started for t in (item.trial, teacher))
+        assert ended < began
+    frame = taught.results()
+    assert len(frame) == 4 and (frame["status"] == "done").all()
+    notes = json.loads((taught.folder / "report" / "report.json").read_text())["notes"]
+    assert "baseline: 2 distinct teachers behind 2 trials." in notes
+    assert "kind=soft: 2 distinct teachers behind 2 trials." in notes
+
+
+def test_the_journal_tells_of_both_heads_both_losses_and_the_tokens(taught: Answer) -> None:
+    store = taught.store
+    for item in taught.plan.trials:
+        events = store.trial(item.trial.key, item.trial.code).events()[0]
+        measured = [event.body["metrics"] for event in events if event.kind == "metrics"]
+        assert len(measured) == 2
+        for metrics in measured:
+            for view in ("cls", "dist", "logits", "softmax"):
+                assert 0 <= metrics[f"val/accuracy_{view}"] <= 1
+            both = 0.5 * metrics["train/loss_base"] + 0.5 * metrics["train/loss_distillation"]
+            assert metrics["train/loss"] == pytest.approx(both, rel=1e-5)
+            assert -1 <= metrics["val/token_cosine"] <= 1
+        assert "test/token_cosine" in measured[-1] and "test/accuracy_dist" in measured[-1]
+
+
+def test_the_cosine_of_the_tokens_is_that_of_the_trained_model(taught: Answer) -> None:
+    from vitlab.data.prepare import prepare
+
+    model, transform = vitlab.load(taught.folder, arm="kind=soft", seed=1)
+    trial = taught.plan.find("kind=soft", 1)
+    test = prepare(slot("dataset").resolve(trial.spec["data"]), trial.seeds).test
+    with torch.no_grad():
+        x_BTD = model.forward_features(transform(test.x_NCHW))
+    first, second = x_BTD[:, 0].double().numpy(), x_BTD[:, 1].double().numpy()
+    cosine = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
+    row = taught.results().set_index(["arm", "seed"]).loc[("kind=soft", 1)]
+    assert row["test/token_cosine"] == pytest.approx(cosine.mean(), abs=1e-5)
+
+
+def test_a_teacher_never_changes_and_the_student_learns_what_it_says(tmp_path: Path) -> None:
+    """Its batch norm neither; and a student of the teacher alone comes to agree with it."""
+    from vitlab.data.prepare import Feed, prepare
+    from vitlab.spec import STREAMS, TrainSpec
+    from vitlab.training.loop import train
+
+    seeds = dict.fromkeys(STREAMS, 0)
+    prepared = prepare(slot("dataset").resolve("digits"), seeds)
+    teacher = slot("model").build(CONVNET, prepared.info)
+    teacher.initialise(5)
+    teacher.train()(torch.randn(64, 1, 8, 8))  # so that its statistics are of something
+    before = copy.deepcopy(teacher.state_dict())
+    mine = Sight(prepared.info, prepared.mean, prepared.std)
+    how = Distill.model_validate({"teacher": {"trial": {}}, "kind": "soft", "alpha": 1.0, "reduction": "batchmean"})
+    distillation = Distillation(how, teacher, mine, mine, "fp32")
+    student = slot("model").build({**DISTILLED, "dim": 16}, prepared.info)
+    student.initialise(0)
+    spec = TrainSpec.model_validate(
+        {"steps": 60, "batch_size": 32, "evaluations": 6, "optimizer": {"type": "adamw", "lr": 0.01}}
+    )
+    trained = train(
+        student, Feed(prepared, [], seeds, torch.device("cpu"), torch.float32), spec, seeds, distillation=distillation
+    )
+    assert trained is not None
+    assert all(torch.equal(teacher.state_dict()[name], value) for name, value in before.items())
+    assert not teacher.training
+    far = [moment.metrics["train/loss_distillation"] for moment in trained.history]
+    assert far[-1] < 0.5 * far[0]
+
+
+def test_a_second_study_takes_the_teacher_of_the_first(taught: Answer, tmp_path: Path) -> None:
+    """As a prerequisite, and, in the study of convnets, as an arm."""
+    out = tmp_path / "out"
+    shutil.copytree(taught.store.root, out)
+    before = trials(out)
+    other = study(tmp_path, "other", base={**base(alpha=0.9), "model": VIT}, design=None, seeds=2)
+    answer = vitlab.run(other, out=out)
+    assert (answer.trained, answer.cached) == (2, 0) and before.items() <= trials(out).items()
+    convnets = study(tmp_path, "convnets", base=TEACHER, design=None, seeds=2)
+    answer = vitlab.run(convnets, out=out)
+    assert (answer.trained, answer.cached) == (0, 2)
+
+
+def test_the_code_of_distillation_is_that_of_students_alone(taught: Answer, tmp_path: Path) -> None:
+    shutil.copytree(Path(vitlab.__file__).parent, tmp_path / "vitlab", ignore=shutil.ignore_patterns("__pycache__"))
+    assert DISTILLATION == "vitlab.training.distillation"
+    with (tmp_path / "vitlab" / "training" / "distillation.py").open("a") as stream:
+        stream.write("\nCHANGED = True\n")
+    student, teacher = taught.plan.trials[0].trial, taught.plan.prerequisites[0]
+    given = [[trial.spec, trial.needs] for trial in (student, teacher)]
+    code = "import json, sys; from vitlab.plan.key import code_of; print(*[code_of(*a) for a in json.load(sys.stdin)])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(given),
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [code_of(*one) for one in given] == [student.code, teacher.code]
+    theirs, its = done.stdout.split()
+    assert theirs != student.code and its == teacher.code
+
+
+def test_a_driver_killed_between_teacher_and_student_loses_nothing(tmp_path: Path) -> None:
+    """SIGKILL once a teacher has ended and a student is under way; then the same command again."""
+    slow = {**base(), "train": {"steps": 150, "batch_size": 16, "evaluations": 50}}
+    local = {"executor": "local", "workers": 1, "tracking_uri": NOWHERE}
+    file, out = study(tmp_path, base=slow, design=None, seeds=1, run=local), tmp_path / "out"
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "vitlab", "run", str(file), "--out", str(out)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    (teacher,) = plan_study(file, out=out)[1].prerequisites
+    patience = time.monotonic() + 120
+    while driver.poll() is None and time.monotonic() < patience:
+        begun = [journal for journal in out.glob("trials/*/*/events.jsonl") if '"metrics"' in journal.read_text()]
+        if trials(out) and any(teacher.key not in str(journal) for journal in begun):
+            break
+        time.sleep(0.01)
+    driver.kill()
+    driver.wait()
+    ended = trials(out)
+    assert len(ended) == 1 and teacher.key in next(iter(ended)), "it ended before it could be killed"
+
+    inline = {"run.executor": "inline"}
+    again = vitlab.run(file, out=out, changes=inline)
+    assert (again.trained, again.failed) == (1, 0), "the student alone"
+    assert ended.items() <= trials(out).items() and len(trials(out)) == 2
+    folder = Store(out).trial(teacher.key, teacher.code)
+    assert sum(event.kind == "start" for event in folder.events()[0]) == 1
+    undisturbed = vitlab.run(file, out=tmp_path / "undisturbed", changes=inline)
+    assert again.results()["test/loss"].tolist() == undisturbed.results()["test/loss"].tolist()
+
+
+# -- plans ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_teacher_has_the_split_of_its_student(tmp_path: Path) -> None:
+    """Whatever its own seed, or it would have been trained on the images that its student is judged by."""
+    plan = planned(tmp_path, seeds={"count": 2, "vary": ["init", "split"]})
+    teachers = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
+    assert all(
+        teachers[i.trial.needs["teacher"]].seeds["split"] == i.seed == i.trial.seeds["split"] for i in plan.trials
+    )
+    fixed = base()
+    fixed["distill"]["teacher"]["seed"] = 7
+    plan = planned(tmp_path, base=fixed, seeds={"count": 2, "vary": ["init", "split"]})
+    assert sorted(trial.seeds["split"] for trial in plan.prerequisites) == [0, 1]
+    assert {trial.seeds["init"] for trial in plan.prerequisites} == {7}
+
+
+def test_what_is_not_read_makes_no_other_trial(tmp_path: Path) -> None:
+    hard = planned(tmp_path, design={"one_at_a_time": {"distill.tau": [2.0], "distill.reduction": ["batchmean"]}})
+    assert [arm.name for arm in hard.arms] == ["baseline"] and len(hard.arms[0].aliases) == 2
+    soft = planned(
+        tmp_path,
+        base=base(kind="soft"),
+        design={"one_at_a_time": {"distill.tau": [2.0], "distill.reduction": ["batchmean"], "distill.alpha": [0.1]}},
+    )
+    assert len(soft.arms) == 4
+
+
+def test_a_share_of_validation_said_is_the_same_as_one_unsaid(tmp_path: Path) -> None:
+    said = {**TEACHER, "data": {"type": "digits", "validation": 0.2}}
+    assert len(planned(tmp_path, base=base(teacher={"trial": said})).trials) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"data": {"type": "synthetic", "num_classes": 7}}, "the teacher tells 7 classes apart, and this trial 10"),
+        ({"data": {"type": "digits", "validation": 0.1}}, "the teacher's data.validation is 0.1, and here it is 0.2"),
+        ({"data": {"type": "digits", "classes": [1, 2, 3]}}, "the teacher tells 3 classes apart, and this trial 10"),
+        (
+            {"data": {"type": "digits", "classes": [1, 0, 2, 3, 4, 5, 6, 7, 8, 9]}},
+            "the teacher's classes are 1, 0, 2, 3, ..., and those here 0, 1, 2, 3",
+        ),
+        ({"model": {**CONVNET, "width_factor": 0}}, "width_factor"),
+        ({"model": {**VIT, "heads": 3}}, "heads 3"),
+    ],
+    ids=["classes", "validation", "fewer", "order", "option", "geometry"],
+)
+def test_an_unsuitable_teacher_is_refused_in_the_plan(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        planned(tmp_path, base=base(teacher={"trial": {**TEACHER, **changes}}), design=None)
+    assert len(caught.value.problems) == 1 and sentence in str(caught.value)
+
+
+def test_nobody_teaches_pixels(tmp_path: Path) -> None:
+    data = {"type": "digit_scenes"}
+    taught = {**base(), "data": data, "model": {**VIT, "head": "segmentation"}}
+    with pytest.raises(SpecError, match="a teacher teaches the classes of images, and the task of this data is segm"):
+        planned(tmp_path, base=taught, design=None)
