@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import vitlab
 from vitlab import slots
@@ -71,3 +72,14 @@ def test_every_component_says_what_it_is_and_needs_no_option() -> None:
 def test_names_of_the_top_level() -> None:
     root = Path(__file__).parents[1]
     assert {"pyproject.toml", "vitlab", "plugins", "pipelines", "tests", "docker"} <= {p.name for p in root.iterdir()}
+
+
+def test_the_server_of_the_containers_answers_to_the_name_they_call_it_by() -> None:
+    from mlflow.server.security_utils import is_allowed_host_header
+
+    services = yaml.safe_load((Path(__file__).parents[1] / "docker" / "compose.yaml").read_text())["services"]
+    called = services["lab"]["environment"]["MLFLOW_TRACKING_URI"].removeprefix("http://")
+    start = services["mlflow"]["entrypoint"]
+    allowed = start[start.index("--allowed-hosts") + 1].split(",")
+    assert all(is_allowed_host_header(allowed, host) for host in (called, "127.0.0.1:5000", "localhost:5000"))
+    assert not is_allowed_host_header(allowed, "elsewhere.example:5000")
