@@ -74,6 +74,7 @@ def test_names_of_the_top_level() -> None:
     assert {"pyproject.toml", "vitlab", "plugins", "pipelines", "tests", "docker"} <= {p.name for p in root.iterdir()}
 
 
+@pytest.mark.filterwarnings("ignore")  # what MLflow imports warns of itself
 def test_the_server_of_the_containers_answers_to_the_name_they_call_it_by() -> None:
     from mlflow.server.security_utils import is_allowed_host_header
 
