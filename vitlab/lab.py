@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab import slots
-from vitlab.errors import DataError, TrialFailed, UserError, nearest
+from vitlab.errors import DataError, OptionError, Problem, SpecError, TrialFailed, UserError, nearest
 from vitlab.execution import Watch, execute, with_prerequisites
 from vitlab.plan.values import Plan, Planned, Trial, Tuning
 from vitlab.result import Result
 from vitlab.spec import Document, RunSpec, Study, read_document, read_study
+from vitlab.spec.trial import SOURCES
 from vitlab.store import Store, TrialFolder, read_json, write_bytes, write_json
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def run(
         return plan_study(file, changes=changes, plugins=plugins, out=out)
 
     study, plan = planned()
-    plan = _with_data(plan, lambda: planned()[1])
+    plan = _with_data(plan, store, file, lambda: planned()[1])
     _write_study(store, plan, file)
 
     from vitlab.trackers import connect
@@ -140,6 +141,7 @@ def plan_study(
     study, document, problems = read_study(file, {_rooted(path): value for path, value in changes.items()})
     if study is not None:
         problems += _required(study, document, loaded)
+        problems += _executor(study, document)
     from vitlab.data.prepare import data_info
     from vitlab.plan import make_plan
 
@@ -162,16 +164,21 @@ def smoke(
     Raises:
         TrialFailed: naming those that failed.
     """
+    from vitlab.plan.key import modules_beside
     from vitlab.trackers import Tracker
 
     watch = watch or Watch()
     # Whether components run does not depend on how much they cost, or on what suits them best.
-    short = {**changes, "train.steps": 2, "train.evaluations": 1, "seeds": 1, "match": None, "tune": None}
+    base = read_study(file, {_rooted(path): value for path, value in changes.items()})[1].data.get("base")
+    short = {**changes, **_two_steps(base), "seeds": 1, "match": None, "tune": None}
     study, plan = plan_study(file, changes=short, plugins=plugins)
-    plan = _with_data(plan, lambda: plan_study(file, changes=short, plugins=plugins)[1])
     store = Store(Path(out).resolve())
-    distinct = {planned.trial.origins: planned for planned in reversed(plan.trials)}.values()
-    todo = [planned for planned in distinct if not _folder(store, planned).done()]
+    plan = _with_data(plan, store, file, lambda: plan_study(file, changes=short, plugins=plugins)[1])
+    distinct = {
+        (planned.trial.origins, modules_beside(planned.trial.spec), *planned.trial.needs): planned
+        for planned in reversed(plan.trials)
+    }.values()
+    todo = with_prerequisites(plan, [planned for planned in distinct if not _folder(store, planned).done()], store)
     watch.planned(plan, todo, store)
     try:
         failed = execute(todo, store, study.run, plugins, Tracker(), watch)
@@ -332,6 +339,18 @@ def _folder(store: Store, planned: Planned) -> TrialFolder:
     return store.trial(planned.trial.key, planned.trial.code)
 
 
+def _two_steps(tree: Any, place: str = "") -> dict[str, int]:
+    """The changes that shorten a trial, and those whose weights it takes."""
+    found = {f"{place}train.steps": 2, f"{place}train.evaluations": 1}
+    for path in SOURCES.values():
+        source = tree
+        for part in (*path, "trial"):
+            source = source.get(part) if isinstance(source, Mapping) else None
+        if isinstance(source, Mapping):
+            found |= _two_steps(source, f"{place}{'.'.join(path)}.trial.")
+    return found
+
+
 def _is_there(store: Store, planned: Planned, needed: set[str]) -> bool:
     """Whether a trial need not be trained; one that others start from must have kept its weights, too."""
     folder = _folder(store, planned)
@@ -339,8 +358,18 @@ def _is_there(store: Store, planned: Planned, needed: set[str]) -> bool:
     return folder.usable() if named else folder.done()
 
 
-def _with_data(plan: Plan, again: Any) -> Plan:
-    """The plan, once its data is here: reading a set that is not fetches it where its options allow that."""
+def _with_data(plan: Plan, store: Store, file: str | Path, again: Any) -> Plan:
+    """The plan, once its data is here: reading a set that is not fetches it where its options allow that.
+
+    Raises:
+        SpecError: if it is not, and trials that are to be trained need it.
+    """
+    from vitlab.data.prepare import missing
+
+    needed = [planned.trial.spec["data"] for planned in _all(plan) if not _folder(store, planned).done()]
+    for choice in {str(choice): choice for choice in needed}.values():
+        if reason := missing(choice):
+            raise SpecError([read_document(file).problem(("base", "data", "root"), reason)])
     pending = [planned.trial.spec["data"] for planned in _all(plan) if planned.trial.data is None]
     absent = {str(choice): choice for choice in pending}
     if not absent:
@@ -390,6 +419,15 @@ def _required(study: Study, document: Document, loaded: Iterable[slots.Origin]) 
         except PackageNotFoundError:
             problems.append(document.problem(place, f"this study needs {name}: pip install {name}"))
     return problems
+
+
+def _executor(study: Study, document: Document) -> list[Problem]:
+    """What is wrong with the choice of an executor, which no trial's identity holds."""
+    try:
+        slots.slot("executor").resolve(study.run.executor)
+    except OptionError as error:
+        return [document.problem(("run", "executor", *path), sentence) for path, sentence in error.faults]
+    return []
 
 
 def _rooted(path: str) -> str:

@@ -41,7 +41,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from vitlab.errors import BrokenComponent, ClashError, OptionError, Path, UnknownComponent, nearest
 from vitlab.spec import Choice
-from vitlab.spec.study import sentences
+from vitlab.spec.study import details, sentences
 
 T = TypeVar("T")
 
@@ -418,7 +418,7 @@ def _options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
 
 def _faults(error: ValidationError, who: str, model: type[BaseModel]) -> list[tuple[Path, str]]:
     faults: list[tuple[Path, str]] = []
-    for detail, (path, text) in zip(error.errors(include_url=False), sentences(error, model.model_fields), strict=True):
+    for detail, (path, text) in zip(details(error), sentences(error, model.model_fields), strict=True):
         if detail["type"] == "faults":
             faults += [((*path, *inner), sentence) for inner, sentence in detail["ctx"]["faults"]]
         elif detail["type"] == "extra_forbidden" and len(path) == 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 
 import click
 
@@ -84,3 +85,7 @@ def main() -> None:
         # Whoever read our output has seen enough; the descriptor is replaced so that the flush at exit is quiet.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except Exception:
+        traceback.print_exc()
+        click.echo("This is a fault of vitlab or of a plugin, not of yours; the lines above say where.", err=True)
+        sys.exit(3)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from vitlab.errors import UserError
+from vitlab.spec.yaml import read_value
 
 file_argument = click.argument("file", type=click.Path(path_type=Path))
 out_option = click.option(
@@ -36,7 +36,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
-    """``PATH=VALUE`` pairs; values are read as YAML reads them.
+    """``PATH=VALUE`` pairs; values are read as in a study file.
 
     Raises:
         UserError: for what is not such a pair.
@@ -47,7 +47,7 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
         if not equals or not path or any(not part for part in path.split(".")):
             raise UserError(f"--set {change}: write PATH=VALUE, such as data.root=/data")
         try:
-            values[path] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise UserError(f"--set {change}: '{text}' is not a YAML value") from None
+            values[path] = read_value(text)
+        except ValueError as error:
+            raise UserError(f"--set {change}: {error}") from None
     return values

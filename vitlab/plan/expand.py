@@ -5,6 +5,7 @@ Every mistake of the file is found in one pass and raised together.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -202,17 +203,24 @@ def _can_run(document: Document, arms: Mapping[str, Making], baselines: Mapping[
 
 
 def _placed(document: Document, draft: Draft, path: Path, sentence: str) -> Problem:
-    """A fault of an arm, at the change that caused it; where none did, at the base."""
+    """A fault of an arm, at the change that caused it: the base is without fault, so one of them did."""
     dotted = ".".join(map(str, path))
     causes = [change for change in draft.values if f"{dotted}.".startswith(f"{change.removesuffix('.type')}.")]
     causes = causes or [change for change in draft.values if change.startswith(f"{dotted}.")]
-    if not causes and draft.values and ("base", *path) not in document.places:
-        causes = list(draft.values)
+    if not causes and draft.values:
+        # One change makes another value wrong, as a width does the number of heads: the closest to it in the tree.
+        causes = [max(draft.values, key=lambda change: _shared(path, change))]
     if causes:
         cause = max(causes, key=len)
         inner = path[cause.removesuffix(".type").count(".") + 1 :]
         return document.problem((*draft.places[cause], *inner), sentence)
     return document.problem(("base", *path), sentence)
+
+
+def _shared(path: Path, change: str) -> int:
+    """How many keys the way to a fault and the way to a change begin with in common."""
+    pairs = zip(path, change.split("."), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _said(base: Mapping[str, Any], arm: Making, path: str) -> Any:

@@ -34,6 +34,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 _ALLOWED = "numbers, 'names', dotted paths, + - * / // %, comparisons, in, and, or, not, and parentheses"
 LONGEST = 500  #: characters
+DEEPEST = 60  #: expressions within expressions
 
 
 class RuleFault(Exception):
@@ -52,6 +53,8 @@ def parse(text: str) -> ast.expr:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise RuleFault(f"'{text}' is not an expression; allowed: {_ALLOWED}") from None
+    if _depth(tree) > DEEPEST:
+        raise RuleFault(f"'{text:.40}...' is nested too deeply for a rule")
     for node in ast.walk(tree):
         known = isinstance(
             node,
@@ -74,7 +77,7 @@ def holds(rule: ast.expr, trial: Mapping[str, Any]) -> bool:
     """
     try:
         return bool(_value(rule, trial))
-    except (TypeError, ZeroDivisionError) as error:
+    except (TypeError, ArithmeticError) as error:
         raise RuleFault(f"'{ast.unparse(rule)}' cannot be computed: {error}") from None
 
 
@@ -95,12 +98,26 @@ def _value(node: ast.expr, trial: Mapping[str, Any]) -> Any:
         case ast.UnaryOp(operand=operand):
             return -_value(operand, trial)
         case ast.BinOp(left=left, op=op, right=right):
-            return _BINARY[type(op)](_value(left, trial), _value(right, trial))
+            return _BINARY[type(op)](_number(_value(left, trial)), _number(_value(right, trial)))
         case ast.Compare(left=left, ops=ops, comparators=rights):
             values = [_value(item, trial) for item in (left, *rights)]
             pairs = itertools.pairwise(values)
             return all(_COMPARE[type(op)](*pair) for op, pair in zip(ops, pairs, strict=True))
     raise AssertionError(f"parse() let {ast.dump(node)} through")
+
+
+def _number(value: Any) -> int | float:
+    """One side of a sum or a product; texts and lists, which Python would repeat at any length, are none."""
+    if not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is not a number")
+    return value
+
+
+def _depth(tree: ast.AST) -> int:
+    level, depth = [tree], 0
+    while level:
+        level, depth = [child for node in level for child in ast.iter_child_nodes(node)], depth + 1
+    return depth
 
 
 def _look_up(path: str, trial: Mapping[str, Any]) -> Any:

@@ -39,7 +39,7 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.yaml_constructors = {
     tag: construct
     for tag, construct in yaml.SafeLoader.yaml_constructors.items()
-    if tag is None or tag.removeprefix(_TAG) in _PLAIN
+    if tag is not None and tag.removeprefix(_TAG) in _PLAIN
 }
 for _kind_of_number, _pattern in (
     ("int", r"[-+]?(?:\d[\d_]*|0x[\da-fA-F_]+)"),
@@ -67,6 +67,11 @@ def _number(read: Callable[[str], Any]) -> Callable[[yaml.SafeLoader, yaml.Scala
     return construct
 
 
+def _refuse_tag(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
+    tag = node.tag.replace(_TAG, "!!")
+    raise _fault(node, f"the tag {tag:.60} cannot stand in a study, which is made of plain values; leave it out")
+
+
 def _truth(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
     try:
         return loader.bool_values[str(loader.construct_scalar(node)).lower()]
@@ -77,6 +82,7 @@ def _truth(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
 _Loader.add_constructor(f"{_TAG}int", _number(lambda text: int(text, 16 if "0x" in text else 10)))
 _Loader.add_constructor(f"{_TAG}float", _number(lambda text: float(re.sub(r"\.(?=inf|nan)", "", text))))
 _Loader.add_constructor(f"{_TAG}bool", _truth)
+_Loader.add_constructor(None, _refuse_tag)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,381 @@
+"""What users get wrong: one sentence each, at its place, with exit code 2 and nothing written.
+
+Every mistake stands in a file on disk and goes through the command line, for that is the way it comes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from vitlab.cli import main
+
+ROOT = Path(__file__).parents[1]
+STUDY = """\
+study: small
+base:
+  data: {type: digits}
+  model: {type: vit, patch_size: 2, dim: 8, depth: 1, heads: 2, position: learned}
+  train: {steps: 2, batch_size: 8, optimizer: {type: adamw, lr: 1.0e-3}}
+design:
+  one_at_a_time:
+    model.position: [none]
+"""
+
+Vitlab = Callable[..., tuple[int, str, str]]
+
+
+def call(*arguments: object) -> tuple[int, str, str]:
+    """A ``vitlab`` command in this process: its exit code, stdout and stderr."""
+    out, err = StringIO(), StringIO()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with (
+            mock.patch.object(sys, "argv", ["vitlab", *map(str, arguments)]),
+            redirect_stdout(out),
+            redirect_stderr(err),
+        ):
+            main()
+        code = 0
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to work in, in which nothing but what a test puts there may stand afterwards."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+
+
+def refused(folder: Path, *arguments: object) -> list[str]:
+    """The lines on stderr of a command that must be refused as the user's mistake, and leave nothing behind."""
+    before = sorted(folder.rglob("*"))
+    code, out, err = call(*arguments)
+    assert code == 2, (code, out, err)
+    assert out == "" and "Traceback" not in err and "\x1b" not in err, (out, err)
+    assert sorted(folder.rglob("*")) == before, "something was written"
+    return err.splitlines()
+
+
+def mistakes(folder: Path, text: str) -> list[str]:
+    """What ``vitlab run`` says of a study, one line each."""
+    (folder / "s.yaml").write_text(text)
+    return refused(folder, "run", "s.yaml")
+
+
+def one(lines: list[str]) -> str:
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
+KINDS = [
+    # unknown key
+    ("study: small", "study: small\nsedes: 3", "2:1", ["unknown key 'sedes'", "Did you mean 'seeds'?", "Allowed here:", "analysis"]),
+    ("  train: {steps: 2,", "  trian: {}\n  train: {steps: 2,", "5:3", ["unknown key 'trian'", "'train'", "distill"]),
+    ("dim: 8", "dmi: 4, dim: 8", "4:37", ["no option 'dmi'", "'dim'", "Options:", "heads"]),
+    ("lr: 1.0e-3", "lr: 1.0e-3, weight_deacy: 0", "5:73", ["no option 'weight_deacy'", "'weight_decay'"]),
+    # unknown component
+    ("position: learned", "position: leraned", "4:65", ["no position called 'leraned'", "'learned'", "Installed:", "sincos2d"]),
+    ("type: adamw", "type: admaw", "5:48", ["no optimizer called 'admaw'", "'adamw'", "sgd"]),
+    ("study: small", "study: small\nrun: {executor: loacl}", "2:7", ["no executor called 'loacl'", "'local'", "inline"]),
+    ("study: small", "study: small\nrun: {executor: {type: local, wrokers: 2}}", "2:31", ["no option 'wrokers'"]),
+    ("[none]", "[none, sincos]", "8:28", ["no position called 'sincos'", "'sincos2d'"]),
+    # wrong type
+    ("dim: 8", "dim: eight", "4:37", ["dim", "valid integer", "'eight'"]),
+    ("dim: 8", "dim: [8]", "4:37", ["dim", "valid integer"]),
+    ("patch_size: 2", "patch_size: [2]", "4:22", ["'patch_size.1' is missing"]),
+    ("patch_size: 2", "patch_size: 0", "4:22", ["patch_size", "greater than 0", "found 0"]),
+    ("patch_size: 2", "patch_size: two", "4:22", ["patch_size", "valid integer or a valid tuple", "'two'"]),
+    ("[none]", "none", "8:5", ["model.position", "valid list", "'none'"]),
+    ("study: small", "study: small\nseeds: many", "2:1", ["seeds", "'many'"]),
+    ("study: small", "study: [small]", "1:1", ["study", "valid string"]),
+    # out of bounds
+    ("lr: 1.0e-3", "lr: 0", "5:61", ["lr", "greater than 0", "found 0"]),
+    ("dim: 8", "dim: 8, drop: 1", "4:45", ["drop", "less than 1", "found 1"]),
+    ("depth: 1", "depth: 1000000000000", "4:45", ["depth", "less than or equal to 1000"]),
+    ("dim: 8", "dim: 8, registers: 99999999999", "4:45", ["registers", "less than or equal to 1000"]),
+    ("lr: 1.0e-3", "lr: .inf", "5:65", [".inf", "finite"]),
+    ("lr: 1.0e-3", "lr: .nan", "5:65", [".nan", "finite"]),
+    ("study: small", "study: small\nseeds: 1000000000", "2:1", ["at most 1,000,000 seeds"]),
+    # what does not divide
+    ("patch_size: 2", "patch_size: 3", "4:22", ["image height 8", "patch_size 3", "1, 2, 4, 8"]),
+    ("patch_size: 2", "patch_size: [2, 5]", "4:22", ["image width 8", "patch_size 5", "1, 2, 4, 8"]),
+    ("dim: 8", "dim: 9", "4:55", ["dim 9", "heads 2", "1, 3, 9"]),
+    ("dim: 8", "dim: 99999999999999999999999", "4:77", ["heads 2"]),
+    ("model.position: [none]", "model.dim: [16, 17]", "8:21", ["dim 17", "heads 2"]),
+    # designs
+    ("design:\n  one_at_a_time:\n    model.position: [none]\n", "design: {}\n", "6:1", ["exactly one of one_at_a_time, leave_one_out", "an empty design"]),
+    ("  one_at_a_time:\n", "  one_at_time:\n", "7:3", ["unknown key 'one_at_time'", "'one_at_a_time'", "grid"]),
+    ("[none]", "[]", "8:5", ["model.position", "at least 1"]),
+    ("model.position: [none]", "model.postion: [none]", "8:21", ["no option 'postion'", "'position'"]),
+    ("model.position: [none]", "modle.position: [none]", "8:22", ["unknown key 'modle'", "'model'"]),
+    ("model.position: [none]", "model.mlp.ration: [2]", "8:24", ["no option 'ration'", "'ratio'"]),
+    # one thing said twice
+    ("dim: 8", "dim: 8, dim: 16", "4:45", ["key 'dim' is given twice", "first in line 4"]),
+    ("design:\n", "seeds: 2\nseeds: 3\ndesign:\n", "7:1", ["key 'seeds' is given twice", "first in line 6"]),
+    # no is false
+    ("position: learned", "position: no", "4:65", ["a component's name belongs here", "found false", "write none"]),
+    ("[none]", "[off]", "8:22", ["a component's name belongs here", "found false"]),
+    ("study: small", "study: no", "1:1", ["study", "yes, no, on and off", "quotes"]),
+    ("study: small", "no: small", "1:1", ["'no'", "quotes"]),
+    # rules
+    ("study: small", "study: small\nwhere: [{require: 'model.dim >', because: x}]", "2:10", ["'model.dim >' is not an expression", "allowed:"]),
+    ("study: small", "study: small\nwhere: [{require: '__import__(\"os\")', because: x}]", "2:10", ["cannot stand in a rule", "allowed:"]),
+    ("study: small", "study: small\nwhere: [{require: 'model.dim ** 9 > 1', because: x}]", "2:10", ["'model.dim ** 9' cannot stand", "+ - *"]),
+    ("study: small", "study: small\nwhere: [{require: '\"a\" * 99999999999999 == 1', because: x}]", "2:10", ["'a' is not a number"]),
+    ("study: small", "study: small\nwhere: [{require: '\"%099999999999d\" % 1', because: x}]", "2:10", ["is not a number"]),
+    ("study: small", "study: small\nwhere: [{require: 'model.dim / 0 > 1', because: x}]", "2:10", ["cannot be computed", "division"]),
+    ("study: small", f"study: small\nwhere: [{{require: '{'a.' * 200}a', because: x}}]", "2:10", ["nested too deeply"]),
+    ("study: small", f"study: small\nwhere: [{{require: '{'-' * 400}1', because: x}}]", "2:10", ["nested too deeply"]),
+    ("study: small", f"study: small\nwhere: [{{require: '{'(' * 300}1', because: x}}]", "2:10", ["not an expression"]),
+    ("study: small", f"study: small\nwhere: [{{require: '{'1 + ' * 300}1', because: x}}]", "2:10", ["at most 500 characters"]),
+    ("study: small", "study: small\nwhere: [{require: 'model.head == 1', otherwise: skip, because: x}]", "2:38", ["unknown key 'otherwise'", "else"]),
+    # hostile
+    ("study: small", "study: !!python/object/apply:os.system ['touch pwned']", "1:8", ["!!python/object/apply:os.system", "cannot stand"]),
+    ("study: small", "study: !!python/name:os.system", "1:8", ["!!python/name:os.system", "cannot stand"]),
+    ("dim: 8", "dim: !!binary aGk=", "4:42", ["!!binary", "cannot stand"]),
+    ("dim: 8", "dim: !secret 8", "4:42", ["!secret", "cannot stand"]),
+    ("study: small", "study: ../../small", "1:1", ["study", "'../../small'"]),
+    ("study: small", "study: /tmp/small", "1:1", ["study", "'/tmp/small'"]),
+    ("study: small", "study: ..", "1:1", ["study", "'..'"]),
+    ("study: small", 'study: "sm\\x1b[31mall"', "1:8", ["cannot be printed", "U+001B"]),
+    ("study: small", 'study: "small\\n"', "1:1", ["study"]),
+    ("study: small", "study: small\nquestion: \x07", "2:11", ["cannot be printed", "U+0007"]),
+    ("study: small", f"study: small\nwhere: {'[' * 60}{']' * 60}", "2:58", ["nested too deeply"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "instead", "place", "words"), KINDS)
+def test_a_mistake_is_one_sentence_at_its_place(
+    here: Path, said: str, instead: str, place: str, words: list[str]
+) -> None:
+    assert STUDY.count(said) == 1
+    line = one(mistakes(here, STUDY.replace(said, instead)))
+    assert line.startswith(f"s.yaml:{place}: "), line
+    for word in words:
+        assert word in line, line
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "validate"])
+def test_every_command_that_reads_a_study_says_the_same(here: Path, command: str) -> None:
+    (here / "s.yaml").write_text(STUDY.replace("heads: 2", "heads: 3"))
+    line = one(refused(here, command, "s.yaml"))
+    assert line.startswith("s.yaml:4:55: dim 8 is not a multiple of heads 3"), line
+
+
+def test_what_is_said_in_a_shell_is_checked_like_a_file(here: Path) -> None:
+    (here / "s.yaml").write_text(STUDY)
+    for change, words in {
+        "model.dmi=4": ["no option 'dmi'", "'dim'"],
+        "modle.dim=4": ["unknown key 'modle'", "'model'"],
+        "train.optimizer.lr=0": ["lr", "greater than 0"],
+        "model.heads=3": ["dim 8", "heads 3"],
+        "seeds=none": ["seeds", "'none'"],
+        "model.depth.x=1": ["model.depth.x", "no keys"],
+        "study=../up": ["study", "'../up'"],
+        "model.dim": ["--set model.dim: write PATH=VALUE"],
+        "=3": ["write PATH=VALUE"],
+        "model.dim=[1": ["--set model.dim=[1", "not YAML"],
+        "model.dim=!!python/name:os.system": ["!!python/name:os.system", "cannot stand"],
+    }.items():
+        line = one(refused(here, "run", "s.yaml", "--set", change))
+        for word in words:
+            assert word in line, line
+
+
+# -- numbers and names that YAML reads otherwise ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ["1e-3", "1E-3", ".001", "0.001", "1.0e-3", "+1e-3", "1_0e-4"])
+def test_a_number_is_the_number_it_plainly_is(here: Path, number: str) -> None:
+    (here / "s.yaml").write_text(STUDY.replace("1.0e-3", number))
+    code, out, err = call("plan", "s.yaml", "--format", "json")
+    assert code == 0, err
+    assert all(spec["train"]["optimizer"]["lr"] == 0.001 for spec in json.loads(out)["specs"].values())
+    code, out, err = call("plan", "s.yaml", "--format", "json", "--set", f"train.optimizer.lr={number}")
+    assert code == 0 and json.loads(out)["specs"]["baseline"]["train"]["optimizer"]["lr"] == 0.001
+
+
+def test_all_mistakes_of_a_file_are_said_at_once_in_its_order(here: Path) -> None:
+    text = """\
+study: small
+qestion: Why?
+base:
+  data: {type: digts}
+  model: {type: vit, patch_size: 2, dim: eight, depth: 1, heads: 2, position: leraned}
+  train: {steps: 2, epochs: 3}
+seeds: [1, 1]
+where: [{require: "model.dim >", because: x}]
+analysis: {metric: accuracy, goal: maximum}
+"""
+    lines = mistakes(here, text)
+    assert [line.split(":")[1] for line in lines] == ["2", "4", "5", "5", "6", "7", "9", "9"], lines
+    assert all(re.match(r"s\.yaml:\d+:\d+: ", line) for line in lines)
+
+
+def test_mistakes_of_several_files_are_said_together(here: Path) -> None:
+    (here / "good.yaml").write_text(STUDY)
+    (here / "a.yaml").write_text(STUDY.replace("dim: 8", "dmi: 8"))
+    (here / "b.yaml").write_text(STUDY.replace("heads: 2", "heads: 3"))
+    code, out, err = call("validate", "good.yaml", "a.yaml", "no.yaml", "b.yaml")
+    assert code == 2 and out == "good.yaml: 2 arms, 6 trials\n"
+    assert [line.split(":")[0] for line in err.splitlines()] == ["a.yaml", "b.yaml", "no.yaml"]
+
+
+# -- what is no study -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "the file is empty; a study begins with 'study: NAME'"),
+        (b"# nothing\n", "the file is empty; a study begins with 'study: NAME'"),
+        (b"- a\n", ":1:1: a study is a mapping that begins with 'study: NAME'; found a list"),
+        (b"just words\n", ":1:1: a study is a mapping that begins with 'study: NAME'; found 'just words'"),
+        (b"study: [small\nbase: 1\n", ":2:5: not YAML: "),
+        (b"study: small\n\tbase: 1\n", ":2:1: not YAML: "),
+        (b"study: small\n---\nstudy: other\n", ":2:1: not YAML: "),
+        (b"study: \xff\xfe\n", "not YAML: byte 7 is not UTF-8 text"),
+        (b"PK\x03\x04\x14\x00\x06\x00", ":1:3: not YAML: a character that cannot be printed, U+0003"),
+        (b"\x7fELF\x02\x01\x01\x00", "cannot be printed, U+"),
+        (b"study: \xed\xa0\x80\n", "is not UTF-8 text"),
+    ],
+)
+def test_a_file_that_is_no_study(here: Path, content: bytes, said: str) -> None:
+    (here / "s.yaml").write_bytes(content)
+    assert said in one(refused(here, "run", "s.yaml"))
+
+
+def test_what_is_no_file(here: Path) -> None:
+    (here / "folder").mkdir()
+    os.mkfifo(here / "pipe")
+    with (here / "large.yaml").open("wb") as file:
+        file.truncate(100_000_000)
+    for name, said in {
+        "no.yaml": "no.yaml: no such file",
+        "no/s.yaml": "no/s.yaml: no such file",
+        "folder": "folder: is a folder; name a study file, such as ablation.yaml",
+        "pipe": "pipe: is not a regular file",
+        "large.yaml": "large.yaml: has 100,000,000 bytes; a study file has at most 1,000,000",
+        "": ".: is a folder; name a study file, such as ablation.yaml",
+        "x" * 300: "File name too long",
+    }.items():
+        assert said in one(refused(here, "run", name))
+
+
+def test_aliases_cannot_explode(here: Path) -> None:
+    layers = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    layers += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    line = one(mistakes(here, "\n".join(layers) + "\n"))
+    assert re.match(r"s\.yaml:\d+:\d+: more than 100,000 values; a study file is a page or two", line), line
+    assert "contains itself" in one(mistakes(here, "study: &s [*s]\n"))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 50_000, "- " * 100_000, "? " * 100_000])
+def test_nesting_without_end(here: Path, text: str) -> None:
+    assert re.match(r"s\.yaml", one(mistakes(here, text)))
+
+
+# -- what the file names and is not here ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data", ["{type: mnist, root: %s}", "{type: image_folder, root: %s}", "{type: cifar10, root: %s}"]
+)
+def test_data_that_is_nowhere_is_found_out_before_anything_is_written(here: Path, data: str) -> None:
+    text = STUDY.replace("{type: digits}", data % (here / "nowhere")).replace("patch_size: 2", "patch_size: 4")
+    line = one(mistakes(here, text))
+    assert re.match(r"s\.yaml:3:\d+: ", line) and str(here / "nowhere") in line, line
+
+
+def test_weights_that_are_nowhere(here: Path) -> None:
+    text = STUDY.replace("design:", "  init_from: {checkpoint: nowhere.safetensors}\ndesign:")
+    assert one(mistakes(here, text)) == "s.yaml:6:15: no such file: nowhere.safetensors"
+
+
+# -- as users see it: a process of its own ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (STUDY.replace("dim: 8", "dmi: 8"), "s.yaml:4:37: model 'vit' has no option 'dmi'. Did you mean 'dim'?"),
+        ("study: !!python/object/apply:os.system ['touch pwned']\n", "s.yaml:1:8: the tag !!python/object/apply"),
+    ],
+)
+def test_a_process_of_its_own(here: Path, text: str, said: str) -> None:
+    (here / "s.yaml").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "vitlab", "run", "s.yaml"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(said) and done.stderr.count("\n") == 1, done.stderr
+    assert [path.name for path in here.iterdir()] == ["s.yaml"]
+
+
+# -- whatever else can be typed ---------------------------------------------------------------------------------------
+
+QUICKSTART = re.sub(r"(?m)^#.*\n", "", (ROOT / "pipelines" / "quickstart.yaml").read_text())
+PIECES = (
+    *"{}[]:,#&*!|>'\"%@`-? \n\t0123456789eE.+-_~/\\\x00\x1b\ufeff\u2028ä\U0001d54d",
+    *("no", "null", "1e999", "-1", "0", "[]", "{}", "<<: *a", "&a ", "*a", "!!set", "!!int ", "? ", "--- ", "model.dim", "type", "\r\n"),
+)  # fmt: skip
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> str:
+    """The quickstart with up to four accidents: characters and lines deleted, doubled, moved or put in."""
+    text = QUICKSTART
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(text)))
+        match draw(st.sampled_from(["delete", "insert", "replace", "drop line", "double line", "indent"])):
+            case "delete":
+                text = text[:at] + text[at + draw(st.integers(1, 12)) :]
+            case "insert":
+                text = text[:at] + draw(st.sampled_from(PIECES) | st.characters()) + text[at:]
+            case "replace":
+                text = text[:at] + draw(st.sampled_from(PIECES)) + text[at + draw(st.integers(1, 6)) :]
+            case change:
+                lines = text.splitlines(keepends=True)
+                if lines:
+                    number = draw(st.integers(0, len(lines) - 1))
+                    lines[number] = {"drop line": "", "double line": lines[number] * 2, "indent": "  " + lines[number]}[
+                        change
+                    ]
+                text = "".join(lines)
+    return text
+
+
+@given(text=mutated())
+@example(text=QUICKSTART.replace("2.0e-3", "1_"))
+@example(text=QUICKSTART.replace("15", "0x"))
+@example(text=QUICKSTART.replace("32", "1e400"))
+@settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_accident_is_a_plan_or_a_mistake_of_the_user(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    code, out, err = call("validate", file)
+    assert code in (0, 2), (code, err)
+    assert "Traceback" not in err and not re.search(r"[\x00-\x08\x0b-\x1f]", out + err), err
+    assert bool(err) == (code == 2)
+    for line in err.splitlines():
+        assert re.match(rf"{re.escape(str(file))}(:\d+:\d+)?: \S", line), line
