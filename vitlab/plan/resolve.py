@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from vitlab.errors import GeometryError, OptionError, Path
+from vitlab.errors import DataError, GeometryError, OptionError, Path
 from vitlab.geometry import DataInfo
 from vitlab.plan.key import modules_beside, modules_of
 from vitlab.slots import Resolved, slot
@@ -97,7 +97,10 @@ class Resolver:
                 faults += [((*path, *inner), sentence) for inner, sentence in found]
         info, why_not = None, ""
         if ("data",) in parts:
-            info = self._info(parts["data",].choice, plain["data"])
+            try:
+                info = self._info(parts["data",].choice, plain["data"])
+            except DataError as error:
+                faults.append((("data",), str(error)))
         if info is not None and ("model",) in parts:
             model = parts["model",].choice
             try:
