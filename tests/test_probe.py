@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
-from vitlab import noise
+from vitlab import lab, noise
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.data.splits import at_most, fraction
 from vitlab.errors import DataError, WeightsError
@@ -232,3 +233,28 @@ def test_few_images_are_drawn_by_the_stream_of_fractions() -> None:
 def test_labels_of_pixels_have_no_images_of_a_class() -> None:
     with pytest.raises(DataError, match="'per_class' chooses images by their class"):
         data_info({"type": "digit_scenes", "per_class": 5})
+
+
+# -- a study ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_steps_of_every_set_of_components_are_two_steps_of_what_they_start_from(tmp_path: Path) -> None:
+    before = {"data": {"type": "digits", "classes": [0, 1, 2]}, "model": VIT, "train": {**TRAIN, "epochs": 900}}
+    content = {
+        "study": "probe",
+        "question": "Does a short run of this reach everything?",
+        "base": {
+            "data": TARGET,
+            "model": VIT,
+            "init_from": {"trial": before},
+            "train": {**TRAIN, "steps": 900},
+        },
+        "design": {"arms": {"tuned": {}, "probed": {"init_from.head": "fitted", "train.steps": 0}}},
+        "run": {"executor": "inline"},
+    }
+    (tmp_path / "probe.yaml").write_text(yaml.safe_dump(content))
+    assert lab.smoke(tmp_path / "probe.yaml", out=tmp_path / "runs") == 2
+    folders = [TrialFolder(path.parent) for path in (tmp_path / "runs").glob("trials/*/*/spec.json")]
+    results = [folder.result() for folder in folders]
+    steps = [result.outcome.steps for result in results if result is not None]
+    assert sorted(steps) == [0, 2, 2]
