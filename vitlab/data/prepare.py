@@ -152,7 +152,9 @@ class Batch(NamedTuple):
     """Images as the model takes them."""
 
     x_BCHW: Tensor  #: float, normalised
-    y_B: Tensor  #: int64; where labels are of pixels (B, H, W), with :data:`IGNORED` where there is none
+    y_B: Tensor
+    """int64; where labels are of pixels (B, H, W), with :data:`IGNORED` where there is none; of mixed images, float
+    (B, K)."""
     id_B: Tensor  #: int64, identities for keyed draws
     epoch: int  #: from 0; 0 for batches of an evaluation
 
@@ -181,6 +183,7 @@ class Feed:
             seeds: of the streams ``order`` and ``augment``.
         """
         self.device = torch.device(device)
+        self.classes = prepared.info.classes
         self._subsets = {
             "train": prepared.train.to(self.device),
             "val": prepared.val.to(self.device),

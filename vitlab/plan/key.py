@@ -34,6 +34,8 @@ DISTILLATION = "vitlab.training.distillation"
 """The module of learning from a teacher."""
 PROBE = "vitlab.training.probe"
 """The module of heads in closed form."""
+MIXING = "vitlab.training.mix"
+"""The module of training on mixed images."""
 
 
 def key_of(identity: Mapping[str, Any]) -> str:
@@ -52,7 +54,9 @@ def code_of(spec: Mapping[str, Any], needs: Mapping[str, str] = {}) -> str:
 
 def modules_beside(spec: Mapping[str, Any]) -> frozenset[str]:
     """The modules that a trial needs beside those of its components; of trials that do without, they are no part."""
-    found = {DISTILLATION} if spec.get("distill") is not None else set()
+    train = spec.get("train") or {}
+    asked = {DISTILLATION: spec.get("distill"), MIXING: train.get("mix")}
+    found = {module for module, how in asked.items() if how is not None}
     if (spec.get("init_from") or {}).get("head") == "fitted":
         found.add(PROBE)
     for path in SOURCES.values():

@@ -107,6 +107,8 @@ class Resolver:
                 why_not = model.component.why_not(info, model.options) or ""  # type: ignore[attr-defined]
             except GeometryError as error:
                 faults.append((("model", error.option), str(error)))
+        if info is not None and info.task != "classification" and _get(plain, ("train", "mix")) is not None:
+            faults.append((("train", "mix"), f"mixing joins the classes of images, and the task here is {info.task}"))
         needs = self._needs(plain, identity, faults)
         if isinstance(plain.get("distill"), Mapping):
             _forget_what_is_not_read(identity["distill"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from vitlab.spec.choice import Choice
 
@@ -22,6 +22,20 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Mix(Frozen):
+    """Training on pairs of images: two overlaid, or a rectangle of one pasted into the other; their labels likewise.
+
+    Reference: arXiv:1710.09412 (mixup), arXiv:1905.04899 (cutmix).
+    """
+
+    mixup: Annotated[float, Field(ge=0)] = (
+        0.0  #: a of Beta(a, a), from which the weight of an overlay is drawn; 0: none
+    )
+    cutmix: Annotated[float, Field(ge=0)] = 0.0  #: a of Beta(a, a), the share a rectangle leaves; 0: no rectangles
+    prob: Annotated[float, Field(ge=0, le=1)] = 1.0  #: share of the batches that are mixed
+    switch: Annotated[float, Field(ge=0, le=1)] = 0.5  #: where there are both, share of the mixed that are cutmix
+
+
 class TrainSpec(Frozen):
     """How a trial is trained.  Its length is ``epochs``, ``steps`` or ``images``: exactly one."""
 
@@ -32,6 +46,7 @@ class TrainSpec(Frozen):
     optimizer: Choice = Choice("adamw")
     schedule: Choice = Choice("cosine")
     loss: Choice = Choice("cross_entropy")
+    mix: Mix | None = None
     clip_grad: Annotated[float, Field(gt=0)] | None = None  #: largest global norm of the gradient
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"  #: bf16 is autocast over fp32 weights
     evaluations: Annotated[int, Field(ge=1)] = 10  #: evaluations on validation, evenly spaced, the last at the end
@@ -45,6 +60,12 @@ class TrainSpec(Frozen):
                 found = " and ".join(given) if given else "none of them"
                 raise ValueError(f"the length of a training is epochs, steps or images, exactly one; found {found}")
         return value
+
+    @field_validator("mix")
+    @classmethod
+    def _nothing_mixed(cls, value: Mix | None) -> Mix | None:
+        """What never mixes is no mix, so that an arm that says so is the arm without."""
+        return None if value is None or not value.prob or not (value.mixup or value.cutmix) else value
 
 
 class Source(Frozen):

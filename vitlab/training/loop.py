@@ -6,6 +6,7 @@ that was stopped and resumed computes what it would have computed undisturbed.
 
 from __future__ import annotations
 
+import importlib
 import resource
 import sys
 import time
@@ -21,6 +22,7 @@ from torch import Tensor
 from vitlab import noise
 from vitlab.data.prepare import Feed
 from vitlab.models.contract import Model
+from vitlab.plan.key import MIXING
 from vitlab.result import Measurement
 from vitlab.slots import slot
 from vitlab.spec import TrainSpec
@@ -29,8 +31,9 @@ from vitlab.training.metrics import TALLIES, Columns, mean
 from vitlab.training.optim import Optimizer, Schedule, decay_groups, set_rate
 
 if TYPE_CHECKING:
-    # Not imported here, so that it is no part of the code of trials without a teacher.
+    # Not imported here, but by name where it is asked for, so that it is no part of the code of trials that do without.
     from vitlab.training.distillation import Distillation
+    from vitlab.training.mix import Mixing
 
 EVALUATION_BATCH = 512
 """Images of an evaluation batch, whatever the training uses, so that metrics do not depend on the size it uses."""
@@ -75,7 +78,7 @@ def train(
         model: initialised, and on the device of the feed.
         feed: the batches.
         spec: how long, how, and how often it is evaluated; the last time after the last step, and then on test too.
-        seeds: of the streams ``dropout`` and ``drop_path``.
+        seeds: of the streams ``dropout``, ``drop_path`` and ``mixup``.
         task: what the labels are of.
         distillation: from whom it learns beside the labels.
         resume: a state that ``save`` was given once, to go on from.
@@ -190,6 +193,9 @@ class _Training:
         self.distillation = distillation
         self.steps = steps_of(spec, feed)
         self.loss: Loss = slot("loss").build(spec.loss)
+        self.mixing: Mixing | None = None
+        if spec.mix is not None:
+            self.mixing = importlib.import_module(MIXING).Mixing(spec.mix, seeds["mixup"], feed.classes)
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
         chosen: Optimizer = slot("optimizer").build(spec.optimizer)
         self.base_rate = chosen.lr
@@ -219,6 +225,8 @@ class _Training:
     def advance(self) -> None:
         """One optimizer step.  Nothing is read back from the device."""
         batch = self.feed.batch(self.step, self.spec.batch_size)
+        if self.mixing is not None:
+            batch = self.mixing(batch, self.step)
         set_rate(self.optimizer, self.rate(self.step))
         # For parts of others that draw from torch's own generator: theirs is a function of the step, too.
         torch.manual_seed(noise.key(self.seeds["dropout"], "torch", self.step))

@@ -1,6 +1,8 @@
 """The slot ``loss``: what training makes small.
 
 B batch, K classes, M decisions; ``...`` none for classification, pixel rows and columns for segmentation.
+
+Where images are mixed (:mod:`vitlab.training.mix`) the target is not a class but the share of each, (B, K).
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Loss(ABC):
 
     ``views`` are the logits of a model's output by name, float32 or wider: ``""`` is the prediction, (B, K, ...);
     heads of more than one classifier name the others.  ``target`` is an index of a class, (B, ...);
-    :data:`~vitlab.data.pixels.IGNORED` where there is none, which adds nothing to the loss.
+    :data:`~vitlab.data.pixels.IGNORED` where there is none, which adds nothing to the loss.  For images that are mixed
+    it is floating point, (B, K): the share of each class.
     """
 
     @abstractmethod
@@ -85,14 +88,14 @@ class BinaryCrossEntropy(Loss):
     def __call__(self, views: Mapping[str, Tensor], target: Tensor) -> Value:
         logits_MK, target_M = flat(views[""], target)
         classes = logits_MK.shape[1]
-        hot_MK = F.one_hot(target_M.clamp(min=0), classes).to(logits_MK.dtype)
-        wanted_MK = hot_MK * (1 - self.label_smoothing) + self.label_smoothing / classes
+        hot_MK = target_M if target_M.is_floating_point() else F.one_hot(target_M.clamp(min=0), classes)
+        wanted_MK = hot_MK.to(logits_MK.dtype) * (1 - self.label_smoothing) + self.label_smoothing / classes
         loss_MK = F.binary_cross_entropy_with_logits(logits_MK, wanted_MK, reduction="none")
         return Value(mean_labelled(loss_MK.mean(1), target_M), {})
 
 
 def flat(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, K, ...) and (B, ...) as (M, K) and (M,): every pixel is one decision.
+    """(B, K, ...) and (B, ...) as (M, K) and (M,): every pixel is one decision.  Shares of classes stay (B, K).
 
     Torch's own loss over pixels has no deterministic backward pass on CUDA; over rows it has.
     """
@@ -103,5 +106,7 @@ def flat(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def mean_labelled(value_M: Tensor, target_M: Tensor) -> Tensor:
     """The mean over the decisions that have a label; 0 where none has, for then there is nothing to learn."""
+    if target_M.is_floating_point():
+        return value_M.mean()
     labelled_M = target_M != IGNORED
     return torch.where(labelled_M, value_M, 0).sum() / labelled_M.sum().clamp(min=1)

@@ -1,0 +1,229 @@
+"""What recipes are made of, each against timm: mixed images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from scipy import stats
+from torch import Tensor
+
+from vitlab import noise
+from vitlab.data.prepare import Batch, Feed, Prepared, data_info, prepare
+from vitlab.data.torchvision_import import torchvision
+from vitlab.models.contract import Model
+from vitlab.plan.key import MIXING, code_of_modules, modules_beside
+from vitlab.plan.resolve import Faults, Resolver
+from vitlab.slots import slot
+from vitlab.spec import STREAMS, TrainSpec
+from vitlab.spec.trial import Mix
+from vitlab.training.loop import Trained, train
+from vitlab.training.mix import Mixing
+
+torchvision()  # where torch has no operators for it, timm cannot import it alone
+import timm.data  # noqa: E402
+import timm.loss  # noqa: E402
+
+DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
+MODEL = {"type": "vit", "patch_size": 4, "dim": 12, "depth": 2, "heads": 2, "drop": 0.1}
+SEEDS = dict.fromkeys(STREAMS, 0)
+BOTH = {"mixup": 0.8, "cutmix": 1.0}
+
+
+def spec(**options: Any) -> TrainSpec:
+    known = {"steps": 12, "batch_size": 16, "evaluations": 3, "optimizer": {"type": "adamw", "lr": 0.01}}
+    return TrainSpec.model_validate({**known, **options})
+
+
+def built(data: Prepared, dtype: torch.dtype = torch.float32) -> Model:
+    model: Model = slot("model").build(MODEL, data.info)
+    model.initialise(0)
+    return model.to(dtype)
+
+
+def run(train_spec: TrainSpec, seeds: Mapping[str, int] = SEEDS, **options: Any) -> tuple[Trained | None, Model]:
+    data = prepare(DATA, SEEDS)
+    model = built(data)
+    return train(model, Feed(data, [], seeds), train_spec, seeds, **options), model
+
+
+def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def assert_same_after_a_stop(train_spec: TrainSpec) -> None:
+    """Stopped in the middle of an interval and gone on with, a training ends where it would have."""
+    whole, model = run(train_spec)
+    states: list[Any] = []
+    calls = iter(range(100))
+    stopped, _ = run(train_spec, save=states.append, stop=lambda: next(calls) == 6)
+    assert stopped is None and states[-1]["step"] == 6
+    resumed, again = run(train_spec, resume=states[-1])
+    assert whole is not None and resumed is not None
+    assert whole.history == resumed.history
+    assert_equal(model.state_dict(), again.state_dict())
+
+
+def resolved(train_options: dict[str, Any], data: dict[str, Any] = DATA, model: dict[str, Any] = MODEL) -> Any:
+    tree = {"data": data, "model": model, "train": {"steps": 2, **train_options}}
+    return Resolver(data_info).resolve(tree)
+
+
+# -- mixed images -----------------------------------------------------------------------------------------------------
+
+
+def batch(n: int = 16, height: int = 9, width: int = 14, classes: int = 7) -> Batch:
+    g = torch.Generator().manual_seed(3)
+    x_BCHW = torch.randn(n, 3, height, width, generator=g)
+    return Batch(x_BCHW, torch.randint(classes, (n,), generator=g), torch.arange(n), 0)
+
+
+@pytest.mark.parametrize(
+    "how", [BOTH, {"mixup": 0.2}, {"cutmix": 0.5}, {**BOTH, "prob": 0.6, "switch": 0.3}], ids=lambda how: str(how)
+)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_batches_are_mixed_as_by_timm_with_the_same_draws(
+    how: dict[str, float], smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Mix.model_validate(how)
+    ours = Mixing(asked, 5, 7)
+    theirs = timm.data.Mixup(
+        mixup_alpha=asked.mixup,
+        cutmix_alpha=asked.cutmix,
+        prob=asked.prob,
+        switch_prob=asked.switch,
+        label_smoothing=smoothing,
+        num_classes=7,
+    )
+    given = batch()
+    kinds = set()
+    for step in range(40):
+        key = noise.key(5, "mixup", step)
+        u = noise.uniform(key, torch.zeros(1, dtype=torch.long), 6)[0].double().tolist()
+        uniforms, places = iter(u[:2]), iter((int(u[4] * 9), int(u[5] * 14)))
+        monkeypatch.setattr(np.random, "rand", lambda uniforms=uniforms: next(uniforms))
+        monkeypatch.setattr(np.random, "beta", lambda a, b, u=u: float(stats.beta.ppf(u[2] + u[3] / 2**24, a, b)))
+        monkeypatch.setattr(np.random, "randint", lambda low, high, size=None, places=places: next(places))
+        wanted_BCHW, wanted_BK = theirs(given.x_BCHW.clone(), given.y_B)
+        before = given.x_BCHW.clone()
+        found = ours(given, step)
+        assert torch.equal(given.x_BCHW, before), "the images of the feed are not written to"
+        torch.testing.assert_close(found.x_BCHW, wanted_BCHW, rtol=0, atol=1e-6)
+        logits_BK = torch.randn(16, 7, generator=torch.Generator().manual_seed(step))
+        loss = slot("loss").build({"type": "cross_entropy", "label_smoothing": smoothing})
+        theirs_loss = timm.loss.SoftTargetCrossEntropy()(logits_BK, wanted_BK)
+        assert float(loss({"": logits_BK}, found.y_B).total) == pytest.approx(float(theirs_loss), rel=1e-5)
+        loss = slot("loss").build({"type": "bce", "label_smoothing": smoothing})
+        theirs_loss = timm.loss.BinaryCrossEntropy(smoothing=0.0)(logits_BK, wanted_BK)
+        assert float(loss({"": logits_BK}, found.y_B).total) == pytest.approx(float(theirs_loss), rel=1e-5)
+        assert found.y_B.sum(1).sub(1).abs().max() < 1e-6
+        kinds.add(
+            "none" if torch.equal(found.x_BCHW, given.x_BCHW) else ("cutmix" if ours.draw(step, 9, 14).box else "mixup")
+        )
+    wanted = {name for name in ("mixup", "cutmix") if name in how} | ({"none"} if "prob" in how else set())
+    assert kinds - {"none"} == wanted - {"none"} and ("none" in kinds or "none" not in wanted)
+
+
+@pytest.mark.parametrize("a", [0.2, 0.8, 1.0, 3.0])
+def test_weights_are_of_the_beta_distribution(a: float) -> None:
+    weights = [Mixing(Mix(mixup=a), 1, 2).draw(step, 8, 8).kept for step in range(3000)]
+    assert stats.kstest(weights, stats.beta(a, a).cdf).pvalue > 1e-3
+    cut = [Mixing(Mix(cutmix=a), 1, 2).draw(step, 1000, 1000) for step in range(300)]
+    inner = [kept for kept, box in cut if box and min(box) > 0 and max(box.bottom, box.right) < 1000]
+    # A rectangle that no border cuts off leaves what was drawn, so what was drawn is to be found again.
+    drawn = [float(stats.beta.ppf(u, a, a)) for u in _uniforms(300)]
+    assert len(inner) > 10
+    assert all(min(abs(kept - d) for d in drawn) < 2e-3 for kept in inner)
+
+
+def _uniforms(steps: int) -> list[float]:
+    one = torch.zeros(1, dtype=torch.long)
+    u_S6 = torch.cat([noise.uniform(noise.key(1, "mixup", step), one, 6) for step in range(steps)]).double()
+    return (u_S6[:, 2] + u_S6[:, 3] / 2**24).tolist()
+
+
+def test_how_often_batches_are_mixed_and_cut() -> None:
+    mixing = Mixing(Mix(mixup=1.0, cutmix=1.0, prob=0.7, switch=0.2), 0, 2)
+    draws = [mixing.draw(step, 8, 8) for step in range(3000)]
+    mixed = [drawn for drawn in draws if drawn.box or drawn.kept < 1]
+    assert stats.binomtest(len(mixed), 3000, 0.7).pvalue > 1e-3
+    assert stats.binomtest(sum(drawn.box is not None for drawn in mixed), len(mixed), 0.2).pvalue > 1e-3
+    rows = [drawn.box.top for drawn in draws if drawn.box]
+    assert min(rows) == 0 and max(rows) > 4
+
+
+def test_a_batch_of_odd_length_leaves_the_middle_image_as_it_is() -> None:
+    given = batch(5)
+    found = Mixing(Mix(mixup=1.0), 0, 7)(given, 0)
+    torch.testing.assert_close(found.x_BCHW[2], given.x_BCHW[2])
+    assert not torch.allclose(found.x_BCHW[1], given.x_BCHW[1])
+
+
+def test_mixing_is_a_function_of_its_own_seed_and_the_step() -> None:
+    mixing = spec(mix=BOTH, evaluations=12)
+    (one, first), (again, second) = run(mixing), run(mixing)
+    assert one is not None and again is not None and one.history == again.history
+    assert_equal(first.state_dict(), second.state_dict())
+    other, _ = run(mixing, {**SEEDS, "mixup": 1})
+    without, _ = run(spec(evaluations=12))
+    assert other is not None and without is not None
+    losses = [[m.metrics["train/loss"] for m in found.history] for found in (one, other, without)]
+    assert losses[0][0] != losses[1][0] != losses[2][0] != losses[0][0]
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce"])
+def test_a_mixed_training_goes_on_as_if_never_stopped(loss: str) -> None:
+    assert_same_after_a_stop(spec(mix={**BOTH, "prob": 0.8}, loss=loss))
+
+
+def test_a_teacher_sees_the_mixed_images() -> None:
+    from vitlab.spec.trial import Distill
+    from vitlab.training.artifacts import Sight
+    from vitlab.training.distillation import Distillation
+
+    data = prepare(DATA, SEEDS)
+    seen: list[Tensor] = []
+    teacher = built(data)
+    teacher.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    sight = Sight(data.info, data.mean, data.std)
+    how = Distill.model_validate({"teacher": {"checkpoint": "x"}})
+    found, _ = run(spec(mix=BOTH, steps=2), distillation=Distillation(how, teacher, sight, sight, "fp32"))
+    assert found is not None and {"train/loss_base", "train/loss_distillation"} <= set(found.metrics)
+    for step in range(2):
+        mixed = Mixing(Mix.model_validate(BOTH), 0, 6)(Feed(data, [], SEEDS).batch(step, 16), step)
+        assert torch.equal(seen[step], mixed.x_BCHW)
+
+
+def test_what_never_mixes_is_no_mix() -> None:
+    without = resolved({})
+    assert "mix" not in without.plain["train"]
+    for nothing in (None, {"mixup": 0}, {"cutmix": 0, "mixup": 0}, {**BOTH, "prob": 0}):
+        assert resolved({"mix": nothing}).identity == without.identity
+    assert resolved({"mix": BOTH}).identity["train"]["mix"] == {**BOTH, "prob": 1.0, "switch": 0.5}
+
+
+def test_the_code_of_mixing_is_that_of_trials_that_mix() -> None:
+    mixed, without = resolved({"mix": BOTH}), resolved({})
+    assert MIXING in mixed.modules and MIXING not in without.modules
+    assert mixed.modules - {MIXING} == without.modules and modules_beside(mixed.plain) == {MIXING}
+    assert code_of_modules(mixed.modules) != code_of_modules(without.modules)
+
+
+def test_labels_of_pixels_are_not_mixed() -> None:
+    scenes = {"type": "digit_scenes", "train_images": 20, "test_images": 20}
+    model = {"type": "vit", "patch_size": 8, "dim": 12, "depth": 1, "heads": 2, "head": "segmentation"}
+    with pytest.raises(Faults, match="mixing joins the classes of images, and the task here is segmentation"):
+        resolved({"mix": BOTH}, scenes, model)
+    resolved({}, scenes, model)
+
+
+@pytest.mark.parametrize("wrong", [{"mixup": -1}, {"prob": 2}, {"mixupp": 1}])
+def test_mixes_that_cannot_be(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        spec(mix=wrong)
