@@ -155,8 +155,20 @@ def test_a_teacher_that_gives_probabilities_teaches_by_its_logits_and_other_clas
     )
     says.load_state_dict(teacher.state_dict())
     x_BCHW = torch.randn(3, 3, 8, 8)
-    plain, said = (Distillation(how, model, HALF, NORMAL, "fp32").logits(x_BCHW) for model in (teacher, says))
+    plain, said = (Distillation(how, model, HALF, NORMAL, "fp32").logits(model, x_BCHW) for model in (teacher, says))
     assert torch.equal(plain, said) and not plain.requires_grad and not teacher.training
+
+
+def test_of_labels_both_heads_learn_from_the_labels() -> None:
+    cls, dist = logits(0), logits(1)
+    how = Distill(kind="labels", alpha=0.3)
+    smooth = slot("loss").build({"type": "cross_entropy", "label_smoothing": 0.1})
+    views = {"": (cls + dist) / 2, "cls": cls, "dist": dist}
+    found = Distillation(how, None, NORMAL, NORMAL, "fp32")(smooth, views, TARGET, X)
+    reference = nn.CrossEntropyLoss(label_smoothing=0.1)
+    assert float(found.total) == pytest.approx(
+        0.7 * float(reference(cls, TARGET)) + 0.3 * float(reference(dist, TARGET))
+    )
 
 
 # -- the teacher's glasses --------------------------------------------------------------------------------------------
@@ -389,6 +401,68 @@ def test_a_driver_killed_between_teacher_and_student_loses_nothing(tmp_path: Pat
     assert again.results()["test/loss"].tolist() == undisturbed.results()["test/loss"].tolist()
 
 
+# -- teachers in files ------------------------------------------------------------------------------------------------
+
+
+def test_a_teacher_in_a_file_of_timms(tmp_path: Path) -> None:
+    """What it teaches is what timm's own model says of the images, in its own colours and at its own size."""
+    import timm
+
+    torch.manual_seed(0)
+    theirs = timm.create_model(
+        "vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=16, depth=1, num_heads=2, num_classes=10
+    ).eval()
+    file = tmp_path / "teacher.pth"
+    torch.save(theirs.state_dict(), file)
+    taught = base(teacher={"checkpoint": str(file), "heads": 2}, kind="soft", reduction="batchmean")
+    path = study(tmp_path, base=taught, design=None, seeds=1)
+    answer = vitlab.run(path, out=tmp_path / "out", changes={"train.steps": 1})
+    trial = answer.plan.trials[0].trial
+    assert not answer.plan.prerequisites and trial.spec["distill"]["teacher"]["checkpoint"] == str(file)
+
+    from vitlab.data.prepare import Feed, prepare
+
+    prepared = prepare(slot("dataset").resolve(trial.spec["data"]), trial.seeds)
+    batch = Feed(prepared, [], trial.seeds, torch.device("cpu"), torch.float32).batch(0, 16)
+    pixels = (batch.x_BCHW * prepared.std[0] + prepared.mean[0]).expand(-1, 3, -1, -1)
+    transforms = torchvision("torchvision.transforms.v2.functional")
+    seen = (transforms.resize(pixels, [16, 16], antialias=True) - 0.5) / 0.5
+    student = slot("model").build(trial.spec["model"], prepared.info)
+    student.initialise(0)
+    with torch.no_grad():
+        said_BK = theirs(seen).double().numpy()
+        dist_BK = student(batch.x_BCHW).dist.double().numpy()
+    log_t, log_s = log_softmax(said_BK), log_softmax(dist_BK)
+    row = answer.results().iloc[0]
+    assert row["train/loss_distillation"] == pytest.approx((np.exp(log_t) * (log_t - log_s)).sum() / 16, rel=1e-3)
+
+    (note,) = [note for note in answer.plan.notes if "Validation seen by teacher" in note]
+    assert "'baseline'" in note and "teacher.pth" in note
+    assert note in json.loads((answer.folder / "report" / "report.json").read_text())["notes"]
+    printed = subprocess.run(
+        [sys.executable, "-m", "vitlab", "plan", str(path)], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert "Validation seen by teacher" in " ".join(printed.stdout.split())
+
+
+def test_of_a_file_that_a_trial_left_it_is_known_what_it_has_seen(taught: Answer, tmp_path: Path) -> None:
+    teacher = taught.plan.prerequisites[0]
+    file = taught.store.trial(teacher.key, teacher.code).weights
+    by_file = base(teacher={"checkpoint": str(file)})
+
+    def said(**changes: Any) -> list[str]:
+        return [note for note in planned(tmp_path, base=by_file, **changes).notes if "seen by teacher" in note]
+
+    assert said() == [], "the validation images were held out from it, too"
+    (note,) = said(seeds={"count": 2, "vary": ["split"]})
+    assert "was trained on another split of digits" in note
+    answer = vitlab.run(study(tmp_path, base=by_file, design=None, seeds=1), out=tmp_path / "out")
+    first = taught.results().set_index(["arm", "seed"]).loc[("baseline", teacher.seeds["init"])]
+    again = answer.results().iloc[0]
+    if teacher.seeds["init"] == 0:
+        assert again["test/loss"] == first["test/loss"], "by file or by trial, it is the same teacher"
+
+
 # -- plans ------------------------------------------------------------------------------------------------------------
 
 
@@ -415,6 +489,44 @@ def test_what_is_not_read_makes_no_other_trial(tmp_path: Path) -> None:
         design={"one_at_a_time": {"distill.tau": [2.0], "distill.reduction": ["batchmean"], "distill.alpha": [0.1]}},
     )
     assert len(soft.arms) == 4
+
+
+def test_arms_may_be_named_by_their_kind(tmp_path: Path) -> None:
+    """``none`` is the trial that says nothing of distillation, and ``labels`` has no teacher."""
+    kinds = {"one_at_a_time": {"distill.kind": ["none", "labels", "soft"]}}
+    plan = planned(tmp_path, design=kinds, seeds=1)
+    by_arm = {item.arm: item.trial for item in plan.trials}
+    assert len(by_arm) == 4
+    without, labels = by_arm["kind=none"], by_arm["kind=labels"]
+    plain = {name: value for name, value in base().items() if name != "distill"}
+    assert planned(tmp_path, base=plain, design=None, seeds=1).trials[0].trial == without
+    assert "distill" not in without.spec and not without.needs and not labels.needs
+    assert labels.code != without.code and labels.key != without.key
+    alone = {**base(), "distill": {"kind": "labels", "tau": 3.0}}
+    assert planned(tmp_path, base=alone, design=None, seeds=1).trials[0].trial == labels
+    with pytest.raises(SpecError, match="the model has no distillation token"):
+        planned(tmp_path, base={**alone, "model": VIT}, design=None)
+    with pytest.raises(SpecError, match="kind 'soft' learns from a teacher"):
+        planned(tmp_path, base={**alone, "distill": {"kind": "soft"}}, design=None)
+
+
+def test_two_tokens_of_one_target_train(tmp_path: Path) -> None:
+    answer = vitlab.run(study(tmp_path, base=base(kind="labels"), design=None, seeds=1), out=tmp_path / "out")
+    row = answer.results().iloc[0]
+    assert (answer.trained, row["status"]) == (1, "done") and -1 <= row["test/token_cosine"] <= 1
+    assert row["train/loss"] == pytest.approx((row["train/loss_base"] + row["train/loss_distillation"]) / 2, rel=1e-5)
+
+
+def test_a_teacher_that_names_no_data_has_its_students(tmp_path: Path) -> None:
+    """So that an arm of other images is taught by a teacher of such images, and one root stands for both."""
+    trial = {name: value for name, value in TEACHER.items() if name != "data"}
+    inherits = planned(tmp_path, base=base(teacher={"trial": trial}), design={"one_at_a_time": {"data.size": [16]}})
+    named = planned(tmp_path)
+    assert {t.key for t in named.prerequisites} < {t.key for t in inherits.prerequisites}
+    assert sorted({str(t.spec["data"]["size"]) for t in inherits.prerequisites}) == ["None", "[16, 16]"]
+    with pytest.raises(SpecError) as caught:
+        planned(tmp_path, base={**base(teacher={"trial": trial}), "data": {"type": "digit"}}, design=None)
+    assert len(caught.value.problems) == 1
 
 
 def test_a_share_of_validation_said_is_the_same_as_one_unsaid(tmp_path: Path) -> None:

@@ -234,15 +234,17 @@ class _Attempt:
         if named is None:
             return None
         how = Distill.model_validate(named)
-        if how.teacher.checkpoint is not None:
+        train = self.trial.spec["train"]
+        mine = theirs = Sight(prepared.info, prepared.mean, prepared.std)
+        teacher: Model | None = None
+        if how.teacher is not None and how.teacher.checkpoint is not None:
             opened = _opened(how.teacher.checkpoint, how.teacher.heads, "keep")
             teacher, theirs = opened.model, Sight(opened.info, opened.mean, opened.std)
-        else:
+        elif how.teacher is not None:
             teacher, transform = self._needed("teacher")
             theirs = transform.sight
-        mine = Sight(prepared.info, prepared.mean, prepared.std)
-        train = self.trial.spec["train"]
-        teacher.to(self.device, _dtype(train))
+        if teacher is not None:
+            teacher.to(self.device, _dtype(train))
         # By name, so that distillation is no part of the code of trials without a teacher.
         distillation: Any = importlib.import_module(DISTILLATION)
         return distillation.Distillation(how, teacher, theirs, mine, train.get("precision", "fp32"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from typing import Any
 
 from vitlab.errors import Problem
@@ -14,6 +15,7 @@ from vitlab.plan.resolve import ResolvedTrial, Resolver, changed
 from vitlab.plan.rules import RuleFault, holds, parse
 from vitlab.plan.values import Trial
 from vitlab.spec import Document, Seeds, Study
+from vitlab.store import read_json
 
 
 @dataclass
@@ -104,6 +106,37 @@ def trial_of(
         key=key_of(identity),
         code=code_of_modules(resolved.modules, needs),
     )
+
+
+def teachers_in_files(arms: Iterable[Making], seeds: Seeds) -> list[str]:
+    """What to say of arms whose teacher is a file: it may know the images that they are judged by.
+
+    Of a file that a trial has left, its spec beside it says on what it was trained.
+    """
+    found: dict[str, list[str]] = {}
+    for arm in arms:
+        teacher = arm.trial.plain.get("distill", {}).get("teacher", {})
+        if arm.skip or teacher.get("checkpoint") is None:
+            continue
+        how = _has_seen(FilePath(teacher["checkpoint"]), arm.trial.plain["data"], seeds)
+        if how:
+            found.setdefault(how, []).append(f"'{arm.name}'")
+    return [f"Validation seen by teacher: of {', '.join(names)}, {how}." for how, names in found.items()]
+
+
+def _has_seen(file: FilePath, data: Mapping[str, Any], seeds: Seeds) -> str:
+    """What is known of a file of weights having been trained on validation images of this data; empty if it was not."""
+    left = read_json(file.with_name("spec.json"))
+    if left is None:
+        return (
+            f"the teacher is {file.name}, and nothing says that it was not trained on the images they are judged by; "
+            "their accuracies may flatter"
+        )
+    theirs, splits = left["spec"]["data"], {seeds.streams(seed)["split"] for seed in seeds.values}
+    held_out = all(theirs.get(name) == data.get(name) for name in ("validation", "classes"))
+    if theirs["type"] != data["type"] or (held_out and splits == {left["seeds"]["split"]}):
+        return ""
+    return f"the teacher in {file.parent.name[:8]}/{file.name} was trained on another split of {data['type']}"
 
 
 def rules_of(study: Study | None, document: Document, problems: list[Problem]) -> Rules:

@@ -139,8 +139,13 @@ class Resolver:
                     identified["checkpoint"] = _content(file.resolve(), file.stat().st_mtime_ns)
                     _put(plain, (*path, "checkpoint"), str(file.resolve()))
             elif isinstance(source.get("trial"), Mapping):
+                named = source["trial"]
+                if role == "teacher" and "data" not in named:
+                    if not isinstance(plain.get("data"), Mapping) or any(place[0] == "data" for place, _ in faults):
+                        continue  # it has been said what is wrong with it
+                    named = {"data": plain["data"], **named}
                 try:
-                    trial = self.resolve(source["trial"])
+                    trial = self.resolve(named)
                 except Faults as error:
                     faults += [((*path, "trial", *inner), sentence) for inner, sentence in error.faults]
                     continue
@@ -196,8 +201,8 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mappi
 
 
 def _forget_what_is_not_read(distill: dict[str, Any]) -> None:
-    """Leave out of an identity what hard distillation does not read, so that no number of it makes another trial."""
-    if distill.get("kind") == "hard":
+    """Leave out of an identity what only soft distillation reads, so that no number of it makes another trial."""
+    if distill.get("kind") != "soft":
         distill.pop("tau", None)
         distill.pop("reduction", None)
 
@@ -206,6 +211,8 @@ def _unsuitable(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial
     """Why a trial cannot learn from its teacher."""
     if info.task != "classification":
         yield f"a teacher teaches the classes of images, and the task of this data is {info.task}"
+    if plain["distill"].get("kind") == "labels" and "distillation" not in plain["model"].get("prefix", ()):
+        yield "kind 'labels' is for two tokens that learn from the labels, and the model has no distillation token"
     if teacher is None:
         return
     mine, theirs = plain["data"], teacher.plain["data"]

@@ -108,7 +108,10 @@ class InitFrom(Source):
 
 
 class Teacher(Source):
-    """A model to learn from.  A trial that trains one has the validation split of those who learn from it."""
+    """A model to learn from.
+
+    A trial that trains one has the validation split of those who learn from it, and their data, unless it says its own.
+    """
 
     heads: Annotated[int, Field(gt=0)] | None = None  #: of attention, where a checkpoint does not say
 
@@ -126,12 +129,20 @@ class Distill(Frozen):
     from the labels; otherwise one head learns from both.
     """
 
-    teacher: Teacher
-    kind: Literal["hard", "soft"] = "hard"  #: from the class the teacher decides for, or from its probabilities
+    teacher: Teacher | None = None
+    kind: Literal["hard", "soft", "labels", "none"] = "hard"
+    """From the class the teacher decides for, or from its probabilities.  ``labels``: both heads learn from the labels,
+    without a teacher, as a control for the second token.  ``none``: nothing of this, whatever else stands here."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  #: weight of the distillation
     tau: Annotated[float, Field(gt=0)] = 1.0  #: temperature of both softmaxes; of soft distillation alone
     reduction: Literal["numel", "batchmean"] = "numel"
     """Soft: the sum over batch and classes is divided by both, as in DeiT's code, or by the batch, as in timm."""
+
+    @model_validator(mode="after")
+    def _taught(self) -> Self:
+        if self.teacher is None and self.kind in ("hard", "soft"):
+            raise ValueError(f"kind '{self.kind}' learns from a teacher: name one, by a trial or a checkpoint")
+        return self
 
 
 class TrialSpec(Frozen):
@@ -142,6 +153,14 @@ class TrialSpec(Frozen):
     train: TrainSpec
     init_from: InitFrom | None = None
     distill: Distill | None = None
+
+    @field_validator("distill")
+    @classmethod
+    def _as_read(cls, value: Distill | None) -> Distill | None:
+        """Without what its kind does not read, so that nothing unread makes another trial."""
+        if value is None or value.kind == "none":
+            return None
+        return Distill(kind="labels", alpha=value.alpha) if value.kind == "labels" else value
 
 
 SLOTS_OF_A_TRIAL = {

@@ -31,13 +31,13 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 class Distillation:
-    """A teacher, and what is learned from it."""
+    """A teacher, and what is learned from it; or two tokens that learn from the labels, to compare with."""
 
-    def __init__(self, how: Distill, teacher: Model, theirs: Sight, mine: Sight, precision: str) -> None:
+    def __init__(self, how: Distill, teacher: Model | None, theirs: Sight, mine: Sight, precision: str) -> None:
         """
         Args:
             how: what is learned.
-            teacher: on the device and in the dtype of the student; it is frozen here.
+            teacher: on the device and in the dtype of the student; it is frozen here.  None where labels teach alone.
             theirs: what the teacher sees.
             mine: what the student sees.
             precision: in which the teacher computes: the student's.
@@ -51,8 +51,10 @@ class Distillation:
             )
         self.how = how
         self.precision = precision
-        self.teacher = teacher.eval().requires_grad_(False)
-        self.glasses = Glasses(mine, theirs, like=next(teacher.parameters()))
+        self.teacher = teacher
+        if teacher is not None:
+            teacher.eval().requires_grad_(False)
+            self.glasses = Glasses(mine, theirs, like=next(teacher.parameters()))
 
     def __call__(self, loss: Loss, views: Mapping[str, Tensor], target: Tensor, x_BCHW: Tensor) -> Value:
         """The loss of a batch, of labels and teacher together, and its terms.
@@ -65,14 +67,17 @@ class Distillation:
         """
         base = loss({**views, "": views["cls"]} if "cls" in views else views, target)
         student_BK = views["dist"] if "dist" in views else views[""]
-        distilled = self.distilled(student_BK, self.logits(x_BCHW).to(student_BK.dtype))
+        if self.teacher is None:
+            distilled = loss({**views, "": student_BK}, target).total
+        else:
+            distilled = self.distilled(student_BK, self.logits(self.teacher, x_BCHW).to(student_BK.dtype))
         total = (1 - self.how.alpha) * base.total + self.how.alpha * distilled
         return Value(total, {**base.parts, "loss_base": base.total, "loss_distillation": distilled})
 
     @torch.no_grad()
-    def logits(self, x_BCHW: Tensor) -> Tensor:
+    def logits(self, teacher: Model, x_BCHW: Tensor) -> Tensor:
         """(B, K): what the teacher says of images as the student sees them."""
-        return views_of(self.teacher, self.glasses(x_BCHW), self.precision)[""]
+        return views_of(teacher, self.glasses(x_BCHW), self.precision)[""]
 
     def distilled(self, student_BK: Tensor, teacher_BK: Tensor) -> Tensor:
         """The distance of the student from the teacher, by their logits."""

@@ -94,7 +94,7 @@ def read(file: Path, form: str | None = None) -> Checkpoint:
         if of_a_trial(contents) and form is None:
             mine = trained(contents)
             state = mine.model.to_canonical(mine.model.state_dict())
-            return Checkpoint(contents, Native(), state, (), (), mine.architecture().known(), trained=mine)
+            return Checkpoint(contents, Native(), state, (), (), mine.known(), trained=mine)
         found = _format_of(contents, form)
         canonical = found.to_canonical(contents.tensors)
         where = str(file.with_name("config.json"))

@@ -74,6 +74,12 @@ class Trained:
             assumed=(),
         )
 
+    def known(self) -> Known:
+        """What of this cannot be read off the tensors."""
+        if isinstance(self.model, ViT):
+            return self.architecture().known()
+        return Known(image=self.info.image, mean=self.mean, std=self.std, labels=self.info.labels or None)
+
     def why_not_elsewhere(self) -> str | None:
         """Why no other library has this model, in one sentence; None where names and shapes decide."""
         assert isinstance(self.model, ViT)
