@@ -18,10 +18,12 @@ import pytest
 
 from vitlab import slots
 from vitlab.errors import UserError
+from vitlab.execution import Watch, _drive
 from vitlab.executors import Ended, Executor, Inline, Job, Local, machine
-from vitlab.plan.values import Trial
+from vitlab.plan.values import Planned, Trial
 from vitlab.spec import Choice, RunSpec
 from vitlab.store import Store, TrialFolder, read_json
+from vitlab.trackers import Tracker
 
 HERE = Path(__file__).parent
 RUNNER = "executor_runner"
@@ -379,6 +381,16 @@ def test_trials_that_still_run_are_waited_for(local: Callable[..., Local], tmp_p
     found = ends(executor, 2)
     assert (found["kept"].how, found["left"].how) == ("done", "lost")
     assert "earlier driver" in found["left"].detail
+
+
+def test_what_an_orphan_leaves_is_gone_on_with_even_without_retries(tmp_path: Path) -> None:
+    """A worker whose driver was killed writes a checkpoint and leaves; that is no failed attempt of the next driver."""
+    work = job(tmp_path, "finish")
+    lock = hold(TrialFolder(work.folder))
+    threading.Timer(0.5, lock.close).start()
+    run = RunSpec(device="cpu", workers=1, retries=0)
+    failed = _drive(TinyLocal(run), [(Planned("arm", 0, work.trial), work)], run, Tracker(), Watch())
+    assert failed == 0 and TrialFolder(work.folder).done() and TrialFolder(work.folder).failure() is None
 
 
 @pytest.mark.parametrize("finishes", [True, False])

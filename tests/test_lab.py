@@ -114,6 +114,14 @@ def test_arms_by_pattern_leave_the_others_for_later(tmp_path: Path) -> None:
     assert (rest.trained, rest.cached) == (2, 2)
 
 
+def test_an_arm_is_named_by_its_own_name_and_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+    file = study(tmp_path, design={"one_at_a_time": {"model.patch_size": [[2, 4]]}}, seeds=1)
+    with pytest.raises(UserError, match=r"no arm is called 'baselin'. Did you mean 'baseline'"):
+        vitlab.run(file, out=tmp_path / "out", only="baselin")
+    assert not (tmp_path / "out").exists()
+    assert vitlab.run(file, out=tmp_path / "out", only="patch_size=[2, 4]").trained == 1
+
+
 def test_code_that_changed_trains_the_trials_that_use_it_and_comments_train_none(
     answered: tuple[Path, Path, Answer], tmp_path: Path
 ) -> None:
@@ -207,6 +215,47 @@ def test_a_trial_that_failed_is_parked_until_it_is_asked_for(tmp_path: Path) -> 
     (tmp_path / "mood").unlink()
     retried = vitlab.run(file, out=tmp_path / "out", plugins=[plugin], retry_failed=True)
     assert (retried.trained, retried.cached, retried.failed) == (1, 1, 0)
+
+
+def test_a_trial_that_others_start_from_is_parked_too_once_it_failed(tmp_path: Path) -> None:
+    plugin, tries = tmp_path / "never_optimizer.py", tmp_path / "tries"
+    plugin.write_text(
+        "from vitlab.training.optim import AdamW, optimizer\n"
+        "@optimizer.register('never')\nclass Never(AdamW):\n    '''Raises.'''\n"
+        "    def build(self, groups):\n"
+        f"        open({str(tries)!r}, 'a').write('.')\n        raise RuntimeError('never')\n"
+    )
+    base = yaml.safe_load(study(tmp_path).read_text())["base"]
+    body = {**base, "train": {**base["train"], "optimizer": "never"}}
+    file = study(tmp_path, design={"arms": {"fresh": {}, "from": {"init_from": {"trial": body}}}}, seeds=1)
+    for _ in range(2):
+        answer = vitlab.run(file, out=tmp_path / "out", plugins=[plugin])
+        assert answer.failed == 2 and tries.read_text() == "."
+    vitlab.run(file, out=tmp_path / "out", plugins=[plugin], retry_failed=True)
+    assert tries.read_text() == ".."
+
+
+def test_weights_that_were_not_kept_come_back_where_another_trial_starts_from_them(tmp_path: Path) -> None:
+    run = {"executor": "inline", "tracking_uri": NOWHERE}
+    file = study(tmp_path, design=None, seeds=1, run={**run, "keep": "none"})
+    assert vitlab.run(file, out=tmp_path / "out").trained == 1
+    before = trials(tmp_path / "out")
+    base = yaml.safe_load(file.read_text())["base"]
+    file = study(
+        tmp_path, study="tuned", design={"arms": {"fresh": {}, "from": {"init_from": {"trial": base}}}}, seeds=1
+    )
+    answer = vitlab.run(file, out=tmp_path / "out")
+    assert answer.failed == 0 and set(answer.results()["status"]) == {"done"}
+    after = trials(tmp_path / "out")
+    assert len(after) == 2
+    ((name, old),) = before.items()
+    assert json.loads(after[name])["outcome"] == json.loads(old)["outcome"]
+
+
+def test_seeds_that_are_one_trial_train_it_once(tmp_path: Path) -> None:
+    answer = vitlab.run(study(tmp_path, seeds={"count": 3, "vary": []}), out=tmp_path / "out")
+    assert answer.trained == 2 == len(trials(tmp_path / "out"))
+    assert len(answer.results()) == 6
 
 
 # -- what was computed can be had -------------------------------------------------------------------------------------

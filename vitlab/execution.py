@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from vitlab import slots
@@ -69,12 +69,21 @@ def with_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> lis
     return [*found.values(), *todo]
 
 
+def distinct(trials: Iterable[Planned]) -> list[Planned]:
+    """Each trial once, however many seeds or arms reach it."""
+    found: dict[str, Planned] = {}
+    for planned in trials:
+        found.setdefault(f"{planned.trial.key}/{planned.trial.code}", planned)
+    return list(found.values())
+
+
 def _drive(
     executor: Executor, jobs: Sequence[tuple[Planned, Job]], run: RunSpec, tracker: Tracker, watch: Watch
 ) -> int:
     planned_of = {job.folder: planned for planned, job in jobs}
-    attempts = dict.fromkeys(planned_of, 1)
     running = {job.folder for job in executor.reattach([job for _, job in jobs])}
+    # What an earlier driver began is no attempt of ours: its worker may leave because that driver died.
+    attempts = {folder: int(folder not in running) for folder in planned_of}
     waiting = [job for _, job in jobs if job.folder not in running]
     failed, tracked = 0, 0.0
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab import slots
 from vitlab.errors import DataError, OptionError, Problem, SpecError, TrialFailed, UserError, nearest
-from vitlab.execution import Watch, execute, with_prerequisites
+from vitlab.execution import Watch, distinct, execute, with_prerequisites
 from vitlab.plan.values import Plan, Planned, Trial, Tuning
 from vitlab.result import Result
 from vitlab.spec import Document, RunSpec, Study, read_document, read_study
@@ -78,6 +78,7 @@ def run(
 
     Raises:
         SpecError: with every mistake of the file; nothing is written then.
+        UserError: if ``only`` names no arm; nothing is written then, either.
         Interrupted: after Ctrl-C, once every running trial has written its checkpoint.
     """
     watch = watch or Watch()
@@ -87,6 +88,9 @@ def run(
         return plan_study(file, changes=changes, plugins=plugins, out=out)
 
     study, plan = planned()
+    arms = [arm.name for arm in plan.arms]
+    if not any(_is_asked(arm, only) for arm in arms):
+        raise UserError(f"no arm is called '{only}'.{nearest(only, arms)} Arms: {', '.join(arms)}.")
     plan = _with_data(plan, store, file, lambda: planned()[1])
     _write_study(store, plan, file)
 
@@ -287,15 +291,20 @@ def _train(
     watch: Watch,
 ) -> tuple[int, int, int]:
     """Train what is missing of some trials.  Returns how many were trained, were there already, and failed."""
-    needed = {name for planned in trials for name in planned.trial.needs.values()}
+    starters = [*(planned.trial for planned in trials), *plan.prerequisites]
+    needed = {name for trial in starters for name in trial.needs.values()}
     missing = [planned for planned in trials if not _is_there(store, planned, needed)]
-    parked, todo = [], []
-    for planned in missing:
-        if not retry_failed and _folder(store, planned).failure() is not None:
-            parked.append(planned)
-        elif fnmatch.fnmatchcase(planned.arm, only):
-            todo.append(planned)
-    todo = with_prerequisites(plan, todo, store)
+    parked: list[Planned] = []
+
+    def unparked(some: Sequence[Planned]) -> list[Planned]:
+        left: list[Planned] = []
+        for planned in some:
+            failed = not retry_failed and _folder(store, planned).failure() is not None
+            (parked if failed else left).append(planned)
+        return left
+
+    todo = unparked(distinct([planned for planned in missing if _is_asked(planned.arm, only)]))
+    todo = unparked(with_prerequisites(plan, todo, store))
     if parked:
         watch.say(f"{_trials(len(parked))} failed before under this code; --retry-failed trains them again.")
     watch.planned(replace(plan, trials=tuple(trials)), todo, store)
@@ -308,7 +317,12 @@ def _train(
 
 def _wanted(tuning: Tuning, only: str) -> list[Planned]:
     """The trials of a tuning, if its arm is to be trained."""
-    return tuning.trials if tuning.arm is None or fnmatch.fnmatchcase(tuning.arm, only) else []
+    return tuning.trials if tuning.arm is None or _is_asked(tuning.arm, only) else []
+
+
+def _is_asked(arm: str, only: str) -> bool:
+    """Whether a pattern names an arm; brackets in an arm's own name are no pattern."""
+    return arm == only or fnmatch.fnmatchcase(arm, only)
 
 
 def _chosen(plan: Plan, store: Store) -> Plan:

@@ -96,6 +96,7 @@ def attempt(job: Job, runner: str, stop: Callable[[], bool]) -> tuple[How, str]:
     """Run a job in this process, and say how it ended.
 
     Another study may be training the same trial: then this waits for its result, and trains only what the other left.
+    A trial that has ended is trained again where its weights are wanted and were not kept.
     What the trial raises ends up as one sentence here and with its traceback in ``failure.json``.
     """
     folder = TrialFolder(job.folder)
@@ -110,13 +111,14 @@ def attempt(job: Job, runner: str, stop: Callable[[], bool]) -> tuple[How, str]:
         )
         while True:
             result = folder.result()
-            if result is None:
+            if result is None or (job.keep == "last" and result.status == "done" and not folder.usable()):
                 try:
                     result = module.run_trial(job.trial, folder, settings, stop)
                 except Busy:
                     wait_for_lease(folder, stop)
                     if not stop():
                         continue
+                    result = None
             if result is None:
                 return "stopped", ""
             return ("failed" if result.status == "failed" else "done"), result.failure
