@@ -1,4 +1,4 @@
-"""What recipes are made of, each against timm: mixed images."""
+"""What recipes are made of, each against timm: mixed images, averaged weights."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from vitlab import noise
 from vitlab.data.prepare import Batch, Feed, Prepared, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.models.contract import Model
-from vitlab.plan.key import MIXING, code_of_modules, modules_beside
+from vitlab.plan.key import AVERAGING, MIXING, code_of_modules, modules_beside
 from vitlab.plan.resolve import Faults, Resolver
 from vitlab.slots import slot
 from vitlab.spec import STREAMS, TrainSpec
-from vitlab.spec.trial import Mix
-from vitlab.training.loop import Trained, train
+from vitlab.spec.trial import Ema, Mix
+from vitlab.training.ema import Average
+from vitlab.training.loop import Trained, evaluate, train
 from vitlab.training.mix import Mixing
 
 torchvision()  # where torch has no operators for it, timm cannot import it alone
 import timm.data  # noqa: E402
 import timm.loss  # noqa: E402
+import timm.utils  # noqa: E402
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
 MODEL = {"type": "vit", "patch_size": 4, "dim": 12, "depth": 2, "heads": 2, "drop": 0.1}
@@ -227,3 +229,88 @@ def test_labels_of_pixels_are_not_mixed() -> None:
 def test_mixes_that_cannot_be(wrong: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         spec(mix=wrong)
+
+
+# -- averaged weights -------------------------------------------------------------------------------------------------
+
+
+class Moving(torch.nn.Module):
+    """Weights, statistics and a count, in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(5, 3)
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.double()
+
+    def step(self, g: torch.Generator) -> None:
+        with torch.no_grad():
+            for p in self.parameters():
+                p.add_(torch.randn(p.shape, generator=g, dtype=torch.float64))
+        self.norm(torch.randn(8, 3, generator=g, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9, 0.9999])
+@pytest.mark.parametrize("warmup", [0.0, 2 / 3, 1.0])
+def test_the_average_is_timms_step_for_step(decay: float, warmup: float) -> None:
+    model = Moving()
+    ours = Average(model, Ema(decay=decay, warmup=warmup))  # type: ignore[arg-type]  # it asks for no more than a module
+    if warmup:
+        theirs = timm.utils.ModelEmaV3(model, decay=decay, use_warmup=True, warmup_power=warmup)
+    else:
+        theirs = timm.utils.ModelEmaV2(model, decay=decay)
+    g = torch.Generator().manual_seed(0)
+    weights = []
+    for step in range(1, 31):
+        model.step(g)
+        ours.update(step)
+        if warmup:
+            theirs.update(model, step=step)
+        else:
+            theirs.update(model)
+        weights.append(model.body.weight.detach().clone())
+        wanted = theirs.module.state_dict()
+        for name, value in ours.state_dict().items():
+            if value.is_floating_point():
+                torch.testing.assert_close(value, wanted[name], rtol=0, atol=1e-12)
+            else:
+                assert torch.equal(value, model.state_dict()[name]), "a count is no average"
+    if warmup == 1 and decay == 0.9999:
+        torch.testing.assert_close(ours.state_dict()["body.weight"], torch.stack(weights).mean(0))
+
+
+def test_the_average_is_what_is_evaluated_and_kept_and_the_training_knows_nothing_of_it() -> None:
+    data = prepare(DATA, SEEDS)
+    feed, states, steps = Feed(data, [], SEEDS), [], 8
+    plain, _ = run(
+        spec(steps=steps, evaluations=steps),
+        save=lambda state: states.append({name: value.clone() for name, value in state["model"].items()}),
+    )
+    kept: list[dict[str, Tensor]] = []
+    found, model = run(
+        spec(steps=steps, evaluations=steps, ema={"decay": 0.8, "warmup": 0}),
+        save=lambda state: kept.append({name: value.clone() for name, value in state["model"].items()}),
+    )
+    assert plain is not None and found is not None and len(states) == len(kept) == steps
+    average, peer = {name: value.double() for name, value in built(data).state_dict().items()}, built(data)
+    for mine, theirs, now, measured, without in zip(kept, states, states, found.history, plain.history, strict=True):
+        assert_equal(mine, theirs)  # averaging changes nothing of the training
+        assert measured.metrics["train/loss"] == without.metrics["train/loss"]
+        average = {name: 0.8 * value + 0.2 * now[name].double() for name, value in average.items()}
+        peer.load_state_dict({name: value.float() for name, value in average.items()})
+        metrics, _ = evaluate(peer, feed, "val", "classification", "fp32")
+        assert measured.metrics["val/loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+        assert abs(measured.metrics["val/loss"] - without.metrics["val/loss"]) > 1e-4
+    metrics, _ = evaluate(peer, feed, "test", "classification", "fp32")
+    assert found.metrics["test/loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, average[name].float(), rtol=1e-5, atol=1e-6)
+
+
+def test_an_averaged_training_goes_on_as_if_never_stopped() -> None:
+    assert_same_after_a_stop(spec(ema={"decay": 0.9}))
+
+
+def test_the_code_of_averages_is_that_of_trials_that_average() -> None:
+    averaged, without = resolved({"ema": {}}), resolved({"ema": None})
+    assert averaged.modules - without.modules == {AVERAGING} and "ema" not in without.identity["train"]

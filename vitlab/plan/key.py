@@ -36,6 +36,8 @@ PROBE = "vitlab.training.probe"
 """The module of heads in closed form."""
 MIXING = "vitlab.training.mix"
 """The module of training on mixed images."""
+AVERAGING = "vitlab.training.ema"
+"""The module of averages of weights."""
 
 
 def key_of(identity: Mapping[str, Any]) -> str:
@@ -55,7 +57,7 @@ def code_of(spec: Mapping[str, Any], needs: Mapping[str, str] = {}) -> str:
 def modules_beside(spec: Mapping[str, Any]) -> frozenset[str]:
     """The modules that a trial needs beside those of its components; of trials that do without, they are no part."""
     train = spec.get("train") or {}
-    asked = {DISTILLATION: spec.get("distill"), MIXING: train.get("mix")}
+    asked = {DISTILLATION: spec.get("distill"), MIXING: train.get("mix"), AVERAGING: train.get("ema")}
     found = {module for module, how in asked.items() if how is not None}
     if (spec.get("init_from") or {}).get("head") == "fitted":
         found.add(PROBE)

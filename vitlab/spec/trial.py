@@ -36,6 +36,18 @@ class Mix(Frozen):
     switch: Annotated[float, Field(ge=0, le=1)] = 0.5  #: where there are both, share of the mixed that are cutmix
 
 
+class Ema(Frozen):
+    """An exponential moving average of the weights, which is what is evaluated and kept.
+
+    After step t, counted from 1, the average keeps the share min(decay, 1 - t ** -warmup) of itself.
+    """
+
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9999
+    warmup: Annotated[float, Field(ge=0)] = 2 / 3
+    """The initial weights are forgotten at once, and the average grows longer with the training; 1: it is the mean of
+    all steps.  0: none, the share is ``decay`` from the first step and the initial weights fade slowly, as in DeiT."""
+
+
 class TrainSpec(Frozen):
     """How a trial is trained.  Its length is ``epochs``, ``steps`` or ``images``: exactly one."""
 
@@ -47,6 +59,7 @@ class TrainSpec(Frozen):
     schedule: Choice = Choice("cosine")
     loss: Choice = Choice("cross_entropy")
     mix: Mix | None = None
+    ema: Ema | None = None
     clip_grad: Annotated[float, Field(gt=0)] | None = None  #: largest global norm of the gradient
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"  #: bf16 is autocast over fp32 weights
     evaluations: Annotated[int, Field(ge=1)] = 10  #: evaluations on validation, evenly spaced, the last at the end

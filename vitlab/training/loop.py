@@ -22,7 +22,7 @@ from torch import Tensor
 from vitlab import noise
 from vitlab.data.prepare import Feed
 from vitlab.models.contract import Model
-from vitlab.plan.key import MIXING
+from vitlab.plan.key import AVERAGING, MIXING
 from vitlab.result import Measurement
 from vitlab.slots import slot
 from vitlab.spec import TrainSpec
@@ -33,6 +33,7 @@ from vitlab.training.optim import Optimizer, Schedule, decay_groups, set_rate
 if TYPE_CHECKING:
     # Not imported here, but by name where it is asked for, so that it is no part of the code of trials that do without.
     from vitlab.training.distillation import Distillation
+    from vitlab.training.ema import Average
     from vitlab.training.mix import Mixing
 
 EVALUATION_BATCH = 512
@@ -72,7 +73,7 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     every_s: float = 60.0,
 ) -> Trained | None:
-    """Train a model in place.
+    """Train a model in place; with an average of its weights it ends as that.
 
     Args:
         model: initialised, and on the device of the feed.
@@ -114,6 +115,8 @@ def train(
                 saved = time.monotonic()
     except _Diverged as error:
         return training.ended({}, {}, str(error))
+    if training.average is not None:
+        training.average.replace()
     return training.ended(training.history[-1].metrics, predictions)
 
 
@@ -196,6 +199,9 @@ class _Training:
         self.mixing: Mixing | None = None
         if spec.mix is not None:
             self.mixing = importlib.import_module(MIXING).Mixing(spec.mix, seeds["mixup"], feed.classes)
+        self.average: Average | None = None
+        if spec.ema is not None:
+            self.average = importlib.import_module(AVERAGING).Average(model, spec.ema)
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
         chosen: Optimizer = slot("optimizer").build(spec.optimizer)
         self.base_rate = chosen.lr
@@ -250,6 +256,8 @@ class _Training:
         for name, part in loss.parts.items():
             self.losses[name].append(part.detach())
         self.step += 1
+        if self.average is not None:
+            self.average.update(self.step)
 
     def measure(self, splits: tuple[Literal["val", "test"], ...]) -> tuple[Measurement, dict[str, Columns]]:
         """Close the interval since the last measurement, and evaluate.
@@ -267,7 +275,7 @@ class _Training:
             self.losses.clear()
         speed = (self.images - self._interval_images) / (time.perf_counter() - self._interval_began)
         for split in splits:
-            with self._watching() as seen:
+            with self._averaged(), self._watching() as seen:
                 found, predictions[split] = evaluate(self.model, self.feed, split, self.task, self.spec.precision)
             if not torch.tensor(found["loss"]).isfinite():
                 raise _Diverged(f"the loss on {split} is not finite after step {self.step}")
@@ -283,6 +291,10 @@ class _Training:
         """What is to be seen of an evaluation beside its metrics."""
         return self.distillation.watching(self.model) if self.distillation is not None else nullcontext({})
 
+    def _averaged(self) -> AbstractContextManager[None]:
+        """Inside, the model has the weights that are evaluated."""
+        return self.average.standing_in() if self.average is not None else nullcontext()
+
     def save(self, write: Callable[[State], None]) -> None:
         """Hand out the state, unless the training has diverged: then what was saved before is what to go on from.
 
@@ -295,6 +307,7 @@ class _Training:
         write(
             {
                 "model": self.model.state_dict(),
+                "average": self.average.state_dict() if self.average is not None else None,
                 "optimizer": self.optimizer.state_dict(),
                 "step": self.step,
                 "history": [asdict(measurement) for measurement in self.history],
@@ -306,6 +319,8 @@ class _Training:
     def load(self, state: State) -> None:
         """Go on from what :meth:`save` handed out."""
         self.model.load_state_dict(state["model"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]
         self.history = [Measurement(**measurement) for measurement in state["history"]]
