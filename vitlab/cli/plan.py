@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,28 @@ from vitlab.cli.options import file_argument, out_option, parse_changes, plugin_
 @set_option
 @plugin_option
 @click.option(
-    "--cost", is_flag=True, help="Add parameters and multiply-accumulates of each arm (builds each model once)."
+    "--cost",
+    is_flag=True,
+    help="Add parameters, multiply-accumulates and GPU-hours of each arm (builds each model once).",
+)
+@click.option(
+    "--device-tflops",
+    type=click.FloatRange(min=0, min_open=True),
+    default=312.0,
+    show_default=True,
+    help="Peak rate of the GPU whose hours --cost tells, in TFLOP/s; in bf16 an A100 has 312, an H100 989.",
 )
 @click.option("--full", is_flag=True, help="Print every arm's resolved spec, defaults included.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(
-    file: Path, out: Path, changes: tuple[str, ...], plugins: tuple[Path, ...], cost: bool, full: bool, form: str
+    file: Path,
+    out: Path,
+    changes: tuple[str, ...],
+    plugins: tuple[Path, ...],
+    cost: bool,
+    device_tflops: float,
+    full: bool,
+    form: str,
 ) -> None:
     """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained already."""
     from vitlab import lab
@@ -35,7 +52,7 @@ def command(
         (planned.arm, planned.seed): store.trial(planned.trial.key, planned.trial.code).done()
         for planned in (*plan.trials, *rivals)
     }
-    costs = lab.costs(plan) if cost else {}
+    costs = _costs(plan, device_tflops) if cost else {}
     if form == "json":
         data = plan.to_json()
         tried = [trial for tuning in data["tuning"] for rival in tuning["rivals"] for trial in rival["trials"]]
@@ -45,13 +62,31 @@ def command(
             arm["cost"] = costs.get(arm["name"])
         click.echo(json.dumps(data, indent=1))
         return
-    _table(plan, done, costs)
+    _table(plan, done, costs, device_tflops)
     if full:
         for arm, spec in plan.to_json()["specs"].items():
             click.echo(f"\n# {arm}\n{json.dumps(spec, indent=1)}")
 
 
-def _table(plan: Any, done: dict[tuple[str, int], bool], costs: dict[str, dict[str, int]]) -> None:
+def _costs(plan: Any, tflops: float) -> dict[str, dict[str, Any]]:
+    """What each arm costs: its model, and one training of it, where the study says how many images that sees."""
+    from vitlab import lab
+    from vitlab.models.cost import gpu_hours, train_macs
+    from vitlab.plan.match import images_seen
+
+    images = {planned.arm: images_seen(planned.trial.spec["train"]) for planned in (*plan.trials, *plan.pending)}
+    found: dict[str, dict[str, Any]] = {}
+    for arm, cost in lab.costs(plan).items():
+        seen = images[arm]
+        work = None if seen is None else train_macs(cost["macs"], seen)
+        hours = None if work is None else gpu_hours(work, tflops)
+        found[arm] = {**cost, "images": seen, "train_macs": work, "gpu_hours": hours}
+    return found
+
+
+def _table(
+    plan: Any, done: dict[tuple[str, int], bool], costs: dict[str, dict[str, Any]], device_tflops: float
+) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -73,10 +108,15 @@ def _table(plan: Any, done: dict[tuple[str, int], bool], costs: dict[str, dict[s
     if costs:
         table.add_column("parameters", justify="right")
         table.add_column("MACs", justify="right")
+        table.add_column("GPU-hours", justify="right")
     for arm in plan.arms:
         trials = [planned for planned in plan.trials if planned.arm == arm.name]
         pending = sum(planned.arm == arm.name for planned in plan.pending)
-        cells = [arm.name, *(text(arm.values[path]) for path in plan.paths), arm.baseline or ""]
+        cells = [
+            arm.name,
+            *(text(_short(plan.paths, path, arm.values[path])) for path in plan.paths),
+            arm.baseline or "",
+        ]
         if arm.skip:
             cells += ["0", f"skipped: {arm.skip}"]
         elif pending:
@@ -84,18 +124,51 @@ def _table(plan: Any, done: dict[tuple[str, int], bool], costs: dict[str, dict[s
         else:
             cells += [str(len(trials)), str(sum(done[planned.arm, planned.seed] for planned in trials))]
         if costs and arm.name in costs:
-            cells += [f"{costs[arm.name]['params']:,}", f"{costs[arm.name]['macs']:,}"]
+            cost = costs[arm.name]
+            cells += [f"{cost['params']:,}", f"{cost['macs']:,}", _hours(cost["gpu_hours"])]
         table.add_row(*map(Text, cells), style="dim" if arm.skip else "")
     console.print(table)
     for note in (*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms if arm.note)):
         console.print(Text(note))
     for tuning in plan.tuning:
         console.print(Text(_tuning(tuning, done)))
+    if costs:
+        console.print(Text(_priced(plan, costs, device_tflops)))
     trained = sum(done[planned.arm, planned.seed] for planned in plan.trials)
     waiting = f", {len(plan.pending)} more once their knobs are tuned" if plan.pending else ""
     console.print(
         f"{len(plan.trials)} trials, {trained} of them trained already{waiting}; metric {plan.analysis.metric}."
     )
+
+
+def _short(paths: Sequence[str], path: str, value: Any) -> Any:
+    """A value for its cell: of a component whose options have columns of their own, only the name."""
+    apart = isinstance(value, Mapping) and any(other.startswith(f"{path}.") for other in paths)
+    return value.get("type", value) if apart else value
+
+
+def _hours(hours: float | None) -> str:
+    return "?" if hours is None else f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
+
+
+def _priced(plan: Any, costs: dict[str, dict[str, Any]], device_tflops: float) -> str:
+    """What the GPU-hours are, and how many the whole study takes."""
+    from vitlab.models.cost import UTILISATION
+
+    told = (
+        f"GPU-hours are those of one training: 3 x MACs x images seen, of 2 operations each, at "
+        f"{100 * UTILISATION:g} % of {device_tflops:g} TFLOP/s (--device-tflops)"
+    )
+    if any(cost["gpu_hours"] is None for cost in costs.values()):
+        return f"{told}; '?' where the length is in epochs, which hold as many images as the data that is read."
+    arms = [planned.arm for planned in (*plan.trials, *plan.pending)]
+    total = sum(costs[arm]["gpu_hours"] for arm in arms)
+    for tuning in plan.tuning:
+        of_tuning = costs[tuning.arm]["gpu_hours"] if tuning.arm in costs else None
+        if of_tuning is None:  # at the base, for all arms
+            return f"{told}; in all {_hours(total)}, and the tuning."
+        total += len(tuning.trials) * of_tuning
+    return f"{told}; in all {_hours(total)}."
 
 
 def _tuning(tuning: Any, done: dict[tuple[str, int], bool]) -> str:

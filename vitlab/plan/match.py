@@ -244,6 +244,16 @@ def setting(knob: str, drafts: Sequence[Draft]) -> list[Path]:
     return list(places.values())
 
 
+def images_seen(train: Mapping[str, Any]) -> int | None:
+    """How many images a training sees, in whole batches; None for a length in epochs, before the data is read."""
+    size = int(train["batch_size"])
+    if train.get("steps") is not None:
+        return int(train["steps"]) * size
+    if train.get("images") is not None:
+        return max(1, round(int(train["images"]) / size)) * size
+    return None
+
+
 def overlap(first: str, second: str) -> bool:
     """Whether two paths name one value, or one of them a part of what the other names."""
     if first in LENGTHS and second in LENGTHS:
@@ -312,11 +322,9 @@ def _unit(trial: ResolvedTrial, knob: str, now: int | float) -> int | float:
 def _length(trial: ResolvedTrial) -> tuple[float, str]:
     """How many images a training sees; in epochs of its data where how many these hold is not known yet."""
     train = trial.plain["train"]
-    size = train["batch_size"]
-    if train.get("steps") is not None:
-        return train["steps"] * size, IMAGES
-    if train.get("images") is not None:
-        return max(1, round(train["images"] / size)) * size, IMAGES
+    images = images_seen(train)
+    if images is not None:
+        return images, IMAGES
     counted = {name: value for name, value in trial.plain["data"].items() if name not in _SHOWN and value is not None}
     return train["epochs"], f"epochs of {text(counted)}"
 
