@@ -560,3 +560,32 @@ def test_nobody_teaches_pixels(tmp_path: Path) -> None:
     taught = {**base(), "data": data, "model": {**VIT, "head": "segmentation"}}
     with pytest.raises(SpecError, match="a teacher teaches the classes of images, and the task of this data is segm"):
         planned(tmp_path, base=taught, design=None)
+
+
+PIPELINES = Path(__file__).parents[1] / "pipelines"
+
+
+def test_the_study_of_a_laptop_has_its_teachers_as_an_arm() -> None:
+    _, plan = plan_study(PIPELINES / "distillation.yaml")
+    assert len(plan.arms) == 7 and len(plan.trials) == 35 and not plan.prerequisites
+    for item in plan.trials:
+        if item.trial.needs:
+            teacher = plan.find("teacher", item.seed)
+            assert item.trial.needs == {"teacher": f"{teacher.key}/{teacher.code}"}
+    taught = {item.arm for item in plan.trials if item.trial.needs}
+    assert taught == {"soft", "soft per image", "hard", "distillation token"}
+    assert {arm.baseline for arm in plan.arms} == {None, "no distillation"}
+
+
+def test_the_full_study_compares_kinds_and_teachers_on_the_same_trials() -> None:
+    by = {"analysis.compare": {"to": {"distill.teacher.trial.model": {"type": "resnet18", "stem": "small"}}}}
+    (_, kinds), (_, teachers) = (plan_study(PIPELINES / "distillation_full.yaml", changes=c) for c in ({}, by))
+    assert {i.trial.key for i in kinds.trials} == {i.trial.key for i in teachers.trials} and len(kinds.trials) == 63
+    for arm in kinds.arms:
+        size = arm.name.partition(", ")[0]
+        assert arm.baseline == (None if "no distillation" in arm.name else f"{size}, no distillation")
+    for arm in teachers.arms:
+        other = arm.name.replace("transformer", "convnet")
+        assert arm.baseline == (other if "transformer" in arm.name else None)
+        behind = {needed for i in teachers.trials if i.arm == arm.name for needed in i.trial.needs.values()}
+        assert len(behind) == (0 if "no distillation" in arm.name else 3)
