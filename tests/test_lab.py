@@ -223,7 +223,8 @@ def test_a_trial_that_others_start_from_is_parked_too_once_it_failed(tmp_path: P
         "from vitlab.training.optim import AdamW, optimizer\n"
         "@optimizer.register('never')\nclass Never(AdamW):\n    '''Raises.'''\n"
         "    def build(self, groups):\n"
-        f"        open({str(tries)!r}, 'a').write('.')\n        raise RuntimeError('never')\n"
+        f"        with open({str(tries)!r}, 'a') as file:\n            file.write('.')\n"
+        "        raise RuntimeError('never')\n"
     )
     base = yaml.safe_load(study(tmp_path).read_text())["base"]
     body = {**base, "train": {**base["train"], "optimizer": "never"}}
