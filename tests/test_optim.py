@@ -14,11 +14,11 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
 from vitlab.slots import slot
-from vitlab.training.optim import decay_groups, fused, set_rate
+from vitlab.training.optim import decay_groups, fused, layer_groups, set_rate
 
 torchvision()  # where torch has no operators for it, timm cannot import it alone
 import timm  # noqa: E402
-from timm.optim import param_groups_weight_decay  # noqa: E402
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay  # noqa: E402
 from timm.scheduler import CosineLRScheduler  # noqa: E402
 
 STEPS = 40
@@ -205,3 +205,51 @@ def test_every_group_is_given_the_rate() -> None:
     set_rate(built, 0.25)
     assert [group["lr"] for group in built.param_groups] == [0.25, 0.25]
     assert [group["weight_decay"] for group in built.param_groups] == [0.0, 0.05]
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("prefix", "factor"), [(["class"], 0.75), (["class", "distillation"], 0.6)])
+def test_layers_have_the_rates_and_decays_of_timms(prefix: list[str], factor: float) -> None:
+    sizes = {"patch_size": 4, "depth": 3}
+    options = {"type": "vit", **sizes, "dim": 12, "heads": 2, "position": "learned", "prefix": prefix}
+    distilled = "distillation" in prefix
+    if distilled:
+        options["head"] = "distilled"
+    ours = slot("model").build(options, DataInfo(image=(8, 8), channels=3, classes=5))
+    known = "deit_tiny_distilled_patch16_224" if distilled else "vit_tiny_patch16_224"
+    theirs = timm.create_model(known, img_size=8, **sizes, embed_dim=12, num_heads=2, num_classes=5)
+    wanted = {}
+    names = {id(p): name for name, p in theirs.named_parameters()}
+    no_decay = [name for name in theirs.no_weight_decay() if name in dict(theirs.named_parameters())]
+    for group in param_groups_layer_decay(theirs, 0.3, no_weight_decay_list=no_decay, layer_decay=factor):
+        for p in group["params"]:
+            wanted[names[id(p)]] = (pytest.approx(group["lr_scale"]), group["weight_decay"])
+    layers = {name: ours.layer_of(name) for name, _ in ours.named_parameters()}
+    found = {}
+    for group in layer_groups(decay_groups(ours, 0.3, ours.no_weight_decay()), layers, factor):
+        for name, _ in group["params"]:
+            found[name.replace("position.pos_embed", "pos_embed")] = (group["lr_scale"], group["weight_decay"])
+    heads = {name for name in found if name.startswith("head")}
+    assert len(heads) == (4 if distilled else 2) and all(found.pop(name)[0] == 1 for name in heads)
+    assert all(wanted.pop(name)[0] == 1 for name in list(wanted) if name.startswith("head"))
+    assert found == wanted
+    assert found["pos_embed"][0] == pytest.approx(factor**4) and found["blocks.2.mlp.fc1.weight"][0] == factor
+
+
+def test_a_layers_rate_is_its_share_of_the_optimizers() -> None:
+    net = model().double()
+    layers = {name: int(name[0]) for name, _ in net.named_parameters()}
+    component = slot("optimizer").build({"type": "sgd", "lr": 0.1, "momentum": 0.0})
+    optimizer = component.build(layer_groups(decay_groups(net, 0.0), layers, 0.5))
+    set_rate(optimizer, 0.4)
+    before = [p.detach().clone() for p in net.parameters()]
+    sum(p.sum() for p in net.parameters()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    scales = [0.5**3, 0.5**3, 0.5**2, 0.5**2, 1, 1]
+    for p, was, scale in zip(net.parameters(), before, scales, strict=True):
+        torch.testing.assert_close(was - p, torch.full_like(p, 0.4 * scale), rtol=1e-12, atol=1e-15)
+    again = component.build(layer_groups(decay_groups(net, 0.0), layers, 0.5))
+    again.load_state_dict(optimizer.state_dict())
+    assert [group["lr_scale"] for group in again.param_groups] == [0.125, 0.25, 1, 0.125, 1][: len(again.param_groups)]

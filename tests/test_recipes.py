@@ -1,4 +1,4 @@
-"""What recipes are made of, each against timm: mixed images, averaged weights."""
+"""What recipes are made of, each against timm: mixed images, averaged weights, rates by layer, repeated augmentation."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from vitlab.training.mix import Mixing
 
 torchvision()  # where torch has no operators for it, timm cannot import it alone
 import timm.data  # noqa: E402
+import timm.data.distributed_sampler  # noqa: E402
 import timm.loss  # noqa: E402
 import timm.utils  # noqa: E402
 
@@ -314,3 +315,83 @@ def test_an_averaged_training_goes_on_as_if_never_stopped() -> None:
 def test_the_code_of_averages_is_that_of_trials_that_average() -> None:
     averaged, without = resolved({"ema": {}}), resolved({"ema": None})
     assert averaged.modules - without.modules == {AVERAGING} and "ema" not in without.identity["train"]
+
+
+# -- rates by layer ---------------------------------------------------------------------------------------------------
+
+
+def test_rates_by_layer_reach_the_weights() -> None:
+    data = prepare(DATA, SEEDS)
+    start = built(data).state_dict()
+    options = {"steps": 1, "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.0}}
+    (_, even), (_, falling) = run(spec(**options)), run(spec(**options, layer_decay=0.5))
+    for name, value in even.state_dict().items():
+        if name in dict(even.named_parameters()):
+            scale = 0.5 ** (3 - even.layer_of(name))
+            wanted = start[name] + scale * (value - start[name])
+            torch.testing.assert_close(falling.state_dict()[name], wanted, rtol=0, atol=1e-6)
+
+
+def test_a_training_with_rates_by_layer_goes_on_as_if_never_stopped() -> None:
+    assert_same_after_a_stop(spec(layer_decay=0.7))
+
+
+def test_a_factor_of_one_is_none() -> None:
+    assert resolved({"layer_decay": 1}).identity == resolved({}).identity
+
+
+# -- repeated augmentation --------------------------------------------------------------------------------------------
+
+
+def test_images_are_repeated_as_by_timms_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = prepare(DATA, SEEDS)
+    n, size = len(data.train), 10
+    feed = Feed(data, [], SEEDS)
+    place = {identity: i for i, identity in enumerate(data.train.id_N.tolist())}
+    for epoch in range(3):
+        order = noise.permutation(noise.key(0, "order", epoch), n)
+        monkeypatch.setattr(torch, "randperm", lambda n, generator=None, order=order: order)
+        wanted = list(
+            timm.data.distributed_sampler.RepeatAugSampler(
+                range(n), num_replicas=1, rank=0, num_repeats=3, selected_round=0
+            )
+        )
+        assert len(wanted) == n
+        steps = feed.steps_per_epoch(size)
+        batches = [feed.batch(epoch * steps + i, size, 3) for i in range(steps)]
+        found = torch.cat([batch.id_B for batch in batches])
+        assert [place[i] for i in (found & 0xFFFFFFFF).tolist()] == wanted[: steps * size]
+        assert (found >> 32).tolist() == [i % 3 for i in range(steps * size)]
+        for batch in batches:
+            rows = torch.tensor([place[i] for i in (batch.id_B & 0xFFFFFFFF).tolist()])
+            assert torch.equal(batch.y_B, data.train.y_N[rows])
+
+
+def test_repeats_are_augmented_apart_and_the_first_as_without() -> None:
+    data = prepare(DATA, SEEDS)
+    feed = Feed(data, [{"type": "crop", "padding": 4}, "erasing"], SEEDS)
+    once, thrice = feed.batch(0, 20), feed.batch(0, 60, 3)
+    assert torch.equal(thrice.id_B.view(20, 3)[:, 0], once.id_B)
+    images = thrice.x_BCHW.view(20, 3, *thrice.x_BCHW.shape[1:])
+    assert torch.equal(images[:, 0], once.x_BCHW)
+    pairs = torch.stack([(images[:, i] - images[:, j]).flatten(1).abs().amax(1) for i, j in ((0, 1), (0, 2), (1, 2))])
+    assert (pairs > 1e-3).all(0).float().mean() > 0.8
+    again = Feed(data, [{"type": "crop", "padding": 4}, "erasing"], SEEDS).batch(0, 60, 3)
+    assert torch.equal(again.x_BCHW, thrice.x_BCHW)
+
+
+def test_a_batch_larger_than_the_data_repeats_within_it() -> None:
+    data = prepare(DATA, SEEDS)
+    batch = Feed(data, [], SEEDS).batch(1, 500, 3)
+    assert len(batch.y_B) == len(data.train) and len(set((batch.id_B & 0xFFFFFFFF).tolist())) == len(data.train) // 3
+    assert batch.epoch == 1
+
+
+def test_repeats_draw_other_dropout_masks_and_go_on_as_if_never_stopped() -> None:
+    assert_same_after_a_stop(spec(repeats=3))
+    once, _ = run(spec(repeats=1, evaluations=12))
+    default, _ = run(spec(evaluations=12))
+    thrice, _ = run(spec(repeats=3, evaluations=12))
+    assert once is not None and default is not None and thrice is not None
+    assert once.history == default.history != thrice.history
+    assert thrice.images == once.images, "an epoch is as long as without"

@@ -155,7 +155,8 @@ class Batch(NamedTuple):
     y_B: Tensor
     """int64; where labels are of pixels (B, H, W), with :data:`IGNORED` where there is none; of mixed images, float
     (B, K)."""
-    id_B: Tensor  #: int64, identities for keyed draws
+    id_B: Tensor
+    """int64, identities for keyed draws: the image's, and above its 32 bits which of its repeats in an epoch this is."""
     epoch: int  #: from 0; 0 for batches of an evaluation
 
 
@@ -165,7 +166,7 @@ class Feed:
     The order of epoch e is a permutation drawn from the stream ``order``; the last, incomplete batch of an epoch is
     dropped.  Images lie on the device as uint8 and are augmented there; the i-th augmentation draws from the stream
     ``augment``, the epoch, i and the identity of the image, so neither the size of a batch nor its other images
-    matter.
+    matter.  An image that stands in an epoch several times is another one to its augmentations each time.
     """
 
     def __init__(
@@ -207,13 +208,25 @@ class Feed:
         """Steps in which an epoch passes: whole batches, but at least one, be it smaller than asked for."""
         return max(1, self.count() // batch_size)
 
-    def batch(self, step: int, batch_size: int) -> Batch:
-        """The training batch of optimizer step ``step``, counted from 0."""
+    def batch(self, step: int, batch_size: int, repeats: int = 1) -> Batch:
+        """A training batch.
+
+        Args:
+            step: of the optimizer, from 0.
+            batch_size: images in it, repeats included.
+            repeats: how often an image stands in an epoch, one after another; with 3, a third of the images do.
+        """
         epoch, place = divmod(step, self.steps_per_epoch(batch_size))
-        order_N = self._epoch_order(epoch)
-        picked_B = order_N[place * batch_size : (place + 1) * batch_size]
-        train = self._subsets["train"]
-        x_BCHW, y_B, id_B = train.at(picked_B), train.y_N[picked_B], train.id_N[picked_B]
+        order_N, train = self._epoch_order(epoch), self._subsets["train"]
+        if repeats == 1:
+            picked_B = order_N[place * batch_size : (place + 1) * batch_size]
+            id_B = train.id_N[picked_B]
+        else:
+            stop = min((place + 1) * batch_size, len(order_N))
+            turn_B = torch.arange(place * batch_size, stop, device=self.device)
+            picked_B = order_N[turn_B // repeats]
+            id_B = train.id_N[picked_B] + (turn_B % repeats << 32)
+        x_BCHW, y_B = train.at(picked_B), train.y_N[picked_B]
         keys = [noise.key(self._seeds["augment"], "augment", epoch, i) for i in range(len(self._augments))]
         for normalized in (False, True):
             if normalized:

@@ -55,11 +55,16 @@ class TrainSpec(Frozen):
     steps: Annotated[int, Field(ge=0)] | None = None
     images: Annotated[int, Field(gt=0)] | None = None
     batch_size: Annotated[int, Field(gt=0)] = 128
+    repeats: Annotated[int, Field(ge=1)] = 1
+    """How often an image stands in an epoch, one after another and augmented anew, of an epoch as long as with 1: it
+    passes through a share 1 / repeats of the images.  Reference: arXiv:1901.09335, arXiv:2012.12877."""
     optimizer: Choice = Choice("adamw")
     schedule: Choice = Choice("cosine")
     loss: Choice = Choice("cross_entropy")
     mix: Mix | None = None
     ema: Ema | None = None
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Factor between the learning rates of a layer and the one below it; the head has that of the optimizer."""
     clip_grad: Annotated[float, Field(gt=0)] | None = None  #: largest global norm of the gradient
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"  #: bf16 is autocast over fp32 weights
     evaluations: Annotated[int, Field(ge=1)] = 10  #: evaluations on validation, evenly spaced, the last at the end
@@ -73,6 +78,12 @@ class TrainSpec(Frozen):
                 found = " and ".join(given) if given else "none of them"
                 raise ValueError(f"the length of a training is epochs, steps or images, exactly one; found {found}")
         return value
+
+    @field_validator("layer_decay")
+    @classmethod
+    def _equal_rates(cls, value: float | None) -> float | None:
+        """A factor of 1 is none."""
+        return None if value == 1 else value
 
     @field_validator("mix")
     @classmethod

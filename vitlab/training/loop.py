@@ -28,7 +28,7 @@ from vitlab.slots import slot
 from vitlab.spec import TrainSpec
 from vitlab.training.losses import Loss
 from vitlab.training.metrics import TALLIES, Columns, mean
-from vitlab.training.optim import Optimizer, Schedule, decay_groups, set_rate
+from vitlab.training.optim import Optimizer, Schedule, decay_groups, layer_groups, set_rate
 
 if TYPE_CHECKING:
     # Not imported here, but by name where it is asked for, so that it is no part of the code of trials that do without.
@@ -205,7 +205,11 @@ class _Training:
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
         chosen: Optimizer = slot("optimizer").build(spec.optimizer)
         self.base_rate = chosen.lr
-        self.optimizer = chosen.build(decay_groups(model, chosen.weight_decay, model.no_weight_decay()))
+        groups = decay_groups(model, chosen.weight_decay, model.no_weight_decay())
+        if spec.layer_decay is not None:
+            layers = {name: model.layer_of(name) for name, _ in model.named_parameters()}
+            groups = layer_groups(groups, layers, spec.layer_decay)
+        self.optimizer = chosen.build(groups)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
 
         self.step = 0
@@ -230,7 +234,7 @@ class _Training:
 
     def advance(self) -> None:
         """One optimizer step.  Nothing is read back from the device."""
-        batch = self.feed.batch(self.step, self.spec.batch_size)
+        batch = self.feed.batch(self.step, self.spec.batch_size, self.spec.repeats)
         if self.mixing is not None:
             batch = self.mixing(batch, self.step)
         set_rate(self.optimizer, self.rate(self.step))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -18,7 +18,8 @@ from torch import nn
 from vitlab.slots import Slot
 
 Group = dict[str, Any]
-"""A group of parameters in the form torch's optimizers take: ``params``, named, and ``weight_decay``."""
+"""A group of parameters in the form torch's optimizers take: ``params``, named, ``weight_decay``, and ``lr_scale``
+where its learning rate is not that of the optimizer."""
 
 Rate = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0)]
@@ -124,6 +125,25 @@ def decay_groups(model: nn.Module, weight_decay: float, declared: Collection[str
     return [group for group in groups if group["params"]]
 
 
+def layer_groups(groups: Sequence[Group], layers: Mapping[str, int], factor: float) -> list[Group]:
+    """The same parameters, parted by layer, each with a learning rate ``factor`` times that of the layer above it.
+
+    Args:
+        groups: of :func:`decay_groups`.
+        layers: depth of every parameter of the model by name; the deepest has the learning rate of the optimizer.
+        factor: at most 1.
+
+    Reference: arXiv:2106.08254 (BEiT), arXiv:2003.10555.
+    """
+    deepest = max(layers.values())
+    parted = []
+    for group in groups:
+        for layer in sorted({layers[name] for name, _ in group["params"]}):
+            params = [(name, parameter) for name, parameter in group["params"] if layers[name] == layer]
+            parted.append({**group, "params": params, "lr_scale": factor ** (deepest - layer)})
+    return parted
+
+
 def fused(groups: Sequence[Group]) -> bool:
     """Whether torch has one kernel for the whole update here; elsewhere it loops over parameters, several times slower.
 
@@ -215,4 +235,4 @@ class Constant(_Warm):
 def set_rate(built: torch.optim.Optimizer, rate: float) -> None:
     """Give every group of an optimizer the learning rate of the coming step."""
     for group in built.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("lr_scale", 1.0)
