@@ -7,7 +7,6 @@ or plugin error, 4 trials failed or missing, 130 interrupted.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import traceback
 
@@ -39,7 +38,7 @@ class _Commands(click.Group):
     """Imports a command's module when the command is called, not before."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS]  # 'list' is the module of that command here, once it has been called
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
@@ -57,7 +56,7 @@ class _Commands(click.Group):
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([*COMMANDS.items()])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -81,10 +80,9 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; the descriptor is replaced so that the flush at exit is quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    except SystemExit as exit_:
+        # So click and rich leave, quietly, where whoever read our output has seen enough; nothing else leaves with 1.
+        sys.exit(0 if exit_.code == 1 else exit_.code)
     except Exception:
         traceback.print_exc()
         click.echo("This is a fault of vitlab or of a plugin, not of yours; the lines above say where.", err=True)

@@ -29,7 +29,7 @@ plugin_option = click.option(
     "--plugin",
     "plugins",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A Python file that registers components.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from vitlab.spec.trial import Frozen
 
@@ -41,6 +43,16 @@ class Zip(Frozen):
             return value
         levels = {path: levels for path, levels in value.items() if path != "labels"}
         return {"levels": levels, "labels": value.get("labels")}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        reference = handler(schema)
+        definition = handler.resolve_ref_schema(reference)
+        definition.pop("required")
+        definition["properties"] = {"labels": {"type": "array", "items": {"type": "string"}}}
+        definition["additionalProperties"] = {"type": "array", "minItems": 1}
+        definition["minProperties"] = 1
+        return reference
 
     @model_validator(mode="after")
     def _equal_lengths(self) -> Zip:

@@ -7,8 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import (
+    BaseModel,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails
 
 from vitlab.errors import Path, Problem, SpecError, nearest
 from vitlab.spec.choice import Choice
@@ -51,6 +61,23 @@ class Seeds(Frozen):
                 raise ValueError(f"at most {REPORTING_SEEDS:,} seeds")
             return {"values": list(range(count)), **rest}
         return value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        reference = handler(schema)
+        definition = handler.resolve_ref_schema(reference)
+        count = {"type": "integer", "minimum": 1, "maximum": REPORTING_SEEDS}
+        values = {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": REPORTING_SEEDS},
+            "minItems": 1,
+            "uniqueItems": True,
+        }
+        vary = {"type": "array", "items": {"enum": list(STREAMS)}}
+        long_form = {**definition, "properties": {"count": count, "values": values, "vary": vary}}
+        definition.clear()
+        definition["anyOf"] = [count, values, long_form]
+        return reference
 
     @field_validator("values")
     @classmethod

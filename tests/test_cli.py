@@ -1,0 +1,396 @@
+"""The command line: exit codes, what goes to stdout and what to stderr, and that what is to be parsed can be parsed."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import click
+import pandas as pd
+import pytest
+import yaml
+
+from vitlab import lab, slots
+from vitlab.cli import COMMANDS, main
+from vitlab.errors import Interrupted
+from vitlab.schema import study_schema
+
+ROOT = Path(__file__).parents[1]
+NOWHERE = "http://127.0.0.1:9"
+"""Nobody listens there: these tests are of the commands, not of MLflow."""
+
+STUDY = {
+    "study": "tiny",
+    "question": "Does the position matter?",
+    "base": {
+        "data": {"type": "digits"},
+        "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "position": "sinusoidal"},
+        "train": {"steps": 4, "batch_size": 16, "evaluations": 2},
+    },
+    "design": {"one_at_a_time": {"model.position": ["none"]}},
+    "seeds": 2,
+    "run": {"executor": "inline", "tracking_uri": NOWHERE},
+}
+
+
+def call(*arguments: object) -> tuple[int, str, str]:
+    """A ``vitlab`` command in this process: its exit code, stdout and stderr."""
+    code, out, err = call_bytes(*arguments)
+    return code, out.decode(), err
+
+
+def call_bytes(*arguments: object) -> tuple[int, bytes, str]:
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
+    before = signal.getsignal(signal.SIGTERM)
+    code = 0
+    try:
+        with (
+            mock.patch.object(sys, "argv", ["vitlab", *map(str, arguments)]),
+            redirect_stdout(out),
+            redirect_stderr(err),
+        ):
+            main()
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    out.flush()
+    return code, out.buffer.getvalue(), err.getvalue()  # type: ignore[attr-defined]
+
+
+def parsed(text: str) -> Any:
+    """JSON as every parser reads it: without NaN and infinities."""
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    file = folder / "tiny.yaml"
+    file.write_text(yaml.safe_dump({**STUDY, **changes}, sort_keys=False))
+    return file
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A study that the command line has run: its file and its output folder."""
+    folder = tmp_path_factory.mktemp("ran")
+    file, out = write(folder), folder / "out"
+    code, printed, err = call("run", file, "--out", out, "--json")
+    assert code == 0, err
+    assert parsed(printed)["study"] == "tiny"
+    assert "tiny: 2 arms, 4 trials; 4 to train" in err and "[4/4]" in err, "progress goes to stderr"
+    return file, out
+
+
+# -- run --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_prints_its_answer_and_says_its_progress_elsewhere(ran: tuple[Path, Path]) -> None:
+    file, out = ran
+    code, printed, err = call("run", file, "--out", out)
+    assert code == 0
+    assert "0 trained, 4 taken from earlier runs." in printed and "position=none" in printed
+    assert str(out / "studies" / "tiny" / "report" / "report.html") in printed and "vitlab sync" in printed
+    assert "0 to train" in err and "0 to train" not in printed
+
+
+def test_smoke_trains_each_set_of_components_two_steps(tmp_path: Path) -> None:
+    code, printed, err = call("run", write(tmp_path), "--out", tmp_path / "out", "--smoke")
+    assert (code, printed) == (0, "2 distinct sets of components ran two steps each.\n"), err
+    results = [json.loads(file.read_text()) for file in tmp_path.glob("out/trials/*/*/result.json")]
+    assert len(results) == 2 and not (tmp_path / "out" / "studies").exists()
+
+
+def test_failed_trials_exit_with_4_and_the_answer_still_stands(tmp_path: Path) -> None:
+    (tmp_path / "sour.py").write_text(
+        "from vitlab.training.optim import AdamW, optimizer\n\n\n"
+        "@optimizer.register('sour')\nclass Sour(AdamW):\n    '''Refuses.'''\n\n"
+        "    def build(self, groups):\n        raise RuntimeError('not today')\n"
+    )
+    file = write(tmp_path, design={"one_at_a_time": {"train.optimizer": ["sour"]}}, seeds=1)
+    command = ("run", file, "--out", tmp_path / "out", "--plugin", tmp_path / "sour.py", "--json")
+    code, printed, err = call(*command)
+    assert code == 4 and parsed(printed)["study"] == "tiny"
+    assert "1 trials failed; 'vitlab logs' shows why" in err and "not today" in err
+    assert call(*command)[0] == 4, "what failed stays failed until it is asked for again"
+
+    code, printed, _ = call("status", file, "--out", tmp_path / "out", "--json")
+    status = parsed(printed)
+    assert code == 0 and status["arms"] == {"baseline": {"done": 1}, "optimizer=sour": {"failed": 1}}
+    assert "not today" in status["failures"][0]
+
+    folder = next(path.parent for path in tmp_path.glob("out/trials/*/*/failure.json"))
+    code, printed, err = call("logs", folder.parent.name[:10], "--out", tmp_path / "out")
+    assert code == 0 and err == "" and "RuntimeError: not today" in printed and "Traceback" in printed
+
+
+def test_only_takes_arms(ran: tuple[Path, Path]) -> None:
+    file, out = ran
+    code, _, err = call("run", file, "--out", out, "--only", "position=none")
+    assert code == 2 and "--only position=none: write arm=PATTERN" in err
+    code, _, err = call("run", file, "--out", out, "--only", "arm=position=*")
+    assert code == 0 and "0 to train" in err
+
+
+# -- exit codes of what goes wrong ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rnu"], ["no command called 'rnu'", "Did you mean 'run'?"]),
+        (["run"], ["Missing argument 'FILE'"]),
+        (["run", "{file}", "--wrokers", "2"], ["No such option", "--wrokers", "--workers"]),
+        (["run", "{file}", "--workers", "0"], ["0 is not in the range"]),
+        (["run", "{file}", "--executor", "loacl"], ["no executor called 'loacl'", "'local'"]),
+        (["run", "{file}", "--set", "model.dmi=3"], ["no option 'dmi'", "Did you mean 'dim'?"]),
+        (["run", "{file}", "--plugin", "{out}/no.py"], ["no.py", "does not exist"]),
+        (["plan", "{file}", "--format", "xml"], ["'xml' is not one of 'table', 'json'"]),
+        (["status", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),
+        (["report", "tinny"], ["study 'tinny' has not been run", "Did you mean 'tiny'?"]),
+        (["report", "tiny", "--format", "pdf"], ["'pdf' is not one of"]),
+        (["logs", "zzzz"], ["no trial whose key begins with 'zzzz'"]),
+        (["logs", ""], ["no trial whose key begins with ''"]),
+        (["logs", "../.."], ["no trial whose key begins with '../..'"]),
+        (["list", "postion"], ["no slot called 'postion'", "'position'", "Slots:"]),
+        (["show", "position", "leraned"], ["no position called 'leraned'", "'learned'"]),
+        (["show", "postion", "learned"], ["no slot called 'postion'", "'position'"]),
+        (["sync", "{out}/nowhere"], ["nowhere", "does not exist"]),
+        (["ui", "--port", "0"], ["0 is not in the range"]),
+        (["explain", "{file}", "--image", "test:0", "--arm", "basline"], ["basline", "'baseline'"]),
+        (["explain", "{file}", "--image", "{file}"], ["is no picture that can be read"]),
+        (["explain", "{file}"], ["Missing option '--image'"]),
+        (["weights", "inspect", "{out}/no.safetensors"], ["no.safetensors"]),
+        (["weights", "inspect", "{file}"], ["tiny.yaml"]),
+        (["weights", "convert", "{file}", "x.safetensors"], ["Missing option '--to'"]),
+    ],
+)
+def test_what_the_user_gets_wrong_exits_with_2(ran: tuple[Path, Path], arguments: list[str], words: list[str]) -> None:
+    file, out = ran
+    arguments = [argument.format(file=file, out=out) for argument in arguments]
+    places = [] if arguments[0] in ("rnu", "list", "show", "sync", "weights") else ["--out", str(out)]
+    code, printed, err = call(*arguments, *places)
+    assert (code, printed) == (2, ""), (printed, err)
+    assert "Traceback" not in err
+    for word in words:
+        assert word in " ".join(err.split()), err
+
+
+def test_what_plugins_get_wrong_exits_with_3(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("import nothing_of_that_name\n")
+    code, printed, err = call("validate", write(tmp_path), "--plugin", broken)
+    assert (code, printed) == (3, "") and "nothing_of_that_name" in err and "broken.py" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (RuntimeError("a wire came loose"), 3, "This is a fault of vitlab or of a plugin"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (Interrupted("stopped; the next run goes on from here"), 130, "goes on from here"),
+        (click.Abort(), 130, "interrupted"),
+    ],
+)
+def test_what_is_nobodys_mistake(tmp_path: Path, error: BaseException, code: int, said: str) -> None:
+    with mock.patch.object(lab, "plan_study", side_effect=error):
+        found, printed, err = call("plan", write(tmp_path), "--out", tmp_path / "out")
+    assert (found, printed) == (code, "") and said in err
+    assert ("a wire came loose" in err and "Traceback" in err) == (code == 3)
+
+
+def test_a_reader_that_has_seen_enough(ran: tuple[Path, Path]) -> None:
+    """``vitlab plan | head -1`` closes the pipe early; neither a traceback nor an error follows."""
+    file, out = ran
+    command = f"{sys.executable} -m vitlab plan {file} --out {out} --full | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0" and done.stderr == ""
+
+
+# -- looking at a study -----------------------------------------------------------------------------------------------
+
+
+def test_plan(ran: tuple[Path, Path], tmp_path: Path) -> None:
+    file, out = ran
+    code, printed, err = call("plan", file, "--out", out)
+    assert (code, err) == (0, "") and "4 trials, 4 of them trained already; metric val/accuracy." in printed
+    code, printed, err = call("plan", file, "--out", out, "--format", "json", "--cost", "--set", "seeds=3")
+    plan = parsed(printed)
+    assert (code, err) == (0, "") and [trial["cached"] for trial in plan["trials"]] == [True, True, False] * 2
+    assert plan["arms"][0]["cost"]["params"] == plan["arms"][1]["cost"]["params"] > 0
+    code, printed, _ = call("plan", file, "--out", tmp_path / "none", "--full")
+    assert code == 0 and "# baseline" in printed and '"patch_size"' in printed and not (tmp_path / "none").exists()
+
+
+def test_validate_writes_nothing(ran: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, printed, err = call("validate", ran[0], ran[0], "--build")
+    assert (code, err) == (0, "") and printed == f"{ran[0]}: 2 arms, 4 trials\n" * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("which", ["file", "folder", "name"])
+def test_status(ran: tuple[Path, Path], which: str) -> None:
+    file, out = ran
+    study = {"file": file, "folder": out / "studies" / "tiny", "name": "tiny"}[which]
+    code, printed, err = call("status", study, "--out", out, "--json")
+    assert (code, err) == (0, "")
+    assert parsed(printed)["arms"] == {"baseline": {"done": 2}, "position=none": {"done": 2}}
+    code, printed, err = call("status", study, "--out", out)
+    assert (code, err) == (0, "") and "position=none" in printed
+
+
+def test_report_in_every_format(ran: tuple[Path, Path], tmp_path: Path) -> None:
+    file, out = ran
+    printed: dict[str, bytes] = {}
+    for form in importlib.import_module("vitlab.cli.report").FORMATS:
+        code, printed[form], err = call_bytes("report", file, "--out", out, "--format", form)
+        assert (code, err) == (0, ""), form
+        target = tmp_path / f"report.{form}"
+        code, nothing, err = call_bytes("report", file, "--out", out, "--format", form, "--output", target)
+        assert (code, nothing, err) == (0, b"", f"{target}\n")
+        assert target.read_bytes().rstrip(b"\n") == printed[form].rstrip(b"\n"), form
+    frame = pd.read_parquet(io.BytesIO(printed["parquet"]))
+    assert len(frame) == 4 and set(frame["arm"]) == {"baseline", "position=none"}
+    rows = list(csv.DictReader(io.StringIO(printed["csv"].decode())))
+    assert [float(row["val/accuracy"]) for row in rows] == pytest.approx(list(frame["val/accuracy"]))
+    assert parsed(printed["json"].decode())["study"] == "tiny"
+    assert printed["html"].lower().startswith(b"<!doctype html>") and printed["html"].rstrip().endswith(b"</html>")
+    for form in ("terminal", "md", "html", "latex"):
+        assert b"position" in printed[form] and b"none" in printed[form]
+    assert b"\\begin{tabular}" in printed["latex"] and re.search(rb"(?m)^\|[ :|-]+\|$", printed["md"])
+
+
+def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:
+    _, out = ran
+    trials = sorted(path.name for path in (out / "trials").iterdir())
+    code, printed, err = call("logs", trials[0], "--out", out)
+    assert (code, err) == (0, "") and printed.startswith(str(out / "trials" / trials[0]))
+    assert "start" in printed and "val/accuracy" in printed and "end" in printed
+
+    file = write(tmp_path)
+    assert call("run", file, "--out", tmp_path / "out", "--set", "seeds=1")[0] == 0
+    assert call("run", file, "--out", tmp_path / "out", "--set", "seeds=[1]", "--set", "design=null")[0] == 0
+    before = {str(path) for path in (tmp_path / "out" / "trials").glob("*/*")}
+    code, printed, err = call("gc", "--out", tmp_path / "out")
+    useless = set(printed.splitlines())
+    assert code == 0 and len(useless) == 2 and useless < before and "would be deleted; add --yes" in err
+    assert {str(path) for path in (tmp_path / "out" / "trials").glob("*/*")} == before
+    code, printed, err = call("gc", "--out", tmp_path / "out", "--yes")
+    assert code == 0 and set(printed.splitlines()) == useless and "deleted" in err
+    assert {str(path) for path in (tmp_path / "out" / "trials").glob("*/*")} == before - useless
+    assert call("gc", "--out", tmp_path / "out")[1] == ""
+
+
+def test_sync_says_what_it_could_not_reach(ran: tuple[Path, Path]) -> None:
+    code, printed, _ = call("sync", ran[1])
+    assert code == 0 and printed == "tiny   not reached\n"
+
+
+def test_explain_writes_pictures_and_prints_their_names(ran: tuple[Path, Path], tmp_path: Path) -> None:
+    file, out = ran
+    target = tmp_path / "seen"
+    code, printed, err = call("explain", file, "--image", "test:3", "--out", out, "--to", target)
+    assert code == 0, err
+    files = [Path(line) for line in printed.splitlines()]
+    assert files and {file.parent for file in files} == {target} and all(file.stat().st_size for file in files)
+    assert set(files) == set(target.iterdir())
+    code, printed, err = call("explain", file, "--image", "test:99999", "--out", out, "--to", target)
+    assert (code, printed) == (2, "") and "99999" in err and "Traceback" not in err
+
+
+# -- the registry -----------------------------------------------------------------------------------------------------
+
+
+def test_list_and_show_agree(tmp_path: Path) -> None:
+    code, printed, err = call("list", "--json")
+    rows = parsed(printed)
+    assert (code, err) == (0, "") and {row["slot"] for row in rows} == set(slots.ROOMS)
+    code, printed, err = call("list")
+    assert (code, err) == (0, "") and [line.split()[0] for line in printed.splitlines()] == list(slots.ROOMS)
+    for row in rows:
+        code, printed, err = call("show", row["slot"], row["name"])
+        assert (code, err) == (0, ""), (row, err)
+        options = slots.slot(row["slot"]).options(slots.slot(row["slot"]).get(row["name"])).model_fields
+        assert all(f"\n  {option} " in printed for option in options), row
+    code, printed, _ = call("list", "position")
+    assert code == 0 and "sincos2d" in printed and "vitlab" in printed
+
+
+def test_plugins() -> None:
+    code, printed, err = call("plugins", "--strict")
+    assert code == 0 and err == "" and printed
+
+
+def test_schema_accepts_every_study_there_is_and_no_misspelt_one() -> None:
+    code, printed, err = call("schema")
+    schema = parsed(printed)
+    assert (code, err) == (0, "") and schema == study_schema()
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft202012Validator.check_schema(schema)
+    check = jsonschema.Draft202012Validator(schema)
+    studies = {file.name: lab.read_document(file).data for file in sorted((ROOT / "pipelines").glob("*.yaml"))}
+    assert studies
+    for name, study in studies.items():
+        assert [error.message for error in check.iter_errors(study)] == [], name
+    for path, value in {
+        ("sedes",): 3,
+        ("base", "model", "dmi"): 3,
+        ("base", "model", "position"): "leraned",
+        ("base", "train", "batch_size"): 0,
+        ("analysis", "goal"): "maximum",
+    }.items():
+        wrong = json.loads(json.dumps(studies["quickstart.yaml"]))
+        node = wrong
+        for part in path[:-1]:
+            node = node[part]
+        node[path[-1]] = value
+        assert not check.is_valid(wrong), path
+
+
+# -- help -------------------------------------------------------------------------------------------------------------
+
+
+def commands() -> list[list[str]]:
+    found = [[name] for name in COMMANDS]
+    for name in COMMANDS:
+        command = importlib.import_module(f"vitlab.cli.{name}").command
+        found += [[name, inner] for inner in getattr(command, "commands", ())]
+    return found
+
+
+@pytest.mark.parametrize("names", commands(), ids=" ".join)
+def test_help_says_what_every_option_is_for(names: list[str]) -> None:
+    code, printed, err = call(*names, "--help")
+    assert (code, err) == (0, "") and f"vitlab {' '.join(names)} " in printed.splitlines()[0]
+    command = importlib.import_module(f"vitlab.cli.{names[0]}").command
+    for name in names[1:]:
+        command = command.commands[name]
+    assert command.help
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.opts[-1] in printed
+
+
+def test_help_of_the_house_lists_every_command_there_is() -> None:
+    code, printed, err = call("--help")
+    assert (code, err) == (0, "")
+    modules = {file.stem for file in (ROOT / "vitlab" / "cli").glob("*.py")} - {"__init__", "options", "watch"}
+    assert modules == set(COMMANDS)
+    for name, line in COMMANDS.items():
+        assert f"  {name}" in printed and line.split()[0] in printed
+    code, printed, err = call("--version")
+    assert code == 0 and "0.1" in printed
