@@ -156,7 +156,7 @@ class Batch(NamedTuple):
     """int64; where labels are of pixels (B, H, W), with :data:`IGNORED` where there is none; of mixed images, float
     (B, K)."""
     id_B: Tensor
-    """int64, identities for keyed draws: the image's, and above its 32 bits which of its repeats in an epoch this is."""
+    """int64, identities for keyed draws: the image's, and above its 32 bits which of its repeats in an epoch it is."""
     epoch: int  #: from 0; 0 for batches of an evaluation
 
 
