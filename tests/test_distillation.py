@@ -445,6 +445,63 @@ def test_a_teacher_in_a_file_of_timms(tmp_path: Path) -> None:
     assert "Validation seen by teacher" in " ".join(printed.stdout.split())
 
 
+def opened(folder: Path, state: Any, **said: Any) -> Any:
+    from vitlab.models.weights import Known, open_model
+
+    torch.save(state, folder / "teacher.pth")
+    return open_model(folder / "teacher.pth", said=Known(**said))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_a_resnet_in_a_file_of_torchvisions(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = getattr(torchvision("torchvision.models"), name)(num_classes=7, width_per_group=64).eval()
+    found = opened(tmp_path, theirs.state_dict())
+    assert (found.info.image, found.info.channels, found.info.classes) == ((224, 224), 3, 7)
+    assert (found.mean, found.std) == (NORMAL.mean, NORMAL.std) and len(found.notes) == 2
+    x_BCHW = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(found.model(x_BCHW).logits, theirs(x_BCHW), rtol=1e-4, atol=1e-4)
+
+
+def test_the_regnet_that_taught_deit(tmp_path: Path) -> None:
+    """In the layout of its file: timm's names, under 'model'."""
+    import timm
+
+    torch.manual_seed(0)
+    theirs = timm.create_model("regnety_160", num_classes=5).eval()
+    found = opened(tmp_path, {"model": theirs.state_dict()}, image=(96, 96))
+    x_BCHW = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(found.model(x_BCHW).logits, theirs(x_BCHW), rtol=1e-4, atol=1e-5)
+    assert found.info.image == (96, 96)
+
+
+def test_convnets_that_cannot_teach_are_refused(tmp_path: Path) -> None:
+    models = torchvision("torchvision.models")
+    small = slot("model").build(CONVNET, COLOUR).state_dict()
+    with pytest.raises(WeightsError, match="nothing says which size of images this network is for"):
+        opened(tmp_path, small)
+    assert opened(tmp_path, small, image=(8, 8)).info.image == (8, 8)
+    grey = slot("model").build(CONVNET, DataInfo(image=(8, 8), channels=1, classes=10, identity=None)).state_dict()
+    with pytest.raises(WeightsError, match="nothing says how pixels of 1 channels were normalised"):
+        opened(tmp_path, grey, image=(8, 8))
+    state = models.resnet18(num_classes=3).state_dict()
+    with pytest.raises(WeightsError, match="no classifier"):
+        opened(tmp_path, {name: value for name, value in state.items() if not name.startswith("fc.")})
+    with pytest.raises(WeightsError, match=r"teacher.pth: these are not the weights of a ResNet18: layer1.0.bn1.bias"):
+        opened(tmp_path, {name: value for name, value in state.items() if name != "layer1.0.bn1.bias"})
+    with pytest.raises(WeightsError, match="of 3 \\+ 4 \\+ 6 \\+ 3 blocks is not known here"):
+        opened(tmp_path, models.resnet34(num_classes=3).state_dict())
+
+
+def test_a_resnet_in_a_file_teaches(tmp_path: Path) -> None:
+    torch.save(slot("model").build(CONVNET, COLOUR).state_dict(), tmp_path / "teacher.pth")
+    taught = base(teacher={"checkpoint": str(tmp_path / "teacher.pth"), "size": 12})
+    answer = vitlab.run(study(tmp_path, base=taught, design=None, seeds=1), out=tmp_path / "out")
+    assert (answer.results()["status"] == "done").all()
+
+
 def test_of_a_file_that_a_trial_left_it_is_known_what_it_has_seen(taught: Answer, tmp_path: Path) -> None:
     teacher = taught.plan.prerequisites[0]
     file = taught.store.trial(teacher.key, teacher.code).weights

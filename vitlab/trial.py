@@ -216,7 +216,7 @@ class _Attempt:
         how = InitFrom.model_validate(named)
         if how.checkpoint is not None:
             heads = getattr(getattr(model, "geometry", None), "heads", None)  # which hardly any file says
-            source = _opened(how.checkpoint, heads, "keep" if how.head == "keep" else "new").model
+            source = _opened(how.checkpoint, {"heads": heads}, "keep" if how.head == "keep" else "new").model
         else:
             source, _ = self._needed("init_from")
         start_from(model, source, how)
@@ -238,7 +238,8 @@ class _Attempt:
         mine = theirs = Sight(prepared.info, prepared.mean, prepared.std)
         teacher: Model | None = None
         if how.teacher is not None and how.teacher.checkpoint is not None:
-            opened = _opened(how.teacher.checkpoint, how.teacher.heads, "keep")
+            size = None if how.teacher.size is None else (how.teacher.size, how.teacher.size)
+            opened = _opened(how.teacher.checkpoint, {"heads": how.teacher.heads, "image": size}, "keep")
             teacher, theirs = opened.model, Sight(opened.info, opened.mean, opened.std)
         elif how.teacher is not None:
             teacher, transform = self._needed("teacher")
@@ -319,13 +320,13 @@ class _Attempt:
         }
 
 
-def _opened(file: str, heads: int | None, head: Literal["keep", "new"]) -> Any:
-    """The model of a checkpoint file.
+def _opened(file: str, said: Mapping[str, Any], head: Literal["keep", "new"]) -> Any:
+    """The model of a checkpoint file, with what the study has ``said`` of it.
 
     Its reader is imported by name, so that the formats of files are no part of the code of trials that read none.
     """
     weights: Any = importlib.import_module(READER)
-    return weights.open_model(Path(file), said=weights.Known(heads=heads), head=head)
+    return weights.open_model(Path(file), said=weights.Known(**said), head=head)
 
 
 def _device(name: str) -> torch.device:

@@ -138,11 +138,13 @@ class Teacher(Source):
     """
 
     heads: Annotated[int, Field(gt=0)] | None = None  #: of attention, where a checkpoint does not say
+    size: Annotated[int, Field(gt=0)] | None = None  #: pixels a side of its images, where a checkpoint does not say
 
     @model_validator(mode="after")
-    def _heads_of_a_file(self) -> Self:
-        if self.heads is not None and self.checkpoint is None:
-            raise ValueError("heads are those of a checkpoint; a trial says its own")
+    def _of_a_file(self) -> Self:
+        for name in ("heads", "size"):
+            if getattr(self, name) is not None and self.checkpoint is None:
+                raise ValueError(f"{name} is that of a checkpoint; a trial says its own")
         return self
 
 

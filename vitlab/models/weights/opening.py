@@ -16,6 +16,7 @@ from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
 from vitlab.models.weights.adapt import without_head
 from vitlab.models.weights.architecture import Architecture, architecture, width_of
+from vitlab.models.weights.convnets import is_convnet, normalization, open_convnet
 from vitlab.models.weights.files import Contents, read_file
 from vitlab.models.weights.formats import DeiT, HuggingFace, HuggingFaceMemory, Timm, Torchvision
 from vitlab.models.weights.google import Google
@@ -128,7 +129,8 @@ def open_model(
     """The model that a file of weights belongs to, built from what its tensors show, with its weights.
 
     Args:
-        file: in any of :data:`FORMATS`, or the weights of a trial, which are opened as they are.
+        file: in any of :data:`FORMATS`; or the weights of a trial, or of a convolutional network of torchvision's or
+            DeiT's (:mod:`~vitlab.models.weights.convnets`), which are opened as they are.
         form: the format; by default it is recognised.
         said: what the caller knows and the file may not say, such as the number of heads.
         head: the head in the file, or a new one, of zeros.
@@ -138,6 +140,9 @@ def open_model(
     Raises:
         WeightsError: one sentence that names the file, and the first keys that are missing, unknown or misshapen.
     """
+    contents = read_file(file)
+    if form is None and head == "keep" and is_convnet(contents.tensors) and not of_a_trial(contents):
+        return _convnet(contents, said)
     checkpoint = read(file, form)
     if checkpoint.trained is not None:
         mine = checkpoint.trained
@@ -159,6 +164,17 @@ def open_model(
     notes = [checkpoint.opened, *(f"assumed: {sentence}" for sentence in found.assumed)]
     notes.append(f"left out: {some(dropped)}" if dropped else "")
     return Opened(model.eval(), found.info, found.mean, found.std, tuple(filter(None, notes)))
+
+
+def _convnet(contents: Contents, said: Known) -> Opened:
+    try:
+        stated = beside(contents.config, contents.preprocessor, None, str(contents.file.with_name("config.json")))
+        known = stated.agreeing(said, "the file")
+        model, info, sized = open_convnet(contents.tensors, known)
+        mean, std, custom = normalization(known, info.channels)
+    except (WeightsError, OptionError) as error:
+        raise WeightsError(f"{contents.file}: {error}") from None
+    return Opened(model, info, mean, std, tuple(f"assumed: {sentence}" for sentence in (*sized, *custom)))
 
 
 def build(found: Architecture) -> ViT:
