@@ -1,0 +1,193 @@
+"""Every study file that is shipped: it says what it asks, it plans without its data, and it costs what is published."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from vitlab import lab
+from vitlab.cli import cli
+from vitlab.models.cost import gpu_hours, train_macs
+from vitlab.plan.match import images_seen
+from vitlab.plan.values import Plan
+
+FOLDER = Path(__file__).parent.parent / "pipelines"
+FILES = sorted(FOLDER.rglob("*.yaml"))
+MINE = ("model_size", "model_size_macs", "patch_size", "patch_size_macs", "data_scale", "recipe")
+
+# ImageNet, 224 pixels, 1000 classes: parameters to the unit and GMACs as printed by timm, torchvision and the papers.
+PUBLISHED = {
+    ("Ti", 16): (5_717_416, 1.25),
+    ("S", 16): (22_050_664, 4.60),
+    ("B", 16): (86_567_656, 17.56),
+    ("L", 16): (304_326_632, 61.55),
+    ("S", 32): (22_878_952, 1.14),
+    ("S", 8): (22_055_272, 22.41),
+}
+RESNET50 = (25_557_032, 4.09)
+FASHION_MNIST = 54_000  # images to train on, a tenth held out
+
+
+def plan_of(file: Path, tmp_path: Path) -> Plan:
+    return lab.plan_study(file, out=tmp_path)[1]
+
+
+def specs(plan: Plan) -> dict[str, Any]:
+    """Of each arm."""
+    return {planned.arm: planned.trial.spec for planned in (*plan.trials, *plan.pending)}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(FOLDER)))
+def test_plans_and_says_what_it_asks(file: Path, tmp_path: Path) -> None:
+    header = [line for line in file.read_text().splitlines() if line.startswith("#")]
+    heads = [match[1] for line in header if (match := re.match(r"# (\w+) ", line))]
+    assert [head for head in heads if head in ("Question", "Expect", "Cost", "Run")] == [
+        "Question",
+        "Expect",
+        "Cost",
+        "Run",
+    ]
+    assert f"vitlab run pipelines/{file.relative_to(FOLDER)}" in "\n".join(header)
+    plan = plan_of(file, tmp_path)
+    assert plan.question and len(plan.arms) > 1
+    assert not [arm.name for arm in plan.arms if arm.skip]
+
+
+def test_no_two_studies_share_a_name() -> None:
+    names = [yaml.safe_load(file.read_text())["study"] for file in FILES]
+    assert len(set(names)) == len(names)
+
+
+def test_sizes_on_imagenet_are_the_published(tmp_path: Path) -> None:
+    seen = set()
+    for file in sorted((FOLDER / "imagenet").glob("*.yaml")):
+        plan = plan_of(file, tmp_path)
+        costs = lab.costs(plan)
+        for arm, spec in specs(plan).items():
+            model = spec["model"]
+            assert spec["data"]["type"] == "image_folder" and spec["data"]["num_classes"] == 1000
+            assert all(planned.trial.data is None for planned in plan.trials), "planned without the data"
+            plain = model.get("prefix") == ["class"] and model["position"]["type"] == "learned"
+            if model["type"] == "resnet50":
+                published = RESNET50
+            elif plain and model["head"]["type"] == "linear":
+                published = PUBLISHED[model["size"], model["patch_size"]]
+                seen.add((model["size"], model["patch_size"]))
+            else:
+                continue
+            assert costs[arm]["params"] == published[0], (file, arm)
+            assert round(costs[arm]["macs"] / 1e9, 2) == pytest.approx(published[1], abs=1e-9), (file, arm)
+    assert seen == set(PUBLISHED)
+
+
+def test_recipe_on_imagenet_by_hand(tmp_path: Path) -> None:
+    """S/16 with the mean of 196 patches and a hidden layer: what a part adds is what its shapes say."""
+    costs = lab.costs(plan_of(FOLDER / "imagenet" / "recipe.yaml", tmp_path))
+    d, plain = 384, PUBLISHED["S", 16][0]
+    params = {arm: cost["params"] for arm, cost in costs.items()}
+    assert params["linear for MLP head"] == plain - d - 197 * d  # no class token, and fixed positions
+    assert params["baseline"] == params["linear for MLP head"] + (d + 1) * d
+    assert params["class token for mean"] == params["baseline"] + d
+    assert params["learned for sincos2d"] == params["baseline"] + 196 * d
+    assert params["no RandAugment and Mixup"] == params["baseline"]
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_laptop_studies_have_a_reference_and_the_models_they_name(name: str, tmp_path: Path) -> None:
+    plan = plan_of(FOLDER / f"{name}.yaml", tmp_path)
+    found, costs = specs(plan), lab.costs(plan)
+    references = [arm for arm, spec in found.items() if spec["model"] == {"type": "linear"}]
+    assert references and all(costs[arm]["params"] == 784 * 10 + 10 for arm in references)
+    assert all(plan.arm(arm).baseline for arm in references), "a reference is compared"
+    for arm in found:
+        if shape := re.search(r"(\d+)x(\d+)", arm):
+            model = found[arm]["model"]
+            assert (model["dim"], model["depth"], model["dim"] // model["heads"]) == (*map(int, shape.groups()), 16)
+    assert len(plan.tuning) == len(plan.arms) and all(len(tuning.trials) == 3 for tuning in plan.tuning)
+    assert {planned.seed for planned in plan.pending} == set(range(5))
+
+
+def test_numbers_the_headers_give(tmp_path: Path) -> None:
+    def params(name: str) -> dict[str, int]:
+        return {arm: cost["params"] for arm, cost in lab.costs(plan_of(FOLDER / f"{name}.yaml", tmp_path)).items()}
+
+    sizes, patches = params("model_size"), params("patch_size")
+    assert sizes["16x2"] == sizes["linear"] == 7850 and round(sizes["64x4"] / sizes["16x2"]) == 26
+    assert patches["baseline"] == patches["patch_size=4"] == 53_386
+    shares = [round(100 * (patches[f"patch_size={size}"] / 53_386 - 1)) for size in (14, 28)]
+    assert shares == [8, 43]
+
+
+@pytest.mark.parametrize("name", ["model_size", "patch_size", "data_scale"])
+def test_equal_images(name: str, tmp_path: Path) -> None:
+    seen = {images_seen(spec["train"]) for spec in specs(plan_of(FOLDER / f"{name}.yaml", tmp_path)).values()}
+    assert len(seen) == 1
+    epochs = seen.pop() or 0
+    assert abs(epochs / FASHION_MNIST - round(epochs / FASHION_MNIST)) < 0.01
+
+
+@pytest.mark.parametrize("name", ["model_size_macs", "patch_size_macs"])
+def test_equal_work(name: str, tmp_path: Path) -> None:
+    plan = plan_of(FOLDER / f"{name}.yaml", tmp_path)
+    found, costs = specs(plan), lab.costs(plan)
+    work = {
+        arm: 3 * costs[arm]["macs"] * spec["train"]["steps"] * spec["train"]["batch_size"]
+        for arm, spec in found.items()
+    }
+    reference = work.pop("linear")
+    assert max(work.values()) / min(work.values()) < 1.002
+    assert max(work.values()) == pytest.approx(605e9, rel=0.002), "as the header says"
+    assert reference < min(work.values()) / 100
+    assert found["linear"]["train"]["steps"] == 1684
+
+
+def test_gpu_hours_by_hand() -> None:
+    """DeiT-S, 300 epochs of 1.28 million: 3 x 4.6e9 x 3.84e8 multiply-accumulates, at 40 % of 312e12 operations."""
+    assert train_macs(4_600_000_000, 384_000_000) == 5_299_200_000_000_000_000
+    assert gpu_hours(5.2992e18, 312) == pytest.approx(5.2992e18 * 2 / 124.8e12 / 3600, rel=1e-12)
+    assert gpu_hours(1e18, 989) == pytest.approx(gpu_hours(1e18, 312) * 312 / 989, rel=1e-12)
+
+
+def plan_json(*arguments: str) -> Any:
+    ran = CliRunner().invoke(cli, ["plan", *arguments, "--cost", "--format", "json"], catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    return json.loads(ran.output)
+
+
+def test_plan_tells_gpu_hours_and_what_they_are(tmp_path: Path) -> None:
+    file, out = str(FOLDER / "imagenet" / "patch_size.yaml"), str(tmp_path)
+    data = plan_json(file, "--out", out, "--device-tflops", "989")
+    hours = {arm["name"]: arm["cost"]["gpu_hours"] for arm in data["arms"]}
+    images = 1024 * round(90 * 1_268_355 / 1024)
+    assert hours["baseline"] == pytest.approx(6 * 4_598_882_304 * images / (0.4 * 989e12) / 3600, rel=1e-12)
+    assert all(arm["cost"]["images"] == images for arm in data["arms"])
+    said = " ".join(CliRunner().invoke(cli, ["plan", file, "--out", out, "--cost"]).output.split())
+    assert "40 % of 312 TFLOP/s (--device-tflops)" in said
+    assert f"in all {3 * sum(hours.values()) * 989 / 312:,.1f}." in said
+
+
+def test_gpu_hours_wait_for_the_data_where_lengths_are_epochs(tmp_path: Path) -> None:
+    file, out = str(FOLDER / "quickstart.yaml"), str(tmp_path)
+    assert all(arm["cost"]["gpu_hours"] is None for arm in plan_json(file, "--out", out)["arms"])
+    assert "'?' where the length is in epochs" in " ".join(
+        CliRunner().invoke(cli, ["plan", file, "--out", out, "--cost"]).output.split()
+    )
+
+
+def test_tuning_is_counted(tmp_path: Path) -> None:
+    file, out = str(FOLDER / "patch_size_macs.yaml"), str(tmp_path)
+    hours = [arm["cost"]["gpu_hours"] for arm in plan_json(file, "--out", out)["arms"]]
+    said = " ".join(CliRunner().invoke(cli, ["plan", file, "--out", out, "--cost"]).output.split())
+    assert f"in all {8 * sum(hours):.2g}." in said
+
+
+def test_one_runs(tmp_path: Path) -> None:
+    """Two steps of every kind of model, on data of the same shape as the study's."""
+    changes = {"data": {"type": "synthetic", "image_size": [28, 28]}, "run.executor": "inline"}
+    assert lab.smoke(FOLDER / "data_scale.yaml", out=tmp_path, changes=changes) == 3
