@@ -52,6 +52,33 @@ def test_a_torn_line_waits_and_is_mended(tmp_path: Path) -> None:
     assert all(json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines())
 
 
+def test_a_line_that_the_disk_had_no_room_for_leaves_the_journal_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = TrialFolder(tmp_path)
+    folder.emit("start", attempt=1)
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:10]))
+        with pytest.raises(OSError, match="No space left"):
+            folder.emit("metrics", step=1)
+    folder.emit("end", status="failed")
+    assert [event.kind for event in folder.events()[0]] == ["start", "end"]
+
+
+def test_an_attempt_that_goes_on_is_no_longer_kept_by_an_earlier_failure(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path)
+    folder.fail("the disk was full")
+    with folder.lease():
+        folder.mend()
+    assert folder.failure() is None
+
+
+def test_looking_leaves_nothing(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path)
+    assert not folder.held() and list(tmp_path.iterdir()) == []
+
+
 def _hold(path: Path, ready: Connection) -> None:
     with TrialFolder(path).lease():
         ready.send(True)

@@ -15,6 +15,7 @@ Everything is written to a temporary name and renamed, so a reader never sees ha
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -105,10 +106,10 @@ class TrialFolder:
             yield
 
     def held(self) -> bool:
-        """Whether some process holds the lease now."""
+        """Whether some process holds the lease now.  Looking writes nothing, so that others' results can be read."""
         try:
-            with open(self.path / "lock", "a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with open(self.path / "lock", "rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return False
         except BlockingIOError:
             return True
@@ -118,16 +119,27 @@ class TrialFolder:
     # -- the journal ------------------------------------------------------------------------------------------------
 
     def emit(self, kind: str, **body: Any) -> None:
-        """Append one event.  One ``write`` of one line, so that lines of a killed worker are whole or last."""
-        line = json.dumps({"t": int(time.time() * 1000), "kind": kind, **body}) + "\n"
+        """Append one event.  One ``write`` of one line, so that lines of a killed worker are whole or last.
+
+        Raises:
+            OSError: if the disk is full; the journal is then as it was.
+        """
+        line = (json.dumps({"t": int(time.time() * 1000), "kind": kind, **body}) + "\n").encode()
         descriptor = os.open(self.path / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(descriptor, line.encode())
+            written = os.write(descriptor, line)
+            if written < len(line):
+                os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         finally:
             os.close(descriptor)
 
     def mend(self) -> None:
-        """Cut a torn last line off the journal; whoever takes the lease does this first."""
+        """Make ready for an attempt, first of all once the lease is held.
+
+        A torn last line is cut off the journal, and why an earlier attempt failed is no longer what keeps the trial.
+        """
+        (self.path / "failure.json").unlink(missing_ok=True)
         journal = self.path / "events.jsonl"
         if journal.exists():
             data = journal.read_bytes()
