@@ -1,0 +1,190 @@
+"""What the pages of the house say is so: commands, options, files, names, and the study they show."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import itertools
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import vitlab
+from vitlab.cli import COMMANDS, cli
+from vitlab.cli.report import FORMATS
+from vitlab.spec import read_document
+from vitlab.spec.design import Node
+
+ROOT = Path(__file__).parents[1]
+PAGES = [page for page in ("README.md", "pipelines/README.md", "plugins/README.md", "docker/README.md", "CONTRIBUTING.md")
+         if (ROOT / page).exists()]  # fmt: skip
+
+
+def fenced(page: str) -> Iterator[tuple[str, str]]:
+    """The language and the text of every fenced block of a page."""
+    for indent, language, text in re.findall(r"(?ms)^( *)```(\w*)\n(.*?)^ *```$", (ROOT / page).read_text()):
+        yield language, re.sub(rf"(?m)^{indent}", "", text)
+
+
+def inline(page: str) -> list[str]:
+    """What stands between backticks in the running text of a page."""
+    running = re.sub(r"(?ms)^ *```.*?^ *```$", "", (ROOT / page).read_text())
+    return re.findall(r"`([^`]+)`", running.replace("\n", " "))
+
+
+def shell(page: str) -> list[str]:
+    """Every command of a page, without its comment."""
+    lines = [
+        line for language, text in fenced(page) if language in ("", "sh", "bash", "shell") for line in text.splitlines()
+    ]
+    lines += inline(page)
+    lines = [re.sub(r"\s+#.*", "", re.sub(r"^(\$ |\w+=\S+ )*", "", line.strip())) for line in lines]
+    return [line for line in lines if re.match(r"(\.venv/bin/)?(vitlab|pip|make|docker|python) ", line)]
+
+
+def of_vitlab(page: str) -> list[list[str]]:
+    """The words of every vitlab command of a page; one line may show several."""
+    found = []
+    for line in shell(page):
+        for part in line.split(";"):
+            words = part.strip().removeprefix(".venv/bin/").split()
+            if words[:1] == ["vitlab"] and len(words) > 1:
+                found.append(words[1:])
+    return found
+
+
+def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
+    command = importlib.import_module(f"vitlab.cli.{words[0]}").command
+    rest = words[1:]
+    while isinstance(command, click.Group):
+        assert rest and rest[0] in command.commands, words
+        command, rest = command.commands[rest[0]], rest[1:]
+    return command, rest
+
+
+def test_there_is_something_to_check() -> None:
+    assert {"run", "plan", "validate", "report", "ui"} <= {words[0] for words in of_vitlab("README.md")}
+    assert any(words[:2] == ["list", "position"] for words in of_vitlab("plugins/README.md"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_and_their_options_exist(page: str) -> None:
+    for words in of_vitlab(page):
+        if words[0].startswith("--"):
+            continue
+        assert words[0] in COMMANDS, words
+        command, rest = command_of(words)
+        known = {name for parameter in command.params for name in parameter.opts}
+        for word in rest:
+            if word.startswith("--"):
+                assert word.partition("=")[0] in known, (page, words, word)
+        if words[0] == "report" and "--format" in rest:
+            named = rest[rest.index("--format") + 1].split("|")
+            assert set(named) <= set(FORMATS), words
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_make_pip_and_docker_name_what_is_there(page: str) -> None:
+    targets = set(re.findall(r"(?m)^([\w-]+):", (ROOT / "Makefile").read_text()))
+    for line in shell(page):
+        words = shlex.split(line)
+        if words[0] == "make":
+            assert {word for word in words[1:] if "=" not in word and not word.startswith("-")} <= targets, line
+        if words[:2] == ["pip", "install"]:
+            for option, value in itertools.pairwise(words):
+                if option in ("-c", "-e", "-r"):
+                    assert (ROOT / value.partition("[")[0]).exists(), line
+        if words[0] == "docker":
+            for option, value in itertools.pairwise(words):
+                if option in ("-f", "--file"):
+                    assert (ROOT / value).exists(), line
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text()
+    here = (ROOT / page).parent
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert "://" in link or (here / link).exists(), link
+    for file in re.findall(r"\b(?:pipelines|plugins|docker|tests|vitlab)/[\w./-]*\w", text):
+        assert (ROOT / file).exists(), file
+    if page == "pipelines/README.md":
+        for file in re.findall(r"(?m)^\| `([\w./]+\.yaml)`", text):
+            assert (here / file).exists(), file
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_on_the_pages_is_python_and_imports_what_there_is(page: str) -> None:
+    for language, text in fenced(page):
+        if language != "python":
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("vitlab."):
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, name.name) for name in node.names), ast.unparse(node)
+    for text in inline(page):
+        if (call := re.search(r"vitlab\.(\w+)\((.*)\)", text)) is not None:
+            tree = ast.parse(call.group(0), mode="eval").body
+            assert isinstance(tree, ast.Call)
+            keywords = {str(word.arg): None for word in tree.keywords}
+            inspect.signature(getattr(vitlab, call.group(1))).bind(*tree.args, **keywords)
+
+
+def test_modules_named_on_the_page_of_plugins_have_the_contracts_it_names() -> None:
+    text = (ROOT / "plugins" / "README.md").read_text()
+    contracts = re.findall(r"`(vitlab\.[\w.]+)\.([A-Z]\w+)`", text)
+    assert len(contracts) >= 6
+    for module, name in contracts:
+        assert inspect.isclass(getattr(importlib.import_module(module), name)), (module, name)
+
+
+# -- the study that is shown ------------------------------------------------------------------------------------------
+
+
+def test_the_study_that_is_shown_is_the_one_that_is_run() -> None:
+    (shown,) = [text for language, text in fenced("README.md") if language == "yaml"]
+    assert yaml.safe_load(shown) == read_document(ROOT / "pipelines" / "quickstart.yaml").data
+
+
+def test_every_kind_of_design_has_its_line_in_the_grammar() -> None:
+    text = (ROOT / "pipelines" / "README.md").read_text()
+    lines = set(re.findall(r"(?m)^\| `(\w+): ", text))
+    assert lines == set(Node.model_fields)
+
+
+def test_the_first_commands_do_what_they_say(tmp_path: Path) -> None:
+    """On the quickstart itself; what a run leaves and costs is tested in small elsewhere."""
+    quickstart, out = str(ROOT / "pipelines" / "quickstart.yaml"), str(tmp_path / "out")
+
+    def said(*words: str) -> str:
+        done = CliRunner().invoke(cli, list(words))
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.stdout
+
+    assert "4 arms, 60 trials" in said("validate", "--build", quickstart)
+    assert "60 trials, 0 of them trained already" in said("plan", quickstart, "--out", out, "--cost")
+    assert "4 distinct sets of components ran" in said(
+        "run", quickstart, "--smoke", "--out", out, "--executor", "inline", "--set", "data.fraction=0.1"
+    )
+
+
+# -- the house --------------------------------------------------------------------------------------------------------
+
+
+def test_the_tree_of_the_house_is_whole() -> None:
+    (tree,) = [text for _, text in fenced("README.md") if text.startswith("vitlab/\n")]
+    inside = re.findall(r"(?m)^  (\S+)", tree)
+    there = {
+        path.name for path in (ROOT / "vitlab").iterdir() if path.suffix == ".py" and not path.name.startswith("_")
+    }
+    there |= {f"{path.name}/" for path in (ROOT / "vitlab").iterdir() if (path / "__init__.py").exists()}
+    assert sorted(inside) == sorted(there)
+    for name in re.findall(r"(\w+/)(?:\s|$)", re.sub(r"(?m)^  .*", "", tree)):
+        assert (ROOT / name).is_dir(), name
