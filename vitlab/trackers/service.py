@@ -37,23 +37,28 @@ LOGGERS = {"mlflow": logging.WARNING, "alembic": logging.WARNING, "urllib3": log
 @contextmanager
 def quiet(*, patient: bool = True) -> Iterator[None]:
     """MLflow as vitlab uses it: settings applied, news of its database and deprecations of its libraries muted."""
-    settings = {**SETTINGS, **(PATIENT if patient else HASTY)}
+    with _environment({**SETTINGS, **(PATIENT if patient else HASTY)}), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        import mlflow  # noqa: F401  # it configures its loggers, so that they can be muted only now
+
+        levels = {name: logging.getLogger(name).level for name in LOGGERS}
+        for name, level in LOGGERS.items():
+            logging.getLogger(name).setLevel(level)
+        try:
+            yield
+        finally:
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Environment variables for the block, but for those that the user has set."""
     added = [name for name in settings if name not in os.environ]
     os.environ.update({name: settings[name] for name in added})
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            warnings.simplefilter("ignore", FutureWarning)
-            import mlflow  # noqa: F401  # it configures its loggers, so that they can be muted only now
-
-            levels = {name: logging.getLogger(name).level for name in LOGGERS}
-            for name, level in LOGGERS.items():
-                logging.getLogger(name).setLevel(level)
-            try:
-                yield
-            finally:
-                for name, level in levels.items():
-                    logging.getLogger(name).setLevel(level)
+        yield
     finally:
         for name in added:
             os.environ.pop(name, None)
@@ -86,11 +91,15 @@ def lock(file: Path, *, wait_s: float) -> Iterator[None]:
 
 def open_client(address: Address) -> Any:
     """An ``MlflowClient`` on the address; a SQLite database that is not there is made first.  Call within `quiet`."""
-    if address.database is not None:
-        initialise(address.database)
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri=address.uri, registry_uri=address.uri)
+    settings = {}
+    if address.database is not None:
+        initialise(address.database)
+        # MLflow keeps a file open as long as the process lives; one that was deleted and made anew would be another.
+        settings["MLFLOW_SQLALCHEMYSTORE_POOLCLASS"] = "NullPool"
+    with _environment(settings):
+        return MlflowClient(tracking_uri=address.uri, registry_uri=address.uri)
 
 
 def initialise(database: Path) -> None:
@@ -106,8 +115,8 @@ def initialise(database: Path) -> None:
             return
         from mlflow import MlflowClient
 
-        made = database.with_name(f".{database.name}.{os.getpid()}")
-        made.unlink(missing_ok=True)
+        # A name that no process has had before: MLflow takes one that it has opened for made.
+        made = database.with_name(f".{database.name}.{os.getpid()}.{time.time_ns()}")
         uri = f"sqlite:///{made}"
         MlflowClient(tracking_uri=uri, registry_uri=uri)
         os.replace(made, database)

@@ -1,0 +1,429 @@
+"""MLflow holds every point of every journal exactly once, whatever happened on the way, and costs nobody anything.
+
+Journals are read line by line as JSON, and MLflow through its own client, so that nothing of vitlab's is asked what
+should be there.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import math
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scipy.stats
+import yaml
+from mlflow import MlflowClient
+
+import vitlab
+from vitlab import cli, lab
+from vitlab.plan.values import Plan
+from vitlab.store import Store
+from vitlab.trackers import connect, dashboard, service
+from vitlab.trackers.server import links
+from vitlab.trial import Settings, run_trial
+
+NOWHERE = "http://127.0.0.1:9"  #: nobody listens there
+ARMS, SEEDS = ("baseline", "position=none"), ("0", "1")
+NAMES = [f"{arm}/s{seed}" for arm in ARMS for seed in SEEDS]
+Points = Counter[tuple[str, Any, int, int]]  #: name, value, time, step
+
+SPY = """
+import os, sys
+class Spy:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "mlflow"):
+            with open(os.environ["IMPORTS"], "a") as log:
+                log.write(f"{name} {os.getpid()}\\n")
+sys.meta_path.insert(0, Spy())
+"""
+
+
+def study_file(folder: Path, name: str = "tiny", executor: str = "inline") -> Path:
+    model = {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "position": "learned"}
+    train = {"steps": 4, "batch_size": 16, "evaluations": 2}
+    content = {
+        "study": name,
+        "base": {"data": {"type": "digits"}, "model": model, "train": train},
+        "design": {"one_at_a_time": {"model.position": ["none"]}},
+        "seeds": len(SEEDS),
+        "run": {"executor": executor, "workers": 1},
+    }
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+class Runs:
+    """An output folder in which the study's four trials have been trained, and MLflow's database beside them."""
+
+    def __init__(self, trained: Path, database: Path, folder: Path) -> None:
+        self.out, self.file = folder / "out", study_file(folder)
+        shutil.copytree(trained / "out", self.out)
+        shutil.copy(database, self.out / "mlflow.db")
+        self.plan = Plan.from_json(json.loads((self.out / "studies/tiny/plan.json").read_text()))
+
+    @property
+    def client(self) -> MlflowClient:
+        uri = f"sqlite:///{self.out / 'mlflow.db'}"
+        return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+    @property
+    def offsets(self) -> Path:
+        return self.out / "studies/tiny/mlflow-offsets.json"
+
+    def tracker(self, uri: str | None = None) -> Any:
+        return connect(uri, self.plan, Store(self.out))
+
+    def runs(self, study: str = "tiny", kind: str = "trial") -> list[Any]:
+        experiment = self.client.get_experiment_by_name(study)
+        found = self.client.search_runs([experiment.experiment_id], f"tags.`vitlab.kind` = '{kind}'")
+        return sorted(found, key=lambda run: run.info.run_name)
+
+    def stored(self, run: Any) -> Points:
+        """The whole history of every metric of a run."""
+        histories = [self.client.get_metric_history(run.info.run_id, name) for name in run.data.metrics]
+        points = itertools.chain.from_iterable(histories)
+        return Counter((point.key, comparable(point.value), point.timestamp, point.step) for point in points)
+
+    def trial(self, run: Any) -> Path:
+        return self.out / "trials" / run.data.tags["vitlab.trial"] / run.data.tags["vitlab.code"]
+
+
+def comparable(value: float) -> Any:
+    return value if math.isfinite(value) else "nan"  # which equals itself
+
+
+def journalled(journal: Path) -> Points:
+    """What the lines of a journal say."""
+    found: Points = Counter()
+    for event in map(json.loads, journal.read_text().splitlines()):
+        if event["kind"] == "metrics":
+            values = event["metrics"] | {"progress/epoch": event["epoch"], "progress/images": event["images"]}
+            found.update((name, comparable(value), event["t"], event["step"]) for name, value in values.items())
+    return found
+
+
+def holds_all_once(runs: Runs, study: str = "tiny") -> None:
+    """Every line of every journal once, at step 0 the final values of the results once, and nothing else."""
+    assert [run.info.run_name for run in runs.runs(study)] == NAMES
+    for run in runs.runs(study):
+        assert run.info.status == "FINISHED"
+        stored, expected = runs.stored(run), journalled(runs.trial(run) / "events.jsonl")
+        assert len(expected) >= 2 * 4 and min(step for *_, step in expected) >= 1
+        finals = Counter({point: count for point, count in stored.items() if point[3] == 0})
+        assert stored == expected + finals
+        outcome = json.loads((runs.trial(run) / "result.json").read_text())["outcome"]
+        names = Counter(name for name, *_ in finals.elements())
+        assert set(names.values()) == {1} and {name.partition("/")[0] for name in names} <= {"final", "best", "cost"}
+        values = {name.partition("/")[2]: value for name, value, *_ in finals if name.startswith("final/")}
+        assert values == outcome["metrics"]
+
+
+# -- fixtures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database of MLflow's, made once because that takes seconds."""
+    file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    with service.quiet():
+        service.initialise(file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The study, run by the command line and worker processes, with a server that is away, and its imports watched."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "sitecustomize.py").write_text(SPY)
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "IMPORTS": str(folder / "imports"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "vitlab", "run", str(study_file(folder, executor="local"))]
+    command += ["--out", str(folder / "out"), "--tracking-uri", NOWHERE]
+    return folder, subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def delivered(trained: tuple[Path, Any], database: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Trials that were trained while the server was away, and delivered by one ``sync``.  Only to be looked at."""
+    runs = Runs(trained[0], database, tmp_path_factory.mktemp("delivered"))
+    [(study, link)] = lab.sync(runs.out)
+    assert study == "tiny" and link is not None
+    return runs
+
+
+@pytest.fixture
+def runs(trained: tuple[Path, Any], database: Path, tmp_path: Path) -> Runs:
+    """Trials of which nothing has been delivered, without the predictions, whose pictures take their time."""
+    runs = Runs(trained[0], database, tmp_path)
+    for file in runs.out.glob("trials/*/*/predictions.parquet"):
+        file.unlink()
+    return runs
+
+
+@pytest.fixture(autouse=True)
+def around(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)  # the command line has its own
+
+
+# -- a server that is away --------------------------------------------------------------------------------------------
+
+
+def test_a_study_does_not_need_its_server(trained: tuple[Path, Any], delivered: Runs) -> None:
+    """Exit 0, and no process that knows MLflow; then one ``sync`` delivers everything."""
+    folder, done = trained
+    assert done.returncode == 0, done.stderr
+    assert "not reached" in done.stdout and "Traceback" not in done.stderr
+    imports = [line.split() for line in (folder / "imports").read_text().splitlines()]
+    assert len({process for name, process in imports if name == "torch"}) > 1, "the spy saw no worker"
+    assert not [process for name, process in imports if name == "mlflow"]
+    holds_all_once(delivered)
+
+
+def test_an_address_without_anybody_costs_no_call(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "open_client", lambda address: pytest.fail("MLflow would try for minutes"))
+    tracker = runs.tracker(NOWHERE)
+    tracker.update()
+    assert tracker.close() is None
+
+
+def test_a_server_that_fails_is_asked_once_and_then_left_alone(runs: Runs) -> None:
+    """One that says it is healthy and answers nothing else: no retries while trials run, and a pause between."""
+    asked: list[str] = []
+
+    class Ill(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200 if self.path == "/health" else 503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Ill)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        tracker = runs.tracker(f"http://127.0.0.1:{server.server_port}")
+        for _ in range(3):
+            tracker.update()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert len([path for path in asked if path != "/health"]) == 1, asked
+    assert tracker.close() is None  # nobody is there by now
+
+
+# -- every point once -------------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_and_a_second_study(runs: Runs) -> None:
+    """Trials from the cache: delivered to the experiment of each study that shows them, and once however often."""
+    for file in (runs.file, runs.file, study_file(runs.out.parent, "second")):
+        answer = vitlab.run(file, out=runs.out)
+        assert (answer.trained, answer.cached, answer.failed) == (0, 4, 0) and answer.link
+    for study in ("tiny", "second"):
+        holds_all_once(runs, study)
+        assert {run.data.tags["vitlab.study"] for run in runs.runs(study)} == {study}
+        assert len(runs.runs(study, kind="study")) == 1
+
+
+class Killed(BaseException):
+    """Ends a process as SIGKILL would: nothing catches it."""
+
+
+@pytest.mark.parametrize(
+    ("number", "stored_first", "error"),
+    [(1, False, Killed), (3, True, Killed), (5, True, ConnectionError), (4, False, ConnectionError)],
+)
+def test_a_delivery_that_breaks_off_is_taken_up(
+    number: int, stored_first: bool, error: type[BaseException], runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the n-th batch, before it is stored or between that and its answer, by a kill or by the network."""
+    genuine: Callable[..., None] = MlflowClient.log_batch
+    calls = itertools.count(1)
+
+    def breaks(self: MlflowClient, *arguments: Any, **options: Any) -> None:
+        broken = next(calls) >= number
+        if not broken or stored_first:
+            genuine(self, *arguments, **options)
+        if broken:
+            raise error("in the middle")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "log_batch", breaks)
+        tracker = runs.tracker()
+        if error is Killed:
+            with pytest.raises(Killed):
+                tracker.update()
+        else:
+            tracker.update()
+            tracker.close()
+    assert next(calls) > number
+    assert runs.tracker().close()
+    holds_all_once(runs)
+
+
+def test_forgotten_offsets_deliver_nothing_twice(runs: Runs) -> None:
+    assert runs.tracker().close()
+    before, offsets = {run.info.run_id for run in runs.runs()}, runs.offsets.read_bytes()
+    runs.offsets.unlink()
+    assert runs.tracker().close() and {run.info.run_id for run in runs.runs()} == before
+    assert runs.offsets.read_bytes() == offsets
+    holds_all_once(runs)
+
+
+def test_a_trial_trained_anew_stopped_and_resumed(runs: Runs) -> None:
+    """Its old run leaves the view of the arms; its new one grows with the journal, a torn last line included."""
+    assert runs.tracker().close()
+    old = runs.runs()[-1]
+    trial = runs.plan.find("position=none", 1)
+    folder = Store(runs.out).trial(trial.key, trial.code)
+    shutil.rmtree(folder.path)
+    asked = itertools.count()
+    assert run_trial(trial, folder, Settings(), lambda: next(asked) >= 3) is None
+    with (folder.path / "events.jsonl").open("a") as journal:
+        journal.write('{"t": 1, "kind": "metr')
+
+    tracker = runs.tracker()
+    tracker.update()
+    new = runs.runs()[-1]
+    assert new.info.run_id != old.info.run_id and new.info.status == "RUNNING"
+    assert [run.info.run_id for run in runs.runs(kind="superseded")] == [old.info.run_id]
+    tracker.close()
+    stopped = runs.runs()[-1]
+    assert stopped.info.status == "KILLED"
+    partial = runs.stored(stopped)
+
+    answer = vitlab.run(runs.file, out=runs.out)
+    assert (answer.trained, answer.cached) == (1, 3)
+    holds_all_once(runs)
+    done = runs.runs()[-1]
+    assert done.info.run_id == new.info.run_id and done.data.tags["vitlab.attempts"] == "2"
+    assert partial and partial < runs.stored(done)
+
+
+def test_an_output_folder_that_moves_and_one_that_begins_anew(runs: Runs) -> None:
+    """A notebook that empties its folder must not write to the database it has deleted."""
+    assert runs.tracker().close()
+    here, there = runs.out, runs.out.with_name("moved")
+    runs.out = here.rename(there)
+    assert runs.tracker().close()
+    holds_all_once(runs)
+    shutil.copytree(there, here, ignore=shutil.ignore_patterns("mlflow*", "mlartifacts"))
+    runs.out = here
+    assert runs.tracker().close()
+    assert {run.info.experiment_id for run in runs.runs()} == {"1"}
+    holds_all_once(runs)
+
+
+def test_what_is_not_a_number_is_delivered_as_such(runs: Runs) -> None:
+    """MLflow would store an infinity as the largest number there is, and no chart would show anything else."""
+    trial = runs.plan.find("baseline", 0)
+    folder = Store(runs.out).trial(trial.key, trial.code)
+    folder.emit("metrics", step=5, epoch=1.0, images=80, metrics={"train/loss": math.inf, "val/loss": math.nan})
+    assert runs.tracker().close()
+    holds_all_once(runs)
+
+
+# -- what it looks like -----------------------------------------------------------------------------------------------
+
+
+def test_trials_are_flat_and_arms_have_their_intervals(delivered: Runs) -> None:
+    found = delivered.runs()
+    assert {(run.data.tags["arm"], run.data.tags["seed"]) for run in found} == {(a, s) for a in ARMS for s in SEEDS}
+    assert not any("mlflow.parentRunId" in run.data.tags for run in found)
+    assert {run.data.tags["vitlab.trial"] for run in found} == {item.trial.key for item in delivered.plan.trials}
+    assert len({frozenset(run.data.params) for run in found}) == 1, "runs are compared by parameters all of them have"
+    assert {run.data.params["model.position"] for run in found} == {"learned", "none"}
+    assert len({(run.data.tags["arm"], run.data.tags["mlflow.runColor"]) for run in found}) == 2
+
+    arms = delivered.runs("tiny/arms", kind="arm")
+    assert [arm.info.run_name for arm in arms] == list(ARMS)
+    for arm in arms:
+        seeds = [run.data.metrics["final/val/loss"] for run in found if run.data.tags["arm"] == arm.info.run_name]
+        mean, sd = statistics.mean(seeds), statistics.stdev(seeds)
+        low, high = scipy.stats.t.interval(0.95, len(seeds) - 1, mean, sd / math.sqrt(len(seeds)))
+        expected = {"mean": mean, "sd": sd, "low": low, "high": high, "n": len(SEEDS)}
+        assert {what: arm.data.metrics[f"{what}/val/loss"] for what in expected} == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_saved_view_groups_by_arm_and_charts_what_there_is(delivered: Runs) -> None:
+    experiment = delivered.client.get_experiment_by_name("tiny")
+    [(_, link)] = links(delivered.out, "http://127.0.0.1:5000")
+    view = json.loads(experiment.tags[f"mlflow.sharedViewState.{link.partition('viewStateShareKey=')[2]}"])
+    assert set(view) == {"name", "createdAt", "updatedAt", "state"}
+    state = json.loads(view["state"])
+    charts = {chart["metricKey"]: chart for chart in state["compareRunCharts"]}
+    assert set(charts) == set().union(*(run.data.metrics for run in delivered.runs()))
+    assert {charts[name]["type"] for name in ("final/val/accuracy", "final/test/accuracy", "cost/params")} == {"BAR"}
+    assert {charts[name]["type"] for name in ("val/accuracy", "train/loss")} == {"LINE"}
+    sections = [section["uuid"] for section in state["compareRunSections"]]
+    assert {chart["metricSectionId"] for chart in charts.values()} == set(sections)
+    at_once = {"final/val/accuracy", "val/accuracy", "train/loss"}
+    assert at_once <= {name for name, chart in charts.items() if chart["metricSectionId"] == sections[0]}
+    assert state["compareRunSections"][0]["display"] is True and state["runsHiddenMode"] == "SHOW_ALL"
+
+    [key] = state["groupBy"]["groupByKeys"]
+    assert state["groupBy"]["aggregateFunction"] == "average"
+    for run in delivered.runs():
+        held = run.data.tags if key["mode"] == "tag" else run.data.params
+        assert held[key["groupByData"]] == run.data.tags["arm"]
+    shown = delivered.client.search_runs([experiment.experiment_id], state["searchFilter"])
+    assert sorted(run.info.run_name for run in shown) == NAMES
+    every = json.loads(json.loads(experiment.tags[dashboard.tag(dashboard.TRIALS)])["state"])
+    assert not every.get("groupBy") and every["searchFilter"] == state["searchFilter"]
+
+
+def test_a_view_too_long_for_a_tag_is_compressed() -> None:
+    state = {"charts": [f"metric {number}" for number in range(5000)]}
+    value = dashboard.envelope("long", state, 0)
+    packed = json.loads(value)["state"]
+    assert len(value) <= dashboard.LIMIT and packed.startswith("deflate;")
+    assert json.loads(zlib.decompress(base64.b64decode(packed.removeprefix("deflate;")))) == state
+
+
+# -- before anything is delivered -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "mlruns", "./mlruns", "postgre://host/db"])
+def test_what_mlflow_cannot_deliver_to_is_refused(
+    uri: str, runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["sync", runs.out], ["run", runs.file, "--out", runs.out]):
+        monkeypatch.setattr(sys, "argv", ["vitlab", *map(str, words), "--tracking-uri", uri])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        said = capsys.readouterr().err.strip()
+        assert exit_.value.code == 2 and uri in said and "\n" not in said
+    assert runs.client.get_experiment_by_name("tiny") is None
+
+
+def test_looking_on_imports_no_mlflow(delivered: Runs) -> None:
+    looks = [["--help"], ["list"]]
+    looks += [[name, str(delivered.file), "--out", str(delivered.out)] for name in ("status", "report", "plan")]
+    code = "import sys, vitlab, vitlab.trackers\nfrom vitlab.cli import cli\n"
+    code += "".join(f"cli.main({words!r}, standalone_mode=False)\n" for words in looks)
+    code += "print('mlflow' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
