@@ -109,6 +109,8 @@ def test_laptop_studies_have_a_reference_and_the_models_they_name(name: str, tmp
         if shape := re.search(r"(\d+)x(\d+)", arm):
             model = found[arm]["model"]
             assert (model["dim"], model["depth"], model["dim"] // model["heads"]) == (*map(int, shape.groups()), 16)
+    values = [plan.arm(arm).values for arm in references]
+    assert not [path for known in values for path, value in known.items() if path.startswith("model.") and value]
     assert len(plan.tuning) == len(plan.arms) and all(len(tuning.trials) == 3 for tuning in plan.tuning)
     assert {planned.seed for planned in plan.pending} == set(range(5))
 

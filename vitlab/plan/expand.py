@@ -14,7 +14,7 @@ from vitlab.plan import match, tune
 from vitlab.plan.arms import Making, Workshop, rules_of, teachers_in_files, trial_of
 from vitlab.plan.design import DesignFault, Draft, drafts, name_of, short_names
 from vitlab.plan.key import key_of
-from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver
+from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver, changed
 from vitlab.plan.values import Arm, Plan, Planned, Trial, Tuning
 from vitlab.spec import Document, Study
 from vitlab.spec.study import To
@@ -132,7 +132,7 @@ def _plan(
         arms=tuple(
             Arm(
                 arm.name,
-                {path: _said(make.base, arm, path) for path in paths},
+                {path: _said(make, arm, path) for path in paths},
                 baselines.get(key),
                 tuple(arm.aliases),
                 arm.skip,
@@ -224,9 +224,13 @@ def _shared(path: Path, change: str) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _said(base: Mapping[str, Any], arm: Making, path: str) -> Any:
-    """What an arm has at a varied path, as the file says it, or the default that stands where the file is silent."""
-    for spoken in (arm.solved.get(path), arm.draft.values.get(path), match.value_at(base, path)):
+def _said(make: Workshop, arm: Making, path: str) -> Any:
+    """What an arm has at a varied path, as the file says it, or the default that stands where the file is silent.
+
+    Nothing, where it has put another component in the place of the one that has this option.
+    """
+    own = changed(make.base, arm.draft.values, make.resolved_base.plain)
+    for spoken in (arm.solved.get(path), arm.draft.values.get(path), match.value_at(own, path)):
         if spoken is not None:
             return spoken
     value = match.value_at(arm.trial.plain, path)
