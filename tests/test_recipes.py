@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ from pydantic import ValidationError
 from scipy import stats
 from torch import Tensor
 
-from vitlab import noise
+from vitlab import lab, noise
 from vitlab.data.prepare import Batch, Feed, Prepared, data_info, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.models.contract import Model
@@ -21,6 +24,7 @@ from vitlab.plan.resolve import Faults, Resolver
 from vitlab.slots import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.spec.trial import Ema, Mix
+from vitlab.spec.yaml import parse_document
 from vitlab.training.ema import Average
 from vitlab.training.loop import Trained, evaluate, train
 from vitlab.training.mix import Mixing
@@ -395,3 +399,51 @@ def test_repeats_draw_other_dropout_masks_and_go_on_as_if_never_stopped() -> Non
     assert once is not None and default is not None and thrice is not None
     assert once.history == default.history != thrice.history
     assert thrice.images == once.images, "an epoch is as long as without"
+
+
+# -- recipes ----------------------------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[1] / "pipelines" / "README.md").read_text(encoding="utf-8")
+RECIPES = [
+    parse_document(text, "README.md").data
+    for text in re.findall(r"```yaml\n(.*?)```", PAGE.partition("## Recipes")[2].partition("\n## ")[0], re.S)
+]
+
+
+def test_the_page_has_recipes_and_levels() -> None:
+    assert [sorted(recipe) for recipe in RECIPES] == [["data", "model", "train"]] * 2 + [["design"]]
+
+
+@pytest.mark.parametrize("recipe", RECIPES[:2], ids=["deit", "deit3"])
+def test_a_recipe_is_valid_and_trains(recipe: dict[str, Any]) -> None:
+    data = {**DATA, "num_channels": 3, **recipe["data"]}
+    model = {**MODEL, **recipe["model"]}
+    found = resolved({**recipe["train"], "steps": None}, data, model)
+    assert not found.why_not
+    options = {**recipe["train"], "epochs": None, "steps": 3, "batch_size": 20, "evaluations": 1}
+    prepared = prepare(data, SEEDS)
+    built_model: Model = slot("model").build(model, prepared.info)
+    built_model.initialise(0)
+    trained = train(built_model, Feed(prepared, data["augment"], SEEDS), TrainSpec.model_validate(options), SEEDS)
+    assert trained is not None and not trained.diverged and trained.metrics["train/loss"] > 0
+
+
+def test_the_levels_of_augreg_are_those_of_the_paper(tmp_path: Path) -> None:
+    base = {"data": {**DATA, "augment": ["random_resized_crop", "flip"]}, "model": MODEL, "train": {"steps": 2}}
+    file = tmp_path / "levels.yaml"
+    file.write_text(json.dumps({"study": "levels", "base": base, "seeds": 1, **RECIPES[2]}))
+    plan = lab.plan_study(file, out=tmp_path)[1]
+    found = {}
+    for planned in plan.trials:
+        augment = planned.trial.spec["data"]["augment"][2:]
+        strength = (augment[0]["num_ops"], augment[0]["magnitude"]) if augment else None
+        found[planned.arm] = (strength, planned.trial.spec["train"].get("mix", {}).get("mixup", 0))
+    assert found == {
+        "none": (None, 0),
+        "light1": ((2, 0), 0),
+        "light2": ((2, 10), 0.2),
+        "medium1": ((2, 15), 0.2),
+        "medium2": ((2, 15), 0.5),
+        "strong1": ((2, 20), 0.5),
+        "strong2": ((2, 20), 0.8),
+    }
