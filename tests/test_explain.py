@@ -2,19 +2,26 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
 
 import vitlab
-from vitlab.errors import SpecError
+from vitlab.components.attention import SDPA
+from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import SpecError, UserError
 from vitlab.execution import Watch
+from vitlab.explain.capture import capture
 from vitlab.explain.distance import attention_distance, patch_distances
+from vitlab.explain.one_image import explain
 from vitlab.explain.probes import filter_components, position_similarity, token_cosine, token_norms
 from vitlab.explain.rollout import rollout, to_patches
-from vitlab.geometry import Geometry
+from vitlab.geometry import DataInfo, Geometry
+from vitlab.models import ViT
 
 
 def geometry(image: int, patch: int, prefix: tuple[str, ...] = ("class",)) -> Geometry:
@@ -150,6 +157,143 @@ def test_token_norm_outliers_by_a_threshold_that_moves_with_the_model() -> None:
     for scale in (1, 400):
         found = token_norms(tokens * scale, g)
         assert found.outliers == 1 / g.patches and found.ratio > 50
+
+
+def test_a_border_without_positions_makes_no_outliers_of_the_rest() -> None:
+    """Equal patches without positions are equal tokens, so more than half of the norms may be one number."""
+    g = geometry(32, 4, ())
+    tokens = torch.ones(1, g.tokens, 16)
+    tokens[0, :20] = torch.linspace(1.5, 2, 20)[:, None]
+    assert token_norms(tokens, g).outliers == 0
+    tokens[0, 0] = 500
+    assert token_norms(tokens, g).outliers == 1 / g.patches
+
+
+# -- capture ----------------------------------------------------------------------------------------------------------
+
+
+def tiny(task: str = "classification", image: tuple[int, int] = (8, 12), **options: Any) -> ViT:
+    data = DataInfo(image=image, channels=3, classes=4, task=task)  # type: ignore[arg-type]
+    built = ViT(data, **{"dim": 16, "depth": 2, "heads": 2, "patch_size": 4, **options})
+    built.initialise(0)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return built
+
+
+@pytest.mark.parametrize("attention", ["auto", "fused", "split", "per_head", "sdpa"])
+def test_captured_maps_are_what_timm_computes_when_its_kernel_is_not_fused(attention: str) -> None:
+    torchvision()  # timm imports it, and it may need help
+    timm = pytest.importorskip("timm")
+    ours = tiny(attention=attention).train()
+    theirs = timm.models.VisionTransformer(
+        img_size=(8, 12), patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=4
+    ).eval()
+    theirs.load_state_dict(ours.to_canonical(ours.state_dict()))
+    maps: list[torch.Tensor] = []
+    for block in theirs.blocks:
+        block.attn.fused_attn = False
+        block.attn.attn_drop.register_forward_pre_hook(lambda module, inputs: maps.append(inputs[0]))
+    x = torch.randn(2, 3, 8, 12, generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        logits = theirs(x)
+    found = capture(ours, x)
+    assert ours.training and not any(module._forward_hooks or module._forward_pre_hooks for module in ours.modules())
+    assert len(found.maps_LBHTT) == len(maps) == 2 and len(found.tokens_LBTD) == 3
+    for mine, its in zip(found.maps_LBHTT, maps, strict=True):
+        assert its.amax() > 0.1, "maps that are all but uniform would hide a mistake"
+        if attention == "fused":
+            assert torch.equal(mine, its)
+        torch.testing.assert_close(mine, its, atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.views[""], logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("position", ["relative_bias", "alibi2d", "rope2d", "rope2d_mixed"])
+@pytest.mark.parametrize("attention", ["auto", "split", "per_head", "sdpa"])
+def test_captured_maps_hold_bias_and_rotation(position: str, attention: str) -> None:
+    reference = tiny(position=position, attention="fused")
+    other = tiny(position=position, attention=attention)
+    other.load_state_dict(other.from_canonical(reference.to_canonical(reference.state_dict())))
+    x = torch.randn(2, 3, 8, 12, generator=torch.Generator().manual_seed(4))
+    for mine, its in zip(capture(other, x).maps_LBHTT, capture(reference, x).maps_LBHTT, strict=True):
+        torch.testing.assert_close(mine, its, atol=1e-6, rtol=0)
+
+
+def test_an_attention_that_has_no_maps_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*arguments: Any) -> Any:
+        raise NotImplementedError
+
+    built = tiny(attention="sdpa")
+    monkeypatch.setattr(SDPA, "maps", none)
+    with pytest.raises(UserError, match="attention 'SDPA' does not offer its maps"):
+        capture(built, torch.zeros(1, 3, 8, 12))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in built.modules())
+
+
+def test_a_rollout_of_narrow_maps_is_computed_wide() -> None:
+    rolled = rollout([maps.bfloat16() for maps in random_maps(2, 2, 9, 9)])
+    torch.testing.assert_close(rolled.sum(-1), torch.ones(2, 9, dtype=torch.float64))
+
+
+# -- one image --------------------------------------------------------------------------------------------------------
+
+
+def explained(model: ViT, out: Path, **how: Any) -> dict[str, pd.DataFrame]:
+    generator = torch.Generator().manual_seed(5)
+    height, width = model.geometry.image
+    x = torch.randn(1, 3, height, width, generator=generator)
+    files = explain(model, x, torch.rand(height, width, 3, generator=generator), ("a", "b", "c", "d"), out, **how)
+    assert all(file.stat().st_size > 0 for file in files)
+    assert {file.stem for file in files if file.suffix == ".png"} >= {"distance", "norms"}
+    return {file.stem: pd.read_csv(file) for file in files if file.suffix == ".csv"}
+
+
+def test_the_numbers_behind_the_pictures_are_those_of_the_model(tmp_path: Path) -> None:
+    model = tiny(attention="sdpa")
+    tables = explained(model, tmp_path)
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(1, 3, 8, 12, generator=generator)
+    with torch.no_grad():
+        share = model.eval()(x).logits[0].double().softmax(0).numpy()
+    assert tables["predictions"]["label"].tolist() == [("a", "b", "c", "d")[index] for index in np.argsort(-share)]
+    np.testing.assert_allclose(tables["predictions"]["probability"], np.sort(share)[::-1], rtol=1e-6)
+    heat = to_patches(rollout(capture(model, x).maps_LBHTT), model.geometry)["class"][0]
+    np.testing.assert_allclose(tables["rollout_class"], heat.numpy(), rtol=1e-9)
+    distances = [attention_distance(maps, model.geometry)[0] for maps in capture(model, x).maps_LBHTT]
+    np.testing.assert_allclose(tables["distance"]["distance_px"], torch.cat(distances).numpy(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("head", ["segmentation", {"type": "linear", "pool": "gap"}, {"type": "mlp", "pool": "map"}])
+def test_a_head_that_reads_patches_is_explained_by_patches(head: Any, tmp_path: Path) -> None:
+    """Its class token is there, and what reaches it says nothing of the prediction."""
+    task = "segmentation" if head == "segmentation" else "classification"
+    tables = explained(tiny(task, head=head), tmp_path)
+    assert "rollout_mean" in tables and "rollout_class" not in tables
+    assert tables["predictions"]["probability"].sum() == pytest.approx(1)
+    assert sorted(tables["predictions"]["class"]) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("position", ["learned2d", "sinusoidal", "fourier"])
+def test_every_added_encoding_has_its_grids(position: str, tmp_path: Path) -> None:
+    model = tiny(position=position)
+    table = explained(model, tmp_path)["positions"].to_numpy()
+    zeros = torch.zeros(1, model.geometry.tokens, 16)
+    with torch.no_grad():
+        rows = model.position.add(zeros, 0)[0, 1:].double().numpy()
+    expected = rows @ rows.T / np.outer(*[np.linalg.norm(rows, axis=1)] * 2)
+    np.testing.assert_allclose(table, expected, atol=1e-9)
+
+
+def test_of_a_large_grid_every_second_place_is_drawn(tmp_path: Path) -> None:
+    tables = explained(tiny(image=(80, 8)), tmp_path)
+    assert tables["positions"].shape == (10 * 1, 20 * 2)
+
+
+def test_features_behind_a_stem_are_not_drawn_as_colours(tmp_path: Path) -> None:
+    resnet = {"type": "resnet", "layers": [1], "width_factor": 0.25}
+    assert "filters" not in explained(tiny(image=(16, 16), patch=resnet, patch_size=2), tmp_path)
 
 
 # -- as artifacts of a trial ------------------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ class Head(Part):
     """Prefix of own parameter names to their prefix in the canonical checkpoint; others stand under ``head.``"""
     keeps_init: frozenset[str] = frozenset()
     """Own parameters that a scheme of initial values leaves as they were built."""
+    reads: tuple[str, ...] | None = None
+    """Names of the prefix tokens it predicts from; none for one that reads patches, None where it does not say."""
 
     def pool(self, x_BTD: Tensor) -> Tensor:
         raise NotImplementedError
@@ -123,6 +125,7 @@ class _Pooled(Head):
     def __init__(self, g: Geometry, pool: Pool) -> None:
         super().__init__()
         self.kind = pool
+        self.reads = ("class",) if pool == "cls" else ()
         self.prefix = g.prefix
         self.attn_pool = AttentionPool(g) if pool == "map" else None
 
@@ -204,6 +207,7 @@ class Distilled(Head):
     """
 
     canonical: ClassVar[Mapping[str, str]] = {"fc.": "head.", "fc_dist.": "head_dist."}
+    reads = ("class", "distillation")
 
     def __init__(
         self, g: Geometry, *, fusion: Fusion = "logits", weights: Weights = "drawn", output: Output = "logits"
@@ -257,6 +261,7 @@ class Segmentation(Head):
 
     task = "segmentation"
     canonical: ClassVar[Mapping[str, str]] = {"fc.": "head."}
+    reads = ()
 
     def __init__(self, g: Geometry, *, weights: Weights = "drawn", output: Output = "logits") -> None:
         super().__init__()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vitlab.components.position.additive import Additive
 from vitlab.explain import distance, pictures, probes
 from vitlab.explain.capture import Captured, capture
 from vitlab.explain.rollout import Fusion, rollout, to_patches
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TOP = 5  #: predictions shown
+GRIDS = 16  #: position grids drawn along a side; of a larger grid, every second or third place
 
 
 def explain(
@@ -54,17 +56,16 @@ def explain(
     top = list(zip(tables["predictions"]["label"], tables["predictions"]["probability"], strict=True))[:TOP]
     image = image_HWC.double().numpy()
 
-    for token, map_BYX in to_patches(rollout(found.maps_LBHTT, fusion=fusion, discard=discard), geometry).items():
-        heat = map_BYX[0].double().numpy()
+    rolled_BTT = rollout(found.maps_LBHTT, fusion=fusion, discard=discard)
+    by_head = [to_patches(maps_BHTT[0].double(), geometry, model.head.reads) for maps_BHTT in found.maps_LBHTT]
+    for token, map_BYX in to_patches(rolled_BTT, geometry, model.head.reads).items():
+        heat = map_BYX[0].numpy()
         figures[f"rollout_{token}"] = pictures.attention_overlay(
             image, heat, title=f"rollout, {token}", predictions=top
         )
         tables[f"rollout_{token}"] = _grid(heat)
-    for index, token in enumerate(geometry.prefix):
-        if token in ("class", "distillation"):
-            maps = [maps_BHTT[0, :, index, len(geometry.prefix) :] for maps_BHTT in found.maps_LBHTT]
-            shaped = [maps_HN.reshape(-1, *geometry.grid).double().numpy() for maps_HN in maps]
-            figures[f"heads_{token}"] = pictures.head_maps(shaped, token=token)
+        whose = "patches, their mean" if token == "mean" else f"the {token} token"
+        figures[f"heads_{token}"] = pictures.head_maps([maps[token].numpy() for maps in by_head], whose=whose)
 
     distance_LH = torch.stack([distance.attention_distance(maps, geometry)[0] for maps in found.maps_LBHTT])
     largest = float(distance.patch_distances(geometry).max())
@@ -93,24 +94,28 @@ def explain(
 def _of_parameters(model: ViT, figures: dict[str, Figure], tables: dict[str, Mapping[str, Any]]) -> None:
     """What needs no image: patch filters and positions, where the model has them."""
     state = model.to_canonical(model.state_dict())
+    geometry = model.geometry
     kernel = state.get("patch_embed.proj.weight")
-    if kernel is not None and kernel.ndim == 4 and kernel.shape[-1] > 1:
+    # Behind a stem of convolutions the filters see features, which are no picture.
+    if kernel is not None and kernel.ndim == 4 and kernel.shape[1] == geometry.channels and kernel[0, 0].numel() > 1:
         components = probes.filter_components(kernel)
         figures["filters"] = pictures.filters(components.filters_KCHW.numpy(), components.share_K.numpy())
         tables["filters"] = {
             "component": list(range(1, len(components.share_K) + 1)),
             "share": components.share_K.tolist(),
         }
-    geometry = model.geometry
-    table = state.get("pos_embed")
-    if table is not None and table.ndim == 3 and table.shape[1] >= geometry.patches and max(geometry.grid) <= 16:
-        similarity = probes.position_similarity(table[0, -geometry.patches :], geometry)
+    if isinstance(model.position, Additive):
+        with torch.no_grad():
+            rows_TD = model.position.rows(0)
+        step = -(-max(geometry.grid) // GRIDS)
+        similarity = probes.position_similarity(rows_TD[-geometry.patches :], geometry)[::step, ::step]
         figures["positions"] = pictures.position_grids(similarity.numpy())
         tables["positions"] = _grid(similarity.flatten(2).flatten(0, 1).numpy())
 
 
 def _predictions(found: Captured, labels: tuple[str, ...]) -> dict[str, list[Any]]:
-    share_C = found.views[""][0].double().softmax(-1)
+    """Classes, the most probable first; of a segmentation, by their probability in the mean of the pixels."""
+    share_C = found.views[""][0].double().softmax(0).reshape(found.geometry.classes, -1).mean(1)
     order = share_C.argsort(descending=True).tolist()
     names = [labels[index] if labels else str(index) for index in order]
     return {"class": order, "label": names, "probability": share_C[order].tolist()}

@@ -28,12 +28,12 @@ def attention_overlay(
     """The image, the heatmap over it, and the image seen through the heatmap; the top predictions beside.
 
     Args:
-        image_HWC: in [0, 1]; one or three channels.
+        image_HWC: in [0, 1]; of more than three channels the first three are shown, of two the first.
         heat_HW: of the image's size or of the patch grid; scaled to its own largest value.
         title: what the heatmap is.
         predictions: label and probability, best first.
     """
-    image_HWC = _enlarged(image_HWC)
+    image_HWC = _enlarged(_colours(image_HWC))
     heat_HW = _to_size(heat_HW / max(float(heat_HW.max()), 1e-12), image_HWC.shape[:2])
     figure = Figure(figsize=(11.5, 3.3), layout="constrained")
     left, middle, right, bars = figure.subplots(1, 4, width_ratios=[1, 1, 1, 0.9])
@@ -52,8 +52,8 @@ def attention_overlay(
     return figure
 
 
-def head_maps(maps_LHYX: Sequence[Array], *, token: str) -> Figure:
-    """What one token attends to, a row for each block and a column for each head; each map on its own scale."""
+def head_maps(maps_LHYX: Sequence[Array], *, whose: str) -> Figure:
+    """What somebody attends to, a row for each block and a column for each head; each map on its own scale."""
     blocks, heads = len(maps_LHYX), maps_LHYX[0].shape[0]
     figure = Figure(figsize=(1.2 * heads + 0.8, 1.25 * blocks + 0.5), layout="constrained")
     axes = figure.subplots(blocks, heads, squeeze=False)
@@ -66,7 +66,7 @@ def head_maps(maps_LHYX: Sequence[Array], *, token: str) -> Figure:
                 axis.set_title(f"head {head + 1}", fontsize=8)
             if head == 0:
                 axis.set_ylabel(f"block {block + 1}", fontsize=8)
-    figure.suptitle(f"attention of the {token} token", fontsize=10)
+    figure.suptitle(f"attention of {whose}", fontsize=10)
     return figure
 
 
@@ -99,7 +99,7 @@ def filters(filters_KCHW: Array, share_K: Array) -> Figure:
         if index >= count:
             axis.set_visible(False)
             continue
-        image = filters_KCHW[index].transpose(1, 2, 0)
+        image = _colours(filters_KCHW[index].transpose(1, 2, 0))
         low, high = image.min(), image.max()
         image = (image - low) / max(high - low, 1e-12)
         axis.imshow(image if image.shape[2] == 3 else image[..., 0], cmap="gray", vmin=0, vmax=1)
@@ -141,6 +141,10 @@ def _show(axis: Any, image_HWC: Array, title: str) -> None:
     axis.imshow(image_HWC[..., 0] if grey else image_HWC, cmap="gray", vmin=0, vmax=1, extent=_extent(image_HWC))
     axis.set(xticks=[], yticks=[])
     axis.set_title(title, fontsize=9)
+
+
+def _colours(image_HWC: Array) -> Array:
+    return image_HWC[..., : 3 if image_HWC.shape[2] >= 3 else 1]
 
 
 def _extent(image_HWC: Array) -> tuple[float, float, float, float]:

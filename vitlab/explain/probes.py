@@ -78,10 +78,13 @@ def token_norms(tokens_BTD: Tensor, geometry: Geometry, *, deviations: float = 1
     """Norms of patch tokens, and the share of outliers by a relative threshold: median + deviations x MAD.
 
     Darcet et al. (arXiv:2309.16588) cut at a norm chosen by eye for one model (150 for DINOv2-g); norms of other models
-    lie elsewhere altogether, so the threshold here moves with the median and the median absolute deviation.
+    lie elsewhere altogether, so the threshold here moves with the median and the median absolute deviation; with the
+    mean one where more than half of the tokens are the same, as those of a blank border are without positions.
     """
     norms_BN = tokens_BTD[:, len(geometry.prefix) :].double().norm(dim=-1)
     median = norms_BN.median()
-    threshold = float(median + deviations * (norms_BN - median).abs().median())
+    away_BN = (norms_BN - median).abs()
+    spread = torch.where(away_BN.median() > 1e-6 * median, away_BN.median(), away_BN.mean())
+    threshold = float(median + deviations * spread)
     outliers = float((norms_BN > threshold).double().mean())
     return Norms(norms_BN, outliers, threshold, float(norms_BN.max() / median))

@@ -8,7 +8,7 @@ B images, L blocks, H heads, T tokens of which P stand before the patches, N pat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import torch
@@ -20,7 +20,7 @@ Fusion = Literal["mean", "max", "min"]
 
 
 def rollout(maps_LBHTT: Sequence[Tensor], *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
-    """The rollout over all blocks, (B, T, T); every row sums to 1.
+    """The rollout over all blocks, float64 (B, T, T); every row sums to 1.
 
     Args:
         maps_LBHTT: one (B, H, T, T) per block, first block first.
@@ -32,7 +32,7 @@ def rollout(maps_LBHTT: Sequence[Tensor], *, fusion: Fusion = "mean", discard: f
         raise ValueError(f"discard is a share in [0, 1); found {discard}")
     rolled_BTT: Tensor | None = None
     for maps_BHTT in maps_LBHTT:
-        fused_BTT = _fuse(maps_BHTT, fusion)
+        fused_BTT = _fuse(maps_BHTT.double(), fusion)
         if discard:
             fused_BTT = _drop_smallest(fused_BTT, discard)
         eye_TT = torch.eye(fused_BTT.shape[-1], dtype=fused_BTT.dtype, device=fused_BTT.device)
@@ -44,14 +44,19 @@ def rollout(maps_LBHTT: Sequence[Tensor], *, fusion: Fusion = "mean", discard: f
     return rolled_BTT
 
 
-def to_patches(rolled_BTT: Tensor, geometry: Geometry) -> dict[str, Tensor]:
+def to_patches(rolled_BTT: Tensor, geometry: Geometry, reads: Collection[str] | None = None) -> dict[str, Tensor]:
     """What reaches the output from each patch: ``{token: (B, rows, columns)}``, prefix columns dropped.
 
-    One map for the class token, one for the distillation token; for a model that has neither, one called ``mean``
-    over all patch rows, as its head pools them.
+    One map for each prefix token the head reads; where it reads none of them, one called ``mean`` over all patch rows.
+
+    Args:
+        rolled_BTT: a rollout, or the maps of one block.
+        geometry: the model's sizes.
+        reads: the ``reads`` of the model's head; by default the class and the distillation token, where there are any.
     """
     prefix = len(geometry.prefix)
-    rows = {name: index for index, name in enumerate(geometry.prefix) if name in ("class", "distillation")}
+    wanted = ("class", "distillation") if reads is None else reads
+    rows = {name: index for index, name in enumerate(geometry.prefix) if name in wanted}
     found_BN = {name: rolled_BTT[:, index, prefix:] for name, index in rows.items()}
     if not found_BN:
         found_BN = {"mean": rolled_BTT[:, prefix:, prefix:].mean(1)}

@@ -36,7 +36,7 @@ class NoPosition(Position):
         super().__init__()
 
 
-class _Additive(Position):
+class Additive(Position):
     """Adds rows to tokens at the layers that ``where`` says."""
 
     def __init__(self, g: Geometry, where: Where) -> None:
@@ -58,7 +58,7 @@ class _Additive(Position):
 
 
 @position.register("learned")
-class Learned(_Additive):
+class Learned(Additive):
     """A learned row for every token.  Reference: arXiv:2010.11929, 1-D.
 
     ``prefix_rows: none`` is timm's ``no_embed_class``, as in DeiT III (arXiv:2204.07118).
@@ -89,7 +89,7 @@ class Learned(_Additive):
 
 
 @position.register("learned2d")
-class Learned2D(_Additive):
+class Learned2D(Additive):
     """A learned half for the column and one for the row, side by side: [X of the column, Y of the row].
 
     Reference: arXiv:2010.11929, appendix D.4.
@@ -128,7 +128,7 @@ class Learned2D(_Additive):
         return out
 
 
-class _Fixed(_Additive):
+class _Fixed(Additive):
     """Rows from a formula; nothing is learned, nothing stored."""
 
     pos_embed: Tensor
@@ -237,7 +237,7 @@ class _Fourier(nn.Module):
 
 
 @position.register("fourier")
-class Fourier(_Additive):
+class Fourier(Additive):
     """Learnable Fourier features of row and column, and an MLP.  Prefix tokens get nothing.
 
     Places are counted in patches, and ``gamma`` is the distance, in patches, over which neighbours look alike at the
