@@ -3,13 +3,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 STUDY ?= pipelines/quickstart.yaml
 
+# matplotlib would keep its list of fonts in the home folder.
+export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
+
+# What was begun and not finished is begun anew.
+.DELETE_ON_ERROR:
+
 .PHONY: demo test check setup clean
 
 demo: .venv/ready
 	$(BIN)/vitlab run $(STUDY)
 
 test: .venv/ready-dev check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --basetemp .venv/tests
 
 check: .venv/ready-dev
 	$(BIN)/ruff format --check .
@@ -19,8 +25,11 @@ check: .venv/ready-dev
 
 setup: .venv/ready-dev
 
+# Debian's Python has no ensurepip unless python3-venv is installed; its pip can fill the environment, too.
 .venv/bin/python:
-	$(PYTHON) -m venv .venv
+	if $(PYTHON) -c "import ensurepip" 2>/dev/null; then $(PYTHON) -m venv .venv; else \
+	  $(PYTHON) -m venv --without-pip .venv && \
+	  $(PYTHON) -m pip --disable-pip-version-check --python .venv/bin/python install -q pip; fi
 
 # The constraints pin exact versions; on a machine with CUDA the same pins resolve to the CUDA builds.
 .venv/ready: .venv/bin/python pyproject.toml constraints.txt
