@@ -21,6 +21,7 @@ from vitlab.data.splits import at_most, fraction
 from vitlab.errors import DataError, WeightsError
 from vitlab.models.contract import Model
 from vitlab.plan.key import PROBE, code_of, modules_beside
+from vitlab.plan.resolve import changed
 from vitlab.plan.values import Trial
 from vitlab.slots import slot
 from vitlab.spec import STREAMS
@@ -258,3 +259,10 @@ def test_two_steps_of_every_set_of_components_are_two_steps_of_what_they_start_f
     results = [folder.result() for folder in folders]
     steps = [result.outcome.steps for result in results if result is not None]
     assert sorted(steps) == [0, 2, 2]
+
+
+def test_a_length_replaces_another_in_what_a_trial_starts_from() -> None:
+    base = {"train": {"epochs": 3}, "init_from": {"trial": {"train": {"images": 900}}}}
+    tree = changed(base, {"init_from.trial.train.steps": 0, "train.steps": 2}, base)
+    assert tree == {"train": {"steps": 2}, "init_from": {"trial": {"train": {"steps": 0}}}}
+    assert changed(base, {}, base) == base

@@ -182,9 +182,6 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mappi
     tree: dict[str, Any] = _copy(base)
     for path in sorted(changes, key=lambda path: (path.count("."), path)):
         value = _copy(changes[path])
-        if path in {f"train.{length}" for length in LENGTHS}:
-            for length in LENGTHS:
-                tree["train"].pop(length, None)
         parts = tuple(path.split("."))
         if parts[-1] == "type" and len(parts) > 1:
             parts = parts[:-1]
@@ -196,6 +193,9 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mappi
             elif not isinstance(node.get(part), dict):
                 node[part] = {"type": there["type"]} if isinstance(there, Mapping) and "type" in there else {}
             node = node[part]
+        if parts[-2:-1] == ("train",) and parts[-1] in LENGTHS:
+            for length in LENGTHS:
+                node.pop(length, None)
         node[parts[-1]] = value
     return tree
 
