@@ -502,6 +502,54 @@ def test_a_resnet_in_a_file_teaches(tmp_path: Path) -> None:
     assert (answer.results()["status"] == "done").all()
 
 
+RESNET18 = "ResNet18_Weights.IMAGENET1K_V1"
+
+
+def test_weights_that_torchvision_publishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From torch's cache, under the name of the published file; there is no network here."""
+    from vitlab.models.weights import open_pretrained
+
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
+    models = torchvision("torchvision.models")
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(models.resnet18().state_dict(), tmp_path / "checkpoints" / "resnet18-f37072fd.pth")
+    theirs = models.resnet18(weights=RESNET18.partition(".")[2]).eval()
+    found = open_pretrained(RESNET18)
+    x_BCHW = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(found.model(x_BCHW).logits, theirs(x_BCHW), rtol=1e-4, atol=1e-4)
+    sees = models.get_weight(RESNET18).transforms()
+    assert (list(found.mean), list(found.std), found.info.image) == (sees.mean, sees.std, (224, 224))
+    assert found.info.labels[:2] == ("tench", "goldfish") and found.info.classes == 1000
+
+    with pytest.raises(WeightsError, match=r"no weights called 'ResNet18_Weights.IMAGENET1K_V7'.*IMAGENET1K_V1"):
+        open_pretrained("ResNet18_Weights.IMAGENET1K_V7")
+
+    def no_network(url: str, **_: Any) -> None:
+        raise OSError("the network is unreachable")
+
+    monkeypatch.setattr(sys.modules["torchvision.models._api"], "load_state_dict_from_url", no_network)
+    with pytest.raises(
+        WeightsError, match=r"put https://.*regnet_y_16gf.*\.pth at .*checkpoints.* by hand: the network"
+    ):
+        open_pretrained("RegNet_Y_16GF_Weights.IMAGENET1K_V2")
+
+
+def test_a_plan_with_published_weights_fetches_nothing(tmp_path: Path) -> None:
+    data = {"type": "synthetic", "num_classes": 1000}
+    taught = {**base(teacher={"pretrained": RESNET18}), "data": data}
+    plan = planned(tmp_path, base=taught, design=None)
+    assert any("Validation seen by teacher" in note and RESNET18 in note for note in plan.notes)
+    other = planned(
+        tmp_path, base={**base(teacher={"pretrained": RESNET18.replace("V1", "V2")}), "data": data}, design=None
+    )
+    assert plan.trials[0].trial.key != other.trials[0].trial.key
+    with pytest.raises(SpecError, match="DEFAULT are other weights in other versions"):
+        planned(tmp_path, base=base(teacher={"pretrained": "ResNet18_Weights.DEFAULT"}), design=None)
+    with pytest.raises(SpecError, match="exactly one of checkpoint, trial, pretrained"):
+        planned(tmp_path, base=base(teacher={}), design=None)
+
+
 def test_of_a_file_that_a_trial_left_it_is_known_what_it_has_seen(taught: Answer, tmp_path: Path) -> None:
     teacher = taught.plan.prerequisites[0]
     file = taught.store.trial(teacher.key, teacher.code).weights
@@ -646,3 +694,10 @@ def test_the_full_study_compares_kinds_and_teachers_on_the_same_trials() -> None
         assert arm.baseline == (other if "transformer" in arm.name else None)
         behind = {needed for i in teachers.trials if i.arm == arm.name for needed in i.trial.needs.values()}
         assert len(behind) == (0 if "no distillation" in arm.name else 3)
+
+
+def test_the_study_on_imagenet_plans_where_neither_images_nor_teacher_are() -> None:
+    _, plan = plan_study(PIPELINES / "imagenet" / "distillation.yaml")
+    assert len(plan.arms) == 8 and not plan.prerequisites
+    taught = {i.arm for i in plan.trials if "distill" in i.trial.spec}
+    assert len(taught) == 6 and all(name in "".join(plan.notes) for name in taught)

@@ -241,6 +241,10 @@ class _Attempt:
             size = None if how.teacher.size is None else (how.teacher.size, how.teacher.size)
             opened = _opened(how.teacher.checkpoint, {"heads": how.teacher.heads, "image": size}, "keep")
             teacher, theirs = opened.model, Sight(opened.info, opened.mean, opened.std)
+        elif how.teacher is not None and how.teacher.pretrained is not None:
+            weights: Any = importlib.import_module(READER)
+            opened = weights.open_pretrained(how.teacher.pretrained)
+            teacher, theirs = opened.model, Sight(opened.info, opened.mean, opened.std)
         elif how.teacher is not None:
             teacher, transform = self._needed("teacher")
             theirs = transform.sight

@@ -116,9 +116,13 @@ def teachers_in_files(arms: Iterable[Making], seeds: Seeds) -> list[str]:
     found: dict[str, list[str]] = {}
     for arm in arms:
         teacher = arm.trial.plain.get("distill", {}).get("teacher", {})
-        if arm.skip or teacher.get("checkpoint") is None:
+        if arm.skip:
             continue
-        how = _has_seen(FilePath(teacher["checkpoint"]), arm.trial.plain["data"], seeds)
+        how = ""
+        if teacher.get("pretrained") is not None:
+            how = _unknown(teacher["pretrained"])
+        elif teacher.get("checkpoint") is not None:
+            how = _has_seen(FilePath(teacher["checkpoint"]), arm.trial.plain["data"], seeds)
         if how:
             found.setdefault(how, []).append(f"'{arm.name}'")
     return [f"Validation seen by teacher: of {', '.join(names)}, {how}." for how, names in found.items()]
@@ -128,15 +132,19 @@ def _has_seen(file: FilePath, data: Mapping[str, Any], seeds: Seeds) -> str:
     """What is known of a file of weights having been trained on validation images of this data; empty if it was not."""
     left = read_json(file.with_name("spec.json"))
     if left is None:
-        return (
-            f"the teacher is {file.name}, and nothing says that it was not trained on the images they are judged by; "
-            "their accuracies may flatter"
-        )
+        return _unknown(file.name)
     theirs, splits = left["spec"]["data"], {seeds.streams(seed)["split"] for seed in seeds.values}
     held_out = all(theirs.get(name) == data.get(name) for name in ("validation", "classes"))
     if theirs["type"] != data["type"] or (held_out and splits == {left["seeds"]["split"]}):
         return ""
     return f"the teacher in {file.parent.name[:8]}/{file.name} was trained on another split of {data['type']}"
+
+
+def _unknown(teacher: str) -> str:
+    return (
+        f"the teacher is {teacher}, and nothing says that it was not trained on their validation images; accuracies on "
+        "these may flatter"
+    )
 
 
 def rules_of(study: Study | None, document: Document, problems: list[Problem]) -> Rules:

@@ -65,7 +65,7 @@ def modules_beside(spec: Mapping[str, Any]) -> frozenset[str]:
         source: Any = spec
         for part in path:
             source = source.get(part) or {}
-        if source.get("checkpoint") is not None:
+        if source.get("checkpoint") is not None or source.get("pretrained") is not None:
             found.add(READER)
     return frozenset(found)
 

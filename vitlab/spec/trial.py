@@ -101,8 +101,9 @@ class Source(Frozen):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if (self.checkpoint is None) == (self.trial is None):
-            raise ValueError("it names a checkpoint or a trial, exactly one")
+        kinds = [name for name in ("checkpoint", "trial", "pretrained") if name in type(self).model_fields]
+        if sum(getattr(self, name) is not None for name in kinds) != 1:
+            raise ValueError(f"it names exactly one of {', '.join(kinds)}")
         return self
 
 
@@ -137,6 +138,8 @@ class Teacher(Source):
     A trial that trains one has the validation split of those who learn from it, and their data, unless it says its own.
     """
 
+    pretrained: Annotated[str, Field(pattern=r"^\w+_Weights\.\w+$")] | None = None
+    """torchvision's name of weights it publishes, such as ``RegNet_Y_16GF_Weights.IMAGENET1K_V2``."""
     heads: Annotated[int, Field(gt=0)] | None = None  #: of attention, where a checkpoint does not say
     size: Annotated[int, Field(gt=0)] | None = None  #: pixels a side of its images, where a checkpoint does not say
 
@@ -144,8 +147,15 @@ class Teacher(Source):
     def _of_a_file(self) -> Self:
         for name in ("heads", "size"):
             if getattr(self, name) is not None and self.checkpoint is None:
-                raise ValueError(f"{name} is that of a checkpoint; a trial says its own")
+                raise ValueError(f"{name} is that of a checkpoint; anything else says its own")
         return self
+
+    @field_validator("pretrained")
+    @classmethod
+    def _always_the_same(cls, value: str | None) -> str | None:
+        if value is not None and value.endswith(".DEFAULT"):
+            raise ValueError("DEFAULT are other weights in other versions of torchvision; name the ones you mean")
+        return value
 
 
 class Distill(Frozen):

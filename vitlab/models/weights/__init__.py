@@ -16,3 +16,4 @@ from vitlab.models.weights.opening import FORMATS as FORMATS
 from vitlab.models.weights.opening import Opened as Opened
 from vitlab.models.weights.opening import open_model as open_model
 from vitlab.models.weights.opening import read as read
+from vitlab.models.weights.pretrained import open_pretrained as open_pretrained
