@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.data.augment import pixels
+from vitlab.data.augment import increasing, pixels
 from vitlab.data.augment.color import OPERATIONS, ColorJitter, RandAugment, ThreeAugment
 from vitlab.data.augment.geometric import Crop, Erasing, Flip, RandomResizedCrop
 from vitlab.data.torchvision_import import torchvision
@@ -22,7 +22,16 @@ F = torchvision("torchvision.transforms.functional")
 Mode = torchvision("torchvision.transforms").InterpolationMode
 KEY = noise.key(0, "augment", 0, 0)
 MANY = torch.arange(4000)
-EVERY = ["color_jitter", "crop", "erasing", "flip", "rand_augment", "random_resized_crop", "three_augment"]
+EVERY = [
+    "color_jitter",
+    "crop",
+    "erasing",
+    "flip",
+    "rand_augment",
+    "rand_augment_timm",
+    "random_resized_crop",
+    "three_augment",
+]
 
 
 def images(n: int = 40, channels: int = 3, height: int = 12, width: int = 16) -> Tensor:
@@ -338,6 +347,72 @@ def test_rand_augment_draws_operations_and_signs_evenly() -> None:
     assert torch.equal((one(x_BCHW.float() / 255, KEY, id_B) * 255).round().to(torch.uint8), expected)
 
 
+@pytest.mark.parametrize("name", increasing.OPERATIONS)
+def test_timms_operations_are_timms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+    from timm.data import auto_augment as theirs
+
+    number = increasing.OPERATIONS.index(name)
+    assert len(theirs._RAND_INCREASING_TRANSFORMS) == len(increasing.OPERATIONS)
+    operation = theirs.AugmentOp(
+        theirs._RAND_INCREASING_TRANSFORMS[number],
+        prob=1.0,
+        hparams={"img_mean": (128,) * 3, "interpolation": Image.Resampling.BILINEAR},
+    )
+    x_BCHW = images(12, height=16, width=20)
+    pictures = [Image.fromarray(x_CHW.permute(1, 2, 0).numpy()) for x_CHW in x_BCHW]
+    changed = 0
+    # At level 10 posterize keeps no bit, which newer versions of Pillow refuse.
+    for level in (0.0, 2.3, 5.0, 9.0) + ((10.0,) if name != "posterize" else ()):
+        for sign in (1, -1):
+            operation.magnitude = level
+            monkeypatch.setattr(theirs.random, "random", lambda sign=sign: 0.4 if sign > 0 else 0.6)
+            wanted = np.stack([np.asarray(operation(picture)) for picture in pictures]).astype(int)
+            ours_BCHW = increasing.operated(
+                x_BCHW, torch.full((12,), number), torch.full((12,), level), torch.full((12,), sign)
+            )
+            off = np.abs(ours_BCHW.permute(0, 2, 3, 1).numpy().astype(int) - wanted)
+            assert np.mean(off > 2) < (0.01 if name in increasing.MOVES else 1e-9), (level, sign, off.max())
+            changed += int((ours_BCHW != x_BCHW).any())
+    assert changed >= 6
+
+
+def test_timms_draws() -> None:
+    which_BT, level_BT, sign_BT = increasing.RandAugmentTimm(magnitude=6, magnitude_std=0.5).draws(KEY, MANY)
+    for turn in range(2):
+        counts = (which_BT[:, turn] + 1).bincount(minlength=16)
+        assert stats.binomtest(int(counts[0]), len(MANY), 0.5).pvalue > 1e-3
+        assert stats.chisquare(counts[1:]).pvalue > 1e-3
+        assert stats.kstest(level_BT[:, turn].numpy(), stats.norm(6, 0.5).cdf).pvalue > 1e-3
+        assert stats.binomtest(int((sign_BT[:, turn] > 0).sum()), len(MANY), 0.5).pvalue > 1e-3
+    cut_BT = increasing.RandAugmentTimm(magnitude=9.8).draws(KEY, MANY)[1]
+    assert cut_BT.max() == 10 and 0.25 < (cut_BT == 10).float().mean() < 0.45
+    never = increasing.RandAugmentTimm(p=0.0)
+    assert torch.equal(never(images(), KEY, MANY[:40]), images())
+
+
+def test_timms_moves_take_the_labels_along() -> None:
+    change = increasing.RandAugmentTimm(p=1.0)
+    y_BHW = images(40, 1, 24, 24)[:, 0] // 128 * 100
+    which_BT, level_BT, sign_BT = change.draws(KEY, MANY[:40])
+    moved_BHW = change.masks(y_BHW, KEY, MANY[:40])
+    still = ~torch.isin(which_BT, torch.tensor([increasing.OPERATIONS.index(name) for name in increasing.MOVES])).any(1)
+    assert torch.equal(moved_BHW[still], y_BHW[still]) and 3 < int(still.sum()) < 37
+    shifts = (which_BT == increasing.OPERATIONS.index("translate_x")) & still.logical_not()[:, None]
+    others = torch.isin(
+        which_BT, torch.tensor([increasing.OPERATIONS.index(n) for n in increasing.MOVES if n != "translate_x"])
+    )
+    alone = shifts.sum(1).eq(1) & ~others.any(1)
+    assert alone.any()
+    for i in alone.nonzero()[:, 0].tolist():
+        turn = int(shifts[i].int().argmax())
+        pixels_moved = float(0.45 * level_BT[i, turn] / 10 * sign_BT[i, turn] * 24)
+        column_W = np.floor(np.arange(24) + 0.5 + pixels_moved).astype(int)
+        for w, source in enumerate(column_W):
+            wanted = y_BHW[i, :, source] if 0 <= source < 24 else torch.full((24,), 255)
+            assert torch.equal(moved_BHW[i, :, w], wanted.to(torch.uint8))
+
+
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
@@ -348,6 +423,7 @@ def test_rand_augment_draws_operations_and_signs_evenly() -> None:
         ({"type": "random_resized_crop", "scale": [0, 1]}, "greater than 0"),
         ({"type": "crop", "mode": "mirror"}, "allowed: zero, reflect"),
         ({"type": "rand_augment", "magnitude": 31}, "less than 31"),
+        ({"type": "rand_augment_timm", "magnitude": 11}, "less than or equal to 10"),
         ({"type": "color_jitter", "hue": 0.6}, "less than or equal to 0.5"),
     ],
 )

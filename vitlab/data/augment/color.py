@@ -124,7 +124,7 @@ class RandAugment(Augment):
 
     The fourteen, their ranges and their pixels are torchvision's (nearest neighbour, black outside); float images are
     taken to 256 levels and back.  Where it differs: every image of a batch has its own draws.  timm's and
-    DeiT's ``rand-m9-mstd0.5-inc1`` is another policy: other ranges, a random strength, fifteen operations.
+    DeiT's ``rand-m9-mstd0.5-inc1`` is another policy, ``rand_augment_timm``.
     """
 
     def __init__(

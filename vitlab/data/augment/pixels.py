@@ -157,21 +157,17 @@ def affine(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
 
     Places are (column, row) in pixels from the middle of the image.
     """
-    batch, _, height, width = x_BCHW.shape
-    row_H = torch.arange(height, device=x_BCHW.device) + 0.5 - height / 2
-    column_W = torch.arange(width, device=x_BCHW.device) + 0.5 - width / 2
-    place_HW3 = torch.stack(
-        [
-            column_W.expand(height, -1),
-            row_H[:, None].expand(-1, width),
-            torch.ones(height, width, device=x_BCHW.device),
-        ],
-        -1,
-    )
-    half_2 = torch.tensor([width / 2, height / 2], device=x_BCHW.device)
-    grid_BHW2 = (place_HW3.view(1, -1, 3) @ (matrix_B23 / half_2[:, None]).mT).view(batch, height, width, 2)
+    grid_BHW2 = _grid(x_BCHW, matrix_B23)
     moved_BCHW = F.grid_sample(x_BCHW.float(), grid_BHW2, mode="nearest", padding_mode="zeros", align_corners=False)
     return moved_BCHW.to(x_BCHW.dtype)
+
+
+def affine_smooth(x_BCHW: Tensor, matrix_B23: Tensor, outside: int) -> Tensor:
+    """uint8 only: as :func:`affine`, by bilinear interpolation, with the level ``outside`` where there is no image."""
+    grid_BHW2 = _grid(x_BCHW, matrix_B23)
+    moved_BCHW = F.grid_sample(x_BCHW.float(), grid_BHW2, mode="bilinear", padding_mode="border", align_corners=False)
+    inside_BHW = ((grid_BHW2 >= -1) & (grid_BHW2 < 1)).all(3)
+    return torch.where(inside_BHW[:, None], moved_BCHW.round().to(torch.uint8), outside)
 
 
 def where(x_BCHW: Tensor, chosen_B: Tensor, change: Callable[..., Tensor], *amounts: Tensor) -> Tensor:
@@ -184,6 +180,23 @@ def where(x_BCHW: Tensor, chosen_B: Tensor, change: Callable[..., Tensor], *amou
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _grid(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
+    """(B, H, W, 2): for each pixel, the place its matrix sends it to, as a share of half the image from its middle."""
+    batch, _, height, width = x_BCHW.shape
+    row_H = torch.arange(height, device=x_BCHW.device) + 0.5 - height / 2
+    column_W = torch.arange(width, device=x_BCHW.device) + 0.5 - width / 2
+    place_HW3 = torch.stack(
+        [
+            column_W.expand(height, -1),
+            row_H[:, None].expand(-1, width),
+            torch.ones(height, width, device=x_BCHW.device),
+        ],
+        -1,
+    )
+    half_2 = torch.tensor([width / 2, height / 2], device=x_BCHW.device)
+    return (place_HW3.view(1, -1, 3) @ (matrix_B23 / half_2[:, None]).mT).view(batch, height, width, 2)
 
 
 def _bound(x: Tensor) -> int:
