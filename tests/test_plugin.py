@@ -15,6 +15,7 @@ import pytest
 from vitlab import slots
 from vitlab.components.norm import norm
 from vitlab.errors import BrokenComponent, ClashError, OptionError
+from vitlab.schema import study_schema
 
 DYT = """
     from typing import Annotated
@@ -292,9 +293,52 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
     )
     with pytest.raises(BrokenComponent, match=r"norm 'wrong' from class.py .* is not a Norm"):
         slots.load_file(tmp_path / "class.py")
+    (tmp_path / "blocks.txt").write_text("x = 1\n")
+    with pytest.raises(BrokenComponent, match=r"blocks.txt: the name of a Python file ends in .py"):
+        slots.load_file(tmp_path / "blocks.txt")
     (tmp_path / "exits.py").write_text("import sys\nsys.exit('bye')\n")
     with pytest.raises(BrokenComponent, match="SystemExit"):
         slots.load_file(tmp_path / "exits.py")
+
+
+ODD = """
+from __future__ import annotations
+from typing import TYPE_CHECKING
+from torch import nn
+from vitlab.components.norm import LayerNorm, norm
+if TYPE_CHECKING:
+    from decimal import Decimal
+@norm.register("typed")
+class Typed(LayerNorm):
+    '''An annotation that is there for type checkers alone.'''
+    def __init__(self, dim: int, *, by: Decimal = 1) -> None: ...
+@norm.register("bare")
+class Bare(LayerNorm):
+    '''No annotation.'''
+    def __init__(self, dim: int, *, by=1) -> None: ...
+@norm.register("hidden")
+class Hidden(LayerNorm):
+    '''A name that pydantic would leave out.'''
+    def __init__(self, dim: int, *, _by: int = 1) -> None: ...
+@norm.register("called")
+class Called(LayerNorm):
+    '''An option that JSON Schema has no words for.'''
+    def __init__(self, dim: int, *, by: nn.Module | None = None) -> None: ...
+"""
+
+
+def test_options_that_cannot_be_read_are_said_and_left_out_of_the_schema(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+    slots.load_file(tmp_path / "odd.py")
+    for name, words in {
+        "typed": "Typed: its annotations cannot be read: .*'Decimal'",
+        "bare": "Bare: option 'by' needs an annotation",
+        "hidden": "Hidden: no option can be called '_by'",
+    }.items():
+        with pytest.raises(BrokenComponent, match=words):
+            norm.resolve(name)
+    names = study_schema()["$defs"]["slot.norm"]["anyOf"][0]["enum"]
+    assert "layernorm" in names and not {"typed", "bare", "hidden", "called"} & set(names)
 
 
 def test_two_files_of_one_name_and_component(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic.errors import PydanticInvalidForJsonSchema
+
 from vitlab import slots
 from vitlab.errors import BrokenComponent, ClashError
 from vitlab.spec import Study
@@ -32,9 +34,9 @@ def _slot_schema(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
     for component_name in room.names():
         try:
             component = room.get(component_name)
-        except (BrokenComponent, ClashError):
+            options = room.options(component).model_json_schema(ref_template="#/$defs/{model}")
+        except (BrokenComponent, ClashError, PydanticInvalidForJsonSchema):
             continue
-        options = room.options(component).model_json_schema(ref_template="#/$defs/{model}")
         definitions.update(options.pop("$defs", {}))
         names.append(component_name)
         forms.append(

@@ -339,7 +339,8 @@ def load_file(file: FilePath | str) -> Origin:
         return origin
     name = f"vitlab_file_{path.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise BrokenComponent(f"plugin file {file}: the name of a Python file ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     replaced = [known for known in _from_files if known.origin == _files.get(path)]
@@ -399,13 +400,18 @@ class _Options(BaseModel):
 def _options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
     """A pydantic model of the keyword-only parameters of ``component``'s constructor."""
     constructor: Callable[..., None] = component.__init__  # type: ignore[misc]
-    hints = typing.get_type_hints(constructor, include_extras=True)
+    try:
+        hints = typing.get_type_hints(constructor, include_extras=True)
+    except Exception as error:  # whatever a guest wrote there, such as a name imported for type checkers alone
+        raise BrokenComponent(f"{component.__qualname__}: its annotations cannot be read: {error!r}") from error
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD and constructor is not object.__init__:
             raise BrokenComponent(f"{component.__qualname__}: an option must be named, **{name} is not one")
         if parameter.kind is not parameter.KEYWORD_ONLY:
             continue
+        if name.startswith("_") or name == "type":
+            raise BrokenComponent(f"{component.__qualname__}: no option can be called '{name}'")
         if name not in hints:
             raise BrokenComponent(f"{component.__qualname__}: option '{name}' needs an annotation")
         default = ... if parameter.default is parameter.empty else parameter.default
