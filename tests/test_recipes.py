@@ -21,13 +21,16 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.models.contract import Model
 from vitlab.plan.key import AVERAGING, MIXING, code_of_modules, modules_beside
 from vitlab.plan.resolve import Faults, Resolver
+from vitlab.plan.values import Trial
 from vitlab.slots import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.spec.trial import Ema, Mix
 from vitlab.spec.yaml import parse_document
+from vitlab.store import TrialFolder
 from vitlab.training.ema import Average
 from vitlab.training.loop import Trained, evaluate, train
 from vitlab.training.mix import Mixing
+from vitlab.trial import Settings, load_model, run_trial
 
 torchvision()  # where torch has no operators for it, timm cannot import it alone
 import timm.data  # noqa: E402
@@ -139,7 +142,7 @@ def test_batches_are_mixed_as_by_timm_with_the_same_draws(
 
 @pytest.mark.parametrize("a", [0.2, 0.8, 1.0, 3.0])
 def test_weights_are_of_the_beta_distribution(a: float) -> None:
-    weights = [Mixing(Mix(mixup=a), 1, 2).draw(step, 8, 8).kept for step in range(3000)]
+    weights = [Mixing(Mix(mixup=a), 1, 2).draw(step, 8, 8).kept for step in range(1500)]
     assert stats.kstest(weights, stats.beta(a, a).cdf).pvalue > 1e-3
     cut = [Mixing(Mix(cutmix=a), 1, 2).draw(step, 1000, 1000) for step in range(300)]
     inner = [kept for kept, box in cut if box and min(box) > 0 and max(box.bottom, box.right) < 1000]
@@ -447,3 +450,21 @@ def test_the_levels_of_augreg_are_those_of_the_paper(tmp_path: Path) -> None:
         "strong1": ((2, 20), 0.5),
         "strong2": ((2, 20), 0.8),
     }
+
+
+def test_a_trial_with_everything_resumes_from_its_checkpoint_and_keeps_what_was_evaluated(tmp_path: Path) -> None:
+    everything = {"mix": BOTH, "ema": {"decay": 0.9}, "layer_decay": 0.8, "repeats": 3, "evaluations": 3}
+    data = {**DATA, "augment": ["flip", {"type": "erasing", "p": 1.0}]}
+    train_spec = spec(**everything).model_dump(mode="json", exclude_none=True)
+    trial = Trial({"data": data, "model": MODEL, "train": train_spec}, SEEDS, (), None, key="key")
+    whole = run_trial(trial, TrialFolder(tmp_path / "whole"), Settings(device="cpu"))
+    folder, calls = TrialFolder(tmp_path / "parts"), iter(range(100))
+    assert run_trial(trial, folder, Settings(device="cpu"), stop=lambda: next(calls) == 7) is None
+    parts = run_trial(trial, folder, Settings(device="cpu"))
+    assert whole is not None and parts is not None and parts.circumstances.attempts == 2
+    assert whole.outcome == parts.outcome and whole.outcome.weights
+    prepared = prepare(data, SEEDS)
+    model, _ = load_model(folder)
+    for split in ("val", "test"):
+        found, _ = evaluate(model, Feed(prepared, [], SEEDS), split, "classification", "fp32")  # type: ignore[arg-type]
+        assert found["loss"] == whole.outcome.metrics[f"{split}/loss"]
