@@ -21,6 +21,7 @@ from vitlab.slots import Slot, Unhashed, slot
 
 Pool = Literal["cls", "gap", "map"]
 Weights = Literal["drawn", "zero"]
+Gelu = Literal["none", "tanh"]
 Output = Annotated[Literal["logits", "probabilities"], Unhashed()]
 Fusion = Annotated[Literal["logits", "softmax", "cls", "dist"], Unhashed()]
 
@@ -91,7 +92,7 @@ class AttentionPool(nn.Module):
     Parameters are named as in timm's ``AttentionPoolLatent``.
     """
 
-    def __init__(self, g: Geometry) -> None:
+    def __init__(self, g: Geometry, approximate: Gelu) -> None:
         super().__init__()
         self.heads = g.heads
         self.latent = nn.Parameter(torch.empty(1, 1, g.dim))
@@ -99,7 +100,7 @@ class AttentionPool(nn.Module):
         self.kv = nn.Linear(g.dim, 2 * g.dim)
         self.proj = nn.Linear(g.dim, g.dim)
         self.norm = slot("norm").build("layernorm", g.dim)
-        self.mlp = slot("mlp").build("gelu", g)
+        self.mlp = slot("mlp").build({"type": "gelu", "approximate": approximate}, g)
         nn.init.trunc_normal_(self.latent, std=g.dim**-0.5, a=-2 * g.dim**-0.5, b=2 * g.dim**-0.5)
 
     def forward(self, x_BND: Tensor) -> Tensor:
@@ -122,12 +123,12 @@ class _Pooled(Head):
         "attn_pool.": "attn_pool.",
     }
 
-    def __init__(self, g: Geometry, pool: Pool) -> None:
+    def __init__(self, g: Geometry, pool: Pool, approximate: Gelu) -> None:
         super().__init__()
         self.kind = pool
         self.reads = ("class",) if pool == "cls" else ()
         self.prefix = g.prefix
-        self.attn_pool = AttentionPool(g) if pool == "map" else None
+        self.attn_pool = AttentionPool(g, approximate) if pool == "map" else None
 
     @classmethod
     def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
@@ -153,16 +154,23 @@ class Linear(_Pooled):
     """
 
     def __init__(
-        self, g: Geometry, *, pool: Pool = "cls", weights: Weights = "drawn", output: Output = "logits"
+        self,
+        g: Geometry,
+        *,
+        pool: Pool = "cls",
+        approximate: Gelu = "none",
+        weights: Weights = "drawn",
+        output: Output = "logits",
     ) -> None:
         """
         Args:
             g: the sizes of the model.
             pool: ``cls``, ``gap`` or ``map``.
+            approximate: the GELU of attention pooling, as that of the blocks' MLP.
             weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
             output: what a caller of the model gets; the loss and the metrics read logits in either case.
         """
-        super().__init__(g, pool)
+        super().__init__(g, pool, approximate)
         self.fc = nn.Linear(g.dim, g.classes)
         self.output = output
         self.keeps_init = _zeroed(self, "fc") if weights == "zero" else frozenset()
@@ -180,12 +188,13 @@ class MLPHead(_Pooled):
         g: Geometry,
         *,
         pool: Pool = "cls",
+        approximate: Gelu = "none",
         representation_size: Annotated[int, Field(gt=0)] | None = None,
         weights: Weights = "drawn",
         output: Output = "logits",
     ) -> None:
         """``representation_size`` is the width of the pre-logits, by default that of the tokens."""
-        super().__init__(g, pool)
+        super().__init__(g, pool, approximate)
         size = representation_size or g.dim
         self.pre_logits = nn.Linear(g.dim, size)
         self.fc = nn.Linear(size, g.classes)

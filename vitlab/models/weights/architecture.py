@@ -258,18 +258,20 @@ def _head(
         outputs = classes
     if "head_dist.weight" in state:
         return {"type": "distilled"}, outputs, ""
+    more: dict[str, Any] = {}
     if "attn_pool.latent" in state:
         pool, assumed = "map", ""
+        more = {"approximate": known.gelu or "none"}
     elif pooled or "class" not in prefix:
-        pool, assumed = "gap", ""
+        pool, assumed = "gap", "" if known.pool == "gap" else "the head reads the mean of the patches"
     elif known.pool is not None:
         pool, assumed = known.pool, ""
     else:
         pool, assumed = "cls", "the head reads the class token"
     if "pre_logits.fc.weight" in state:
         width, _ = look.shape("pre_logits.fc.weight", 2)
-        return {"type": "mlp", "pool": pool, "representation_size": width}, outputs, assumed
-    return {"type": "linear", "pool": pool}, outputs, assumed
+        return {"type": "mlp", "pool": pool, **more, "representation_size": width}, outputs, assumed
+    return {"type": "linear", "pool": pool, **more}, outputs, assumed
 
 
 def _normalisation(known: Known, channels: int) -> tuple[tuple[float, ...], tuple[float, ...], str]:
