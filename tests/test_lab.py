@@ -20,7 +20,7 @@ import yaml
 import vitlab
 from vitlab.data.prepare import prepare
 from vitlab.errors import UserError
-from vitlab.lab import Answer
+from vitlab.lab import Answer, sync
 from vitlab.slots import slot
 from vitlab.store import Store
 
@@ -257,6 +257,17 @@ def test_seeds_that_are_one_trial_train_it_once(tmp_path: Path) -> None:
     answer = vitlab.run(study(tmp_path, seeds={"count": 3, "vary": []}), out=tmp_path / "out")
     assert answer.trained == 2 == len(trials(tmp_path / "out"))
     assert len(answer.results()) == 6
+
+
+def test_what_the_command_line_changed_is_kept_with_the_study(tmp_path: Path) -> None:
+    file = study(tmp_path, seeds=1, design=None, run={"executor": "inline"})
+    changes = {"run.tracking_uri": NOWHERE, "model.dim": 4, "question": "Why not?"}
+    answer = vitlab.run(file, out=tmp_path / "out", changes=changes)
+    assert answer.plan.trials[0].trial.spec["model"]["dim"] == 4
+    # Delivered, or not, to where the run was told to, and to no database of its own.
+    assert sync(tmp_path / "out") == [("tiny", None)] and not (tmp_path / "out" / "mlflow.db").exists()
+    made = json.loads((answer.folder / "report" / "report.json").read_text())["made"]
+    assert made["command"] == "vitlab run study.yaml --set model.dim=4 --set 'question=Why not?'"
 
 
 # -- what was computed can be had -------------------------------------------------------------------------------------

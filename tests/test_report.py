@@ -563,6 +563,19 @@ def test_how_it_was_made_tells_trained_from_cached(tmp_path):
     assert "1 trained in the last run, 19 taken from earlier runs" in text_of(plan, store, "md")
 
 
+def test_two_folders_of_one_kind_of_data_are_two_sets_of_data(tmp_path):
+    plan, store = study(tmp_path)
+    other = dataclasses.replace(plan.trials[-1], trial=dataclasses.replace(plan.trials[-1].trial, data="sha256:decaf"))
+    made = document(dataclasses.replace(plan, trials=(*plan.trials[:-1], other)), store)["made"]
+    assert [item["identity"] for item in made["data"]] == ["sha256:c0ffee", "sha256:decaf"]
+
+
+def test_emphasis_and_stars_in_names_are_text(tmp_path):
+    plan, store = study(tmp_path, {"_baseline_": BASE, "*none": NONE})
+    assert "| \\_baseline\\_ |" in text_of(plan, store, "md")
+    assert r"    {}*none & " in text_of(plan, store, "latex")  # \\* would swallow the star
+
+
 def test_an_unknown_format_is_refused(tmp_path):
     plan, store = study(tmp_path)
     with pytest.raises(UserError, match=r"no report format 'htm'\. Did you mean 'html'\?"):

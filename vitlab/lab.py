@@ -92,7 +92,7 @@ def run(
     if not any(_is_asked(arm, only) for arm in arms):
         raise UserError(f"no arm is called '{only}'.{nearest(only, arms)} Arms: {', '.join(arms)}.")
     plan = _with_data(plan, store, file, lambda: planned()[1])
-    _write_study(store, plan, file)
+    _write_study(store, plan, file, changes)
 
     from vitlab.trackers import connect
 
@@ -102,9 +102,9 @@ def run(
         if plan.pending:
             rivals = [item for tuning in plan.tuning if tuning.open for item in _wanted(tuning, only)]
             stages.append(_train(plan, rivals, "*", store, study.run, plugins, retry_failed, tracker, watch))
-            _write_study(store, _chosen(plan, store), file)
+            _write_study(store, _chosen(plan, store), file, changes)
             _, plan = planned()
-            _write_study(store, plan, file)
+            _write_study(store, plan, file, changes)
             tracker = connect(study.run.tracking_uri, plan, store, keep=study.run.keep)
         stages.append(_train(plan, plan.trials, only, store, study.run, plugins, retry_failed, tracker, watch))
         if study.run.explain:
@@ -217,7 +217,7 @@ def sync(folder: str | Path, *, tracking_uri: str | None = None) -> list[tuple[s
     links = []
     for file in sorted(store.root.glob("studies/*/plan.json")):
         plan = Plan.from_json(read_json(file))
-        run_spec = _run_spec(file.parent / "study.yaml")
+        run_spec = _run_spec(file.parent)
         tracker = connect(tracking_uri or run_spec.tracking_uri, plan, store, keep=run_spec.keep)
         links.append((plan.study, tracker.close(sorted((file.parent / "report").glob("*")))))
     return links
@@ -401,9 +401,10 @@ def _all(plan: Plan) -> list[Planned]:
     return [*plan.trials, *plan.pending, *(planned for tuning in plan.tuning for planned in tuning.trials)]
 
 
-def _write_study(store: Store, plan: Plan, file: str | Path) -> None:
+def _write_study(store: Store, plan: Plan, file: str | Path, changes: Mapping[str, Any]) -> None:
     folder = store.study(plan.study)
     write_bytes(folder / "study.yaml", Path(file).read_bytes())
+    write_json(folder / "changes.json", dict(changes))
     write_json(folder / "plan.json", plan.to_json())
 
 
@@ -413,8 +414,13 @@ def _without_memory() -> Any:
     return torch.device("meta")
 
 
-def _run_spec(file: Path) -> RunSpec:
-    return RunSpec.model_validate(read_document(file).data.get("run", {}))
+def _run_spec(folder: Path) -> RunSpec:
+    """How a study was last run: its file, and what was changed on the command line."""
+    changes: Mapping[str, Any] = read_json(folder / "changes.json") or {}
+    study, _, problems = read_study(folder / "study.yaml", {_rooted(path): value for path, value in changes.items()})
+    if study is None:
+        raise SpecError(problems)
+    return study.run
 
 
 def _required(study: Study, document: Document, loaded: Iterable[slots.Origin]) -> list[Any]:

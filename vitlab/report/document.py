@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from vitlab.plan.values import Plan
 from vitlab.report import words
 from vitlab.report.frame import GROUPS, STATUSES, Found, judged, prerequisites, usable
 from vitlab.statistics import smallest_sign_flip_p
-from vitlab.store import Store
+from vitlab.store import Store, read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,14 +147,14 @@ def made(plan: Plan, store: Store, found: Sequence[Found]) -> dict[str, Any]:
             versions.setdefault(name, set()).add(str(value))
         for name, value in result.circumstances.numerics.items():
             numerics.setdefault(name, set()).add(str(value))
-    data = {str(item.planned.trial.spec["data"]["type"]): item.planned.trial.data for item in found}
+    data = {(str(item.planned.trial.spec["data"]["type"]), item.planned.trial.data) for item in found}
     last = max((result.circumstances.started + result.circumstances.wall_s for result in ended), default=None)
     return {
-        "command": "vitlab run study.yaml",
+        "command": _command(store.study(plan.study)),
         "versions": {name: ", ".join(sorted(known)) for name, known in sorted(versions.items())},
         "numerics": {name: ", ".join(sorted(known)) for name, known in sorted(numerics.items())},
         "components": sorted({origin for item in found for origin in item.planned.trial.origins}),
-        "data": [{"set": name, "identity": identity} for name, identity in sorted(data.items())],
+        "data": [{"set": name, "identity": identity} for name, identity in sorted(data, key=str)],
         "wall_s": sum(result.circumstances.wall_s for result in ended),
         "ended": None if last is None else datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "trained": fresh,
@@ -180,6 +182,16 @@ def made_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Plugins", "; ".join(guests)),
     ]
     return [(head, text) for head, text in lines if text]
+
+
+def _command(folder: Path) -> str:
+    """What was asked for; where it was to run, and whom it was told, are no part of what was found."""
+    said = ["vitlab run study.yaml"]
+    for path, value in (read_json(folder / "changes.json") or {}).items():
+        if path.partition(".")[0] != "run":
+            text = value if isinstance(value, str) else json.dumps(value)
+            said.append(f"--set {shlex.quote(f'{path}={text}')}")
+    return " ".join(said)
 
 
 # -- the notes, one kind each -----------------------------------------------------------------------------------------

@@ -226,7 +226,7 @@ def _md_table(columns: Sequence[words.Column]) -> list[str]:
 
 def _md(text: str) -> str:
     """Text that Markdown, and the HTML it allows, take for nothing but text."""
-    return "".join(f"\\{char}" if char in "\\`*[]<>|#~$&" else char for char in " ".join(text.split()))
+    return "".join(f"\\{char}" if char in "\\`*_[]<>|#~$&" else char for char in " ".join(text.split()))
 
 
 def _latex(doc: Mapping[str, Any]) -> str:
@@ -257,7 +257,7 @@ _TEX |= {char: f"\\{char}" for char in "&%$#_{}"}
 
 def _tex(text: str) -> str:
     said = "".join(_TEX.get(char, char) for char in " ".join(text.split()))
-    return f"{{}}{said}" if said.startswith("[") else said  # a bracket after \\ would be read as its argument
+    return f"{{}}{said}" if said.startswith(("[", "*")) else said  # after \\ these would be read as its arguments
 
 
 def _json(doc: Mapping[str, Any]) -> str:
