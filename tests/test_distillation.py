@@ -290,6 +290,26 @@ def test_the_journal_tells_of_both_heads_both_losses_and_the_tokens(taught: Answ
         assert "test/token_cosine" in measured[-1] and "test/accuracy_dist" in measured[-1]
 
 
+def test_the_report_has_a_table_of_the_heads(taught: Answer) -> None:
+    folder, frame = taught.folder / "report", taught.results()
+    (first, second) = json.loads((folder / "report.json").read_text())["heads"]
+    assert (first["arm"], second["arm"]) == ("baseline", "kind=soft")
+    for view in ("accuracy_cls", "accuracy_dist", "accuracy_logits", "accuracy_softmax", "token_cosine"):
+        wanted = frame[frame["arm"] == "kind=soft"][f"val/{view}"].mean()
+        assert second[f"val/{view}"] == pytest.approx(wanted)
+    assert "## Heads" in (folder / "report.md").read_text() and "<h2>Heads</h2>" in (folder / "report.html").read_text()
+
+
+def test_teachers_of_two_kinds_are_compared_from_three_trainings_on(tmp_path: Path) -> None:
+    from vitlab.report.frame import refusals
+
+    other = {"one_at_a_time": {"distill.teacher.trial.model": [VIT]}}
+    (reason,) = refusals(planned(tmp_path, design=other, seeds=2)).values()
+    assert "differ by their teacher, of which 2 trainings stand behind an arm: fewer than 3" in reason
+    assert refusals(planned(tmp_path, design=other, seeds=3)) == {}
+    assert refusals(planned(tmp_path, seeds=2)) == {}, "of one and the same two teachers"
+
+
 def test_the_cosine_of_the_tokens_is_that_of_the_trained_model(taught: Answer) -> None:
     from vitlab.data.prepare import prepare
 

@@ -35,7 +35,7 @@ class PlainLines(Watch):
 
     def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         self._total, self._done, self._since = len(todo), 0, time.monotonic()
-        cached = len(plan.trials) - len(todo)
+        cached = _not_to_train(plan, todo)
         skipped = sum(1 for arm in plan.arms if arm.skip)
         click.echo(
             f"{plan.study}: {len(plan.arms)} arms, {len(plan.trials)} trials; {len(todo)} to train, {cached} not"
@@ -71,7 +71,7 @@ class LiveView(Watch):
         self._done, self._since = 0, time.monotonic()
         self._console.print(
             f"[bold]{plan.study}[/]  {len(plan.arms)} arms, {len(plan.trials)} trials; "
-            f"{len(todo)} to train, {len(plan.trials) - len(todo)} not"
+            f"{len(todo)} to train, {_not_to_train(plan, todo)} not"
         )
         if todo:
             self._live = Live(self._draw(), console=self._console, auto_refresh=False, transient=True)
@@ -143,3 +143,9 @@ def _left(since: float, done: int, total: int) -> str:
     seconds = int((time.monotonic() - since) / done * (total - done))
     hours, minutes = divmod(seconds // 60, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds % 60:02} s"
+
+
+def _not_to_train(plan: Plan, todo: Sequence[Planned]) -> int:
+    """Trials of the plan that are left as they are; ``todo`` may hold prerequisites, which stand in no arm."""
+    chosen = {(planned.arm, planned.seed) for planned in todo}
+    return sum((planned.arm, planned.seed) not in chosen for planned in plan.trials)

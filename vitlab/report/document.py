@@ -28,7 +28,7 @@ from vitlab.store import Store, read_json
 if TYPE_CHECKING:
     import pandas as pd
 
-FORM = 2  #: counts changes of this document; a stored one of another form is made anew
+FORM = 3  #: counts changes of this document; a stored one of another form is made anew
 SHOWN = 12  #: notes of one kind that are listed one by one
 BUILT_IN = "vitlab"
 RATE = "train.optimizer.lr"
@@ -51,6 +51,7 @@ def document(
         "arms": rows,
         "skipped": [{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],
         "tuning": tuning(plan),
+        "heads": heads(plan, frame),
         "notes": notes(plan, [*needed, *found], frame, rows),
         "made": made(plan, store, [*needed, *found]),
         "trials": plain(frame),
@@ -95,6 +96,21 @@ def tuning(plan: Plan) -> list[dict[str, Any]]:
                     "outcome": won if index == item.winner else lost,
                 }
             )
+    return rows
+
+
+def heads(plan: Plan, frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The mean accuracy of every head, and of every fusion, of the arms that have more than one; cosine of tokens."""
+    group = plan.analysis.metric.partition("/")[0]
+    names = [name for name in frame.columns if name.startswith(f"{group}/accuracy_")]
+    extra = f"{group}/token_cosine"
+    if not names:
+        return []
+    rows: list[dict[str, Any]] = []
+    for arm, trials in frame[frame["status"] == "done"].groupby("arm", sort=False):
+        means = trials.reindex(columns=[*names, extra]).mean()
+        if means[names].notna().any():
+            rows.append({"arm": str(arm), **{str(n): None if math.isnan(v) else float(v) for n, v in means.items()}})
     return rows
 
 

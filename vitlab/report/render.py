@@ -162,7 +162,7 @@ def _terminal(doc: Mapping[str, Any]) -> str:
     for sentence in doc["answers"]:
         console.print(Padding(Text(_printable(sentence)), (0, 0, 0, 2)))
     unbounded = console.options.update(width=10_000)
-    for columns in (_columns(doc), words.tuning_columns(doc["tuning"])):
+    for columns in (_columns(doc), words.head_columns(doc["heads"]), words.tuning_columns(doc["tuning"])):
         table = _rich_table(columns)
         while console.measure(table, options=unbounded).maximum > width and any(column.rank for column in columns):
             columns.remove(max(columns, key=lambda column: column.rank))
@@ -209,6 +209,8 @@ def _markdown(doc: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
     lines += ["", *_md_table(columns)]
     for name in figures:
         lines += ["", f"![{name}]({name}.png)"]
+    if doc["heads"]:
+        lines += ["", "## Heads", "", *_md_table(words.head_columns(doc["heads"]))]
     if doc["tuning"]:
         lines += ["", "## Tuning", "", *_md_table(words.tuning_columns(doc["tuning"]))]
     if doc["notes"]:
@@ -286,6 +288,8 @@ def _html(made: _Made, drawn: Mapping[str, Figure]) -> str:
         columns=columns,
         rows=list(zip(*(column.cells for column in columns), strict=True)),
         verdicts=verdicts or ("",) * len(made.doc["arms"]),
+        heads=(heads := words.head_columns(made.doc["heads"])),
+        heads_rows=list(zip(*(column.cells for column in heads), strict=True)),
         tuning=(rivals := words.tuning_columns(made.doc["tuning"])),
         tuning_rows=list(zip(*(column.cells for column in rivals), strict=True)),
         figures=[(name, Markup(svg(figure, name)), said[name]) for name, figure in drawn.items()],

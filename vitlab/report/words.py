@@ -289,6 +289,21 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
     return found
 
 
+def head_columns(rows: Sequence[Row]) -> list[Column]:
+    """The table of heads: what each head of an arm reaches alone, and fused with the other."""
+    if not rows:
+        return []
+    found = [Column("arm", tuple(row["arm"] for row in rows), right=False)]
+    for name in rows[0]:
+        if name == "arm" or all(row[name] is None for row in rows):
+            continue
+        scale = Scale.of(name)
+        decimals = 1 if scale.unit else 3
+        cells = tuple(DASH if row[name] is None else scale.number(row[name], decimals) for row in rows)
+        found.append(Column(scale.title, cells))
+    return found
+
+
 def tuning_columns(rows: Sequence[Row]) -> list[Column]:
     """The table of rivals: who stood against whom in a tuning, what each reached and took, and who won."""
     if not rows:
