@@ -1,4 +1,4 @@
-"""What recipes are made of, each against timm: mixed images, averaged weights, rates by layer, repeated augmentation."""
+"""What recipes are made of, against timm: mixed images, averaged weights, rates by layer, repeated augmentation."""
 
 from __future__ import annotations
 
