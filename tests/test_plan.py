@@ -93,6 +93,12 @@ def test_a_path_stands_in_one_part_of_a_grid(tmp_path: Path) -> None:
 # -- names, merging, baselines ----------------------------------------------------------------------------------------
 
 
+def test_a_grid_without_end_is_refused_at_its_place(tmp_path: Path) -> None:
+    levels = {f"train.optimizer.a{index}": list(range(10)) for index in range(7)}
+    with pytest.raises(SpecError, match=r":\d+:\d+: a grid of 10,000,000 arms; a design has at most 1,000,000"):
+        plan(tmp_path, design={"grid": levels})
+
+
 def test_names_say_what_differs() -> None:
     assert text({"type": "rope2d", "theta": 50}) == "rope2d(theta=50)"
     assert text(1e-3) == "0.001" and text("none") == "none" and text([1, "a"]) == "[1, a]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,9 @@ from typing import Any
 
 from vitlab.errors import Path
 from vitlab.spec.design import Levels, Node
+
+MOST = 1_000_000
+"""Arms of one design: more are a mistake, and would be expanded until memory runs out."""
 
 
 class DesignFault(Exception):
@@ -43,7 +47,8 @@ def drafts(node: Node | None, place: Path = ("design",)) -> list[Draft]:
     """The arms of a design in order, equal ones not yet merged.  Without a design there is the base alone.
 
     Raises:
-        DesignFault: if two nodes of a grid set one path, or a sample asks for more arms than there are.
+        DesignFault: if two nodes of a grid set one path, a sample asks for more arms than there are, or there are more
+            than ``MOST``.
     """
     if node is None:
         return [Draft()]
@@ -117,6 +122,9 @@ def _product(axes: list[list[Draft]], here: Path) -> list[Draft]:
         }
         if shared:
             raise DesignFault(here, f"two parts of one grid both set '{min(shared)}'; a grid varies each path once")
+    count = math.prod(map(len, axes))
+    if count > MOST:
+        raise DesignFault(here, f"a grid of {count:,} arms; a design has at most {MOST:,}")
     products = [Draft()]
     for axis in axes:
         products = [left.and_(right) for left in products for right in axis]
