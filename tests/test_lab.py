@@ -259,6 +259,12 @@ def test_seeds_that_are_one_trial_train_it_once(tmp_path: Path) -> None:
     assert len(answer.results()) == 6
 
 
+def test_a_file_without_a_name_is_no_study_to_look_at(tmp_path: Path) -> None:
+    (tmp_path / "nameless.yaml").write_text("question: Which?\n")
+    with pytest.raises(UserError, match=r"nameless.yaml names no study"):
+        vitlab.results(tmp_path / "nameless.yaml", out=tmp_path)
+
+
 def test_what_the_command_line_changed_is_kept_with_the_study(tmp_path: Path) -> None:
     file = study(tmp_path, seeds=1, design=None, run={"executor": "inline"})
     changes = {"run.tracking_uri": NOWHERE, "model.dim": 4, "question": "Why not?"}

@@ -99,6 +99,28 @@ def test_a_grid_without_end_is_refused_at_its_place(tmp_path: Path) -> None:
         plan(tmp_path, design={"grid": levels})
 
 
+def test_what_varies_beside_a_labelled_part_is_in_the_name(tmp_path: Path) -> None:
+    parts = {"leave_one_out": {"of": {"model.position": "none", "train.clip_grad": 1.0}}}
+    found = plan(tmp_path, design={"grid": [parts, {"one_at_a_time": {"model.dim": [16]}}]})
+    assert names(found) == [
+        "baseline",
+        "dim=16",
+        "without position",
+        "without position, dim=16",
+        "without clip_grad",
+        "without clip_grad, dim=16",
+    ]
+    byhand = {"arms": {"plain": {"model.position": "none"}}}
+    labels = {"zip": {"model.dim": [16], "train.batch_size": [4], "labels": ["wide"]}}
+    found = plan(
+        tmp_path,
+        design={
+            "union": [{"grid": {"model.depth": [2]}}, {"grid": [byhand, labels, {"grid": {"model.depth": [1, 3]}}]}]
+        },
+    )
+    assert names(found) == ["depth=2", "plain, wide, depth=1", "plain, wide, depth=3"]
+
+
 def test_names_say_what_differs() -> None:
     assert text({"type": "rope2d", "theta": 50}) == "rope2d(theta=50)"
     assert text(1e-3) == "0.001" and text("none") == "none" and text([1, "a"]) == "[1, a]"

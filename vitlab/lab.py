@@ -458,7 +458,10 @@ def _rooted(path: str) -> str:
 def _name(file: Path) -> str:
     if not file.exists() and file.suffix not in (".yaml", ".yml"):
         return str(file)
-    return str(read_document(file).data.get("study"))
+    name = read_document(file).data.get("study")
+    if not isinstance(name, str):
+        raise UserError(f"{file} names no study; it begins with 'study: NAME'")
+    return name
 
 
 def _trials(count: int) -> str:

@@ -32,6 +32,7 @@ class Draft:
     places: Mapping[str, Path] = field(default_factory=dict)  #: dotted path to where the document says so
     label: str = ""  #: a name given by hand, or by the node
     against: Mapping[str, Any] = field(default_factory=dict)  #: the values of the arm it is to be compared with
+    beside: frozenset[str] = frozenset()  #: paths of which the label does not speak
 
     def and_(self, other: Draft) -> Draft:
         """Both sets of changes at once."""
@@ -40,6 +41,7 @@ class Draft:
             {**self.places, **other.places},
             ", ".join(filter(None, (self.label, other.label))),
             {**self.against, **other.against},
+            frozenset().union(*(draft.beside if draft.label else draft.values for draft in (self, other))),
         )
 
 
@@ -149,12 +151,14 @@ def _ends(path: str, name: str) -> bool:
 
 
 def name_of(draft: Draft, short: Mapping[str, str]) -> str:
-    """``baseline``, the label, or ``position=rope2d(theta=50), patch_size=4``."""
-    if draft.label:
-        return draft.label
-    if not draft.values:
-        return "baseline"
-    return ", ".join(f"{short[path]}={text(value)}" for path, value in draft.values.items())
+    """``baseline``, the label, ``position=rope2d(theta=50), patch_size=4``, or a label and what stands beside it."""
+    said = [draft.label] if draft.label else []
+    said += [
+        f"{short[path]}={text(value)}"
+        for path, value in draft.values.items()
+        if not draft.label or path in draft.beside
+    ]
+    return ", ".join(said) or "baseline"
 
 
 def text(value: Any) -> str:
