@@ -12,15 +12,12 @@ import json
 import math
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
-import threading
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +25,22 @@ import pytest
 import scipy.stats
 import yaml
 from mlflow import MlflowClient
+from urllib3.connection import HTTPConnection
 
 import vitlab
 from vitlab import cli, lab
 from vitlab.plan.values import Plan
-from vitlab.store import Store
+from vitlab.store import Store, TrialFolder
 from vitlab.trackers import connect, dashboard, service
+from vitlab.trackers.address import Address
 from vitlab.trackers.server import links
 from vitlab.trial import Settings, run_trial
 
+Patch = pytest.MonkeyPatch
 NOWHERE = "http://127.0.0.1:9"  #: nobody listens there
 ARMS, SEEDS = ("baseline", "position=none"), ("0", "1")
 NAMES = [f"{arm}/s{seed}" for arm in ARMS for seed in SEEDS]
-Points = Counter[tuple[str, Any, int, int]]  #: name, value, time, step
+Points = Counter[tuple[str, str, int, int]]  #: name, value, time, step
 
 SPY = """
 import os, sys
@@ -56,15 +56,10 @@ sys.meta_path.insert(0, Spy())
 def study_file(folder: Path, name: str = "tiny", executor: str = "inline") -> Path:
     model = {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "position": "learned"}
     train = {"steps": 4, "batch_size": 16, "evaluations": 2}
-    content = {
-        "study": name,
-        "base": {"data": {"type": "digits"}, "model": model, "train": train},
-        "design": {"one_at_a_time": {"model.position": ["none"]}},
-        "seeds": len(SEEDS),
-        "run": {"executor": executor, "workers": 1},
-    }
+    base = {"data": {"type": "digits"}, "model": model, "train": train}
+    content = {"study": name, "base": base, "design": {"one_at_a_time": {"model.position": ["none"]}}, "seeds": 2}
     file = folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    file.write_text(yaml.safe_dump({**content, "run": {"executor": executor, "workers": 1}}))
     return file
 
 
@@ -82,10 +77,6 @@ class Runs:
         uri = f"sqlite:///{self.out / 'mlflow.db'}"
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
-    @property
-    def offsets(self) -> Path:
-        return self.out / "studies/tiny/mlflow-offsets.json"
-
     def tracker(self, uri: str | None = None) -> Any:
         return connect(uri, self.plan, Store(self.out))
 
@@ -97,15 +88,16 @@ class Runs:
     def stored(self, run: Any) -> Points:
         """The whole history of every metric of a run."""
         histories = [self.client.get_metric_history(run.info.run_id, name) for name in run.data.metrics]
-        points = itertools.chain.from_iterable(histories)
-        return Counter((point.key, comparable(point.value), point.timestamp, point.step) for point in points)
+        return Counter((p.key, repr(p.value), p.timestamp, p.step) for p in itertools.chain.from_iterable(histories))
 
-    def trial(self, run: Any) -> Path:
-        return self.out / "trials" / run.data.tags["vitlab.trial"] / run.data.tags["vitlab.code"]
+    def folder(self, arm: str, seed: int) -> TrialFolder:
+        trial = self.plan.find(arm, seed)
+        return Store(self.out).trial(trial.key, trial.code)
 
 
-def comparable(value: float) -> Any:
-    return value if math.isfinite(value) else "nan"  # which equals itself
+def as_kept(value: float) -> str:
+    """MLflow would store an infinity as the largest number there is, and no chart would show anything else."""
+    return repr(float(value) if math.isfinite(value) else math.nan)
 
 
 def journalled(journal: Path) -> Points:
@@ -114,7 +106,7 @@ def journalled(journal: Path) -> Points:
     for event in map(json.loads, journal.read_text().splitlines()):
         if event["kind"] == "metrics":
             values = event["metrics"] | {"progress/epoch": event["epoch"], "progress/images": event["images"]}
-            found.update((name, comparable(value), event["t"], event["step"]) for name, value in values.items())
+            found.update((name, as_kept(value), event["t"], event["step"]) for name, value in values.items())
     return found
 
 
@@ -123,18 +115,16 @@ def holds_all_once(runs: Runs, study: str = "tiny") -> None:
     assert [run.info.run_name for run in runs.runs(study)] == NAMES
     for run in runs.runs(study):
         assert run.info.status == "FINISHED"
-        stored, expected = runs.stored(run), journalled(runs.trial(run) / "events.jsonl")
+        folder = runs.folder(run.data.tags["arm"], int(run.data.tags["seed"])).path
+        stored, expected = runs.stored(run), journalled(folder / "events.jsonl")
         assert len(expected) >= 2 * 4 and min(step for *_, step in expected) >= 1
         finals = Counter({point: count for point, count in stored.items() if point[3] == 0})
         assert stored == expected + finals
-        outcome = json.loads((runs.trial(run) / "result.json").read_text())["outcome"]
+        outcome = json.loads((folder / "result.json").read_text())["outcome"]
         names = Counter(name for name, *_ in finals.elements())
         assert set(names.values()) == {1} and {name.partition("/")[0] for name in names} <= {"final", "best", "cost"}
-        values = {name.partition("/")[2]: value for name, value, *_ in finals if name.startswith("final/")}
+        values = {name.partition("/")[2]: float(value) for name, value, *_ in finals if name.startswith("final/")}
         assert values == outcome["metrics"]
-
-
-# -- fixtures ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -152,9 +142,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.
     folder = tmp_path_factory.mktemp("trained")
     (folder / "sitecustomize.py").write_text(SPY)
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "IMPORTS": str(folder / "imports"), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "IMPORTS": str(folder / "imports")}
+    environment |= {"MLFLOW_TRACKING_URI": NOWHERE, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "vitlab", "run", str(study_file(folder, executor="local"))]
-    command += ["--out", str(folder / "out"), "--tracking-uri", NOWHERE]
+    command += ["--out", str(folder / "out")]
     return folder, subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -177,14 +168,8 @@ def runs(trained: tuple[Path, Any], database: Path, tmp_path: Path) -> Runs:
 
 
 @pytest.fixture(autouse=True)
-def around(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_server(monkeypatch: Patch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)  # the command line has its own
-
-
-# -- a server that is away --------------------------------------------------------------------------------------------
 
 
 def test_a_study_does_not_need_its_server(trained: tuple[Path, Any], delivered: Runs) -> None:
@@ -198,43 +183,23 @@ def test_a_study_does_not_need_its_server(trained: tuple[Path, Any], delivered: 
     holds_all_once(delivered)
 
 
-def test_an_address_without_anybody_costs_no_call(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "open_client", lambda address: pytest.fail("MLflow would try for minutes"))
+def test_a_server_that_is_away_is_probed_and_one_that_fails_asked_once(runs: Runs, monkeypatch: Patch) -> None:
+    """Left to itself MLflow would try for four minutes, and then again at every update."""
+    tried: list[str] = []
+
+    def refuse(self: HTTPConnection) -> None:
+        tried.append(self.host)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(HTTPConnection, "connect", refuse)
     tracker = runs.tracker(NOWHERE)
     tracker.update()
-    assert tracker.close() is None
-
-
-def test_a_server_that_fails_is_asked_once_and_then_left_alone(runs: Runs) -> None:
-    """One that says it is healthy and answers nothing else: no retries while trials run, and a pause between."""
-    asked: list[str] = []
-
-    class Ill(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(200 if self.path == "/health" else 503)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Ill)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        tracker = runs.tracker(f"http://127.0.0.1:{server.server_port}")
-        for _ in range(3):
-            tracker.update()
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-    assert len([path for path in asked if path != "/health"]) == 1, asked
-    assert tracker.close() is None  # nobody is there by now
-
-
-# -- every point once -------------------------------------------------------------------------------------------------
+    assert tracker.close() is None and not tried
+    monkeypatch.setattr(Address, "awake", lambda self: True)
+    tracker = runs.tracker(NOWHERE)
+    for _ in range(3):
+        tracker.update()
+    assert len(tried) == 1
 
 
 def test_a_second_run_and_a_second_study(runs: Runs) -> None:
@@ -252,12 +217,12 @@ class Killed(BaseException):
     """Ends a process as SIGKILL would: nothing catches it."""
 
 
-@pytest.mark.parametrize(
-    ("number", "stored_first", "error"),
-    [(1, False, Killed), (3, True, Killed), (5, True, ConnectionError), (4, False, ConnectionError)],
-)
+BREAKS = [(1, False, Killed), (3, True, Killed), (5, True, ConnectionError), (4, False, ConnectionError)]
+
+
+@pytest.mark.parametrize(("number", "stored_first", "error"), BREAKS)
 def test_a_delivery_that_breaks_off_is_taken_up(
-    number: int, stored_first: bool, error: type[BaseException], runs: Runs, monkeypatch: pytest.MonkeyPatch
+    number: int, stored_first: bool, error: type[BaseException], runs: Runs, monkeypatch: Patch
 ) -> None:
     """At the n-th batch, before it is stored or between that and its answer, by a kill or by the network."""
     genuine: Callable[..., None] = MlflowClient.log_batch
@@ -285,11 +250,15 @@ def test_a_delivery_that_breaks_off_is_taken_up(
 
 
 def test_forgotten_offsets_deliver_nothing_twice(runs: Runs) -> None:
+    """Not even what is not a number."""
+    strange = {"train/loss": math.inf, "val/loss": math.nan}
+    runs.folder("baseline", 0).emit("metrics", step=5, epoch=1.0, images=80, metrics=strange)
     assert runs.tracker().close()
-    before, offsets = {run.info.run_id for run in runs.runs()}, runs.offsets.read_bytes()
-    runs.offsets.unlink()
+    offsets = runs.out / "studies/tiny/mlflow-offsets.json"
+    before, said = {run.info.run_id for run in runs.runs()}, offsets.read_bytes()
+    offsets.unlink()
     assert runs.tracker().close() and {run.info.run_id for run in runs.runs()} == before
-    assert runs.offsets.read_bytes() == offsets
+    assert offsets.read_bytes() == said
     holds_all_once(runs)
 
 
@@ -297,8 +266,7 @@ def test_a_trial_trained_anew_stopped_and_resumed(runs: Runs) -> None:
     """Its old run leaves the view of the arms; its new one grows with the journal, a torn last line included."""
     assert runs.tracker().close()
     old = runs.runs()[-1]
-    trial = runs.plan.find("position=none", 1)
-    folder = Store(runs.out).trial(trial.key, trial.code)
+    trial, folder = runs.plan.find("position=none", 1), runs.folder("position=none", 1)
     shutil.rmtree(folder.path)
     asked = itertools.count()
     assert run_trial(trial, folder, Settings(), lambda: next(asked) >= 3) is None
@@ -335,18 +303,6 @@ def test_an_output_folder_that_moves_and_one_that_begins_anew(runs: Runs) -> Non
     assert runs.tracker().close()
     assert {run.info.experiment_id for run in runs.runs()} == {"1"}
     holds_all_once(runs)
-
-
-def test_what_is_not_a_number_is_delivered_as_such(runs: Runs) -> None:
-    """MLflow would store an infinity as the largest number there is, and no chart would show anything else."""
-    trial = runs.plan.find("baseline", 0)
-    folder = Store(runs.out).trial(trial.key, trial.code)
-    folder.emit("metrics", step=5, epoch=1.0, images=80, metrics={"train/loss": math.inf, "val/loss": math.nan})
-    assert runs.tracker().close()
-    holds_all_once(runs)
-
-
-# -- what it looks like -----------------------------------------------------------------------------------------------
 
 
 def test_trials_are_flat_and_arms_have_their_intervals(delivered: Runs) -> None:
@@ -389,8 +345,10 @@ def test_the_saved_view_groups_by_arm_and_charts_what_there_is(delivered: Runs) 
     for run in delivered.runs():
         held = run.data.tags if key["mode"] == "tag" else run.data.params
         assert held[key["groupByData"]] == run.data.tags["arm"]
-    shown = delivered.client.search_runs([experiment.experiment_id], state["searchFilter"])
-    assert sorted(run.info.run_name for run in shown) == NAMES
+        assert state["groupsExpanded"][f"{key['mode']}.{key['groupByData']}.{run.data.tags['arm']}"] is False
+    order = [f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"]
+    shown = delivered.client.search_runs([experiment.experiment_id], state["searchFilter"], order_by=order)
+    assert [run.info.run_name for run in shown] == [f"{arm}/s{seed}" for seed in SEEDS for arm in ARMS]
     every = json.loads(json.loads(experiment.tags[dashboard.tag(dashboard.TRIALS)])["state"])
     assert not every.get("groupBy") and every["searchFilter"] == state["searchFilter"]
 
@@ -403,13 +361,9 @@ def test_a_view_too_long_for_a_tag_is_compressed() -> None:
     assert json.loads(zlib.decompress(base64.b64decode(packed.removeprefix("deflate;")))) == state
 
 
-# -- before anything is delivered -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "mlruns", "./mlruns", "postgre://host/db"])
-def test_what_mlflow_cannot_deliver_to_is_refused(
-    uri: str, runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_mlflow_cannot_deliver_to_is_refused(uri: str, runs: Runs, monkeypatch: Patch, capsys: Any) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # the command line has its own handlers
     for words in (["sync", runs.out], ["run", runs.file, "--out", runs.out]):
         monkeypatch.setattr(sys, "argv", ["vitlab", *map(str, words), "--tracking-uri", uri])
         with pytest.raises(SystemExit) as exit_:

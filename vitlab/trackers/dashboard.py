@@ -16,6 +16,10 @@ from typing import Any
 ARMS, TRIALS, SUMMARY = "vitlab-arms", "vitlab-trials", "vitlab-summary"
 """Ids of the views: arms as means over their seeds; every trial by itself; the experiment of summaries."""
 
+LOADED = 100  #: runs the page loads at once
+ORDER = "vitlab.order"
+"""The tag that runs are sorted by: of more than the page loads, the first seed of every arm goes before the second."""
+
 LIMIT = 20_000  #: characters MLflow holds in an experiment tag
 RUNS = 100  #: bars in one chart at most
 
@@ -90,7 +94,7 @@ def comparison(
     by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": mode, "groupByData": key}]}
     return {
         "searchFilter": f"tags.`vitlab.kind` = '{kind}'",
-        "orderByKey": "attributes.start_time",
+        "orderByKey": f"tags.`{ORDER}`",
         "orderByAsc": True,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
@@ -100,6 +104,7 @@ def comparison(
         "runsHiddenMode": "SHOW_ALL",
         "useGroupedValuesInCharts": bool(arms),
         "groupBy": by_arm if arms else None,
+        "groupsExpanded": {_group(mode, key, arm): False for arm in arms},
         "hideEmptyCharts": True,
         "autoRefreshEnabled": True,
         "compareRunCharts": chart_list,
@@ -113,14 +118,14 @@ def group_key(arms: Sequence[str]) -> tuple[str, str]:
     """What to group runs by, so that no two arms look alike.
 
     A group's colour cannot be chosen, it follows from its name, and of five arms two are likely to share one.  So of
-    the keys that hold the arm the one is taken under which the most similar two differ most.
+    the keys that hold the arm the one is taken under which the most similar two differ most, then the next two.
     """
 
-    def least_difference(key: tuple[str, str]) -> int:
-        colours = [group_colour(f"{key[0]}.{key[1]}.{arm}") for arm in arms]
-        return min((_difference(*pair) for pair in combinations(colours, 2)), default=0)
+    def differences(key: tuple[str, str]) -> list[int]:
+        colours = [group_colour(_group(*key, arm)) for arm in arms]
+        return sorted(_difference(*pair) for pair in combinations(colours, 2))
 
-    return max(KEYS, key=least_difference)
+    return max(KEYS, key=differences)
 
 
 def group_colour(group: str) -> str:
@@ -143,6 +148,11 @@ def envelope(name: str, state: Mapping[str, Any], made_ms: int) -> str:
 
 def _envelope(name: str, state: str, made_ms: int) -> str:
     return json.dumps({"name": name, "createdAt": made_ms, "updatedAt": made_ms, "state": state})
+
+
+def _group(mode: str, key: str, arm: str) -> str:
+    """The page's own name of a group."""
+    return f"{mode}.{key}.{arm}"
 
 
 def _difference(one: str, other: str) -> int:

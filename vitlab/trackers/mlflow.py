@@ -273,7 +273,8 @@ class MlflowTracker(Tracker):
         from mlflow.entities import Metric, Param
 
         tags = {"arm": arm, "vitlab.kind": "arm", "vitlab.study": self.plan.study, "vitlab.root": self._root}
-        run = client.create_run(experiment, tags={**tags, "mlflow.runColor": colour}, run_name=arm).info.run_id
+        tags |= {"mlflow.runColor": colour, dashboard.ORDER: records.order(self.plan, arm)}
+        run = client.create_run(experiment, tags=tags, run_name=arm).info.run_id
         now = int(time.time() * 1000)
         varied = self.plan.arm(arm).values
         params = [Param("arm", arm), *(Param(key, text) for key, text in records.flat(varied).items())]

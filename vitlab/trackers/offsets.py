@@ -5,6 +5,7 @@ A process that dies between a delivery and its commit delivers the same again, w
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,12 @@ class Offsets:
 
     @classmethod
     def read(cls, file: Path, address: str) -> Offsets:
-        """What the file says; a file of another version says nothing, and everything is delivered again."""
+        """What the file says; what another version says of runs is dropped, and they are delivered again."""
         data = (read_json(file) or {}).get(address, {})
-        try:
-            runs = {name: Delivered(**item) for name, item in data.get("runs", {}).items()}
-        except TypeError:
-            return cls(file, address)
-        return cls(file, address, data.get("experiment", ""), runs, list(data.get("metrics", [])))
+        found = cls(file, address, data.get("experiment", ""), metrics=list(data.get("metrics", [])))
+        with suppress(TypeError):
+            found.runs = {name: Delivered(**item) for name, item in data.get("runs", {}).items()}
+        return found
 
     def commit(self) -> None:
         """Write what has been delivered; other addresses keep theirs."""

@@ -22,6 +22,7 @@ from vitlab.result import Result
 from vitlab.spec import Analysis
 from vitlab.statistics import mean_interval
 from vitlab.store import Event
+from vitlab.trackers.dashboard import LOADED, ORDER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,9 +85,16 @@ def tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
         "vitlab.code": trial.code,
         "vitlab.origins": ", ".join(trial.origins),
         "vitlab.seeds": json.dumps(dict(trial.seeds)),
+        ORDER: order(plan, planned.arm, planned.seed),
     }
     found |= {f"vitlab.needs.{role}": needed for role, needed in trial.needs.items()}
     return {name: _clip(value, TAG_LENGTH) for name, value in found.items()}
+
+
+def order(plan: Plan, arm: str, seed: int = 0) -> str:
+    """Sorts runs by seed, and those of one seed as their arms stand in the design; what has no arm comes last."""
+    arms = [known.name for known in plan.arms]
+    return f"{seed:09d} {arms.index(arm) if arm in arms else len(arms):06d}"
 
 
 def colours(plan: Plan) -> dict[str, str]:
@@ -200,6 +208,11 @@ def note(plan: Plan) -> str:
         *rows,
         *(f"\n{item}" for item in plan.notes),
     ]
+    if len(plan.trials) > LOADED:
+        lines.append(
+            f"\nMLflow loads {LOADED} runs at a time, here the first seeds of every arm; 'Load more' under the table "
+            f"loads the others. Means over all seeds are in the report, and in the experiment {plan.study}/arms."
+        )
     return _clip("\n".join(lines), TAG_LENGTH)
 
 

@@ -51,8 +51,11 @@ def serve(root: Path, port: int = 5000, host: str = "127.0.0.1") -> None:
             print(
                 "It asks nobody who they are: whoever reaches this machine can read and delete the results.", flush=True
             )
-        for study, link in links(root, base):
+        studies = links(root, base)
+        for study, link in studies:
             print(f"  {study}   {link}", flush=True)
+        if not studies:
+            print("No study has been delivered to it yet; 'vitlab sync' delivers those that are here.", flush=True)
         code = server.wait()
         raise VitlabError(f"MLflow's server ended by itself, with code {code}; see {_log(root)}")
 
