@@ -18,6 +18,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,11 @@ def test_forgotten_offsets_deliver_nothing_twice(runs: Runs) -> None:
     assert runs.tracker().close() and {run.info.run_id for run in runs.runs()} == before
     assert offsets.read_bytes() == said
     holds_all_once(runs)
+    runs.plan = replace(runs.plan, arms=runs.plan.arms[::-1])  # a design whose arms stand in another order
+    assert runs.tracker().close()
+    for kind, study in (("trial", "tiny"), ("arm", "tiny/arms")):
+        found = sorted(runs.runs(study, kind), key=lambda run: str(run.data.tags[dashboard.ORDER]))
+        assert [run.data.tags["arm"] for run in found][:2] == list(ARMS[::-1])
 
 
 def test_a_trial_trained_anew_stopped_and_resumed(runs: Runs) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.plan.values import Plan
+from vitlab.plan.values import Arm, Plan
 from vitlab.store import Store
 from vitlab.trackers import dashboard, records, service
 from vitlab.trackers.address import Address, comparison_link, locate
@@ -257,27 +257,29 @@ class MlflowTracker(Tracker):
                 continue
             points = records.arm_points(values[arm.name], self.plan.analysis.alpha)
             names |= set(points)
+            tags = {"arm": arm.name, "vitlab.kind": "arm", "vitlab.study": self.plan.study, "vitlab.root": self._root}
+            tags |= {"mlflow.runColor": colours[arm.name], dashboard.ORDER: records.order(self.plan, arm.name)}
             run = there.get(arm.name)
-            if run is not None and run.data.metrics == points and run.info.status == FINISHED:
-                continue
             if run is not None:
+                same = run.data.metrics == points and tags.items() <= run.data.tags.items()
+                if same and run.info.status == FINISHED:
+                    continue
                 client.delete_run(run.info.run_id)
-            self._arm_run(client, experiment, arm.name, points, colours[arm.name])
+            self._arm_run(client, experiment, arm, points, tags)
         headline = self.plan.analysis.metric
         charts = dashboard.summary_sections(names, headline)
         columns = [f"metrics.`{what}/{headline}`" for what in ("mean", "sd", "low", "high", "n")]
         state = dashboard.comparison(charts, columns=columns, kind="arm")
         _save(client, experiment, {dashboard.SUMMARY: ("Arms with their intervals", state)})
 
-    def _arm_run(self, client: Any, experiment: str, arm: str, points: Mapping[str, float], colour: str) -> None:
+    def _arm_run(
+        self, client: Any, experiment: str, arm: Arm, points: Mapping[str, float], tags: Mapping[str, str]
+    ) -> None:
         from mlflow.entities import Metric, Param
 
-        tags = {"arm": arm, "vitlab.kind": "arm", "vitlab.study": self.plan.study, "vitlab.root": self._root}
-        tags |= {"mlflow.runColor": colour, dashboard.ORDER: records.order(self.plan, arm)}
-        run = client.create_run(experiment, tags=tags, run_name=arm).info.run_id
+        run = client.create_run(experiment, tags=dict(tags), run_name=arm.name).info.run_id
         now = int(time.time() * 1000)
-        varied = self.plan.arm(arm).values
-        params = [Param("arm", arm), *(Param(key, text) for key, text in records.flat(varied).items())]
+        params = [Param("arm", arm.name), *(Param(key, text) for key, text in records.flat(arm.values).items())]
         client.log_batch(run, metrics=[Metric(name, value, now, 0) for name, value in points.items()], params=params)
         client.set_terminated(run, FINISHED)
 

@@ -134,8 +134,9 @@ class TrialRuns:
             chosen |= {run.info.run_id for run in same}
             if known is None or known.run != run.info.run_id:
                 self.offsets.runs[item.identity] = Delivered(run.info.run_id, status=run.info.status)
-            if run.data.tags["vitlab.kind"] != item.kind:
-                self.client.set_tag(run.info.run_id, "vitlab.kind", item.kind)
+            for name, value in self._tags(item).items():  # the design may have changed since
+                if run.data.tags.get(name) != value:
+                    self.client.set_tag(run.info.run_id, name, value)
         for runs in by_identity.values():
             for run in runs:
                 tags = run.data.tags
@@ -193,12 +194,15 @@ class TrialRuns:
     def _folder(self, item: Shown) -> TrialFolder:
         return self.store.trial(item.planned.trial.key, item.planned.trial.code)
 
+    def _tags(self, item: Shown) -> dict[str, str]:
+        """The tags that follow from the plan."""
+        arm = item.planned.arm
+        colour = {"mlflow.runColor": self._colours[arm]} if arm in self._colours else {}
+        return records.tags(self.plan, item.planned, item.kind) | colour
+
     def _create(self, item: Shown, folder: TrialFolder, result: Result | None) -> Delivered:
         began = _began(folder)
-        tags = {**records.tags(self.plan, item.planned, item.kind), **self.source}
-        tags |= {"vitlab.began": str(began or ""), "vitlab.root": self.root}
-        if item.planned.arm in self._colours:
-            tags["mlflow.runColor"] = self._colours[item.planned.arm]
+        tags = {**self._tags(item), **self.source, "vitlab.began": str(began or ""), "vitlab.root": self.root}
         started = began or (int(result.circumstances.started * 1000) if result is not None else None)
         run = self.client.create_run(self.offsets.experiment, start_time=started, tags=tags, run_name=item.name)
         self.created = True
