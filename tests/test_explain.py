@@ -197,9 +197,15 @@ def test_captured_maps_are_what_timm_computes_when_its_kernel_is_not_fused(atten
         block.attn.fused_attn = False
         block.attn.attn_drop.register_forward_pre_hook(lambda module, inputs: maps.append(inputs[0]))
     x = torch.randn(2, 3, 8, 12, generator=torch.Generator().manual_seed(4))
+    tokens: list[torch.Tensor] = []
+    theirs.blocks[0].register_forward_pre_hook(lambda module, inputs: tokens.append(inputs[0]))
+    for block in theirs.blocks:
+        block.register_forward_hook(lambda module, inputs, output: tokens.append(output))
     with torch.no_grad():
         logits = theirs(x)
     found = capture(ours, x)
+    for mine, its in zip(found.tokens_LBTD, tokens, strict=True):
+        torch.testing.assert_close(mine, its, atol=1e-5, rtol=0)
     assert ours.training and not any(module._forward_hooks or module._forward_pre_hooks for module in ours.modules())
     assert len(found.maps_LBHTT) == len(maps) == 2 and len(found.tokens_LBTD) == 3
     for mine, its in zip(found.maps_LBHTT, maps, strict=True):

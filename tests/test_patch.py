@@ -118,6 +118,8 @@ def randomised(module: nn.Module) -> nn.Module:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.5 + (parameter.ndim == 1))
+            if parameter.ndim == 4:  # filters of all sizes, down to where the epsilon of their variance counts
+                parameter.mul_(10 ** (-4 * torch.rand(len(parameter), 1, 1, 1)))
     return module
 
 

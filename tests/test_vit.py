@@ -153,6 +153,21 @@ def test_rotary_equals_timm(x_BCHW: Tensor) -> None:
         torch.testing.assert_close(logits(ours, x_BCHW), logits(theirs, x_BCHW), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("where", ["every_layer", "every_layer_shared"])
+def test_positions_at_every_layer_are_added_before_timms_blocks(where: str, x_BCHW: Tensor) -> None:
+    position = {"type": "learned", "where": where}
+    ours = randomised(model.build({"type": "vit", **SMALL, "position": position}, DATA))
+    assert isinstance(ours, ViT)
+    theirs = theirs_of(Pair("no position", {}, {"pos_embed": "none"}), DATA)
+    state = ours.to_canonical(ours.state_dict())
+    tables = state.pop("pos_embed")
+    theirs.load_state_dict(state)
+    x_BTD = torch.cat([theirs.cls_token.expand(2, -1, -1), theirs.patch_embed(x_BCHW)], 1)
+    for index, block in enumerate(theirs.blocks):
+        x_BTD = block(x_BTD + tables[index if where == "every_layer" else 0])
+    torch.testing.assert_close(logits(ours, x_BCHW), theirs.forward_head(theirs.norm(x_BTD)), atol=1e-5, rtol=0)
+
+
 def test_distilled_pair_equals_timm_in_training(x_BCHW: Tensor) -> None:
     pair = PAIRS[-1]
     theirs, ours = theirs_of(pair, DATA).train(), ours_of(pair, DATA).train()

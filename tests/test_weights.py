@@ -333,6 +333,17 @@ def test_deit_3(tmp_path: Path) -> None:
     assert FORMATS["deit"].from_canonical(checkpoint.state, 2).keys() == state.keys()
 
 
+def test_what_is_written_for_deit_3_has_no_row_for_its_class_token(tmp_path: Path) -> None:
+    theirs = vit(init_values=0.1)
+    file = tmp_path / "b.pth"
+    convert(saved(theirs, tmp_path / "a.pth"), file, "deit", said=HEADS)
+    written = torch.load(file, weights_only=True)
+    assert written["pos_embed"].shape == (1, 16, 16) and "blocks.0.gamma_1" in written
+    torch.testing.assert_close(
+        logits(open_model(file, said=HEADS).model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE
+    )
+
+
 # -- conversion -------------------------------------------------------------------------------------------------------
 
 

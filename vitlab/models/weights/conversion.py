@@ -111,7 +111,7 @@ def convert(
             )
         new = _grid(found, grid, image)
         state = regridded(state, found.grid, new, how)
-        rows = "own" if FORMATS[to].needs_rows else found.prefix_rows
+        rows = _rows(state, found, to)
         state = with_rows(state, found.prefix, found.prefix_rows, rows)
         written = FORMATS[to].from_canonical(state, found.heads)
     except (WeightsError, OptionError) as error:
@@ -165,6 +165,14 @@ def _grid(found: Architecture, grid: Pair | None, image: Pair | None) -> Pair:
             f"images of {image[0]}x{image[1]} have a grid of {asked[0]}x{asked[1]}, and another was asked for"
         )
     return asked
+
+
+def _rows(state: State, found: Architecture, to: str) -> Literal["own", "none"]:
+    """Whether tokens before the patches have rows of positions in the format; where it leaves that open, as they do."""
+    if FORMATS[to].needs_rows:
+        return "own"
+    shown = FORMATS[to].shown(FORMATS[to].from_canonical(state, found.heads)).prefix_rows
+    return shown or ("none" if found.prefix_rows == "none" else "own")
 
 
 def _for_the_hub(target: Path, found: Architecture, known: Known) -> list[Path]:
