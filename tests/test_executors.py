@@ -389,7 +389,9 @@ def test_what_an_orphan_leaves_is_gone_on_with_even_without_retries(tmp_path: Pa
     lock = hold(TrialFolder(work.folder))
     threading.Timer(0.5, lock.close).start()
     run = RunSpec(device="cpu", workers=1, retries=0)
-    failed = _drive(TinyLocal(run), [(Planned("arm", 0, work.trial), work)], run, Tracker(), Watch())
+    executor = TinyLocal(run)
+    planned_of = {work.folder: Planned("arm", 0, work.trial)}
+    failed = _drive(executor, executor.reattach([work]), [], planned_of, run, Tracker(), Watch())
     assert failed == 0 and TrialFolder(work.folder).done() and TrialFolder(work.folder).failure() is None
 
 

@@ -62,6 +62,8 @@ def test_the_listing_names_what_the_room_registers(slot: str) -> None:
 def test_every_component_says_what_it_is_and_needs_no_option() -> None:
     for slot in slots.ROOMS:
         for entry in slots.listing(slot):
+            if entry.origin.source.endswith(".py"):
+                continue  # a file that another test of this process has loaded
             room = slots.slot(slot)
             component = room.get(entry.name)
             assert (component.__doc__ or "").strip(), f"{slot} {entry.name} has no docstring"

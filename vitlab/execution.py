@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vitlab import slots
 from vitlab.errors import Interrupted
-from vitlab.executors import Executor, Job
-from vitlab.plan.values import Plan, Planned
+from vitlab.executors import Companion, Executor, Job, fates
+from vitlab.plan.cohorts import engine_of, grouped
+from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.spec import RunSpec
 from vitlab.store import Store, TrialFolder
 from vitlab.trackers import Tracker
@@ -50,8 +51,16 @@ def execute(
     """
     executor: Executor = slots.slot("executor").build(run.executor, run)
     needed = {name for planned in todo for name in planned.trial.needs.values()}
-    jobs = [(planned, _job(planned, store, run, plugins, needed)) for planned in todo]
-    return _drive(executor, jobs, run, tracker, watch)
+
+    def job(engine: str, group: Sequence[Planned]) -> Job:
+        return _job(engine, group, store, run, plugins, needed)
+
+    planned_of = {_path(store, planned): planned for planned in todo}
+    running = executor.reattach([job(engine_of(item.trial, run.engine, _values), [item]) for item in todo])
+    elsewhere = {job.folder for job in running}
+    rest = [planned for folder, planned in planned_of.items() if folder not in elsewhere]
+    jobs = [job(engine, group) for engine, group in grouped(rest, executor.slots, run.engine, _values)]
+    return _drive(executor, running, jobs, planned_of, run, tracker, watch)
 
 
 def with_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> list[Planned]:
@@ -78,37 +87,46 @@ def distinct(trials: Iterable[Planned]) -> list[Planned]:
 
 
 def _drive(
-    executor: Executor, jobs: Sequence[tuple[Planned, Job]], run: RunSpec, tracker: Tracker, watch: Watch
+    executor: Executor,
+    reattached: Sequence[Job],
+    jobs: Sequence[Job],
+    planned_of: Mapping[Path, Planned],
+    run: RunSpec,
+    tracker: Tracker,
+    watch: Watch,
 ) -> int:
-    planned_of = {job.folder: planned for planned, job in jobs}
-    running = {job.folder for job in executor.reattach([job for _, job in jobs])}
+    running = {job.folder for job in reattached}
     # What an earlier driver began is no attempt of ours: its worker may leave because that driver died.
     attempts = {folder: int(folder not in running) for folder in planned_of}
-    waiting = [job for _, job in jobs if job.folder not in running]
+    waiting = list(jobs)
     failed, tracked = 0, 0.0
     try:
         while waiting or running:
             ready = [job for job in waiting if _ready(job)]
             if not ready and not running:
-                for job in waiting:
-                    watch.ended(planned_of[job.folder], "failed", "it needs a trial that failed")
-                return failed + len(waiting)
+                kept_out = [folder for job in waiting for folder in job.folders]
+                for folder in kept_out:
+                    watch.ended(planned_of[folder], "failed", "it needs a trial that failed")
+                return failed + len(kept_out)
             for job in ready[: max(0, executor.slots - len(running))]:
                 waiting.remove(job)
                 executor.submit(job)
                 running.add(job.folder)
-                watch.started(planned_of[job.folder])
+                for folder in job.folders:
+                    watch.started(planned_of[folder])
             for ended in executor.poll(timeout_s=0.2):
-                folder = ended.job.folder
-                running.discard(folder)
-                watch.ended(planned_of[folder], ended.how, ended.detail)
-                if ended.how == "lost" and attempts[folder] <= run.retries:
-                    attempts[folder] += 1
-                    waiting.append(ended.job)
-                elif ended.how in ("lost", "failed"):
-                    failed += 1
-                    if ended.how == "lost":  # its worker died before it could say so itself
-                        TrialFolder(folder).fail(ended.detail)
+                running.discard(ended.job.folder)
+                again = []
+                for folder, how, detail in fates(ended):
+                    watch.ended(planned_of[folder], how, detail)
+                    if how == "lost" and attempts[folder] <= run.retries:
+                        attempts[folder] += 1
+                        again.append(folder)
+                    elif how in ("lost", "failed"):
+                        failed += 1
+                        if TrialFolder(folder).failure() is None:  # its worker died before it could say so itself
+                            TrialFolder(folder).fail(detail)
+                waiting += ended.job.halves(again)
             watch.tick()
             if time.monotonic() - tracked > TRACK_EVERY_S:
                 tracker.update()
@@ -129,16 +147,40 @@ def _ready(job: Job) -> bool:
     return all(TrialFolder(trials / needed).usable() for needed in job.trial.needs.values())
 
 
-def _job(planned: Planned, store: Store, run: RunSpec, plugins: Sequence[str | Path], needed: set[str]) -> Job:
-    trial = planned.trial
+def _path(store: Store, planned: Planned) -> Path:
+    return store.trial(planned.trial.key, planned.trial.code).path
+
+
+def _values(trial: Trial) -> int | None:
+    """See :data:`vitlab.plan.cohorts.Values`."""
+    from vitlab.data.prepare import data_info
+
+    model = slots.slot("model").resolve(trial.spec["model"])
+    info = data_info(slots.slot("dataset").resolve(trial.spec["data"]))
+    found: int | None = model.component.values(info, model.options)  # type: ignore[attr-defined]
+    return found
+
+
+def _job(
+    engine: str,
+    group: Sequence[Planned],
+    store: Store,
+    run: RunSpec,
+    plugins: Sequence[str | Path],
+    needed: set[str],
+) -> Job:
+    members = [Companion(f"{item.arm}/s{item.seed}", _path(store, item), item.trial) for item in group]
+    first, *others = members
     return Job(
-        name=f"{planned.arm}/s{planned.seed}",
-        folder=store.trial(trial.key, trial.code).path,
-        trial=trial,
+        name=first.name,
+        folder=first.folder,
+        trial=first.trial,
         plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins),
         threads=run.threads,
         device=run.device,
         deterministic=run.deterministic,
         # What another trial starts from must be kept, whatever the study keeps.
-        keep="last" if f"{trial.key}/{trial.code}" in needed else run.keep,
+        keep="last" if needed & {f"{item.trial.key}/{item.trial.code}" for item in group} else run.keep,
+        engine=engine,
+        companions=tuple(others),
     )

@@ -14,8 +14,8 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -35,14 +35,12 @@ from vitlab.result import Circumstances, Measurement, Outcome, Result
 from vitlab.slots import Resolved, load_file, slot
 from vitlab.spec import TrainSpec
 from vitlab.spec.trial import Distill, InitFrom
-from vitlab.store import TrialFolder, read_json, write_json
+from vitlab.store import Busy, TrialFolder, read_json, write_json
 from vitlab.training import checkpoint
 from vitlab.training.artifacts import Sight, Transform, read_weights, write_predictions, write_weights
-from vitlab.training.loop import EVALUATION_BATCH, Trained, peak_memory, train
+from vitlab.training.cohort import Member, require_stackable, train_cohort
+from vitlab.training.loop import EVALUATION_BATCH, Trained, Training, complete, peak_memory
 from vitlab.training.start import start_from
-
-ENGINE = "loop"
-"""How replicates are computed: one after another."""
 
 
 @dataclass(frozen=True)
@@ -97,22 +95,60 @@ def run_trial(
         load_file(plugin)
     check_trial(trial)
     with folder.lease():
-        result = folder.result()
-        if result is not None and (settings.keep == "none" or result.status != "done" or folder.weights.exists()):
-            return result  # otherwise it kept no weights and now they are wanted: training again gives the same ones
-        folder.mend()
-        write_json(folder.spec, trial.to_json())
+        result = _result(folder, settings)
+        if result is not None:
+            return result
         try:
             device = _device(settings.device)
             with _torch_set(settings, device):
-                return _Attempt(trial, folder, settings, device).run(stop)
+                return _alone(_Attempt(trial, folder, settings, device), stop)
         except Exception as error:
-            sentence = _sentence(error, trial)
-            folder.fail(sentence, traceback.format_exc())
-            folder.emit("end", status="failed", failure=sentence)
+            sentence = _failed(error, trial, folder)
             if _out_of_memory(error):
                 raise TrialFailed(sentence) from error
             raise
+
+
+def run_cohort(
+    work: Sequence[tuple[Trial, TrialFolder]], settings: Settings, stop: Callable[[], bool] = lambda: False
+) -> None:
+    """Train trials of one shape together, their weights stacked.  What becomes of each stands in its folder.
+
+    Where their models cannot be stacked, they are trained one after another, and their journals say why.  Where memory
+    runs out, they are trained in halves.
+
+    Args:
+        work: trials of equal :func:`vitlab.plan.cohorts.stack_key`, and where they live.  Those that have ended, and
+            those that another process has, are left alone.
+        settings: as of :func:`run_trial`.
+        stop: asked before every step; what has not ended then has a checkpoint.
+    """
+    for plugin in settings.plugins:
+        load_file(plugin)
+    with ExitStack() as leases:
+        attempts: list[_Attempt] = []
+        for trial, folder in work:
+            with suppress(Busy):
+                leases.enter_context(folder.lease())
+                if _result(folder, settings) is None:
+                    attempts.append(_Attempt(trial, folder, settings, _device(settings.device)))
+        if not attempts:
+            return
+        with _torch_set(settings, attempts[0].device):
+            try:
+                _together(attempts, stop)
+                return
+            except Exception as error:
+                if not _out_of_memory(error):
+                    for attempt in attempts:
+                        _failed(error, attempt.trial, attempt.folder)
+                    return
+                if len(attempts) == 1:
+                    _failed(error, attempts[0].trial, attempts[0].folder)
+                    return
+    half = len(work) // 2
+    run_cohort(work[:half], settings, stop)
+    run_cohort(work[half:], settings, stop)
 
 
 def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
@@ -132,6 +168,46 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
 
+def _alone(attempt: _Attempt, stop: Callable[[], bool], note: str = "") -> Result | None:
+    """Train one trial by the loop."""
+    training = attempt.begin("loop", note)
+    every_s = attempt.settings.every_s
+    trained = complete(training, emit=attempt.tell, save=attempt.save, stop=stop, every_s=every_s)
+    return None if trained is None else attempt.finish(training, trained)
+
+
+def _together(attempts: Sequence[_Attempt], stop: Callable[[], bool]) -> None:
+    """Train several as a cohort; one that cannot even begin fails, and the others go on without it."""
+    begun: list[tuple[_Attempt, Training]] = []
+    for attempt in attempts:
+        try:
+            check_trial(attempt.trial)
+            begun.append((attempt, attempt.begin("vmap")))
+        except Exception as error:
+            if _out_of_memory(error):
+                raise
+            _failed(error, attempt.trial, attempt.folder)
+    steps = [training.step for _, training in begun]
+    try:
+        for _, training in begun:
+            require_stackable(training.model)
+        members = [Member(training, attempt.tell, attempt.save) for attempt, training in begun]
+        ended = train_cohort(members, stop=stop, every_s=attempts[0].settings.every_s)
+    except Exception as error:
+        if _out_of_memory(error) or [training.step for _, training in begun] != steps:
+            raise
+        note = f"trained by itself, for it could not be stacked: {_sentence(error, attempts[0].trial)}"
+        for attempt, _ in begun:
+            try:
+                _alone(attempt, stop, note)
+            except Exception as own:
+                _failed(own, attempt.trial, attempt.folder)
+        return
+    for (attempt, training), trained in zip(begun, ended, strict=True):
+        if trained is not None:
+            attempt.finish(training, trained, len(begun))
+
+
 class _Attempt:
     """One worker's work on a trial."""
 
@@ -148,8 +224,17 @@ class _Attempt:
         self.told = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
         self.before_s = 0.0  #: seconds that earlier attempts put into what is gone on from
 
-    def run(self, stop: Callable[[], bool]) -> Result | None:
-        trial, folder = self.trial, self.folder
+    def begin(self, engine: str, note: str = "") -> Training:
+        """Everything up to the first step, or to the next.
+
+        Args:
+            engine: ``loop``, or ``vmap`` in a cohort.
+            note: for the journal.
+        """
+        trial = self.trial
+        self.folder.mend()
+        write_json(self.folder.spec, trial.to_json())
+        self.engine = engine
         spec = TrainSpec.model_validate(trial.spec["train"])
         data: Resolved = slot("dataset").resolve(trial.spec["data"])
         prepared = prepare(data, trial.seeds)
@@ -161,45 +246,47 @@ class _Attempt:
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, _dtype(trial.spec["train"]))
         model = self._model(prepared)
         self._fit_head(model, feed)
-        params, work = parameters(model), _macs(model, prepared)
-        resume, note = self._checkpoint()
-        folder.emit(
+        self.size = parameters(model), _macs(model, prepared)
+        distillation = self._distillation(prepared)
+        training = Training(model, feed, spec, trial.seeds, prepared.info.task, distillation)
+        resume, damage = self._checkpoint()
+        if resume is not None:
+            training.load(resume)
+        notes = "; ".join(filter(None, (damage, note)))
+        self.folder.emit(
             "start",
             attempt=self.number,
             host=socket.gethostname(),
             pid=os.getpid(),
-            step=resume["step"] if resume else 0,
+            step=training.step,
             numerics=self._numerics(),
-            **({"note": note} if note else {}),
+            **({"note": notes} if notes else {}),
         )
-        kernels = _kernels_of_first_pass(model)
-        trained = train(
-            model,
-            feed,
-            spec,
-            trial.seeds,
-            task=prepared.info.task,
-            distillation=self._distillation(prepared),
-            resume=resume,
-            emit=self._tell,
-            save=self._save,
-            stop=stop,
-            every_s=self.settings.every_s,
-        )
-        if trained is None:
-            return None
+        self.kernels = _kernels_of_first_pass(model)
+        self.sight = Sight(prepared.info, prepared.mean, prepared.std)
+        return training
+
+    def finish(self, training: Training, trained: Trained, members: int = 1) -> Result:
+        """Write what is left behind; the result last, for where it is, everything is.
+
+        Args:
+            training: what :meth:`begin` gave.
+            trained: what came of it.
+            members: how many were trained together: each took its share of the time.
+        """
+        params, macs = self.size
         circumstances = Circumstances(
             started=self.first_began,
-            wall_s=self._spent_s(),
+            wall_s=self._spent_s() / members,
             host=socket.gethostname(),
             attempts=self.number,
             params=params,
-            macs=work,
+            macs=macs,
             memory_bytes=peak_memory(self.device),
             versions=_versions(),
-            numerics={**self._numerics(), "attention": _attention(kernels, trial.spec["model"])},
+            numerics={**self._numerics(), "attention": _attention(self.kernels, self.trial.spec["model"])},
         )
-        return self._finish(trained, model, prepared, circumstances)
+        return self._finish(trained, training.model, circumstances)
 
     def _model(self, prepared: Prepared) -> Model:
         torch.manual_seed(noise.key(self.trial.seeds["init"], "init"))
@@ -268,12 +355,15 @@ class _Attempt:
         if found is None:
             return None, ""
         self.before_s = found["wall_s"]
+        if self.engine not in found["engine"].split("+"):
+            self.engine = f"{found['engine']}+{self.engine}"
         return found["training"], ""
 
-    def _save(self, state: Mapping[str, Any]) -> None:
-        checkpoint.write(self.folder.checkpoint, {"training": state, "wall_s": self._spent_s()})
+    def save(self, state: Mapping[str, Any]) -> None:
+        content = {"training": state, "wall_s": self._spent_s(), "engine": self.engine}
+        checkpoint.write(self.folder.checkpoint, content)
 
-    def _tell(self, measurement: Measurement) -> None:
+    def tell(self, measurement: Measurement) -> None:
         """Into the journal, unless an earlier attempt, that got further than its last checkpoint, has said it."""
         if measurement.step > self.told:
             self.folder.emit(
@@ -284,14 +374,13 @@ class _Attempt:
                 metrics=dict(measurement.metrics),
             )
 
-    def _finish(self, trained: Trained, model: Model, prepared: Prepared, circumstances: Circumstances) -> Result:
-        """Write what is left behind; the result last, for where it is, everything is."""
+    def _finish(self, trained: Trained, model: Model, circumstances: Circumstances) -> Result:
         state = model.state_dict()
         status: Literal["done", "diverged"] = "diverged" if trained.diverged else "done"
         if status == "done":
             write_predictions(self.folder.predictions, trained.predictions)
             if self.settings.keep == "last":
-                write_weights(self.folder.weights, state, Sight(prepared.info, prepared.mean, prepared.std))
+                write_weights(self.folder.weights, state, self.sight)
         outcome = Outcome(
             metrics=trained.metrics,
             history=trained.history,
@@ -316,7 +405,7 @@ class _Attempt:
             "processor": torch.cuda.get_device_name(self.device)
             if self.device.type == "cuda"
             else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-            "engine": ENGINE,
+            "engine": self.engine,
             "threads": self.settings.threads,
             "precision": self.trial.spec["train"].get("precision", "fp32"),
             "deterministic": self.settings.deterministic,
@@ -331,6 +420,22 @@ def _opened(file: str, said: Mapping[str, Any], head: Literal["keep", "new"]) ->
     """
     weights: Any = importlib.import_module(READER)
     return weights.open_model(Path(file), said=weights.Known(**said), head=head)
+
+
+def _result(folder: TrialFolder, settings: Settings) -> Result | None:
+    """The result that is there, if it needs no more; without its weights, where they are wanted, it is made again."""
+    result = folder.result()
+    if result is None or settings.keep == "none" or result.status != "done" or folder.weights.exists():
+        return result
+    return None
+
+
+def _failed(error: Exception, trial: Trial, folder: TrialFolder) -> str:
+    """Leave behind why a trial failed, in one sentence, and return it."""
+    sentence = _sentence(error, trial)
+    folder.fail(sentence, "".join(traceback.format_exception(error)))
+    folder.emit("end", status="failed", failure=sentence)
+    return sentence
 
 
 def _device(name: str) -> torch.device:

@@ -151,6 +151,8 @@ class SDPA(_Fused):
     Dropout of weights is refused: the kernel would draw it from a generator, and no two kernels draw alike.
     """
 
+    vmap_safe = False  # on CPU the kernel has no batching rule, on CUDA its gradient has none: a loop over members
+
     def __init__(
         self,
         g: Geometry,

@@ -1,8 +1,10 @@
 """Executors: where trials run.  Importing this room imports no torch; the trial is imported where it runs."""
 
+from vitlab.executors.base import Companion as Companion
 from vitlab.executors.base import Ended as Ended
 from vitlab.executors.base import Executor as Executor
 from vitlab.executors.base import Job as Job
 from vitlab.executors.base import executor as executor
+from vitlab.executors.base import fates as fates
 from vitlab.executors.inline import Inline as Inline
 from vitlab.executors.local import Local as Local

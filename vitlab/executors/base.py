@@ -20,7 +20,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -36,8 +36,17 @@ LOOK_S = 0.5  #: how often a worker looks whether another has let go of its tria
 
 
 @dataclass(frozen=True)
+class Companion:
+    """A trial that is trained along with another."""
+
+    name: str
+    folder: Path
+    trial: Trial
+
+
+@dataclass(frozen=True)
 class Job:
-    """One trial to run, and how."""
+    """One trial to run, and how; or several of one shape, to be trained together."""
 
     name: str  #: for people: ``arm/s0``
     folder: Path  #: the trial's folder; equal for two jobs if and only if they are the same trial and code
@@ -47,6 +56,27 @@ class Job:
     device: str  #: auto, cpu or cuda
     deterministic: bool
     keep: str  #: trained weights to keep: none or last
+    engine: str = "loop"  #: vmap: as a cohort
+    companions: tuple[Companion, ...] = ()  #: further members of the cohort; what became of each stands in its folder
+
+    @property
+    def work(self) -> list[tuple[Trial, TrialFolder]]:
+        """Every trial of the job, and where it lives."""
+        return [(item.trial, TrialFolder(item.folder)) for item in self._members()]
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where every trial of the job lives."""
+        return [folder.path for _, folder in self.work]
+
+    def halves(self, folders: Sequence[Path]) -> list[Job]:
+        """Jobs for those of its trials that live in ``folders``: two, so that what was too much is not tried again."""
+        left = [item for item in self._members() if item.folder in folders]
+        parts = [part for part in (left[: len(left) // 2], left[len(left) // 2 :]) if part]
+        return [replace(self, **vars(first), companions=tuple(others)) for first, *others in parts]
+
+    def _members(self) -> list[Companion]:
+        return [Companion(self.name, self.folder, self.trial), *self.companions]
 
 
 @dataclass(frozen=True)
@@ -109,9 +139,11 @@ def attempt(job: Job, runner: str, stop: Callable[[], bool]) -> tuple[How, str]:
             keep=job.keep,
             plugins=job.plugins,
         )
+        if job.engine == "vmap":
+            return _cohort(job, module, settings, stop)
         while True:
             result = folder.result()
-            if result is None or (job.keep == "last" and result.status == "done" and not folder.usable()):
+            if not _ended(folder, job.keep):
                 try:
                     result = module.run_trial(job.trial, folder, settings, stop)
                 except Busy:
@@ -126,6 +158,42 @@ def attempt(job: Job, runner: str, stop: Callable[[], bool]) -> tuple[How, str]:
         sentence = one_sentence(error)
         folder.fail(sentence, traceback.format_exc())
         return "failed", sentence
+
+
+def _cohort(job: Job, module: Any, settings: Any, stop: Callable[[], bool]) -> tuple[How, str]:
+    """Train a cohort.  It has ended when each of its trials has; ``failed`` if one of them did."""
+    while True:
+        module.run_cohort(job.work, settings, stop)
+        left = [folder for _, folder in job.work if folder.failure() is None and not _ended(folder, job.keep)]
+        if not left or stop():
+            break
+        wait_for_lease(left[0], stop)  # another has it; what that one leaves undone is done here
+    failures = [failure for _, folder in job.work if (failure := folder.failure()) is not None]
+    if failures:
+        return "failed", failures[0]
+    return ("stopped", "") if left else ("done", "")
+
+
+def _ended(folder: TrialFolder, keep: str) -> bool:
+    """Whether a trial needs no more; one that has ended is trained again for weights that were not kept."""
+    result = folder.result()
+    return result is not None and (keep == "none" or result.status != "done" or folder.usable())
+
+
+def fates(ended: Ended) -> list[tuple[Path, How, str]]:
+    """What became of every trial of a job.  A job of one trial says so itself; of a cohort each folder does."""
+    if not ended.job.companions:
+        return [(ended.job.folder, ended.how, ended.detail)]
+    found: list[tuple[Path, How, str]] = []
+    for _, folder in ended.job.work:
+        failure = folder.failure()
+        if failure is not None:
+            found.append((folder.path, "failed", failure))
+        elif _ended(folder, ended.job.keep):
+            found.append((folder.path, "done", ""))
+        else:
+            found.append((folder.path, "lost" if ended.how == "done" else ended.how, ended.detail))
+    return found
 
 
 def wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:

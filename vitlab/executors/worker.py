@@ -62,6 +62,10 @@ def _log_to(job: Job) -> None:
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
+    for companion in job.companions:
+        companion.folder.mkdir(parents=True, exist_ok=True)
+        note = f"trained along with {job.name}, whose log is {job.folder / 'log.txt'}\n"
+        (companion.folder / "log.txt").write_text(note, encoding="utf-8")
     sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     faulthandler.enable()

@@ -30,6 +30,14 @@ class Model(nn.Module):
         """
         return None
 
+    @classmethod
+    def values(cls, data: DataInfo, options: Mapping[str, Any]) -> int | None:
+        """How many numbers of one image are handed from layer to layer; None where that is not known.
+
+        Where they are few, trials are trained together; see :mod:`vitlab.plan.cohorts`.
+        """
+        return None
+
     @property
     def vmap_safe(self) -> bool:
         """Whether every part may be vectorised over replicates."""

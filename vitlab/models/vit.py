@@ -213,11 +213,20 @@ class ViT(Model):
 
     @classmethod
     def why_not(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+        return cls._anatomy(data, options).why_not()
+
+    @classmethod
+    def values(cls, data: DataInfo, options: Mapping[str, Any]) -> int | None:
+        geometry = cls._anatomy(data, options).geometry
+        return geometry.tokens * geometry.dim
+
+    @classmethod
+    def _anatomy(cls, data: DataInfo, options: Mapping[str, Any]) -> Anatomy:
         known = model.options(cls).model_validate(cls.complete(options))
         return Anatomy.of(
             data,
             **{name: getattr(known, name) for name in type(known).model_fields if name not in _NOT_ANATOMY},
-        ).why_not()
+        )
 
     def _part(self, path: str, choice: Resolved, *context: Geometry | int) -> Any:
         """Build a component, and remember how, for :meth:`initialise`."""

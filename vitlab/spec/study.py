@@ -173,13 +173,18 @@ class Tune(Frozen):
         return select
 
 
+Engine = Literal["auto", "loop", "vmap"]
+
+
 class RunSpec(Frozen):
-    """Where and how trials run.  Nothing here changes what a trial computes on one kind of machine."""
+    """Where and how trials run.  Nothing here but rounding changes what a trial computes on one kind of machine."""
 
     executor: Choice = Choice("local")
     workers: Annotated[int, Field(ge=1)] | None = None  #: trials at a time; by default what the machine holds
     threads: Annotated[int, Field(ge=1)] = 1  #: CPU threads of one trial
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    engine: Engine = "auto"
+    """loop: each trial by itself; vmap: trials of one shape stacked; auto: stacked where it pays, by their sizes."""
     deterministic: bool = True  #: on CUDA, ask for deterministic kernels
     retries: Annotated[int, Field(ge=0)] = 1  #: new attempts at a trial whose worker died
     keep: Literal["none", "last"] = "last"  #: trained weights kept as an artifact of the trial

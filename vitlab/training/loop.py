@@ -11,22 +11,23 @@ import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from vitlab import noise
-from vitlab.data.prepare import Feed
+from vitlab.data.prepare import Batch, Feed
 from vitlab.models.contract import Model
 from vitlab.plan.key import AVERAGING, MIXING
 from vitlab.result import Measurement
 from vitlab.slots import slot
 from vitlab.spec import TrainSpec
-from vitlab.training.losses import Loss
+from vitlab.training.losses import Loss, Value
 from vitlab.training.metrics import TALLIES, Columns, mean
 from vitlab.training.optim import Optimizer, Schedule, decay_groups, layer_groups, set_rate
 
@@ -43,8 +44,17 @@ EVALUATION_PIXELS = 1 << 19
 """Pixels of an evaluation batch of segmentation, at most, for there is a score of every class at each of them."""
 
 Task = Literal["classification", "segmentation"]
+Split = Literal["train", "val", "test"]
 State = Mapping[str, Any]
 """What a checkpoint holds."""
+
+
+class Evaluated(NamedTuple):
+    """What an evaluation found."""
+
+    split: Split
+    metrics: Mapping[str, float]
+    columns: Columns  #: one value per image, by name
 
 
 @dataclass(frozen=True)
@@ -91,12 +101,24 @@ def train(
     Returns:
         what came of it, or None if it was stopped before its last step.
     """
-    training = _Training(model, feed, spec, seeds, task, distillation)
+    training = Training(model, feed, spec, seeds, task, distillation)
     if resume is not None:
         training.load(resume)
+    return complete(training, emit=emit, save=save, stop=stop, every_s=every_s)
+
+
+def complete(
+    training: Training,
+    *,
+    emit: Callable[[Measurement], None] = lambda measurement: None,
+    save: Callable[[State], None] = lambda state: None,
+    stop: Callable[[], bool] = lambda: False,
+    every_s: float = 60.0,
+) -> Trained | None:
+    """What remains of a training; see :func:`train`."""
     saved = time.monotonic()
     try:
-        for moment in moments(training.steps, spec.evaluations, after=training.measured):
+        for moment in moments(training.steps, training.spec.evaluations, after=training.measured):
             while training.step < moment:
                 if stop():
                     training.save(save)
@@ -108,16 +130,14 @@ def train(
             last = moment == training.steps
             if last:
                 training.save(save)
-            measurement, predictions = training.measure(("val", "test") if last else ("val",))
+            measurement, predictions = training.measure(map(training.evaluate, splits_of(last)))
             emit(measurement)
             if not last:
                 training.save(save)
                 saved = time.monotonic()
-    except _Diverged as error:
-        return training.ended({}, {}, str(error))
-    if training.average is not None:
-        training.average.replace()
-    return training.ended(training.history[-1].metrics, predictions)
+    except Diverged as error:
+        return training.diverged(error)
+    return training.ended(predictions)
 
 
 def steps_of(spec: TrainSpec, feed: Feed) -> int:
@@ -138,26 +158,38 @@ def moments(steps: int, evaluations: int, after: int = 0) -> Iterator[int]:
 
 
 @torch.no_grad()
-def evaluate(
-    model: Model, feed: Feed, split: Literal["train", "val", "test"], task: Task, precision: str
-) -> tuple[dict[str, float], Columns]:
+def evaluate(model: Model, feed: Feed, split: Split, task: Task, precision: str) -> tuple[dict[str, float], Columns]:
     """Metrics of a model on a split, and what each image contributed.  Leaves the model as it found it."""
     was_training = model.training
     model.eval()
     tally = TALLIES[task]()
-    size = EVALUATION_BATCH
-    if task == "segmentation":
-        size = max(1, min(size, EVALUATION_PIXELS // feed.pixels))
-    for batch in feed.evaluation(split, size):
+    for batch in evaluation_batches(feed, split, task):
         tally.add(views_of(model, batch.x_BCHW, precision), batch.y_B, batch.id_B)
     model.train(was_training)
     return tally.metrics(), tally.columns()
 
 
-def views_of(model: Model, x_BCHW: Tensor, precision: str) -> dict[str, Tensor]:
-    """The logits of a batch by view, float32 or wider; ``bf16`` is autocast over the weights as they are."""
+def evaluation_batches(feed: Feed, split: Split, task: Task) -> Iterator[Batch]:
+    """The batches of an evaluation, of a size that does not depend on that of training."""
+    size = EVALUATION_BATCH
+    if task == "segmentation":
+        size = max(1, min(size, EVALUATION_PIXELS // feed.pixels))
+    return feed.evaluation(split, size)
+
+
+def splits_of(last: bool) -> tuple[Split, ...]:
+    """What a measurement evaluates on: on test only the last."""
+    return ("val", "test") if last else ("val",)
+
+
+def views_of(model: Model, x_BCHW: Tensor, precision: str, weights: State | None = None) -> dict[str, Tensor]:
+    """The logits of a batch by view, float32 or wider; ``bf16`` is autocast over the weights as they are.
+
+    ``weights`` stand in for the model's own parameters and buffers.
+    """
     with torch.autocast(x_BCHW.device.type, torch.bfloat16, enabled=precision == "bf16"):
-        views = model.views(model(x_BCHW))
+        output = model(x_BCHW) if weights is None else functional_call(model, dict(weights), (x_BCHW,))
+        views = model.views(output)
     return {name: logits.to(torch.promote_types(logits.dtype, torch.float32)) for name, logits in views.items()}
 
 
@@ -169,14 +201,11 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
-class _Diverged(Exception):
+class Diverged(Exception):
     """A loss is not finite."""
 
 
-class _Training:
+class Training:
     """A training between two steps: all that changes, and how it changes."""
 
     def __init__(
@@ -234,17 +263,9 @@ class _Training:
 
     def advance(self) -> None:
         """One optimizer step.  Nothing is read back from the device."""
-        batch = self.feed.batch(self.step, self.spec.batch_size, self.spec.repeats)
-        if self.mixing is not None:
-            batch = self.mixing(batch, self.step)
-        set_rate(self.optimizer, self.rate(self.step))
+        batch, draws = self.draw()
         # For parts of others that draw from torch's own generator: theirs is a function of the step, too.
         torch.manual_seed(noise.key(self.seeds["dropout"], "torch", self.step))
-        draws = noise.Draws(
-            dropout=noise.key(self.seeds["dropout"], "dropout", batch.epoch),
-            drop_path=noise.key(self.seeds["drop_path"], "drop_path", batch.epoch),
-            sample_B=batch.id_B,
-        )
         self.optimizer.zero_grad()
         with noise.drawing(draws):
             views = views_of(self.model, batch.x_BCHW, self.spec.precision)
@@ -253,6 +274,23 @@ class _Training:
         else:
             loss = self.distillation(self.loss, views, batch.y_B, batch.x_BCHW)
         torch.autograd.backward(loss.total)
+        self.update(loss)
+
+    def draw(self) -> tuple[Batch, noise.Draws]:
+        """What the step learns from, and what its layers draw from."""
+        batch = self.feed.batch(self.step, self.spec.batch_size, self.spec.repeats)
+        if self.mixing is not None:
+            batch = self.mixing(batch, self.step)
+        draws = noise.Draws(
+            dropout=noise.key(self.seeds["dropout"], "dropout", batch.epoch),
+            drop_path=noise.key(self.seeds["drop_path"], "drop_path", batch.epoch),
+            sample_B=batch.id_B,
+        )
+        return batch, draws
+
+    def update(self, loss: Value) -> None:
+        """Move the weights by their gradients, which are those of ``loss``."""
+        set_rate(self.optimizer, self.rate(self.step))
         if self.spec.clip_grad is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_grad)
         self.optimizer.step()
@@ -263,11 +301,20 @@ class _Training:
         if self.average is not None:
             self.average.update(self.step)
 
-    def measure(self, splits: tuple[Literal["val", "test"], ...]) -> tuple[Measurement, dict[str, Columns]]:
-        """Close the interval since the last measurement, and evaluate.
+    def evaluate(self, split: Split) -> Evaluated:
+        """Evaluate the weights that are to be kept."""
+        with self._averaged(), self._watching() as seen:
+            found, columns = evaluate(self.model, self.feed, split, self.task, self.spec.precision)
+        return Evaluated(split, {**found, **seen}, columns)
+
+    def measure(self, evaluated: Iterable[Evaluated]) -> tuple[Measurement, dict[str, Columns]]:
+        """Close the interval since the last measurement.
+
+        Args:
+            evaluated: the evaluations after its last step; they are asked for when training has been timed.
 
         Raises:
-            _Diverged: if a loss of the interval, or one of the evaluation, is not finite.
+            Diverged: if a loss of the interval, or one of the evaluation, is not finite.
         """
         metrics: dict[str, float] = {}
         predictions: dict[str, Columns] = {}
@@ -278,12 +325,11 @@ class _Training:
             metrics["train/lr"] = self.rate(self.step - 1)
             self.losses.clear()
         speed = (self.images - self._interval_images) / (time.perf_counter() - self._interval_began)
-        for split in splits:
-            with self._averaged(), self._watching() as seen:
-                found, predictions[split] = evaluate(self.model, self.feed, split, self.task, self.spec.precision)
+        for split, found, columns in evaluated:
             if not torch.tensor(found["loss"]).isfinite():
-                raise _Diverged(f"the loss on {split} is not finite after step {self.step}")
-            metrics |= {f"{split}/{name}": value for name, value in {**found, **seen}.items()}
+                raise Diverged(f"the loss on {split} is not finite after step {self.step}")
+            metrics |= {f"{split}/{name}": value for name, value in found.items()}
+            predictions[split] = columns
         epoch = self.step / self.feed.steps_per_epoch(self.spec.batch_size)
         measurement = Measurement(self.step, epoch, self.images, metrics)
         self.history.append(measurement)
@@ -318,7 +364,11 @@ class _Training:
                 "losses": {name: torch.stack(values) for name, values in self.losses.items()},
             }
         )
-        self._interval_began += time.perf_counter() - began  # writing is not training
+        self.leave_out(time.perf_counter() - began)
+
+    def leave_out(self, seconds: float) -> None:
+        """Take time off the interval: writing, or evaluating, is not training."""
+        self._interval_began += seconds
 
     def load(self, state: State) -> None:
         """Go on from what :meth:`save` handed out."""
@@ -332,13 +382,20 @@ class _Training:
             self.losses[name] = list(values.to(self.feed.device))
         self._interval_began, self._interval_images = time.perf_counter(), self.images
 
-    def ended(self, metrics: Mapping[str, float], predictions: Mapping[str, Columns], diverged: str = "") -> Trained:
-        return Trained(metrics, tuple(self.history), self.step, self.images, predictions, diverged)
+    def ended(self, predictions: Mapping[str, Columns]) -> Trained:
+        """What came of it after the last measurement; the model is left with the weights that were evaluated."""
+        if self.average is not None:
+            self.average.replace()
+        return Trained(self.history[-1].metrics, tuple(self.history), self.step, self.images, predictions)
+
+    def diverged(self, why: Diverged) -> Trained:
+        """What came of it if it cannot go on."""
+        return Trained({}, tuple(self.history), self.step, self.images, {}, str(why))
 
     def _check(self, losses: Tensor) -> None:
         infinite = (~losses.isfinite()).nonzero()
         if len(infinite):
             step = self.step - len(losses) + int(infinite[0]) + 1
-            raise _Diverged(
+            raise Diverged(
                 f"the loss is not finite at step {step} of {self.steps} (learning rate {self.rate(step - 1):g})"
             )

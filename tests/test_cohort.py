@@ -1,0 +1,400 @@
+"""Cohorts: what a member computes is what it would have computed alone, and nearly what the loop computes."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vitlab import lab
+from vitlab.components.base import Part
+from vitlab.data.prepare import Feed, prepare
+from vitlab.plan.cohorts import LARGEST, MOST, engine_of, grouped, stack_key
+from vitlab.plan.values import Planned, Trial
+from vitlab.result import Result
+from vitlab.slots import listing, slot
+from vitlab.spec import STREAMS, TrainSpec
+from vitlab.store import TrialFolder
+from vitlab.training import cohort as cohorts
+from vitlab.training.cohort import Cohort, Member, require_stackable, train_cohort
+from vitlab.training.loop import Trained, Training, complete
+from vitlab.trial import Settings, run_cohort, run_trial
+
+DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
+MODEL = {"type": "vit", "patch_size": 4, "dim": 16, "depth": 2, "heads": 2, "drop": 0.1, "drop_path": 0.2}
+TRAIN = {"steps": 9, "batch_size": 16, "evaluations": 3, "optimizer": {"type": "adamw", "lr": 3e-3}}
+
+
+def training(seed: int = 0, *, data: dict[str, Any] = {}, model: dict[str, Any] = {}, **train: Any) -> Training:
+    seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
+    spec = TrainSpec.model_validate({**TRAIN, **train})
+    choice = slot("dataset").resolve({**DATA, **data})
+    prepared = prepare(choice, seeds)
+    built = slot("model").build({**MODEL, **model}, prepared.info)
+    built.initialise(seed)
+    dtype = torch.float64 if spec.precision == "fp64" else torch.float32
+    feed = Feed(prepared, choice.options["augment"], seeds, dtype=dtype)
+    return Training(built.to(dtype), feed, spec, seeds, prepared.info.task, None)
+
+
+def state_of(one: Training) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in one.model.state_dict().items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one | other)
+
+
+# -- alone, and among others ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16"])
+def test_a_member_depends_on_nobody(precision: str) -> None:
+    """Each has its own data order, augmentation, masks, mixing, rate, decay, clipping and even optimizer."""
+    ways: list[dict[str, Any]] = [
+        {},
+        {"optimizer": {"type": "adamw", "lr": 1e-2, "weight_decay": 0.3}, "clip_grad": 0.5},
+        {"optimizer": {"type": "sgd", "lr": 0.1}, "schedule": "constant"},
+        {"mix": {"mixup": 0.8, "cutmix": 1.0}, "layer_decay": 0.8},
+        {},
+    ]
+    # Mixed images have shares of classes for labels, and those of a cohort have one shape.
+    ways = [{**way, "mix": {"mixup": 0.2}} if "mix" not in way else way for way in ways]
+
+    def member(seed: int) -> Training:
+        augment = [{"type": "crop", "padding": seed % 2 + 1}, "flip"]
+        return training(seed, data={"augment": augment}, precision=precision, **ways[seed])
+
+    alone = []
+    for seed in range(5):
+        one = member(seed)
+        (ended,) = train_cohort([Member(one)])
+        alone.append((state_of(one), ended))
+    for size in (2, 3, 5):
+        together = [member(seed) for seed in range(size)]
+        ended = train_cohort([Member(one) for one in together])
+        for one, (state, wanted), found in zip(together, alone, ended, strict=False):
+            assert same(state, state_of(one))
+            assert found is not None and wanted is not None
+            assert found.metrics == wanted.metrics
+            assert [point.metrics for point in found.history] == [point.metrics for point in wanted.history]
+            assert same(dict(found.predictions["test"]), dict(wanted.predictions["test"]))
+
+
+def test_one_that_diverges_leaves_the_others_untouched() -> None:
+    good = training(0)
+    train_cohort([Member(good)])
+    together = [training(0), training(1, optimizer={"type": "sgd", "lr": 1e30}), training(2)]
+    told: Counter[int] = Counter()
+    members = [Member(one, emit=lambda _, m=m: told.update([m])) for m, one in enumerate(together)]  # type: ignore[misc]
+    first, wild, last = train_cohort(members)
+    assert wild is not None and re.search(r"not finite at step \d of 9", wild.diverged)
+    assert wild.metrics == {} and first is not None and last is not None and not first.diverged
+    assert same(state_of(good), state_of(together[0]))
+    assert told == {0: 3, 2: 3}
+
+
+def test_stopped_anywhere_and_resumed_from_different_steps_it_ends_as_if_never_stopped() -> None:
+    undisturbed = [training(seed) for seed in range(3)]
+    wanted = train_cohort([Member(one) for one in undisturbed])
+    draw = random.Random(0)
+    for _ in range(3):
+        calls = iter(range(draw.randint(1, 8)))
+        kept: list[list[Any]] = [[], [], []]
+        first = [training(seed) for seed in range(3)]
+        members = [Member(one, save=kept[m].append) for m, one in enumerate(first)]
+        assert train_cohort(members, stop=lambda: next(calls, None) is None, every_s=0.0) == [None] * 3  # noqa: B023
+        # As after a kill between two checkpoints: one member's latest is lost, another's all are.
+        second = [training(seed) for seed in range(3)]
+        second[0].load(_copied(kept[0][-1]))
+        second[1].load(_copied(kept[1][max(0, len(kept[1]) - 2)]))
+        found = train_cohort([Member(one) for one in second])
+        for one, other, before, after in zip(undisturbed, second, wanted, found, strict=True):
+            assert same(state_of(one), state_of(other))
+            assert before is not None and after is not None and before.metrics == after.metrics
+
+
+def _copied(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    return [_copied(value) for value in state] if isinstance(state, list) else state
+
+
+# -- against the loop -------------------------------------------------------------------------------------------------
+
+
+def options() -> list[Any]:
+    """Every installed part that says it can be stacked, guests included; every optimizer, schedule and loss."""
+    found: list[Any] = [pytest.param({}, {}, id="base")]
+    for name in ("position", "attention", "mlp", "norm", "patch"):
+        for entry in listing(name):
+            if getattr(slot(name).get(entry.name), "vmap_safe", True):
+                found.append(pytest.param({name: entry.name}, {}, id=f"{name}-{entry.name}"))
+    for head in ("linear", "mlp", "distilled"):
+        found.append(pytest.param({"head": head}, {}, id=f"head-{head}"))
+    found.append(pytest.param({"head": {"type": "linear", "pool": "map"}}, {}, id="pool-map"))
+    for name in ("optimizer", "schedule", "loss"):
+        for entry in listing(name):
+            choice = {"type": entry.name, "lr": 1e-3} if name == "optimizer" else {"type": entry.name}
+            found.append(pytest.param({}, {name: choice}, id=f"{name}-{entry.name}"))
+    return found
+
+
+@pytest.mark.parametrize(("model", "train"), options())
+def test_the_engines_agree_in_float64(model: dict[str, Any], train: dict[str, Any]) -> None:
+    """Gradients of the first step to 1e-12, losses to 1e-10."""
+    prefix = {"prefix": ["class", "distillation"]} if model.get("head") == "distilled" else {}
+    steps, size, data = 50, {}, {}
+    if model.get("patch") == "resnet":  # its stem is wide, and halves the image four times
+        steps, size, data = 1, {"patch_size": 1, "depth": 1}, {"image_size": 16}
+    how = {"precision": "fp64", "steps": steps, "evaluations": 1, "batch_size": 8, "optimizer": {"type": "adamw"}}
+
+    def made(seed: int) -> Training:
+        return training(seed, data=data, model={**model, **size, **prefix}, **{**how, **train})
+
+    alone, together = [made(seed) for seed in range(2)], [made(seed) for seed in range(2)]
+    require_stackable(together[0].model)
+    stacked = Cohort(together)
+    for step in range(steps):
+        stacked.advance()
+        for one, other in zip(alone, together, strict=True):
+            one.advance()
+            if step == 0:
+                for name, parameter in one.model.named_parameters():
+                    other_gradient = other.model.get_parameter(name).grad
+                    if parameter.grad is not None:
+                        torch.testing.assert_close(other_gradient, parameter.grad, rtol=1e-10, atol=1e-12)
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(
+            torch.stack(other.losses["loss"]), torch.stack(one.losses["loss"]), rtol=1e-10, atol=1e-10
+        )
+        (evaluated,) = stacked.evaluate(("val",))[together.index(other)]
+        assert evaluated.metrics == pytest.approx(one.evaluate("val").metrics, rel=1e-8)
+
+
+def test_in_float32_it_is_the_loop_but_for_rounding() -> None:
+    alone, together = [training(seed) for seed in range(3)], [training(seed) for seed in range(3)]
+    wanted: list[Trained | None] = [complete(one) for one in alone]
+    found = train_cohort([Member(one) for one in together])
+    for before, after in zip(wanted, found, strict=True):
+        assert before is not None and after is not None
+        assert after.metrics == pytest.approx(before.metrics, rel=1e-4, abs=1e-5)
+
+
+# -- how many kernels -------------------------------------------------------------------------------------------------
+
+VIEWS = re.compile(
+    r"^(_record_function_enter_new|_record_function_exit|promote_types|view|_unsafe_view|reshape|permute|transpose|t|expand|unsqueeze|squeeze|select|slice|unbind|split|detach|alias"
+    r"|as_strided|_reshape_alias|split_with_sizes|chunk|movedim|diagonal|unfold|lift_fresh)$"
+)
+
+
+class Counting(TorchDispatchMode):
+    """Counts the operations that compute something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not VIEWS.match(func.overloadpacket.__name__):
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "most"),
+    [
+        ({"patch_size": 16, "dim": 9, "heads": 3, "depth": 3, "position": "sinusoidal"}, {"image_size": 32}, 21),
+        ({"patch_size": 4, "dim": 64, "heads": 4, "depth": 6}, {"image_size": 32}, 35),
+    ],
+    ids=["tiny", "micro"],
+)
+def test_sixteen_seeds_take_few_operations_each(model: dict[str, Any], data: dict[str, Any], most: int) -> None:
+    """Of the passes and the update; without drawing batches, which is the same work for a loop.
+
+    Four of them are the member's own update: two kernels and two counters of steps.
+    """
+    plain = {"drop": 0.0, "drop_path": 0.0}
+    members = [training(seed, data=data, model={**plain, **model}, batch_size=8) for seed in range(16)]
+    stacked = Cohort(members)
+    stacked.advance()
+    drawn = [one.draw() for one in members]
+    for one, batch in zip(members, drawn, strict=True):
+        one.draw = lambda batch=batch: batch  # type: ignore[method-assign,misc]
+    with Counting() as counting:
+        stacked.advance()
+    assert counting.count / 16 <= most
+
+
+# -- trials -----------------------------------------------------------------------------------------------------------
+
+
+def trial(seed: int, *, model: dict[str, Any] = {}, **train: Any) -> Trial:
+    choice = slot("dataset").resolve(DATA)
+    spec = {
+        "data": choice.plain(),
+        "model": slot("model").resolve({**MODEL, **model}).plain(),
+        "train": TrainSpec.model_validate({**TRAIN, **train}).model_dump(mode="json", exclude_none=True),
+    }
+    seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
+    return Trial(spec=spec, seeds=seeds, origins=(), data=None, key=f"k{seed}", code="")
+
+
+def work(root: Path, *trials: Trial) -> list[tuple[Trial, TrialFolder]]:
+    return [(one, TrialFolder(root / one.key)) for one in trials]
+
+
+def results(items: list[tuple[Trial, TrialFolder]]) -> list[Result]:
+    found = [folder.result() for _, folder in items]
+    assert None not in found
+    return found  # type: ignore[return-value]
+
+
+SETTINGS = Settings(device="cpu", keep="last", every_s=0.0)
+
+
+def test_trials_of_a_cohort_leave_what_each_would_have_left(tmp_path: Path) -> None:
+    together = work(tmp_path / "together", *(trial(seed) for seed in range(3)))
+    run_cohort(together, SETTINGS)
+    for seed, result in enumerate(results(together)):
+        alone = work(tmp_path / "alone", trial(seed))
+        run_cohort(alone, SETTINGS)
+        assert results(alone)[0].outcome == result.outcome
+        assert result.circumstances.numerics["engine"] == "vmap"
+        events, _ = together[seed][1].events()
+        assert [event.kind for event in events] == ["start", "metrics", "metrics", "metrics", "end"]
+        assert together[seed][1].weights.exists() and not together[seed][1].checkpoint.exists()
+
+
+def test_a_stopped_cohort_goes_on_and_says_nothing_twice(tmp_path: Path) -> None:
+    undisturbed, stopped = (
+        work(tmp_path / name, *(trial(seed) for seed in range(3))) for name in ("undisturbed", "stopped")
+    )
+    run_cohort(undisturbed, SETTINGS)
+    for steps in (2, 5, 1):
+        calls = iter(range(steps))
+        run_cohort(stopped, SETTINGS, stop=lambda: next(calls, None) is None)  # noqa: B023
+    run_cohort(stopped, SETTINGS)
+    assert [one.outcome for one in results(stopped)] == [one.outcome for one in results(undisturbed)]
+    for _, folder in stopped:
+        steps_told = [event.body["step"] for event in folder.events()[0] if event.kind == "metrics"]
+        assert steps_told == [3, 6, 9]
+
+
+def test_what_cannot_be_stacked_is_trained_by_itself_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unsafe(slot("mlp").get("gelu")):  # type: ignore[misc]
+        vmap_safe = False
+
+    monkeypatch.setattr(Part, "vmap_safe", True)
+    monkeypatch.setattr(slot("mlp").get("gelu"), "vmap_safe", False, raising=False)
+    items = work(tmp_path, trial(0), trial(1))
+    run_cohort(items, SETTINGS)
+    monkeypatch.undo()
+    looped = work(tmp_path / "loop", trial(0))
+    run_trial(*looped[0], SETTINGS)
+    assert results(items)[0].outcome == results(looped)[0].outcome
+    assert results(items)[0].circumstances.numerics["engine"] == "loop"
+    starts = [event for event in items[1][1].events()[0] if event.kind == "start"]
+    assert re.search(r"could not be stacked: .*blocks.0.mlp.* not to be safe for vmap", starts[-1].body["note"])
+
+
+def test_one_that_cannot_begin_fails_alone(tmp_path: Path) -> None:
+    broken = trial(1)
+    broken = Trial(**{**vars(broken), "data": "another set"})
+    items = work(tmp_path, trial(0), broken, trial(2))
+    run_cohort(items, SETTINGS)
+    assert [folder.done() for _, folder in items] == [True, False, True]
+    assert "not the data this trial was planned for" in (items[1][1].failure() or "")
+
+
+def test_a_cohort_that_is_too_large_for_memory_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    real = cohorts.train_cohort
+
+    def small(members: list[Member], **rest: Any) -> list[Trained | None]:
+        tried.append(len(members))
+        if len(members) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(members, **rest)
+
+    monkeypatch.setattr("vitlab.trial.train_cohort", small)
+    items = work(tmp_path, *(trial(seed) for seed in range(5)))
+    run_cohort(items, SETTINGS)
+    assert tried == [5, 2, 3, 1, 2]
+    assert len(results(items)) == 5
+
+
+# -- which, and whether -----------------------------------------------------------------------------------------------
+
+
+def planned(seed: int, **options: Any) -> Planned:
+    return Planned("arm", seed, trial(seed, **options))
+
+
+def test_members_have_one_shape_and_places_are_filled() -> None:
+    todo = [planned(seed) for seed in range(20)] + [planned(seed, model={"dim": 24}) for seed in range(3)]
+    todo += [planned(seed, optimizer={"type": "sgd", "lr": 0.1}) for seed in (30, 31)]
+    groups = grouped(todo, 2, "vmap", lambda _: None)
+    assert [[item.seed for item in group] for _, group in groups] == [
+        list(range(11)),
+        [*range(11, 20), 30, 31],
+        [0],
+        [1, 2],
+    ]
+    assert (
+        max(len(group) for _, group in grouped([planned(seed) for seed in range(40)], 1, "vmap", lambda _: 1)) <= MOST
+    )
+    assert stack_key(trial(0)) != stack_key(trial(0, batch_size=8))
+    assert stack_key(trial(0)) != stack_key(trial(0, loss={"type": "cross_entropy", "label_smoothing": 0.1}))
+
+
+def test_the_engine_is_a_function_of_the_trial() -> None:
+    assert engine_of(trial(0), "auto", lambda _: LARGEST // 16) == "vmap"
+    assert engine_of(trial(0), "auto", lambda _: LARGEST // 16 + 1) == "loop"
+    assert engine_of(trial(0), "auto", lambda _: None) == "loop"
+    assert engine_of(trial(0), "loop", lambda _: 1) == "loop"
+    assert engine_of(trial(0, ema={"decay": 0.9}), "vmap", lambda _: 1) == "loop"
+    info = prepare(DATA, dict.fromkeys(STREAMS, 0)).info
+    choice = slot("model").resolve(MODEL)
+    assert choice.component.values(info, choice.options) == (1 + 4) * 16  # type: ignore[attr-defined]
+
+
+def test_a_study_ends_the_same_however_it_is_cut(tmp_path: Path) -> None:
+    """All at once in worker processes; one seed and then the others; in halves."""
+    text = """
+study: cut
+base:
+  data: {type: digits}
+  model: {type: vit, patch_size: 4, dim: 8, depth: 1, heads: 2}
+  train: {steps: 4, batch_size: 16, evaluations: 2}
+design: {one_at_a_time: {train.optimizer.lr: [1.0e-4]}}
+seeds: %s
+run: {executor: %s, engine: vmap, workers: 2, tracking_uri: "http://127.0.0.1:9"}
+"""
+    frames = []
+    for name, cuts, executor in (
+        ("once", ["4"], "local"),
+        ("singly", ["1", "4"], "inline"),
+        ("halves", ["2", "4"], "inline"),
+    ):
+        file = tmp_path / f"{name}.yaml"
+        for seeds in cuts:
+            file.write_text(text % (seeds, executor))
+            answer = lab.run(file, out=tmp_path / name)
+        frames.append(answer.results().sort_values(["arm", "seed"]))
+    first, *others = [frame[["arm", "seed", "val/loss", "val/accuracy", "test/loss", "engine"]] for frame in frames]
+    assert len(first) == 8 and set(first["engine"]) == {"vmap"}
+    for other in others:
+        assert first.reset_index(drop=True).equals(other.reset_index(drop=True))

@@ -1,0 +1,216 @@
+"""Cohorts: trainings of one shape, done together.
+
+One model of a small network is too little work for a processor: most of a step is spent on calling kernels.  A cohort
+stacks the weights of its members and calls every kernel once for all of them, vectorised by ``torch.func.vmap``.
+
+The story is that of :mod:`vitlab.training.loop`, and each member is a training as told there, with its own batches,
+draws, rates, optimizer, history and checkpoint.  Joint are the two passes of a step, and evaluations.  That needs no
+second way of keeping anything: the weights of a member's model are rows of the stacked ones, and its gradients rows of
+the stacked gradients.
+
+What a member computes depends neither on how many others there are nor on what they are: on a CPU to the last bit.  As
+some kernels treat a stack of one otherwise, a member that is alone is given a shadow of itself.
+
+K members; B images of a batch, C channels, H and W pixels.
+Reference: arXiv:2102.02344 (HFTA).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from vitlab import noise
+from vitlab.components.base import Part
+from vitlab.models.contract import Model
+from vitlab.result import Measurement
+from vitlab.training.loop import (
+    Diverged,
+    Evaluated,
+    Split,
+    State,
+    Trained,
+    Training,
+    evaluation_batches,
+    moments,
+    splits_of,
+    views_of,
+)
+from vitlab.training.losses import Value
+from vitlab.training.metrics import TALLIES
+
+Rows = dict[str, Tensor]
+"""Tensors of a model by name, each with the members in front."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A training of a cohort, and whom it tells; see :func:`vitlab.training.loop.train`."""
+
+    training: Training
+    emit: Callable[[Measurement], None] = lambda measurement: None
+    save: Callable[[State], None] = lambda state: None
+
+
+def train_cohort(
+    members: Sequence[Member], *, stop: Callable[[], bool] = lambda: False, every_s: float = 60.0
+) -> list[Trained | None]:
+    """Train models in place, together.
+
+    Members are equal but for their seeds, their rates and what else is no shape: they see the same validation and test
+    images, and have the same length and evaluations.  They may stand at different steps, as after a resume: those that
+    are behind come up first.
+
+    Args:
+        members: the trainings.
+        stop: is asked before every step.
+        every_s: as of :func:`vitlab.training.loop.train`.
+
+    Returns:
+        what came of each, or None where it was stopped before its last step.
+    """
+    ended: list[Trained | None] = [None] * len(members)
+    active = list(range(len(members)))
+    first = members[0].training
+    cohort = Cohort([])
+    saved = time.monotonic()
+    for moment in moments(first.steps, first.spec.evaluations):
+        last = moment == first.steps
+        while behind := [m for m in active if members[m].training.step < moment]:
+            step = min(members[m].training.step for m in behind)
+            here = [members[m].training for m in behind if members[m].training.step == step]
+            cohort = cohort if cohort.trainings == here else Cohort(here)
+            others = [members[m].training.step for m in behind if members[m].training.step > step]
+            for _ in range(step, min(others, default=moment)):
+                if stop():
+                    _save(members, active)
+                    return ended
+                cohort.advance()
+                if time.monotonic() - saved > every_s:
+                    _save(members, active)
+                    saved = time.monotonic()
+        due = [m for m in active if last or members[m].training.measured < moment]
+        if not due:
+            continue
+        if last:
+            _save(members, due)
+        here = [members[m].training for m in due]
+        cohort = cohort if cohort.trainings == here else Cohort(here)
+        evaluated = cohort.evaluate(splits_of(last))
+        for m, found in zip(due, evaluated, strict=True):
+            training = members[m].training
+            try:
+                measurement, predictions = training.measure(found)
+            except Diverged as error:
+                ended[m] = training.diverged(error)
+                active.remove(m)
+                continue
+            members[m].emit(measurement)
+            if last:
+                ended[m] = training.ended(predictions)
+        if not last:
+            _save(members, active)
+            saved = time.monotonic()
+    return ended
+
+
+def require_stackable(model: Model) -> None:
+    """Raise ValueError, saying why, for a model that declares that its replicates cannot be stacked."""
+    parts = [path for path, part in model.named_modules() if isinstance(part, Part) and not part.vmap_safe]
+    if not model.vmap_safe:
+        raise ValueError(f"{', '.join(parts) or 'the model'} is declared not to be safe for vmap")
+
+
+class Cohort:
+    """Trainings that stand at one step, their weights stacked."""
+
+    def __init__(self, trainings: Sequence[Training]) -> None:
+        self.trainings = list(trainings)
+        if not trainings:
+            return
+        self.rows = range(len(trainings)) if len(trainings) > 1 else [0, 0]  # whose row each is
+        models = [training.model for training in trainings]
+        self.model = models[0]
+        self.learned: Rows = {}
+        self.kept: Rows = {}  # what no gradient is wanted of: frozen parameters, and buffers
+        for name, parameter in self.model.named_parameters():
+            rows = self._stacked([model.get_parameter(name) for model in models])
+            (self.learned if parameter.requires_grad else self.kept)[name] = rows.requires_grad_(
+                parameter.requires_grad
+            )
+        for name, _ in self.model.named_buffers():
+            self.kept[name] = self._stacked([model.get_buffer(name) for model in models])
+        self.parameters = {name: [model.get_parameter(name) for model in models] for name in self.learned}
+
+    def advance(self) -> None:
+        """One optimizer step of every member.  Nothing is read back from the device."""
+        each = [training.draw() for training in self.trainings]
+        drawn = [each[row] for row in self.rows]
+        x_KBCHW = torch.stack([batch.x_BCHW for batch, _ in drawn])
+        y_KB = torch.stack([batch.y_B for batch, _ in drawn])
+        draws = noise.Draws(
+            dropout=self._keys([draws.dropout for _, draws in drawn]),
+            drop_path=self._keys([draws.drop_path for _, draws in drawn]),
+            sample_B=torch.stack([batch.id_B for batch, _ in drawn]),
+        )
+        loss: Value = vmap(self._loss)(self.learned, self.kept, x_KBCHW, y_KB, draws)
+        gradients = torch.autograd.grad(loss.total.sum(), list(self.learned.values()))
+        for parameters, gradient in zip(self.parameters.values(), gradients, strict=True):
+            # Fused optimizers read memory in the order of the weights, whatever the strides of a gradient say.
+            for parameter, row in zip(parameters, gradient.contiguous(), strict=False):
+                parameter.grad = row
+        for member, training in enumerate(self.trainings):
+            training.update(Value(loss.total[member], {name: part[member] for name, part in loss.parts.items()}))
+
+    @torch.no_grad()
+    def evaluate(self, splits: Sequence[Split]) -> list[list[Evaluated]]:
+        """The evaluations of every member."""
+        began = time.perf_counter()
+        first = self.trainings[0]
+        rows = {**self.learned, **self.kept}
+        found: list[list[Evaluated]] = [[] for _ in self.trainings]
+        self.model.eval()
+        for split in splits:
+            tallies = [TALLIES[first.task]() for _ in self.trainings]
+            for batch in evaluation_batches(first.feed, split, first.task):
+                views = vmap(views_of, in_dims=(None, None, None, 0))(
+                    self.model, batch.x_BCHW, first.spec.precision, rows
+                )
+                for member, tally in enumerate(tallies):
+                    tally.add({name: view[member] for name, view in views.items()}, batch.y_B, batch.id_B)
+            for evaluated, tally in zip(found, tallies, strict=True):
+                evaluated.append(Evaluated(split, tally.metrics(), tally.columns()))
+        self.model.train()
+        for training in self.trainings:
+            training.leave_out(time.perf_counter() - began)
+        return found
+
+    def _loss(self, learned: Rows, kept: Rows, x_BCHW: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
+        first = self.trainings[0]
+        with noise.drawing(draws):
+            views = views_of(self.model, x_BCHW, first.spec.precision, {**learned, **kept})
+        return first.loss(views, y_B)
+
+    def _keys(self, keys: Sequence[Any]) -> Tensor:
+        return torch.tensor(keys, dtype=torch.int64, device=self.trainings[0].feed.device)
+
+    def _stacked(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The tensors of the members, stacked; from now on they are rows of the stack."""
+        rows = torch.stack([tensors[row].detach() for row in self.rows])
+        for tensor, row in zip(tensors, rows.unbind(), strict=False):
+            tensor.data = row
+        return rows
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _save(members: Sequence[Member], which: Sequence[int]) -> None:
+    for m in which:
+        members[m].training.save(members[m].save)
