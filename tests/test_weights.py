@@ -471,6 +471,10 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     assert ".safetensors, .pth" in refusal(tmp_path / "weights.onnx")
     shuffle = tv.shufflenet_v2_x0_5(weights=None, num_classes=2)
     assert "conv1.0.weight" in refusal(saved(shuffle, tmp_path / "i.pth"))
+    torch.save({"stem.0.weight": torch.ones(4), "fc.weight": torch.ones(2, 4)}, tmp_path / "j.pth")
+    assert "stem.0.weight cannot be of the shape (4,)" in refusal(tmp_path / "j.pth")
+    torch.save({"stem.0.weight": torch.ones(4, 3, 3, 3), "fc.weight": torch.tensor(1.0)}, tmp_path / "k.pth")
+    assert "fc.weight cannot be of the shape ()" in refusal(tmp_path / "k.pth")
 
 
 def test_a_wrong_format_is_told_by_the_right_one(tmp_path: Path) -> None:

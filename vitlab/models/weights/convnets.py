@@ -63,10 +63,14 @@ def open_convnet(tensors: Mapping[str, Tensor], known: Known) -> tuple[Model, Da
     """
     state = _from_timm(tensors) if _timms(tensors) else dict(tensors)
     regnet = "stem.0.weight" in state
-    first = state["stem.0.weight" if regnet else "conv1.weight"]
-    stem: Literal["small", "imagenet"] = "imagenet" if regnet or first.shape[-1] == 7 else "small"
+    stem_weight = "stem.0.weight" if regnet else "conv1.weight"
     if "fc.weight" not in state:
         raise WeightsError("this network has no classifier, fc, so there is nothing it could teach")
+    for name, axes in ((stem_weight, 4), ("fc.weight", 2)):
+        if state[name].ndim != axes:
+            raise WeightsError(f"{name} cannot be of the shape {tuple(state[name].shape)}: it has {axes} axes")
+    first = state[stem_weight]
+    stem: Literal["small", "imagenet"] = "imagenet" if regnet or first.shape[-1] == 7 else "small"
     assumed: tuple[str, ...] = ()
     image = known.image
     if image is None:
