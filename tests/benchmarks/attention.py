@@ -15,13 +15,13 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from vitlab.geometry import DataInfo
 from vitlab.models import Model, model
-from vitlab.training.loop import peak_memory
 
 IMPLEMENTATIONS = ("fused", "split", "per_head", "sdpa")
 SHAPES: dict[str, tuple[int, DataInfo, dict[str, Any]]] = {
@@ -99,9 +99,25 @@ def speed(shape: str, device: torch.device, rounds: int) -> dict[str, dict[str, 
 def _step_memory(attention: str, shape: str, device: str, answer: Any) -> None:
     torch.set_num_threads(1)
     parts = built(attention, shape, torch.device(device))
-    before = peak_memory(torch.device(device))
+    held = _forget_the_peak(device)
     training_step(*parts)
-    answer.put(peak_memory(torch.device(device)) - before)
+    answer.put(_peak(device) - held)
+
+
+def _forget_the_peak(device: str) -> int:
+    """Begin to look for the peak anew; returns the bytes held now.  On Linux, by the kernel's own account."""
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
+    return _peak(device)
+
+
+def _peak(device: str) -> int:
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def memory(attention: str, shape: str, device: torch.device) -> int:
