@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STUDY ?= pipelines/quickstart.yaml
+# Each is a distribution of its own, with its own tests; "make test" installs and tests them all.
+PLUGINS := $(wildcard plugins/*/pyproject.toml)
 
 # matplotlib would keep its list of fonts in the home folder.
 export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
@@ -36,9 +38,9 @@ setup: .venv/ready-dev
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e .
 	touch $@
 
-.venv/ready-dev: .venv/ready plugins/vitlab-example/pyproject.toml
+.venv/ready-dev: .venv/ready $(PLUGINS)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[dev]"
-	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -e plugins/vitlab-example
+	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps $(PLUGINS:%/pyproject.toml=-e %)
 	touch $@
 
 clean:

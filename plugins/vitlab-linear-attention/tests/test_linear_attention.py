@@ -1,0 +1,287 @@
+"""The attentions against formulas written out token by token in float64, and against vitlab's softmax."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("vitlab_linear_attention", reason="pip install -e plugins/vitlab-linear-attention")
+
+from vitlab_linear_attention import orthogonal
+
+from vitlab import lab
+from vitlab.geometry import DataInfo, Geometry
+from vitlab.models import ViT, model
+from vitlab.models.cost import macs
+from vitlab.slots import slot
+from vitlab.spec.trial import InitFrom
+from vitlab.testing import check_component
+from vitlab.training.start import start_from
+
+STUDY = Path(__file__).parents[1] / "study.yaml"
+NAMES = ("linear", "performer", "neighborhood")
+PREFIXES: list[tuple[str, ...]] = [(), ("class",), ("class", "distillation", "register")]
+GRIDS = [(4, 4), (3, 5), (1, 6), (5, 2)]
+
+
+def geometry(grid: tuple[int, int] = (3, 5), prefix: tuple[str, ...] = ("class",), dim: int = 16) -> Geometry:
+    return Geometry(
+        image=(grid[0] * 4, grid[1] * 4),
+        channels=3,
+        patch=(4, 4),
+        grid=grid,
+        prefix=prefix,
+        dim=dim,
+        depth=2,
+        heads=2,
+        classes=3,
+    )
+
+
+def built(choice: Any, g: Geometry, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return slot("attention").build(choice, g).double().eval()
+
+
+def tokens(g: Geometry, batch: int = 2, seed: int = 1) -> Tensor:
+    return torch.randn(batch, g.tokens, g.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def heads_of(attention: Any, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values (B, H, T, K) from the canonical weights alone."""
+    state = attention.to_canonical(attention.state_dict())
+    out = x_BTD @ state["qkv.weight"].T + state["qkv.bias"]
+    q, k, v = (part.reshape(*x_BTD.shape[:2], 2, -1).transpose(1, 2) for part in out.chunk(3, -1))
+    return q, k, v
+
+
+def projected(attention: Any, weights_BHTT: Tensor, v_BHTK: Tensor) -> Tensor:
+    y = (weights_BHTT @ v_BHTK).transpose(1, 2).flatten(2)
+    return y @ attention.proj.weight.T + attention.proj.bias
+
+
+def bias_of(g: Geometry) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(g.heads, g.tokens, g.tokens, dtype=torch.float64, generator=generator)
+
+
+def rotation_of(g: Geometry) -> tuple[Tensor, Tensor]:
+    angle = torch.arange(g.tokens, dtype=torch.float64)[:, None] * torch.arange(1, g.head_dim // 2 + 1) / 3
+    return angle.cos(), angle.sin()
+
+
+def turned(x_BHTK: Tensor, g: Geometry) -> Tensor:
+    """Pairs of channels as complex numbers."""
+    cos, sin = rotation_of(g)
+    pairs = torch.view_as_complex(x_BHTK.unflatten(-1, (-1, 2)).contiguous()) * torch.complex(cos, sin)
+    return torch.view_as_real(pairs).flatten(-2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_contract(name: str) -> None:
+    check_component("attention", name)
+
+
+# -- linear -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("grid", GRIDS)
+def test_linear_is_the_formula(grid: tuple[int, int], prefix: tuple[str, ...]) -> None:
+    g = geometry(grid, prefix)
+    attention, x = built("linear", g), tokens(g)
+    q, k, v = heads_of(attention, x)
+    weights = torch.empty(2, 2, g.tokens, g.tokens, dtype=torch.float64)
+    for i in range(g.tokens):
+        for j in range(g.tokens):
+            features = (torch.nn.functional.elu(one) + 1 for one in (q[:, :, i], k[:, :, j]))
+            weights[:, :, i, j] = torch.stack(list(features)).prod(0).sum(-1)
+    weights /= weights.sum(-1, keepdim=True)
+    torch.testing.assert_close(attention.maps(x, None, None), weights, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(attention(x, None, None), projected(attention, weights, v), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["linear", "performer"])
+@pytest.mark.parametrize("scale", [30.0, 300.0])
+def test_extreme_tokens_give_finite_values_and_gradients(name: str, scale: float) -> None:
+    g = geometry()
+    attention = built(name, g).float()
+    x = (scale * tokens(g)).float().requires_grad_()
+    out = attention(x, None, None)
+    out.square().sum().backward()
+    assert out.isfinite().all() and x.grad is not None and x.grad.isfinite().all()
+    rows = attention.maps(x, None, None).sum(-1)
+    torch.testing.assert_close(rows, torch.ones_like(rows))
+
+
+# -- performer --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rotates", [False, True])
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_performer_is_the_formula(prefix: tuple[str, ...], rotates: bool) -> None:
+    g = geometry((3, 5), prefix)
+    attention, x = built({"type": "performer", "features": 11}, g), tokens(g)
+    q, k, v = heads_of(attention, x)
+    if rotates:
+        q, k = turned(q, g), turned(k, g)
+    assert attention.features_FK.shape == (11, g.head_dim)
+
+    def features(x: Tensor) -> Tensor:  # equation 5 of the paper, nothing taken out
+        x = x / g.head_dim**0.25
+        return torch.exp(x @ attention.features_FK.T - (x * x).sum(-1, keepdim=True) / 2) / math.sqrt(11)
+
+    weights = torch.einsum("bhif,bhjf->bhij", features(q), features(k))
+    weights /= weights.sum(-1, keepdim=True)
+    rotation = rotation_of(g) if rotates else None
+    torch.testing.assert_close(attention.maps(x, rotation, None), weights, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(attention(x, rotation, None), projected(attention, weights, v), rtol=1e-10, atol=1e-12)
+
+
+def test_performer_comes_to_softmax_with_many_features() -> None:
+    """The error falls as one over the root of the number: 64 times as many features, about an eighth of it.
+
+    Of small tokens: the estimate has heavy tails, and with long queries and keys the root is slow to show.
+    """
+    g = geometry()
+    x, exact = 0.3 * tokens(g), built("fused", g)
+    error = {}
+    for count in (64, 4096):
+        errors = []
+        for seed in range(8):
+            attention = built({"type": "performer", "features": count}, g, seed)
+            attention.load_state_dict(attention.from_canonical(exact.state_dict()))
+            errors.append((attention.maps(x, None, None) - exact.maps(x, None, None)).square().mean())
+        error[count] = torch.stack(errors).mean().sqrt().item()
+    assert error[4096] < 0.001
+    assert 5 < error[64] / error[4096] < 13
+
+
+def test_features_are_orthogonal_in_groups_and_as_long_as_normal_vectors() -> None:
+    torch.manual_seed(0)
+    rows = orthogonal(20_000, 8).double()
+    group = rows[:8] / rows[:8].norm(dim=1, keepdim=True)
+    torch.testing.assert_close(group @ group.T, torch.eye(8, dtype=torch.float64), atol=1e-6, rtol=0)
+    # A chi-squared of 8 degrees of freedom has mean 8 and variance 16; each channel is standard normal.
+    assert rows.square().sum(1).mean().item() == pytest.approx(8, abs=0.15)
+    assert rows.square().sum(1).var().item() == pytest.approx(16, abs=1)
+    torch.testing.assert_close(rows.mean(0), torch.zeros(8, dtype=torch.float64), atol=0.03, rtol=0)
+    torch.testing.assert_close(rows.T @ rows / len(rows), torch.eye(8, dtype=torch.float64), atol=0.05, rtol=0)
+    assert orthogonal(5, 8).shape == (5, 8)
+
+
+def test_features_are_drawn_with_the_initial_values() -> None:
+    def made(seed: int) -> dict[str, Tensor]:
+        net = model.build(vit("performer"), DATA)
+        net.initialise(seed)
+        return dict(net.state_dict())
+
+    one, again, other = made(0), made(0), made(1)
+    first, second = (f"blocks.{i}.attn.features_FK" for i in range(2))
+    assert torch.equal(one[first], again[first])
+    assert not torch.equal(one[first], other[first]) and not torch.equal(one[first], one[second])
+
+
+# -- neighborhood -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5])
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("grid", GRIDS)
+def test_neighborhood_is_softmax_over_the_window(grid: tuple[int, int], prefix: tuple[str, ...], window: int) -> None:
+    g = geometry(grid, prefix)
+    attention, x, bias = built({"type": "neighborhood", "window": window}, g), tokens(g), bias_of(g)
+    q, k, v = heads_of(attention, x)
+    logits = turned(q, g) @ turned(k, g).transpose(-2, -1) / math.sqrt(g.head_dim) + bias
+    seen = torch.zeros(g.tokens, g.tokens, dtype=torch.bool)
+    seen[: len(prefix)] = True
+    seen[:, : len(prefix)] = True
+    for patch in range(g.patches):
+        ranges = []
+        for at, length in zip(divmod(patch, grid[1]), grid, strict=True):
+            size = min(window, length)
+            first = min(max(at - size // 2, 0), length - size)
+            ranges.append(range(first, first + size))
+            assert at in ranges[-1]
+        for row in ranges[0]:
+            for column in ranges[1]:
+                seen[len(prefix) + patch, len(prefix) + row * grid[1] + column] = True
+    weights = logits.masked_fill(~seen, -math.inf).softmax(-1)
+    torch.testing.assert_close(attention.maps(x, rotation_of(g), bias), weights, rtol=1e-10, atol=1e-12)
+    out = attention(x, rotation_of(g), bias)
+    torch.testing.assert_close(out, projected(attention, weights, v), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_a_window_as_large_as_the_grid_is_softmax_attention(prefix: tuple[str, ...]) -> None:
+    g = geometry((3, 5), prefix)
+    attention, exact = built({"type": "neighborhood", "window": 9}, g), built("fused", g, seed=1)
+    exact.load_state_dict(attention.state_dict())
+    x, rotation, bias = tokens(g), rotation_of(g), bias_of(g)
+    torch.testing.assert_close(attention(x, rotation, bias), exact(x, rotation, bias), rtol=1e-10, atol=1e-12)
+
+
+# -- in a model, and in a study ---------------------------------------------------------------------------------------
+
+DATA = DataInfo(image=(16, 24), channels=1, classes=3)
+
+
+def vit(attention: Any, **options: Any) -> dict[str, Any]:
+    return {"type": "vit", "dim": 16, "depth": 2, "heads": 2, "patch_size": 4, "attention": attention, **options}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_cost_grows_with_the_number_of_tokens(name: str) -> None:
+    """Twice the image is twice the work, but for the class token's, which is one row of T."""
+
+    def work(attention: str, columns: int) -> int:
+        info = DataInfo(image=(16, columns * 4), channels=1, classes=3)
+        return macs(model.build(vit(attention, position="none"), info), info)
+
+    def ratio(attention: str) -> float:
+        return (work(attention, 256) - work(attention, 128)) / (work(attention, 128) - work(attention, 64))
+
+    assert ratio(name) == pytest.approx(2, rel=1e-6)
+    assert ratio("fused") > 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_starts_from_the_weights_of_another_attention(name: str) -> None:
+    source, started = model.build(vit("split"), DATA), model.build(vit(name), DATA)
+    source.initialise(0)
+    started.initialise(1)
+    start_from(started, source, InitFrom(checkpoint="of-another.pt", head="keep"))
+    wanted = source.to_canonical(source.state_dict())
+    found = started.to_canonical(started.state_dict())
+    assert all(torch.equal(found[key], value) for key, value in wanted.items())
+    assert {key.rpartition(".")[2] for key in found.keys() - wanted.keys()} <= {"features_FK"}
+
+
+def test_what_it_cannot_take_is_a_planned_skip(tmp_path: Path) -> None:
+    plan = lab.plan_study(STUDY, out=tmp_path)[1]
+    skips = {arm.name: arm.skip for arm in plan.arms if arm.skip}
+    assert len(plan.arms) == 12 and len(skips) == 3
+    for attention, position, does in (
+        ("linear", "alibi2d", "adds a bias to the logits of attention, and attention 'linear' (block 0) takes none"),
+        (
+            "performer",
+            "alibi2d",
+            "adds a bias to the logits of attention, and attention 'performer' (block 0) takes none",
+        ),
+        ("linear", "rope2d", "rotates queries and keys, and attention 'linear' (block 0) does not let it"),
+    ):
+        (reason,) = [reason for name, reason in skips.items() if attention in name and position in name]
+        assert reason == f"position '{position}' {does}"
+
+
+@pytest.mark.parametrize("position", ["alibi2d", "relative_bias"])
+@pytest.mark.parametrize("name", ["linear", "performer"])
+def test_a_bias_is_refused_with_the_reason(name: str, position: str) -> None:
+    options = {key: value for key, value in vit(name, position=position).items() if key != "type"}
+    reason = ViT.why_not(DATA, options)
+    assert reason is not None and position in reason and f"'{name}' (block 0) takes none" in reason

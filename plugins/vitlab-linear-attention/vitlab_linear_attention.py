@@ -1,0 +1,271 @@
+"""Attentions whose cost does not grow with the square of the number of tokens: two linear ones, and a sparse one.
+
+A linear attention replaces exp(q k) by a product of features f(q) f(k), so that keys meet values first, and a matrix of
+weights never exists.  For the same reason nothing can be added to its logits: it takes no bias.  A sparse attention has
+logits, though few.  All three keep the canonical parameters, ``qkv`` and ``proj``: weights of any other attention
+can be loaded, and arms start from the same values.
+
+B images, T tokens, P prefix tokens, N patches, D width, H heads, K channels of a head, F features, W keys of a window,
+S = P + W.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from vitlab.components.attention import Attention, Rotation, rotate
+from vitlab.components.base import Dropout
+from vitlab.geometry import Geometry
+from vitlab.slots import Pick, slot
+from vitlab.spec import Choice
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
+Norm = Annotated[Choice | str, Pick("norm")]
+
+
+class _Projected(Attention):
+    """Queries, keys and values from one matrix, and another after the heads."""
+
+    def __init__(self, g: Geometry, *, qkv_bias: bool, qk_norm: Choice | str, proj_drop: float) -> None:
+        super().__init__()
+        self.shape = (3, g.heads, g.head_dim)
+        self.qkv = nn.Linear(g.dim, 3 * g.dim, bias=qkv_bias)
+        self.q_norm = slot("norm").build(qk_norm, g.head_dim)
+        self.k_norm = slot("norm").build(qk_norm, g.head_dim)
+        self.proj = nn.Linear(g.dim, g.dim)
+        self.proj_drop = Dropout(proj_drop)
+
+    def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Each (B, H, T, K)."""
+        q_BHTK, k_BHTK, v_BHTK = self.qkv(x_BTD).unflatten(-1, self.shape).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.q_norm(q_BHTK), self.k_norm(k_BHTK), v_BHTK
+
+    def _out(self, y_BHTK: Tensor) -> Tensor:
+        out_BTD: Tensor = self.proj_drop(self.proj(y_BHTK.transpose(1, 2).flatten(2)))
+        return out_BTD
+
+
+# -- linear -----------------------------------------------------------------------------------------------------------
+
+
+class _Kernel(_Projected):
+    """Attention with weights f(q) f(k) / sum of them, for features that are positive."""
+
+    takes_bias = False  # a bias is added to logits, and there are none
+
+    def _features(self, x_BTD: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of queries and of keys, each (B, H, T, F), and values."""
+        raise NotImplementedError
+
+    def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        q_BHTF, k_BHTF, v_BHTK = self._features(x_BTD, rotation)
+        wide_BHTK = v_BHTK.to(k_BHTF.dtype)
+        sum_BHTK = q_BHTF @ (k_BHTF.transpose(-2, -1) @ wide_BHTK)
+        total_BHT1 = (q_BHTF * k_BHTF.sum(-2, keepdim=True)).sum(-1, keepdim=True)
+        return self._out((sum_BHTK / _positive(total_BHT1)).to(x_BTD.dtype))
+
+    def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        """The weights that the forward pass does without."""
+        q_BHTF, k_BHTF, _ = self._features(x_BTD, rotation)
+        weights_BHTT = q_BHTF @ k_BHTF.transpose(-2, -1)
+        return weights_BHTT / _positive(weights_BHTT.sum(-1, keepdim=True))
+
+
+class Linear(_Kernel):
+    """Linear attention with the features elu(x) + 1.  Reference: arXiv:2006.16236, equations 4 to 7.
+
+    It takes neither a bias nor a rotation: its features are not those of a softmax, whose logits a rotation is made
+    for.  No factor 1 / sqrt(K), as in the paper.
+    """
+
+    takes_rotation = False
+
+    def __init__(
+        self, g: Geometry, *, qkv_bias: bool = True, qk_norm: Norm = "none", proj_drop: Probability = 0.0
+    ) -> None:
+        super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, proj_drop=proj_drop)
+
+    def _features(self, x_BTD: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        q_BHTK, k_BHTK, v_BHTK = self._qkv(x_BTD)
+        return _elu_plus_1(_wide(q_BHTK)), _elu_plus_1(_wide(k_BHTK)), v_BHTK
+
+
+class Performer(_Kernel):
+    """FAVOR+: positive orthogonal random features, whose products are exp(q k / sqrt(K)) on average over draws.
+
+    An estimate of softmax attention, and of one with rotated queries and keys where the position rotates.  The features
+    are drawn once, with the initial values, and kept in the state; the heads of a block share them.  Differs from the
+    paper's code in that it needs no small number added to features: what keeps them from underflow cancels.
+
+    Reference: arXiv:2009.14794, lemma 1 and section 2.4; without the redrawing of section 4.2.
+    """
+
+    features_FK: Tensor
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        features: Annotated[int, Field(gt=0, le=65536)] | None = None,
+        qkv_bias: bool = True,
+        qk_norm: Norm = "none",
+        proj_drop: Probability = 0.0,
+    ) -> None:
+        """
+        Args:
+            g: sizes.
+            features: how many; more estimate better.  By default K log K, rounded up, for K channels of a head.
+            qkv_bias: whether queries, keys and values have one.
+            qk_norm: of queries and keys.
+            proj_drop: dropout after the last matrix.
+        """
+        super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, proj_drop=proj_drop)
+        count = features or max(1, math.ceil(g.head_dim * math.log(g.head_dim)))
+        self.register_buffer("features_FK", orthogonal(count, g.head_dim))
+
+    def _features(self, x_BTD: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        q_BHTK, k_BHTK, v_BHTK = self._qkv(x_BTD)
+        if rotation is not None:
+            q_BHTK, k_BHTK = rotate(q_BHTK, rotation), rotate(k_BHTK, rotation)
+        log_q_BHTF, log_k_BHTF = self._logs(q_BHTK), self._logs(k_BHTK)
+        # The largest key of each feature moves to the queries, and the largest feature of each query out of both sums:
+        # no exponent is above 0, and the sum of weights is at least 1.
+        most_BH1F = log_k_BHTF.detach().amax(-2, keepdim=True)
+        log_q_BHTF = log_q_BHTF + most_BH1F
+        log_q_BHTF = log_q_BHTF - log_q_BHTF.detach().amax(-1, keepdim=True)
+        return log_q_BHTF.exp(), (log_k_BHTF - most_BH1F).exp(), v_BHTK
+
+    def _logs(self, x_BHTK: Tensor) -> Tensor:
+        """(B, H, T, F): logarithms of the features, but for a constant."""
+        x_BHTK = _wide(x_BHTK) * x_BHTK.shape[-1] ** -0.25
+        product_BHTF: Tensor = x_BHTK @ self.features_FK.to(x_BHTK.dtype).T
+        return product_BHTF - x_BHTK.square().sum(-1, keepdim=True) / 2
+
+    def from_canonical(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """With its own features where the state, of another attention, has none."""
+        return {"features_FK": self.features_FK, **state}
+
+
+def orthogonal(features: int, channels: int) -> Tensor:
+    """(F, K): directions orthogonal to each other in groups of K, with the lengths of normal vectors."""
+    directions = []
+    for _ in range(math.ceil(features / channels)):
+        q_KK, r_KK = torch.linalg.qr(torch.randn(channels, channels))
+        directions.append((q_KK * r_KK.diagonal().sign()).T)  # with these signs, uniform among rotations
+    length_F1: Tensor = torch.randn(features, channels).norm(dim=1, keepdim=True)
+    return torch.cat(directions)[:features] * length_F1
+
+
+# -- sparse -----------------------------------------------------------------------------------------------------------
+
+
+class Neighborhood(_Projected):
+    """Each patch looks at a window of patches around it, and at the prefix tokens; these look at everything.
+
+    At the edge of the grid the window is moved, not cut, so that every patch sees as many.  A grid with fewer rows or
+    columns than the window is seen whole along that axis.  Logits are there, for the pairs that are looked at: it takes
+    a bias and a rotation as softmax attention does.
+
+    Reference: arXiv:2204.07143, equations 1 to 3 (neighborhood attention); tokens that look at everything are those of
+    arXiv:2004.05150, section 3.1.
+    """
+
+    key_NS: Tensor
+
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        window: Annotated[int, Field(gt=0, le=1023)] = 3,
+        qkv_bias: bool = True,
+        qk_norm: Norm = "none",
+        drop: Probability = 0.0,
+        proj_drop: Probability = 0.0,
+    ) -> None:
+        """
+        Args:
+            g: sizes.
+            window: rows and columns of patches that a patch looks at.
+            qkv_bias: whether queries, keys and values have one.
+            qk_norm: of queries and keys.
+            drop: dropout of weights.
+            proj_drop: dropout after the last matrix.
+        """
+        super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, proj_drop=proj_drop)
+        self.prefix = len(g.prefix)
+        self.scale = g.head_dim**-0.5
+        self.global_drop = Dropout(drop)
+        self.window_drop = Dropout(drop)
+        self.register_buffer("key_NS", neighbours(g, window), persistent=False)
+
+    def _logits(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> tuple[Tensor, ...]:
+        """Of prefix tokens (B, H, P, T), of patches (B, H, N, S), and values."""
+        q_BHTK, k_BHTK, v_BHTK = self._qkv(x_BTD)
+        if rotation is not None:
+            q_BHTK, k_BHTK = rotate(q_BHTK, rotation), rotate(k_BHTK, rotation)
+        q_BHTK = q_BHTK * self.scale
+        prefix_BHPT = q_BHTK[:, :, : self.prefix] @ k_BHTK.transpose(-2, -1)
+        patches_BHNS = (self._near(k_BHTK) @ q_BHTK[:, :, self.prefix :, :, None]).squeeze(-1)
+        if bias_HTT is not None:
+            bias_HTT = bias_HTT.to(q_BHTK.dtype)
+            prefix_BHPT = prefix_BHPT + bias_HTT[:, : self.prefix]
+            key_HNS = self.key_NS.expand(bias_HTT.shape[0], -1, -1)
+            patches_BHNS = patches_BHNS + bias_HTT[:, self.prefix :].gather(-1, key_HNS)
+        return prefix_BHPT, patches_BHNS, v_BHTK
+
+    def _near(self, x_BHTK: Tensor) -> Tensor:
+        """(B, H, N, S, K): for each patch, the rows of the tokens it looks at."""
+        near_BHXK = x_BHTK.index_select(2, self.key_NS.flatten())
+        return near_BHXK.reshape(*x_BHTK.shape[:2], *self.key_NS.shape, x_BHTK.shape[-1])
+
+    def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        prefix_BHPT, patches_BHNS, v_BHTK = self._logits(x_BTD, rotation, bias_HTT)
+        prefix_BHPK = self.global_drop(prefix_BHPT.softmax(-1)) @ v_BHTK
+        weights_BHN1S = self.window_drop(patches_BHNS.softmax(-1))[:, :, :, None]
+        patches_BHNK = (weights_BHN1S @ self._near(v_BHTK)).squeeze(-2)
+        return self._out(torch.cat([prefix_BHPK, patches_BHNK], 2))
+
+    def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        """Zero where a patch does not look."""
+        prefix_BHPT, patches_BHNS, _ = self._logits(x_BTD, rotation, bias_HTT)
+        weights_BHNS = patches_BHNS.softmax(-1)
+        zeros_BHNT = weights_BHNS.new_zeros(*weights_BHNS.shape[:3], prefix_BHPT.shape[-1])
+        patches_BHNT = zeros_BHNT.scatter(-1, self.key_NS.expand(weights_BHNS.shape), weights_BHNS)
+        return torch.cat([prefix_BHPT.softmax(-1), patches_BHNT], 2)
+
+
+def neighbours(g: Geometry, window: int) -> Tensor:
+    """(N, S) int64: for each patch, the tokens it looks at: the prefix, then its window row by row."""
+    first, offset = [], []
+    for length in g.grid:
+        size = min(window, length)
+        first.append((torch.arange(length) - size // 2).clamp(0, length - size))
+        offset.append(torch.arange(size))
+    row_NW = (first[0][:, None, None, None] + offset[0][:, None]).expand(*g.grid, len(offset[0]), len(offset[1]))
+    column_NW = first[1][:, None, None] + offset[1]
+    patch_NW = (row_NW * g.grid[1] + column_NW).flatten(2).flatten(0, 1)
+    prefix_NP = torch.arange(len(g.prefix)).expand(g.patches, -1)
+    return torch.cat([prefix_NP, patch_NW + len(g.prefix)], 1)
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At least float32: sums over all tokens lose what is small."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _elu_plus_1(x: Tensor) -> Tensor:
+    """elu(x) + 1, written so that it does not round to 0 where x is far below 0."""
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+
+
+def _positive(x: Tensor) -> Tensor:
+    return x.clamp_min(torch.finfo(x.dtype).tiny)
