@@ -24,6 +24,7 @@ COMMANDS = {
     "gc": "delete results of older code",
     "list": "list the components of a slot, or the slots",
     "show": "show a component: its options, its documentation, where it comes from",
+    "new": "begin a plugin: a package with a component, its test and a study",
     "plugins": "list installed plugins and whether they load",
     "schema": "print the JSON Schema of study files, plugins included",
     "sync": "deliver to MLflow what is missing there",

@@ -1,0 +1,235 @@
+"""``vitlab new plugin``: what it writes installs, keeps its contract, and carries a study that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from vitlab import slots
+from vitlab.cli import cli
+from vitlab.cli.new import KINDS, TEMPLATES, write_plugin
+from vitlab.errors import UserError
+from vitlab.spec import read_document
+
+OWN = ("position", "attention", "head", "dataset")
+
+
+def lay_down(package: Path, site: Path) -> None:
+    """Install a generated package as pip would, from what its ``pyproject.toml`` says."""
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    shutil.copytree(package / "src", site, dirs_exist_ok=True)
+    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in project["dependencies"])
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n{needs}"
+    )
+    groups = project["entry-points"].items()
+    lines = [
+        f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in points.items()) for group, points in groups
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+
+
+def python(code: str, site: Path, folder: Path) -> str:
+    """What a process of its own prints, beside the installed packages."""
+    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, env=environment, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def called(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, list(words))
+    text = str(done.exception) if isinstance(done.exception, UserError) else done.output
+    return done.exit_code, text
+
+
+def test_what_is_written_is_tested_validated_and_runs(tmp_path: Path) -> None:
+    for slot in OWN:
+        code, said = called("new", "plugin", f"acme-{slot}", "--slot", slot, "--out", str(tmp_path))
+        assert code == 0 and f"cd {tmp_path / f'acme-{slot}'}" in said
+        lay_down(tmp_path / f"acme-{slot}", tmp_path / "site")
+    # One process for all of them: most of what it does is to import torch.
+    script = f"""
+import pytest
+from vitlab.cli import cli
+folders = ["acme-" + slot for slot in {OWN!r}]
+options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir=."]
+assert pytest.main(options + [folder + "/tests" for folder in folders]) == 0
+for folder in folders:
+    cli.main(["validate", folder + "/studies/acme.yaml"], standalone_mode=False)
+    cli.main(["run", "--smoke", folder + "/studies/acme.yaml", "--executor", "inline"], standalone_mode=False)
+"""
+    printed = python(script, tmp_path / "site", tmp_path)
+    assert "5 passed" in printed  # the data set has two tests
+    for slot in OWN:
+        assert f"acme-{slot}/studies/acme.yaml: 2 arms, 20 trials\n2 distinct sets of components ran two" in printed
+
+
+def test_every_other_template_keeps_its_contract_and_its_study_is_valid(tmp_path: Path) -> None:
+    others = [slot for slot in KINDS if slot not in OWN]
+    for slot in others:
+        lay_down(write_plugin(f"acme-{slot}", slot, out=tmp_path), tmp_path / "site")
+    script = f"""
+from vitlab import lab, slots
+from vitlab.testing import check_component
+for slot in {others!r}:
+    check_component(slot, "acme")
+    assert str(slots.slot(slot).find("acme")[1]) == f"acme-{{slot}} 0.1.0"
+    _, plan = lab.plan_study(f"acme-{{slot}}/studies/acme.yaml")
+    print(slot, len(plan.arms), sum(bool(arm.skip) for arm in plan.arms))
+"""
+    printed = python(script, tmp_path / "site", tmp_path)
+    assert printed.splitlines() == [f"{slot} 2 0" for slot in others]
+
+
+def test_training_sides_compute_what_their_papers_say(tmp_path: Path) -> None:
+    """Slots whose components are checked for form alone, against formulas written out here."""
+    for slot in ("loss", "schedule", "optimizer", "augment"):
+        lay_down(write_plugin(f"acme-{slot}", slot, out=tmp_path), tmp_path / "site")
+    script = """
+import json, torch
+from vitlab import noise
+from vitlab.slots import slot
+g = torch.Generator().manual_seed(0)
+logits, target = torch.randn(5, 4, generator=g, dtype=torch.float64), torch.tensor([0, 3, 1, 1, 2])
+p = logits.softmax(1)[torch.arange(5), target]
+loss = slot("loss").build({"type": "acme", "epsilon": 2.0})
+hot = torch.nn.functional.one_hot(target, 4).double()
+schedule = slot("schedule").build({"type": "acme", "warmup": 0.1, "cooldown": 0.5})
+weight = torch.nn.Parameter(torch.ones(2, 2))
+optimizer = slot("optimizer").build("acme").build([{"params": [weight], "weight_decay": 0.5}])
+weight.sum().backward(); optimizer.step()
+x, ids = torch.randint(0, 256, (64, 1, 2, 2), generator=g, dtype=torch.uint8), torch.arange(64)
+y = slot("augment").build("acme")(x, noise.key(0), ids)
+z = slot("augment").build("acme")(x / 255, noise.key(0), ids)
+flipped = [i for i in range(64) if torch.equal(y[i], 255 - x[i])]
+print(json.dumps({
+    "loss": [loss({"": logits}, target).total.item(), loss({"": logits}, hot).total.item(), (-p.log() + 2 * (1 - p)).mean().item()],
+    "schedule": [schedule.factor(step, 100) for step in (0, 9, 10, 49, 50, 62, 99)],
+    "weight": weight[0, 0].item(),
+    "augment": [len(flipped), sum(torch.equal(y[i], x[i]) for i in range(64)), torch.allclose(z * 255, y.float())],
+}))
+"""
+    told = json.loads(python(script, tmp_path / "site", tmp_path).splitlines()[-1])
+    hard, soft, formula = told["loss"]
+    assert hard == pytest.approx(formula, rel=1e-12) and soft == pytest.approx(formula, rel=1e-12)
+    assert told["schedule"] == pytest.approx([1 / 11, 10 / 11, 1, 1, 1, 1 - 0.24**0.5, 1 - 0.98**0.5])
+    assert told["weight"] < 1 - 1e-3 * 0.5  # both the decay and the gradient
+    inverted, kept, alike = told["augment"]
+    assert inverted + kept == 64 and 6 <= inverted <= 28 and alike
+
+
+# -- what is in the package -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slot", KINDS)
+def test_the_package_says_the_same_everywhere(slot: str, tmp_path: Path) -> None:
+    package = write_plugin("acme-vit", slot, component="swirl_two", out=tmp_path)
+    files = {str(file.relative_to(package)) for file in package.rglob("*") if file.is_file()}
+    assert files == {
+        "pyproject.toml", "README.md", ".gitignore", ".github/workflows/ci.yml", "src/acme_vit/__init__.py",
+        "tests/test_swirl_two.py", "studies/swirl_two.yaml",
+    }  # fmt: skip
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"] == {f"vitlab.{slot}": {"swirl_two": f"acme_vit:SwirlTwo{KINDS[slot].contract}"}}
+    source = (package / "src" / "acme_vit" / "__init__.py").read_text()
+    assert f"class SwirlTwo{KINDS[slot].contract}(" in source and "Reference: " in source
+    study = read_document(package / "studies" / "swirl_two.yaml").data
+    assert study["plugins"] == {"require": ["acme-vit"]} and "swirl_two" in str(study["base"]) + str(study["design"])
+    steps = yaml.safe_load((package / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["test"]["steps"]
+    assert sum("studies/swirl_two.yaml" in step.get("run", "") for step in steps) == 2
+    for file in files:
+        text = (package / file).read_text()
+        assert "NAME" not in text and "{{" not in text and text.endswith("\n") and not text.endswith("\n\n"), file
+    for tool in (["check", "--select", "E,F,W,I,UP,B"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *tool, "--isolated", "--line-length=120", "--no-cache", str(package)]
+        done = subprocess.run(ruff, capture_output=True, text=True, cwd=package)
+        assert done.returncode == 0, done.stdout
+
+
+def test_templates_travel_with_the_package() -> None:
+    """What is declared as package data covers every template."""
+    root = Path(slots.__file__).parent
+    declared = tomllib.loads((root.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "vitlab"
+    ]
+    covered = {file for pattern in declared for file in root.glob(pattern)}
+    templates = {file for file in TEMPLATES.rglob("*") if file.is_file()}
+    assert templates <= covered and {
+        file.name.partition(".")[0] for file in (TEMPLATES / "components").iterdir()
+    } == set(KINDS)
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("Acme", "cannot be the name of a package"),
+        ("acme_vit", "cannot be the name of a package"),
+        ("../acme", "cannot be the name of a package"),
+        ("/tmp/acme", "cannot be the name of a package"),
+        ("acme vit", "cannot be the name of a package"),
+        ("acme-", "cannot be the name of a package"),
+        ("acme\n", "cannot be the name of a package"),
+        ("a" * 61, "cannot be the name of a package"),
+        ("torch", "would be imported as torch, which Python has already"),
+        ("vitlab", "would be imported as vitlab, which Python has already"),
+        ("class", "would be imported as class, which Python has already"),
+        ("learned-vit", "there is a built-in position called 'learned'"),
+        ("null-vit", "YAML would read the name 'null' as None"),
+        ("if-vit", "cannot be the name of a component"),
+    ],
+)
+def test_names_that_cannot_be_used(name: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=sentence):
+        write_plugin(name, "position", out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("component", ["../up", "a-b", "Upper", "a b", "", "x" * 41])
+def test_components_that_cannot_be_named_so(component: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be the name of a component"):
+        write_plugin("acme-vit", "position", component=component, out=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_slots_without_a_template_are_refused_with_those_that_have_one(tmp_path: Path) -> None:
+    code, text = called("new", "plugin", "acme-vit", "--slot", "executor", "--out", str(tmp_path))
+    assert code != 0 and text == f"no template for slot 'executor'. Slots with one: {', '.join(KINDS)}."
+    code, text = called("new", "plugin", "acme-vit", "--slot", "positon", "--out", str(tmp_path))
+    assert code != 0 and "Did you mean 'position'?" in text
+    assert set(KINDS) == set(slots.ROOMS) - {"executor"}
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    package = write_plugin("acme-vit", "norm", out=tmp_path)
+    before = {file: file.read_bytes() for file in package.rglob("*") if file.is_file()}
+    with pytest.raises(UserError, match="is there already, and nothing is overwritten"):
+        write_plugin("acme-vit", "position", out=tmp_path)
+    (tmp_path / "acme-two").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="is there already"):
+        write_plugin("acme-two", "position", out=tmp_path)
+    assert before == {file: file.read_bytes() for file in package.rglob("*") if file.is_file()}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["acme-two", "acme-vit"]
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="acme-vit: "):
+        write_plugin("acme-vit", "norm", out=tmp_path / "file")

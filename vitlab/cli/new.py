@@ -1,0 +1,227 @@
+"""``vitlab new plugin NAME --slot SLOT``: a package with a component of your own, complete and working.
+
+What is written stands in ``templates/``: a component per slot under ``components/``, and around it the files that are
+alike for all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import keyword
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from vitlab import __version__, slots
+from vitlab.errors import UserError, nearest
+from vitlab.spec.yaml import read_value
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What differs from slot to slot, apart from the component itself; ``NAME`` stands for its name."""
+
+    contract: str  #: last part of the class's name
+    what: str  #: what the component does as it is written
+    question: str  #: of the study
+    design: str  #: of the study: the guest beside a built-in
+    use: str  #: a line for a study of one's own
+
+
+def _swap(path: str, contract: str, what: str, built_in: str) -> Kind:
+    """A guest in the place of a built-in."""
+    return Kind(
+        contract,
+        what,
+        f"Is {path.rpartition('.')[2]} NAME better than {built_in} on 8x8 digits?",
+        f"one_at_a_time: {{{path}: [NAME]}}",
+        f"{path}: [{built_in}, NAME]",
+    )
+
+
+KINDS = {
+    "position": _swap("model.position", "Position", "a learned vector per ring around the centre", "learned"),
+    "attention": _swap("model.attention", "Attention", "ReLU in the place of softmax", "auto"),
+    "head": _swap("model.head", "Head", "a classifier on the class token and the mean of the patches", "linear"),
+    "dataset": Kind(
+        "Dataset",
+        "stripes at eight angles, drawn by a formula",
+        "What does a small ViT gain over a linear model on NAME?",
+        "arms: {vit: {}, linear: {model: {type: linear}}}",
+        "data: {type: NAME, noise_share: 0.7}",
+    ),
+    "mlp": _swap("model.mlp", "MLP", "the square of a ReLU between two linear layers", "gelu"),
+    "norm": _swap("model.norm", "Norm", "a dynamic tanh in the place of a norm", "layernorm"),
+    "patch": _swap("model.patch", "Patch", "patches that overlap", "linear"),
+    "init": _swap("model.init", "Init", "orthogonal weights", "timm"),
+    "model": Kind(
+        "Model",
+        "a perceptron with one hidden layer",
+        "Is a small ViT better than model NAME on 8x8 digits?",
+        "arms: {vit: {}, NAME: {model: {type: NAME}}}",
+        "model: {type: NAME, hidden: 64}",
+    ),
+    "optimizer": Kind(
+        "Optimizer",
+        "Adam with Nesterov's momentum",
+        "Is optimizer NAME better than adamw at its rate on 8x8 digits?",
+        "one_at_a_time: {train.optimizer: [{type: NAME, lr: 2.0e-3}]}",
+        "train.optimizer: [adamw, {type: NAME, lr: 1.0e-3}]",
+    ),
+    "schedule": Kind(
+        "Schedule",
+        "a constant rate and a short cooldown",
+        "Is schedule NAME better than cosine on 8x8 digits?",
+        "one_at_a_time: {train.schedule: [{type: NAME, warmup: 0.1}]}",
+        "train.schedule: [cosine, {type: NAME, cooldown: 0.1}]",
+    ),
+    "loss": _swap("train.loss", "Loss", "cross-entropy with another weight on its first term", "cross_entropy"),
+    "augment": Kind(
+        "Augment",
+        "the negative of an image",
+        "Does augmentation NAME help on 8x8 digits?",
+        "one_at_a_time: {data.augment: [[NAME]]}",
+        "data.augment: [[], [NAME], [{type: NAME, p: 0.1}]]",
+    ),
+}
+"""Slots that a template is there for."""
+
+
+@click.group()
+def command() -> None:
+    """Begin something new."""
+
+
+@command.command()
+@click.argument("name")
+@click.option("--slot", required=True, help=f"What it offers: {', '.join(KINDS)}.")
+@click.option("--component", help="Its name in study files; by default the first word of NAME.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path(),
+    show_default="here",
+    help="Folder in which the folder NAME is made.",
+)
+def plugin(name: str, slot: str, component: str | None, out: Path) -> None:
+    """Write a package NAME, such as acme-vit, with a component for --slot, its test, a study, CI and a README."""
+    folder = write_plugin(name, slot, component=component, out=out)
+    component = component or name.partition("-")[0]
+    click.echo(f"{folder} is written.  Next:")
+    for line in (
+        f"cd {folder}",
+        'pip install -e ".[test]"',
+        "pytest",
+        f"vitlab run --smoke studies/{component}.yaml",
+        f"vitlab run studies/{component}.yaml",
+    ):
+        click.echo(f"  {line}")
+
+
+def write_plugin(name: str, slot: str, *, component: str | None = None, out: Path = Path()) -> Path:
+    """Write a package and return its folder.
+
+    Args:
+        name: of the distribution: lower-case words and digits joined by ``-``.
+        slot: one of :data:`KINDS`.
+        component: name in study files; by default the first word of ``name``.
+        out: where the folder ``name`` is made.
+
+    Raises:
+        UserError: for a name that cannot be used, or a folder that is there already.  Nothing is written then.
+    """
+    if slot not in KINDS:
+        raise UserError(f"no template for slot '{slot}'.{nearest(slot, KINDS)} Slots with one: {', '.join(KINDS)}.")
+    _check_distribution(name)
+    component = name.partition("-")[0] if component is None else component
+    _check_component(component, slot)
+    folder = out / name
+    if folder.exists() or folder.is_symlink():
+        raise UserError(f"{folder} is there already, and nothing is overwritten; choose another NAME or --out")
+    kind = KINDS[slot]
+    values = {
+        "distribution": name,
+        "module": name.replace("-", "_"),
+        "slot": slot,
+        "article": "An" if slot[0] in "aeiou" else "A",
+        "component": component,
+        "cls": "".join(word.capitalize() for word in component.split("_")) + kind.contract,
+        "what": kind.what,
+        "question": kind.question.replace("NAME", component),
+        "design": kind.design.replace("NAME", component),
+        "use": kind.use.replace("NAME", component),
+        "vitlab": __version__,
+    }
+    _write(folder, _rendered(values))
+    return folder
+
+
+def _rendered(values: Mapping[str, str]) -> dict[str, str]:
+    """Path inside the package to text."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    component = values["component"]
+    sources = {
+        "pyproject.toml": "pyproject.toml.j2",
+        "README.md": "README.md.j2",
+        ".gitignore": "gitignore.j2",
+        ".github/workflows/ci.yml": "ci.yml.j2",
+        f"src/{values['module']}/__init__.py": f"components/{values['slot']}.py.j2",
+        f"tests/test_{component}.py": "test.py.j2",
+        f"studies/{component}.yaml": "study.yaml.j2",
+    }
+    # Nothing is escaped, for none of it is HTML: names have been checked, and all else is ours.
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return {path: environment.get_template(source).render(values) for path, source in sources.items()}
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    """All of the files, or nothing: they are written beside the folder, which then gets its name."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".vitlab-new-", dir=folder.parent) as temporary:
+            made = Path(temporary) / folder.name
+            for path, text in files.items():
+                file = made / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text, encoding="utf-8")
+            os.rename(made, folder)
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror or error}") from None
+
+
+def _check_distribution(name: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) or len(name) > 60:
+        raise UserError(
+            f"'{name}' cannot be the name of a package here: lower-case letters and digits, words joined by '-', "
+            "at most 60, such as acme-vit"
+        )
+    module = name.replace("-", "_")
+    if keyword.iskeyword(module) or importlib.util.find_spec(module) is not None:
+        raise UserError(f"'{name}' would be imported as {module}, which Python has already; choose another name")
+
+
+def _check_component(name: str, slot: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or len(name) > 40 or keyword.iskeyword(name):
+        raise UserError(
+            f"'{name}' cannot be the name of a component: lower-case letters, digits and '_', at most 40, no word of "
+            "Python's; --component says another"
+        )
+    if not isinstance(read_value(name), str):
+        raise UserError(f"YAML would read the name '{name}' as {read_value(name)!r}; --component says another")
+    taken = [entry.name for entry in slots.listing(slot) if entry.origin.source == slots.BUILT_IN]
+    if name in taken:
+        raise UserError(f"there is a built-in {slot} called '{name}'; --component says another name")
