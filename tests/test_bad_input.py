@@ -213,6 +213,15 @@ def test_a_number_is_the_number_it_plainly_is(here: Path, number: str) -> None:
     assert code == 0 and json.loads(out)["specs"]["baseline"]["train"]["optimizer"]["lr"] == 0.001
 
 
+@pytest.mark.parametrize("truth", ["yes", "on", "true", "no", "[true, 3]"])
+@pytest.mark.parametrize("path", ["train.optimizer.lr", "model.dim", "train.batch_size", "seeds"])
+def test_true_and_false_are_no_numbers(here: Path, path: str, truth: str) -> None:
+    (here / "s.yaml").write_text(STUDY)
+    line = one(refused(here, "run", "s.yaml", "--set", f"{path}={truth}"))
+    assert path.rpartition(".")[2] in line
+    assert "true or false" in line or "[" in truth or path == "seeds", line
+
+
 def test_all_mistakes_of_a_file_are_said_at_once_in_its_order(here: Path) -> None:
     text = """\
 study: small

@@ -124,7 +124,7 @@ def test_failed_trials_exit_with_4_and_the_answer_still_stands(tmp_path: Path) -
     command = ("run", file, "--out", tmp_path / "out", "--plugin", tmp_path / "sour.py", "--json")
     code, printed, err = call(*command)
     assert code == 4 and parsed(printed)["study"] == "tiny"
-    assert "1 trials failed; 'vitlab logs' shows why" in err and "not today" in err
+    assert "1 trial failed; 'vitlab logs' shows why" in err and "not today" in err
     assert call(*command)[0] == 4, "what failed stays failed until it is asked for again"
 
     code, printed, _ = call("status", file, "--out", tmp_path / "out", "--json")

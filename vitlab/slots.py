@@ -14,8 +14,8 @@ options in YAML, and their annotations, defaults and bounds are all that is ever
 component is annotated with :class:`Pick`.
 
 Guests are pip packages with an entry point in the group ``vitlab.<slot>``; the entry point's name is the component's.
-They are listed without being imported, imported when first used, and never replace a built-in.  A single file of
-components can be loaded for one run with :func:`load_file`.
+They are listed without being imported, imported when first used, and never replace a built-in; see
+:mod:`vitlab.guests`.  A single file of components can be loaded for one run with :func:`load_file`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path as FilePath
 from typing import Any, Generic, TypeVar
 
@@ -39,8 +39,10 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaH
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from vitlab import guests
 from vitlab.errors import BrokenComponent, ClashError, OptionError, Path, UnknownComponent, nearest
 from vitlab.spec import Choice
+from vitlab.spec.choice import Frozen
 from vitlab.spec.study import details, sentences
 
 T = TypeVar("T")
@@ -128,7 +130,8 @@ class Slot(Generic[T]):
         self._members: dict[tuple[str, str], type[T]] = {}
         self._origins: dict[tuple[str, str], Origin] = {}
         self._options: dict[type[T], type[BaseModel]] = {}
-        self._bare: dict[str, Resolved] = {}  # names without options, which most choices are, resolved once
+        # Names without options, which most choices are, resolved once under the guests that are kept out.
+        self._bare: dict[tuple[str, str], Resolved] = {}
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
         """Give a class its name in this slot.  For built-ins and for files; packages use entry points."""
@@ -164,7 +167,8 @@ class Slot(Generic[T]):
 
     def names(self) -> list[str]:
         """The names of all components, guests included; imports no guest."""
-        return sorted({name for _, name in self._members} | {point.name for point in _guests(self.name)})
+        loaded = {name for where, name in self._members if not guests.is_disabled(where)}
+        return sorted(loaded | {point.name for point in guests.points(self.name)})
 
     def find(self, name: str) -> tuple[type[T], Origin]:
         """The component called ``name`` and where it comes from.
@@ -172,17 +176,20 @@ class Slot(Generic[T]):
         Raises:
             UnknownComponent: naming the nearest name and all that are installed.
             ClashError: if two sources offer it, naming both and how to say which.
-            BrokenComponent: if its plugin does not import, or offers something else than the contract.
+            BrokenComponent: if its plugin does not import, needs another vitlab, or offers something else than the
+                contract.
         """
         source, _, bare = name.rpartition(":")
-        points = {_source(point): point for point in _guests(self.name) if point.name == bare}
-        sources = {where for where, known in self._members if known == bare} | set(points)
+        points = {guests.source(point): point for point in guests.points(self.name) if point.name == bare}
+        loaded = {where for where, known in self._members if known == bare and not guests.is_disabled(where)}
+        sources = loaded | set(points)
         if source:
             sources &= {source}
         if not sources:
             names = self.names()
             raise UnknownComponent(
                 f"no {self.name} called '{name}'.{nearest(bare, names)} Installed: {', '.join(names) or 'none'}."
+                f"{self._kept_out(source, bare)}"
             )
         if len(sources) > 1:
             qualified = " or ".join(f"'{where}:{bare}'" for where in sorted(sources))
@@ -196,8 +203,19 @@ class Slot(Generic[T]):
         """The component called ``name``; raises as :meth:`find`."""
         return self.find(name)[0]
 
+    def _kept_out(self, source: str, bare: str) -> str:
+        """A sentence where a name is not there only because its distribution is kept out."""
+        offered = {guests.source(point) for point in guests.offered(self.name) if point.name == bare}
+        missed = [where for where in sorted(offered) if source in ("", where)]
+        if not missed:
+            return ""
+        verb = "is" if len(missed) == 1 else "are"
+        return f" {' and '.join(missed)} would offer it and {verb} kept out: see {guests.VARIABLE}."
+
     def _load(self, point: EntryPoint) -> None:
         origin = _origin(point)
+        if reason := guests.refusal(point):
+            raise BrokenComponent(f"{self.name} '{point.name}' cannot be used: {reason}")
         try:
             component = point.load()
         except (
@@ -234,8 +252,9 @@ class Slot(Generic[T]):
             choice = Choice.of(choice)
         except ValueError as error:
             raise OptionError([((), str(error))]) from None
-        if not choice.options and choice.type in self._bare:
-            return self._bare[choice.type]
+        bare = (choice.type, guests.disabled())
+        if not choice.options and bare in self._bare:
+            return self._bare[bare]
         try:
             component, origin = self.find(choice.type)
         except (UnknownComponent, ClashError) as error:
@@ -248,7 +267,7 @@ class Slot(Generic[T]):
         values = {name: getattr(options, name) for name in type(options).model_fields}
         resolved = Resolved(choice.type, values, slot=self.name, component=component, origin=origin)
         if not choice.options:
-            self._bare[choice.type] = resolved
+            self._bare[bare] = resolved
         return resolved
 
     def build(self, choice: Choice | str | Mapping[str, Any], *context: Any) -> T:
@@ -309,13 +328,13 @@ def listing(name: str) -> list[Entry]:
         Entry(name, component, Origin(BUILT_IN, _version()), f"{module}:{cls}")
         for module, component, cls in _registered(name)
     ]
-    guests = [Entry(name, point.name, _origin(point), point.value) for point in _guests(name)]
+    offered = [Entry(name, point.name, _origin(point), point.value) for point in guests.points(name)]
     files = [
         Entry(name, known.name, known.origin, f"{known.component.__module__}:{known.component.__qualname__}")
         for known in _from_files
         if known.slot.name == name
     ]
-    return sorted(built_in + guests + files, key=lambda entry: (entry.name, str(entry.origin)))
+    return sorted(built_in + offered + files, key=lambda entry: (entry.name, str(entry.origin)))
 
 
 def load_file(file: FilePath | str) -> Origin:
@@ -393,8 +412,8 @@ _files: dict[FilePath, Origin] = {}
 _from_files: list[_FromFile] = []
 
 
-class _Options(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+class _Options(Frozen):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
 
 def _options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
@@ -468,18 +487,8 @@ def _hashed(value: Any) -> Any:
     return value
 
 
-@cache
-def _guests(slot_name: str) -> tuple[EntryPoint, ...]:
-    """Entry points of a slot, without those of this distribution."""
-    return tuple(point for point in entry_points(group=f"vitlab.{slot_name}") if _source(point) != BUILT_IN)
-
-
-def _source(point: EntryPoint) -> str:
-    return point.dist.name if point.dist else "unknown"
-
-
 def _origin(point: EntryPoint) -> Origin:
-    return Origin(_source(point), point.dist.version if point.dist else "unknown")
+    return Origin(guests.source(point), point.dist.version if point.dist else "unknown")
 
 
 def _version() -> str:

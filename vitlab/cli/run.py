@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from vitlab.cli.options import file_argument, json_option, out_option, parse_changes, plugin_option, set_option
+from vitlab.cli.options import (
+    file_argument,
+    json_option,
+    no_plugin_option,
+    out_option,
+    parse_changes,
+    plugin_option,
+    set_option,
+)
 from vitlab.errors import TrialFailed, UserError
 
 
@@ -17,6 +25,7 @@ from vitlab.errors import TrialFailed, UserError
 @out_option
 @set_option
 @plugin_option
+@no_plugin_option
 @click.option("--executor", help="Where trials run: local, inline, or a plugin's.")
 @click.option("--workers", type=click.IntRange(min=1), help="Trials at a time.")
 @click.option("--tracking-uri", help="MLflow server or database; by default a database in the output folder.")
@@ -74,7 +83,8 @@ def command(
         click.echo(report.render(answer.plan, answer.store, "terminal"))
         click.echo(_epilogue(answer))
     if answer.failed:
-        raise TrialFailed(f"{answer.failed} trials failed; 'vitlab logs' shows why, --retry-failed trains them again.")
+        said = f"{answer.failed} trial{'s' if answer.failed != 1 else ''}"
+        raise TrialFailed(f"{said} failed; 'vitlab logs' shows why, --retry-failed trains them again.")
 
 
 def _pattern(only: str | None) -> str:

@@ -11,7 +11,7 @@ from vitlab.errors import nearest
 from vitlab.geometry import Pair
 from vitlab.slots import Pick
 from vitlab.spec import Choice
-from vitlab.spec.trial import Frozen
+from vitlab.spec.choice import Frozen
 
 Named = Literal["dataset", "half", "imagenet", "unit"]
 

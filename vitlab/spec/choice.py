@@ -1,4 +1,4 @@
-"""Choice: a component named in YAML together with its options.
+"""Frozen, the base of what YAML says, and Choice: a component named there together with its options.
 
 ``rope2d`` is shorthand for ``{type: rope2d}``; every other key beside ``type`` is an option.
 """
@@ -7,11 +7,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+
+class Frozen(BaseModel):
+    """Base of whatever YAML says: immutable, unknown keys are errors, and true and false are no numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        # YAML reads yes, no, on and off as true and false, and Python takes these for 1 and 0.
+        if any(isinstance(item, bool) for item in (value if isinstance(value, list) else [value])):
+            allowed = _types_in(cls.model_fields[info.field_name or ""].annotation)
+            if allowed & {int, float} and bool not in allowed:
+                raise PydanticCustomError("truth", "a number belongs here, and YAML reads this as true or false")
+        return value
+
+
+def _types_in(annotation: Any) -> set[Any]:
+    inside = get_args(annotation)
+    return {annotation} if not inside else set().union(*map(_types_in, inside))
 
 
 @dataclass(frozen=True)

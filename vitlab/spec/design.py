@@ -17,7 +17,7 @@ from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, model_vali
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from vitlab.spec.trial import Frozen
+from vitlab.spec.choice import Frozen
 
 Levels = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]
 """Dotted path to the values it takes."""

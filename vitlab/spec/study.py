@@ -21,9 +21,9 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails
 
 from vitlab.errors import Path, Problem, SpecError, nearest
-from vitlab.spec.choice import Choice
+from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.design import Node
-from vitlab.spec.trial import LENGTHS, STREAMS, Frozen, TrialSpec
+from vitlab.spec.trial import LENGTHS, STREAMS, TrialSpec
 from vitlab.spec.yaml import Document, read_document
 
 REPORTING_SEEDS = 1_000_000  #: seeds of replicates lie below; those from here on are for tuning

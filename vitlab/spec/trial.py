@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from vitlab.spec.choice import Choice
+from vitlab.spec.choice import Choice, Frozen
 
 STREAMS = ("init", "order", "augment", "mixup", "dropout", "drop_path", "subset", "split")
 """The streams of randomness of a trial; ``seeds`` says which of them a replicate varies."""
 
 LENGTHS = ("epochs", "steps", "images")
 """The ways to state the length of a training; exactly one is given."""
-
-
-class Frozen(BaseModel):
-    """Base of everything YAML may say: immutable, and unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Mix(Frozen):

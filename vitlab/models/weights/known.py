@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vitlab.errors import WeightsError
-from vitlab.spec.trial import Frozen
+from vitlab.spec.choice import Frozen
 
 Side = Annotated[int, Field(gt=0)]
 
