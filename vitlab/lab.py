@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlab import slots
+from vitlab import guests, slots
 from vitlab.errors import DataError, OptionError, Problem, SpecError, TrialFailed, UserError, nearest
 from vitlab.execution import Watch, distinct, execute, with_prerequisites
 from vitlab.plan.values import Plan, Planned, Trial, Tuning
@@ -424,8 +424,6 @@ def _run_spec(folder: Path) -> RunSpec:
 
 
 def _required(study: Study, document: Document, loaded: Iterable[slots.Origin]) -> list[Any]:
-    from importlib.metadata import PackageNotFoundError, version
-
     problems = []
     files = {origin.source for origin in loaded}
     for index, name in enumerate(study.plugins.require):
@@ -434,10 +432,8 @@ def _required(study: Study, document: Document, loaded: Iterable[slots.Origin]) 
             if name not in files:
                 problems.append(document.problem(place, f"this study needs {name}: add --plugin PATH/{name}"))
             continue
-        try:
-            version(name)
-        except PackageNotFoundError:
-            problems.append(document.problem(place, f"this study needs {name}: pip install {name}"))
+        if sentence := guests.unmet(name):
+            problems.append(document.problem(place, sentence))
     return problems
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
+from vitlab import guests
 from vitlab.errors import UserError
 from vitlab.spec.yaml import read_value
 
@@ -31,6 +33,29 @@ plugin_option = click.option(
     multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="A Python file that registers components.",
+)
+
+
+def _keep_out(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> None:
+    """Keep guests out while the command runs; its workers, which have its environment, do as well."""
+    before = os.environ.get(guests.VARIABLE)
+
+    def restore() -> None:
+        os.environ.pop(guests.VARIABLE, None)
+        if before is not None:
+            os.environ[guests.VARIABLE] = before
+
+    context.call_on_close(restore)
+    guests.disable(names)
+
+
+no_plugin_option = click.option(
+    "--no-plugin",
+    multiple=True,
+    metavar="NAME",
+    expose_value=False,
+    callback=_keep_out,
+    help=f"An installed plugin to do without; {guests.VARIABLE}=1 does without any.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

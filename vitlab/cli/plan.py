@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from vitlab.cli.options import file_argument, out_option, parse_changes, plugin_option, set_option
+from vitlab.cli.options import file_argument, no_plugin_option, out_option, parse_changes, plugin_option, set_option
 
 
 @click.command()
@@ -17,6 +17,7 @@ from vitlab.cli.options import file_argument, out_option, parse_changes, plugin_
 @out_option
 @set_option
 @plugin_option
+@no_plugin_option
 @click.option(
     "--cost",
     is_flag=True,

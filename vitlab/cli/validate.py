@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vitlab.cli.options import parse_changes, plugin_option, set_option
+from vitlab.cli.options import no_plugin_option, parse_changes, plugin_option, set_option
 from vitlab.errors import Problem, SpecError
 
 
@@ -14,6 +14,7 @@ from vitlab.errors import Problem, SpecError
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @set_option
 @plugin_option
+@no_plugin_option
 @click.option("--build", is_flag=True, help="Also build every distinct trial's model, without memory for its weights.")
 def command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Path, ...], build: bool) -> None:
     """Check study FILES against the installed components.  Writes nothing."""

@@ -1,0 +1,262 @@
+"""Care for the host: versions, what is kept out, and one sentence for whatever is wrong with a guest."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from vitlab import __version__, guests
+
+NORM = """
+from torch import Tensor
+from vitlab.components.norm import Norm
+
+print("IMPORTED")
+
+class Same(Norm):
+    '''The identity.'''
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return x_BTD
+"""
+
+STUDY = """
+study: guests
+plugins: {require: %s}
+base:
+  data: {type: digits}
+  model: {type: vit, patch_size: 4, dim: 8, depth: 1, heads: 2, norm: %s}
+  train: {steps: 2, batch_size: 4}
+"""
+
+
+def install(
+    site: Path, name: str, version: str, code: str, points: dict[str, list[str]], needs: str = "vitlab"
+) -> None:
+    """Lay a distribution down as pip would."""
+    site.mkdir(exist_ok=True)
+    module = name.replace("-", "_")
+    (site / f"{module}.py").write_text(code)
+    info = site / f"{module}-{version}.dist-info"
+    info.mkdir()
+    head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (info / "METADATA").write_text(
+        f"{head}Requires-Dist: torch\nRequires-Dist: {needs}\nRequires-Dist: vitlab>9; extra == 'x'\n"
+    )
+    groups = [f"[vitlab.{slot}]\n" + "".join(f"{line}\n" for line in lines) for slot, lines in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(groups))
+
+
+def called(site: Path, *calls: list[str], after: str = "", **variables: str) -> list[dict[str, Any]]:
+    """Commands in one process beside the installed guests: exit code, stdout and stderr of each."""
+    script = f"""
+import contextlib, io, json, sys
+sys.argv[0] = "vitlab"
+from vitlab import cli
+told = []
+for words in {list(calls)!r}:
+    sys.argv[1:] = words
+    code, out, err = 0, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main()
+        except SystemExit as exit_:
+            code = exit_.code
+    told.append({{"code": code, "out": out.getvalue(), "err": err.getvalue()}})
+{after}
+print(json.dumps(told))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, cwd=site.parent
+    )
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def study(folder: Path, name: str, require: str = "[]", norm: str = "layernorm") -> list[str]:
+    (folder / name).write_text(STUDY % (require, norm))
+    return ["validate", name]
+
+
+# -- versions ---------------------------------------------------------------------------------------------------------
+
+
+def test_versions_that_a_study_requires(tmp_path: Path) -> None:
+    install(tmp_path / "site", "acme-vit", "0.3.1", NORM, {"norm": ["same = acme_vit:Same"]})
+    install(tmp_path / "site", "next-vit", "1.0rc1", NORM, {"norm": ["next = next_vit:Same"]}, needs="vitlab>=99")
+    requirements = {
+        "acme-vit": None,
+        "acme-vit>=0.3,<1": None,
+        "Acme_Vit == 0.3.*": None,
+        "next-vit>=1": "this study needs next-vit>=1, and 1.0rc1 is installed: pip install 'next-vit>=1'",
+        "next-vit": f"next-vit 1.0rc1 needs vitlab>=99, and this is {__version__}: upgrade one of the two",
+        "acme-vit>=0.4": "this study needs acme-vit>=0.4, and 0.3.1 is installed: pip install 'acme-vit>=0.4'",
+        "other-vit": "this study needs other-vit: pip install other-vit",
+        "other-vit>=2": "this study needs other-vit>=2: pip install 'other-vit>=2'",
+        "acme-vit>>1": "'acme-vit>>1' is no requirement: write a name, or a name and its versions, such as acme-vit>=0.3,<1",
+        "acme-vit @ file:///x": "'acme-vit @ file:///x' is no requirement: write a name",
+        "../x": "'../x' is no requirement",
+    }
+    calls = [study(tmp_path, f"{n}.yaml", json.dumps([text])) for n, text in enumerate(requirements)]
+    told = called(tmp_path / "site", *calls)
+    for n, ((text, sentence), said) in enumerate(zip(requirements.items(), told, strict=True)):
+        if sentence is None:
+            assert said["code"] == 0 and "1 arms, 3 trials" in said["out"], (text, said)
+        else:
+            assert said["code"] == 2 and said["err"].startswith(f"{n}.yaml:3:21: {sentence}"), (text, said)
+            assert said["err"].count("\n") == 1
+
+
+@pytest.mark.parametrize("specifier", [">=0.3,<1", "==1.*", "~=0.3", "!=0.3.1", ">1"])
+@pytest.mark.parametrize("version", ["0.2.9", "0.3.1", "1.0", "2.0.dev1"])
+def test_versions_compare_as_those_of_pip_do(specifier: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Found:
+        name, requires = "acme-vit", None
+
+        def __init__(self) -> None:
+            self.version = version
+
+    monkeypatch.setattr(guests, "distribution", lambda name: Found())
+    fits = SpecifierSet(specifier, prereleases=True).contains(version)
+    assert (guests.unmet(f"acme-vit{specifier}") is None) == fits
+
+
+# -- what is kept out -------------------------------------------------------------------------------------------------
+
+
+def test_guests_that_are_kept_out_are_not_there(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    install(site, "acme-vit", "0.3.1", NORM, {"norm": ["same = acme_vit:Same"]})
+    install(site, "other-vit", "2", NORM, {"norm": ["same = other_vit:Same", "layernorm = other_vit:Same"]})
+    same, layernorm = study(tmp_path, "same.yaml", norm="same"), study(tmp_path, "layernorm.yaml")
+    needs = study(tmp_path, "needs.yaml", "[other-vit]")
+    without = ["--no-plugin", "Other-ViT"]
+    told = called(
+        site, same, [*same, *without], same, [*layernorm], [*layernorm, *without], [*needs, *without],
+        [*same, "--no-plugin", "acme-vit", *without], [*same, "--no-plugin", "othr-vit"], ["list", "norm"],
+    )  # fmt: skip
+    codes = [said["code"] for said in told]
+    assert codes == [2, 0, 2, 2, 0, 2, 2, 2, 0]
+    clash = "norm 'same' is offered by acme-vit and other-vit; write 'acme-vit:same' or 'other-vit:same'."
+    assert clash in told[0]["err"] and clash in told[2]["err"]  # --no-plugin is for one command
+    assert "norm 'layernorm' is offered by other-vit and vitlab" in told[3]["err"]
+    kept_out = "this study needs other-vit, which is kept out by --no-plugin or VITLAB_DISABLE_PLUGINS\n"
+    assert told[5]["err"] == f"needs.yaml:3:21: {kept_out}"
+    assert "no norm called 'same'." in told[6]["err"]
+    assert "acme-vit and other-vit would offer it and are kept out: see VITLAB_DISABLE_PLUGINS." in told[6]["err"]
+    assert told[7]["err"].startswith(
+        "no plugin called 'othr-vit'. Did you mean 'other-vit'? Installed: acme-vit, other-vit"
+    )
+    for variable, clash_free in (("1", False), ("other-vit", True), ("0", False)):
+        named, built_in, listed = called(site, same, layernorm, ["list", "norm"], VITLAB_DISABLE_PLUGINS=variable)
+        assert (named["code"] == 0) == clash_free, variable
+        assert (built_in["code"] == 0) == (variable != "0"), variable
+        assert ("acme-vit" in listed["out"]) == (variable != "1") and "vitlab" in listed["out"]
+
+
+def test_workers_keep_out_what_their_driver_does(tmp_path: Path) -> None:
+    """The guest clashes with a built-in, so that a worker which saw it could not resolve the trial."""
+    site = tmp_path / "site"
+    install(site, "other-vit", "2", NORM, {"norm": ["layernorm = other_vit:Same"]})
+    file = study(tmp_path, "layernorm.yaml")[1]
+    run = ["run", file, "--smoke", "--executor", "local", "--workers", "1"]
+    plain, without = called(site, run, [*run, "--no-plugin", "other-vit"])
+    assert plain["code"] == 2 and "offered by other-vit and vitlab" in plain["err"]
+    assert without["code"] == 0 and "1 distinct set" in without["out"], without
+
+
+def test_a_file_and_the_built_ins_are_not_plugins_to_keep_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(guests.VARIABLE, "1")
+    assert not guests.is_disabled("vitlab") and not guests.is_disabled("my_blocks.py")
+
+
+# -- what is said of them ---------------------------------------------------------------------------------------------
+
+
+def test_each_fault_is_told_where_it_matters_and_nowhere_else(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    install(site, "acme-vit", "0.3.1", NORM, {"norm": ["same = acme_vit:Same"], "nothing": ["x = acme_vit:Same"]})
+    install(site, "broken-vit", "1", "raise RuntimeError('no luck')\n", {"norm": ["broken = broken_vit:X"]})
+    install(site, "exit-vit", "1", "raise SystemExit(0)\n", {"norm": ["exits = exit_vit:X"]})
+    install(
+        site, "new-vit", "3", "raise RuntimeError('never read')\n", {"norm": ["new = new_vit:X"]}, "vitlab>=99,<100"
+    )
+    install(site, "twin-vit", "1", NORM, {"norm": ["same = twin_vit:Same"]})
+    install(site, "wrong-vit", "2", "class Wrong:\n    'No norm.'\n", {"norm": ["wrong = wrong_vit:Wrong"]})
+    expected = {
+        "broken": "norm 'broken' from broken-vit 1 failed to import: RuntimeError('no luck')",
+        "exits": "norm 'exits' from exit-vit 1 failed to import: SystemExit(0)",
+        "new": f"norm 'new' cannot be used: new-vit 3 needs vitlab>=99,<100, and this is {__version__}: upgrade one of the two",
+        "same": "norm 'same' is offered by acme-vit and twin-vit; write 'acme-vit:same' or 'twin-vit:same'.",
+        "wrong": "norm 'wrong' from wrong-vit 2 is not a Norm: norm components derive from vitlab.components.norm.Norm",
+    }
+    calls = [study(tmp_path, f"{name}.yaml", norm=name) for name in expected]
+    fine, *told, listed, plugins, strict, rows = called(
+        site, study(tmp_path, "fine.yaml"), *calls, ["list", "norm"], ["plugins"], ["plugins", "--strict"],
+        ["plugins", "--json"]
+    )  # fmt: skip
+    assert fine["code"] == 0 and fine["err"] == ""
+    for (name, sentence), said in zip(expected.items(), told, strict=True):
+        assert said["code"] in (2, 3) and sentence in said["err"], (name, said)
+        assert ("Traceback" in said["err"]) == (name in ("broken", "exits")), (name, said)
+    assert all(name in listed["out"] for name in expected)
+    assert plugins["code"] == 0
+    shown = {line.split()[1]: line for line in plugins["out"].splitlines() if line.startswith("  ")}
+    assert f"acme-vit 0.3.1   {site}" in plugins["out"]
+    assert shown["broken"].endswith(expected["broken"]) and " broken: " in shown["broken"]
+    assert shown["new"].split(None, 2)[2].startswith("refused: new-vit 3 needs vitlab>=99,<100, and this is")
+    assert shown["same"].endswith("works: acme-vit has one of that name: write twin-vit:same")
+    assert shown["wrong"].endswith(expected["wrong"])
+    assert strict["code"] == 3 and "no luck" in strict["err"] and strict["err"].endswith("4 plugins do not load\n")
+    health = {
+        (row["plugin"], row["name"]): row["health"]
+        for row in json.loads(rows["out"])
+        if not row["plugin"].startswith("vitlab-")  # those of the house, where they are installed
+    }
+    assert health == {
+        ("acme-vit", "same"): "works", ("broken-vit", "broken"): "broken", ("exit-vit", "exits"): "broken",
+        ("new-vit", "new"): "refused", ("twin-vit", "same"): "works", ("wrong-vit", "wrong"): "broken",
+    }  # fmt: skip
+
+
+def test_plugins_that_are_kept_out_are_shown_and_not_imported(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    install(site, "acme-vit", "0.3.1", "raise RuntimeError('no luck')\n", {"norm": ["same = acme_vit:Same"]})
+    (site / "acme_vit-0.3.1.dist-info" / "direct_url.json").write_text('{"url": "https://example.org/acme.git"}')
+    (said,) = called(site, ["plugins", "--strict"], VITLAB_DISABLE_PLUGINS="acme_vit")
+    assert said["code"] == 0 and said["out"].splitlines()[:2] == [
+        "acme-vit 0.3.1   https://example.org/acme.git",
+        "  norm         same                 kept out",
+    ]
+
+
+def test_fifty_guests_are_listed_and_validated_beside_without_importing_one(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    for n in range(50):
+        code = f"raise RuntimeError('imported {n}')\n"
+        install(
+            site,
+            f"guest{n}-vit",
+            "1",
+            code,
+            {"norm": [f"guest{n} = guest{n}_vit:X"], "head": [f"g{n} = guest{n}_vit:X"]},
+        )
+    after = "told.append({'code': [name for name in sys.modules if name.startswith('guest')], 'out': '', 'err': ''})"
+    listed, of_norm, valid, none = called(
+        site, ["list"], ["list", "norm", "--json"], study(tmp_path, "fine.yaml"), after=after
+    )
+    assert (listed["code"], of_norm["code"], valid["code"]) == (0, 0, 0)
+    assert sum(row["name"].startswith("guest") for row in json.loads(of_norm["out"])) == 50 and "g49" in listed["out"]
+    assert none["code"] == []
