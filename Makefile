@@ -11,7 +11,7 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 # What was begun and not finished is begun anew.
 .DELETE_ON_ERROR:
 
-.PHONY: demo test check setup clean
+.PHONY: demo test check bench setup clean
 
 demo: .venv/ready
 	$(BIN)/vitlab run $(STUDY)
@@ -24,6 +24,11 @@ check: .venv/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# vit-pytorch is needed by nothing but this.
+bench: .venv/ready-dev
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt vit-pytorch==1.26.11
+	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/run.py
 
 setup: .venv/ready-dev
 

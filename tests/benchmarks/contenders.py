@@ -1,0 +1,229 @@
+"""The contenders of training: ViTs of one shape in the libraries people use, and vitlab's own, one step at a time.
+
+Peers train on float32 images that lie in memory, drawn anew every step by an index: nothing is faster that shuffles.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from measuring import Contender
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitlab.data.prepare import Feed, prepare
+from vitlab.data.torchvision_import import torchvision as import_torchvision
+from vitlab.plan.values import Trial
+from vitlab.slots import slot
+from vitlab.spec import STREAMS, TrainSpec
+from vitlab.training.cohort import Cohort
+from vitlab.training.loop import Training
+
+import_torchvision()  # as vitlab does; timm and vit-pytorch import it, too
+
+CLASSES = 10
+FOREVER = 1_000_000
+"""Steps: longer than anybody measures."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A ViT with a class token and a learned table of positions, and its batches."""
+
+    channels: int
+    patch: int
+    dim: int
+    heads: int
+    depth: int
+    batch: int = 128
+    image: int = 32
+    images: int = 4096  #: to train on
+
+
+TINY = Shape(channels=1, patch=16, dim=9, heads=3, depth=3)
+MICRO = Shape(channels=3, patch=4, dim=64, heads=4, depth=6)
+
+
+# -- peers -------------------------------------------------------------------------------------------------------------
+
+
+def timm(shape: Shape) -> nn.Module:
+    """Joint projections, scaled_dot_product_attention."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(
+        img_size=shape.image,
+        patch_size=shape.patch,
+        in_chans=shape.channels,
+        num_classes=CLASSES,
+        embed_dim=shape.dim,
+        depth=shape.depth,
+        num_heads=shape.heads,
+    )
+
+
+def torchvision(shape: Shape) -> nn.Module:
+    """nn.MultiheadAttention."""
+    from torchvision.models import VisionTransformer
+
+    network = VisionTransformer(
+        image_size=shape.image,
+        patch_size=shape.patch,
+        num_layers=shape.depth,
+        num_heads=shape.heads,
+        hidden_dim=shape.dim,
+        mlp_dim=4 * shape.dim,
+        num_classes=CLASSES,
+    )
+    network.conv_proj = nn.Conv2d(shape.channels, shape.dim, shape.patch, shape.patch)
+    return network
+
+
+class _Logits(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return self.network(x_BCHW).logits
+
+
+def hugging_face(shape: Shape) -> nn.Module:
+    """Three projections, scaled_dot_product_attention."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        image_size=shape.image,
+        patch_size=shape.patch,
+        num_channels=shape.channels,
+        hidden_size=shape.dim,
+        num_hidden_layers=shape.depth,
+        num_attention_heads=shape.heads,
+        intermediate_size=4 * shape.dim,
+        num_labels=CLASSES,
+    )
+    return _Logits(ViTForImageClassification(config))
+
+
+def vit_pytorch(shape: Shape) -> nn.Module:
+    """A softmax written out."""
+    from vit_pytorch import ViT
+
+    return ViT(
+        image_size=shape.image,
+        patch_size=shape.patch,
+        num_classes=CLASSES,
+        dim=shape.dim,
+        depth=shape.depth,
+        heads=shape.heads,
+        mlp_dim=4 * shape.dim,
+        dim_head=shape.dim // shape.heads,
+        channels=shape.channels,
+    )
+
+
+PEERS: Mapping[str, Callable[[Shape], nn.Module]] = {
+    name: build
+    for name, build in (
+        ("timm", timm),
+        ("torchvision", torchvision),
+        ("transformers", hugging_face),
+        ("vit_pytorch", vit_pytorch),
+    )
+    if importlib.util.find_spec(name)
+}
+"""Those that are installed."""
+
+
+def peer(name: str, shape: Shape, *, fused: bool, bf16: bool = False) -> Contender:
+    """A training step of a peer by AdamW, in images; ``fused=False`` leaves torch's default, a loop over tensors."""
+    torch.manual_seed(0)
+    network = PEERS[name](shape).train()
+    x_NCHW = torch.rand(shape.images, shape.channels, shape.image, shape.image)
+    y_N = torch.randint(CLASSES, (shape.images,))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.05, fused=fused or None)
+
+    def step() -> float:
+        drawn_B = torch.randint(shape.images, (shape.batch,))
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            logits_BK = network(x_NCHW[drawn_B])
+        optimizer.zero_grad()
+        F.cross_entropy(logits_BK.float(), y_N[drawn_B]).backward()
+        optimizer.step()
+        return shape.batch
+
+    return step
+
+
+# -- vitlab ------------------------------------------------------------------------------------------------------------
+
+
+def begun(spec: Mapping[str, Any], seeds: Mapping[str, int]) -> Training:
+    """A training as a worker begins it."""
+    data = slot("dataset").resolve(spec["data"])
+    prepared = prepare(data, seeds)
+    network = slot("model").build(spec["model"], prepared.info)
+    network.initialise(seeds["init"])
+    feed = Feed(prepared, data.options["augment"], seeds)
+    return Training(network, feed, TrainSpec.model_validate(spec["train"]), seeds, prepared.info.task, None)
+
+
+def planned(trial: Trial) -> Training:
+    """The training of a trial of a study, without an end."""
+    train = {name: value for name, value in trial.spec["train"].items() if name not in ("epochs", "images")}
+    return begun({**trial.spec, "train": {**train, "steps": FOREVER}}, trial.seeds)
+
+
+def training(shape: Shape, seed: int = 0, *, bf16: bool = False) -> Training:
+    """A training of a shape, all else as vitlab does by itself."""
+    held_out = 96
+    spec = {
+        "data": {
+            "type": "synthetic",
+            "image_size": shape.image,
+            "num_channels": shape.channels,
+            "num_classes": CLASSES,
+            "train_images": shape.images + held_out,
+            "test_images": held_out,
+            "validation": held_out / (shape.images + held_out),
+        },
+        "model": {
+            "type": "vit",
+            "patch_size": shape.patch,
+            "dim": shape.dim,
+            "heads": shape.heads,
+            "depth": shape.depth,
+        },
+        "train": {
+            "steps": FOREVER,
+            "batch_size": shape.batch,
+            "optimizer": {"type": "adamw", "lr": 1e-3},
+            "precision": "bf16" if bf16 else "fp32",
+        },
+    }
+    return begun(spec, {**dict.fromkeys(STREAMS, seed), "split": 0})
+
+
+def loop(one: Training) -> Contender:
+    """A step of one training, in images."""
+
+    def step() -> float:
+        one.advance()
+        return one.spec.batch_size
+
+    return step
+
+
+def cohort(members: list[Training]) -> Contender:
+    """A step of several trainings together, in images of all of them."""
+    stacked = Cohort(members)
+
+    def step() -> float:
+        stacked.advance()
+        return sum(one.spec.batch_size for one in members)
+
+    return step

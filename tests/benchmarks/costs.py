@@ -1,0 +1,145 @@
+"""P6, P7 and P9: what a trial, a command and a metric cost beside the training."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from measuring import Row, in_turns, row
+
+from vitlab.execution import Watch, execute
+from vitlab.lab import plan_study
+from vitlab.spec import RunSpec
+from vitlab.store import Store, TrialFolder
+from vitlab.trackers import Tracker
+
+PIPELINES = Path(__file__).parents[2] / "pipelines"
+QUICKSTART = PIPELINES / "quickstart.yaml"
+GATE_TRIAL_MS, GATE_WARM_MS, GATE_HELP_S, GATE_COMMAND_S, GATE_METRIC_US = 100.0, 5.0, 0.3, 0.6, 10.0
+
+
+# -- a further trial ---------------------------------------------------------------------------------------------------
+
+FEW = 2
+"""Trials of a run beside a larger one: their difference is what a further trial costs, without what a run costs once."""
+
+
+class _Nobody(Tracker):
+    """Tracks nothing."""
+
+
+def _run_s(seeds: int, engine: str) -> float:
+    study = "\n".join(
+        [
+            "study: steps",
+            "base:",
+            "  data: {type: synthetic, image_size: 8, train_images: 64, test_images: 16, validation: 0.25}",
+            "  model: {type: vit, patch_size: 4, dim: 8, depth: 1, heads: 2}",
+            "  train: {steps: 1, batch_size: 16, optimizer: {type: adamw, lr: 1.0e-3}}",
+            f"seeds: {seeds}",
+        ]
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "steps.yaml"
+        file.write_text(study)
+        _, plan = plan_study(file)
+        store = Store(Path(folder) / "runs")
+        run = RunSpec.model_validate({"executor": "local", "workers": 1, "engine": engine})
+        began = time.perf_counter()
+        failed = execute(plan.trials, store, run, (), _Nobody(), Watch())
+        passed = time.perf_counter() - began
+        assert not failed and all(store.trial(item.trial.key, item.trial.code).done() for item in plan.trials)
+    return passed
+
+
+def trials() -> list[Row]:
+    """P6: trials of one step, one at a time by the local executor; the fork server is warm."""
+    _run_s(1, "loop")
+    rows = []
+    for engine, what, many, gate in (
+        ("loop", "a further trial of one step, in a process of its own", 12, GATE_TRIAL_MS),
+        ("vmap", "a further trial of one step, in cohorts of 16", 66, GATE_WARM_MS),
+    ):
+        each = [1e3 * (_run_s(many, engine) - _run_s(FEW, engine)) / (many - FEW) for _ in range(3)]
+        rows.append(row("P6", what, each, "ms", "wall", gate))
+    return rows
+
+
+# -- a command ---------------------------------------------------------------------------------------------------------
+
+
+def _cpu_s(*command: str) -> float:
+    """CPU seconds of a process and its children."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def commands() -> list[Row]:
+    """P7: in CPU seconds, which on a machine that does nothing else are those of the clock."""
+    vitlab = (sys.executable, "-m", "vitlab") if (PIPELINES.parent / "vitlab/__main__.py").exists() else _script()
+    lines = {
+        "import torch": (sys.executable, "-c", "import torch"),
+        "help": (*vitlab, "--help"),
+        "validate": (*vitlab, "validate", str(QUICKSTART)),
+        "plan": (*vitlab, "plan", str(QUICKSTART), "--set", "seeds=250"),
+    }
+    times = {name: [] for name in lines}
+    for line in lines.values():
+        _cpu_s(*line)  # files come into memory
+    for _ in range(5):
+        for name, line in lines.items():
+            times[name].append(_cpu_s(*line))
+
+    def above(name: str) -> list[float]:
+        return [mine - bare for mine, bare in zip(times[name], times["import torch"], strict=True)]
+
+    return [
+        row("P7", "vitlab --help", times["help"], "s", "CPU", GATE_HELP_S),
+        row("P7", "vitlab validate quickstart.yaml, above import torch", above("validate"), "s", "CPU", GATE_COMMAND_S),
+        row("P7", "vitlab plan of 1,000 trials, above import torch", above("plan"), "s", "CPU", GATE_COMMAND_S),
+        row("P7", "import torch, for comparison", times["import torch"], "s", "CPU"),
+    ]
+
+
+def _script() -> tuple[str, ...]:
+    return (sys.executable, "-c", "from vitlab.cli import main; main()")
+
+
+# -- a metric ----------------------------------------------------------------------------------------------------------
+
+METRICS = {f"val/metric_{index}": 0.123456789 * index for index in range(10)}
+
+
+def journal() -> list[Row]:
+    """P9: events of one metric and of ten."""
+    with tempfile.TemporaryDirectory() as folder:
+        trial = TrialFolder(Path(folder) / "trial")
+        trial.path.mkdir(exist_ok=True)
+
+        def written(count: int) -> float:
+            metrics = dict(list(METRICS.items())[:count])
+            for step in range(200):
+                trial.emit("metrics", step=step, epoch=0.1, images=step, metrics=metrics)
+            return 200
+
+        speeds = in_turns({"1": lambda: written(1), "10": lambda: written(10)})
+    return [
+        row(
+            "P9",
+            "an event of ten metrics, each metric",
+            [1e5 / speed for speed in speeds["10"]],
+            "us",
+            "CPU",
+            GATE_METRIC_US,
+        ),
+        row("P9", "an event of ten metrics", [1e6 / speed for speed in speeds["10"]], "us", "CPU"),
+        row("P9", "an event of one metric", [1e6 / speed for speed in speeds["1"]], "us", "CPU"),
+    ]

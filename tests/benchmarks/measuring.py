@@ -1,0 +1,88 @@
+"""How benchmarks measure: contenders in turns, in short blocks, and ratios of the same round.
+
+Somebody else's work on the machine slows every contender of a round alike, so a ratio within a round says more than two
+times do.  Where contenders use one thread, their blocks are timed by the CPU time of this process, in which waiting for
+a core does not count; elsewhere by the wall clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+ROUNDS = 7
+BLOCK_S = 0.3
+
+Contender = Callable[[], float]
+"""Does some work and says how much."""
+Speeds = dict[str, list[float]]
+"""Work a second of every contender, one number a round."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: the median over rounds, and the quartiles."""
+
+    goal: str
+    what: str
+    median: float
+    low: float
+    high: float
+    unit: str  #: x: a ratio, of which more is better; else a cost, of which less is
+    clock: str  #: CPU or wall
+    gate: float | None = None
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the gate is met; None without one."""
+        if self.gate is None:
+            return None
+        return self.median >= self.gate if self.unit == "x" else self.median <= self.gate
+
+
+def row(
+    goal: str, what: str, values: Iterable[float], unit: str, clock: str, gate: float | None = None, note: str = ""
+) -> Row:
+    """The line of some values, one a round."""
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Row(goal, what, median, low, high, unit, clock, gate, note)
+
+
+def in_turns(
+    contenders: Mapping[str, Contender],
+    clock: Callable[[], float] = time.process_time,
+    rounds: int = ROUNDS,
+    block_s: float = BLOCK_S,
+) -> Speeds:
+    """The speeds of contenders, after one call each to warm up; who begins a round changes from round to round."""
+    for work in contenders.values():
+        work()
+    names = list(contenders)
+    speeds: Speeds = {name: [] for name in names}
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            speeds[name].append(_speed(contenders[name], clock, block_s))
+    return speeds
+
+
+def _speed(work: Contender, clock: Callable[[], float], block_s: float) -> float:
+    done, began = 0.0, clock()
+    while True:
+        done += work()
+        passed = clock() - began
+        if passed >= block_s:
+            return done / passed
+
+
+def ratios(speeds: Speeds, of: str, to: str) -> list[float]:
+    """Of each round, how many times as fast one was as the other."""
+    return [mine / theirs for mine, theirs in zip(speeds[of], speeds[to], strict=True)]
+
+
+def fastest(speeds: Speeds, among: Iterable[str]) -> str:
+    """Whose median speed is the highest."""
+    return max(among, key=lambda name: statistics.median(speeds[name]))

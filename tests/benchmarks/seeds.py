@@ -1,0 +1,119 @@
+"""P1 and P3: sixteen seeds as a cohort, against the tutorial's code and against timm."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from contenders import TINY, cohort, loop, peer, planned, training
+from measuring import Contender, Row, in_turns, ratios, row
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from vitlab.data.torchvision_import import torchvision
+from vitlab.lab import plan_study
+
+sys.path.append(str(Path(__file__).parents[1]))
+from test_tutorial import PUBLISHED, STUDY, plain
+
+SEEDS = 16
+GATE_TUTORIAL, GATE_TIMM = 5.0, 2.3
+IMAGES = 12_800
+
+
+class Pictures(Dataset[tuple[Tensor, int]]):
+    """Grey 28x28 images as torchvision's MNIST hands them out: a PIL image, through the transform, one at a time."""
+
+    def __init__(self) -> None:
+        transforms = torchvision("torchvision.transforms")
+        draw = torch.Generator().manual_seed(0)
+        self.x_NHW = torch.randint(256, (IMAGES, 28, 28), dtype=torch.uint8, generator=draw)
+        self.y_N = torch.randint(10, (IMAGES,), generator=draw)
+        self.transform = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
+
+    def __len__(self) -> int:
+        return IMAGES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        from PIL import Image
+
+        return self.transform(Image.fromarray(self.x_NHW[index].numpy())), int(self.y_N[index])
+
+
+def tutorial() -> Contender:
+    """A step of the tutorial's training, in images: its network, torchvision's images, Adam."""
+    torch.manual_seed(0)
+    network, criterion = plain(PUBLISHED).train(), nn.CrossEntropyLoss()
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.005)
+    batches = _without_end(DataLoader(Pictures(), batch_size=128, shuffle=True, drop_last=True))
+
+    def step() -> float:
+        x_BCHW, y_B = next(batches)
+        optimizer.zero_grad()
+        criterion(network(x_BCHW), y_B).backward()
+        optimizer.step()
+        return len(y_B)
+
+    return step
+
+
+def _without_end(loader: DataLoader[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, Tensor]]:
+    while True:
+        yield from loader
+
+
+def to_the_tutorial() -> list[Row]:
+    """P1: training on data included, per core; decoding once, evaluations and start-up left out."""
+    changes = {
+        "data.type": "synthetic",
+        "data.image_size": 28,
+        "data.train_images": IMAGES,
+        "seeds": SEEDS,
+    }
+    _, plan = plan_study(STUDY, changes=changes)
+    trials = [plan.find(PUBLISHED, seed) for seed in range(SEEDS)]
+    speeds = in_turns(
+        {
+            "tutorial": tutorial(),
+            "one": loop(planned(trials[0])),
+            "sixteen": cohort([planned(trial) for trial in trials]),
+        },
+        block_s=0.4,
+    )
+    return [
+        row(
+            "P1",
+            "16 seeds of pipelines/tutorial.yaml as a cohort to the tutorial's code",
+            ratios(speeds, "sixteen", "tutorial"),
+            "x",
+            "CPU",
+            GATE_TUTORIAL,
+        ),
+        row("P1", "one seed of it by the loop to the tutorial's code", ratios(speeds, "one", "tutorial"), "x", "CPU"),
+        row("P1", "16 seeds as a cohort to one by the loop", ratios(speeds, "sixteen", "one"), "x", "CPU"),
+    ]
+
+
+def to_timm() -> list[Row]:
+    """P3: data in memory on both sides."""
+    contenders = {
+        "timm, default AdamW": peer("timm", TINY, fused=False),
+        "timm, fused AdamW": peer("timm", TINY, fused=True),
+        "one": loop(training(TINY)),
+        "sixteen": cohort([training(TINY, seed) for seed in range(SEEDS)]),
+    }
+    speeds = in_turns(contenders)
+    rows = [
+        row(
+            "P3",
+            f"tiny, 16 seeds as a cohort to {other}, data in memory",
+            ratios(speeds, "sixteen", other),
+            "x",
+            "CPU",
+            gate,
+        )
+        for other, gate in (("timm, default AdamW", GATE_TIMM), ("timm, fused AdamW", None))
+    ]
+    return [*rows, row("P3", "tiny, 16 seeds to one by the loop", ratios(speeds, "sixteen", "one"), "x", "CPU")]
