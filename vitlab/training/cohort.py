@@ -49,7 +49,7 @@ Rows = dict[str, Tensor]
 """Tensors of a model by name, each with the members in front."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Member:
     """A training of a cohort, and whom it tells; see :func:`vitlab.training.loop.train`."""
 
@@ -75,49 +75,44 @@ def train_cohort(
     Returns:
         what came of each, or None where it was stopped before its last step.
     """
-    ended: list[Trained | None] = [None] * len(members)
-    active = list(range(len(members)))
+    ended: dict[Member, Trained] = {}
+    active = list(members)
+    cohort: Cohort | None = None
     first = members[0].training
-    cohort = Cohort([])
     saved = time.monotonic()
     for moment in moments(first.steps, first.spec.evaluations):
         last = moment == first.steps
-        while behind := [m for m in active if members[m].training.step < moment]:
-            step = min(members[m].training.step for m in behind)
-            here = [members[m].training for m in behind if members[m].training.step == step]
-            cohort = cohort if cohort.trainings == here else Cohort(here)
-            others = [members[m].training.step for m in behind if members[m].training.step > step]
-            for _ in range(step, min(others, default=moment)):
+        while behind := [member for member in active if member.training.step < moment]:
+            step, *later = sorted({member.training.step for member in behind})
+            cohort = _cohort([member for member in behind if member.training.step == step], cohort)
+            for _ in range(step, later[0] if later else moment):
                 if stop():
-                    _save(members, active)
-                    return ended
+                    _save(active)
+                    return [ended.get(member) for member in members]
                 cohort.advance()
                 if time.monotonic() - saved > every_s:
-                    _save(members, active)
+                    _save(active)
                     saved = time.monotonic()
-        due = [m for m in active if last or members[m].training.measured < moment]
+        due = [member for member in active if last or member.training.measured < moment]
         if not due:
             continue
         if last:
-            _save(members, due)
-        here = [members[m].training for m in due]
-        cohort = cohort if cohort.trainings == here else Cohort(here)
-        evaluated = cohort.evaluate(splits_of(last))
-        for m, found in zip(due, evaluated, strict=True):
-            training = members[m].training
+            _save(due)
+        cohort = _cohort(due, cohort)
+        for member, evaluated in zip(due, cohort.evaluate(splits_of(last)), strict=True):
             try:
-                measurement, predictions = training.measure(found)
+                measurement, predictions = member.training.measure(evaluated)
             except Diverged as error:
-                ended[m] = training.diverged(error)
-                active.remove(m)
+                ended[member] = member.training.diverged(error)
+                active.remove(member)
                 continue
-            members[m].emit(measurement)
+            member.emit(measurement)
             if last:
-                ended[m] = training.ended(predictions)
+                ended[member] = member.training.ended(predictions)
         if not last:
-            _save(members, active)
+            _save(active)
             saved = time.monotonic()
-    return ended
+    return [ended.get(member) for member in members]
 
 
 def require_stackable(model: Model) -> None:
@@ -132,8 +127,6 @@ class Cohort:
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         self.trainings = list(trainings)
-        if not trainings:
-            return
         self.rows = range(len(trainings)) if len(trainings) > 1 else [0, 0]  # whose row each is
         models = [training.model for training in trainings]
         self.model = models[0]
@@ -211,6 +204,12 @@ class Cohort:
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
 
-def _save(members: Sequence[Member], which: Sequence[int]) -> None:
-    for m in which:
-        members[m].training.save(members[m].save)
+def _cohort(members: Sequence[Member], latest: Cohort | None) -> Cohort:
+    """The cohort of these; the latest one, if it is that."""
+    trainings = [member.training for member in members]
+    return latest if latest is not None and latest.trainings == trainings else Cohort(trainings)
+
+
+def _save(members: Sequence[Member]) -> None:
+    for member in members:
+        member.training.save(member.save)
