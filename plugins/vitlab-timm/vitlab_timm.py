@@ -1,0 +1,271 @@
+"""Any model of timm's as an arm, with timm's weights by name.  timm is imported when a study names one.
+
+B images, C channels, H and W pixels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from vitlab.components.head import Logits
+from vitlab.components.init import seeded
+from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import OptionError, WeightsError, nearest
+from vitlab.geometry import DataInfo
+from vitlab.models.contract import Model, State
+
+Scalar = bool | int | float | str
+Setting = Scalar | list[Scalar]
+"""What an argument of a timm model may be in YAML."""
+
+FROM_DATA = ("num_classes", "in_chans", "img_size")
+OURS = (
+    "pretrained",
+    "pretrained_cfg",
+    "pretrained_cfg_overlay",
+    "pretrained_strict",
+    "checkpoint_path",
+    "cache_dir",
+    "features_only",
+    "out_indices",
+    "scriptable",
+    "exportable",
+    "no_jit",
+    "device",
+    "dtype",
+)
+"""Arguments that are no property of a model: where its values come from, where they are, what is asked of it."""
+
+DEFAULT = "vit_tiny_patch16_224"
+NET = "net."
+
+
+class Timm(Model):
+    """A model of timm's, by timm's name for it, as timm builds it for the images and classes of the data.
+
+    Its canonical checkpoint is timm's own file: weights pass between it and ``vit`` where the two are the same network.
+    Its dropout draws from torch's generator, so replicates are trained one by one.
+
+    Reference: R. Wightman, PyTorch Image Models, doi:10.5281/zenodo.4414861; each model names its own.
+    """
+
+    def __init__(
+        self,
+        data: DataInfo,
+        *,
+        name: str = DEFAULT,
+        options: Mapping[str, Setting] = {},
+        weights: Annotated[str, Field(min_length=1)] | None = None,
+    ) -> None:
+        """
+        Args:
+            data: what the model sees.
+            name: such as ``resnet26d`` or ``vit_small_patch16_dinov3``; ``timm.list_models()`` has all.
+            options: further arguments of the model, such as ``{drop_path_rate: 0.1}``.
+            weights: timm's tag of published weights to start from, such as ``augreg_in21k_ft_in1k``: timm writes name
+                and tag as ``vit_tiny_patch16_224.augreg_in21k_ft_in1k``.  They are fetched into timm's cache when the
+                trial begins.  Positions and the first layer are fitted to other sizes and channels as timm does; the
+                classifier is a new one unless the number of classes is the same.
+
+        Raises:
+            OptionError: for a name, a tag or an option that timm does not have, and what :meth:`why_not` says.
+        """
+        super().__init__()
+        self.complete({"name": name, "options": options, "weights": weights})
+        if reason := self.why_not(data, {"name": name, "options": options}):
+            raise OptionError([((), reason)])
+        self._how = {"model_name": name, **_arguments(name, data, options)}
+        self._weights = weights
+        self.net: Any = _timm().create_model(**self._how)
+        self._layers = _layers(self.net)
+
+    # -- what can be built ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def complete(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options as they are, once timm knows the names in them."""
+        name = options.get("name", DEFAULT)
+        given, tag = options.get("options") or {}, options.get("weights")
+        if not isinstance(name, str) or not isinstance(given, Mapping):
+            return dict(options)  # of another type, which the signature refuses
+        timm = _timm()
+        bare, _, dotted = name.partition(".")
+        if not timm.is_model(bare):
+            raise OptionError([(("name",), f"timm has no model called '{bare}'.{nearest(bare, timm.list_models())}")])
+        if dotted:
+            raise OptionError(
+                [(("name",), f"what stands after the dot are weights: name: {bare} and weights: {dotted}")]
+            )
+        if tag is not None and tag not in (tags := _tags(name)):
+            raise OptionError(
+                [(("weights",), f"timm has no weights '{tag}' of {name}. It has: {', '.join(tags) or 'none'}.")]
+            )
+        for key in given:
+            if key in FROM_DATA:
+                raise OptionError([(("options", key), f"{key} is what the data say; see data.size and data.channels")])
+            if key in OURS:
+                raise OptionError([(("options", key), f"{key} is no option of a model")])
+        if unknown := _unknown(name, _text(given)):
+            raise OptionError([(("options",), f"timm's {name} refuses these options: {unknown}")])
+        return dict(options)
+
+    @classmethod
+    def why_not(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+        name = options.get("name", DEFAULT)
+        if data.task != "classification":
+            return f"timm's {name} has one prediction per image, and the task is {data.task}"
+        return _why_not(name, _text(options.get("options") or {}), data)
+
+    @property
+    def vmap_safe(self) -> bool:
+        return False  # its dropout and its drop-path are torch's, and batch norm updates itself in place
+
+    # -- the network ------------------------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> nn.Module | None:
+        """The classifier; None where there is not exactly one."""
+        found = self.net.get_classifier() if hasattr(self.net, "get_classifier") else None
+        return found if isinstance(found, nn.Module) else None
+
+    def forward(self, x_BCHW: Tensor) -> Logits:
+        return Logits(self.net(x_BCHW))
+
+    def train(self, mode: bool = True) -> Self:
+        """As torch's, but a batch norm that is frozen keeps its running statistics, and uses them."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d) and module.affine and not module.weight.requires_grad:
+                module.eval()
+        return self
+
+    # -- parameters -------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """As timm begins, by draws of this seed, or with its published weights.
+
+        Raises:
+            WeightsError: if these are not to be had.
+        """
+        how = dict(self._how)
+        if self._weights is not None:
+            how |= {"model_name": f"{how['model_name']}.{self._weights}", "pretrained": True}
+        with seeded(seed, "timm"), torch.device("cpu"):
+            try:
+                fresh = _timm().create_model(**how)
+            except (OSError, RuntimeError, ValueError) as error:
+                if self._weights is None:
+                    raise
+                first = " ".join(str(error).split())[:300]
+                raise WeightsError(f"timm's weights {how['model_name']} could not be had: {first}") from error
+        self.net.load_state_dict(fresh.state_dict())
+
+    def no_weight_decay(self) -> set[str]:
+        theirs: Any = self.net.no_weight_decay() if hasattr(self.net, "no_weight_decay") else ()
+        return super().no_weight_decay() | {NET + name for name, _ in self.net.named_parameters() if name in theirs}
+
+    def layer_of(self, name: str) -> int:
+        """timm's group; a buffer has that of the parameters beside it."""
+        path = name.removeprefix(NET)
+        while path not in self._layers and path:
+            path = path.rpartition(".")[0]
+        return self._layers.get(path, 0)
+
+    def to_canonical(self, state: State) -> dict[str, Tensor]:
+        return {name.removeprefix(NET): value for name, value in state.items()}
+
+    def from_canonical(self, state: State) -> dict[str, Tensor]:
+        return {NET + name: value for name, value in state.items()}
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+@cache
+def _timm() -> Any:
+    torchvision()  # which timm imports, and which may need help
+    import timm
+
+    return timm
+
+
+@cache
+def _tags(name: str) -> list[str]:
+    """Of the weights that timm knows of a model."""
+    return [full.partition(".")[2] for full in _timm().list_models(f"{name}.*", pretrained=True)]
+
+
+def _text(options: Mapping[str, Any]) -> str:
+    """Options as a text, for a cache."""
+    return json.dumps(dict(options), sort_keys=True, default=str)
+
+
+def _arguments(name: str, data: DataInfo, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What timm's model is built with: a network of a fixed size of images is told ours, any other takes what comes."""
+    cfg = _timm().get_pretrained_cfg(name)
+    size = {"img_size": data.image} if cfg is not None and cfg.fixed_input_size else {}
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    return {"num_classes": data.classes, "in_chans": data.channels, **size, **settings}
+
+
+@cache
+def _unknown(name: str, options: str) -> str | None:
+    """Why a model takes no such arguments, whatever it sees; None where it does."""
+    try:
+        with torch.device("meta"):
+            _timm().create_model(name, **json.loads(options))
+    except TypeError as error:
+        if "unexpected keyword argument" in str(error):
+            return str(error).rpartition("() ")[2]
+    except Exception:  # that depends on sizes, maybe: see _why_not
+        return None
+    return None
+
+
+@cache
+def _why_not(name: str, options: str, data: DataInfo) -> str | None:
+    """What timm says when the model is built and run without memory."""
+    height, width = data.image
+    what = f"timm's {name} cannot be used for {height} by {width} pixels and {data.channels} channels"
+    try:
+        with torch.device("meta"), torch.no_grad():
+            net = _timm().create_model(name, **_arguments(name, data, json.loads(options))).eval()
+            out = net(torch.zeros(2, data.channels, height, width))
+    except Exception as error:  # whatever it raises of sizes that do not fit
+        return f"{what}: {' '.join(str(error).split()) or type(error).__name__}"
+    if not isinstance(out, Tensor) or tuple(out.shape) != (2, data.classes):
+        return f"{what}: it does not give {data.classes} logits per image"
+    patch = getattr(net, "patch_embed", None)
+    if isinstance(patch, _timm().layers.PatchEmbed) and not patch.dynamic_img_pad:
+        rows, columns = patch.patch_size
+        if height % rows or width % columns:
+            return f"{what}: its patches of {rows} by {columns} do not divide them, and timm would drop the rest"
+    return None
+
+
+def _layers(net: Any) -> dict[str, int]:
+    """The layer of each parameter, and of each module whose parameters stand in one layer.
+
+    timm's groups; where a model has none, the body and the classifier.
+    """
+    if hasattr(net, "group_matcher"):
+        groups = _timm().models.group_parameters(net, net.group_matcher(coarse=False), reverse=True)
+    else:
+        classifier = net.pretrained_cfg["classifier"]
+        heads = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+        groups = {name: int(name.startswith(heads)) for name, _ in net.named_parameters()}
+    layers: dict[str, int] = dict(groups)
+    for name, layer in groups.items():
+        path = name.rpartition(".")[0]
+        while path and path not in layers:
+            layers[path] = layer
+            path = path.rpartition(".")[0]
+    return layers
