@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -233,3 +235,70 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="acme-vit: "):
         write_plugin("acme-vit", "norm", out=tmp_path / "file")
+
+
+# -- the page of plugins ----------------------------------------------------------------------------------------------
+
+PLUGINS = Path(__file__).parents[1] / "plugins"
+
+
+def blocks(language: str) -> list[str]:
+    found = re.findall(r"(?ms)^ *```(\w*)\n(.*?)^ *```$", (PLUGINS / "README.md").read_text())
+    return [text for known, text in found if known == language]
+
+
+def test_the_page_begins_with_what_the_command_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands are those of the test above; here, that they name what is written."""
+    page = (PLUGINS / "README.md").read_text()
+    (shell,) = blocks("sh")
+    new, enter, *others = [line.partition("#")[0].strip() for line in shell.splitlines()]
+    monkeypatch.chdir(tmp_path)
+    assert called(*new.split()[1:])[0] == 0
+    package = tmp_path / enter.removeprefix("cd ")
+    named = {word for line in others for word in line.split() if word.endswith(".yaml")}
+    named |= {file for file in re.findall(r"(?m)^\| `([^`]+)`", page) if "/" in file or "." in file} - {"test_acme.py"}
+    assert named and all((package / file).is_file() for file in named)
+    listed = re.search(r"`--slot` is any of (.*?);", page, re.DOTALL)
+    assert listed and re.findall(r"`(\w+)`", listed.group(1)) == list(KINDS)
+
+
+def test_every_other_block_of_the_page_does_what_it_says(tmp_path: Path) -> None:
+    example = PLUGINS / "vitlab-example"
+    site = tmp_path / "site"
+    (site / "vitlab_example-0.1.0.dist-info").mkdir(parents=True)
+    shutil.copy(example / "vitlab_example.py", site)
+    (site / "vitlab_example-0.1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: vitlab-example\nVersion: 0.1.0\n"
+    )
+    signature, check, file = (textwrap.dedent(block) for block in blocks("python"))
+    (points,), (design,), (shell,) = blocks("toml"), blocks("yaml"), blocks("")
+    declared = tomllib.loads((example / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert tomllib.loads(points)["project"]["entry-points"] == declared
+    source = (example / "vitlab_example.py").read_text()
+    for line in signature.replace(" ...", "").splitlines():
+        assert line.rstrip().removesuffix('."""') in source, line
+    (site / "vitlab_example-0.1.0.dist-info" / "entry_points.txt").write_text(
+        "".join(f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in named.items()) for group, named in declared.items())
+    )
+    base = {"data": {"type": "digits"}, "model": {"type": "vit", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2}}
+    study = {"study": "page", "base": {**base, "train": {"steps": 2, "batch_size": 4}}, **yaml.safe_load(design)}
+    (tmp_path / "page.yaml").write_text(yaml.safe_dump(study))
+    (tmp_path / "my_blocks.py").write_text(file)
+    (tmp_path / "test_polar.py").write_text(check)
+    commands = [line.partition("#")[0].split()[1:] for line in shell.splitlines() if line.startswith("vitlab ")]
+    script = f"""
+import runpy
+from vitlab import lab, slots
+from vitlab.cli import cli
+for words in {commands!r}:
+    cli.main(words, standalone_mode=False)
+runpy.run_path("test_polar.py")["test_polar_keeps_the_contract"]()
+_, plan = lab.plan_study("page.yaml")
+print("ARMS", [arm.name for arm in plan.arms])
+slots.load_file("my_blocks.py")
+print("FILE", slots.slot("position").get("my_blocks.py:polar").__name__)
+"""
+    printed = python(script, site, tmp_path)
+    assert len(commands) == 3 and "temperature" in printed and "vitlab_example:Polar" in printed
+    assert "ARMS ['baseline', 'position=polar', 'position=polar(temperature=10)']" in printed, printed
+    assert "FILE Polar" in printed
