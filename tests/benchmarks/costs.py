@@ -62,8 +62,8 @@ def trials() -> list[Row]:
     _run_s(1, "loop")
     rows = []
     for engine, what, many, gate in (
-        ("loop", "a further trial of one step, in a process of its own", 12, GATE_TRIAL_MS),
-        ("vmap", "a further trial of one step, in cohorts of 16", 66, GATE_WARM_MS),
+        ("loop", "a further trial of one step, in a process of its own", 10, GATE_TRIAL_MS),
+        ("vmap", "a further trial of one step, in cohorts of 16", 50, GATE_WARM_MS),
     ):
         each = [1e3 * (_run_s(many, engine) - _run_s(FEW, engine)) / (many - FEW) for _ in range(3)]
         rows.append(row("P6", what, each, "ms", "wall", gate))
@@ -91,10 +91,10 @@ def commands() -> list[Row]:
         "validate": (*vitlab, "validate", str(QUICKSTART)),
         "plan": (*vitlab, "plan", str(QUICKSTART), "--set", "seeds=250"),
     }
-    times = {name: [] for name in lines}
+    times: dict[str, list[float]] = {name: [] for name in lines}
     for line in lines.values():
         _cpu_s(*line)  # files come into memory
-    for _ in range(5):
+    for _ in range(4):
         for name, line in lines.items():
             times[name].append(_cpu_s(*line))
 

@@ -111,6 +111,15 @@ def draw(rows: Sequence[Row], file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
+def write(rows: Sequence[Row], found: Mapping[str, str], out: Path) -> None:
+    """The table, the numbers and the figure."""
+    setting = ", ".join(f"{name} {value}" for name, value in found.items())
+    (out / "table.md").write_text(f"{table(rows)}\n\n{datetime.date.today()}: {setting}.\n")
+    measured = [{**asdict(one), "met": one.met} for one in rows]
+    (out / "measured.json").write_text(json.dumps({"environment": found, "rows": measured}, indent=1) + "\n")
+    draw(rows, out / "ratios.png")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", default=",".join(GOALS), help=f"some of {','.join(GOALS)}")
@@ -122,19 +131,15 @@ def main() -> None:
         parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(GOALS)}")
     torch.set_num_threads(1)
     began, found = time.perf_counter(), environment()
+    load = found["load"]
+    chosen.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     for goal in goals:
         rows += GOALS[goal]()
+        found["load"] = f"{load} to {os.getloadavg()[0]:.1f}"
+        write(rows, found, chosen.out)  # so that a run that is ended early leaves what it found
         print(f"{goal} measured, {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
-    found["load"] += f" to {os.getloadavg()[0]:.1f}"
-    setting = ", ".join(f"{name} {value}" for name, value in found.items())
-    text = f"{table(rows)}\n\n{datetime.date.today()}: {setting}.\n"
-    print(text)
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    (chosen.out / "table.md").write_text(text)
-    measured = [{**asdict(one), "met": one.met} for one in rows]
-    (chosen.out / "measured.json").write_text(json.dumps({"environment": found, "rows": measured}, indent=1) + "\n")
-    draw(rows, chosen.out / "ratios.png")
+    print((chosen.out / "table.md").read_text())
     print(f"table, numbers and figure: {chosen.out}")
 
 
