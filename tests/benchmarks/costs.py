@@ -53,7 +53,10 @@ def _run_s(seeds: int, engine: str) -> float:
         began = time.perf_counter()
         failed = execute(plan.trials, store, run, (), _Nobody(), Watch())
         passed = time.perf_counter() - began
-        assert not failed and all(store.trial(item.trial.key, item.trial.code).done() for item in plan.trials)
+        folders = [store.trial(item.trial.key, item.trial.code) for item in plan.trials]
+        reasons = {folder.failure() for folder in folders if not folder.done()}
+        if failed or reasons:
+            raise RuntimeError(f"{failed} of {seeds} trials failed: {reasons}")
     return passed
 
 
