@@ -22,6 +22,7 @@ ALL = frozenset({"1", "true", "yes", "on", "all"})
 NONE = frozenset({"", "0", "false", "no", "off"})
 
 HOST = "vitlab"
+UNKNOWN = "unknown"
 
 
 def points(slot: str) -> tuple[EntryPoint, ...]:
@@ -36,7 +37,19 @@ def offered(slot: str) -> tuple[EntryPoint, ...]:
 
 def source(point: EntryPoint) -> str:
     """The name of the distribution that an entry point is of."""
-    return point.dist.name if point.dist else "unknown"
+    return _said(point, "Name")
+
+
+def version(point: EntryPoint) -> str:
+    """The version of the distribution that an entry point is of."""
+    return _said(point, "Version")
+
+
+def _said(point: EntryPoint, key: str) -> str:
+    try:
+        return (point.dist.metadata[key] if point.dist else None) or UNKNOWN
+    except Exception:  # metadata that is not there or cannot be read, as half an installation leaves it behind
+        return UNKNOWN
 
 
 def names() -> list[str]:

@@ -488,7 +488,7 @@ def _hashed(value: Any) -> Any:
 
 
 def _origin(point: EntryPoint) -> Origin:
-    return Origin(guests.source(point), point.dist.version if point.dist else "unknown")
+    return Origin(guests.source(point), guests.version(point))
 
 
 def _version() -> str:

@@ -58,8 +58,8 @@ def offers() -> Iterator[Offer]:
         for point in sorted(guests.offered(slot), key=lambda point: (guests.source(point), point.name)):
             health, text = _health(slot, point)
             reason, _, detail = text.partition("\n")
-            version = point.dist.version if point.dist else "unknown"
-            yield Offer(slot, point.name, guests.source(point), version, _origin(point.dist), health, reason, detail)
+            who, version = guests.source(point), guests.version(point)
+            yield Offer(slot, point.name, who, version, _origin(point.dist), health, reason, detail)
 
 
 def _health(slot: str, point: EntryPoint) -> tuple[str, str]:
