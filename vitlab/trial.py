@@ -182,7 +182,7 @@ def _together(attempts: Sequence[_Attempt], stop: Callable[[], bool]) -> None:
     for attempt in attempts:
         try:
             check_trial(attempt.trial)
-            begun.append((attempt, attempt.begin("vmap")))
+            begun.append((attempt, attempt.begin("vmap", like=begun[0][0] if begun else None)))
         except Exception as error:
             if _out_of_memory(error):
                 raise
@@ -222,14 +222,16 @@ class _Attempt:
         self.number = len(starts) + 1
         self.first_began = starts[0].t / 1000 if starts else self.began
         self.told = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
+        self.size = 0, 0  #: parameters and multiply-accumulates
         self.before_s = 0.0  #: seconds that earlier attempts put into what is gone on from
 
-    def begin(self, engine: str, note: str = "") -> Training:
+    def begin(self, engine: str, note: str = "", like: _Attempt | None = None) -> Training:
         """Everything up to the first step, or to the next.
 
         Args:
             engine: ``loop``, or ``vmap`` in a cohort.
             note: for the journal.
+            like: one whose model has the same shape, and has been counted.
         """
         trial = self.trial
         self.folder.mend()
@@ -246,7 +248,7 @@ class _Attempt:
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, _dtype(trial.spec["train"]))
         model = self._model(prepared)
         self._fit_head(model, feed)
-        self.size = parameters(model), _macs(model, prepared)
+        self.size = like.size if like is not None else (parameters(model), _macs(model, prepared))
         distillation = self._distillation(prepared)
         training = Training(model, feed, spec, trial.seeds, prepared.info.task, distillation)
         resume, damage = self._checkpoint()

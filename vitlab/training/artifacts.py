@@ -109,15 +109,18 @@ def write_predictions(file: Path, predictions: Mapping[str, Columns]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
+    # From buffers: given arrays, pyarrow imports pandas to see what they are, which takes longer than many a training.
+    def column(values_N: Tensor) -> pa.Array:
+        found = (values_N.float() if values_N.is_floating_point() else values_N.long()).contiguous().numpy()
+        return pa.Array.from_buffers(pa.from_numpy_dtype(found.dtype), len(found), [None, pa.py_buffer(found)])
+
+    def repeated(text: str, count: int) -> pa.Array:
+        ends = np.arange(count + 1, dtype=np.int32) * len(text.encode())
+        return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(text.encode() * count))
+
     tables = [
-        pa.table(
-            {
-                "split": pa.array([split] * len(columns["id"]), pa.string()),
-                **{
-                    name: column_N.float().numpy() if column_N.is_floating_point() else column_N.numpy()
-                    for name, column_N in columns.items()
-                },
-            }
+        pa.Table.from_arrays(
+            [repeated(split, len(columns["id"])), *map(column, columns.values())], names=["split", *columns]
         )
         for split, columns in predictions.items()
     ]
