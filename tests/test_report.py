@@ -168,6 +168,15 @@ def test_varied_values_are_numbers_where_all_are(tmp_path):
     assert results["model.position"].iloc[5] == "rope2d(theta=50)"
 
 
+def test_an_arm_may_vary_the_training_as_a_whole(tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE, "longer": NONE})
+    arms = tuple(Arm(arm.name, {"train": {"steps": 9} if arm.baseline else None}, arm.baseline) for arm in plan.arms)
+    varied = Plan(plan.study, "", arms, plan.trials, plan.analysis)
+    results = frame.results(varied, store)
+    assert list(results.columns).count("train") == 1 and "train/loss" in results.columns
+    assert "longer" in text_of(varied, store, "md")
+
+
 def test_history_is_long_and_timed_by_the_journal(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE[:2], "other": [0.5, None]})
     first, running = (store.trial(plan.trials[i].trial.key, plan.trials[i].trial.code) for i in (0, 3))

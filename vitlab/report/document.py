@@ -21,7 +21,7 @@ from vitlab.plan.match import overlap
 from vitlab.plan.tune import edges, name_of
 from vitlab.plan.values import Plan
 from vitlab.report import words
-from vitlab.report.frame import GROUPS, STATUSES, Found, judged, prerequisites, usable
+from vitlab.report.frame import STATUSES, Found, is_metric, judged, prerequisites, usable
 from vitlab.statistics import smallest_sign_flip_p
 from vitlab.store import Store, read_json
 
@@ -225,7 +225,7 @@ def _not_measured(plan: Plan, frame: pd.DataFrame) -> list[str]:
     done = frame[frame["status"] == "done"]
     broken = done[~np.isfinite(done[column])]
     if len(done) and len(broken) == len(done):
-        known = [name for name in frame.columns if name.partition("/")[0] in GROUPS and frame[name].notna().any()]
+        known = [name for name in frame.columns if is_metric(name) and frame[name].notna().any()]
         return [f"No trial reports {plan.analysis.metric}; they report {', '.join(known) or 'nothing'}."]
     pairs = zip(broken["arm"].tolist(), broken["seed"].tolist(), strict=True)
     return [f"{arm}, seed {seed}, is done, but its {column} is not finite; it is left out." for arm, seed in pairs]

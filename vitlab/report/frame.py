@@ -93,7 +93,7 @@ def table(plan: Plan, found: Sequence[Found]) -> pd.DataFrame:
             row |= _of_result(item.result, plan.analysis)
         rows.append(row)
     metrics = sorted(
-        {name for row in rows for name in row if name.partition("/")[0] in GROUPS} | {judged(plan.analysis)},
+        {name for row in rows for name in row if is_metric(name)} | {judged(plan.analysis)},
         key=lambda name: (GROUPS.index(name.partition("/")[0]), name),
     )
     frame = pd.DataFrame(rows, columns=[*BEFORE, *plan.paths, *metrics, *AFTER])
@@ -109,6 +109,12 @@ def table(plan: Plan, found: Sequence[Found]) -> pd.DataFrame:
             "seed": "int64",
         }
     )
+
+
+def is_metric(name: str) -> bool:
+    """Whether a column holds a metric; an arm may vary ``train`` as a whole, which is none."""
+    group, slash, _ = name.partition("/")
+    return bool(slash) and group in GROUPS
 
 
 def history(plan: Plan, store: Store) -> pd.DataFrame:
