@@ -15,7 +15,7 @@ from vitlab.components.init import Init
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo
 from vitlab.models import ViT, model
-from vitlab.slots import slot
+from vitlab.slots import listing, slot
 
 torchvision()  # timm imports it, and it may need help
 timm = pytest.importorskip("timm")
@@ -155,7 +155,7 @@ def test_no_two_parameters_share_their_draws() -> None:
         assert correlation.abs() < 5 / math.sqrt(state[one].numel())
 
 
-IMPLEMENTATIONS = [name for name in slot("attention").names() if slot("attention").get(name).canonical is not None]
+IMPLEMENTATIONS = [entry.name for entry in listing("attention") if entry.origin.source == "vitlab"]
 
 
 @pytest.mark.parametrize("attention", IMPLEMENTATIONS)
