@@ -168,8 +168,9 @@ def test_the_first_commands_do_what_they_say(tmp_path: Path) -> None:
         assert done.exit_code == 0, (done.output, done.exception)
         return done.stdout
 
-    assert "4 arms, 60 trials" in said("validate", "--build", quickstart)
-    assert "60 trials, 0 of them trained already" in said("plan", quickstart, "--out", out, "--cost")
+    trials = 4 * yaml.safe_load((ROOT / "pipelines" / "quickstart.yaml").read_text())["seeds"]
+    assert f"4 arms, {trials} trials" in said("validate", "--build", quickstart)
+    assert f"{trials} trials, 0 of them trained already" in said("plan", quickstart, "--out", out, "--cost")
     assert "4 distinct sets of components ran" in said(
         "run", quickstart, "--smoke", "--out", out, "--executor", "inline", "--set", "data.fraction=0.1"
     )
