@@ -203,6 +203,133 @@ def test_false_alarms_come_as_often_as_promised(monkeypatch):
     assert covered / (3 * studies) == pytest.approx(0.95, abs=0.01)
 
 
+# -- worked examples, as numbers ----------------------------------------------------------------------------------------
+
+# Student (1908), Biometrika 6, 1-25: hours of sleep gained by ten patients under two drugs; R's data set `sleep`.
+SLEEP_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+SLEEP_2 = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+
+
+def test_sleep_is_judged_as_by_r():
+    """R 4: t.test(extra ~ group, sleep, paired = TRUE) and without."""
+    pairs = st.paired(SLEEP_1, SLEEP_2)
+    assert pairs.difference / pairs.se == pytest.approx(-4.0621, abs=5e-5)
+    assert (pairs.df, pairs.p) == (9, pytest.approx(0.002833, abs=5e-7))
+    assert (pairs.low, pairs.high) == (pytest.approx(-2.4598858, abs=5e-8), pytest.approx(-0.7001142, abs=5e-8))
+    assert pairs.correlation == pytest.approx(0.7951702, abs=5e-8)
+    apart = st.welch(SLEEP_1, SLEEP_2)
+    assert apart.difference / apart.se == pytest.approx(-1.8608, abs=5e-5)
+    assert apart.df == pytest.approx(17.776, abs=5e-4)
+    assert apart.p == pytest.approx(0.07939, abs=5e-6)
+    assert (apart.low, apart.high) == (pytest.approx(-3.3654832, abs=5e-8), pytest.approx(0.2054832, abs=5e-8))
+    # Cohen's d -0.832 times Hedges' exact factor at 18 degrees of freedom, 0.9576.
+    assert apart.effect == pairs.effect == pytest.approx(-0.8322 * 0.9576, abs=2e-4)
+
+
+def test_darwins_maize_is_judged_as_by_fisher():
+    """Fisher (1935), The Design of Experiments, sections 17 and 21: t = 2.148; 1,726 of 32,768 sign changes."""
+    eighths = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+    found = st.paired(eighths, [0.0] * 15)
+    assert found.difference / found.se == pytest.approx(2.148, abs=5e-4)
+    assert found.sign_flip_p == close(1726 / 32768)
+
+
+def test_holm_is_that_of_r():
+    """R: p.adjust(c(0.01, 0.02, 0.03, 0.04, 0.05), "holm")."""
+    assert st.corrected([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])
+
+
+def test_bca_is_near_t_for_normal_values_and_silent_below_ten():
+    differences = np.subtract(SLEEP_1, SLEEP_2)
+    low, high = st.bca(differences)
+    other = stats.bootstrap((differences,), np.mean, method="BCa", rng=np.random.default_rng(7)).confidence_interval
+    assert (low, high) == (pytest.approx(other.low, abs=0.08), pytest.approx(other.high, abs=0.08))
+    assert low < -2.3 and high < -0.8  # skewed to the left, as the differences are
+    assert st.bca(differences) == (low, high)
+    assert all(math.isnan(end) for end in (*st.bca(differences[:9]), *st.bca(np.ones(12))))
+
+
+def test_seeds_needed_are_those_of_statsmodels():
+    for difference, sd, alpha in ((0.5, 1.0, 0.05), (0.01, 0.02, 0.05 / 3), (2.0, 0.5, 0.05), (0.1, 1.0, 0.01)):
+        exact = TTestPower().solve_power(effect_size=difference / sd, alpha=alpha, power=0.8)
+        assert st.seeds_needed(-difference, sd, alpha) == max(2, math.ceil(exact))
+    # R: power.t.test(delta = .5, sd = 1, power = .8, type = "paired") gives n = 33.36713.
+    assert st.seeds_needed(0.5, 1.0) == 34
+    assert all(math.isnan(st.seeds_needed(*odd)) for odd in ((0.0, 1.0), (1.0, 0.0), (0.0001, 1.0)))
+
+
+def test_interaction_is_that_of_a_repeated_measures_anova():
+    import pandas as pd
+    from statsmodels.stats.anova import AnovaRM
+
+    random = np.random.default_rng(2)
+    cells = {(a, b): random.normal(0.3 * a + 0.2 * b + 0.5 * a * b, 0.4, 8) for a in (0, 1) for b in (0, 1)}
+    rows = [
+        {"seed": seed, "a": a, "b": b, "y": value}
+        for (a, b), values in cells.items()
+        for seed, value in enumerate(values)
+    ]
+    table = AnovaRM(pd.DataFrame(rows), "y", "seed", within=["a", "b"]).fit().anova_table
+    sides = [dict(enumerate(cells[cell])) for cell in ((1, 1), (1, 0), (0, 1), (0, 0))]
+    found = st.interaction(*sides)
+    assert (found.difference / found.se) ** 2 == pytest.approx(table.loc["a:b", "F Value"])
+    assert found.p == pytest.approx(table.loc["a:b", "Pr > F"])
+    del sides[0][0], sides[3][7]
+    assert st.interaction(*sides).pairs == 6
+    assert st.interaction({}, *sides[1:]).test == "none"
+
+
+def test_a_power_law_is_found_and_its_interval_holds():
+    sizes = [1e5, 4e5, 1.6e6, 6.4e6]
+    exact = st.power_law({size: [3.0 * size**-0.25] * 3 for size in sizes})
+    assert (exact.exponent, exact.scale, exact.r2) == (pytest.approx(-0.25), pytest.approx(3.0), pytest.approx(1.0))
+    assert exact.low[-1] == pytest.approx(exact.high[-1])
+    random = np.random.default_rng(4)
+    held = line = 0
+    for _ in range(300):
+        points = {size: 3.0 * size**-0.25 * np.exp(random.normal(0, 0.05, 3)) for size in sizes}
+        found = st.power_law(points, draws=600)
+        slope = stats.linregress(np.log(sizes), [np.log(at).mean() for at in points.values()])
+        assert found.exponent == pytest.approx(slope.slope) and found.r2 == pytest.approx(slope.rvalue**2)
+        held += found.exponent_low <= -0.25 <= found.exponent_high
+        line += found.low[20] <= 3.0 * found.x[20] ** -0.25 <= found.high[20]
+    assert held / 300 >= 0.93 and line / 300 >= 0.93  # 0.95 less twice the standard error; t at each size is cautious
+    single = st.power_law({size: [3.0 * size**-0.25] for size in sizes})
+    assert math.isnan(single.exponent_low) and math.isnan(single.low[0])
+    assert st.power_law({1.0: [1.0], 2.0: [1.0]}) is None
+    assert st.power_law({1.0: [1.0], 2.0: [1.0], 3.0: [0.0]}) is None
+
+
+def test_the_front_is_that_of_brute_force():
+    random = np.random.default_rng(8)
+    for _ in range(50):
+        costs, values = random.integers(0, 6, (2, 9)).astype(float)
+        front = st.pareto(costs, values)
+        for index, (cost, value) in enumerate(zip(costs, values, strict=True)):
+            dominated = any(
+                c <= cost and v >= value and (c, v) != (cost, value) for c, v in zip(costs, values, strict=True)
+            )
+            assert front[index] == (not dominated)
+
+
+def test_simultaneous_intervals_hold_all_at_once_and_power_is_what_was_asked():
+    """Simulation with scipy's t alone: four arms against one baseline, six seeds, one arm truly apart."""
+    random = np.random.default_rng(21)
+    studies, m, n = 1500, 4, 6
+    level = st.simultaneous(0.05, m)
+    assert (level, st.simultaneous(0.05, m, "none")) == (0.0125, 0.05)
+    true = st.detectable(math.sqrt(2 / n), n - 1, level)
+    every = found = 0
+    for _ in range(studies):
+        baseline = random.normal(0, 1, n)
+        arms = [random.normal(true if arm == 0 else 0, 1, n) for arm in range(m)]
+        contrasts = [st.paired(arm, baseline, level) for arm in arms]
+        every += all(c.low <= (true if i == 0 else 0) <= c.high for i, c in enumerate(contrasts))
+        found += contrasts[0].p <= level
+    assert every / studies >= 0.95 - 3 * 0.0057
+    assert found / studies == pytest.approx(0.8, abs=0.032)
+
+
 def test_it_imports_neither_torch_nor_the_heavy_half_of_itself():
     heavy = "{'torch', 'scipy', 'statsmodels', 'pandas', 'mlflow'}"
     code = f"import sys, vitlab.statistics; found = {heavy} & set(sys.modules); sys.exit(str(found) if found else 0)"

@@ -1,0 +1,61 @@
+"""How often one arm beats another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vitlab.statistics.student import NAN, finite
+
+
+@dataclass(frozen=True)
+class Superiority:
+    """The probability that a replicate of the first arm exceeds one of the second, ties counted half."""
+
+    probability: float
+    low: float
+    high: float
+
+
+def superiority_of_pairs(first: Sequence[float], second: Sequence[float], alpha: float = 0.05) -> Superiority:
+    """Probability that the first exceeds the second at the same seed, with the exact interval of Clopper and Pearson.
+
+    Reference: Bouthillier et al., arXiv:2103.03098.
+    """
+    x, y = finite(first), finite(second)
+    if len(x) != len(y):
+        raise ValueError(f"pairs need as many values on either side; found {len(x)} and {len(y)}")
+    if len(x) == 0:
+        return Superiority(NAN, NAN, NAN)
+    from statsmodels.stats.proportion import proportion_confint
+
+    wins = float((x > y).sum() + 0.5 * (x == y).sum())
+    low, high = proportion_confint(wins, len(x), alpha=alpha, method="beta")
+    return Superiority(wins / len(x), float(low), float(high))
+
+
+def superiority(first: Sequence[float], second: Sequence[float], alpha: float = 0.05) -> Superiority:
+    """Probability that any replicate of the first exceeds any of the second, for arms without pairs.
+
+    The interval inverts Newcombe's score approximation, which does not collapse where one arm is all above the other.
+
+    Reference: Newcombe (2006), Statistics in Medicine 25, 559-573, method 5.
+    """
+    x, y = finite(first), finite(second)
+    m, n = len(x), len(y)
+    if m == 0 or n == 0:
+        return Superiority(NAN, NAN, NAN)
+    from scipy.optimize import brentq
+    from scipy.special import ndtri
+
+    found = float((x[:, None] > y).mean() + 0.5 * (x[:, None] == y).mean())
+    z2 = float(ndtri(1 - alpha / 2)) ** 2
+
+    def excess(theta: float) -> float:
+        spread = 1 + ((m + n) / 2 - 1) * ((1 - theta) / (2 - theta) + theta / (1 + theta))
+        return (found - theta) ** 2 - z2 * theta * (1 - theta) * spread / (m * n)
+
+    inside = min(max(found, 1e-9), 1 - 1e-9)  # 0 and 1 are roots themselves where that is what was found
+    low = 0.0 if found == 0 else float(brentq(excess, 0.0, inside))
+    high = 1.0 if found == 1 else float(brentq(excess, inside, 1.0))
+    return Superiority(found, low, high)
