@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab import guests, slots
 from vitlab.errors import DataError, OptionError, Problem, SpecError, TrialFailed, UserError, nearest
 from vitlab.execution import Watch, distinct, execute, with_prerequisites
+from vitlab.plan.registration import registered
 from vitlab.plan.values import Plan, Planned, Trial, Tuning
 from vitlab.result import Result
 from vitlab.spec import Document, RunSpec, Study, read_document, read_study
@@ -92,7 +93,7 @@ def run(
     if not any(_is_asked(arm, only) for arm in arms):
         raise UserError(f"no arm is called '{only}'.{nearest(only, arms)} Arms: {', '.join(arms)}.")
     plan = _with_data(plan, store, file, lambda: planned()[1])
-    _write_study(store, plan, file, changes)
+    plan = _write_study(store, plan, file, changes)
 
     from vitlab.trackers import connect
 
@@ -104,7 +105,7 @@ def run(
             stages.append(_train(plan, rivals, "*", store, study.run, plugins, retry_failed, tracker, watch))
             _write_study(store, _chosen(plan, store), file, changes)
             _, plan = planned()
-            _write_study(store, plan, file, changes)
+            plan = _write_study(store, plan, file, changes)
             tracker = connect(study.run.tracking_uri, plan, store, keep=study.run.keep)
         stages.append(_train(plan, plan.trials, only, store, study.run, plugins, retry_failed, tracker, watch))
         if study.run.explain:
@@ -401,11 +402,14 @@ def _all(plan: Plan) -> list[Planned]:
     return [*plan.trials, *plan.pending, *(planned for tuning in plan.tuning for planned in tuning.trials)]
 
 
-def _write_study(store: Store, plan: Plan, file: str | Path, changes: Mapping[str, Any]) -> None:
+def _write_study(store: Store, plan: Plan, file: str | Path, changes: Mapping[str, Any]) -> Plan:
+    """Write what a study is.  Returns the plan, with how its answer was to be judged when it was first run."""
     folder = store.study(plan.study)
+    plan = registered(plan, read_json(folder / "plan.json"), lambda *trial: store.trial(*trial).done())
     write_bytes(folder / "study.yaml", Path(file).read_bytes())
     write_json(folder / "changes.json", dict(changes))
     write_json(folder / "plan.json", plan.to_json())
+    return plan
 
 
 def _without_memory() -> Any:

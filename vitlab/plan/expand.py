@@ -137,6 +137,7 @@ def _plan(
                 tuple(arm.aliases),
                 arm.skip,
                 arm.note,
+                arm.trial.info.classes,
             )
             for key, arm in arms.items()
         ),

@@ -46,6 +46,7 @@ class Arm:
     aliases: tuple[str, ...] = ()  #: other names by which the design reached the same trial
     skip: str = ""  #: why it is not run, where it is not
     note: str = ""  #: what planning has solved for in it, and how closely
+    classes: int | None = None  #: of its data, from which follows what chance reaches
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,8 @@ class Plan:
     tuning: tuple[Tuning, ...] = ()  #: choices of knobs, made or still open
     pending: tuple[Planned, ...] = ()
     """Trials of arms whose tuning is still open: without a key, and with the knobs that the base has."""
+    registered: Mapping[str, Any] | None = None
+    """How the answer was to be judged when the study was first run, see :mod:`vitlab.plan.registration`."""
 
     @property
     def paths(self) -> list[str]:
@@ -167,6 +170,7 @@ class Plan:
             "notes": list(self.notes),
             "tuning": [tuning.to_json() for tuning in self.tuning],
             "pending": [_without_spec(planned) for planned in self.pending],
+            "registered": None if self.registered is None else dict(self.registered),
         }
 
     @classmethod
@@ -184,6 +188,7 @@ class Plan:
             notes=tuple(data["notes"]),
             tuning=tuple(Tuning.from_json(item) for item in data.get("tuning", ())),
             pending=placed(data.get("pending", ())),
+            registered=data.get("registered"),
         )
 
 
