@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import NoReturn
 
 from vitlab.executors.base import Job, attempt
@@ -42,7 +43,8 @@ def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[
     if cores and sys.platform == "linux":
         with suppress(OSError):  # a sandbox may forbid it; then the kernel places the threads
             os.sched_setaffinity(0, cores)
-    _log_to(job)
+    log_to(job.folder)
+    note_companions(job)
     stop = threading.Event()
     threading.Thread(target=_listen, args=(driver, stop), daemon=True).start()
     how, detail = attempt(job, runner, stop.is_set)
@@ -55,20 +57,24 @@ def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[
     os._exit(0)  # without waiting for threads that a guest may have left behind
 
 
-def _log_to(job: Job) -> None:
+def log_to(folder: Path) -> None:
     """Send all output of this process, that of C libraries and the traces of crashes included, to ``log.txt``."""
-    job.folder.mkdir(parents=True, exist_ok=True)
-    log = os.open(job.folder / "log.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    folder.mkdir(parents=True, exist_ok=True)
+    log = os.open(folder / "log.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
     os.close(log)
+    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    faulthandler.enable()
+
+
+def note_companions(job: Job) -> None:
+    """Say in the logs of a cohort's further members where they were trained."""
     for companion in job.companions:
         companion.folder.mkdir(parents=True, exist_ok=True)
         note = f"trained along with {job.name}, whose log is {job.folder / 'log.txt'}\n"
         (companion.folder / "log.txt").write_text(note, encoding="utf-8")
-    sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    faulthandler.enable()
 
 
 def _listen(driver: Connection, stop: threading.Event) -> None:
