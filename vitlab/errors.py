@@ -10,7 +10,9 @@ VitlabError                  exit code 3
 │   ├── DataError            a data set is not where it was said to be, or is not what it was said to be
 │   └── WeightsError         a checkpoint that cannot be read or does not fit
 ├── BrokenComponent          exit code 3: a plugin that fails to import, or is not what it claims to be
+├── Refused                  exit code 4: the trial is not, here, what it was planned to be; nothing is wrong with it
 ├── TrialFailed              exit code 4: trials failed or are missing
+│   └── OutOfMemory          a trial needs more memory than there was
 └── Interrupted              exit code 130: the user pressed Ctrl-C; everything computed so far is kept
 
 try:
@@ -103,6 +105,16 @@ class BrokenComponent(VitlabError):
 
 class TrialFailed(VitlabError):
     """Trials failed or are missing."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class OutOfMemory(TrialFailed):
+    """A trial needs more memory than there was."""
+
+
+class Refused(VitlabError):
+    """A trial is not, here and now, what it was planned to be: its code was changed since.  Plan again."""
 
     exit_code: ClassVar[int] = 4
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vitlab import slots
-from vitlab.errors import Interrupted
-from vitlab.executors import Companion, Executor, Job, fates
+from vitlab.errors import Interrupted, Refused, TrialFailed
+from vitlab.executors import Companion, Executor, How, Job, fates
 from vitlab.plan.cohorts import engine_of, grouped
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.spec import RunSpec
+from vitlab.spec.run import Abort
 from vitlab.store import Store, TrialFolder
 from vitlab.trackers import Tracker
 
@@ -29,7 +32,7 @@ class Watch:
         """A trial was handed to a worker."""
 
     def ended(self, planned: Planned, how: str, detail: str) -> None:
-        """A trial ended: done, failed, lost (its worker died; it is tried again) or stopped."""
+        """A trial ended: done, failed, refused, stopped; or an attempt at one: oom, timeout, preempted, lost."""
 
     def tick(self) -> None:
         """A moment passed."""
@@ -47,6 +50,8 @@ def execute(
     """Train the trials, as many at a time as the executor holds.  Returns how many failed.
 
     Raises:
+        Refused: where the code was changed since the trials were planned; what ran already has ended.
+        TrialFailed: if so many failed that the study was given up.
         Interrupted: after Ctrl-C, once every running trial has written its checkpoint.
     """
     executor: Executor = slots.slot("executor").build(run.executor, run)
@@ -96,10 +101,12 @@ def _drive(
     watch: Watch,
 ) -> int:
     running = {job.folder for job in reattached}
-    # What an earlier driver began is no attempt of ours: its worker may leave because that driver died.
-    attempts = {folder: int(folder not in running) for folder in planned_of}
+    ends: dict[Path, Counter[How]] = {folder: Counter() for folder in planned_of}
+    for folder in running:
+        # What an earlier driver began is no attempt of ours: its worker may leave because that driver died.
+        ends[folder]["lost"] = -1
     waiting = list(jobs)
-    failed, tracked = 0, 0.0
+    done, failed, refused, tracked = 0, 0, list[str](), 0.0
     try:
         while waiting or running:
             ready = [job for job in waiting if _ready(job)]
@@ -116,17 +123,29 @@ def _drive(
                     watch.started(planned_of[folder])
             for ended in executor.poll(timeout_s=0.2):
                 running.discard(ended.job.folder)
-                again = []
+                again: list[tuple[Job, list[Path]]] = []
                 for folder, how, detail in fates(ended):
-                    watch.ended(planned_of[folder], how, detail)
-                    if how == "lost" and attempts[folder] <= run.retries:
-                        attempts[folder] += 1
-                        again.append(folder)
-                    elif how in ("lost", "failed"):
+                    ends[folder][how] += 1
+                    successor = _successor(executor, ended.job, how, ends[folder][how], run)
+                    if how == "refused":
+                        refused.append(detail)
+                    elif successor is not None:
+                        TrialFolder(folder).forgive()  # or it would keep the next driver from it, should this one die
+                        _add(again, successor, folder)
+                        detail += "; it goes on" if how == "preempted" else "; it is tried again"
+                    elif how == "done":
+                        done += 1
+                    elif how != "stopped":
                         failed += 1
-                        if TrialFolder(folder).failure() is None:  # its worker died before it could say so itself
-                            TrialFolder(folder).fail(detail)
-                waiting += ended.job.halves(again)
+                        if TrialFolder(folder).failure() is None:  # its worker could not say so itself
+                            TrialFolder(folder).fail(detail, kind="error" if how == "failed" else how)
+                        how = "failed"
+                    watch.ended(planned_of[folder], how, detail)
+                waiting += [half for job, folders in again for half in job.halves(folders)]
+            if refused:
+                waiting.clear()  # the rest was planned under the same code; what runs goes on to its end
+            if run.abort_study is not None:
+                _go_on(run.abort_study, done, failed, len(planned_of))
             watch.tick()
             if time.monotonic() - tracked > TRACK_EVERY_S:
                 tracker.update()
@@ -138,7 +157,46 @@ def _drive(
     except BaseException:
         executor.cancel(GRACE_S)
         raise
+    if refused:
+        raise Refused(
+            f"{refused[0]}.  {len(planned_of) - done - failed} trials were not trained; nothing is wrong with them: "
+            "the same command plans them again and goes on"
+        )
     return failed
+
+
+def _successor(executor: Executor, job: Job, how: How, times: int, run: RunSpec) -> Job | None:
+    """How a trial is tried again that ended this way for the so-manieth time; None if it is not."""
+    if how == "oom":
+        roomier = executor.roomier(job)
+        if roomier is not None:
+            return roomier
+        if run.on_oom == "cpu" and job.device != "cpu":
+            return replace(job, device="cpu", gpu=None)
+    return job if times <= run.retries.allowed(how) else None
+
+
+def _add(again: list[tuple[Job, list[Path]]], job: Job, folder: Path) -> None:
+    """Note that a trial is tried again as part of ``job``."""
+    for known, folders in again:
+        if known == job:
+            folders.append(folder)
+            return
+    again.append((job, [folder]))
+
+
+def _go_on(abort: Abort, done: int, failed: int, planned: int) -> None:
+    """Whether a study is worth going on with.
+
+    Raises:
+        TrialFailed: if it is not.
+    """
+    ended = done + failed
+    if ended >= abort.min_finished and failed >= abort.failed_fraction * ended and ended < planned:
+        raise TrialFailed(
+            f"the study was given up: {failed} of the {ended} trials that ended have failed (run.abort_study), "
+            f"and {planned - ended} are left; 'vitlab status' says what failed, and the same command goes on"
+        )
 
 
 def _ready(job: Job) -> bool:
@@ -183,4 +241,5 @@ def _job(
         keep="last" if needed & {f"{item.trial.key}/{item.trial.code}" for item in group} else run.keep,
         engine=engine,
         companions=tuple(others),
+        timeout_s=run.timeout,
     )

@@ -80,15 +80,26 @@ class TrialFolder:
     def finish(self, result: Result) -> None:
         """Write the result: the last thing that happens to a trial."""
         write_json(self.path / "result.json", result.to_json())
-        (self.path / "failure.json").unlink(missing_ok=True)
+        self.forgive()
 
     def failure(self) -> str | None:
         """Why the last attempt ended without a result, if it did."""
         data = read_json(self.path / "failure.json")
         return str(data["failure"]) if data is not None else None
 
-    def fail(self, failure: str, traceback: str = "") -> None:
-        write_json(self.path / "failure.json", {"failure": failure, "traceback": traceback, "time": time.time()})
+    def kind(self) -> str:
+        """What ended the last attempt, if it ended without a result: error, oom, timeout, preempted or lost."""
+        data = read_json(self.path / "failure.json") or {}
+        return str(data.get("kind", "error"))
+
+    def fail(self, failure: str, traceback: str = "", kind: str = "error") -> None:
+        """Note why an attempt ended without a result: in one sentence, in full, and of which kind, as data."""
+        said = {"failure": failure, "kind": kind, "traceback": traceback, "time": time.time()}
+        write_json(self.path / "failure.json", said)
+
+    def forgive(self) -> None:
+        """Let the last failure keep nobody from the trial any more."""
+        (self.path / "failure.json").unlink(missing_ok=True)
 
     @contextmanager
     def lease(self) -> Iterator[None]:
@@ -139,7 +150,7 @@ class TrialFolder:
 
         A torn last line is cut off the journal, and why an earlier attempt failed is no longer what keeps the trial.
         """
-        (self.path / "failure.json").unlink(missing_ok=True)
+        self.forgive()
         journal = self.path / "events.jsonl"
         if journal.exists():
             data = journal.read_bytes()

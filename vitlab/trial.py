@@ -26,7 +26,7 @@ import torch
 import vitlab
 from vitlab import noise
 from vitlab.data.prepare import Feed, Prepared, prepare
-from vitlab.errors import DataError, TrialFailed, UserError, VitlabError
+from vitlab.errors import DataError, OutOfMemory, Refused, UserError, VitlabError
 from vitlab.models.contract import Model
 from vitlab.models.cost import macs, parameters
 from vitlab.plan.key import DISTILLATION, PROBE, READER, code_of
@@ -41,6 +41,9 @@ from vitlab.training.artifacts import Sight, Transform, read_weights, write_pred
 from vitlab.training.cohort import Member, require_stackable, train_cohort
 from vitlab.training.loop import EVALUATION_BATCH, Trained, Training, complete, peak_memory
 from vitlab.training.start import start_from
+
+OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+"""What the errors say that torch raises for it without a type of their own."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,16 @@ def check_trial(trial: Trial) -> None:
     """Refuse a trial that would not be, here, what it was planned to be.
 
     Raises:
-        VitlabError: if the code here is not that the trial was planned under.
-        OptionError: if a component is not installed here, or takes other options.
+        Refused: if the code here is not that the trial was planned under, or a component of it is not here at all.
     """
     if not trial.code:
         return  # nobody planned it
-    here = code_of(trial.spec, trial.needs)
+    try:
+        here = code_of(trial.spec, trial.needs)
+    except VitlabError as error:
+        raise Refused(f"what this trial is made of is not here as it was planned: {error}") from error
     if here != trial.code:
-        raise VitlabError(
+        raise Refused(
             f"the code here ({here[:12]}) is not the code this trial was planned under ({trial.code[:12]}); "
             "plan it again with 'vitlab run'"
         )
@@ -88,7 +93,8 @@ def run_trial(
 
     Raises:
         Busy: if another process has the trial.
-        TrialFailed: if memory ran out.
+        Refused: if it would not be what it was planned to be; then nothing is written.
+        OutOfMemory: if memory ran out.
         Exception: whatever the trial or its components raise; the reason is in the folder, too.
     """
     for plugin in settings.plugins:
@@ -105,7 +111,7 @@ def run_trial(
         except Exception as error:
             sentence = _failed(error, trial, folder)
             if _out_of_memory(error):
-                raise TrialFailed(sentence) from error
+                raise OutOfMemory(sentence) from error
             raise
 
 
@@ -122,9 +128,14 @@ def run_cohort(
             those that another process has, are left alone.
         settings: as of :func:`run_trial`.
         stop: asked before every step; what has not ended then has a checkpoint.
+
+    Raises:
+        Refused: if one of them would not be what it was planned to be; then nothing is written.
     """
     for plugin in settings.plugins:
         load_file(plugin)
+    for trial, _ in work:
+        check_trial(trial)
     with ExitStack() as leases:
         attempts: list[_Attempt] = []
         for trial, folder in work:
@@ -149,6 +160,21 @@ def run_cohort(
     half = len(work) // 2
     run_cohort(work[:half], settings, stop)
     run_cohort(work[half:], settings, stop)
+
+
+@contextmanager
+def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterator[Training]:
+    """A trial before its first step, with torch set as it wants it: for whoever wants to see how its training begins.
+
+    Raises:
+        Busy: if another process has the trial.
+    """
+    for plugin in settings.plugins:
+        load_file(plugin)
+    check_trial(trial)
+    device = _device(settings.device)
+    with folder.lease(), _torch_set(settings, device):
+        yield _Attempt(trial, folder, settings, device).begin("loop")
 
 
 def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
@@ -181,7 +207,6 @@ def _together(attempts: Sequence[_Attempt], stop: Callable[[], bool]) -> None:
     begun: list[tuple[_Attempt, Training]] = []
     for attempt in attempts:
         try:
-            check_trial(attempt.trial)
             begun.append((attempt, attempt.begin("vmap", like=begun[0][0] if begun else None)))
         except Exception as error:
             if _out_of_memory(error):
@@ -435,7 +460,8 @@ def _result(folder: TrialFolder, settings: Settings) -> Result | None:
 def _failed(error: Exception, trial: Trial, folder: TrialFolder) -> str:
     """Leave behind why a trial failed, in one sentence, and return it."""
     sentence = _sentence(error, trial)
-    folder.fail(sentence, "".join(traceback.format_exception(error)))
+    kind = "oom" if _out_of_memory(error) else "error"
+    folder.fail(sentence, "".join(traceback.format_exception(error)), kind)
     folder.emit("end", status="failed", failure=sentence)
     return sentence
 
@@ -509,8 +535,9 @@ def _versions() -> dict[str, str]:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    is_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return is_cpu or isinstance(error, MemoryError | torch.OutOfMemoryError)
+    """Whether memory ran out, of the host or of the device, be it where a library of the device asked for it."""
+    said = isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY)
+    return said or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def _sentence(error: Exception, trial: Trial) -> str:

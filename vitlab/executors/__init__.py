@@ -3,6 +3,7 @@
 from vitlab.executors.base import Companion as Companion
 from vitlab.executors.base import Ended as Ended
 from vitlab.executors.base import Executor as Executor
+from vitlab.executors.base import How as How
 from vitlab.executors.base import Job as Job
 from vitlab.executors.base import executor as executor
 from vitlab.executors.base import fates as fates

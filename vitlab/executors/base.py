@@ -6,33 +6,42 @@ from the folder, so the death of the driver loses nothing and executors can be e
 How a job ends:
 
 =========  ============================================================================================
-done       the folder holds a result
+done       the folder holds a result; that of a trial that diverged is one
 failed     the trial raised; trying again would raise again.  The folder holds ``failure.json``
-lost       the worker died (a signal, out of memory, a machine gone); trying again may well succeed
+oom        memory ran out; with more of the device to itself it may well succeed
+timeout    it trained longer than it was given; a checkpoint waits
+preempted  its machine was wanted for something else; a checkpoint waits
+lost       the worker died (a signal, the kernel's memory killer, a machine gone); trying again may well succeed
+refused    the trial is not, where it was to run, what it was planned to be.  Nothing was written
 stopped    the trial was asked to stop and wrote a checkpoint to go on from
 =========  ============================================================================================
+
+Whether it is tried again is for the driver to say, by ``run.retries``.
 """
 
 from __future__ import annotations
 
 import importlib
+import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
-from vitlab.errors import VitlabError
+from vitlab.errors import OutOfMemory, Refused, VitlabError
 from vitlab.plan.values import Trial
 from vitlab.slots import Slot
 from vitlab.spec import RunSpec
 from vitlab.store import Busy, TrialFolder
 
-How = Literal["done", "failed", "lost", "stopped"]
+How = Literal["done", "failed", "oom", "timeout", "preempted", "lost", "refused", "stopped"]
 
 LOOK_S = 0.5  #: how often a worker looks whether another has let go of its trial
+OVERDUE_S = 30.0  #: how long a trial whose time is up may take to write its checkpoint
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,8 @@ class Job:
     keep: str  #: trained weights to keep: none or last
     engine: str = "loop"  #: vmap: as a cohort
     companions: tuple[Companion, ...] = ()  #: further members of the cohort; what became of each stands in its folder
+    timeout_s: float | None = None  #: how long it may train
+    gpu: float | None = None  #: share of a GPU, where it is not that of ``run.resources``
 
     @property
     def work(self) -> list[tuple[Trial, TrialFolder]]:
@@ -114,6 +125,11 @@ class Executor(ABC):
     def cancel(self, grace_s: float) -> None:
         """Ask every job to stop, and end those that have not after ``grace_s``; ``poll`` then says how each ended."""
 
+    def roomier(self, job: Job) -> Job | None:
+        """The job with twice the share of a device that it had, after memory ran out; None where it had one alone."""
+        share = job.gpu or self.run.resources.gpu or 1.0
+        return replace(job, gpu=min(1.0, 2 * share)) if share < 1 and job.device != "cpu" else None
+
     def reattach(self, jobs: Sequence[Job]) -> list[Job]:
         """Those of ``jobs`` that an earlier driver began and that still run.  They count as submitted from now on."""
         return []
@@ -122,14 +138,59 @@ class Executor(ABC):
 executor = Slot("executor", Executor)  # type: ignore[type-abstract]  # a contract is not built itself
 
 
-def attempt(job: Job, runner: str, stop: Callable[[], bool]) -> tuple[How, str]:
+class Course:
+    """How far an attempt has come, seen from the question that it asks before every step: whether to stop."""
+
+    def __init__(self, stop: Callable[[], bool], timeout_s: float | None, begun: Callable[[], None]) -> None:
+        self.late = False  #: whether its time is up
+        self._stop, self._begun = stop, begun
+        self._end = None if timeout_s is None else time.monotonic() + timeout_s
+        self._steps = -1
+
+    def stop(self) -> bool:
+        self._steps += 1
+        if self._steps == 1:
+            self._begun()
+        self.late = self._end is not None and time.monotonic() > self._end
+        return self.late or self._stop()
+
+
+def attempt(
+    job: Job,
+    runner: str,
+    stop: Callable[[], bool],
+    begun: Callable[[], None] = lambda: None,
+    overdue: Callable[[], None] | None = None,
+) -> tuple[How, str]:
     """Run a job in this process, and say how it ended.
 
     Another study may be training the same trial: then this waits for its result, and trains only what the other left.
     A trial that has ended is trained again where its weights are wanted and were not kept.
     What the trial raises ends up as one sentence here and with its traceback in ``failure.json``.
+
+    Args:
+        job: what to run.
+        runner: see ``Executor.runner``.
+        stop: asked before every step.
+        begun: called after the first step, when the trial takes what it needs; or when it has to wait for another.
+        overdue: called where a trial whose time is up has not stopped by itself :data:`OVERDUE_S` later.
     """
-    folder = TrialFolder(job.folder)
+
+    @contextmanager
+    def course() -> Iterator[Course]:
+        watchdog = threading.Timer((job.timeout_s or 0.0) + OVERDUE_S, overdue or (lambda: None))
+        watchdog.daemon = True
+        if job.timeout_s is not None and overdue is not None:
+            watchdog.start()
+        try:
+            yield Course(stop, job.timeout_s, begun)
+        finally:
+            watchdog.cancel()
+
+    def wait(folder: TrialFolder) -> None:
+        begun()
+        wait_for_lease(folder, stop)
+
     try:
         module: Any = importlib.import_module(runner)
         settings = module.Settings(
@@ -139,39 +200,76 @@ def attempt(job: Job, runner: str, stop: Callable[[], bool]) -> tuple[How, str]:
             keep=job.keep,
             plugins=job.plugins,
         )
-        if job.engine == "vmap":
-            return _cohort(job, module, settings, stop)
-        while True:
-            result = folder.result()
-            if not _ended(folder, job.keep):
-                try:
-                    result = module.run_trial(job.trial, folder, settings, stop)
-                except Busy:
-                    wait_for_lease(folder, stop)
-                    if not stop():
-                        continue
-                    result = None
-            if result is None:
-                return "stopped", ""
-            return ("failed" if result.status == "failed" else "done"), result.failure
+        run = _cohort if job.engine == "vmap" else _alone
+        return run(job, module, settings, stop, course, wait)
+    except Refused as error:
+        return "refused", one_sentence(error)
     except (Exception, SystemExit) as error:  # whatever a trial or a guest raises ends this job and no other
         sentence = one_sentence(error)
-        folder.fail(sentence, traceback.format_exc())
-        return "failed", sentence
+        kind = "oom" if isinstance(error, OutOfMemory | MemoryError) else "error"
+        TrialFolder(job.folder).fail(sentence, traceback.format_exc(), kind)
+        return how_of(kind), sentence
 
 
-def _cohort(job: Job, module: Any, settings: Any, stop: Callable[[], bool]) -> tuple[How, str]:
-    """Train a cohort.  It has ended when each of its trials has; ``failed`` if one of them did."""
+Courses = Callable[[], AbstractContextManager[Course]]
+
+
+def _alone(
+    job: Job,
+    module: Any,
+    settings: Any,
+    stop: Callable[[], bool],
+    courses: Courses,
+    wait: Callable[[TrialFolder], None],
+) -> tuple[How, str]:
+    """Train one trial."""
+    folder = TrialFolder(job.folder)
+    result = folder.result() if _ended(folder, job.keep) else None
+    while result is None:
+        try:
+            with courses() as course:
+                result = module.run_trial(job.trial, folder, settings, course.stop)
+            if result is None:
+                return _unfinished(job, course)
+        except Busy:
+            wait(folder)
+            if stop():
+                return "stopped", ""
+            result = folder.result() if _ended(folder, job.keep) else None
+    return ("failed" if result.status == "failed" else "done"), result.failure
+
+
+def _cohort(
+    job: Job,
+    module: Any,
+    settings: Any,
+    stop: Callable[[], bool],
+    courses: Courses,
+    wait: Callable[[TrialFolder], None],
+) -> tuple[How, str]:
+    """Train a cohort.  It has ended when each of its trials has; ``failed``, or worse, if one of them did."""
     while True:
-        module.run_cohort(job.work, settings, stop)
+        with courses() as course:
+            module.run_cohort(job.work, settings, course.stop)
         left = [folder for _, folder in job.work if folder.failure() is None and not _ended(folder, job.keep)]
-        if not left or stop():
+        if not left:
             break
-        wait_for_lease(left[0], stop)  # another has it; what that one leaves undone is done here
-    failures = [failure for _, folder in job.work if (failure := folder.failure()) is not None]
-    if failures:
-        return "failed", failures[0]
-    return ("stopped", "") if left else ("done", "")
+        if course.late or stop():
+            return _unfinished(job, course)
+        wait(left[0])  # another has it; what that one leaves undone is done here
+    failures = [(folder.kind(), failure) for _, folder in job.work if (failure := folder.failure()) is not None]
+    return (how_of(failures[0][0]), failures[0][1]) if failures else ("done", "")
+
+
+def _unfinished(job: Job, course: Course) -> tuple[How, str]:
+    if course.late:
+        return "timeout", f"it trained longer than run.timeout allows ({job.timeout_s:g} s)"
+    return "stopped", ""
+
+
+def how_of(kind: str) -> How:
+    """How a job has ended whose folder tells of a failure of this kind."""
+    return "failed" if kind == "error" else cast(How, kind)
 
 
 def _ended(folder: TrialFolder, keep: str) -> bool:
@@ -187,8 +285,8 @@ def fates(ended: Ended) -> list[tuple[Path, How, str]]:
     found: list[tuple[Path, How, str]] = []
     for _, folder in ended.job.work:
         failure = folder.failure()
-        if failure is not None:
-            found.append((folder.path, "failed", failure))
+        if failure is not None and ended.how != "refused":  # else it is that of an earlier attempt
+            found.append((folder.path, how_of(folder.kind()), failure))
         elif _ended(folder, ended.job.keep):
             found.append((folder.path, "done", ""))
         else:

@@ -5,14 +5,15 @@ every trial is a fork of it: nothing of one trial (CUDA context, memory, random 
 and a worker that dies harms no other.  A worker killed by a signal or by the kernel for its memory is ``lost``; one
 whose trial raises is ``failed``.  Its output goes to ``log.txt`` in the trial's folder.
 
-**Placement.**  On CUDA there are as many slots as GPUs, and a worker sees the GPU of its slot alone; with more workers
-than GPUs they take turns.  On the CPU there are as many slots as fit the cores at ``run.threads`` each, counting what a
-container may use, and each worker stays on its share of the cores where all workers fit, so that none takes
-time from another.
+**Placement.**  A worker sees one GPU alone.  A trial takes a whole one, or what ``run.resources`` says: a share, some
+of its memory; with more ``run.workers`` than GPUs these are shared evenly.  A GPU that was given a trial takes the next
+when that one has done its first step (:mod:`vitlab.executors.placement`).  On the CPU there are as many slots as fit
+the cores at ``run.threads`` each, or at ``run.resources.cpu``, counting what a container may use, and each worker stays
+on its share of the cores where all workers fit, so that none takes time from another.
 
 **Stopping.**  ``cancel`` asks the workers to write a checkpoint and leave, waits, then terminates, then kills; Ctrl-C
-while it waits goes straight to the last.  A worker ignores Ctrl-C itself.  When the driver dies without a word the
-workers see their pipe close, write a checkpoint and leave within 30 seconds.
+while it waits goes straight to the last.  A worker ignores Ctrl-C itself, and takes SIGTERM for a wish to stop.  When
+the driver dies without a word the workers see their pipe close, write a checkpoint and leave within 30 seconds.
 
 **The next driver** finds trials whose worker still holds the lease (an orphan about to leave, or another study that
 trains the same trial): it waits until the lease is free, and reads from the folder what came of it.
@@ -22,22 +23,25 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import multiprocessing
 import os
 import signal
 import sys
 import time
 import types
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
 from vitlab.errors import UserError
 from vitlab.executors import machine, worker
-from vitlab.executors.base import Ended, Executor, How, Job, executor
+from vitlab.executors.base import OVERDUE_S, Ended, Executor, How, Job, executor
+from vitlab.executors.placement import Placement, Request
 from vitlab.spec import RunSpec
 from vitlab.store import TrialFolder
 
@@ -45,16 +49,19 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
 TERMINATE_S = 2.0  #: how long a terminated worker has before it is killed
+NOTHING = b""  #: what is heard of a worker that said nothing
 
 
 @dataclass(frozen=True)
 class _Worker:
-    """A running process, its slot, and the driver's end of its pipe."""
+    """A running process, its slot, its GPU, the driver's end of its pipe, and what came through that."""
 
     job: Job
     place: int
+    gpu: str
     process: ForkServerProcess
     pipe: Connection
+    said: list[bytes] = field(default_factory=list)
 
 
 @executor.register("local")
@@ -70,11 +77,22 @@ class Local(Executor):
                 "(CUDA_VISIBLE_DEVICES and nvidia-smi name none, or this torch is built for the CPU alone)"
             )
         cores, budget = machine.cores(), machine.budget()
-        self._slots = run.workers or len(self._gpus) or max(1, budget // run.threads)
-        fits = not self._gpus and run.threads * self._slots <= budget
+        each = run.resources.cpu or run.threads
+        self._placement = Placement(self._gpus, machine.gpu_memory() if run.resources.gpu_mem else {})
+        self._request = self._requested()
+        if self._gpus:
+            places = self._placement.capacity(self._request)
+            if run.resources.cpu is not None:
+                places = max(1, min(places, budget // each))
+        else:
+            places = run.workers or max(1, budget // each)
+        self._slots = min(run.workers or places, places)
+        shared_out = not self._gpus or run.resources.cpu is not None
+        fits = shared_out and each * self._slots <= budget
         self._shares = _shares(cores, self._slots) if fits else [[]] * self._slots
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["vitlab.executors.preload"])
+        self._waiting: deque[Job] = deque()  # for a GPU with room
         self._workers: dict[int, _Worker] = {}  # by sentinel
         self._elsewhere: list[Job] = []  # trained by workers that are not ours
         self._ended: list[Ended] = []
@@ -85,25 +103,9 @@ class Local(Executor):
         return self._slots
 
     def submit(self, job: Job) -> None:
-        """Begin a job.  The first waits for the fork server, which needs a few seconds to import torch."""
-        taken = {running.place for running in self._workers.values()}
-        place = min(set(range(len(taken) + 1)) - taken)
-        ours, theirs = self._context.Pipe()
-        environment = self._environment(job, place)
-        share = self._shares[place] if place < self._slots else []
-        process = self._context.Process(
-            target=worker.main, args=(job, self.runner, environment, share, theirs), name=job.name
-        )
-        try:
-            with _without_main():
-                process.start()
-        except (EOFError, ConnectionError):
-            ours.close()
-            self._ended.append(Ended(job, "lost", "the fork server died before it could start a worker"))
-            return
-        finally:
-            theirs.close()
-        self._workers[process.sentinel] = _Worker(job, place, process, ours)
+        """Begin a job once a GPU has room.  The first waits for the fork server to import torch, some seconds."""
+        self._waiting.append(job)
+        self._admit()
 
     def poll(self, timeout_s: float) -> list[Ended]:
         deadline = time.monotonic() + timeout_s
@@ -118,6 +120,8 @@ class Local(Executor):
     def cancel(self, grace_s: float) -> None:
         self._ended += [Ended(job, "stopped", "it goes on under another driver") for job in self._elsewhere]
         self._elsewhere = []
+        self._ended += [Ended(job, "stopped") for job in self._waiting]
+        self._waiting.clear()
         for running in self._workers.values():
             with suppress(OSError):  # it has just died
                 running.pipe.send_bytes(b"stop")
@@ -137,32 +141,98 @@ class Local(Executor):
         self._elsewhere += [job for job in jobs if TrialFolder(job.folder).held()]
         return list(self._elsewhere)
 
+    def roomier(self, job: Job) -> Job | None:
+        share = job.gpu or self._request.share
+        return replace(job, gpu=min(1.0, 2 * share)) if share < 1 and self._wants_gpu(job) else None
+
     # -- how it is done -----------------------------------------------------------------------------------------------
 
-    def _environment(self, job: Job, place: int) -> dict[str, str]:
+    def _requested(self) -> Request:
+        """What one trial of this study takes of a GPU."""
+        resources = self.run.resources
+        memory, known = resources.gpu_mem or 0, self._placement.memory
+        share = resources.gpu
+        if share is None and memory and known:
+            share = min(1.0, memory / max(known.values()))
+        elif share is None:
+            share = 1 / math.ceil(max(1, (self.run.workers or 1) / max(1, len(self._gpus))))
+        request = Request(share, memory)
+        if self._gpus and not self._placement.possible(request):
+            largest = max(known[gpu] for gpu in self._gpus) / (1 << 30)
+            raise UserError(
+                f"run.resources.gpu_mem is {memory / (1 << 30):.3g} GiB, and no GPU of this machine has as much; "
+                f"the largest holds {largest:.3g} GiB"
+            )
+        return request
+
+    def _wants_gpu(self, job: Job) -> bool:
+        return bool(self._gpus) and job.device != "cpu"
+
+    def _admit(self) -> None:
+        """Begin the jobs that have waited longest, as far as GPUs have room for them; none overtakes another."""
+        while self._waiting:
+            job, gpu = self._waiting[0], ""
+            if self._wants_gpu(job):
+                found = self._placement.place(job.folder, replace(self._request, share=job.gpu or self._request.share))
+                if found is None:
+                    return
+                gpu = found
+            self._waiting.popleft()
+            self._start(job, gpu)
+
+    def _start(self, job: Job, gpu: str) -> None:
+        taken = {running.place for running in self._workers.values()}
+        place = min(set(range(len(taken) + 1)) - taken)
+        ours, theirs = self._context.Pipe()
+        environment = self._environment(job, gpu)
+        share = self._shares[place] if place < self._slots else []
+        process = self._context.Process(
+            target=worker.main, args=(job, self.runner, environment, share, theirs), name=job.name
+        )
+        try:
+            with _without_main():
+                process.start()
+        except (EOFError, ConnectionError):
+            ours.close()
+            self._placement.leave(job.folder)
+            self._ended.append(Ended(job, "lost", "the fork server died before it could start a worker"))
+            return
+        finally:
+            theirs.close()
+        self._workers[process.sentinel] = _Worker(job, place, gpu, process, ours)
+
+    def _environment(self, job: Job, gpu: str) -> dict[str, str]:
         """The driver's environment, with the worker's threads and its GPU."""
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.threads))
-        gpu = self._gpus[place % len(self._gpus)] if self._gpus else ""
         return {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": gpu}
 
     def _collect(self, timeout_s: float) -> None:
-        """Wait for workers to exit, and note how their jobs ended."""
+        """Wait for workers to exit or to begin in earnest, and note how their jobs ended."""
         if not self._workers:
             time.sleep(timeout_s)
             return
-        for sentinel in wait(list(self._workers), timeout_s):
-            assert isinstance(sentinel, int)
-            running = self._workers.pop(sentinel)
-            running.process.join()
-            how: How
-            try:
-                how, detail = json.loads(running.pipe.recv_bytes())
-            except (EOFError, OSError):
-                how, detail = "lost", _death(running.process.exitcode)
-            self._ended.append(Ended(running.job, how, detail))
-            # Closing tells a worker that outlived the fork server, and so looks dead from here, to stop.
-            running.pipe.close()
-            running.process.close()
+        new = {running.pipe: running for running in self._workers.values() if running.gpu and not running.said}
+        for ready in wait([*self._workers, *new], timeout_s):
+            if isinstance(ready, int):
+                self._note_end(self._workers.pop(ready))
+            elif isinstance(ready, Connection):
+                _hear(new[ready])
+                self._placement.begun(new[ready].job.folder)
+        self._admit()
+
+    def _note_end(self, running: _Worker) -> None:
+        running.process.join()
+        _hear(running)
+        how: How
+        if running.said[-1] in (worker.BEGUN, NOTHING):
+            how, detail = _death(running.process.exitcode)
+        else:
+            how, detail = json.loads(running.said[-1])
+        self._ended.append(Ended(running.job, how, detail))
+        self._placement.leave(running.job.folder)
+        # Closing tells a worker that outlived the fork server, and so looks dead from here, to stop.
+        running.pipe.close()
+        running.process.close()
 
     def _await_all(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -189,14 +259,25 @@ def _shares(cores: Sequence[int], workers: int) -> list[list[int]]:
     return [list(cores[begin:end]) for begin, end in pairwise(cuts)]
 
 
-def _death(code: int | None) -> str:
-    """Why a worker died, as far as its exit code tells."""
+def _hear(running: _Worker) -> None:
+    """Read what a worker has said since; one that has gone says nothing more."""
+    try:
+        while running.pipe.poll():
+            running.said.append(running.pipe.recv_bytes())
+    except (EOFError, OSError):
+        running.said.append(running.said[-1] if running.said else NOTHING)
+
+
+def _death(code: int | None) -> tuple[How, str]:
+    """How a job ended whose worker did not say, as far as its exit code tells."""
+    if code == worker.OVERDUE:
+        return "timeout", f"it trained longer than run.timeout allows, and had not stopped {OVERDUE_S:g} s later"
     if code == -signal.SIGKILL:
-        return "killed by signal 9 (SIGKILL), as the kernel does when memory runs out; see log.txt"
+        return "lost", "killed by signal 9 (SIGKILL), as the kernel does when memory runs out; see log.txt"
     if code is not None and code < 0:
         with suppress(ValueError):
-            return f"killed by signal {-code} ({signal.Signals(-code).name}); see log.txt"
-    return f"its process ended with exit code {code} and said nothing; see log.txt"
+            return "lost", f"killed by signal {-code} ({signal.Signals(-code).name}); see log.txt"
+    return "lost", f"its process ended with exit code {code} and said nothing; see log.txt"
 
 
 @contextmanager

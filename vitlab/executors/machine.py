@@ -58,6 +58,24 @@ def gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     return _listed(listing)
 
 
+def gpu_memory() -> dict[str, int]:
+    """Bytes that each GPU holds, by its UUID and by its number; of slices, and without nvidia-smi, nothing is known."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    query = [program, "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        table = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    found: dict[str, int] = {}
+    for line in table.splitlines():
+        match = re.fullmatch(r"\s*(\d+), *(GPU-[0-9A-Za-z-]+), *(\d+)\s*", line)
+        if match is not None:
+            found[match[1]] = found[match[2]] = int(match[3]) << 20  # nvidia-smi counts in MiB
+    return found
+
+
 def _visible(value: str) -> list[str]:
     """The devices of a ``CUDA_VISIBLE_DEVICES``; CUDA reads it up to the first that does not exist, such as -1."""
     found: list[str] = []

@@ -14,8 +14,10 @@ from contextlib import suppress
 
 from vitlab.slots import ROOMS
 
-# Ctrl-C goes to the whole foreground group, and it is for the driver to pass on; workers inherit this.
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+# Ctrl-C goes to the whole foreground group, and a scheduler's signals to all processes of a job; they are for the
+# driver to pass on.  Workers inherit this.
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, signal.SIG_IGN)
 
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
     os.environ[variable] = "1"

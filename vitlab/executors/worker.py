@@ -3,7 +3,9 @@
 The worker holds one end of a pipe whose other end only the driver holds.  ``stop`` on it asks for a checkpoint and the
 end; its closing says that the driver is dead, which asks for the same and ends the process after ``ORPHAN_S`` in any
 case.  Before it exits, the worker says on the pipe how its job ended; one that dies says nothing, and the driver draws
-its conclusion.
+its conclusion.  Between, it says ``begun``: the trial has done a step, or waits for somebody else who trains it.
+
+SIGTERM, as schedulers send it before they take a machine away, is a wish to stop, too: the trial is ``preempted``.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from vitlab.executors.base import Job, attempt
 
 ORPHAN_S = 30.0  #: seconds a worker outlives its driver at most
 ORPHANED = 75  #: its exit code then
+OVERDUE = 76  #: its exit code when a trial whose time is up does not stop
+BEGUN = b"begun"
 
 
 def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[int], driver: Connection) -> NoReturn:
@@ -45,9 +49,19 @@ def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[
             os.sched_setaffinity(0, cores)
     log_to(job.folder)
     note_companions(job)
-    stop = threading.Event()
-    threading.Thread(target=_listen, args=(driver, stop), daemon=True).start()
-    how, detail = attempt(job, runner, stop.is_set)
+    asked, preempted = threading.Event(), threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: preempted.set())
+    threading.Thread(target=_listen, args=(driver, asked), daemon=True).start()
+
+    def begun() -> None:
+        with suppress(OSError):  # an orphan has nobody to tell
+            driver.send_bytes(BEGUN)
+
+    how, detail = attempt(
+        job, runner, lambda: asked.is_set() or preempted.is_set(), begun, overdue=lambda: os._exit(OVERDUE)
+    )
+    if how == "stopped" and not asked.is_set():
+        how, detail = "preempted", "its worker was asked by SIGTERM to leave"
     try:
         driver.send_bytes(json.dumps([how, detail]).encode())
     except OSError:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from vitlab.plan.values import Planned, Trial
-from vitlab.spec.study import Engine
+from vitlab.spec.run import Engine
 
 MOST = 16  #: members of a cohort: more gain nothing, and a death costs more
 LARGEST = 1 << 16

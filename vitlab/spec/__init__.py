@@ -5,10 +5,10 @@ of :mod:`vitlab.slots`, one floor up.
 """
 
 from vitlab.spec.choice import Choice as Choice
+from vitlab.spec.run import RunSpec as RunSpec
 from vitlab.spec.study import Analysis as Analysis
 from vitlab.spec.study import Match as Match
 from vitlab.spec.study import Rule as Rule
-from vitlab.spec.study import RunSpec as RunSpec
 from vitlab.spec.study import Seeds as Seeds
 from vitlab.spec.study import Study as Study
 from vitlab.spec.study import Tune as Tune

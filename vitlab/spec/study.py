@@ -21,8 +21,9 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails
 
 from vitlab.errors import Path, Problem, SpecError, nearest
-from vitlab.spec.choice import Choice, Frozen
+from vitlab.spec.choice import Frozen
 from vitlab.spec.design import Node
+from vitlab.spec.run import RunSpec
 from vitlab.spec.trial import LENGTHS, STREAMS, TrialSpec
 from vitlab.spec.yaml import Document, read_document
 
@@ -171,31 +172,6 @@ class Tune(Frozen):
             because = "; what is chosen by the test split is not tested" if select.startswith("test/") else ""
             raise ValueError(f"a metric to choose by is val/NAME or train/NAME, found '{select}'{because}")
         return select
-
-
-Engine = Literal["auto", "loop", "vmap"]
-
-
-class RunSpec(Frozen):
-    """Where and how trials run.  Nothing here but rounding changes what a trial computes on one kind of machine."""
-
-    executor: Choice = Choice("local")
-    workers: Annotated[int, Field(ge=1)] | None = None  #: trials at a time; by default what the machine holds
-    threads: Annotated[int, Field(ge=1)] = 1  #: CPU threads of one trial
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    engine: Engine = "auto"
-    """loop: each trial by itself; vmap: trials of one shape stacked; auto: stacked where it pays, by their sizes."""
-    deterministic: bool = True  #: on CUDA, ask for deterministic kernels
-    retries: Annotated[int, Field(ge=0)] = 1  #: new attempts at a trial whose worker died
-    keep: Literal["none", "last"] = "last"  #: trained weights kept as an artifact of the trial
-    explain: tuple[Annotated[int, Field(ge=0)], ...] = ()  #: test images explained for the first seed of every arm
-    tracking_uri: str | None = None  #: an MLflow server; by default a database under the output folder
-
-    @model_validator(mode="after")
-    def _weights_to_explain(self) -> RunSpec:
-        if self.explain and self.keep == "none":
-            raise ValueError("what is to be explained must keep its weights: keep: last")
-        return self
 
 
 class Plugins(Frozen):

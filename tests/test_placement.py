@@ -1,0 +1,94 @@
+"""Placement: shares of GPUs, held to plain sums over who is where."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from fractions import Fraction
+
+from vitlab.executors.placement import Placement, Request
+
+GIB = 1 << 30
+GPUS = ("GPU-a", "GPU-b", "7")
+MEMORY = {"GPU-a": 40 * GIB, "GPU-b": 80 * GIB}
+
+
+def test_two_hundred_requests_never_exceed_a_gpu() -> None:
+    for seed in range(10):
+        rng = random.Random(seed)
+        placement = Placement(GPUS, MEMORY)
+        there: dict[str, dict[int, Request]] = defaultdict(dict)
+        new: dict[str, set[int]] = defaultdict(set)
+        waiting = [
+            (name, Request(rng.choice([0.1, 0.2, 0.25, 1 / 3, 0.5, 0.75, 1.0]), rng.choice([0, 6, 20, 60]) * GIB))
+            for name in range(200)
+        ]
+        placed = 0
+        while waiting or any(there.values()):
+            if waiting and rng.random() < 0.6:
+                name, request = waiting[0]
+                gpu = placement.place(name, request)
+                fits = [
+                    candidate
+                    for candidate in GPUS
+                    if not new[candidate]
+                    and sum(Fraction(r.share).limit_denominator(60) for r in there[candidate].values())
+                    + Fraction(request.share).limit_denominator(60)
+                    <= 1
+                    and sum(r.memory for r in there[candidate].values()) + request.memory
+                    <= MEMORY.get(candidate, 10**15)
+                ]
+                assert (gpu is None) == (not fits) and (gpu is None or gpu in fits)
+                if gpu is not None:
+                    waiting.pop(0)
+                    placed += 1
+                    there[gpu][name] = request
+                    new[gpu].add(name)
+            busy = [(gpu, name) for gpu in GPUS for name in there[gpu]]
+            if busy and rng.random() < 0.5:
+                gpu, name = rng.choice(busy)
+                placement.begun(name)
+                new[gpu].discard(name)
+            if busy and rng.random() < 0.3:
+                gpu, name = rng.choice(busy)
+                placement.leave(name)
+                there[gpu].pop(name)
+                new[gpu].discard(name)
+            for gpu in GPUS:
+                assert float(placement.taken(gpu)) <= 1.0
+                assert sum(r.memory for r in there[gpu].values()) <= MEMORY.get(gpu, 10**15)
+                assert len(new[gpu]) <= 1
+        assert placed == 200
+
+
+def test_ten_tenths_fit_and_eleven_do_not() -> None:
+    placement = Placement(["0"])
+    for name in range(10):
+        assert placement.place(name, Request(0.1)) == "0"
+        placement.begun(name)
+    assert placement.taken("0") == 1
+    assert placement.place(10, Request(0.1)) is None
+    assert Placement(["0", "1"]).capacity(Request(0.4)) == 4  # two on each: no trial is spread over two GPUs
+    assert Placement(["0"]).capacity(Request(1 / 3)) == 3
+    assert Placement(["0"]).capacity(Request(0.3)) == 3
+
+
+def test_the_next_waits_for_the_first_step_of_the_last() -> None:
+    placement = Placement(["0", "1"])
+    quarter = Request(0.25)
+    assert [placement.place(name, quarter) for name in "abc"] == ["0", "1", None]
+    placement.begun("b")
+    assert placement.place("c", quarter) == "1"
+    assert placement.place("d", quarter) is None
+    placement.leave("a")  # it died before its first step
+    assert placement.place("d", quarter) == "0"
+
+
+def test_memory_counts_where_it_is_known() -> None:
+    placement = Placement(["GPU-a", "GPU-b"], MEMORY)
+    assert placement.capacity(Request(0.01, 20 * GIB)) == 2 + 4
+    assert not placement.possible(Request(0.01, 100 * GIB))
+    assert placement.place("x", Request(0.01, 50 * GIB)) == "GPU-b"
+    placement.begun("x")
+    assert placement.place("y", Request(0.01, 50 * GIB)) is None
+    assert Placement(["MIG-1"], MEMORY).possible(Request(0.5, 100 * GIB))  # nobody knows what a slice holds
