@@ -11,7 +11,7 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 # What was begun and not finished is begun anew.
 .DELETE_ON_ERROR:
 
-.PHONY: demo test check bench setup clean
+.PHONY: demo test check bench docs setup clean
 
 demo: .venv/ready
 	$(BIN)/vitlab run $(STUDY)
@@ -30,6 +30,10 @@ bench: .venv/ready-dev
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt vit-pytorch==1.26.11
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/run.py
 
+# Tests build it as well; open .venv/site/index.html through a server, such as python -m http.server -d .venv/site.
+docs: .venv/ready-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -f docs/mkdocs.yml -d $(CURDIR)/.venv/site
+
 setup: .venv/ready-dev
 
 # Debian's Python has no ensurepip unless python3-venv is installed; its pip can fill the environment, too.
@@ -45,7 +49,7 @@ setup: .venv/ready-dev
 
 .venv/ready-dev: .venv/ready $(PLUGINS)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[dev]"
-	$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps $(PLUGINS:%/pyproject.toml=-e %)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt $(PLUGINS:%/pyproject.toml=-e %)
 	touch $@
 
 clean:

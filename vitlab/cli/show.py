@@ -35,22 +35,23 @@ def _print(title: str, options: dict[str, Any], schema: dict[str, Any]) -> None:
     if options:
         click.echo(f"\n{title}")
     for option, field in options.items():
-        default = "required" if option in schema.get("required", []) else f"= {_default(field.get('default'))}"
-        click.echo(f"  {option:20} {_kind(field):34} {default}")
+        default = "required" if option in schema.get("required", []) else f"= {shown_default(field.get('default'))}"
+        click.echo(f"  {option:20} {shown_type(field):34} {default}")
 
 
-def _default(value: Any) -> str:
+def shown_default(value: Any) -> str:
+    """A default as YAML would name it."""
     return str(value["type"]) if isinstance(value, dict) and set(value) == {"type"} else str(value)
 
 
-def _kind(field: dict[str, Any]) -> str:
+def shown_type(field: dict[str, Any]) -> str:
     """A JSON Schema field in few words: ``number > 0``, ``one of cls, gap``, ``a norm``."""
     if slots.SLOT_MARK in field:
         return f"choice of {field[slots.SLOT_MARK]}"
     if "$ref" in field:
         return str(field["$ref"]).rpartition("/")[2]
     if "anyOf" in field:
-        return " or ".join(dict.fromkeys(_kind(part) for part in field["anyOf"]))
+        return " or ".join(dict.fromkeys(shown_type(part) for part in field["anyOf"]))
     if "enum" in field:
         return "one of " + ", ".join(map(str, field["enum"]))
     if "const" in field:
@@ -59,5 +60,5 @@ def _kind(field: dict[str, Any]) -> str:
     bounds = " and ".join(f"{sign} {field[name]:g}" for name, sign in signs.items() if name in field)
     kind = str(field.get("type", "any"))
     if kind == "array" and isinstance(field.get("items"), dict):
-        kind = f"list of {_kind(field['items'])}"
+        kind = f"list of {shown_type(field['items'])}"
     return f"{kind} {bounds}".strip()

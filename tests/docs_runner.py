@@ -1,0 +1,279 @@
+"""Does what the pages of docs/ tell a reader to do: ``python docs_runner.py FOLDER PAGE...``.
+
+Block after block of each page, in a folder of its own: a block with a title is written to the file it names, commands
+are run, studies are validated, Python is executed.  Each is a fork of this process, which has imported torch once, so
+that nothing of one reaches the next and none pays for the imports.  Two things differ from what a reader does: a study
+is trained in small (two seeds, a few steps, MLflow away), and ``pip install -e`` lays a package down without pip.
+
+Prints one JSON object per block that could not be done as it is shown.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shlex
+import sys
+import tomllib
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import click
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+NOWHERE = "http://127.0.0.1:9"
+SMALL = ["--set", "seeds=2", "--set", "train.epochs=1", "--set", "train.evaluations=1", "--set", "data.fraction=0.05"]
+ONLY_READ = {"ui", "sync"}  #: vitlab commands that serve, or need a server
+ELSEWHERE = {"git", "python", "sbatch"}  #: programs whose lines are shown and not tried
+WARM = [
+    "torch._dynamo",
+    "pandas",
+    "pyarrow.parquet",
+    "scipy.optimize",
+    "scipy.stats",
+    "statsmodels.stats.multitest",
+    "matplotlib.backends.backend_agg",
+    "jinja2",
+    "rich.table",
+    "pytest",
+    "vitlab.lab",
+    "vitlab.trial",
+    "vitlab.testing",
+]  #: what most commands need, imported once
+BASE = """
+study: shown
+base:
+  data: {type: digits}
+  model: {type: vit, patch_size: 2, dim: 32, depth: 2, heads: 4}
+  train: {epochs: 1}
+"""
+
+
+@dataclass
+class Block:
+    """A fenced block: where it stands, its language, the file it is to be written to, and its text."""
+
+    line: int
+    language: str
+    title: str
+    text: str
+
+
+@dataclass
+class Reader:
+    """Where somebody who follows a page has got to."""
+
+    home: Path  #: the folder begun in, which has the repository's own files as well
+    here: Path
+    imports: list[str] = field(default_factory=list)  #: where packages were installed
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """The fenced blocks of a page, also those that are indented."""
+    text = page.read_text(encoding="utf-8")
+    for found in re.finditer(r'(?ms)^( *)```(\w*)(?: title="([^"]+)")?\n(.*?)^ *```$', text):
+        indent, language, title, inside = found.groups()
+        line = text.count("\n", 0, found.start()) + 1
+        yield Block(line, language, title or "", re.sub(rf"(?m)^{indent}", "", inside))
+
+
+def follow(page: Path, home: Path) -> Iterator[tuple[Block, str]]:
+    """Do what a page says, block by block; yields what could not be done, and why."""
+    home.mkdir(parents=True)
+    for name in ("pipelines", "plugins", "docker", "constraints.txt", "pyproject.toml", "Makefile"):
+        (home / name).symlink_to(ROOT / name)
+    reader = Reader(home, home)
+    for block in blocks(page):
+        try:
+            _do(block, reader)
+        except Exception as error:
+            yield block, f"{error}" if isinstance(error, Failed) else traceback.format_exc()
+
+
+class Failed(Exception):
+    """What is shown does not work."""
+
+
+def _do(block: Block, reader: Reader) -> None:
+    if block.title:
+        file = reader.here / block.title
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(block.text, encoding="utf-8")
+    match block.language:
+        case "sh":
+            for line in block.text.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words:
+                    _command(words, reader)
+        case "yaml":
+            _study(block, reader)
+        case "toml":
+            tomllib.loads(block.text)
+        case "python" if not block.title:
+            _apart(lambda: exec(compile(block.text, "<page>", "exec"), {"__name__": "__main__"}), reader)
+        case "python":
+            compile(block.text, block.title, "exec")
+        case "text":
+            pass
+        case other:
+            raise Failed(f"nobody knows how to try a block of '{other}'")
+
+
+def _study(block: Block, reader: Reader) -> None:
+    """A whole study is validated as it is, a part of one within the smallest study there is."""
+    content = yaml.safe_load(block.text)
+    if block.title.startswith(".github/"):
+        return
+    if "study" not in content:
+        content = _over(yaml.safe_load(BASE), content)
+    file = reader.here / f".shown-{block.line}.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    _vitlab(["validate", file.name], reader)
+
+
+def _over(below: dict, above: dict) -> dict:
+    merged = dict(below)
+    for name, value in above.items():
+        replaced = not (isinstance(value, dict) and isinstance(merged.get(name), dict)) or "type" in value
+        merged[name] = value if replaced else _over(merged[name], value)
+    return merged
+
+
+def _command(words: list[str], reader: Reader) -> None:
+    while re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    match words:
+        case ["cd", folder]:
+            reader.here = (reader.here / folder).resolve()
+            if not reader.here.is_dir():
+                raise Failed(f"there is no folder {folder}")
+        case ["export", setting]:
+            name, _, value = setting.partition("=")
+            reader.environment[name] = value
+        case ["vitlab", *rest]:
+            _vitlab(rest, reader)
+        case ["pytest", *rest]:
+            _apart(lambda: _pytest(rest), reader)
+        case ["pip", "install", *rest]:
+            _install(rest, reader)
+        case ["make", *rest]:
+            targets = re.findall(r"(?m)^([\w-]+):", (ROOT / "Makefile").read_text())
+            if unknown := [word for word in rest if "=" not in word and word not in targets]:
+                raise Failed(f"make knows no {', '.join(unknown)}")
+        case ["docker", *rest]:
+            for option, value in pairwise(rest):
+                if option in ("-f", "--file") and not (ROOT / value).is_file():
+                    raise Failed(f"there is no file {value}")
+        case [program, *_] if program in ELSEWHERE:
+            pass
+        case _:
+            raise Failed(f"nobody knows how to try '{shlex.join(words)}'")
+
+
+def _install(words: list[str], reader: Reader) -> None:
+    """Lay a package down as an editable installation does; vitlab itself is there already."""
+    for option, value in pairwise(words):
+        if option == "-c" and not (reader.here / value).is_file():
+            raise Failed(f"there is no file {value}")
+        if option != "-e":
+            continue
+        folder = (reader.here / value.partition("[")[0]).resolve()
+        if folder == reader.home:
+            continue  # vitlab itself
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        extra = re.search(r"\[(\w+)\]", value)
+        if extra and extra[1] not in project.get("optional-dependencies", {}):
+            raise Failed(f"{project['name']} has no extra '{extra[1]}'")
+        info = reader.home / "site" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+        info.mkdir(parents=True)
+        needs = "".join(f"Requires-Dist: {requirement}\n" for requirement in project["dependencies"])
+        (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n{needs}")
+        groups = project.get("entry-points", {}).items()
+        lines = [
+            f"[{group}]\n" + "".join(f"{name} = {to}\n" for name, to in points.items()) for group, points in groups
+        ]
+        (info / "entry_points.txt").write_text("\n".join(lines))
+        source = folder / "src" if (folder / "src").is_dir() else folder
+        reader.imports += [str(info.parent), str(source)]
+
+
+def _vitlab(words: list[str], reader: Reader) -> None:
+    if words[0].startswith("-"):
+        return _apart(lambda: _main(words), reader)
+    if words[0] in ONLY_READ:
+        command: click.Command = importlib.import_module(f"vitlab.cli.{words[0]}").command
+        try:
+            command.make_context(words[0], words[1:])
+        except click.ClickException as error:
+            raise Failed(f"vitlab {shlex.join(words)}: {error.message}") from None
+        return None
+    if words[0] == "run" and words[1].startswith("pipelines/"):
+        words = ["plan", *words[1:]]  # what they train is tested elsewhere
+    if words[0] == "run":
+        small = [] if "--smoke" in words else SMALL
+        words = [*words, *small, "--executor", "inline", "--tracking-uri", NOWHERE]
+    return _apart(lambda: _main(words), reader)
+
+
+def _main(words: list[str]) -> None:
+    from vitlab.cli import main
+
+    sys.argv = ["vitlab", *words]
+    main()
+
+
+def _pytest(words: list[str]) -> None:
+    import pytest
+
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-W", "error", *words]))
+
+
+def _apart(work: Callable[[], None], reader: Reader) -> None:
+    """Do something in a fork, in the reader's folder and with the reader's packages."""
+    said = reader.home / ".said"
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with said.open("wb") as out:
+                os.dup2(out.fileno(), 1)
+                os.dup2(out.fileno(), 2)
+            os.chdir(reader.here)
+            os.environ.update(reader.environment)
+            sys.path[:0] = [str(reader.here), *reader.imports]
+            work()
+            code = 0
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise Failed(f"exit code {os.waitstatus_to_exitcode(status)}:\n{said.read_text(errors='replace')[-3000:]}")
+
+
+def main() -> None:
+    """Follow the pages, after importing what most of their commands need."""
+    for name in WARM:
+        importlib.import_module(name)
+    folder = Path(sys.argv[1])
+    for page in map(Path, sys.argv[2:]):
+        for block, reason in follow(page, folder / page.stem):
+            print(
+                json.dumps({"page": page.name, "line": block.line, "shown": block.text, "reason": reason}), flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()

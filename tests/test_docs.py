@@ -1,0 +1,133 @@
+"""The site: what its pages tell a reader to do works, its reference is what the code says, and it builds strictly."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from vitlab import slots
+from vitlab.cli import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs" / "pages").rglob("*.md"))
+RUNNER = ROOT / "tests" / "docs_runner.py"
+
+
+@pytest.fixture(scope="module")
+def reference() -> dict[str, str]:
+    """The pages made from the code."""
+    spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "docs" / "reference.py")
+    assert spec is not None and spec.loader is not None
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    pages: dict[str, str] = module.pages()
+    return pages
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "VITLAB_DISABLE_PLUGINS"}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **more}
+
+
+WRONG = [
+    ("sh", "vitlab lst"),
+    ("sh", "vitlab run nowhere.yaml --smoke"),
+    ("sh", "vitlab ui --prt 5000"),
+    ("sh", "make nothing"),
+    ("sh", "rm -rf /"),
+    ("yaml", "design: {one_at_a_time: {model.position: [lerned]}}"),
+    ("yaml", "run: {worker: 2}"),
+    ("toml", "[project"),
+    ("python", "import vitlab\nvitlab.nothing"),
+]
+RIGHT = [("sh", "vitlab list position  # a comment"), ("yaml", "run: {workers: 2}"), ("python", "import vitlab")]
+
+
+def test_a_reader_can_do_what_the_pages_say(tmp_path: Path) -> None:
+    """And what is wrong on a page is found, or this test were worth nothing."""
+    control = tmp_path / "control.md"
+    control.write_text("".join(f"```{language}\n{text}\n```\n\n" for language, text in WRONG + RIGHT))
+    done = subprocess.run(
+        [sys.executable, str(RUNNER), str(tmp_path / "run"), *map(str, PAGES), str(control)],
+        capture_output=True, text=True, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    failed = [json.loads(line) for line in done.stdout.splitlines()]
+    found = [block["shown"].strip() for block in failed if block["page"] == control.name]
+    assert found == [text for _, text in WRONG]
+    failed = [block for block in failed if block["page"] != control.name]
+    assert not failed, "\n\n".join(f"{b['page']}:{b['line']}\n{b['shown']}\n{b['reason']}" for b in failed)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_files_and_commands_in_the_text_exist(page: Path) -> None:
+    running = re.sub(r"(?ms)^ *```.*?^ *```$", "", page.read_text())
+    for text in re.findall(r"`([^`\n]+)`", running):
+        if text.startswith("vitlab ") and not text.startswith("vitlab --"):
+            assert text.split()[1] in COMMANDS, text
+    for file in re.findall(r"`((?:pipelines|plugins|docker|tests|vitlab)/[\w./-]*\w)`", running):
+        assert (ROOT / file).exists(), file
+
+
+@pytest.mark.parametrize("name", slots.ROOMS)
+def test_the_reference_has_every_component_with_every_option(name: str, reference: dict[str, str]) -> None:
+    """Compared with the signatures themselves, read without vitlab's own reading of them."""
+    text = reference[f"reference/{name}.md"]
+    sections = dict(re.findall(r"(?ms)^## `(\w+)` \{#\w+\}\n(.*?)(?=^## |\Z)", text))
+    registered = {found for (source, found) in slots.slot(name)._members if source == slots.BUILT_IN}
+    assert set(sections) == registered and registered
+    for component, section in sections.items():
+        cls = slots.slot(name).get(f"{slots.BUILT_IN}:{component}")
+        rows = {row[0]: row for row in re.findall(r"(?m)^\| `(\w+)` \| (.*?) \| (.*?) \|", section)}
+        parameters = {
+            option: parameter
+            for option, parameter in inspect.signature(cls).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        }
+        assert set(rows) == set(parameters), component
+        for option, parameter in parameters.items():
+            if parameter.default is parameter.empty:
+                assert rows[option][2] == "required", (component, option)
+            elif isinstance(parameter.default, bool | int | float | str):
+                assert rows[option][2] == f"`{parameter.default}`", (component, option)
+        if (papers := re.findall(r"arXiv:(\d{4}\.\d{4,5})", inspect.getdoc(cls) or "")) and parameters:
+            assert all(f"https://arxiv.org/abs/{paper}" in section for paper in papers), component
+
+
+def test_the_reference_has_bounds_and_every_command(reference: dict[str, str]) -> None:
+    assert "| `theta` | number > 0 | `100.0` |" in reference["reference/position.md"]
+    commands = reference["reference/commands.md"]
+    for name in COMMANDS:
+        assert re.search(rf"(?m)^## `vitlab {name}\b", commands), name
+    assert "``" not in "".join(reference.values()).replace("```", "")
+
+
+def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
+    if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("material") is None:
+        pytest.skip('the site needs mkdocs-material: pip install -c constraints.txt -e ".[docs]"')
+    site = tmp_path / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(ROOT / "docs" / "mkdocs.yml"), "-d", str(site)],
+        capture_output=True, text=True, env=environment(NO_MKDOCS_2_WARNING="1"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for page in [*PAGES, *(ROOT / "docs" / "pages" / "reference" / f"{name}.md" for name in slots.ROOMS)]:
+        at = page.relative_to(ROOT / "docs" / "pages").with_suffix("")
+        html = (site / ("" if at.name == "index" else at) / "index.html").read_text()
+        loaded = re.findall(r"<(?:script|img|iframe|object|source)\b[^>]*\b(?:src|data)=\"?([^\" >]+)", html)
+        loaded += re.findall(
+            r"<link\b[^>]*rel=\"?(?:stylesheet|icon|preconnect|preload)\"?[^>]*href=\"?([^\" >]+)", html
+        )
+        loaded += re.findall(r"<link\b[^>]*href=\"?([^\" >]+)[^>]*rel=\"?(?:stylesheet|icon|preconnect|preload)", html)
+        assert loaded and not [address for address in loaded if re.match(r"(https?:)?//", address)], (page, loaded)
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\([\"']?(https?:)?//", style.read_text()), style
