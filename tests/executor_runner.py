@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitlab.errors import OutOfMemory, Refused
 from vitlab.executors import worker
 from vitlab.plan.values import Trial
 from vitlab.result import Circumstances, Outcome, Result
@@ -56,6 +57,15 @@ def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[
             case "fail":
                 folder.finish(result(trial, "failed", "the data is not what it was"))
                 return folder.result()
+            case "refuse":
+                raise Refused("the code here is not the code this trial was planned under")
+            case "starve":
+                raise OutOfMemory("memory ran out, with train.batch_size 4096")
+            case "step":
+                for _ in range(trial.spec.get("steps", 2)):
+                    if stop():
+                        return None
+                    time.sleep(trial.spec.get("for", 0.0))
             case "raise":
                 raise RuntimeError("no such\nlayer")
             case "leave":

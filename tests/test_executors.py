@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing
+import multiprocessing.connection
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,6 +14,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,7 @@ from vitlab.executors import Ended, Executor, Inline, Job, Local, machine
 from vitlab.plan.values import Planned, Trial
 from vitlab.spec import Choice, RunSpec
 from vitlab.store import Store, TrialFolder, read_json
-from vitlab.trackers import Untracked
+from vitlab.trackers import Tracker
 
 HERE = Path(__file__).parent
 RUNNER = "executor_runner"
@@ -208,6 +212,112 @@ def test_slots_fit_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         Local(RunSpec(device="cuda"))
 
 
+class Made:
+    """Stands in for multiprocessing: workers that begin, and end, when the test says so."""
+
+    def __init__(self) -> None:
+        self.workers: dict[Path, MadeWorker] = {}
+
+    def Pipe(self) -> Any:
+        return multiprocessing.Pipe()
+
+    def Process(self, *, target: Any, args: Any, name: str) -> MadeWorker:
+        self.workers[args[0].folder] = MadeWorker(args[2]["CUDA_VISIBLE_DEVICES"], args[4])
+        return self.workers[args[0].folder]
+
+
+class MadeWorker:
+    exitcode = 0
+
+    def __init__(self, gpu: str, pipe: Any) -> None:
+        self.gpu = gpu
+        self.sentinel, self._life = os.pipe()
+        self.pipe = os.dup(pipe.fileno())
+        self.begun = False
+
+    def start(self) -> None:
+        """Nothing begins of itself."""
+
+    def say(self, text: bytes) -> None:
+        connection = multiprocessing.connection.Connection(os.dup(self.pipe))
+        connection.send_bytes(text)
+        connection.close()
+
+    def end(self) -> None:
+        self.say(b'["done", ""]')
+        os.close(self.pipe)
+        os.close(self._life)
+
+    def join(self) -> None:
+        """It has gone already."""
+
+    def close(self) -> None:
+        os.close(self.sentinel)
+
+
+def test_two_hundred_requests_for_made_up_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every worker is told one GPU, no GPU is given out more than once over, and one in its first step bars the next."""
+    gpus = ["GPU-a", "GPU-b", "5"]
+    monkeypatch.setattr(machine, "gpus", lambda: gpus)
+    rng = random.Random(0)
+    executor = Local(RunSpec(device="cuda", resources={"gpu": 0.25}))
+    assert executor.slots == 12
+    made = Made()
+    executor._context = made  # type: ignore[assignment]
+    shares: dict[Path, float] = {}
+    for number in range(200):
+        work = replace(job(tmp_path, "finish", name=f"t{number}"), device="cuda", gpu=rng.choice([0.1, 0.25, 0.5, 1.0]))
+        shares[work.folder] = work.gpu or 0.0
+        executor.submit(work)
+    seen: set[Path] = set()
+    ended = 0
+    most: dict[str, float] = dict.fromkeys(gpus, 0.0)
+    while ended < 200:
+        for gpu in gpus:
+            on = [folder for folder, worker in made.workers.items() if worker.gpu == gpu]
+            total = sum(shares[folder] for folder in on)
+            assert total <= 1.0 + 1e-9
+            most[gpu] = max(most[gpu], total)
+            assert sum(not made.workers[folder].begun for folder in on) <= 1
+        assert all(worker.gpu in gpus for worker in made.workers.values())
+        seen |= set(made.workers)
+        folder = rng.choice(list(made.workers))
+        worker = made.workers[folder]
+        if not worker.begun and rng.random() < 0.9:
+            worker.begun = True
+            worker.say(b"begun")
+        elif rng.random() < 0.4:
+            made.workers.pop(folder).end()
+        ended += len(executor.poll(0.0))
+    assert len(seen) == 200 and all(total > 0.9 for total in most.values())
+
+
+def test_a_worker_sees_its_gpu_alone(
+    local: Callable[..., Local], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: ["GPU-a", "GPU-b"])
+    executor = local(device="auto", workers=None, resources={"gpu": 0.5, "cpu": 1})
+    for name in ("a", "b", "c"):
+        executor.submit(replace(job(tmp_path, "finish", name=name, **{"for": 0.2}), device="auto"))
+    executor.submit(job(tmp_path, "finish", name="on the cpu"))
+    found = ends(executor, 4)
+    seen = {name: read_json(ended.job.folder / "around.json")["environment"][1] for name, ended in found.items()}
+    assert seen.pop("on the cpu") == ""
+    assert sorted(seen.values())[0] == "GPU-a" and "GPU-b" in seen.values() and len(seen) == 3
+
+
+def test_memory_asked_for_is_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gpus", lambda: ["GPU-a", "GPU-b"])
+    monkeypatch.setattr(machine, "gpu_memory", lambda: {"GPU-a": 24 << 30, "GPU-b": 24 << 30})
+    assert Local(RunSpec(resources={"gpu_mem": "6GiB"})).slots == 8
+    assert Local(RunSpec(resources={"gpu_mem": "6GiB", "gpu": 0.5})).slots == 4
+    assert Local(RunSpec(resources={"gpu_mem": "10GiB"})).slots == 4
+    with pytest.raises(UserError, match=r"gpu_mem is 30 GiB, .* the largest holds 24 GiB"):
+        Local(RunSpec(resources={"gpu_mem": "30GiB"}))
+    monkeypatch.setattr(machine, "budget", lambda: 6)
+    assert Local(RunSpec(resources={"gpu": 0.1, "cpu": 2})).slots == 3
+
+
 def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "_torch_has_cuda", lambda: True)
     assert machine.gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
@@ -224,7 +334,13 @@ def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert machine.gpus({}) == ["MIG-c6d4f1ef-42e4", "MIG-cba663e8-9bed", "GPU-6b1d02a7-a5b9"]
+    assert machine.gpu_memory() == {}
+    table = "0, GPU-5d5ba0d6-d33d, 40960\n1, GPU-6b1d02a7-a5b9, 81559\n2, GPU-0, [N/A]\n"
+    program.write_text(f"#!/bin/sh\ncat <<END\n{table}END\n")
+    assert machine.gpu_memory()["GPU-6b1d02a7-a5b9"] == machine.gpu_memory()["1"] == 81559 << 20
+    assert len(machine.gpu_memory()) == 4
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
+    assert machine.gpu_memory() == {}
     assert machine.gpus({}) == []
     monkeypatch.setattr(machine, "_torch_has_cuda", lambda: False)
     assert machine.gpus({"CUDA_VISIBLE_DEVICES": "0"}) == []
@@ -347,6 +463,17 @@ def test_a_driver_that_just_ends_leaves_no_worker(tmp_path: Path) -> None:
     assert (job(tmp_path, "train").folder / "checkpoint").is_dir()
 
 
+def test_sigterm_preempts(local: Callable[..., Local], tmp_path: Path) -> None:
+    executor = local()
+    work = job(tmp_path, "train")
+    executor.submit(work)
+    pid = until(lambda: read_json(work.folder / "pid.json"))
+    for number in (signal.SIGUSR2, signal.SIGTERM):  # as Slurm sends them to all processes of a job
+        os.kill(pid, number)
+    assert ends(executor, 1)["train"].how == "preempted"
+    assert (work.folder / "checkpoint").is_dir()
+
+
 def test_ctrl_c_is_for_the_driver(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local()
     work = job(tmp_path, "train")
@@ -390,7 +517,7 @@ def test_what_an_orphan_leaves_is_gone_on_with_even_without_retries(tmp_path: Pa
     run = RunSpec(device="cpu", workers=1, retries=0)
     executor = TinyLocal(run)
     planned_of = {work.folder: Planned("arm", 0, work.trial)}
-    failed = _drive(executor, executor.reattach([work]), [], planned_of, run, Untracked(), Watch())
+    failed = _drive(executor, executor.reattach([work]), [], planned_of, run, Tracker(), Watch())
     assert failed == 0 and TrialFolder(work.folder).done() and TrialFolder(work.folder).failure() is None
 
 

@@ -1,0 +1,210 @@
+"""Failures: what ended an attempt is data, and what follows from it is said by run.retries, on_oom and abort_study."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from vitlab.errors import Refused, TrialFailed
+from vitlab.execution import Watch, _drive
+from vitlab.executors import Ended, Executor, Job, base
+from vitlab.plan.values import Planned, Trial
+from vitlab.spec import RunSpec
+from vitlab.store import Store, TrialFolder, read_json
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _runner_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+def job(root: Path, name: str, **spec: Any) -> Job:
+    trial = Trial(spec={"do": name, **spec}, seeds={}, origins=(), data=None, key=name, code="c0de")
+    return Job(f"{name}/s0", Store(root).trial(name, "c0de").path, trial, (), 1, "auto", True, "none")
+
+
+class Scripted(Executor):
+    """Ends each trial as its script says, one end after the other, and keeps what was asked of it."""
+
+    def __init__(self, run: RunSpec, scripts: dict[str, list[str]]) -> None:
+        super().__init__(run)
+        self.scripts = {name: deque(script) for name, script in scripts.items()}
+        self.asked: list[Job] = []
+        self.running: deque[Job] = deque()
+        self.cancelled = False
+
+    @property
+    def slots(self) -> int:
+        return 1
+
+    def submit(self, job: Job) -> None:
+        self.asked.append(job)
+        self.running.append(job)
+
+    def poll(self, timeout_s: float) -> list[Ended]:
+        running, self.running = self.running, deque()
+        ended = []
+        for job in running:
+            how: Any = self.scripts[job.trial.key].popleft()
+            if how == "done":
+                job.folder.mkdir(parents=True, exist_ok=True)
+                (job.folder / "result.json").write_text("{}")
+            ended.append(Ended(job, how, "because"))
+        return ended
+
+    def cancel(self, grace_s: float) -> None:
+        self.cancelled = True
+
+
+class Deaf:
+    """A tracker that nobody asks for anything."""
+
+    def update(self) -> None:
+        """Nothing is shown anywhere."""
+
+
+class Ear(Watch):
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str]] = []
+
+    def ended(self, planned: Planned, how: str, detail: str) -> None:
+        self.heard.append((planned.arm, how))
+
+
+def drive(root: Path, scripts: dict[str, list[str]], **run: Any) -> tuple[int, Scripted, Ear]:
+    executor, ear = Scripted(RunSpec(**run), scripts), Ear()
+    jobs = [job(root, name) for name in scripts]
+    planned = {item.folder: Planned(item.trial.key, 0, item.trial) for item in jobs}
+    return _drive(executor, [], jobs, planned, executor.run, Deaf(), ear), executor, ear  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("how", "retries", "attempts"),
+    [
+        ("lost", {}, 2),
+        ("lost", 0, 1),
+        ("lost", 3, 4),
+        ("failed", {}, 1),
+        ("failed", {"error": 2}, 3),
+        ("timeout", {}, 1),
+        ("timeout", {"timeout": 1}, 2),
+        ("preempted", {"preempted": 2}, 3),
+        ("oom", {}, 1),
+        ("oom", {"oom": 1}, 2),
+    ],
+)
+def test_each_kind_has_its_retries(how: str, retries: Any, attempts: int, tmp_path: Path) -> None:
+    failed, executor, ear = drive(tmp_path, {"a": [how] * 9}, retries=retries)
+    assert failed == 1
+    assert len(executor.asked) == attempts
+    assert [heard for _, heard in ear.heard] == [how] * (attempts - 1) + ["failed"]
+    left = read_json(job(tmp_path, "a").folder / "failure.json")
+    assert left["failure"] == "because" and left["kind"] == ("error" if how == "failed" else how)
+
+
+def test_who_was_preempted_goes_on_as_often_as_it_takes(tmp_path: Path) -> None:
+    failed, executor, _ = drive(tmp_path, {"a": ["preempted"] * 20 + ["done"]}, retries=0)
+    assert failed == 0 and len(executor.asked) == 21
+    assert TrialFolder(job(tmp_path, "a").folder).failure() is None
+
+
+def test_out_of_memory_gets_more_room_then_the_cpu(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"resources": {"gpu": 0.25}, "retries": 0}
+    failed, executor, _ = drive(tmp_path / "a", {"a": ["oom", "oom", "done"]}, **run)
+    assert failed == 0 and [item.gpu for item in executor.asked] == [None, 0.5, 1.0]
+    failed, executor, _ = drive(tmp_path / "b", {"a": ["oom"] * 9}, **run)
+    assert failed == 1 and [item.gpu for item in executor.asked] == [None, 0.5, 1.0]
+    failed, executor, _ = drive(tmp_path / "c", {"a": ["oom", "oom", "oom", "done"]}, on_oom="cpu", **run)
+    assert failed == 0
+    assert [(item.device, item.gpu) for item in executor.asked] == [
+        ("auto", None),
+        ("auto", 0.5),
+        ("auto", 1.0),
+        ("cpu", None),
+    ]
+
+
+def test_a_study_whose_trials_fail_is_given_up(tmp_path: Path) -> None:
+    scripts = {name: ["done" if name in "ab" else "failed"] for name in "abcdefghij"}
+    abort = {"failed_fraction": 0.5, "min_finished": 3}
+    with pytest.raises(TrialFailed, match="2 of the 4 trials that ended have failed"):
+        drive(tmp_path / "a", scripts, abort_study=abort)
+    failed, executor, _ = drive(tmp_path / "b", scripts)
+    assert failed == 8 and len(executor.asked) == 10
+    mostly = {name: ["failed" if name == "a" else "done"] for name in "abcdefghij"}
+    assert drive(tmp_path / "c", mostly, abort_study=abort)[0] == 1
+
+
+def test_code_that_changed_leaves_no_failure(tmp_path: Path) -> None:
+    executor = Scripted(RunSpec(), {"a": ["done"], "b": ["refused"], "c": ["done"]})
+    jobs = [job(tmp_path, name) for name in "abc"]
+    planned = {item.folder: Planned(item.trial.key, 0, item.trial) for item in jobs}
+    ear = Ear()
+    with pytest.raises(Refused, match="2 trials were not trained"):
+        _drive(executor, [], jobs, planned, executor.run, Deaf(), ear)  # type: ignore[arg-type]
+    assert ear.heard == [("a", "done"), ("b", "refused")]
+    assert not executor.cancelled and [item.trial.key for item in executor.asked] == ["a", "b"]
+    assert not any(TrialFolder(item.folder).failure() for item in jobs)
+
+
+def test_what_an_attempt_says_of_itself(tmp_path: Path) -> None:
+    def tried(do: str, **limits: Any) -> tuple[str, str]:
+        work = replace(job(tmp_path, do, **limits.pop("spec", {})), **limits)
+        return base.attempt(work, "executor_runner", lambda: False)
+
+    assert tried("refuse")[0] == "refused"
+    assert TrialFolder(job(tmp_path, "refuse").folder).failure() is None
+    assert tried("starve") == ("oom", "memory ran out, with train.batch_size 4096")
+    assert TrialFolder(job(tmp_path, "starve").folder).kind() == "oom"
+    assert tried("raise")[0] == "failed" and TrialFolder(job(tmp_path, "raise").folder).kind() == "error"
+    how, why = tried("train", timeout_s=0.05)
+    assert how == "timeout" and "run.timeout allows (0.05 s)" in why
+    assert (job(tmp_path, "train").folder / "checkpoint").is_dir()
+
+
+def test_the_first_step_is_told_once(tmp_path: Path) -> None:
+    told: list[int] = []
+    for steps in (1, 4):
+        work = job(tmp_path, "step", steps=steps)
+        (work.folder / "result.json").unlink(missing_ok=True)
+        assert base.attempt(work, "executor_runner", lambda: False, lambda steps=steps: told.append(steps))[0] == "done"
+    assert told == [4]  # of the single step nobody asks again; its end tells as much
+
+
+def test_who_does_not_stop_when_its_time_is_up_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "OVERDUE_S", 0.05)
+    called: list[float] = []
+    work = replace(job(tmp_path, "step", steps=1, **{"for": 0.6}), timeout_s=0.1)
+    base.attempt(work, "executor_runner", lambda: False, overdue=lambda: called.append(time.monotonic()))
+    assert len(called) == 1
+
+
+def test_what_the_file_may_say() -> None:
+    run = RunSpec.model_validate({"resources": {"gpu": 0.25, "gpu_mem": "6GiB", "cpu": 2}, "retries": 2})
+    assert (run.resources.gpu_mem, run.retries.lost, run.retries.preempted) == (6 << 30, 2, "always")
+    assert RunSpec.model_validate({"resources": {"gpu_mem": "512 MB"}}).resources.gpu_mem == 512_000_000
+
+    def refused(**run: Any) -> str:
+        with pytest.raises(ValidationError) as caught:
+            RunSpec.model_validate(run)
+        return str(caught.value)
+
+    assert "such as 6GiB or 512MiB; found '6 gigs'" in refused(resources={"gpu_mem": "6 gigs"})
+    assert "less than or equal to 1" in refused(resources={"gpu": 2})
+    assert "has a result and is not tried again" in refused(retries={"diverged": 1})
+    assert "Extra inputs" in refused(retries={"crashed": 1})
+    assert "should be a valid dictionary" in refused(retries=True)
+
+
+def test_kinds_of_old_folders(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path)
+    (tmp_path / "failure.json").write_text('{"failure": "once", "traceback": "", "time": 0.0}')
+    assert (folder.kind(), folder.failure()) == ("error", "once")
