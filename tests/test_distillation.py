@@ -301,7 +301,7 @@ def test_the_report_has_a_table_of_the_heads(taught: Answer) -> None:
 
 
 def test_teachers_of_two_kinds_are_compared_from_three_trainings_on(tmp_path: Path) -> None:
-    from vitlab.report.frame import refusals
+    from vitlab.report.judgement import refusals
 
     other = {"one_at_a_time": {"distill.teacher.trial.model": [VIT]}}
     (reason,) = refusals(planned(tmp_path, design=other, seeds=2)).values()

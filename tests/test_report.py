@@ -18,15 +18,17 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
 from vitlab import report
 from vitlab.errors import UserError
+from vitlab.plan import registration
 from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.report import figures, frame, words
+from vitlab.report import figures, frame, judgement, words
 from vitlab.result import Circumstances, Measurement, Outcome, Result
 from vitlab.spec import STREAMS, Analysis
-from vitlab.store import Store, write_json
+from vitlab.store import Store, read_json, write_json
 
 STEPS = (0, 50, 100, 150, 200)
 BASE = [0.972, 0.969, 0.971, 0.975, 0.968]
@@ -106,7 +108,7 @@ def study(
 def outcome(root: Path, *args: Any, **options: Any) -> tuple[Plan, Store, pd.DataFrame, pd.DataFrame]:
     plan, store = study(root, *args, **options)
     results = frame.results(plan, store)
-    return plan, store, results, frame.summary(results, plan.analysis).set_index("arm")
+    return plan, store, results, judgement.summary(results, plan).set_index("arm")
 
 
 def document(plan: Plan, store: Store) -> dict[str, Any]:
@@ -207,7 +209,7 @@ def test_at_best_takes_the_best_of_the_history_and_says_that_it_flatters(tmp_pat
         results = frame.results(plan, store)
         assert results["val/accuracy@best"].tolist()[3:] == [best] * 3
         assert results["val/accuracy"].tolist()[3:] == [0.4] * 3
-        assert frame.summary(results, analysis)["mean"].tolist()[1] == pytest.approx(best)
+        assert judgement.summary(results, plan)["mean"].tolist()[1] == pytest.approx(best)
         assert any("optimistic" in note for note in document(plan, store)["notes"])
 
 
@@ -219,7 +221,7 @@ def test_summary_is_what_scipy_says(tmp_path):
     p = []
     for arm, values in list(POSITIONS.items())[1:]:
         row, reference = summary.loc[arm], stats.ttest_rel(values, BASE)
-        interval = reference.confidence_interval(0.9)
+        interval = reference.confidence_interval(1 - 0.1 / 3)  # all three hold at once
         assert row["difference"] == pytest.approx(np.mean(values) - np.mean(BASE))
         assert (row["difference_low"], row["difference_high"]) == pytest.approx((interval.low, interval.high))
         assert row["p"] == pytest.approx(reference.pvalue)
@@ -243,16 +245,20 @@ def test_summary_is_what_scipy_says(tmp_path):
 def test_answers_in_plain_words(tmp_path):
     plan, _, results, _ = outcome(tmp_path)
     worse, unclear, _ = report.answers(plan, results)
-    interval = stats.ttest_rel(NONE, BASE).confidence_interval(0.95)
+    interval = stats.ttest_rel(NONE, BASE).confidence_interval(1 - 0.05 / 3)
     low, high = (f"{100 * end:.1f}".replace("-", "\N{MINUS SIGN}") for end in interval)
     assert worse == (
-        f"position=none is 3.1 points below baseline (95 % interval {low} to {high}, "
+        f"position=none is 3.1 points below baseline (simultaneous 95 % interval {low} to {high}, "
         "p < 0.001 after Holm over 3 comparisons)."
     )
     size = TTestPower().solve_power(nobs=5, alpha=0.05 / 3, power=0.8)
     could = 100 * size * np.std(np.subtract(NEAR, BASE), ddof=1)
-    assert unclear.startswith("cannot tell: position=sincos2d is less than 0.1 points above baseline (95 % interval ")
-    assert unclear.endswith(f"; 5 seeds could have detected {could:.1f} points with 80 % power.")
+    assert unclear.startswith("cannot tell: position=sincos2d is less than 0.1 points above baseline (simultaneous ")
+    size = np.mean(np.subtract(NEAR, BASE)) / np.std(np.subtract(NEAR, BASE), ddof=1)
+    seeds = math.ceil(TTestPower().solve_power(effect_size=size, alpha=0.05 / 3, power=0.8))
+    assert unclear.endswith(
+        f"; 5 seeds could have detected {could:.1f} points with 80 % power, and what was found takes {seeds:,} seeds."
+    )
 
 
 def test_a_margin_makes_equivalence_a_verdict(tmp_path):
@@ -288,7 +294,7 @@ def test_diverged_seeds_are_counted_left_out_of_pairs_and_said(tmp_path):
     diverged = result_of(last, {"val/accuracy": 0.1}, status="diverged", failure="loss is nan at step 120")
     store.trial(last.key, last.code).finish(diverged)
     results = frame.results(plan, store)
-    row = frame.summary(results, plan.analysis).set_index("arm").loc["b"]
+    row = judgement.summary(results, plan).set_index("arm").loc["b"]
     assert (row["n"], row["diverged"], row["pairs"]) == (4, 1, 4)
     assert row["p"] == pytest.approx(stats.ttest_rel(NONE[:4], BASE[:4]).pvalue)
     assert row["mean"] == pytest.approx(np.mean(NONE[:4]))
@@ -298,6 +304,109 @@ def test_diverged_seeds_are_counted_left_out_of_pairs_and_said(tmp_path):
         note.startswith("Warning: b and baseline are compared at 4 seeds only: seed 4 has no value") for note in said
     )
     assert "| 4/5 |" in text_of(plan, store, "md")
+
+
+def _broken(tmp_path: Path, arms: Mapping[str, Sequence[float | None]], **options: Any) -> tuple[Plan, Store]:
+    """A study of ten classes in which every trial without a value has diverged."""
+    plan, store = study(tmp_path, arms, **options)
+    plan = dataclasses.replace(plan, arms=tuple(dataclasses.replace(arm, classes=10) for arm in plan.arms))
+    for item in plan.trials:
+        folder = store.trial(item.trial.key, item.trial.code)
+        if not folder.done():
+            folder.finish(result_of(item.trial, {"val/accuracy": 0.1}, status="diverged", failure="loss is nan"))
+    return plan, store
+
+
+def test_what_only_complete_pairs_support_is_not_claimed(tmp_path):
+    better = [value + 0.03 + 0.001 * (index % 3) for index, value in enumerate([*BASE, *BASE])]
+    arms = {"baseline": [*BASE, *BASE], "fragile": [*better[:9], None], "sturdy": better}
+    plan, store = _broken(tmp_path, arms)
+    results = frame.results(plan, store)
+    rows = judgement.summary(results, plan).set_index("arm")
+    complete = stats.ttest_rel(better[:9], [*BASE, *BASE][:9])
+    filled = stats.ttest_rel([*better[:9], 0.1], [*BASE, *BASE])
+    row = rows.loc["fragile"]
+    assert (row["broken"], row["pairs"], row["chance"]) == (1, 9, 0.1)
+    assert row["p"] == pytest.approx(complete.pvalue) and row["p_corrected"] < 1e-6
+    assert row["chance_p"] == pytest.approx(filled.pvalue)  # the larger of two under Holm
+    interval = filled.confidence_interval(1 - 0.05 / 2)
+    assert (row["chance_low"], row["chance_high"]) == pytest.approx((interval.low, interval.high))
+    fragile, sturdy = report.answers(plan, results)
+    assert fragile.startswith("cannot tell: fragile is 3.10 points above baseline")
+    assert "with chance (10.0 %) in the place of 1 seed that diverged or failed, 5.89 points below" in fragile and "detected" not in fragile
+    assert sturdy.startswith("sturdy is 3.09 points above baseline") and "chance" not in sturdy
+    assert rows.loc["sturdy", ["chance", "chance_p"]].isna().all() and rows.loc["sturdy", "broken"] == 0
+
+
+def test_what_both_comparisons_support_is_claimed(tmp_path):
+    plan, store = _broken(tmp_path, {"baseline": [0.9, 0.901, 0.902, 0.9], "b": [0.101, 0.1, 0.102, None]})
+    [said] = report.answers(plan, frame.results(plan, store))
+    assert said.startswith("b is 80.") and "in the place of 1 seed" in said
+    unknown = dataclasses.replace(plan, arms=tuple(dataclasses.replace(arm, classes=None) for arm in plan.arms))
+    [said] = report.answers(unknown, frame.results(plan, store))
+    assert said.startswith("cannot tell: b is 80.") and "what chance reaches in val/accuracy is not known" in said
+
+
+@pytest.mark.parametrize(
+    ("metric", "classes", "level"),
+    [("val/accuracy", 10, 0.1), ("val/top5", 10, 0.5), ("val/loss", 10, math.log(10)), ("val/accuracy_cls", 4, 0.25)],
+)
+def test_chance_is_what_guessing_reaches(metric, classes, level):
+    assert judgement.chance_level(metric, classes) == pytest.approx(level)
+    assert math.isnan(judgement.chance_level(metric, None)) and math.isnan(judgement.chance_level("val/ece", 10))
+
+
+# -- what was registered ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_changed_after_the_first_run_is_exploratory(tmp_path):
+    plan, store = study(tmp_path)
+    folder = store.study(plan.study) / "plan.json"
+    ended = [item.trial.key for item in plan.trials[:1]]
+    first = registration.registered(plan, None, lambda key, code: False)
+    assert first.registered == {
+        **{"metric": "val/accuracy", "goal": "max", "at": "last", "margin": None, "correction": "holm"},
+        **{"alpha": 0.05, "sides": 2, "seeds": [0, 1, 2, 3, 4]},
+        "family": [[arm, "baseline"] for arm in list(POSITIONS)[1:]],
+    }
+    assert not any(
+        "xploratory" in text for text in (*document(first, store)["notes"], *document(first, store)["answers"])
+    )
+    write_json(folder, first.to_json())
+    changed = dataclasses.replace(plan, analysis=Analysis(alpha=0.1, correction="none"), registered=None)
+    # Nothing had ended: there was nothing to learn from.
+    fresh = registration.registered(changed, read_json(folder), lambda key, code: False)
+    assert fresh.registered["alpha"] == 0.1
+    later = registration.registered(changed, read_json(folder), lambda key, code: key in ended)
+    assert later.registered == first.registered and later.analysis.alpha == 0.1
+    doc = document(later, store)
+    assert any(
+        note.startswith("Exploratory: since the study was first run, correction was holm and is none;")
+        for note in doc["notes"]
+    )
+    assert doc["answers"][0].startswith("exploratory: position=none is 3.1 points below baseline")
+    assert doc["answers"][1].startswith("cannot tell: ")  # what claims nothing need not be hedged
+    assert "worse (exploratory)" in text_of(later, store, "md")
+    assert Plan.from_json(later.to_json()) == later
+
+
+def test_an_arm_that_joins_later_is_corrected_for_all_and_one_that_left_still_counts(tmp_path):
+    plan, store = study(tmp_path)
+    few = dataclasses.replace(plan, arms=plan.arms[:3])
+    joined = dataclasses.replace(plan, registered=registration.registration(few))
+    rows = judgement.summary(frame.results(joined, store), joined).set_index("arm")
+    raw = [stats.ttest_rel(values, BASE).pvalue for values in list(POSITIONS.values())[1:]]
+    assert rows["family"].tolist()[1:] == [2, 2, 3]
+    assert rows["p_corrected"].tolist()[1:3] == pytest.approx(multipletests(raw[:2], method="holm")[1])
+    assert rows["p_corrected"].iloc[3] == pytest.approx(multipletests(raw, method="holm")[1][2])
+    assert rows["exploratory"].notna().tolist() == [False, False, False, True]
+    left = dataclasses.replace(few, trials=plan.trials[:15], registered=registration.registration(plan))
+    rows = judgement.summary(frame.results(left, store), left).set_index("arm")
+    assert rows["family"].tolist()[1:] == [3, 3]
+    assert rows["p_corrected"].iloc[1] == pytest.approx(3 * raw[0])
+    assert any("position=sinusoidal left the family" in note for note in document(left, store)["notes"])
+    more = dataclasses.replace(plan, registered={**registration.registration(plan), "seeds": [0, 1, 2]})
+    assert any("there were 3 seeds and are 5" in note for note in document(more, store)["notes"])
 
 
 def test_a_value_that_is_not_finite_is_left_out_and_said(tmp_path):
@@ -596,7 +705,7 @@ def test_an_unknown_format_is_refused(tmp_path):
 
 def _figure_arguments(plan: Plan, store: Store) -> tuple[Any, ...]:
     results = frame.results(plan, store)
-    return plan, results, frame.summary(results, plan.analysis), frame.history(plan, store)
+    return plan, results, judgement.summary(results, plan), frame.history(plan, store)
 
 
 def _file(folder: Path, text: str) -> Path:
@@ -614,7 +723,7 @@ def test_the_picture_shows_the_numbers(tmp_path):
     intervals = [
         line.get_xdata() for line in right.lines if len(line.get_xdata()) == 2 and len(set(line.get_ydata())) == 1
     ]
-    expected = stats.ttest_rel(NONE, BASE).confidence_interval(0.95)
+    expected = stats.ttest_rel(NONE, BASE).confidence_interval(1 - 0.05 / 3)
     assert any(np.allclose(ends, [100 * expected.low, 100 * expected.high]) for ends in intervals)
     [curves] = drawn["curves"].axes
     bold = [line for line in curves.lines if line.get_linewidth() > 1]

@@ -18,17 +18,19 @@ import numpy as np
 
 from vitlab import __version__
 from vitlab.plan.match import overlap
+from vitlab.plan.registration import added, changes, removed
 from vitlab.plan.tune import edges, name_of
 from vitlab.plan.values import Plan
 from vitlab.report import words
-from vitlab.report.frame import STATUSES, Found, is_metric, judged, prerequisites, usable
-from vitlab.statistics import smallest_sign_flip_p
+from vitlab.report.frame import STATUSES, Found, is_metric, judged, prerequisites
+from vitlab.report.judgement import usable
+from vitlab.statistics import simultaneous, smallest_sign_flip_p
 from vitlab.store import Store, read_json
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FORM = 3  #: counts changes of this document; a stored one of another form is made anew
+FORM = 4  #: counts changes of this document; a stored one of another form is made anew
 SHOWN = 12  #: notes of one kind that are listed one by one
 BUILT_IN = "vitlab"
 RATE = "train.optimizer.lr"
@@ -144,7 +146,7 @@ def notes(plan: Plan, found: Sequence[Found], frame: pd.DataFrame, rows: Sequenc
             "so the noisier the evaluation and the more of them there are. The test value beside it is that of the "
             "last step."
         )
-    return said + _seeds(plan, rows) + _learning_rate(plan)
+    return said + _exploratory(plan) + _seeds(plan, rows) + _doubted(plan, rows) + _learning_rate(plan)
 
 
 def made(plan: Plan, store: Store, found: Sequence[Found]) -> dict[str, Any]:
@@ -318,15 +320,48 @@ def _seeds(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
             f"{words.count(max(pairs), 'pair')} cannot convince an exact sign-flip test (its smallest p is "
             f"{smallest_sign_flip_p(max(pairs)):.2g}): p rests on differences between seeds being roughly normal."
         )
+    return said
+
+
+def _doubted(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
+    """Verdicts that a second opinion does not share."""
+    said = []
     for row in rows:
-        doubted = row["sign_flip_p"] is not None and row["sign_flip_p"] > level >= smallest_sign_flip_p(
-            row["pairs"] or 1
-        )
-        if doubted and row["test"] == "paired t" and row["p_corrected"] <= plan.analysis.alpha:
+        if row["test"] != "paired t" or words.verdict(row, plan.analysis) not in ("better", "worse"):
+            continue
+        low, high = row["difference_low"], row["difference_high"]
+        level = simultaneous(plan.analysis.alpha, row["family"], plan.analysis.correction)
+        if row["sign_flip_p"] is not None and row["sign_flip_p"] > level >= smallest_sign_flip_p(row["pairs"]):
             said.append(
                 f"{row['arm']}: the exact sign-flip test does not agree (p = {row['sign_flip_p']:.2g} before "
                 "correction); look at the single seeds."
             )
+        if low <= 0 <= high:
+            said.append(
+                f"{row['arm']}: Holm's steps tell it apart, and its simultaneous interval, which knows no steps, "
+                "still holds 0."
+            )
+        elif row["bca_low"] is not None and row["bca_low"] <= 0 <= row["bca_high"]:
+            said.append(f"{row['arm']}: the BCa bootstrap interval still holds 0; look at the single seeds.")
+    return _some(said, "of these")
+
+
+def _exploratory(plan: Plan) -> list[str]:
+    """What was decided after the study was first run."""
+    said = [
+        f"Exploratory: since the study was first run, {change}; every verdict was reached with the results known."
+        for change in changes(plan)
+    ]
+    later, gone = sorted(added(plan)), removed(plan)
+    if later:
+        said.append(
+            f"Exploratory: {', '.join(later)} joined the family of comparisons after the first run, and "
+            f"{'is' if len(later) == 1 else 'are'} corrected for all of them."
+        )
+    if gone:
+        said.append(
+            f"{', '.join(gone)} left the family of comparisons after the first run; it still counts in the correction."
+        )
     return said
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from vitlab.plan.values import Plan
 from vitlab.report import words
-from vitlab.report.frame import usable
+from vitlab.report.judgement import usable
 from vitlab.statistics import mean_interval
 
 if TYPE_CHECKING:
@@ -71,10 +71,12 @@ def figures(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, history: pd.
 def captions(plan: Plan) -> dict[str, str]:
     """What each figure shows, in a sentence."""
     level = words.percent(1 - plan.analysis.alpha)
+    several = sum(arm.baseline is not None for arm in plan.arms) > 1 and plan.analysis.correction != "none"
     seeds = f"each seed (small) and the mean with its {level} t-interval"
     return {
-        "arms": f"Left: {seeds}. Right: the difference to the baseline with its {level} interval, before correction; "
-        "filled where it holds after correction. An arrow stands where an interval goes on beyond the picture."
+        "arms": f"Left: {seeds}. Right: the difference to the baseline with its {level} interval"
+        + (", which holds for all of them at once" if several else "")
+        + "; filled where it is told apart. An arrow stands where an interval goes on beyond the picture."
         if any(arm.baseline for arm in plan.arms)
         else f"Of every arm {seeds}.",
         "curves": f"{words.Scale.of(plan.analysis.metric).title} over training: mean of the seeds, each seed (thin; "

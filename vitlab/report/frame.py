@@ -1,4 +1,4 @@
-"""Results as pandas frames: one row per trial, one row per measurement, one row per arm.
+"""Results as pandas frames: one row per trial, one row per measurement.
 
 Nothing is dropped: a trial that diverged, failed, runs or was never begun has its row, with a status that says so.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlab import statistics
 from vitlab.plan.design import text
 from vitlab.plan.values import Plan, Planned
 from vitlab.result import Result
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 BEFORE = ("study", "arm", "baseline", "seed", "trial", "code", "status", "failure")
 AFTER = ("params", "macs", "steps", "images", "wall_s", "engine", "threads", "device", "origins")
 GROUPS = ("val", "test", "train")
-LEAST_PREREQUISITES = 3  #: distinct trials that must stand behind each arm where arms differ by them
 STATUSES = ("done", "diverged", "failed", "running", "missing")
 
 
@@ -159,115 +157,6 @@ def curves(found: Sequence[Found]) -> pd.DataFrame:
     return frame
 
 
-def usable(frame: pd.DataFrame, analysis: Analysis) -> dict[str, dict[int, float]]:
-    """Arm to seed to judged value, of the trials that can be judged.
-
-    Left out are trials that are not done, values that are not finite, and seeds whose trial is one and the same as
-    that of an earlier seed (nothing the seed varies is used), because one training counted twice is no replicate.
-    """
-    values: dict[str, dict[int, float]] = {}
-    column = judged(analysis)
-    for arm, rows in frame.groupby("arm", sort=False):
-        done = rows[rows["status"] == "done"].drop_duplicates("trial")
-        pairs = zip(done["seed"].tolist(), done[column].tolist(), strict=True)
-        values[str(arm)] = {int(seed): float(value) for seed, value in pairs if math.isfinite(value)}
-    return values
-
-
-def refusals(plan: Plan) -> dict[str, str]:
-    """Arm to the reason why its comparison is not judged, where it is not.
-
-    Arms that differ by the trial they start from (a teacher, a pre-trained body) are compared by samples of that
-    trial: five students of one teacher are one sample of the teacher.
-    """
-    behind: dict[str, dict[str, set[str]]] = {}
-    for planned in plan.trials:
-        for role, needed in planned.trial.needs.items():
-            behind.setdefault(planned.arm, {}).setdefault(role, set()).add(needed.partition("/")[0])
-    found = {}
-    for arm in plan.arms:
-        first, second = behind.get(arm.name, {}), behind.get(arm.baseline or "", {})
-        for role in sorted(first.keys() & second.keys()):
-            fewest = min(len(first[role]), len(second[role]))
-            if first[role] != second[role] and fewest < LEAST_PREREQUISITES:
-                trained = "training" if fewest == 1 else "trainings"
-                found[arm.name] = (
-                    f"the arms differ by their {role}, of which {fewest} {trained} stand{'s' * (fewest == 1)} behind "
-                    f"an arm: fewer than {LEAST_PREREQUISITES} are no sample"
-                )
-    return found
-
-
-def summary(frame: pd.DataFrame, analysis: Analysis, refused: Mapping[str, str] = {}) -> pd.DataFrame:
-    """One row per arm: what it reached, and how it differs from its baseline.
-
-    Columns: ``arm, baseline``; ``planned`` trials and how many are ``done, diverged, failed, running, missing``;
-    ``n`` (values judged), ``mean, sd, low, high`` (t-interval of level 1 - alpha); ``difference, difference_low,
-    difference_high, test, pairs, correlation`` (see :func:`vitlab.statistics.compare`), ``p``, ``p_corrected`` over
-    ``family`` comparisons (every arm that has a baseline, judged or not), ``sign_flip_p``; ``detectable`` with 80 %
-    power at that correction; ``better`` with ``better_low, better_high``, the probability that the arm beats its
-    baseline at the same seed; where the analysis has a margin, ``equal_low, equal_high`` (the interval of level
-    1 - 2 alpha) and ``p_equal`` of the test that the difference lies within it; the mean of the test metric of the
-    same name; ``params, macs, wall_s``.  Comparisons in ``refused`` (see :func:`refusals`) have their difference, no
-    judgement, and the reason in ``refused``.
-    """
-    import pandas as pd
-
-    values = usable(frame, analysis)
-    grouped = {str(arm): rows for arm, rows in frame.groupby("arm", sort=False)}
-    compared = {arm: str(rows["baseline"].iloc[0]) for arm, rows in grouped.items() if rows["baseline"].notna().all()}
-    contrasts = {
-        arm: statistics.compare(values[arm], values.get(baseline, {}), analysis.alpha)
-        for arm, baseline in compared.items()
-    }
-    contrasts |= {
-        arm: statistics.Contrast(contrasts[arm].difference, math.nan, math.nan, math.nan, "none", contrasts[arm].pairs)
-        for arm in refused
-        if arm in contrasts
-    }
-    corrected = dict(
-        zip(contrasts, statistics.corrected([item.p for item in contrasts.values()], analysis.correction), strict=True)
-    )
-    level = analysis.alpha if analysis.correction == "none" else analysis.alpha / max(1, len(contrasts))
-    test = f"test/{analysis.metric.partition('/')[2]}"
-    rows_out = []
-    for arm, rows in grouped.items():
-        counts = {status: int((rows["status"] == status).sum()) for status in STATUSES}
-        mean = statistics.mean_interval(list(values[arm].values()), analysis.alpha)
-        row: dict[str, Any] = {"arm": arm, "baseline": compared.get(arm), "planned": len(rows), **counts}
-        row |= {"n": mean.n, "mean": mean.mean, "sd": mean.sd, "low": mean.low, "high": mean.high}
-        if arm in contrasts:
-            row |= _of_contrast(contrasts[arm], level)
-            if analysis.margin is not None:
-                equal = statistics.equivalence(contrasts[arm], analysis.margin, analysis.alpha)
-                row |= {"equal_low": equal.low, "equal_high": equal.high, "p_equal": equal.p}
-            row |= {"p_corrected": corrected[arm], "family": len(contrasts), "refused": refused.get(arm)}
-            if arm not in refused:
-                row |= _beats(values[arm], values.get(compared[arm], {}), analysis)
-        if test in rows:
-            row[test] = rows.loc[rows["seed"].isin(list(values[arm])), test].mean()
-        row |= {"params": rows["params"].max(), "macs": rows["macs"].max(), "wall_s": rows["wall_s"].sum()}
-        rows_out.append(row)
-    floats = "mean sd low high difference difference_low difference_high correlation p p_corrected sign_flip_p"
-    floats += " detectable better better_low better_high equal_low equal_high p_equal"
-    columns = [
-        *("arm", "baseline", "planned", *STATUSES, "n", "mean", "sd", "low", "high"),
-        *("difference", "difference_low", "difference_high", "test", "pairs", "correlation"),
-        *("p", "p_corrected", "family", "sign_flip_p", "detectable", "better", "better_low", "better_high", "refused"),
-        *("equal_low", "equal_high", "p_equal"),
-        *([test] if test in frame else []),
-        *("params", "macs", "wall_s"),
-    ]
-    return pd.DataFrame(rows_out, columns=columns).astype(
-        {
-            **dict.fromkeys(("arm", "baseline", "test", "refused"), "string"),
-            **dict.fromkeys(("planned", *STATUSES, "n"), "int64"),
-            **dict.fromkeys(("pairs", "family", "params", "macs"), "Int64"),
-            **dict.fromkeys([*floats.split(), "wall_s", *([test] if test in frame else [])], "float64"),
-        }
-    )
-
-
 def write_parquet(frame: pd.DataFrame, path: Path) -> None:
     """Write a frame whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -309,32 +198,6 @@ def _of_result(result: Result, analysis: Analysis) -> dict[str, Any]:
         best = max if analysis.goal == "max" else min
         row[judged(analysis)] = best(finite) if finite else math.nan
     return row
-
-
-def _of_contrast(contrast: statistics.Contrast, level: float) -> Mapping[str, Any]:
-    return {
-        "difference": contrast.difference,
-        "difference_low": contrast.low,
-        "difference_high": contrast.high,
-        "test": contrast.test,
-        "pairs": contrast.pairs,
-        "correlation": contrast.correlation,
-        "p": contrast.p,
-        "sign_flip_p": contrast.sign_flip_p,
-        "detectable": statistics.detectable(contrast.se, contrast.df, level),
-    }
-
-
-def _beats(first: Mapping[int, float], second: Mapping[int, float], analysis: Analysis) -> Mapping[str, float]:
-    sign = 1 if analysis.goal == "max" else -1
-    common = sorted(first.keys() & second.keys())
-    if len(common) >= 2:
-        x, y = ([sign * values[seed] for seed in common] for values in (first, second))
-        found = statistics.superiority_of_pairs(x, y, analysis.alpha)
-    else:
-        x, y = ([sign * value for value in values.values()] for values in (first, second))
-        found = statistics.superiority(x, y, analysis.alpha)
-    return {"better": found.probability, "better_low": found.low, "better_high": found.high}
 
 
 def _column(values: list[Any]) -> pd.Series[Any]:

@@ -93,9 +93,9 @@ def stored(plan: Plan, store: Store, format: str) -> str | bytes | None:
 
 def answers(plan: Plan, frame: pd.DataFrame) -> list[str]:
     """The answers to a study's question, one sentence per comparison, given :func:`vitlab.report.frame.results`."""
-    from vitlab.report.frame import refusals, summary
+    from vitlab.report.judgement import summary
 
-    return words.answers(plain(summary(frame, plan.analysis, refusals(plan))), plan.analysis)
+    return words.answers(plain(summary(frame, plan)), plan.analysis)
 
 
 def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
@@ -128,11 +128,11 @@ def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
 
 
 def _make(plan: Plan, store: Store) -> _Made:
-    from vitlab.report import frame
+    from vitlab.report import frame, judgement
 
     found = frame.gather(plan, store)
     results, history = frame.table(plan, found), frame.curves(found)
-    summary = frame.summary(results, plan.analysis, frame.refusals(plan))
+    summary = judgement.summary(results, plan)
     return _Made(plan, document(plan, store, found, results, summary), results, history, summary)
 
 

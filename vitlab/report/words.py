@@ -84,6 +84,12 @@ def percent(share: float) -> str:
     return f"{100 * share:g} %"
 
 
+def interval_name(row: Row, analysis: Analysis, alpha: float | None = None) -> str:
+    """``95 % interval``; ``simultaneous`` where it holds for several comparisons at once."""
+    several = row["family"] is not None and row["family"] > 1 and analysis.correction != "none"
+    return f"{'simultaneous ' * several}{percent(1 - (alpha or analysis.alpha))} interval"
+
+
 def count(n: int, what: str) -> str:
     """``1 seed``, ``5 seeds``."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
@@ -111,9 +117,27 @@ def duration(seconds: float) -> str:
 def verdict(row: Row, analysis: Analysis) -> str:
     """``better``, ``worse``, ``same`` (equal at every seed), ``equivalent`` (within the margin of the analysis),
     ``cannot tell``; nothing for an arm without a baseline.
+
+    Where seeds diverged or failed, both comparisons have to say so: that of complete pairs, and that with chance in
+    the place of what is missing.
     """
     if row["baseline"] is None:
         return ""
+    found = _of_pairs(row, analysis)
+    return found if not row["broken"] or _supported(row, analysis, found) else "cannot tell"
+
+
+def answer(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
+    """One sentence about one comparison."""
+    found = verdict(row, analysis)
+    said = _sentence(row, analysis, scale, decimals, found)
+    if found == "cannot tell":
+        return f"cannot tell: {said}"
+    return f"exploratory: {said}" if row["exploratory"] else said
+
+
+def _of_pairs(row: Row, analysis: Analysis) -> str:
+    """The verdict of what is complete."""
     if row["test"] == "sign flip" and row["difference"] == 0:
         return "same"
     if row["p_corrected"] is None or row["p_corrected"] > analysis.alpha:
@@ -121,47 +145,77 @@ def verdict(row: Row, analysis: Analysis) -> str:
     return "better" if (row["difference"] > 0) == (analysis.goal == "max") else "worse"
 
 
-def answer(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
-    """One sentence about one comparison."""
-    arm, baseline, found = row["arm"], row["baseline"], verdict(row, analysis)
+def _supported(row: Row, analysis: Analysis, found: str) -> bool:
+    """Whether a verdict stands with chance in the place of the seeds that diverged or failed."""
+    if found == "equivalent":
+        return row["chance_p_equal"] is not None and row["chance_p_equal"] < analysis.alpha
+    if found not in ("better", "worse") or row["chance_p"] is None or row["chance_p"] > analysis.alpha:
+        return False
+    return bool((row["chance_difference"] > 0) == (row["difference"] > 0))
+
+
+def _sentence(row: Row, analysis: Analysis, scale: Scale, decimals: int, found: str) -> str:
+    arm, baseline = row["arm"], row["baseline"]
     if row["n"] == 0:
-        return f"cannot tell: no trial of {arm} can be judged yet ({states(row)})."
+        return f"no trial of {arm} can be judged yet ({states(row)})."
     if row["difference"] is None:
-        return f"cannot tell: {baseline}, with which {arm} is compared, has no trial that can be judged yet."
+        return f"{baseline}, with which {arm} is compared, has no trial that can be judged yet."
     if found == "same":
         return f"{arm} and {baseline} reached the same {scale.metric} at each of {count(row['pairs'], 'seed')}."
     said = f"{arm} is {_distance(row['difference'], scale, decimals)} {baseline}"
     if analysis.goal == "min" and found in ("better", "worse"):
         said += f", which is {found}"
     if row["refused"]:
-        return f"cannot tell: {said}, but {row['refused']}."
+        return f"{said}, but {row['refused']}."
     if row["test"] == "none":
-        return f"cannot tell: {said}, and {_too_few(row)} to judge that by."
+        return f"{said}, and {_too_few(row)} to judge that by."
     over = _correction(row, analysis)
     if row["test"] == "sign flip":
         said += (
             f" at each of {count(row['pairs'], 'seed')} alike, which gives no interval"
             f" (sign-flip p {_equals(row['p_corrected'], analysis.alpha)}{over})"
         )
-        return f"{said}." if found != "cannot tell" else f"cannot tell: {said}."
+        return f"{said}{_with_chance(row, analysis, scale, decimals)}."
     low, high = (scale.number(row[end], decimals) for end in ("difference_low", "difference_high"))
-    said += (
-        f" ({percent(1 - analysis.alpha)} interval {low} to {high}, "
-        f"p {_equals(row['p_corrected'], analysis.alpha)}{over})"
-    )
-    if analysis.margin is not None and row.get("p_equal") is not None:
+    said += f" ({interval_name(row, analysis)} {low} to {high}, p {_equals(row['p_corrected'], analysis.alpha)}{over})"
+    if analysis.margin is not None and row["p_equal"] is not None:
         low, high = (scale.number(row[end], decimals) for end in ("equal_low", "equal_high"))
         shown = "" if _within(row, analysis) else "not "
         said += (
             f"; {shown}shown to be equivalent within {scale.amount(analysis.margin, decimals)} "
-            f"({percent(1 - 2 * analysis.alpha)} interval {low} to {high})"
+            f"({interval_name(row, analysis, 2 * analysis.alpha)} {low} to {high})"
         )
-    if found != "cannot tell":
+    said += _with_chance(row, analysis, scale, decimals)
+    if found != "cannot tell" or _of_pairs(row, analysis) != found:
         return f"{said}."
-    seeds = count(row["pairs"] or row["n"], "seed")
-    return (
-        f"cannot tell: {said}; {seeds} could have detected {scale.amount(row['detectable'], decimals)} with 80 % power."
-    )
+    said += f"; {count(row['pairs'] or row['n'], 'seed')} could have detected"
+    said += f" {scale.amount(row['detectable'], decimals)} with 80 % power"
+    if row["seeds_needed"] is not None and row["seeds_needed"] > row["pairs"]:
+        wanted = (
+            "what was found"
+            if analysis.margin is None
+            else f"a difference of {scale.amount(analysis.margin, decimals)}"
+        )
+        said += f", and {wanted} takes {count(round(row['seeds_needed']), 'seed')}"
+    return f"{said}."
+
+
+def _with_chance(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
+    """The comparison again, where seeds diverged or failed."""
+    if not row["broken"]:
+        return ""
+    lost = f"{count(row['broken'], 'seed')} that diverged or failed"
+    if row["chance_difference"] is None:
+        return f"; {lost} cannot be accounted for, because what chance reaches in {scale.metric} is not known"
+    there = f"; with chance ({scale.number(row['chance'], 1 if scale.unit else 3)} {scale.unit}".rstrip() + ")"
+    there += f" in the place of {lost}, {_distance(row['chance_difference'], scale, decimals)}"
+    if row["chance_p"] is None:
+        return f"{there}, which cannot be judged"
+    said = f"p {_equals(row['chance_p'], analysis.alpha)}"
+    if row["chance_low"] is not None:
+        low, high = (scale.number(row[end], decimals) for end in ("chance_low", "chance_high"))
+        said = f"{interval_name(row, analysis)} {low} to {high}, {said}"
+    return f"{there} ({said})"
 
 
 def reached(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
@@ -203,7 +257,8 @@ def _distance(difference: float, scale: Scale, decimals: int) -> str:
 
 def _within(row: Row, analysis: Analysis) -> bool:
     """Whether the difference was shown to lie within the margin of the analysis."""
-    return analysis.margin is not None and row.get("p_equal") is not None and row["p_equal"] < analysis.alpha
+    p = row["p_equal_corrected"]
+    return analysis.margin is not None and p is not None and bool(p < analysis.alpha)
 
 
 def _too_few(row: Row) -> str:
@@ -274,10 +329,14 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
 
         found += [
             Column("difference", versus(lambda row: scale.number(row["difference"], apart, sign=True))),
-            Column(interval, versus(lambda row: bracket(row, "difference_low", "difference_high", apart)), rank=1),
+            Column(
+                interval_name(compared[0], analysis),
+                versus(lambda row: bracket(row, "difference_low", "difference_high", apart)),
+                rank=1,
+            ),
             Column(p, versus(lambda row: p_value(row["p_corrected"], analysis.alpha))),
             Column("detectable", versus(lambda row: scale.number(row["detectable"], apart)), rank=4),
-            Column("verdict", cells(lambda row: verdict(row, analysis)), right=False),
+            Column("verdict", cells(lambda row: _verdict_cell(row, analysis)), right=False),
         ]
     test = f"test/{analysis.metric.partition('/')[2]}"
     if test != analysis.metric and any(row.get(test) is not None for row in rows):
@@ -287,6 +346,51 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
         Column("MACs", cells(lambda row: compact(row["macs"])), rank=7),
     ]
     return found
+
+
+def _verdict_cell(row: Row, analysis: Analysis) -> str:
+    found = verdict(row, analysis)
+    return f"{found} (exploratory)" if row["exploratory"] and found not in ("", "cannot tell") else found
+
+
+def detail_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
+    """The table of comparisons: what stands behind each verdict.  Columns that say nothing are left out."""
+    compared = [row for row in rows if row["baseline"] is not None and row["difference"] is not None]
+    if not compared:
+        return []
+    scale = Scale.of(analysis.metric)
+    apart = scale.decimals(widths(rows, "difference_low", "difference_high"))
+
+    def bracket(row: Row, low: str, high: str, factor: float, decimals: int) -> str:
+        if row[low] is None:
+            return DASH
+        return "[" + ", ".join(f"{factor * row[end]:.{decimals}f}".replace("-", MINUS) for end in (low, high)) + "]"
+
+    def plain(name: str, decimals: int) -> tuple[str, ...]:
+        return tuple(DASH if row[name] is None else f"{row[name]:.{decimals}f}".replace("-", MINUS) for row in compared)
+
+    def cells(cell: Any) -> tuple[str, ...]:
+        return tuple(cell(row) for row in compared)
+
+    alpha, level = analysis.alpha, percent(1 - analysis.alpha)
+    found = [
+        Column("arm", cells(lambda row: row["arm"]), right=False),
+        Column("compared with", cells(lambda row: row["baseline"]), right=False),
+        Column("test", cells(lambda row: row["test"]), right=False),
+        Column("pairs", cells(lambda row: str(row["pairs"]))),
+        Column("correlation", plain("correlation", 2)),
+        Column("p", cells(lambda row: p_value(row["p"], alpha))),
+        Column("sign-flip p", cells(lambda row: p_value(row["sign_flip_p"], alpha))),
+        Column("effect (g)", plain("effect", 2)),
+        Column("P(better) (%)", cells(lambda row: DASH if row["better"] is None else f"{100 * row['better']:.0f}")),
+        Column(f"{level} interval", cells(lambda row: bracket(row, "better_low", "better_high", 100, 0))),
+        Column("BCa interval", cells(lambda row: bracket(row, "bca_low", "bca_high", scale.factor, apart))),
+        Column("seeds needed", plain("seeds_needed", 0)),
+        Column("broken", cells(lambda row: str(row["broken"]))),
+        Column("difference with chance", cells(lambda row: scale.number(row["chance_difference"], apart, sign=True))),
+        Column("p with chance", cells(lambda row: p_value(row["chance_p"], alpha))),
+    ]
+    return [column for column in found if not set(column.cells) <= {DASH, "0"}]
 
 
 def head_columns(rows: Sequence[Row]) -> list[Column]:

@@ -1,0 +1,286 @@
+"""The judgement: one row per arm, with what it reached and how it differs from its baseline.
+
+A seed that diverged or failed has no value.  Every comparison it belongs to is made twice: over the pairs that are
+complete, and with what chance reaches in the place of what is missing; only what both support is claimed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vitlab import statistics
+from vitlab.plan.registration import added, changes
+from vitlab.plan.values import Plan
+from vitlab.report.frame import STATUSES, judged
+from vitlab.spec import Analysis
+from vitlab.statistics import Contrast
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Values = Mapping[int, float]
+"""Seed to value."""
+
+LEAST_PREREQUISITES = 3  #: distinct trials that must stand behind each arm where arms differ by them
+COUNTS = ("planned", *STATUSES, "n")
+OWN = ("mean", "sd", "low", "high")
+COMPARED = (
+    *("difference", "difference_low", "difference_high", "p", "p_corrected", "sign_flip_p", "correlation", "effect"),
+    *("bca_low", "bca_high", "detectable", "seeds_needed", "better", "better_low", "better_high"),
+    *("chance", "chance_difference", "chance_low", "chance_high", "chance_p", "chance_p_equal"),
+    *("equal_low", "equal_high", "p_equal", "p_equal_corrected"),
+)
+COLUMNS = (
+    *("arm", "baseline", *COUNTS, *OWN, "test", "pairs", "family", "broken", *COMPARED, "refused", "exploratory"),
+    *("params", "macs", "wall_s", "images_per_s"),
+)
+"""Columns of :func:`summary`, whatever the study; behind them stands the test metric of the same name, if any."""
+
+
+def usable(frame: pd.DataFrame, analysis: Analysis) -> dict[str, dict[int, float]]:
+    """Arm to seed to judged value, of the trials that can be judged.
+
+    Left out are trials that are not done, values that are not finite, and seeds whose trial is one and the same as
+    that of an earlier seed (nothing the seed varies is used), because one training counted twice is no replicate.
+    """
+    values: dict[str, dict[int, float]] = {}
+    column = judged(analysis)
+    for arm, rows in frame.groupby("arm", sort=False):
+        done = rows[rows["status"] == "done"].drop_duplicates("trial")
+        pairs = zip(done["seed"].tolist(), done[column].tolist(), strict=True)
+        values[str(arm)] = {int(seed): float(value) for seed, value in pairs if math.isfinite(value)}
+    return values
+
+
+def refusals(plan: Plan) -> dict[str, str]:
+    """Arm to the reason why its comparison is not judged, where it is not.
+
+    Arms that differ by the trial they start from (a teacher, a pre-trained body) are compared by samples of that
+    trial: five students of one teacher are one sample of the teacher.
+    """
+    behind: dict[str, dict[str, set[str]]] = {}
+    for planned in plan.trials:
+        for role, needed in planned.trial.needs.items():
+            behind.setdefault(planned.arm, {}).setdefault(role, set()).add(needed.partition("/")[0])
+    found = {}
+    for arm in plan.arms:
+        first, second = behind.get(arm.name, {}), behind.get(arm.baseline or "", {})
+        for role in sorted(first.keys() & second.keys()):
+            fewest = min(len(first[role]), len(second[role]))
+            if first[role] != second[role] and fewest < LEAST_PREREQUISITES:
+                trained = "training" if fewest == 1 else "trainings"
+                found[arm.name] = (
+                    f"the arms differ by their {role}, of which {fewest} {trained} stand{'s' * (fewest == 1)} behind "
+                    f"an arm: fewer than {LEAST_PREREQUISITES} are no sample"
+                )
+    return found
+
+
+def chance_level(metric: str, classes: int | None) -> float:
+    """What guessing reaches in a metric, each class as likely as the others; NaN where that is not known."""
+    name = metric.partition("/")[2].partition("@")[0]
+    if classes is None or classes < 1:
+        return math.nan
+    if re.fullmatch(r"accuracy(_\w+)?|pixel_accuracy", name):
+        return 1 / classes
+    if top := re.fullmatch(r"top(\d+)", name):
+        return min(1.0, int(top[1]) / classes)
+    return math.log(classes) if name == "loss" else math.nan
+
+
+def broken(frame: pd.DataFrame, analysis: Analysis) -> dict[str, list[int]]:
+    """Arm to the seeds that diverged or failed, or ended without a finite value where the arm's others have one."""
+    found = {}
+    values = usable(frame, analysis)
+    for arm, rows in frame.drop_duplicates(["arm", "trial"]).groupby("arm", sort=False):
+        known = values[str(arm)]
+        lost = rows["status"].isin(["diverged", "failed"]) | ((rows["status"] == "done") & bool(known))
+        found[str(arm)] = [int(seed) for seed in rows.loc[lost, "seed"] if seed not in known]
+    return found
+
+
+def summary(frame: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+    """One row per arm: what it reached, and how it differs from its baseline.
+
+    Columns, in the order of ``COLUMNS``:
+
+    - ``arm, baseline``; ``planned`` trials and how many are ``done, diverged, failed, running, missing``; ``n`` values
+      judged, their ``mean, sd`` and t-interval ``low, high`` of level 1 - alpha;
+    - ``test, pairs`` (see :func:`vitlab.statistics.compare`), ``family``: how many comparisons are judged together,
+      those that were registered and are not made among them; ``broken``: seeds of both sides that diverged or failed;
+    - ``difference`` with ``difference_low, difference_high``, which hold for the whole family at once; ``p``,
+      ``p_corrected, sign_flip_p``; ``correlation`` of the pairs; ``effect`` (Hedges' g); ``bca_low, bca_high`` from ten
+      pairs on; what was ``detectable`` with 80 % power, and ``seeds_needed`` to detect the margin of the analysis, or
+      else what was found; ``better``: the probability that the arm beats its baseline at the same seed, with
+      ``better_low, better_high``;
+    - ``chance``: what guessing reaches, and the comparison with that in the place of broken seeds:
+      ``chance_difference, chance_low, chance_high``, and ``chance_p``, corrected, as is ``chance_p_equal``;
+    - where the analysis has a margin, ``equal_low, equal_high`` and ``p_equal, p_equal_corrected`` of the test that
+      the difference lies within it;
+    - ``refused``: why a comparison is not judged (see :func:`refusals`); ``exploratory``: what about it was decided
+      after the study was first run;
+    - ``params, macs``, ``wall_s`` of all trials, ``images_per_s`` of the median trial.
+    """
+    import pandas as pd
+
+    analysis, values = plan.analysis, usable(frame, plan.analysis)
+    grouped = {str(arm): rows for arm, rows in frame.groupby("arm", sort=False)}
+    compared = {arm: str(rows["baseline"].iloc[0]) for arm, rows in grouped.items() if rows["baseline"].notna().all()}
+    judgements = judge(plan, compared, values, broken(frame, analysis))
+    test = f"test/{analysis.metric.partition('/')[2]}"
+    rows_out = []
+    for arm, rows in grouped.items():
+        counts = {status: int((rows["status"] == status).sum()) for status in STATUSES}
+        mean = statistics.mean_interval(list(values[arm].values()), analysis.alpha)
+        row: dict[str, Any] = {"arm": arm, "baseline": compared.get(arm), "planned": len(rows), **counts}
+        row |= {"n": mean.n, "mean": mean.mean, "sd": mean.sd, "low": mean.low, "high": mean.high}
+        row |= judgements.get(arm, {})
+        row |= {"params": rows["params"].max(), "macs": rows["macs"].max(), "wall_s": rows["wall_s"].sum()}
+        row["images_per_s"] = (rows["images"] / rows["wall_s"]).median() if rows["wall_s"].gt(0).any() else math.nan
+        if test in rows:
+            row[test] = rows.loc[rows["seed"].isin(list(values[arm])), test].mean()
+        rows_out.append(row)
+    tests = [test] if test in frame else []
+    return pd.DataFrame(rows_out, columns=[*COLUMNS, *tests]).astype(
+        {
+            **dict.fromkeys(("arm", "baseline", "test", "refused", "exploratory"), "string"),
+            **dict.fromkeys(COUNTS, "int64"),
+            **dict.fromkeys(("pairs", "family", "broken", "params", "macs"), "Int64"),
+            **dict.fromkeys((*OWN, *COMPARED, "wall_s", "images_per_s", *tests), "float64"),
+        }
+    )
+
+
+def judge(
+    plan: Plan, compared: Mapping[str, str], values: Mapping[str, Values], lost: Mapping[str, Sequence[int]]
+) -> dict[str, dict[str, Any]]:
+    """Arm to its part of a row of :func:`summary`, for every arm that is compared with another.
+
+    Args:
+        plan: says how to judge, and what was registered.
+        compared: arm to its baseline.
+        values: arm to what its seeds reached.
+        lost: arm to its seeds that diverged or failed.
+    """
+    analysis, refused = plan.analysis, refusals(plan)
+    family = _Family.of(plan, compared)
+    guess = {arm.name: chance_level(analysis.metric, arm.classes) for arm in plan.arms}
+    whole = {
+        arm: {**known, **dict.fromkeys(lost.get(arm, ()), guess.get(arm, math.nan))} for arm, known in values.items()
+    }
+    contrasts, again = {}, {}
+    for arm, baseline in compared.items():
+        first, second, level = values[arm], values.get(baseline, {}), family.level(arm, analysis)
+        contrasts[arm] = again[arm] = statistics.compare(first, second, level)
+        filled = whole[arm], whole.get(baseline, {})
+        if filled != (first, second):
+            known = all(math.isfinite(value) for side in filled for value in side.values())
+            again[arm] = statistics.compare(*filled, level) if known else _unjudged(contrasts[arm], math.nan)
+        if arm in refused:
+            contrasts[arm], again[arm] = (_unjudged(c[arm], c[arm].difference) for c in (contrasts, again))
+    rows: dict[str, dict[str, Any]] = {arm: {} for arm in compared}
+    p = family.corrected({arm: found.p for arm, found in contrasts.items()}, analysis)
+    p_again = family.corrected({arm: found.p for arm, found in again.items()}, analysis)
+    for arm, baseline in compared.items():
+        missing = len(lost.get(arm, ())) + len(lost.get(baseline, ()))
+        rows[arm] |= _of_contrast(contrasts[arm], family.level(arm, analysis), analysis)
+        rows[arm] |= {"p_corrected": p[arm], "family": family.size(arm), "broken": missing, "refused": refused.get(arm)}
+        rows[arm]["exploratory"] = "; ".join(family.why[arm]) or None
+        if missing:
+            found = again[arm]
+            rows[arm] |= {"chance": guess.get(arm, math.nan), "chance_difference": found.difference}
+            rows[arm] |= {"chance_low": found.low, "chance_high": found.high, "chance_p": p_again[arm]}
+        if arm not in refused:
+            rows[arm] |= _of_seeds(values[arm], values.get(baseline, {}), family.level(arm, analysis), analysis)
+    if analysis.margin is not None:
+        equal, equal_again = (
+            {
+                arm: statistics.equivalence(one, analysis.margin, family.level(arm, analysis))
+                for arm, one in side.items()
+            }
+            for side in (contrasts, again)
+        )
+        p = family.corrected({arm: found.p for arm, found in equal.items()}, analysis)
+        p_again = family.corrected({arm: found.p for arm, found in equal_again.items()}, analysis)
+        for arm, shown in equal.items():
+            rows[arm] |= {"equal_low": shown.low, "equal_high": shown.high, "p_equal": shown.p}
+            rows[arm] |= {"p_equal_corrected": p[arm]}
+            if rows[arm]["broken"]:
+                rows[arm]["chance_p_equal"] = p_again[arm]
+    return rows
+
+
+class _Family:
+    """Comparisons that are judged together: those registered by themselves, those added later along with them."""
+
+    def __init__(self, arms: Sequence[str], later: Sequence[str], gone: int, why: Mapping[str, Sequence[str]]) -> None:
+        self.first = [arm for arm in arms if arm not in later]
+        self.all = list(arms)
+        self.gone = gone  # comparisons that were registered and are not made: they have had their chance
+        self.why = why
+
+    @classmethod
+    def of(cls, plan: Plan, compared: Mapping[str, str]) -> _Family:
+        later = added(plan)
+        first = 0 if plan.registered is None else len(plan.registered["family"])
+        here = sum(arm not in later for arm in compared)
+        said = changes(plan)
+        extra = {arm: ["this comparison was added after the first run"] if arm in later else [] for arm in compared}
+        return cls(list(compared), list(later), max(0, first - here), {arm: [*said, *extra[arm]] for arm in compared})
+
+    def size(self, arm: str) -> int:
+        return len(self.first if arm in self.first else self.all) + self.gone
+
+    def level(self, arm: str, analysis: Analysis) -> float:
+        return statistics.simultaneous(analysis.alpha, self.size(arm), analysis.correction)
+
+    def corrected(self, p: Mapping[str, float], analysis: Analysis) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for family in (self.all, self.first):
+            values = [*(p[arm] for arm in family), *[math.nan] * self.gone]
+            found |= dict(zip(family, statistics.corrected(values, analysis.correction), strict=False))
+        return found
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _unjudged(contrast: Contrast, difference: float) -> Contrast:
+    return Contrast(difference, math.nan, math.nan, math.nan, "none", contrast.pairs)
+
+
+def _of_contrast(contrast: Contrast, level: float, analysis: Analysis) -> dict[str, Any]:
+    wanted = contrast.difference if analysis.margin is None else analysis.margin
+    paired = contrast.test == "paired t"
+    sd = contrast.se * math.sqrt(contrast.pairs) if paired else math.nan
+    return {
+        "difference": contrast.difference,
+        "difference_low": contrast.low,
+        "difference_high": contrast.high,
+        "test": contrast.test,
+        "pairs": contrast.pairs,
+        "correlation": contrast.correlation,
+        "p": contrast.p,
+        "sign_flip_p": contrast.sign_flip_p,
+        "effect": contrast.effect,
+        "detectable": statistics.detectable(contrast.se, contrast.df, level),
+        "seeds_needed": statistics.seeds_needed(wanted, sd, level) if paired else math.nan,
+    }
+
+
+def _of_seeds(first: Values, second: Values, level: float, analysis: Analysis) -> dict[str, float]:
+    """What needs the single seeds: how often one arm beats the other, and a bootstrap interval."""
+    sign = 1 if analysis.goal == "max" else -1
+    common = sorted(first.keys() & second.keys())
+    if len(common) >= 2:
+        x, y = ([sign * values[seed] for seed in common] for values in (first, second))
+        found = statistics.superiority_of_pairs(x, y, analysis.alpha)
+    else:
+        x, y = ([sign * value for value in values.values()] for values in (first, second))
+        found = statistics.superiority(x, y, analysis.alpha)
+    low, high = statistics.bca([first[seed] - second[seed] for seed in common], level)
+    beats = {"better": found.probability, "better_low": found.low, "better_high": found.high}
+    return {**beats, "bca_low": low, "bca_high": high}
