@@ -333,7 +333,10 @@ def test_what_only_complete_pairs_support_is_not_claimed(tmp_path):
     assert (row["chance_low"], row["chance_high"]) == pytest.approx((interval.low, interval.high))
     fragile, sturdy = report.answers(plan, results)
     assert fragile.startswith("cannot tell: fragile is 3.10 points above baseline")
-    assert "with chance (10.0 %) in the place of 1 seed that diverged or failed, 5.89 points below" in fragile and "detected" not in fragile
+    assert (
+        "with chance (10.0 %) in the place of 1 seed that diverged or failed, 5.89 points below" in fragile
+        and "detected" not in fragile
+    )
     assert sturdy.startswith("sturdy is 3.09 points above baseline") and "chance" not in sturdy
     assert rows.loc["sturdy", ["chance", "chance_p"]].isna().all() and rows.loc["sturdy", "broken"] == 0
 

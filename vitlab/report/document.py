@@ -22,8 +22,7 @@ from vitlab.plan.registration import added, changes, removed
 from vitlab.plan.tune import edges, name_of
 from vitlab.plan.values import Plan
 from vitlab.report import words
-from vitlab.report.frame import STATUSES, Found, is_metric, judged, prerequisites
-from vitlab.report.judgement import usable
+from vitlab.report.frame import STATUSES, Found, is_metric, judged, prerequisites, usable
 from vitlab.statistics import simultaneous, smallest_sign_flip_p
 from vitlab.store import Store, read_json
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from vitlab.plan.values import Plan
 from vitlab.report import words
-from vitlab.report.judgement import usable
+from vitlab.report.frame import usable
 from vitlab.statistics import mean_interval
 
 if TYPE_CHECKING:

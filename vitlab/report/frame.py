@@ -157,6 +157,21 @@ def curves(found: Sequence[Found]) -> pd.DataFrame:
     return frame
 
 
+def usable(frame: pd.DataFrame, analysis: Analysis) -> dict[str, dict[int, float]]:
+    """Arm to seed to judged value, of the trials that can be judged.
+
+    Left out are trials that are not done, values that are not finite, and seeds whose trial is one and the same as
+    that of an earlier seed (nothing the seed varies is used), because one training counted twice is no replicate.
+    """
+    values: dict[str, dict[int, float]] = {}
+    column = judged(analysis)
+    for arm, rows in frame.groupby("arm", sort=False):
+        done = rows[rows["status"] == "done"].drop_duplicates("trial")
+        pairs = zip(done["seed"].tolist(), done[column].tolist(), strict=True)
+        values[str(arm)] = {int(seed): float(value) for seed, value in pairs if math.isfinite(value)}
+    return values
+
+
 def write_parquet(frame: pd.DataFrame, path: Path) -> None:
     """Write a frame whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab import statistics
 from vitlab.plan.registration import added, changes
 from vitlab.plan.values import Plan
-from vitlab.report.frame import STATUSES, judged
+from vitlab.report.frame import STATUSES, usable
 from vitlab.spec import Analysis
 from vitlab.statistics import Contrast
 
@@ -38,21 +38,6 @@ COLUMNS = (
     *("params", "macs", "wall_s", "images_per_s"),
 )
 """Columns of :func:`summary`, whatever the study; behind them stands the test metric of the same name, if any."""
-
-
-def usable(frame: pd.DataFrame, analysis: Analysis) -> dict[str, dict[int, float]]:
-    """Arm to seed to judged value, of the trials that can be judged.
-
-    Left out are trials that are not done, values that are not finite, and seeds whose trial is one and the same as
-    that of an earlier seed (nothing the seed varies is used), because one training counted twice is no replicate.
-    """
-    values: dict[str, dict[int, float]] = {}
-    column = judged(analysis)
-    for arm, rows in frame.groupby("arm", sort=False):
-        done = rows[rows["status"] == "done"].drop_duplicates("trial")
-        pairs = zip(done["seed"].tolist(), done[column].tolist(), strict=True)
-        values[str(arm)] = {int(seed): float(value) for seed, value in pairs if math.isfinite(value)}
-    return values
 
 
 def refusals(plan: Plan) -> dict[str, str]:

@@ -67,7 +67,8 @@ def power_law(points: Mapping[float, Sequence[float]], alpha: float = 0.05, draw
         exponents, levels = np.polyfit(log_x - centre, means[:, None] + np.stack(shifts), 1)
         lines = levels[:, None] + exponents[:, None] * (places - centre)
         low, high = np.quantile(lines, [alpha / 2, 1 - alpha / 2], axis=0)
-        ends = tuple(np.quantile(exponents, [alpha / 2, 1 - alpha / 2]).tolist())
+        least, most = np.quantile(exponents, [alpha / 2, 1 - alpha / 2])
+        ends = float(least), float(most)
     curves = (tuple(np.exp(curve).tolist()) for curve in (places, line, low, high))
     return PowerLaw(math.exp(level - exponent * centre), exponent, ends[0], ends[1], r2, *curves)
 
@@ -80,4 +81,4 @@ def pareto(costs: Sequence[float], values: Sequence[float]) -> list[bool]:
     """
     x, y = finite(costs), finite(values)
     better = (x[:, None] <= x) & (y[:, None] >= y) & ((x[:, None] < x) | (y[:, None] > y))
-    return [not dominated for dominated in better.any(axis=0).tolist()]
+    return [not dominated for dominated in np.any(better, axis=0)]
