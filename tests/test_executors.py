@@ -27,7 +27,7 @@ from vitlab.executors import Ended, Executor, Inline, Job, Local, machine
 from vitlab.plan.values import Planned, Trial
 from vitlab.spec import Choice, RunSpec
 from vitlab.store import Store, TrialFolder, read_json
-from vitlab.trackers import Tracker
+from vitlab.trackers import Untracked
 
 HERE = Path(__file__).parent
 RUNNER = "executor_runner"
@@ -517,7 +517,7 @@ def test_what_an_orphan_leaves_is_gone_on_with_even_without_retries(tmp_path: Pa
     run = RunSpec(device="cpu", workers=1, retries=0)
     executor = TinyLocal(run)
     planned_of = {work.folder: Planned("arm", 0, work.trial)}
-    failed = _drive(executor, executor.reattach([work]), [], planned_of, run, Tracker(), Watch())
+    failed = _drive(executor, executor.reattach([work]), [], planned_of, run, Untracked(), Watch())
     assert failed == 0 and TrialFolder(work.folder).done() and TrialFolder(work.folder).failure() is None
 
 

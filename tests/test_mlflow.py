@@ -31,8 +31,10 @@ from urllib3.connection import HTTPConnection
 import vitlab
 from vitlab import cli, lab
 from vitlab.plan.values import Plan
+from vitlab.slots import slot
+from vitlab.spec import RunSpec
 from vitlab.store import Store, TrialFolder
-from vitlab.trackers import connect, dashboard, service
+from vitlab.trackers import dashboard, service
 from vitlab.trackers.address import Address
 from vitlab.trackers.server import links
 from vitlab.trial import Settings, run_trial
@@ -79,7 +81,7 @@ class Runs:
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
     def tracker(self, uri: str | None = None) -> Any:
-        return connect(uri, self.plan, Store(self.out))
+        return slot("tracker").build("mlflow", self.plan, Store(self.out), RunSpec(tracking_uri=uri))
 
     def runs(self, study: str = "tiny", kind: str = "trial") -> list[Any]:
         experiment = self.client.get_experiment_by_name(study)

@@ -151,7 +151,9 @@ def test_the_package_says_the_same_everywhere(slot: str, tmp_path: Path) -> None
     source = (package / "src" / "acme_vit" / "__init__.py").read_text()
     assert f"class SwirlTwo{KINDS[slot].contract}(" in source and "Reference: " in source
     study = read_document(package / "studies" / "swirl_two.yaml").data
-    assert study["plugins"] == {"require": ["acme-vit"]} and "swirl_two" in str(study["base"]) + str(study["design"])
+    assert study["plugins"] == {"require": ["acme-vit"]} and "swirl_two" in str(
+        [study[key] for key in ("base", "design", "run")]
+    )
     steps = yaml.safe_load((package / ".github" / "workflows" / "ci.yml").read_text())["jobs"]["test"]["steps"]
     assert sum("studies/swirl_two.yaml" in step.get("run", "") for step in steps) == 2
     for file in files:

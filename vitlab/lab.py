@@ -17,7 +17,7 @@ from vitlab.execution import Watch, distinct, execute, with_prerequisites
 from vitlab.plan.registration import registered
 from vitlab.plan.values import Plan, Planned, Trial, Tuning
 from vitlab.result import Result
-from vitlab.spec import Document, RunSpec, Study, read_document, read_study
+from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.trial import SOURCES
 from vitlab.store import Store, TrialFolder, read_json, write_bytes, write_json
 
@@ -41,7 +41,8 @@ class Answer:
     trained: int
     cached: int
     failed: int
-    link: str | None  #: deep link into MLflow
+    tracker: str  #: what people call the tracker; empty where the study has none
+    link: str | None  #: where the tracker shows it; None where it could not be reached
 
     @property
     def folder(self) -> Path:
@@ -95,10 +96,8 @@ def run(
     plan = _with_data(plan, store, file, lambda: planned()[1])
     plan = _write_study(store, plan, file, changes)
 
-    from vitlab.trackers import connect
-
     stages = []
-    tracker = connect(study.run.tracking_uri, plan, store, keep=study.run.keep)
+    tracker = _tracker(plan, store, study.run)
     try:
         if plan.pending:
             rivals = [item for tuning in plan.tuning if tuning.open for item in _wanted(tuning, only)]
@@ -106,7 +105,7 @@ def run(
             _write_study(store, _chosen(plan, store), file, changes)
             _, plan = planned()
             plan = _write_study(store, plan, file, changes)
-            tracker = connect(study.run.tracking_uri, plan, store, keep=study.run.keep)
+            tracker = _tracker(plan, store, study.run)
         stages.append(_train(plan, plan.trials, only, store, study.run, plugins, retry_failed, tracker, watch))
         if study.run.explain:
             from vitlab.examination import examine_arms
@@ -121,7 +120,7 @@ def run(
     reasons = {tuning.failure for tuning in plan.tuning if tuning.failure}
     untuned = len(study.seeds.values) * sum(arm.skip in reasons for arm in plan.arms)
     trained, cached, failed = (sum(numbers) for numbers in zip(*stages, strict=True))
-    return Answer(plan, store, trained, cached, failed + untuned, link)
+    return Answer(plan, store, trained, cached, failed + untuned, tracker.title, link)
 
 
 def plan_study(
@@ -146,7 +145,7 @@ def plan_study(
     study, document, problems = read_study(file, {_rooted(path): value for path, value in changes.items()})
     if study is not None:
         problems += _required(study, document, loaded)
-        problems += _executor(study, document)
+        problems += _around(study, document)
     from vitlab.data.prepare import data_info
     from vitlab.plan import make_plan
 
@@ -170,7 +169,7 @@ def smoke(
         TrialFailed: naming those that failed.
     """
     from vitlab.plan.key import modules_beside
-    from vitlab.trackers import Tracker
+    from vitlab.trackers import Untracked
 
     watch = watch or Watch()
     # Whether components run does not depend on how much they cost, or on what suits them best.
@@ -186,7 +185,7 @@ def smoke(
     todo = with_prerequisites(plan, [planned for planned in distinct if not _folder(store, planned).done()], store)
     watch.planned(plan, todo, store)
     try:
-        failed = execute(todo, store, study.run, plugins, Tracker(), watch)
+        failed = execute(todo, store, study.run, plugins, Untracked(), watch)
     finally:
         watch.close()
     if failed:
@@ -210,17 +209,33 @@ def costs(plan: Plan) -> dict[str, dict[str, int]]:
     return found
 
 
-def sync(folder: str | Path, *, tracking_uri: str | None = None) -> list[tuple[str, str | None]]:
-    """Deliver the journals of every study in an output folder to MLflow; study and link, None where unreachable."""
-    from vitlab.trackers import connect
+def sync(
+    folder: str | Path, *, tracker: str | None = None, tracking_uri: str | None = None
+) -> list[tuple[str, str | None]]:
+    """Deliver the journals of every study in an output folder.
 
+    Args:
+        folder: the output folder.
+        tracker: the tracker to deliver to; by default the one each study names, and none where it names none.
+        tracking_uri: an MLflow server or database, in the place of what the study names.
+
+    Returns:
+        study and link, None where the tracker could not be reached.
+
+    Raises:
+        UserError: for a tracker that is not installed, or a URI that MLflow cannot deliver to.
+    """
     store = Store(Path(folder).resolve())
+    if tracking_uri is not None and tracker not in (None, "mlflow"):
+        raise UserError(f"the tracking URI {tracking_uri} is where MLflow is, and the tracker is {tracker}")
+    elsewhere = tracker is not None or tracking_uri is not None
+    changes = {"tracker": Choice(tracker or "mlflow"), "tracking_uri": tracking_uri} if elsewhere else {}
     links = []
     for file in sorted(store.root.glob("studies/*/plan.json")):
         plan = Plan.from_json(read_json(file))
-        run_spec = _run_spec(file.parent)
-        tracker = connect(tracking_uri or run_spec.tracking_uri, plan, store, keep=run_spec.keep)
-        links.append((plan.study, tracker.close(sorted((file.parent / "report").glob("*")))))
+        found = _tracker(plan, store, _run_spec(file.parent).model_copy(update=changes))
+        if found.title:
+            links.append((plan.study, found.close(sorted((file.parent / "report").glob("*")))))
     return links
 
 
@@ -441,13 +456,20 @@ def _required(study: Study, document: Document, loaded: Iterable[slots.Origin]) 
     return problems
 
 
-def _executor(study: Study, document: Document) -> list[Problem]:
-    """What is wrong with the choice of an executor, which no trial's identity holds."""
-    try:
-        slots.slot("executor").resolve(study.run.executor)
-    except OptionError as error:
-        return [document.problem(("run", "executor", *path), sentence) for path, sentence in error.faults]
-    return []
+def _tracker(plan: Plan, store: Store, run_spec: RunSpec) -> Tracker:
+    built: Tracker = slots.slot("tracker").build(run_spec.tracker, plan, store, run_spec)
+    return built
+
+
+def _around(study: Study, document: Document) -> list[Problem]:
+    """What is wrong with the choices of an executor and a tracker, which no trial's identity holds."""
+    problems = []
+    for name, choice in (("executor", study.run.executor), ("tracker", study.run.tracker)):
+        try:
+            slots.slot(name).resolve(choice)
+        except OptionError as error:
+            problems += [document.problem(("run", name, *path), sentence) for path, sentence in error.faults]
+    return problems
 
 
 def _rooted(path: str) -> str:

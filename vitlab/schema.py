@@ -22,7 +22,8 @@ def study_schema() -> dict[str, Any]:
         owner = definitions["TrialSpec" if len(path) == 1 else "TrainSpec"]
         field = owner["properties"][path[-1]]
         owner["properties"][path[-1]] = {"$ref": f"#/$defs/slot.{name}", **_kept(field)}
-    definitions["RunSpec"]["properties"]["executor"] = {"$ref": "#/$defs/slot.executor", "default": "local"}
+    for name, default in (("executor", "local"), ("tracker", "mlflow")):
+        definitions["RunSpec"]["properties"][name] = {"$ref": f"#/$defs/slot.{name}", "default": default}
     referred: dict[str, Any] = _referred(schema)
     return referred
 

@@ -62,6 +62,7 @@ ROOMS = {
     "schedule": "vitlab.training.optim",
     "loss": "vitlab.training.losses",
     "executor": "vitlab.executors",
+    "tracker": "vitlab.trackers",
 }
 """Slot to the module it stands in.  A string, so that naming a slot imports nothing."""
 

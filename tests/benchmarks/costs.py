@@ -16,7 +16,7 @@ from vitlab.execution import Watch, execute
 from vitlab.lab import plan_study
 from vitlab.spec import RunSpec
 from vitlab.store import Store, TrialFolder
-from vitlab.trackers import Tracker
+from vitlab.trackers import Untracked
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 QUICKSTART = PIPELINES / "quickstart.yaml"
@@ -27,10 +27,6 @@ GATE_TRIAL_MS, GATE_WARM_MS, GATE_HELP_S, GATE_COMMAND_S, GATE_METRIC_US = 100.0
 
 FEW = 2
 """Trials of a run beside a larger one: their difference is what a further trial costs, without what a run costs once."""
-
-
-class _Nobody(Tracker):
-    """Tracks nothing."""
 
 
 def _run_s(seeds: int, engine: str) -> float:
@@ -51,7 +47,7 @@ def _run_s(seeds: int, engine: str) -> float:
         store = Store(Path(folder) / "runs")
         run = RunSpec.model_validate({"executor": "local", "workers": 1, "engine": engine})
         began = time.perf_counter()
-        failed = execute(plan.trials, store, run, (), _Nobody(), Watch())
+        failed = execute(plan.trials, store, run, (), Untracked(), Watch())
         passed = time.perf_counter() - began
         folders = [store.trial(item.trial.key, item.trial.code) for item in plan.trials]
         reasons = {folder.failure() for folder in folders if not folder.done()}

@@ -90,6 +90,13 @@ KINDS = {
         "one_at_a_time: {data.augment: [[NAME]]}",
         "data.augment: [[], [NAME], [{type: NAME, p: 0.1}]]",
     ),
+    "tracker": Kind(
+        "Tracker",
+        "every point of every trial as a row of a CSV table",
+        "Does a small ViT on 8x8 digits need a position encoding?  NAME shows its trials.",
+        "one_at_a_time: {model.position: [none]}",
+        "run: {tracker: NAME}",
+    ),
 }
 """Slots that a template is there for."""
 

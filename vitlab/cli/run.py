@@ -97,14 +97,16 @@ def _pattern(only: str | None) -> str:
 
 
 def _epilogue(answer: Any) -> str:
+    width = max(len("Report"), len(answer.tracker)) + 3
     lines = [
         f"{answer.trained} trained, {answer.cached} taken from earlier runs.",
-        f"Report   {_short(answer.folder / 'report' / 'report.html')}",
+        f"{'Report':{width}}{_short(answer.folder / 'report' / 'report.html')}",
     ]
     if answer.link:
-        lines.append(f"MLflow   {answer.link}" + ("" if "127.0.0.1" not in answer.link else "   (start it: vitlab ui)"))
-    else:
-        lines.append("MLflow   not reached; 'vitlab sync' delivers what is missing.")
+        started = answer.tracker == "MLflow" and "127.0.0.1" in answer.link
+        lines.append(f"{answer.tracker:{width}}{answer.link}" + ("   (start it: vitlab ui)" if started else ""))
+    elif answer.tracker:
+        lines.append(f"{answer.tracker:{width}}not reached; 'vitlab sync' delivers what is missing.")
     return "\n".join(lines)
 
 

@@ -1,4 +1,11 @@
 """Trackers: where trials are shown while they run and afterwards.  The truth stays in the trial folders."""
 
 from vitlab.trackers.base import Tracker as Tracker
-from vitlab.trackers.mlflow import connect as connect
+from vitlab.trackers.base import Untracked as Untracked
+from vitlab.trackers.base import tracker as tracker
+from vitlab.trackers.mlflow import MlflowTracker as MlflowTracker
+from vitlab.trackers.replay import End as End
+from vitlab.trackers.replay import Mark as Mark
+from vitlab.trackers.replay import News as News
+from vitlab.trackers.replay import Replay as Replay
+from vitlab.trackers.shown import Shown as Shown

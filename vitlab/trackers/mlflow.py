@@ -6,8 +6,6 @@ Runs are not nested, because MLflow's comparison page is empty for children; the
 
 from __future__ import annotations
 
-import logging
-import math
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -15,103 +13,51 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.plan.values import Arm, Plan
+from vitlab.spec import RunSpec
 from vitlab.store import Store
 from vitlab.trackers import dashboard, records, service
-from vitlab.trackers.address import Address, comparison_link, locate
-from vitlab.trackers.base import Tracker
+from vitlab.trackers.address import comparison_link, locate
+from vitlab.trackers.base import Tracker, tracker
 from vitlab.trackers.offsets import Offsets
+from vitlab.trackers.shown import TUNING, shown
 from vitlab.trackers.source import source_tags
-from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, TUNING, TrialRuns, shown
-
-log = logging.getLogger(__name__)
-
-BUDGET_S = 5.0  #: how long one update may take before it leaves the rest to the next
-REST = 4.0  #: times as long as an update that used up its budget does the driver go without another
-PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0  #: between attempts to reach a server that is away
-WAIT_S = 60.0  #: for another process that delivers the same study
+from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, TrialRuns
 
 
-def connect(uri: str | None, plan: Plan, store: Store, *, keep: str = "last") -> Tracker:
-    """A tracker of the plan's trials.  Imports nothing heavy and talks to nobody yet.
-
-    Args:
-        uri: a server or a database as MLflow names it; by default ``MLFLOW_TRACKING_URI``, else the output folder's.
-        plan: the study.
-        store: where its trials are.
-        keep: trained weights to deliver: none or last.
-
-    Raises:
-        UserError: for a URI that MLflow cannot deliver to.
-    """
-    return MlflowTracker(locate(uri, store.root), plan, store, keep=keep)
-
-
+@tracker.register("mlflow")
 class MlflowTracker(Tracker):
-    """Delivers one study to one address."""
+    """An experiment of MLflow's: a database under the output folder, or ``run.tracking_uri``."""
 
-    def __init__(self, address: Address, plan: Plan, store: Store, *, keep: str) -> None:
-        self.address = address
-        self.plan = plan
-        self.store = store
-        self.keep = keep
-        self._folder = store.study(plan.study)
+    title = "MLflow"
+
+    def __init__(self, plan: Plan, store: Store, run: RunSpec) -> None:
+        """
+        Raises:
+            UserError: for a URI that MLflow cannot deliver to.
+        """
+        super().__init__(plan, store, run)
+        self.address = locate(run.tracking_uri, store.root)
         self._trials = shown(plan)
         self._root = f"{socket.gethostname()}:{store.root}"
         self._session: TrialRuns | None = None
         self._seen = b""  #: the offsets as this process left them
         self._viewed: list[str] = []  #: metrics that the saved views show
-        self._retry_at = 0.0
-        self._pause_s = PAUSE_S
-        self._warned = False
 
-    def update(self) -> None:
-        began = time.monotonic()
-        if began < self._retry_at:
-            return
-        self._attempt(final=False, report=())
-        took = time.monotonic() - began
-        if took > BUDGET_S:
-            self._retry_at = max(self._retry_at, time.monotonic() + REST * took)
-
-    def close(self, report: Sequence[Path] = ()) -> str | None:
-        experiment = self._attempt(final=True, report=report)
-        return comparison_link(self.address.links, experiment, dashboard.ARMS) if experiment else None
-
-    # -- one attempt --------------------------------------------------------------------------------------------------
-
-    def _attempt(self, *, final: bool, report: Sequence[Path]) -> str | None:
-        """Deliver what there is.  Returns the experiment's id, or None where it could not be reached."""
+    def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str:
         try:
             if not self.address.awake():
                 raise ConnectionError(f"no answer from {self.address.links}")
-            lock = service.lock(self._folder / ".mlflow.lock", wait_s=WAIT_S if final else 0.0)
-            with lock, service.quiet(patient=final):
-                experiment = self._deliver(final=final, report=report)
-        except service.Held as error:
-            if final:
-                log.warning("MLflow: %s; 'vitlab sync' delivers what it leaves", error)
-            return None
-        except Exception as error:  # whatever MLflow, its database or its network raises: a training does not end by it
+            with service.quiet(patient=final):
+                experiment = self._deliver(final=final, until=until, report=report)
+        except Exception:
             self._session = None
-            self._retry_at = time.monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-            self._warn(error)
-            return None
-        self._pause_s, self._warned = PAUSE_S, False
-        return experiment
+            raise
+        return comparison_link(self.address.links, experiment, dashboard.ARMS)
 
-    def _warn(self, error: Exception) -> None:
-        if not self._warned:
-            log.warning(
-                "MLflow is not up to date: %s. Trials go on; what is missing there is delivered when it can be, "
-                "or by 'vitlab sync'.",
-                " ".join(str(error).split())[:300] or type(error).__name__,
-            )
-        self._warned = True
+    # -- one delivery -------------------------------------------------------------------------------------------------
 
-    def _deliver(self, *, final: bool, report: Sequence[Path]) -> str:
+    def _deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str:
         session = self._open()
-        until = math.inf if final else time.monotonic() + BUDGET_S
         trouble: Exception | None = None
         for item in self._trials:
             if time.monotonic() > until:
@@ -134,12 +80,12 @@ class MlflowTracker(Tracker):
         session.offsets.commit()
         self._seen = session.offsets.file.read_bytes()
         if trouble is not None:
-            self._warn(trouble)
+            self.warn(trouble)
         return session.offsets.experiment
 
     def _open(self) -> TrialRuns:
         """The session, opened anew where another process has delivered since."""
-        file = self._folder / "mlflow-offsets.json"
+        file = self.folder / "mlflow-offsets.json"
         if self._session is not None and file.exists() and file.read_bytes() == self._seen:
             return self._session
         client = service.open_client(self.address)
@@ -149,13 +95,13 @@ class MlflowTracker(Tracker):
         offsets = self._offsets()
         if offsets.experiment != experiment:
             offsets = Offsets(offsets.file, offsets.address, experiment)
-        source = source_tags(self._folder / "study.yaml", Path.cwd())
+        source = source_tags(self.folder / "study.yaml", Path.cwd())
         session = TrialRuns(
             client,
             offsets,
             self.plan,
             self.store,
-            keep=self.keep,
+            keep=self.run.keep,
             local=self.address.artifacts is not None,
             root=self._root,
             source=source,
@@ -166,7 +112,7 @@ class MlflowTracker(Tracker):
         return session
 
     def _offsets(self) -> Offsets:
-        return Offsets.read(self._folder / "mlflow-offsets.json", self.address.name)
+        return Offsets.read(self.folder / "mlflow-offsets.json", self.address.name)
 
     # -- what stands beside the trials --------------------------------------------------------------------------------
 
@@ -206,8 +152,8 @@ class MlflowTracker(Tracker):
             tags |= session.source
             run = client.create_run(experiment, tags=tags, run_name=f"study {self.plan.study}").info.run_id
         for file in ("study.yaml", "plan.json"):
-            if (self._folder / file).exists():
-                client.log_artifact(run, str(self._folder / file))
+            if (self.folder / file).exists():
+                client.log_artifact(run, str(self.folder / file))
         for path in report:
             client.log_artifact(run, str(path), "report")
         statuses = {

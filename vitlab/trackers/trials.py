@@ -10,58 +10,20 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
-from vitlab.plan.values import Plan, Planned
+from vitlab.plan.values import Plan
 from vitlab.result import Result
 from vitlab.store import Store, TrialFolder, read_json
 from vitlab.trackers import records
 from vitlab.trackers.offsets import Delivered, Offsets
 from vitlab.trackers.records import Point
+from vitlab.trackers.shown import TUNING, Shown, began_at, identity_of, size_of
 
 FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
 RESULT = "result"
 SUPERSEDED = "superseded"
-TUNING = "tuning"
 KINDS = ("trial", "prerequisite", TUNING, SUPERSEDED)
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A trial that gets a run."""
-
-    planned: Planned
-    kind: str  #: trial, prerequisite of one, or tuning
-    name: str
-    params: Mapping[str, str]
-
-    @property
-    def identity(self) -> str:
-        trial = self.planned.trial
-        return _identity(trial.key, trial.code, self.planned.arm)
-
-
-def shown(plan: Plan) -> list[Shown]:
-    """The trials of a plan, each once: a trial that several seeds share is one training, not several."""
-    rivals = [planned for tuning in plan.tuning for planned in tuning.trials]
-    trials = [planned.trial for planned in (*plan.trials, *rivals)] + list(plan.prerequisites)
-    params = records.params(trials)
-    found: dict[str, Shown] = {}
-    for planned in plan.trials:
-        own = {"arm": planned.arm, "seed": str(planned.seed), **params[planned.trial.key]}
-        item = Shown(planned, "trial", f"{planned.arm}/s{planned.seed}", own)
-        found.setdefault(item.identity, item)
-    for trial in plan.prerequisites:
-        seed = trial.seeds.get("init", 0)
-        own = {"arm": records.ABSENT, "seed": str(seed), **params[trial.key]}
-        item = Shown(Planned("", seed, trial), "prerequisite", f"prerequisite {trial.key[:8]}/s{seed}", own)
-        found.setdefault(item.identity, item)
-    for planned in rivals:  # of no arm, so that they enter no mean
-        own = {"arm": records.ABSENT, "seed": str(planned.seed), **params[planned.trial.key]}
-        item = Shown(replace(planned, arm=""), TUNING, f"tuning {planned.arm}/s{planned.seed}", own)
-        found.setdefault(item.identity, item)
-    return list(found.values())
 
 
 class TrialRuns:
@@ -114,12 +76,12 @@ class TrialRuns:
         for run in found:
             tags = run.data.tags
             if tags.get("vitlab.kind") in KINDS and "vitlab.trial" in tags:
-                identity = _identity(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("arm", ""))
+                identity = identity_of(tags["vitlab.trial"], tags.get("vitlab.code", ""), tags.get("arm", ""))
                 by_identity.setdefault(identity, []).append(run)
         chosen = set()
         for item in trials:
             known = self.offsets.runs.get(item.identity)
-            began = _began(self._folder(item))
+            began = began_at(self._folder(item))
             same = [run for run in by_identity.get(item.identity, []) if _is_of(run, began)]
             same.sort(
                 key=lambda run: (known is None or run.info.run_id != known.run, not run.data.tags.get("vitlab.began"))
@@ -157,7 +119,7 @@ class TrialRuns:
         """
         folder = self._folder(item)
         known = self.offsets.runs.get(item.identity)
-        size = _size(folder)
+        size = size_of(folder)
         files_now = final or self.local
         ended = known is not None and known.ended == RESULT and known.offset == size
         if known is not None and ended and (known.files == known.offset or not files_now):
@@ -201,7 +163,7 @@ class TrialRuns:
         return records.tags(self.plan, item.planned, item.kind) | colour
 
     def _create(self, item: Shown, folder: TrialFolder, result: Result | None) -> Delivered:
-        began = _began(folder)
+        began = began_at(folder)
         tags = {**self._tags(item), **self.source, "vitlab.began": str(began or ""), "vitlab.root": self.root}
         started = began or (int(result.circumstances.started * 1000) if result is not None else None)
         run = self.client.create_run(self.offsets.experiment, start_time=started, tags=tags, run_name=item.name)
@@ -228,7 +190,7 @@ class TrialRuns:
                 source=json.dumps(dict(data), default=str),
             )
             self.client.log_inputs(known.run, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
-        began = _began(self._folder(item))
+        began = began_at(self._folder(item))
         if began and not run.data.tags.get("vitlab.began"):
             self.client.set_tag(known.run, "vitlab.began", str(began))
         known.described = bool(began)
@@ -314,27 +276,6 @@ class TrialRuns:
             file = os.path.join(folder, f"{split}.png")
             FigureCanvasAgg(figure).print_png(file)
             self.client.log_artifact(run, file, "confusion")
-
-
-def _identity(key: str, code: str, arm: str) -> str:
-    return f"{key}/{code}/{arm}"
-
-
-def _size(folder: TrialFolder) -> int:
-    try:
-        return (folder.path / "events.jsonl").stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def _began(folder: TrialFolder) -> int:
-    """Time of the first event of a trial's journal, 0 where there is none: it tells one journal from another."""
-    try:
-        with open(folder.path / "events.jsonl", "rb") as journal:
-            line = journal.readline()
-    except FileNotFoundError:
-        return 0
-    return int(json.loads(line)["t"]) if line.endswith(b"\n") else 0
 
 
 def _is_of(run: Any, began: int) -> bool:

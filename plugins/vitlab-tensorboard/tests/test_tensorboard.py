@@ -1,0 +1,324 @@
+"""TensorBoard's own reader finds every point of every journal exactly once, whatever happened on the way.
+
+Journals are read line by line as JSON, so that nothing of vitlab's is asked what should be there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorboard", reason="pip install -e plugins/vitlab-tensorboard")
+pytest.importorskip("vitlab_tensorboard", reason="pip install -e plugins/vitlab-tensorboard")
+
+import numpy as np
+import vitlab_tensorboard
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams import metadata
+from tensorboard.plugins.hparams.api_pb2 import Status
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from vitlab import cli, lab
+from vitlab.errors import SpecError
+from vitlab.plan.values import Plan
+from vitlab.slots import slot
+from vitlab.spec import RunSpec
+from vitlab.store import Store, TrialFolder
+from vitlab.trial import Settings, run_trial
+
+PLUGIN = Path(__file__).parents[1]
+NAMES = [f"{arm}/s{seed}" for arm in ("baseline", "position=none") for seed in (0, 1)]
+Points = Counter[tuple[str, float, int, int]]  #: name, value, time, step
+
+
+def study_file(folder: Path, **run: Any) -> Path:
+    model = {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "position": "learned"}
+    train = {"steps": 4, "batch_size": 16, "evaluations": 2}
+    base = {"data": {"type": "digits"}, "model": model, "train": train}
+    content = {"study": "tiny", "base": base, "design": {"one_at_a_time": {"model.position": ["none"]}}, "seeds": 2}
+    file = folder / "tiny.yaml"
+    file.write_text(yaml.safe_dump({**content, "run": {"executor": "inline", "tracker": "tensorboard", **run}}))
+    return file
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The study, run with TensorBoard as its tracker."""
+    folder = tmp_path_factory.mktemp("trained")
+    answer = lab.run(study_file(folder), out=folder / "out")
+    assert (answer.trained, answer.tracker) == (4, "TensorBoard")
+    assert answer.link == f"tensorboard --logdir {folder / 'out' / 'tensorboard' / 'tiny'}"
+    return folder / "out"
+
+
+@pytest.fixture
+def untold(trained: Path, tmp_path: Path) -> Path:
+    """Trained trials of which nothing has been delivered."""
+    out = tmp_path / "out"
+    shutil.copytree(trained, out, ignore=shutil.ignore_patterns("tensorboard*", ".tensorboard*"))
+    return out
+
+
+def tracker(out: Path, **options: Any) -> Any:
+    plan = Plan.from_json(json.loads((out / "studies/tiny/plan.json").read_text()))
+    return slot("tracker").build({"type": "tensorboard", **options}, plan, Store(out), RunSpec())
+
+
+def folder_of(out: Path, name: str) -> TrialFolder:
+    arm, _, seed = name.rpartition("/s")
+    plan = Plan.from_json(json.loads((out / "studies/tiny/plan.json").read_text()))
+    trial = plan.find(arm, int(seed))
+    return Store(out).trial(trial.key, trial.code)
+
+
+def read(out: Path, run: str, folder: str = "tensorboard") -> EventAccumulator:
+    everything = {"scalars": 0, "tensors": 0, "images": 0, "histograms": 0}
+    return EventAccumulator(str(out / folder / "tiny" / run), size_guidance=everything).Reload()
+
+
+def stored(out: Path, run: str, folder: str = "tensorboard") -> Points:
+    found: Points = Counter()
+    events = read(out, run, folder)
+    for name in events.Tags()["tensors"]:
+        if not name.endswith("text_summary"):
+            found.update(
+                (name, float(e.tensor_proto.float_val[0]), round(e.wall_time * 1000), e.step)
+                for e in events.Tensors(name)
+            )
+    return found
+
+
+def journalled(folder: TrialFolder) -> Points:
+    """What the lines of a journal say, in the float32 that TensorBoard stores."""
+    found: Points = Counter()
+    for event in map(json.loads, (folder.path / "events.jsonl").read_text().splitlines()):
+        if event["kind"] == "metrics":
+            values = event["metrics"] | {"progress/epoch": event["epoch"], "progress/images": event["images"]}
+            found.update((name, float(np.float32(value)), event["t"], event["step"]) for name, value in values.items())
+    return found
+
+
+def holds_all_once(out: Path, folder: str = "tensorboard") -> None:
+    """Every line of every journal once, the final values of the results once at step 0, and nothing else."""
+    runs = {str(path.parent.relative_to(out / folder / "tiny")) for path in (out / folder).rglob("*tfevents*")}
+    assert runs == {*NAMES, "study"}
+    for run in NAMES:
+        points, expected = stored(out, run, folder), journalled(folder_of(out, run))
+        assert len(expected) >= 2 * 4
+        finals = Counter({point: count for point, count in points.items() if point[3] == 0})
+        assert points == expected + finals
+        outcome = json.loads((folder_of(out, run).path / "result.json").read_text())["outcome"]
+        values = {name.partition("/")[2]: value for name, value, *_ in finals.elements() if name.startswith("final/")}
+        assert set(finals.values()) == {1}
+        assert values == {name: float(np.float32(value)) for name, value in outcome["metrics"].items()}
+
+
+def bytes_of(out: Path) -> dict[str, bytes]:
+    """Of the trials' event files; the study's run holds the report, and that says how long it took."""
+    return {str(path): path.read_bytes() for path in sorted((out / "tensorboard/tiny").glob("*/s*/*"))}
+
+
+# -- every point once -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_every_point_once_and_another_one_changes_nothing(trained: Path) -> None:
+    holds_all_once(trained)
+    before = bytes_of(trained)
+    answer = lab.run(study_file(trained.parent), out=trained)
+    assert (answer.trained, answer.cached) == (0, 4) and bytes_of(trained) == before
+
+
+class Killed(BaseException):
+    """Ends a process as SIGKILL would: nothing catches it."""
+
+
+@pytest.mark.parametrize("after", [0, 1, 7, 40, 61])
+def test_a_kill_between_two_deliveries_repeats_nothing(untold: Path, after: int, monkeypatch: Any) -> None:
+    """After some records, of the first trial or a later one; the account is then not written."""
+    genuine, count = vitlab_tensorboard._record, itertools.count()
+
+    def breaks(file: Any, event: Any) -> None:
+        if next(count) >= after:
+            file.write(b"torn")
+            raise Killed
+        genuine(file, event)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(vitlab_tensorboard, "_record", breaks)
+        patched.setattr("vitlab.trackers.replay.write_json", lambda *_: None)
+        with pytest.raises(Killed):
+            tracker(untold).update()
+    assert any((untold / "tensorboard").rglob("*tfevents*"))
+    assert tracker(untold).close()
+    holds_all_once(untold)
+
+
+def test_a_kill_after_the_points_and_before_the_account(untold: Path, monkeypatch: Any) -> None:
+    """Half of each journal is delivered and accounted for, all of it is delivered and not accounted for."""
+    whole = {name: (folder_of(untold, name).path / "events.jsonl").read_text() for name in NAMES}
+    for name, text in whole.items():
+        lines = text.splitlines(keepends=True)
+        (folder_of(untold, name).path / "events.jsonl").write_text("".join(lines[: len(lines) // 2]))
+    for path in untold.glob("trials/*/*/result.json"):
+        path.rename(path.with_name("kept.json"))
+    tracker(untold).update()
+    half = {name: sum(stored(untold, name).values()) for name in NAMES}
+    for name, text in whole.items():
+        (folder_of(untold, name).path / "events.jsonl").write_text(text)
+    for path in untold.glob("trials/*/*/kept.json"):
+        path.rename(path.with_name("result.json"))
+    with monkeypatch.context() as patched:
+        patched.setattr("vitlab.trackers.replay.write_json", lambda *_: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            tracker(untold).update()
+    assert all(half[name] < sum(stored(untold, name).values()) for name in NAMES)
+    assert tracker(untold).close()
+    holds_all_once(untold)
+
+
+def test_somebody_who_looks_on_reads_every_point_once(untold: Path, monkeypatch: Any) -> None:
+    """A reader that is open across a kill and the delivery after it."""
+    with monkeypatch.context() as patched:
+        patched.setattr("vitlab.trackers.replay.write_json", lambda *_: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            tracker(untold).update()
+    reader = read(untold, NAMES[0])
+    seen = {name: len(reader.Tensors(name)) for name in reader.Tags()["tensors"]}
+    assert tracker(untold).close()
+    reader.Reload()
+    assert {name: len(reader.Tensors(name)) for name in reader.Tags()["tensors"]} == seen
+    holds_all_once(untold)
+
+
+def test_what_is_lost_is_delivered_anew(untold: Path) -> None:
+    """Without the account, without a file, with a file cut short, in another folder."""
+    assert tracker(untold).close()
+    before = bytes_of(untold)
+    (untold / "studies/tiny/tensorboard-offsets.json").unlink()
+    assert tracker(untold).close() and bytes_of(untold) == before
+    first, second, *_ = sorted((untold / "tensorboard/tiny/baseline").rglob("*tfevents*"))
+    first.unlink()
+    second.write_bytes(second.read_bytes()[:-5])
+    assert tracker(untold).close() and bytes_of(untold) == before
+    assert tracker(untold, folder="boards/own").close()
+    holds_all_once(untold, "boards/own")
+
+
+def test_a_trial_stopped_resumed_and_one_trained_anew(untold: Path) -> None:
+    assert tracker(untold).close()
+    folder = folder_of(untold, NAMES[-1])
+    old = next((untold / "tensorboard/tiny" / NAMES[-1]).iterdir())
+    plan = Plan.from_json(json.loads((untold / "studies/tiny/plan.json").read_text()))
+    shutil.rmtree(folder.path)
+    asked = itertools.count()
+    assert run_trial(plan.find("position=none", 1), folder, Settings(), lambda: next(asked) >= 3) is None
+    with (folder.path / "events.jsonl").open("a") as journal:
+        journal.write('{"t": 1, "kind": "metr')
+    tracker(untold).close()
+    new = next((untold / "tensorboard/tiny" / NAMES[-1]).iterdir())
+    assert new != old or new.read_bytes() != old.read_bytes()
+    partial = stored(untold, NAMES[-1])
+    answer = lab.run(study_file(untold.parent), out=untold)
+    assert (answer.trained, answer.cached) == (1, 3)
+    holds_all_once(untold)
+    assert partial and partial < stored(untold, NAMES[-1])
+
+
+def test_trials_that_left_the_study_leave_the_board(untold: Path) -> None:
+    assert tracker(untold).close()
+    file = study_file(untold.parent)
+    lab.run(file, out=untold, changes={"seeds": 1})
+    runs = {str(path.parent.relative_to(untold / "tensorboard/tiny")) for path in untold.rglob("*tfevents*")}
+    assert runs == {"baseline/s0", "position=none/s0", "study"}
+
+
+def test_a_folder_that_cannot_be_written_ends_no_training(untold: Path, caplog: Any) -> None:
+    (untold / "tensorboard").write_text("in the way")
+    answer = lab.run(study_file(untold.parent), out=untold)
+    assert answer.link is None and answer.failed == 0
+    assert "TensorBoard is not up to date" in caplog.text
+    (untold / "tensorboard").unlink()
+    assert lab.sync(untold)[0][1] is not None
+    holds_all_once(untold)
+
+
+# -- what stands beside the points ------------------------------------------------------------------------------------
+
+
+def hparams(events: EventAccumulator) -> Iterator[HParamsPluginData]:
+    for tag in events.summary_metadata:
+        if tag.startswith("_hparams_/"):
+            yield metadata_of(events, tag)
+
+
+def metadata_of(events: EventAccumulator, tag: str) -> HParamsPluginData:
+    return HParamsPluginData.FromString(events.SummaryMetadata(tag).plugin_data.content)
+
+
+def test_hyperparameters_and_texts_are_those_of_the_trial(trained: Path) -> None:
+    for run, position in ((NAMES[0], "learned"), (NAMES[2], "none")):
+        events = read(trained, run)
+        start = metadata_of(events, metadata.SESSION_START_INFO_TAG).session_start_info
+        assert start.hparams["model.position"].string_value == position
+        assert start.hparams["model.dim"].number_value == 8 and start.hparams["arm"].string_value in run
+        experiment = metadata_of(events, metadata.EXPERIMENT_TAG).experiment
+        assert [info.name.tag for info in experiment.metric_infos] == ["final/val/accuracy"]
+        end = metadata_of(events, metadata.SESSION_END_INFO_TAG).session_end_info
+        assert end.status == Status.Value("STATUS_SUCCESS")
+        text = events.Tensors("spec/text_summary")[0].tensor_proto.string_val[0].decode()
+        spec = json.loads((folder_of(trained, run).path / "spec.json").read_text())
+        assert yaml.safe_load(text)["spec"] == spec["spec"]
+    [text] = read(trained, "study").Tensors("study file/text_summary")
+    assert yaml.safe_load(text.tensor_proto.string_val[0])["study"] == "tiny"
+
+
+def test_what_is_not_a_number_and_what_failed(untold: Path) -> None:
+    folder = folder_of(untold, NAMES[0])
+    folder.emit("metrics", step=5, epoch=1.0, images=80, metrics={"train/loss": math.inf})
+    other = folder_of(untold, NAMES[1])
+    (other.path / "result.json").unlink()
+    other.fail("the disk is full")
+    assert tracker(untold).close()
+    assert [math.isnan(value) for name, value, _, step in stored(untold, NAMES[0]) if (name, step) == ("train/loss", 5)]
+    [text] = read(untold, NAMES[1]).Tensors("failure/text_summary")
+    assert text.tensor_proto.string_val[0] == b"the disk is full"
+
+
+@pytest.mark.parametrize("name", ["a/b", "../up", "study", "x" * 300, "rope2d(theta=50)", "a\\b", ".", "ä ö"])
+def test_any_name_of_an_arm_is_a_folder_of_its_own(name: str, tmp_path: Path) -> None:
+    folder = vitlab_tensorboard._folder(name)
+    (tmp_path / folder).mkdir()
+    assert (tmp_path / folder).parent == tmp_path and folder not in (".", "..", "study", "")
+    assert folder != vitlab_tensorboard._folder(name + "/")
+
+
+# -- in a study -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", ["/tmp/elsewhere", "../up", "a/../../b", "", "trials/x", "studies"])
+def test_no_event_file_leaves_its_place(folder: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="a folder inside the output folder"):
+        lab.plan_study(study_file(tmp_path, tracker={"type": "tensorboard", "folder": folder}))
+
+
+def test_the_command_line_says_how_to_look(trained: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    file = study_file(trained.parent)
+    cli.cli.main(["run", str(file), "--out", str(trained)], standalone_mode=False)
+    said = capsys.readouterr().out
+    assert f"TensorBoard   tensorboard --logdir {trained / 'tensorboard' / 'tiny'}" in said and "MLflow" not in said
+    assert not (trained / "mlflow.db").exists()
+
+
+def test_the_study_plans(tmp_path: Path) -> None:
+    study, plan = lab.plan_study(PLUGIN / "study.yaml", out=tmp_path)
+    assert study.run.tracker.type == "tensorboard" and not any(arm.skip for arm in plan.arms)

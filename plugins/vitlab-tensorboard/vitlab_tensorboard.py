@@ -1,0 +1,206 @@
+"""TensorBoard as a tracker: one run per trial, in event files under the output folder.
+
+A mark is the name of a trial's event file and its length.  What stands behind the length is of a delivery that broke
+off; it is cut off and written again, byte for byte the same, because nothing in an event depends on when it is
+delivered.  So a TensorBoard that is looking on reads every point once, too.
+
+tensorboard is imported with the first delivery.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import AfterValidator
+
+from vitlab.plan.values import Plan
+from vitlab.spec import RunSpec
+from vitlab.store import Store, write_bytes
+from vitlab.trackers import Mark, News, Replay, Shown, records
+
+VERSION = "brain.Event:2"
+STUDY = "study"
+"""The run that holds the study file and the report, and no points."""
+
+
+def _inside(folder: str) -> str:
+    path = Path(folder)
+    if path.is_absolute() or not path.parts or ".." in path.parts or path.parts[0] in ("trials", "studies"):
+        raise ValueError(f"a folder inside the output folder, beside trials and studies; found '{folder}'")
+    return path.as_posix()
+
+
+class TensorBoard(Replay):
+    """Event files of TensorBoard: curves by step, final values, hyperparameters, and every trial's spec as text."""
+
+    title = "TensorBoard"
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        run: RunSpec,
+        *,
+        folder: Annotated[str, AfterValidator(_inside)] = "tensorboard",
+    ) -> None:
+        """
+        Args:
+            plan: the study.
+            store: where its trials are.
+            run: how they run.
+            folder: of all studies' event files, inside the output folder.
+        """
+        super().__init__(plan, store, run)
+        self.into = folder
+        self.root = store.root / folder / plan.study
+
+    def place(self) -> str:
+        return self.into
+
+    # -- trials -------------------------------------------------------------------------------------------------------
+
+    def write(self, news: News, mark: Mark | None) -> Mark:
+        name = _file(news)
+        if mark is None:
+            mark = {"file": name, "bytes": 0}
+        path = self.root / mark["file"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "r+b" if path.exists() else "w+b") as file:
+            file.truncate(mark["bytes"])
+            file.seek(mark["bytes"])
+            for event in self._events(news, begins=mark["bytes"] == 0):
+                _record(file, event)
+            file.flush()
+            os.fsync(file.fileno())
+            return {"file": mark["file"], "bytes": file.tell()}
+
+    def holds(self, mark: Mark) -> bool:
+        path = self.root / mark["file"]
+        return path.exists() and path.stat().st_size >= mark["bytes"]
+
+    def drop(self, mark: Mark) -> None:
+        """Its event file is all there is of it; folders that are empty then are no runs."""
+        path = self.root / mark["file"]
+        path.unlink(missing_ok=True)
+        for folder in (path.parent, path.parent.parent):
+            if folder != self.root and folder.exists() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    def _events(self, news: News, *, begins: bool) -> Iterator[Any]:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        if begins:
+            yield Event(wall_time=news.began / 1000, file_version=VERSION)
+            for summary in _introduction(news.item, f"final/{self.plan.analysis.metric}"):
+                yield Event(wall_time=news.began / 1000, summary=summary)
+        for event in news.events:
+            if event.kind == "metrics":
+                yield from map(_scalar, records.points(event))
+        end = news.end
+        if end is None:
+            return
+        if end.reason:
+            yield Event(wall_time=end.t / 1000, summary=_text("failure", end.reason))
+        if end.result is not None:
+            yield from map(_scalar, records.final_points(end.result, self.plan.analysis))
+            yield Event(wall_time=end.t / 1000, summary=_session_end(end.how == "done"))
+
+    # -- the study ----------------------------------------------------------------------------------------------------
+
+    def finish(self, report: Sequence[Path]) -> str:
+        """The study's run holds texts alone, and is written anew each time."""
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        texts = {"question": self.plan.question or self.plan.study, "arms": records.note(self.plan)}
+        file = self.folder / "study.yaml"
+        if file.exists():
+            texts["study file"] = _block(file.read_text(encoding="utf-8"))
+        texts |= {path.stem: path.read_text(encoding="utf-8") for path in report if path.suffix == ".md"}
+        events = BytesIO()
+        _record(events, Event(wall_time=0, file_version=VERSION))
+        for tag, text in texts.items():
+            _record(events, Event(wall_time=0, summary=_text(tag, text)))
+        write_bytes(self.root / STUDY / "events.out.tfevents.0000000000.study", events.getvalue())
+        return f"tensorboard --logdir {self.root}"
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _file(news: News) -> str:
+    """A trial's event file: its folder is the run's name, and the rest tells one training of it from another."""
+    trial = news.item.planned.trial
+    kind, seed = news.item.name.rsplit("/", 1)
+    if news.item.kind != "trial":  # rivals of a tuning share a name
+        kind = f"{kind} {trial.key[:8]}"
+    return f"{_folder(kind)}/{seed}/events.out.tfevents.{news.began // 1000:010d}.{trial.key[:8]}-{trial.code[:8]}"
+
+
+def _folder(name: str) -> str:
+    """A name that any file system takes; what had to be changed is told apart by a digest."""
+    plain = re.sub(r"[^\w\-.=,()+ \[\]]", "_", name).strip(". ")[:100]
+    if plain == name and plain != STUDY:
+        return plain
+    return f"{plain}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
+
+
+def _record(file: Any, event: Any) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    RecordWriter(file).write(event.SerializeToString(deterministic=True))
+
+
+def _scalar(point: records.Point) -> Any:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from torch.utils.tensorboard.summary import scalar
+
+    return Event(wall_time=point.t / 1000, step=point.step, summary=scalar(point.name, point.value, new_style=True))
+
+
+def _text(tag: str, text: str) -> Any:
+    from torch.utils.tensorboard.summary import text as summary_of
+
+    return summary_of(tag, text)
+
+
+def _block(text: str) -> str:
+    """A text that Markdown leaves as it is."""
+    return "".join(f"    {line}\n" for line in text.splitlines())
+
+
+def _introduction(item: Shown, headline: str) -> list[Any]:
+    """The trial's spec, and its hyperparameters for the table of them."""
+    from torch.utils.tensorboard.summary import hparams
+
+    trial = item.planned.trial
+    own = {"arm": item.planned.arm or item.kind, "seed": str(item.planned.seed), **records.flat(trial.spec)}
+    experiment, start, _ = hparams({key: _value(text) for key, text in sorted(own.items())}, {headline: 0.0})
+    spec = yaml.safe_dump(trial.to_json(), sort_keys=False, allow_unicode=True)
+    return [_text("spec", _block(spec)), experiment, start]
+
+
+def _session_end(well: bool) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.api_pb2 import Status
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+
+    status = Status.Value("STATUS_SUCCESS" if well else "STATUS_FAILURE")
+    data = HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, session_end_info=SessionEndInfo(status=status))
+    told = SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME, content=data.SerializeToString())
+    value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=SummaryMetadata(plugin_data=told))
+    return Summary(value=[value])
+
+
+def _value(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
