@@ -52,7 +52,7 @@ def only(found: list[str]) -> str:
         ("steps: 2", "steps: 2, epochs: 1", "5:3", ["exactly one", "epochs and steps"]),
         ("steps: 2", "steps: 2, steps: 3", "5:21", ["'steps'", "twice", "line 5"]),
         ("steps: 2", "steps: 2, optimizer: {type: adamw, lr: -1}", "5:46", ["lr", "greater"]),
-        ("study: small", "study: small\ncheck: {}", "2:1", ["check", "not part of this version"]),
+        ("study: small", "study: small\ncheck: {margin_sd: 0}", "2:9", ["margin_sd", "greater than 0"]),
         ("study: small", "study: small\nmatch: {quantity: params}", "2:1", ["match.knob", "missing"]),
         ("study: small", "study: small\nmatch: {quantity: parms, knob: model.dim}", "2:9", ["'parms'", "'params'", "train_macs"]),
         ("study: small", "study: small\nmatch: {quantity: params, knbo: model.dim, knob: model.dim}", "2:27", ["'knbo'", "'knob'"]),

@@ -1,7 +1,7 @@
 """The command line.  Opening it imports neither torch nor mlflow, ray or pandas; a command imports what it needs.
 
-Results go to stdout, progress and warnings to stderr.  Exit codes: 0 done, 2 usage or a mistake in a file, 3 internal
-or plugin error, 4 trials failed or missing, 130 interrupted.
+Results go to stdout, progress and warnings to stderr.  Exit codes: 0 done or pass, 1 regressed, 2 usage or a mistake in
+a file, 3 internal or plugin error, 4 trials failed or missing, 5 inconclusive where that is to fail, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ COMMANDS = {
     "run": "train what is missing, track it, and answer the question",
     "plan": "show the arms and trials, and which are cached",
     "validate": "check study files against the installed components",
+    "check": "say whether a change has made a study's trials worse",
     "status": "show how far a study is",
     "report": "print or write the report of a study",
     "logs": "print what a trial wrote",

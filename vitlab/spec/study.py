@@ -21,6 +21,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails
 
 from vitlab.errors import Path, Problem, SpecError, nearest
+from vitlab.spec.check import Check
 from vitlab.spec.choice import Frozen
 from vitlab.spec.design import Node
 from vitlab.spec.run import RunSpec
@@ -192,14 +193,9 @@ class Study(Frozen):
     tune: Tune | None = None
     seeds: Seeds = Seeds()
     analysis: Analysis = Analysis()
+    check: Check | None = None
     run: RunSpec = RunSpec()
     plugins: Plugins = Plugins()
-
-
-NOT_YET = {
-    "check": "the regression gate is not part of this version; remove 'check'",
-}
-"""Keys of the file's grammar that later versions will read."""
 
 
 def read_study(
@@ -214,10 +210,9 @@ def read_study(
     document = read_document(file)
     for path, value in (changes or {}).items():
         _set(document.data, tuple(path.split(".")), value)
-    problems = [document.problem((key,), text) for key, text in NOT_YET.items() if key in document.data]
-    known = {key: value for key, value in document.data.items() if key not in NOT_YET}
+    problems: list[Problem] = []
     try:
-        study = Study.model_validate(known)
+        study = Study.model_validate(document.data)
     except ValidationError as error:
         problems += [document.problem(path, text) for path, text in sentences(error, Study.model_fields)]
         study = None

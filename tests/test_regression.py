@@ -1,0 +1,369 @@
+"""Verdicts against scipy and simulation; baselines, facts and what is said of them, in small."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+from vitlab.errors import UserError
+from vitlab.regression.baseline import (
+    ArmFacts,
+    Baseline,
+    Beginning,
+    Facts,
+    Values,
+    accepted,
+    read_baseline,
+    write_baseline,
+)
+from vitlab.regression.facts import Finding, compare_facts
+from vitlab.regression.gate import Checked, family, more_seeds, outlook, statistical
+from vitlab.regression.judge import Cell, Pair, chance_to_pass, holm, judge, overall, pooled_sd, seeds_to_pass
+from vitlab.regression.words import as_json, github, junit, markdown, prospects
+from vitlab.spec import Study
+
+
+def pair(old: list[float], new: list[float], margin: float = 2.0, min_abs: float = 1.0, **more: object) -> Pair:
+    return Pair("arm", "val/accuracy", "max", dict(enumerate(old)), dict(enumerate(new)), margin, min_abs, **more)  # type: ignore[arg-type]
+
+
+# -- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_is_the_one_sided_paired_test_of_scipy() -> None:
+    draws = np.random.default_rng(0)
+    old, new = draws.normal(0, 1, 6), draws.normal(-1, 1, 6)
+    (cell,) = judge([pair([*old], [*new])])
+    expected = stats.ttest_rel(new, old, alternative="less")
+    assert cell.p == pytest.approx(expected.pvalue, rel=1e-9)
+    bound = (old - new).mean() + stats.t.ppf(0.95, 5) * stats.sem(old - new)
+    assert cell.worst == pytest.approx(bound, rel=1e-9)
+    mirrored = replace(pair([*-old], [*-new]), goal="min")
+    assert judge([mirrored])[0].p == pytest.approx(cell.p, rel=1e-12)
+
+
+def test_without_pairs_it_is_welchs() -> None:
+    draws = np.random.default_rng(1)
+    old, new = draws.normal(0, 1, 5), draws.normal(-1, 2, 4)
+    apart = Pair("a", "val/accuracy", "max", dict(enumerate(old)), dict(enumerate(new, start=100)), 2.0, 1.0)
+    (cell,) = judge([apart])
+    assert cell.test == "Welch t"
+    assert cell.p == pytest.approx(stats.ttest_ind(new, old, equal_var=False, alternative="less").pvalue, rel=1e-9)
+
+
+def test_three_verdicts() -> None:
+    old = [10.0, 11.0, 9.0, 10.5, 9.5]
+    same = judge([pair(old, old)])[0]
+    near = judge([pair(old, [value + e for value, e in zip(old, (0.1, -0.1, 0.2, -0.2, 0.05), strict=True)])])[0]
+    worse = judge([pair(old, [value - 5 + e for value, e in zip(old, (0.1, -0.1, 0.2, -0.2, 0), strict=True)])])[0]
+    noisy = judge([pair(old, [value + e for value, e in zip(old, (9, -9, 8, -8, -1), strict=True)])])[0]
+    assert (same.verdict, same.reason, same.drop) == ("pass", "identical", 0.0)
+    assert near.verdict == "pass" and near.worst < 2
+    assert worse.verdict == "regressed" and worse.p_corrected < 0.05
+    assert noisy.verdict == "inconclusive" and noisy.detectable > 0 and (noisy.needs or 999) > 5
+    assert (
+        overall([same.verdict, noisy.verdict]) == "inconclusive"
+        and overall([noisy.verdict, worse.verdict]) == "regressed"
+    )
+
+
+def test_real_drops_below_the_least_that_counts_are_none_and_within_the_margin_they_pass() -> None:
+    old = [10.0, 11.0, 9.0, 10.5, 9.5]
+    new = [value - 0.5 + e for value, e in zip(old, (0.01, -0.01, 0.02, -0.02, 0), strict=True)]
+    within = judge([pair(old, new, margin=2.0, min_abs=1.0)])[0]
+    assert within.p_corrected < 0.001 and within.verdict == "pass" and "real" in within.reason
+    beyond = judge([pair(old, new, margin=0.4, min_abs=1.0)])[0]
+    assert beyond.verdict == "inconclusive" and "too small to count" in beyond.reason
+    assert judge([pair(old, new, margin=0.4, min_abs=0.4)])[0].verdict == "regressed"
+
+
+def test_no_spread_is_judged_by_the_steps_of_the_metric_or_by_signs() -> None:
+    old = [0.90, 0.92, 0.94]
+    lower = [value - 0.02 for value in old]
+    (stepped,) = judge([pair(old, lower, margin=0.01, min_abs=0.01, quantum=0.002)])
+    assert stepped.p == pytest.approx(stats.t.sf(0.02 / (0.002 / math.sqrt(6) / math.sqrt(3)), 2), rel=1e-6)
+    assert stepped.verdict == "regressed"
+    (signs,) = judge([pair(old, lower, margin=0.01, min_abs=0.01)])
+    assert signs.test == "sign flip" and signs.p == 0.125 and signs.verdict == "inconclusive"
+    (better,) = judge([pair(lower, old, margin=0.01, min_abs=0.01)])
+    assert better.verdict == "pass" and better.drop < 0
+
+
+def test_what_cannot_be_judged_says_why() -> None:
+    assert "too few" in judge([pair([1, 2], [1, 2])])[0].reason
+    assert judge([pair([1, 2], [1, 2])])[0].verdict == "inconclusive"
+    assert "no seed" in judge([pair([1, 2, 3], [])])[0].reason
+    (refused,) = judge([pair([1, 2, 3], [1, 2, 3], refused="its data was a and is b")])
+    assert refused.verdict == "inconclusive" and refused.reason == "its data was a and is b"
+    (one,) = judge([pair([1, 2, 3], [1, 2], diverged=1)])
+    (two,) = judge([pair([1, 2, 3], [1], diverged=2)])
+    assert (one.verdict, two.verdict) == ("inconclusive", "regressed")
+
+
+def test_a_family_is_corrected_as_holm_says() -> None:
+    draws = np.random.default_rng(2)
+    cells = judge([pair([*draws.normal(0, 1, 5)], [*draws.normal(-1, 1, 5)]) for _ in range(4)])
+    p = np.array([cell.p for cell in cells])
+    expected = multipletests(p, method="holm")[1]
+    assert [cell.p_corrected for cell in cells] == pytest.approx(expected)
+    assert holm([math.nan, 0.01, 0.02])[1:] == pytest.approx([0.03, 0.04]) and math.isnan(holm([math.nan, 0.01])[0])
+
+
+def test_the_chance_to_pass_is_what_simulation_gives() -> None:
+    draws, n, margin = np.random.default_rng(3), 5, 2.0
+    old, new = draws.normal(0, 1, (2, 1500, n))
+    passed = [
+        judge([pair([*a], [*b], margin=margin, min_abs=9.0)])[0].verdict == "pass"
+        for a, b in zip(old, new, strict=True)
+    ]
+    chance = chance_to_pass(n, 1.0, margin, 0.05)
+    assert np.mean(passed) == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 1500))
+    needed = seeds_to_pass(math.sqrt(2), margin, 0.05)
+    assert needed is not None
+    assert chance_to_pass(needed, 1.0, margin, 0.05) >= 0.8 > chance_to_pass(needed - 1, 1.0, margin, 0.05)
+    assert chance_to_pass(2, 1.0, margin, 0.05) == 0 and seeds_to_pass(1e6, margin, 0.05) is None
+
+
+def test_spread_is_pooled_within_arms() -> None:
+    assert pooled_sd([[1, 3], [10, 10, 13]]) == pytest.approx(math.sqrt((2 + 6) / 3))
+    assert pooled_sd([[1.0]]) == 0
+
+
+# -- a study ----------------------------------------------------------------------------------------------------------
+
+
+def study(**check: object) -> Study:
+    return Study.model_validate(
+        {
+            "study": "s",
+            "base": {"data": "digits", "model": "vit", "train": {"steps": 1}},
+            "seeds": 3,
+            "check": check,
+        }
+    )
+
+
+def values(shift: float = 0.0, seeds: int = 3, device: str = "cpu", **more: float) -> Values:
+    found = {"a": [0.90, 0.92, 0.94, 0.91, 0.93, 0.92], "b": [0.80, 0.82, 0.84, 0.81, 0.83, 0.82], **more}
+    return Values(
+        device=device,
+        data=dict.fromkeys(found, "digits:1"),
+        metrics={
+            "val/accuracy": {
+                arm: {seed: value + shift for seed, value in enumerate(known[:seeds])} for arm, known in found.items()
+            }
+        },
+        quanta={"val/accuracy": 0.001},
+        diverged={},
+    )
+
+
+def baseline(known: Values, anchor: Values | None = None) -> Baseline:
+    return Baseline(study="s", accepted=(), values=known, anchor=anchor or known)
+
+
+def test_margins_come_from_the_spread_of_the_baseline() -> None:
+    pairs, _ = family(study(), baseline(values()), values(-0.05))
+    sd = 0.02
+    assert [item.arm for item in pairs] == ["a", "b"]
+    assert pairs[0].margin == pytest.approx(2 * sd) and pairs[0].min_abs == pytest.approx(sd)
+    pairs, _ = family(study(margin_sd=3, min_abs={"val/accuracy": 0.5}), baseline(values()), values())
+    assert pairs[0].margin == 0.5 and pairs[0].min_abs == 0.5
+    assert family(study(margin={"val/accuracy": 0.01}), baseline(values()), values())[0][0].margin == 0.01
+
+
+def test_small_steps_add_up_against_the_anchor() -> None:
+    anchor, old, new = values(), values(-0.05), values(-0.051)
+    pairs, _ = family(study(), baseline(old, anchor), new)
+    cells = judge(pairs)
+    assert {(cell.against, cell.verdict) for cell in cells} == {("baseline", "pass"), ("anchor", "regressed")}
+
+
+def test_other_arms_devices_and_data_are_said() -> None:
+    new = values(device="cuda", c=[0.5, 0.5, 0.6])  # type: ignore[arg-type]
+    pairs, notes = family(study(), baseline(values()), new)
+    assert len(pairs) == 2 and any("'c' is not in the baseline" in note for note in notes)
+    assert any("trained on cpu, and the candidate on cuda" in note for note in notes)
+    pairs, _ = family(
+        study(), baseline(values()), values().model_copy(update={"data": {"a": "digits:2", "b": "digits:1"}})
+    )
+    assert [judge([item])[0].verdict for item in pairs] == ["inconclusive", "pass"]
+    with pytest.raises(UserError, match="no results of trials"):
+        family(study(), Baseline(study="s", accepted=()), new)
+
+
+def test_more_seeds_are_trained_of_what_is_inconclusive_alone() -> None:
+    asked: list[tuple[object, object]] = []
+    full = values(seeds=6)
+    noisy = dict(enumerate([0.80, 0.95, 0.99, 0.911, 0.932, 0.921]))
+
+    def train(seeds: object, arms: object) -> Values:
+        asked.append((seeds, arms))
+        known = values(seeds=6 if seeds else 3)
+        known.metrics["val/accuracy"]["a"] = {s: v for s, v in noisy.items() if seeds or s < 3}
+        return known
+
+    cells, notes = statistical(study(escalate_to=6), baseline(full), train)
+    assert asked == [(None, ()), ((0, 1, 2, 3, 4, 5), ["a"])]
+    assert [(cell.arm, cell.n) for cell in cells] == [("a", 6), ("b", 3)]
+    assert any("6 seeds of a" in note for note in notes)
+    assert more_seeds(study()) is None and more_seeds(study(escalate_to=4)) == (0, 1, 2, 3)
+
+
+def test_the_outlook_is_for_the_seeds_of_the_file() -> None:
+    cells = outlook(study(), baseline(values(seeds=6)))
+    assert [cell.n for cell in cells] == [3, 3]
+    sd = np.std([0.90, 0.92, 0.94, 0.91, 0.93, 0.92], ddof=1)
+    assert cells[0].chance == pytest.approx(chance_to_pass(3, float(sd), 2 * float(sd), 0.05), rel=1e-9)
+    said = prospects(cells)
+    assert "Warning" in said and "below 80 %" in said
+    assert "Warning" not in prospects([replace(cell, chance=0.99) for cell in cells])
+
+
+# -- what is exact ----------------------------------------------------------------------------------------------------
+
+
+def facts(torch: str = "2.13.0", **changes: object) -> Facts:
+    arm = ArmFacts(
+        key="k",
+        origins=("position:learned vitlab 1",),
+        data="digits:1",
+        seeds={"init": 0},
+        spec={"train.optimizer.lr": 0.001},
+        params=10,
+        macs=20,
+        traces=(Beginning(precision="fp64", losses=(2.3, 2.2, 2.1), before=2.3, after=2.0),),
+    ).model_copy(update=changes)
+    return Facts(torch=torch, processor="x86", seeds=(0,), skipped={}, arms={"a": arm})
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "said"),
+    [
+        ({"params": 11}, "params", "10 -> 11"),
+        ({"macs": 21}, "macs", "20 -> 21"),
+        ({"spec": {"train.optimizer.lr": 0.002}}, "key", "train.optimizer.lr: 0.001 -> 0.002"),
+        ({"data": "digits:2"}, "key", "digits:1 -> digits:2"),
+        ({"seeds": {"init": 1}}, "key", "seed of init: 0 -> 1"),
+        ({"traces": (Beginning(precision="fp64", losses=(2.3, 2.2 + 1e-5, 2.1), before=2.3, after=2.0),)}, "trace fp64", "of step 2"),
+        ({"traces": (Beginning(precision="fp64", losses=(2.3, 2.2, math.nan), before=2.3, after=2.0),)}, "trace fp64", "of step 3"),
+        ({"traces": (Beginning(precision="fp64", losses=(2.3, 2.2), before=2.3, after=2.0),)}, "trace fp64", "3 -> 2 steps"),
+    ],
+)  # fmt: skip
+def test_every_difference_is_found_and_named(changes: dict[str, object], check: str, said: str) -> None:
+    found = [item for item in compare_facts(facts(), facts(**changes)) if item.verdict != "pass"]
+    assert [(item.arm, item.check, item.verdict) for item in found] == [("a", check, "regressed")]
+    assert said in found[0].sentence
+
+
+def test_equal_facts_pass_and_rounding_is_no_difference() -> None:
+    rounded = (Beginning(precision="fp64", losses=(2.3, 2.2 + 1e-9, 2.1), before=2.3, after=2.0),)
+    for new in (facts(), facts(traces=rounded), facts(torch="2.14.0")):
+        assert {item.verdict for item in compare_facts(facts(), new)} == {"pass"}
+    (moved,) = [
+        item
+        for item in compare_facts(facts(), facts(key="other", origins=("position:learned vitlab 2",)))
+        if item.sentence
+    ]
+    assert moved.verdict == "pass" and "vitlab 2" in moved.sentence
+
+
+def test_a_trace_that_differs_under_another_torch_is_inconclusive() -> None:
+    other = (Beginning(precision="fp64", losses=(2.3, 2.25, 2.1), before=2.3, after=2.0),)
+    (found,) = [item for item in compare_facts(facts(), facts("2.14.0", traces=other)) if item.verdict != "pass"]
+    assert found.verdict == "inconclusive" and "torch was 2.13.0 and is 2.14.0" in found.sentence
+
+
+def test_arms_that_come_go_and_are_skipped_are_named() -> None:
+    new = facts().model_copy(update={"arms": {"b": facts().arms["a"]}, "skipped": {"c": "too deep"}})
+    (plan,) = [item for item in compare_facts(facts(), new) if item.verdict != "pass"]
+    assert all(word in plan.sentence for word in ("'b' is new", "'a' is gone", "'c'", "too deep"))
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_baseline_is_text_that_comes_back_equal(tmp_path: Path) -> None:
+    file = tmp_path / "s.baseline.yaml"
+    first = accepted(None, "s", facts(traces=(Beginning(precision="fp32", losses=(1e-5, math.inf), before=0.1, after=math.inf),)),
+                     values(), "why", "1", anchor=False)  # fmt: skip
+    write_baseline(file, first)
+    assert read_baseline(file) == first
+    assert file.read_text().startswith("#") and "reason: why" in file.read_text()
+    second = accepted(first, "s", facts(), values(-0.1), "because", "2", anchor=False)
+    assert second.anchor == values() and second.values == values(-0.1)
+    assert [entry.reason for entry in second.accepted] == ["why", "because"]
+    assert accepted(second, "s", facts(), values(-0.1), "so", "3", anchor=True).anchor == values(-0.1)
+    assert accepted(second, "s", facts(), None, "so", "3", anchor=False).values == values(-0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "no baseline is there"),
+        ("[1", "not YAML"),
+        ("- 1", "a mapping"),
+        ("form: 7", "form 7"),
+        ("form: 1\nstudy: s\naccepted: []\nvalues: 3", "values"),
+        ("form: 1\nstudy: !!python/object/apply:os.system [echo]\naccepted: []", "not YAML"),
+    ],
+)
+def test_what_is_no_baseline_is_refused_in_a_sentence(tmp_path: Path, text: str | None, said: str) -> None:
+    file = tmp_path / "b.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_baseline(file)
+
+
+# -- what is said -----------------------------------------------------------------------------------------------------
+
+CHECKED = Checked(
+    "s",
+    "regressed",
+    (Finding("a|b", "trace fp64", "regressed", "the loss of step 2: 1 -> 2, 100 %\nmore"), Finding("", "plan", "pass")),
+    (
+        Cell("a|b", "val/accuracy", "baseline", "inconclusive", "a drop <of 1>", 3, "paired t", 0.9, 0.8, 0.1),
+        Cell("c", "val/accuracy", "anchor", "pass", "identical", 3, "identical"),
+    ),
+    ("a note",),
+)  # fmt: skip
+
+
+def test_junit_counts_what_did_not_pass() -> None:
+    suite = ElementTree.fromstring(junit(CHECKED))
+    assert suite.attrib | {"tests": "4", "failures": "1", "skipped": "1", "errors": "0"} == suite.attrib
+    assert len(suite.findall("testcase")) == 4
+    assert [case.get("classname") for case in suite if case.find("failure") is not None] == ["a|b"]
+    (skipped,) = suite.iter("skipped")
+    assert "a drop <of 1>" in str(skipped.get("message"))
+
+
+def test_markdown_keeps_its_table_and_json_is_json() -> None:
+    said = markdown(CHECKED)
+    rows = [line for line in said.splitlines() if line.startswith("|")]
+    assert {line.replace("\\|", "").count("|") for line in rows} == {12}
+    assert "1 of 2 exact checks pass" in said and "&lt;of 1>" in said and "a note." in said
+    assert json.loads(as_json(CHECKED))["cells"][1]["drop"] is None
+
+
+def test_annotations_are_one_line_each_and_escaped() -> None:
+    error, warning = github(CHECKED, "x,y.yaml")
+    assert error == "::error file=x%2Cy.yaml,title=a|b%3A trace fp64::the loss of step 2: 1 -> 2, 100 %25%0Amore"
+    assert warning.startswith("::warning file=x%2Cy.yaml,")
+
+
+def test_settings_are_checked_like_the_rest_of_the_file() -> None:
+    for wrong in ({"metrics": {"accuracy": "max"}}, {"margin_sd": 0}, {"escalate_to": 2}, {"on_inconclusive": "pass"}):
+        with pytest.raises(ValueError):
+            study(**wrong)
+    assert yaml.safe_load(study().model_dump_json())["check"]["alpha"] == 0.05

@@ -1,0 +1,147 @@
+"""The story of the gate: plan, compare what is exact, see that every arm learns, train, judge, or accept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import vitlab
+from vitlab import lab, slots
+from vitlab.errors import TrialFailed, UserError
+from vitlab.execution import Watch
+from vitlab.plan.values import Plan
+from vitlab.regression import gate
+from vitlab.regression.baseline import Baseline, Facts, Values, accepted, read_baseline, write_baseline
+from vitlab.regression.facts import Finding, compare_facts, find_facts
+from vitlab.regression.gate import TIERS, Checked, Outlook, Tier
+from vitlab.regression.judge import Cell, overall
+from vitlab.spec import Study, read_document
+from vitlab.spec.check import Check
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which study is meant, and what it is compared with; the rest as for :func:`vitlab.run`."""
+
+    file: Path
+    baseline: Path
+    out: Path = lab.OUT
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    plugins: Sequence[Path] = ()
+    watch: Watch = field(default_factory=Watch)
+
+
+def check(asked: Asked, tiers: Sequence[Tier] = TIERS) -> Checked:
+    """Hold a study, as the code here trains it, against its baseline.
+
+    Raises:
+        UserError: if the baseline is missing, is another study's, or lacks what a tier asks for.
+        TrialFailed: if trials fail; nothing is judged then.
+    """
+    baseline = _baseline(asked)
+    study, plan = _planned(asked)
+    findings: list[Finding] = []
+    cells: list[Cell] = []
+    notes: list[str] = []
+    if "exact" in tiers:
+        if baseline.facts is None:
+            raise UserError(f"{asked.baseline} holds nothing exact; accept it anew")
+        asked.watch.say(f"{study.study}: exact tier, {_arms(plan)}.")
+        findings += compare_facts(baseline.facts, _facts(asked, plan))
+    if "learning" in tiers:
+        asked.watch.say(f"{study.study}: learning tier, {_arms(plan)}.")
+        findings += gate.learning(plan, asked.plugins)
+    if "statistical" in tiers:
+        cells, notes = gate.statistical(study, baseline, lambda seeds, arms: _trained(asked, study, seeds, arms))
+    verdict = overall([*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)])
+    return Checked(study.study, verdict, tuple(findings), tuple(cells), tuple(notes))
+
+
+def accept(asked: Asked, reason: str, tiers: Sequence[Tier] = TIERS, anchor: bool = False) -> Baseline:
+    """Make what the code here computes the baseline.
+
+    Args:
+        asked: the study.
+        reason: why; kept in the file.
+        tiers: without ``statistical`` nothing is trained, and the values that stand go on standing.
+        anchor: whether drift is measured from here on.
+    """
+    study, plan = _planned(asked)
+    old = _baseline(asked) if asked.baseline.exists() else None
+    asked.watch.say(f"{study.study}: exact tier, {_arms(plan)}.")
+    facts = _facts(asked, plan)
+    values = _trained(asked, study, gate.more_seeds(study), ()) if "statistical" in tiers else None
+    baseline = accepted(old, study.study, facts, values, reason, vitlab.__version__, anchor)
+    write_baseline(asked.baseline, baseline)
+    return baseline
+
+
+def exit_code(asked: Asked, checked: Checked) -> int:
+    """0 unless something has regressed, or is inconclusive and the study says that this is to fail."""
+    if checked.verdict == "inconclusive":
+        study, _ = _planned(asked)
+        return 5 if study.check is not None and study.check.on_inconclusive == "fail" else 0
+    return 1 if checked.verdict == "regressed" else 0
+
+
+def outlook(asked: Asked) -> list[Outlook]:
+    """How likely an unchanged model passes; trains nothing."""
+    study, _ = _planned(asked)
+    return gate.outlook(study, _baseline(asked))
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _baseline(asked: Asked) -> Baseline:
+    baseline = read_baseline(asked.baseline)
+    name = read_document(asked.file).data.get("study")
+    if baseline.study != name:
+        raise UserError(f"{asked.baseline} is the baseline of study '{baseline.study}', and {asked.file} is '{name}'")
+    return baseline
+
+
+def _planned(asked: Asked) -> tuple[Study, Plan]:
+    """The study, with the gate's settings, and its plan once its data is here."""
+
+    def plan_study() -> tuple[Study, Plan]:
+        return lab.plan_study(asked.file, changes=asked.changes, plugins=asked.plugins, out=asked.out)
+
+    study, plan = plan_study()
+    if study.tune is not None:
+        raise UserError(f"{asked.file} tunes knobs, which would hide a change; check a study with the knobs it chose")
+    absent = {str(item.trial.spec["data"]): item.trial for item in plan.trials if item.trial.data is None}
+    for trial in absent.values():
+        slots.slot("dataset").build(trial.spec["data"]).read("train")
+    if absent:
+        study, plan = plan_study()
+    return study.model_copy(update={"check": study.check or Check()}), plan
+
+
+def _facts(asked: Asked, plan: Plan) -> Facts:
+    return find_facts(plan, lab.costs(plan), asked.plugins)
+
+
+def _trained(asked: Asked, study: Study, seeds: Sequence[int] | None, arms: Sequence[str]) -> Values:
+    """Train what is missing, and say what there is.
+
+    Raises:
+        TrialFailed: if trials fail.
+    """
+    changes = dict(asked.changes)
+    if seeds is not None:
+        changes["seeds"] = {"values": list(seeds), "vary": list(study.seeds.vary)}
+    for only in arms or ("*",):
+        answer = lab.run(
+            asked.file, out=asked.out, changes=changes, plugins=asked.plugins, only=only, watch=asked.watch
+        )
+        if answer.failed:
+            raise TrialFailed(f"{answer.failed} trials failed, so nothing is judged; 'vitlab logs' shows why.")
+    return gate.values_of(answer.plan, answer.store, study)
+
+
+def _arms(plan: Plan) -> str:
+    count = sum(not arm.skip for arm in plan.arms)
+    return f"{count} arm{'s' if count != 1 else ''}"

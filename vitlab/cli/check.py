@@ -1,0 +1,108 @@
+"""``vitlab check FILE``: whether a change of the code has made a study's trials worse."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vitlab.cli.options import (
+    file_argument,
+    json_option,
+    no_plugin_option,
+    out_option,
+    parse_changes,
+    plugin_option,
+    set_option,
+)
+from vitlab.errors import UserError
+
+TIERS = ("exact", "learning", "statistical")
+WORKFLOW = Path(__file__).parent / "templates" / "check.yml.j2"
+
+
+@click.command()
+@file_argument
+@click.option(
+    "--baseline", type=click.Path(path_type=Path, dir_okay=False), help="By default FILE's name with .baseline.yaml."
+)
+@click.option(
+    "--tier", "tiers", type=click.Choice(TIERS), multiple=True, help="Only this tier; may be given again.  Else all."
+)
+@out_option
+@set_option
+@plugin_option
+@no_plugin_option
+@click.option("--accept", is_flag=True, help="Make what is computed here the baseline; needs --reason.")
+@click.option("--reason", metavar="TEXT", help="Why the baseline changes; kept in it.")
+@click.option("--anchor", is_flag=True, help="With --accept: measure drift from here on.")
+@click.option("--plan", "plan_only", is_flag=True, help="How likely an unchanged model passes.  Trains nothing.")
+@click.option("--workflow", is_flag=True, help="Print a workflow of GitHub Actions that runs this check.")
+@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML here.")
+@json_option
+def command(
+    file: Path,
+    baseline: Path | None,
+    tiers: tuple[Any, ...],
+    out: Path,
+    changes: tuple[str, ...],
+    plugins: tuple[Path, ...],
+    accept: bool,
+    reason: str | None,
+    anchor: bool,
+    plan_only: bool,
+    workflow: bool,
+    junit: Path | None,
+    as_json: bool,
+) -> None:
+    """Hold FILE's study, as the code here trains it, against its baseline: pass, regressed or inconclusive.
+
+    Exit code 0: nothing has regressed; 1: something has; 5: inconclusive, where the file says that this is to fail.
+    """
+    if sum((accept, plan_only, workflow)) > 1:
+        raise UserError("--accept, --plan and --workflow are three things; ask for one")
+    if accept != bool(reason and reason.strip()):
+        raise UserError("--accept and --reason TEXT go together: whoever changes the baseline says why")
+    if anchor and not accept:
+        raise UserError("--anchor goes with --accept")
+    baseline = baseline or file.with_suffix(".baseline.yaml")
+    if workflow:
+        click.echo(_workflow(file, baseline))
+        return
+
+    from vitlab import checking
+    from vitlab.cli.watch import watch_on
+    from vitlab.regression import words
+
+    asked = checking.Asked(file, baseline, out, parse_changes(changes), plugins, watch_on())
+    if plan_only:
+        click.echo(words.prospects(checking.outlook(asked)))
+        return
+    if accept:
+        checking.accept(asked, str(reason).strip(), tiers or TIERS, anchor)
+        click.echo(f"{baseline} is written; review it, and commit it.")
+        return
+    checked = checking.check(asked, tiers or TIERS)
+    if junit is not None:
+        junit.parent.mkdir(parents=True, exist_ok=True)
+        junit.write_text(words.junit(checked), encoding="utf-8")
+    click.echo(words.as_json(checked) if as_json else words.markdown(checked))
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in words.github(checked, str(file)):
+            click.echo(line, err=as_json)
+        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            with open(summary, "a", encoding="utf-8") as page:
+                page.write(words.markdown(checked))
+    click.get_current_context().exit(checking.exit_code(asked, checked))
+
+
+def _workflow(file: Path, baseline: Path) -> str:
+    import shlex
+
+    from jinja2 import Environment
+
+    # No HTML, so nothing is escaped as such; what stands in a shell is quoted, and YAML is told its strings.
+    template = Environment(autoescape=False, keep_trailing_newline=False).from_string(WORKFLOW.read_text())
+    return template.render(file=shlex.quote(str(file)), baseline=shlex.quote(str(baseline)))

@@ -1,0 +1,182 @@
+"""The exact tier: what is the same, or is not.  No statistics.
+
+What differs has ``regressed`` until somebody accepts it: a changed option, another number of parameters, another loss
+in one of the first steps.  A trace that differs where torch or the processor is another is ``inconclusive``, for the
+rounding is another there; one that agrees in spite of that agrees.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitlab.plan.values import Plan, Planned
+from vitlab.regression.baseline import ArmFacts, Beginning, Facts
+from vitlab.regression.judge import Verdict
+
+TOLERANCE = {"fp64": 1e-7, "fp32": 1e-5, "bf16": 1e-2}
+"""Relative difference of losses that is rounding, by precision: twenty steps multiply that of one by some hundreds."""
+MOST_NAMED = 8  #: changed options that are named
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check of an arm, or of the plan, has come to."""
+
+    arm: str  #: empty for the plan
+    check: str
+    verdict: Verdict
+    sentence: str = ""
+
+
+def find_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: Sequence[str | Path] = ()) -> Facts:
+    """What is exact about a study, its traces computed now.
+
+    Args:
+        plan: of the study.
+        costs: arm to ``params`` and ``macs``.
+        plugins: files of components.
+    """
+    import torch
+
+    from vitlab.regression.traces import EXACT_STEPS, trace
+
+    arms = {}
+    for planned in first_of_arms(plan):
+        own = str(planned.trial.spec["train"].get("precision", "fp32"))
+        begun = {name: trace(plan, planned, EXACT_STEPS, name, plugins) for name in dict.fromkeys(("fp64", own))}
+        traces = tuple(
+            Beginning(precision=name, losses=found.losses, before=found.before, after=found.after)
+            for name, found in begun.items()
+        )
+        trial = planned.trial
+        arms[planned.arm] = ArmFacts(
+            key=trial.key,
+            origins=trial.origins,
+            data=trial.data,
+            seeds=dict(trial.seeds),
+            spec=dict(_flat(trial.spec)),
+            params=costs[planned.arm]["params"],
+            macs=costs[planned.arm]["macs"],
+            traces=traces,
+        )
+    return Facts(
+        torch=torch.__version__.partition("+")[0],
+        processor=f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        seeds=tuple(dict.fromkeys(planned.seed for planned in plan.trials)),
+        skipped={arm.name: arm.skip for arm in plan.arms if arm.skip},
+        arms=arms,
+    )
+
+
+def first_of_arms(plan: Plan) -> list[Planned]:
+    """The first seed of every arm that is run."""
+    first: dict[str, Planned] = {}
+    for planned in plan.trials:
+        first.setdefault(planned.arm, planned)
+    return [*first.values()]
+
+
+def compare_facts(old: Facts, new: Facts) -> list[Finding]:
+    """What differs, and a finding for every check that finds nothing."""
+    found = [*_plan(old, new)]
+    for arm, facts in new.arms.items():
+        if arm in old.arms:
+            found += _arm(arm, old.arms[arm], facts, _elsewhere(old, new))
+    return found
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _plan(old: Facts, new: Facts) -> Iterator[Finding]:
+    changes = [f"arm '{arm}' is new" for arm in new.arms if arm not in old.arms]
+    changes += [f"arm '{arm}' is gone" for arm in old.arms if arm not in new.arms]
+    for arm in {**old.skipped, **new.skipped}:
+        before, after = old.skipped.get(arm, "not skipped"), new.skipped.get(arm, "not skipped")
+        if before != after:
+            changes.append(f"arm '{arm}': {before} -> {after}")
+    yield _finding("", "plan", changes)
+
+
+def _arm(arm: str, old: ArmFacts, new: ArmFacts, elsewhere: str) -> Iterator[Finding]:
+    paths = list(dict.fromkeys([*old.spec, *new.spec]))
+    changes = [
+        f"{path}: {old.spec.get(path, 'nothing')} -> {new.spec.get(path, 'nothing')}"
+        for path in paths
+        if old.spec.get(path, _NOTHING) != new.spec.get(path, _NOTHING)
+    ]
+    if len(changes) > MOST_NAMED:
+        changes = [*changes[:MOST_NAMED], f"and {len(changes) - MOST_NAMED} more"]
+    if old.data != new.data:
+        changes.append(f"the data: {old.data} -> {new.data}")
+    changes += [
+        f"seed of {stream}: {old.seeds.get(stream)} -> {new.seeds.get(stream)}"
+        for stream in dict.fromkeys([*old.seeds, *new.seeds])
+        if old.seeds.get(stream) != new.seeds.get(stream)
+    ]
+    if not changes and old.key != new.key:
+        origins = sorted(set(old.origins) ^ set(new.origins))
+        yield Finding(arm, "key", "pass", f"another key, for components come from elsewhere: {', '.join(origins)}")
+    else:
+        yield _finding(arm, "key", changes)
+    for name in ("params", "macs"):
+        before, after = getattr(old, name), getattr(new, name)
+        yield _finding(arm, name, [] if before == after else [f"{before:,} -> {after:,}"])
+    by_precision = {trace.precision: trace for trace in old.traces}
+    for trace in new.traces:
+        if trace.precision in by_precision:
+            yield _trace(arm, by_precision[trace.precision], trace, elsewhere)
+
+
+def _trace(arm: str, old: Beginning, new: Beginning, elsewhere: str) -> Finding:
+    check = f"trace {new.precision}"
+    tolerance = TOLERANCE[new.precision]
+    difference = ""
+    if len(old.losses) != len(new.losses):
+        difference = f"{len(old.losses)} -> {len(new.losses)} steps"
+    named = {"before the first step": (old.before, new.before)}
+    named |= {
+        f"of step {step}": pair for step, pair in enumerate(zip(old.losses, new.losses, strict=False), start=1)
+    } | {"on validation images after the last step": (old.after, new.after)}
+    for where, (before, after) in named.items():
+        if not difference and not _close(before, after, tolerance):
+            difference = f"the loss {where}: {before:.9g} -> {after:.9g}"
+    if not difference:
+        return Finding(arm, check, "pass")
+    if elsewhere:
+        return Finding(arm, check, "inconclusive", f"{difference}; but {elsewhere}")
+    return Finding(arm, check, "regressed", difference)
+
+
+def _close(before: float, after: float, tolerance: float) -> bool:
+    if not (math.isfinite(before) and math.isfinite(after)):
+        return before == after or (math.isnan(before) and math.isnan(after))
+    return math.isclose(before, after, rel_tol=tolerance, abs_tol=tolerance)
+
+
+def _elsewhere(old: Facts, new: Facts) -> str:
+    """Why roundings may differ, if they may."""
+    named = {"torch": (old.torch, new.torch), "processor": (old.processor, new.processor)}
+    changed = [f"{name} was {before} and is {after}" for name, (before, after) in named.items() if before != after]
+    return ", ".join(changed)
+
+
+def _finding(arm: str, check: str, changes: Sequence[str]) -> Finding:
+    return Finding(arm, check, "regressed" if changes else "pass", "; ".join(changes))
+
+
+_NOTHING = object()
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path to value, for every leaf of a spec."""
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            yield from _flat(item, f"{path}.{name}" if path else str(name))
+    else:
+        yield path, list(value) if isinstance(value, tuple) else value

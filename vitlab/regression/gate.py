@@ -1,0 +1,240 @@
+"""The tiers of the gate, and what they come to together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vitlab.errors import UserError, nearest
+from vitlab.plan.values import Plan
+from vitlab.regression import judge as judging
+from vitlab.regression.baseline import Baseline, Values
+from vitlab.regression.facts import Finding, first_of_arms
+from vitlab.regression.judge import Against, Cell, Pair, Verdict
+from vitlab.report import frame
+from vitlab.spec import Study
+from vitlab.spec.check import Goal
+from vitlab.store import Store
+
+Tier = Literal["exact", "learning", "statistical"]
+TIERS: tuple[Tier, ...] = ("exact", "learning", "statistical")
+STEPPED = ("accuracy", "top")
+"""Metrics that begin so are shares of images, and move in steps of one image."""
+LIKELY = 0.8  #: an unchanged model should pass with this probability
+
+Train = Callable[[Sequence[int] | None, Sequence[str]], Values]
+"""Trains the given seeds (None: those of the file) of the given arms (none: all) and returns all there is."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What the gate says."""
+
+    study: str
+    verdict: Verdict
+    findings: tuple[Finding, ...] = ()  #: of the exact tier, and of learning
+    cells: tuple[Cell, ...] = ()  #: of the statistical tier
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """How likely an unchanged model passes a cell, if nothing but its rounding has changed."""
+
+    arm: str
+    metric: str
+    n: int
+    sd: float  #: pooled, of the baseline
+    margin: float
+    chance: float
+    needs: int | None  #: seeds for a chance of 80 % of this cell
+
+
+def values_of(plan: Plan, store: Store, study: Study) -> Values:
+    """The final values of a study that has been trained, by metric, arm and seed.
+
+    Raises:
+        UserError: for a metric that its trials do not have.
+    """
+    found = frame.gather(plan, store)
+    table = frame.table(plan, found)
+    metrics: dict[str, dict[str, dict[int, float]]] = {}
+    for metric, goal in goals(study).items():
+        if metric not in table or table[metric].isna().all():
+            known = [name for name in map(str, table) if frame.is_metric(name) and table[name].notna().any()]
+            raise UserError(f"no trial has the metric {metric}.{nearest(metric, known)} Metrics: {', '.join(known)}.")
+        own = metric == study.analysis.metric
+        analysis = study.analysis if own else study.analysis.model_copy(update={"metric": metric, "goal": goal})
+        if not own:
+            analysis = analysis.model_copy(update={"at": "last"})
+        metrics[metric] = frame.usable(table, analysis)
+    images = _images(found)
+    quanta = {}
+    for metric in metrics:
+        group, _, name = metric.partition("/")
+        quanta[metric] = 1 / images[group] if name.startswith(STEPPED) and images.get(group) else 0.0
+    diverged: dict[str, tuple[int, ...]] = {}
+    for item in found:
+        if item.status == "diverged":
+            diverged[item.planned.arm] = (*diverged.get(item.planned.arm, ()), item.planned.seed)
+    devices = sorted({str(device) for device in table["device"].dropna()})
+    data = {planned.arm: str(planned.trial.data) for planned in first_of_arms(plan)}
+    return Values(device=", ".join(devices), data=data, metrics=metrics, quanta=quanta, diverged=diverged)
+
+
+def goals(study: Study) -> dict[str, Goal]:
+    """Every metric that is judged, with its goal; that of the analysis first."""
+    assert study.check is not None
+    return {**{study.analysis.metric: study.analysis.goal}, **study.check.metrics}
+
+
+def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], list[str]]:
+    """Every cell that can be judged, and what must be said of the others.
+
+    Raises:
+        UserError: if the baseline has no values.
+    """
+    old = _values(baseline)
+    sides: list[tuple[Against, Values]] = [("baseline", old)]
+    if baseline.anchor is not None and baseline.anchor.metrics != old.metrics:
+        sides.append(("anchor", baseline.anchor))
+    pairs, notes = [], []
+    for against, values in sides:
+        if values.device != new.device:
+            notes.append(f"the {against} was trained on {values.device}, and the candidate on {new.device}")
+        for metric, goal in goals(study).items():
+            known = values.metrics.get(metric, {})
+            if not known:
+                notes.append(f"the {against} has no {metric}: it is not judged until accepted anew")
+                continue
+            margin, min_abs = _margins(study, values, metric)
+            for arm, found in new.metrics[metric].items():
+                if arm not in known:
+                    notes.append(f"arm '{arm}' is not in the {against}: it is not judged")
+                    continue
+                before, after = values.data.get(arm), new.data.get(arm)
+                lost = set(new.diverged.get(arm, ())) - set(values.diverged.get(arm, ()))
+                pairs.append(
+                    Pair(
+                        arm=arm,
+                        metric=metric,
+                        goal=goal,
+                        old=known[arm],
+                        new=found,
+                        margin=margin,
+                        min_abs=min_abs,
+                        quantum=values.quanta.get(metric, 0.0),
+                        against=against,
+                        diverged=len(lost & set(known[arm])),
+                        refused="" if before == after else f"its data was {before} and is {after}",
+                    )
+                )
+        notes += [f"arm '{arm}' of the {against} is not trained any more" for arm in values.data if arm not in new.data]
+    return pairs, list(dict.fromkeys(notes))
+
+
+def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Cell], list[str]]:
+    """Train, and judge every cell; where the study says so, train more seeds of the arms that are inconclusive.
+
+    Two looks spend half of alpha each, so that looking twice raises no false alarm twice.
+    """
+    check = study.check
+    assert check is not None
+    _values(baseline)  # before anything is trained
+    alpha = check.alpha if check.escalate_to is None else check.alpha / 2
+    pairs, notes = family(study, baseline, train(None, ()))
+    cells = judging.judge(pairs, alpha)
+    unsettled = list(dict.fromkeys(cell.arm for cell in cells if cell.verdict == "inconclusive" and cell.se > 0))
+    more = more_seeds(study)
+    if more is None or not unsettled:
+        return cells, notes
+    pairs, notes = family(study, baseline, train(more, unsettled))
+    second = judging.judge(pairs, alpha)
+    notes.append(f"{len(more)} seeds of {', '.join(unsettled)}, for {len(study.seeds.values)} were inconclusive")
+    return [
+        then if first.arm in unsettled and first.verdict == "inconclusive" else first
+        for first, then in zip(cells, second, strict=True)
+    ], notes
+
+
+def more_seeds(study: Study) -> tuple[int, ...] | None:
+    """The seeds of the second look, those of the first among them; None where there is no second look."""
+    assert study.check is not None
+    most, values = study.check.escalate_to, study.seeds.values
+    if most is None or most <= len(values):
+        return None
+    further = [seed for seed in range(most + len(values)) if seed not in values]
+    return (*values, *further[: most - len(values)])
+
+
+def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> list[Finding]:
+    """Whether every arm learns at all: in a hundred steps the loss falls, on training and on validation images."""
+    from vitlab.regression.traces import LEARNING_STEPS, trace
+
+    found = []
+    for planned in first_of_arms(plan):
+        if planned.trial.spec["train"].get("steps") == 0:
+            continue  # what is solved for in closed form takes no steps to learn
+        seen = trace(plan, planned, LEARNING_STEPS, plugins=plugins)
+        tenth = max(1, len(seen.losses) // 10)
+        first, last = (sum(part) / tenth for part in (seen.losses[:tenth], seen.losses[-tenth:]))
+        said = [
+            f"the {which} loss went from {before:.4g} to {after:.4g} in {len(seen.losses)} steps"
+            for which, before, after in (("training", first, last), ("validation", seen.before, seen.after))
+            if not after < before
+        ]
+        found.append(Finding(planned.arm, "learning", "regressed" if said else "pass", "; ".join(said)))
+    return found
+
+
+def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
+    """What an unchanged model may hope for, cell by cell, if its rounding has changed and nothing else."""
+    assert study.check is not None
+    values = _values(baseline)
+    alpha = study.check.alpha if study.check.escalate_to is None else study.check.alpha / 2
+    found = []
+    for metric in goals(study):
+        known = values.metrics.get(metric, {})
+        sd = judging.pooled_sd([*seeds.values()] for seeds in known.values())
+        margin, _ = _margins(study, values, metric)
+        for arm, seeds in known.items():
+            n = len(seeds.keys() & set(study.seeds.values))
+            own = judging.pooled_sd([[*seeds.values()]]) or sd
+            chance = judging.chance_to_pass(n, own, margin, alpha)
+            needs = judging.seeds_to_pass(own * math.sqrt(2), margin, alpha)
+            found.append(Outlook(arm, metric, n, own, margin, chance, needs))
+    return found
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _values(baseline: Baseline) -> Values:
+    if baseline.values is None:
+        raise UserError(
+            "the baseline has no results of trials; 'vitlab check --accept --reason TEXT' without --tier adds them"
+        )
+    return baseline.values
+
+
+def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:
+    """The margin of a metric, and its least drop that counts, from the spread of the baseline where nobody says."""
+    assert study.check is not None
+    sd = judging.pooled_sd([*seeds.values()] for seeds in values.metrics.get(metric, {}).values())
+    steps = 2 * values.quanta.get(metric, 0.0)
+    min_abs = study.check.min_abs.get(metric, max(sd, steps))
+    return study.check.margin.get(metric, max(study.check.margin_sd * sd, steps, min_abs)), min_abs
+
+
+def _images(found: Sequence[frame.Found]) -> Mapping[str, int]:
+    """Split to how many images it has, of one trial that has left its predictions."""
+    from pyarrow import parquet
+
+    for item in found:
+        if item.status == "done" and item.folder.predictions.exists():
+            splits = parquet.read_table(item.folder.predictions, columns=["split"]).column("split")
+            return {count["values"]: count["counts"] for count in splits.value_counts().to_pylist()}
+    return {}

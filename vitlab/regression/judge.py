@@ -1,0 +1,231 @@
+"""Telling a real loss from chance: one verdict for every cell, an arm and a metric.
+
+With d the candidate's values less the baseline's at equal seeds, signed so that a drop is negative:
+
+- ``regressed``: the one-sided test of "no drop" rejects after Holm's correction over all cells, and the mean drop is
+  at least ``min_abs``, for many cells of few seeds would otherwise be told apart by tiny drops of tiny spread.
+- ``pass``: the test of "a drop of the margin, or more" rejects.  All cells have to, so each may be tested at ``alpha``
+  itself (Berger's intersection-union test), and the chance that a change worse than the margin passes is at most alpha.
+- ``inconclusive``: neither.  What the test could have found, and the seeds that an unchanged model would need in order
+  to pass, are said.
+
+Values that are all equal pass as ``identical``, whatever their spread.  Where the differences have less spread than the
+steps of the metric explain (q / sqrt 6 for the difference of two values rounded to q), they are given that.
+
+Reference: Holm (1979), Scand. J. Statist. 6, 65-70; Berger (1982), Technometrics 24, 295-300.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from vitlab import statistics
+from vitlab.spec.check import Goal
+
+Verdict = Literal["pass", "regressed", "inconclusive"]
+Against = Literal["baseline", "anchor"]
+NAN = math.nan
+FEWEST = 3  #: seeds below which nothing is judged
+MOST = 200  #: seeds beyond which nobody is told to go
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What a cell is judged by."""
+
+    arm: str
+    metric: str
+    goal: Goal
+    old: Mapping[int, float]  #: seed to value, of the baseline
+    new: Mapping[int, float]  #: of the candidate
+    margin: float
+    min_abs: float
+    quantum: float = 0.0  #: the smallest step of the metric, 0 where it has none
+    against: Against = "baseline"
+    diverged: int = 0  #: seeds that diverged and did not in the baseline
+    refused: str = ""  #: why it is not judged, if it is not
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell, judged.  ``drop`` is positive where the candidate is worse; NaN stands for what was not computed."""
+
+    arm: str
+    metric: str
+    against: Against
+    verdict: Verdict
+    reason: str
+    n: int
+    test: str
+    old: float = NAN  #: means
+    new: float = NAN
+    drop: float = NAN
+    se: float = NAN  #: standard error of the drop
+    worst: float = NAN  #: upper bound of the drop at level 1 - alpha
+    p: float = NAN
+    p_corrected: float = NAN
+    margin: float = NAN
+    min_abs: float = NAN
+    df: float = NAN  #: degrees of freedom of ``se``
+    alpha: float = NAN
+
+    @property
+    def detectable(self) -> float:
+        """The drop that this cell, alone, would find with 80 % power."""
+        return statistics.detectable(self.se, self.df, 2 * self.alpha) if self.se > 0 else NAN
+
+    @property
+    def needs(self) -> int | None:
+        """Seeds with which an unchanged model passes with 80 % power; None beyond ``MOST``, or where it is unknown."""
+        if self.test != "paired t":
+            return None
+        return seeds_to_pass(self.se * math.sqrt(self.n), self.margin, self.alpha)
+
+
+def pooled_sd(samples: Iterable[Sequence[float]]) -> float:
+    """Standard deviation within samples; 0 where none has two values."""
+    squares, df = 0.0, 0
+    for values in samples:
+        if len(values) > 1:
+            squares += float(np.var(values, ddof=1)) * (len(values) - 1)
+            df += len(values) - 1
+    return math.sqrt(squares / df) if df else 0.0
+
+
+def judge(family: Sequence[Pair], alpha: float = 0.05) -> list[Cell]:
+    """Judge every cell of a family, in the order given."""
+    cells = [_tested(pair, alpha) for pair in family]
+    corrected = holm([cell.p for cell in cells])
+    return [
+        _decided(replace(cell, p_corrected=p), pair, alpha)
+        for cell, p, pair in zip(cells, corrected, family, strict=True)
+    ]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """As ``statistics.corrected``, for thousands of families: statsmodels collects all garbage at each of its calls.
+
+    NaN stands for a cell that cannot be judged: it stays NaN, and counts in the family.
+    """
+    p = np.asarray(p_values, dtype=float)
+    counted = np.where(np.isnan(p), 1.0, p)
+    order = np.argsort(counted, kind="stable")
+    raised = np.empty_like(counted)
+    raised[order] = np.minimum(1.0, np.maximum.accumulate(counted[order] * np.arange(len(p), 0, -1)))
+    return [NAN if math.isnan(value) else float(new) for value, new in zip(p, raised, strict=True)]
+
+
+def overall(verdicts: Iterable[Verdict]) -> Verdict:
+    """The worst of them: what has regressed anywhere has regressed, and only what passes everywhere passes."""
+    found = set(verdicts)
+    return "regressed" if "regressed" in found else "inconclusive" if "inconclusive" in found else "pass"
+
+
+def chance_to_pass(n: int, sd: float, margin: float, alpha: float, correlation: float = 0.0) -> float:
+    """The probability that an unchanged model passes a cell.
+
+    Args:
+        n: seeds.
+        sd: standard deviation from seed to seed.
+        margin: of the cell.
+        alpha: of the test.
+        correlation: between old and new values at one seed; 0 if any rounding has changed, which is soon like another
+            seed (arXiv:2103.04514).
+    """
+    se = sd * math.sqrt(2 * (1 - correlation) / n)
+    if n < FEWEST:
+        return 0.0
+    return statistics.power(margin, se, n - 1, 2 * alpha) if se > 0 else 1.0
+
+
+def seeds_to_pass(sd_of_differences: float, margin: float, alpha: float, chance: float = 0.8) -> int | None:
+    """The fewest seeds with which an unchanged model passes a cell with a given chance; None beyond ``MOST``."""
+    sd = sd_of_differences / math.sqrt(2)
+    too_few, enough = FEWEST - 1, MOST
+    if chance_to_pass(MOST, sd, margin, alpha) < chance:
+        return None
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if chance_to_pass(middle, sd, margin, alpha) >= chance:
+            enough = middle
+        else:
+            too_few = middle
+    return enough
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _tested(pair: Pair, alpha: float) -> Cell:
+    """The cell with its p value, still without a verdict."""
+    sign = 1.0 if pair.goal == "max" else -1.0
+    common = sorted(pair.old.keys() & pair.new.keys())
+    if len(common) >= FEWEST or not (len(pair.old) >= FEWEST and len(pair.new) >= FEWEST):
+        old = np.array([pair.old[seed] for seed in common])
+        new = np.array([pair.new[seed] for seed in common])
+        d = sign * (new - old)
+        n, df, test = len(common), len(common) - 1.0, "paired t"
+        sd = _sd(d, pair, old, new)
+        se = sd / math.sqrt(n) if n else NAN
+    else:
+        old, new = np.array([*pair.old.values()]), np.array([*pair.new.values()])
+        welch = statistics.welch([*pair.new.values()], [*pair.old.values()], alpha)
+        floor = pair.quantum * math.sqrt((1 / len(old) + 1 / len(new)) / 12)
+        n, test = min(len(old), len(new)), "Welch t"
+        se = max(welch.se, floor) if welch.se > 0 else floor
+        df = welch.df if welch.df > 0 else n - 1.0
+    cell = Cell(pair.arm, pair.metric, pair.against, "inconclusive", "", n, test, margin=pair.margin)
+    cell = replace(cell, min_abs=pair.min_abs, alpha=alpha)
+    if pair.refused:
+        return replace(cell, test="none", reason=pair.refused)
+    if not n:
+        return replace(cell, test="none", reason="no seed has a value on both sides")
+    cell = replace(cell, old=float(old.mean()), new=float(new.mean()), drop=float(sign * (old.mean() - new.mean())))
+    if n < FEWEST:
+        return replace(cell, test="none", reason=f"{n} seeds are too few to judge; {FEWEST} are the fewest")
+    if test == "paired t" and not d.any():
+        return replace(cell, test="identical", worst=0.0, p=1.0)
+    if se == 0:
+        # Equal differences of a metric without steps: nothing to measure chance by but their signs.
+        p = 2.0**-n if cell.drop > 0 else 1.0
+        return replace(cell, test="sign flip", worst=cell.drop, p=p)
+    from scipy.special import stdtr, stdtrit
+
+    worst = cell.drop + float(stdtrit(df, 1 - alpha)) * se
+    return replace(cell, p=float(stdtr(df, -cell.drop / se)), se=se, df=df, worst=worst)
+
+
+def _sd(d: np.ndarray, pair: Pair, old: np.ndarray, new: np.ndarray) -> float:
+    """Standard deviation of differences, no less than the steps of the metric give them, 0 if only rounding is left."""
+    if len(d) < 2:
+        return NAN
+    sd = float(d.std(ddof=1))
+    scale = max(float(np.abs(old).max()), float(np.abs(new).max()))
+    return max(sd if sd > 1e-12 * scale else 0.0, pair.quantum / math.sqrt(6))
+
+
+def _decided(cell: Cell, pair: Pair, alpha: float) -> Cell:
+    """The cell with its verdict."""
+    if pair.diverged:
+        many = 2 * pair.diverged > len(pair.old)
+        said = f"{pair.diverged} of {len(pair.old)} seeds diverged that did not in the {pair.against}"
+        return replace(cell, verdict="regressed" if many else "inconclusive", reason=said)
+    if cell.reason:
+        return cell
+    if cell.test == "identical":
+        return replace(cell, verdict="pass", reason="identical")
+    rejected = cell.p_corrected < alpha
+    if cell.worst < pair.margin:
+        note = "a drop that is real, and within the margin" if rejected else "no drop as large as the margin"
+        return replace(cell, verdict="pass", reason=note)
+    if rejected and cell.drop >= pair.min_abs:
+        return replace(cell, verdict="regressed", reason=f"p {cell.p_corrected:.2g} after Holm")
+    why = f"a drop of {pair.margin:.3g} cannot be ruled out"
+    if rejected:
+        why += f", and one of {cell.drop:.2g} is too small to count"
+    return replace(cell, reason=why)

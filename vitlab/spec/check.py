@@ -1,0 +1,43 @@
+"""Check: how `vitlab check` judges whether a change has made a study's trials worse."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from vitlab.spec.choice import Frozen
+
+Goal = Literal["max", "min"]
+
+
+class Check(Frozen):
+    """The gate.  A cell is an arm and a metric; all cells of a study are one family.
+
+    A cell has regressed if the corrected one-sided test rejects and the mean drop is at least ``min_abs``; it passes if
+    a drop as large as the margin is ruled out; else it is inconclusive.
+    """
+
+    metrics: dict[str, Goal] = Field(
+        default_factory=dict
+    )  #: judged beside the metric of the analysis, each with its goal
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    margin_sd: Annotated[float, Field(gt=0)] = 2.0
+    """A drop that matters, in pooled standard deviations of the baseline; at least two quanta and ``min_abs``."""
+    margin: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """The same in units of a metric, by metric."""
+    min_abs: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """Mean drop below which nothing has regressed, by metric; else one pooled standard deviation of the baseline or two
+    quanta of the metric, whichever is larger."""
+    escalate_to: Annotated[int, Field(ge=3)] | None = None
+    """Seeds in all for arms that are inconclusive; either look then spends half of ``alpha``."""
+    on_inconclusive: Literal["neutral", "fail"] = "neutral"  #: exit code 0 or 5
+
+    @field_validator("metrics", "margin", "min_abs")
+    @classmethod
+    def _named(cls, value: dict[str, object]) -> dict[str, object]:
+        for name in value:
+            if not re.fullmatch(r"(train|val|test)/\w+", name):
+                raise ValueError(f"a metric is train/NAME, val/NAME or test/NAME, such as val/accuracy; found '{name}'")
+        return value
