@@ -1,0 +1,142 @@
+"""What is written to a trial's folder far away arrives in the true one, in an order in which it may break off."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from vitlab.errors import VitlabError
+from vitlab.executors import mirror
+from vitlab.executors.base import Companion, Job
+from vitlab.executors.mirror import Inbox, Outbox, Piece, belongings, moved
+from vitlab.plan.values import Trial
+from vitlab.store import Store, TrialFolder, write_bytes
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_and_its_mirror_stay_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is written, in pieces of any length, and looked at at any time: at the end both hold the same."""
+    monkeypatch.setattr(mirror, "CHUNK", 64)
+    dice = random.Random(0)
+    for round_ in range(20):
+        there, here = TrialFolder(tmp_path / f"there{round_}"), TrialFolder(tmp_path / f"here{round_}")
+        for folder in (there, here):  # as an earlier attempt left them
+            folder.path.mkdir()
+            write_bytes(folder.checkpoint / "last.safetensors", b"old")
+        outbox, inbox = Outbox([there.path]), Inbox([here.path])
+        for step in range(12):
+            match dice.randrange(5):
+                case 0:
+                    there.emit("metrics", step=step)
+                case 1:
+                    write_bytes(there.checkpoint / "last.safetensors", dice.randbytes(dice.choice([0, 1, 64, 65, 300])))
+                case 2:
+                    write_bytes(there.weights, dice.randbytes(dice.choice([128, 129])))
+                case 3:
+                    shutil.rmtree(there.checkpoint, ignore_errors=True)
+                case 4:
+                    there.fail("no") if step % 2 else (there.path / "failure.json").unlink(missing_ok=True)
+            if dice.random() < 0.5:
+                for piece in outbox.changes():
+                    inbox.take(piece)
+        (there.path / "log.txt").write_text("said, and not ended by a line")
+        write_bytes(there.path / "result.json", b"{}")
+        for piece in outbox.changes():
+            assert piece.path != "result.json"
+            inbox.take(piece)
+        last = list(outbox.changes(ended=True))
+        assert last[-1].path == "result.json"
+        for piece in last:
+            inbox.take(piece)
+        assert content(here.path) == content(there.path) and list(outbox.changes(ended=True)) == []
+        assert here.checkpoint.exists() == (here.checkpoint / "last.safetensors").exists()
+
+
+def test_a_checkpoint_never_arrives_before_the_journal_up_to_it(tmp_path: Path) -> None:
+    there = TrialFolder(tmp_path)
+    outbox = Outbox([tmp_path])
+    there.emit("metrics", step=1)
+    write_bytes(there.checkpoint / "last.safetensors", b"step 1")
+    pieces = outbox.changes()
+    first = next(pieces)
+    # Written while the others travel: they belong to the next look, and the open checkpoint is still the first one.
+    there.emit("metrics", step=2)
+    write_bytes(there.checkpoint / "last.safetensors", b"step 2")
+    (second,) = pieces
+    assert first.how == "append" and b'"step": 1' in first.data and b'"step": 2' not in first.data
+    assert second.data == b"step 1"
+    third, fourth = outbox.changes()
+    assert b'"step": 2' in third.data and b'"step": 1' not in third.data and fourth.data == b"step 2"
+    assert list(outbox.changes()) == []
+
+
+def test_half_a_line_and_half_a_file_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "CHUNK", 4)
+    there, here = tmp_path / "there", TrialFolder(tmp_path / "here")
+    there.mkdir()
+    outbox, inbox = Outbox([there]), Inbox([here.path])
+    (there / "events.jsonl").write_bytes(b'{"t": 1, "kind": "start"}\n{"t": 2, "ki')
+    write_bytes(there / "weights.safetensors", b"twelve bytes")
+    pieces = list(outbox.changes())
+    assert [piece.how for piece in pieces] == ["append", "write", "write", "write"]
+    for piece in pieces[:-1]:
+        inbox.take(piece)
+    assert [event.kind for event in here.events()[0]] == ["start"] and not here.weights.exists()
+    inbox.close()
+    assert [path.name for path in here.path.iterdir()] == ["events.jsonl"]
+
+
+@pytest.mark.parametrize("path", ["../../elsewhere", "/etc/passwd", "checkpoint/../../x"])
+def test_no_worker_writes_elsewhere(path: str, tmp_path: Path) -> None:
+    with pytest.raises(VitlabError, match="not in its trial's folder"):
+        Inbox([tmp_path / "a" / "b"]).take(Piece(0, path, "write", b"x"))
+
+
+def test_what_a_job_needs_goes_where_it_looks_for_it(tmp_path: Path) -> None:
+    store = Store(tmp_path / "out")
+    plugin = tmp_path / "blocks.py"
+    plugin.write_text("")
+
+    def trial(key: str, **needs: str) -> Trial:
+        return Trial(spec={}, seeds={}, origins=(), data=None, key=key, code="c", needs=needs)
+
+    teacher = store.trial("teacher", "c")
+    for path in (
+        teacher.spec,
+        teacher.weights,
+        teacher.path / "result.json",
+        teacher.predictions,
+        teacher.path / "lock",
+    ):
+        write_bytes(path, path.name.encode())
+    one, two = store.trial("one", "c"), store.trial("two", "c")
+    for path in (
+        one.checkpoint / "last.safetensors",
+        one.path / "events.jsonl",
+        one.path / "log.txt",
+        one.path / ".half",
+    ):
+        write_bytes(path, b"")
+    job = Job(
+        "a/s0", one.path, trial("one", teacher="teacher/c"), (str(plugin),), 1, "cpu", True, "none", "vmap",
+        (Companion("a/s1", two.path, trial("two", teacher="teacher/c")),),
+    )  # fmt: skip
+    sent = dict(belongings(job))
+    assert sorted(sent) == [
+        "plugins/0/blocks.py",
+        "trials/one/c/checkpoint/last.safetensors",
+        "trials/one/c/events.jsonl",
+        "trials/teacher/c/result.json",
+        "trials/teacher/c/spec.json",
+        "trials/teacher/c/weights.safetensors",
+    ]
+    there = moved(job, tmp_path / "scratch")
+    assert there.folders == [tmp_path / "scratch/trials/one/c", tmp_path / "scratch/trials/two/c"]
+    assert there.plugins == (str(tmp_path / "scratch/plugins/0/blocks.py"),)
+    assert there.trial == job.trial and there.companions[0].trial == job.companions[0].trial

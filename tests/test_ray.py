@@ -1,0 +1,393 @@
+"""Ray: the same numbers as elsewhere, on files that are shared or copied, whoever dies in between."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vitlab import lab, slots
+from vitlab.errors import UserError
+from vitlab.execution import Watch, execute, with_prerequisites
+from vitlab.executors import Ended, Executor, Inline, Job, Ray
+from vitlab.executors.base import Companion, fates
+from vitlab.executors.ray import Begun, End, stream
+from vitlab.plan.values import Trial
+from vitlab.spec import STREAMS, RunSpec
+from vitlab.store import Store, TrialFolder, read_json
+
+HERE = Path(__file__).parent
+PATIENCE_S = 60.0  #: for a loaded machine; nothing waits that long unless it is broken
+STEPS = 24
+PYTHONPATH = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))  #: what workers do can be found
+SPEC = {
+    "data": {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6},
+    "model": {"type": "vit", "patch_size": 4, "dim": 12, "depth": 1, "heads": 2, "drop": 0.1},
+    "train": {"steps": STEPS, "batch_size": 16, "evaluations": 6, "optimizer": {"type": "adamw", "lr": 0.01}},
+}
+
+
+class SlowRay(Ray):
+    runner = "ray_runner"
+
+
+class SlowInline(Inline):
+    runner = "ray_runner"
+
+
+class TinyRay(Ray):
+    runner = "executor_runner"
+
+
+def processes(sign: str) -> list[int]:
+    """The processes in whose command line ``sign`` stands."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if sign.encode() in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A Ray on this machine, with two CPUs and two GPUs that it believes in; what it starts ends with it."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="vr", dir="/tmp") as temporary:
+        for name, value in {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": os.urandom(32).hex(),  # or Ray would leave one in the home folder
+        }.items():
+            patch.setenv(name, value)
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("PYTHONPATH", PYTHONPATH)
+        ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'vitlab[ray]'")
+        before = signal.getsignal(signal.SIGTERM)
+        ray.init(
+            address="local",
+            num_cpus=2,
+            num_gpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="error",
+            object_store_memory=100 * 2**20,
+            _temp_dir=temporary,
+        )
+        yield ray
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, before)
+        until(lambda: not processes(temporary))
+
+
+def until(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return value
+
+
+def ends(executor: Executor, count: int) -> dict[str, Ended]:
+    found: list[Ended] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"only {found}"
+        found += executor.poll(0.5)
+    assert len(found) == count
+    return {ended.job.trial.key: ended for ended in found}
+
+
+def run(**given: Any) -> RunSpec:
+    return RunSpec(**{"device": "cpu", "workers": 2, **given})
+
+
+def tiny(root: Path, do: str, name: str = "") -> Job:
+    key = name or do
+    one = Trial(spec={"do": do}, seeds={}, origins=(), data=None, key=key, code="c0de")
+    return Job(f"{key}/s0", Store(root).trial(key, "c0de").path, one, (), 1, "cpu", True, "none")
+
+
+def real(root: Path, seed: int = 0, *, seeds: int = 1, name: str = "k") -> Job:
+    """A training, or a cohort of them."""
+    members = []
+    for each in range(seed, seed + seeds):
+        one = Trial(SPEC, dict.fromkeys(STREAMS, each), (), None, key=f"{name}{each}", code="")
+        members.append(Companion(f"a/s{each}", Store(root).trial(one.key, "c").path, one))
+    first, *others = members
+    engine = "vmap" if others else "loop"
+    return Job(
+        first.name, first.folder, first.trial, (), 1, "cpu", True, "last", engine=engine, companions=tuple(others)
+    )
+
+
+def straight(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same job in this process, in one go."""
+    monkeypatch.setenv("VITLAB_TEST_STEP_S", "0")
+    monkeypatch.syspath_prepend(str(HERE))
+    executor = SlowInline(run())
+    executor.submit(job)
+    assert ends(executor, 1)[job.trial.key].how == "done"
+
+
+def wait_for_step(executor: Executor, folder: TrialFolder, step: int) -> None:
+    """Poll until the journal in the true folder has got so far."""
+
+    def told() -> bool:
+        ended = executor.poll(0.05)
+        assert not ended, ended
+        return any(told >= step for told in steps_told(folder))
+
+    until(told)
+
+
+def steps_told(folder: TrialFolder) -> list[int]:
+    return [event.body["step"] for event in folder.events()[0] if event.kind == "metrics"]
+
+
+# -- the same numbers -------------------------------------------------------------------------------------------------
+
+
+def study(folder: Path, executor: Any) -> Path:
+    vit = {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "position": "sinusoidal"}
+    train = {"steps": 6, "batch_size": 16, "evaluations": 2}
+    teacher = {"data": {"type": "digits"}, "model": {"type": "resnet8", "width_factor": 0.25}, "train": train}
+    content = {
+        "study": "taught",
+        "base": {
+            "data": {"type": "digits"},
+            "model": vit,
+            "train": train,
+            "distill": {"teacher": {"trial": teacher}, "kind": "hard"},
+        },
+        "seeds": 1,
+        "run": {
+            "executor": executor,
+            "workers": 1,
+            "device": "cpu",
+            "tracking_uri": "http://127.0.0.1:9",
+        },
+    }
+    file = folder / "taught.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+class Untold:
+    """Nobody is told of the trials."""
+
+    def update(self) -> None:
+        """Say nothing."""
+
+
+def test_a_study_has_the_same_results_wherever_it_runs(cluster: Any, tmp_path: Path) -> None:
+    """Student and teacher by every executor; with Ray, on copied files, the teacher's weights travel to the student."""
+    found = {}
+    for name, executor in {"inline": "inline", "local": "local", "ray": {"type": "ray", "files": "copy"}}.items():
+        store = Store(tmp_path / name)
+        spec, plan = lab.plan_study(study(tmp_path, executor))
+        todo = with_prerequisites(plan, plan.trials, store)
+        assert execute(todo, store, spec.run, (), Untold(), Watch()) == 0  # type: ignore[arg-type]
+        folders = [file.parent for file in store.root.glob("trials/*/*/result.json")]
+        assert len(folders) == len(todo) == 2 and not any((folder / "checkpoint").exists() for folder in folders)
+        assert all((folder / "weights.safetensors").stat().st_size for folder in folders)
+        found[name] = {folder.parent.name: read_json(folder / "result.json")["outcome"] for folder in folders}
+    assert found["ray"] == found["inline"] == found["local"]
+
+
+def test_a_training_moves_on_when_it_is_stopped_and_when_it_is_killed(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray, killed; Ray on files that are shared, stopped; inline to the end: as if it had been trained in one go."""
+    job = real(tmp_path / "moved")
+    folder = TrialFolder(job.folder)
+    copying = SlowRay(run(), files="copy")
+    copying.submit(job)
+    wait_for_step(copying, folder, 8)
+    (start,) = [event.body for event in folder.events()[0] if event.kind == "start"]
+    assert folder.held() and (folder.checkpoint / "last.safetensors").exists()
+    os.kill(start["pid"], signal.SIGKILL)
+    ended = ends(copying, 1)["k0"]
+    assert ended.how == "lost" and "killed or crashed" in ended.detail
+    assert not folder.held() and not folder.done()
+
+    sharing = SlowRay(run())  # the cluster is this machine
+    sharing.submit(job)
+    wait_for_step(sharing, folder, 16)
+    sharing.cancel(PATIENCE_S)
+    assert [ended.how for ended in sharing.poll(0.0)] == ["stopped"]
+    assert (folder.checkpoint / "last.safetensors").exists() and not folder.held()
+
+    straight(job, monkeypatch)
+    alone = real(tmp_path / "alone")
+    straight(alone, monkeypatch)
+    (moved, once) = (TrialFolder(each.folder).result() for each in (job, alone))
+    assert moved is not None and once is not None
+    assert moved.outcome == once.outcome and moved.circumstances.attempts == 3
+    assert folder.weights.read_bytes() == TrialFolder(alone.folder).weights.read_bytes()
+    starts = [event.body["step"] for event in folder.events()[0] if event.kind == "start"]
+    assert 0 == starts[0] < starts[1] < starts[2] < STEPS
+    assert steps_told(folder) == steps_told(TrialFolder(alone.folder))
+
+
+def test_a_cohort_on_copied_files_is_the_cohort(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every member is equal to the one that was trained inline, and its folder holds the same."""
+    monkeypatch.setenv("VITLAB_TEST_STEP_S", "0")
+    ours, theirs = real(tmp_path / "ray", seeds=2), real(tmp_path / "inline", seeds=2)
+    executor = SlowRay(run(), files="copy")
+    executor.submit(ours)
+    assert [how for _, how, _ in fates(ends(executor, 1)["k0"])] == ["done", "done"]
+    straight(theirs, monkeypatch)
+    for (_, one), (_, other) in zip(ours.work, theirs.work, strict=True):
+        mine, its = one.result(), other.result()
+        assert mine is not None and its is not None and mine.outcome == its.outcome
+        assert one.weights.read_bytes() == other.weights.read_bytes() and steps_told(one) == steps_told(other)
+    assert "trained along with a/s0" in (ours.companions[0].folder / "log.txt").read_text()
+
+
+# -- how jobs end -----------------------------------------------------------------------------------------------------
+
+
+def test_ends(cluster: Any, tmp_path: Path) -> None:
+    for files in ("shared", "copy"):
+        executor = TinyRay(run(), files=files)  # type: ignore[arg-type]
+        for do in ("finish", "raise", "exit") if files == "shared" else ("finish", "raise"):
+            executor.submit(tiny(tmp_path / files, do))
+        found = ends(executor, 3 if files == "shared" else 2)
+        assert (found["finish"].how, found["raise"].how) == ("done", "failed")
+        assert found["raise"].detail == "RuntimeError: no such layer"
+        folder = TrialFolder(found["raise"].job.folder)
+        assert folder.failure() == "RuntimeError: no such layer"
+        assert "in run_trial" in read_json(folder.path / "failure.json")["traceback"]
+        around = read_json(found["finish"].job.folder / "around.json")
+        assert around["environment"] == ["1", ""] and around["pid"] != os.getpid()
+        blocked = int(around["status"].split("SigBlk:")[1].split()[0], 16)
+        assert blocked & 1 << (signal.SIGINT - 1), "Ctrl-C is for the driver"
+        log = (found["finish"].job.folder / "log.txt").read_text()
+        assert "said by the trial\n" in log and "said by a child of it\n" in log
+        if files == "shared":
+            assert found["exit"].how == "lost"
+
+
+def test_what_does_not_listen_is_ended_and_what_waits_is_not_begun(cluster: Any, tmp_path: Path) -> None:
+    executor = SlowRay(run(threads=2))  # one has the machine
+    deaf, queued = (tiny(tmp_path, "ignore", name=name) for name in ("deaf", "queued"))
+    executor.submit(deaf)
+    assert executor.poll(0.0) == []
+    pid = until(lambda: read_json(deaf.folder / "pid.json"))
+    executor.submit(queued)
+    executor.cancel(0.5)
+    found = ends(executor, 2)
+    assert (found["deaf"].how, found["queued"].how) == ("lost", "stopped")
+    assert found["deaf"].detail == "it did not stop in time, and was ended by force"
+    until(lambda: not Path(f"/proc/{pid}").exists())
+    assert not (queued.folder / "pid.json").exists()
+
+
+def test_a_trial_that_another_writes_is_waited_for(cluster: Any, tmp_path: Path) -> None:
+    """On copied files the driver holds the lease, so it is the driver that waits."""
+    executor = TinyRay(run(), files="copy")
+    work = tiny(tmp_path, "finish")
+    work.folder.mkdir(parents=True)
+    with open(work.folder / "lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        executor.submit(work)
+        assert executor.poll(0.5) == [] and not executor._running
+    assert ends(executor, 1)["finish"].how == "done"
+
+
+def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'vitlab[ray]'")
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(variable, "1")
+    work = tiny(tmp_path, "finish")
+    work.folder.mkdir(parents=True)
+    (work.folder / "log.txt").write_text("handed to Ray as something else\n")
+    begun, end = stream(work, "executor_runner", "token", None, False, _Bell())
+    assert isinstance(begun, Begun) and isinstance(end, End)
+    assert end.how == "failed" and "set run.executor.files: copy" in end.detail
+
+
+class _Bell:
+    """Nobody rings."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _Bell()
+
+    def __call__(self, *_: Any) -> Any:
+        return _Bell()
+
+
+# -- the cluster ------------------------------------------------------------------------------------------------------
+
+
+def test_shares_of_the_cluster(cluster: Any, tmp_path: Path) -> None:
+    assert Ray(RunSpec(device="cpu")).slots == 2
+    assert Ray(RunSpec(device="cpu", threads=2)).slots == 1
+    assert Ray(RunSpec(device="cpu", threads=64)).slots == 1
+    assert Ray(RunSpec(device="cpu", workers=7)).slots == 7
+    assert Ray(RunSpec(device="cuda"), gpus=0.1).slots == 2  # as many as there are CPUs
+    executor = TinyRay(RunSpec(), gpus=0.6)
+    work = [tiny(tmp_path, "finish", name=name) for name in ("a", "b")]
+    for item in work:
+        executor.submit(item)
+    ends(executor, 2)
+    seen = [read_json(item.folder / "around.json")["environment"][1] for item in work]
+    assert set(seen) <= {"0", "1"}
+
+
+def test_what_cannot_be_reached_is_said_in_a_sentence() -> None:
+    with pytest.raises(UserError, match="cannot stream through Ray's client"):
+        Ray(RunSpec(), address="ray://head:10001")
+    with pytest.raises(UserError, match=r"run\.executor\.gpus|gpus"):
+        slots.slot("executor").resolve({"type": "ray", "gpus": 2.0})
+    assert slots.slot("executor").resolve("ray").plain() == {
+        "type": "ray",
+        "address": "auto",
+        "files": "auto",
+        "gpus": 1.0,
+    }
+
+
+DRIVER = """
+import time
+import test_ray as tests
+from pathlib import Path
+executor = tests.TinyRay(tests.run(workers=1), address="local")
+print(executor._ray._private.worker._global_node.get_temp_dir_path(), flush=True)
+executor.submit(tests.tiny(Path({root!r}), "train"))
+time.sleep(600)
+"""
+
+
+def test_a_driver_that_is_killed_takes_the_ray_it_started_along(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'vitlab[ray]'")
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER.format(root=str(tmp_path)))
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(32).hex()}
+    environment = {**os.environ, **token, "PYTHONPATH": PYTHONPATH}
+    driver = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert driver.stdout is not None
+        temporary = driver.stdout.readline().strip()
+        assert temporary.startswith("/tmp/vitlab-") and processes(temporary)
+        pid = until(lambda: read_json(tiny(tmp_path, "train").folder / "pid.json"))
+    finally:
+        driver.kill()
+        driver.communicate()
+    until(lambda: not Path(f"/proc/{pid}").exists() and not processes(temporary))
+    assert not TrialFolder(tiny(tmp_path, "train").folder).held()
+    shutil.rmtree(temporary)

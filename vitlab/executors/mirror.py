@@ -1,0 +1,204 @@
+"""Folders of trials on a machine that does not see the driver's: what is sent there, and what comes back as it changes.
+
+The worker's copy is written by the trial as any other; an :class:`Outbox` there looks what has changed, and an
+:class:`Inbox` at the driver does the same to the true folder.  The journal and the log grow, every other file is
+replaced whole or not at all, and what is left at the driver when the worker dies is a state that the trial was in:
+
+- a checkpoint comes after the journal's lines that were written before it, or a trial resumed from it would never say
+  them;
+- the result comes last, for where it is, everything is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Literal
+
+from vitlab.errors import VitlabError
+from vitlab.executors.base import Job
+from vitlab.store import TrialFolder, write_bytes
+
+CHUNK = 16 * 2**20  #: bytes of a file that travel together
+JOURNAL = "events.jsonl"
+LOG = "log.txt"
+RESULT = "result.json"
+GROW = (LOG, JOURNAL)
+STAY = ("lock", *GROW)  #: not compared as files
+
+Signature = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A change to one file of a job's trials."""
+
+    member: int  #: which of the job's folders
+    path: str  #: in it
+    how: Literal["append", "write", "remove"]
+    data: bytes = b""
+    begin: int = 0  #: of ``data`` in a file that is written
+    last: bool = True  #: whether the file is then complete
+
+
+def belongings(job: Job) -> list[tuple[str, Path]]:
+    """The files that a worker elsewhere needs, each with its path below the folder it will work in.
+
+    Those are the files of the job's trials, what the trials they start from have left, and the plugins.  The caller
+    holds the leases.
+    """
+    root = job.folder.parents[1]
+    found = [(path, folder / path) for folder in job.folders for path in [*_files(folder), JOURNAL]]
+    for name in sorted({name for trial, _ in job.work for name in trial.needs.values()}):
+        needed = TrialFolder(root / name)
+        found += [(path.name, path) for path in (needed.spec, needed.weights, needed.path / RESULT)]
+    sent = [("trials" / file.relative_to(root), file) for _, file in found if file.exists()]
+    sent += [(Path("plugins", str(index), Path(file).name), Path(file)) for index, file in enumerate(job.plugins)]
+    return [(path.as_posix(), file) for path, file in sent]
+
+
+def moved(job: Job, root: Path) -> Job:
+    """The job as it is at a worker whose folder is ``root``."""
+    trials = job.folder.parents[1]
+
+    def there(folder: Path) -> Path:
+        return root / "trials" / folder.relative_to(trials)
+
+    return replace(
+        job,
+        folder=there(job.folder),
+        plugins=tuple(str(root / "plugins" / str(index) / Path(file).name) for index, file in enumerate(job.plugins)),
+        companions=tuple(replace(companion, folder=there(companion.folder)) for companion in job.companions),
+    )
+
+
+class Outbox:
+    """At the worker: what has changed since it was looked last, or since the files came here."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._sent = {(member, path): mark for member, path, mark in self._marks()}
+        self._grown = {
+            (member, path): (folder / path).stat().st_size
+            for member, folder in enumerate(folders)
+            for path in GROW
+            if (folder / path).exists()
+        }
+
+    def changes(self, *, ended: bool = False) -> Iterator[Piece]:
+        """The changes, in an order in which each may be the last to arrive; results only once the job has ``ended``."""
+        marks = {(member, path): mark for member, path, mark in self._marks() if ended or path != RESULT}
+        changed = sorted(
+            (place for place, mark in marks.items() if self._sent.get(place) != mark),
+            key=lambda place: place[1] == RESULT,
+        )
+        with ExitStack() as files:
+            # Opened before the journal is read, and sent after it.  They are replaced by rename: what is open stays.
+            opened: list[tuple[tuple[int, str], BinaryIO]] = []
+            for place in changed:
+                with suppress(FileNotFoundError):
+                    opened.append((place, files.enter_context(open(self._folders[place[0]] / place[1], "rb"))))
+            for member, folder in enumerate(self._folders):
+                for path in GROW:
+                    if data := self._growth(member, folder, path, ended):
+                        yield Piece(member, path, "append", data)
+            for place, file in opened:
+                yield from _pieces(*place, file)
+                self._sent[place] = _mark(os.fstat(file.fileno()))
+        for place in [place for place in self._sent if place not in marks and (ended or place[1] != RESULT)]:
+            del self._sent[place]
+            yield Piece(*place, "remove")
+
+    def _growth(self, member: int, folder: Path, path: str, ended: bool) -> bytes:
+        """What was appended to a file; only whole lines of it while it may still grow."""
+        begin = self._grown.get((member, path), 0)
+        try:
+            with open(folder / path, "rb") as file:
+                file.seek(begin)
+                data = file.read()
+        except FileNotFoundError:
+            return b""
+        if path == JOURNAL or not ended:
+            data = data[: data.rfind(b"\n") + 1]
+        self._grown[member, path] = begin + len(data)
+        return data
+
+    def _marks(self) -> Iterator[tuple[int, str, Signature]]:
+        for member, folder in enumerate(self._folders):
+            for path in _files(folder):
+                with suppress(FileNotFoundError):
+                    yield member, path, _mark((folder / path).stat())
+
+
+class Inbox:
+    """At the driver: does to the true folders what was done to their copies.  The caller holds the leases."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._incomplete: set[Path] = set()
+
+    def take(self, piece: Piece) -> None:
+        """Apply a change.
+
+        Raises:
+            VitlabError: if it is to a file outside of the trial's folder.
+        """
+        folder, inside = self._folders[piece.member], PurePosixPath(piece.path)
+        if inside.is_absolute() or ".." in inside.parts:
+            raise VitlabError(f"a worker sent a file for {piece.path}, which is not in its trial's folder")
+        path = folder / inside
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if piece.how == "append":
+            with open(path, "ab") as file:
+                file.write(piece.data)
+        elif piece.how == "write":
+            self._write(path, piece)
+        else:
+            path.unlink(missing_ok=True)
+            if path.parent != folder:
+                with suppress(OSError):  # it holds other files
+                    path.parent.rmdir()
+
+    def close(self) -> None:
+        """Forget the files of which only a part has come."""
+        for temporary in self._incomplete:
+            temporary.unlink(missing_ok=True)
+        self._incomplete.clear()
+
+    def _write(self, path: Path, piece: Piece) -> None:
+        if piece.last and not piece.begin:
+            write_bytes(path, piece.data)
+            return
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        self._incomplete.add(temporary)
+        with open(temporary, "ab" if piece.begin else "wb") as file:
+            file.write(piece.data)
+            file.flush()
+            os.fsync(file.fileno())
+        if piece.last:
+            os.replace(temporary, path)
+            self._incomplete.discard(temporary)
+
+
+def _files(folder: Path) -> list[str]:
+    """The files of a trial that are replaced rather than grow, without those half written."""
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(path.as_posix() for path in found if path.name not in STAY and not path.name.startswith("."))
+
+
+def _pieces(member: int, path: str, file: BinaryIO) -> Iterator[Piece]:
+    data, begin = file.read(CHUNK), 0
+    while True:
+        further = file.read(CHUNK) if len(data) == CHUNK else b""
+        yield Piece(member, path, "write", data, begin, last=not further)
+        if not further:
+            return
+        data, begin = further, begin + len(data)
+
+
+def _mark(stat: os.stat_result) -> Signature:
+    """What differs between a file and the one that replaces it."""
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
