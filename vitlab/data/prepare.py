@@ -104,8 +104,9 @@ def prepare(
 ) -> Prepared:
     """Read a data set, or remember it, and split it.
 
-    The test split is the official one.  Validation is held out of the training split by the stream ``split``; what
-    remains is cut to the fraction asked for by the stream ``subset``.
+    The test split is the official one.  Validation is held out of the training split by the stream ``split``; where
+    the authors say what to hold out, and the study names no share, it is that.  What remains is cut to the fraction
+    asked for by the stream ``subset``.
 
     Args:
         choice: the data set and its options.
@@ -126,12 +127,18 @@ def prepare(
     options = resolved.options
     share = options["validation"] or raw.validation
     official = raw.train
+    by_authors = None if options["validation"] else raw.held_N
     stratum_N = official.y_N if official.y_N.ndim == 1 else torch.zeros_like(official.id_N)
     key = noise.key(seeds["split"], "split")
-    if raw.group_N is None:
+    if by_authors is not None:
+        held_N = torch.isin(official.id_N, by_authors)
+        rest_N, val_N = (~held_N).nonzero()[:, 0], held_N.nonzero()[:, 0]
+    elif raw.group_N is None:
         rest_N, val_N = splits.hold_out(stratum_N, official.id_N, share, key)
     else:
         rest_N, val_N = splits.hold_out_groups(raw.group_N, share, key)
+    if not len(rest_N) or not len(val_N):
+        raise DataError(f"of these classes {resolved.type} has none to validate on; 'validation' gives a share")
     rest = official.picked(rest_N)
     key = noise.key(seeds["subset"], "subset")
     kept_N = splits.fraction(stratum_N[rest_N], rest.id_N, options["fraction"], key)
@@ -289,6 +296,7 @@ class _Raw:
     train: Subset
     test: Subset
     group_N: Tensor | None  #: of the training split, see :meth:`~vitlab.data.datasets.base.Dataset.groups`
+    held_N: Tensor | None  #: see :meth:`~vitlab.data.datasets.base.Dataset.held_out`
     info: DataInfo
     validation: float
     mean: tuple[float, ...]
@@ -382,7 +390,8 @@ def _raw(resolved: Resolved) -> _Raw:
     info = _seen(resolved, dataset.info())  # once more: its identity now is that of what was read
     mean, std = statistics(train.x_NCHW)
     group_N = dataset.groups()
-    raw = _Raw(train, test, None if group_N is None else group_N[train.id_N], info, dataset.validation, mean, std)
+    group_N = None if group_N is None else group_N[train.id_N]
+    raw = _Raw(train, test, group_N, dataset.held_out(), info, dataset.validation, mean, std)
     _remembered[known] = raw
     while len(_remembered) > KEPT:
         _remembered.popitem(last=False)

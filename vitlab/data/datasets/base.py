@@ -15,7 +15,7 @@ from vitlab.geometry import DataInfo
 from vitlab.slots import Slot
 
 Split = Literal["train", "test"]
-"""The official splits; validation is split off ``train`` by the room."""
+"""The official splits; validation is split off ``train`` by the room, or by the authors: see `Dataset.held_out`."""
 
 
 class Images(NamedTuple):
@@ -59,6 +59,13 @@ class Dataset(ABC):
         """int64 (N,): the group of each training image; None where every image stands for itself.
 
         Images of one group, such as those of one patient, are all trained on or all held out for validation.
+        """
+        return None
+
+    def held_out(self) -> Tensor | None:
+        """int64 (M,): which training images the authors hold out for validation; None where they do not say.
+
+        These are validated on, whatever the seed, unless the study gives a share of its own.
         """
         return None
 

@@ -1,0 +1,194 @@
+"""The MedMNIST family: eleven sets of small medical images, each one ``.npz`` file of its authors'.
+
+N images, C channels, H rows, W columns.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.data.datasets import Dataset, Images, files
+from vitlab.data.datasets.base import Split
+from vitlab.errors import DataError
+from vitlab.geometry import DataInfo
+from vitlab.slots import Unhashed
+
+SIDE = 28
+PUBLISHED = "https://zenodo.org/records/6496656"
+
+
+class Facts(NamedTuple):
+    """What is published of a set."""
+
+    md5: str  #: of the file of version 2; a file of another version is another set, and has another identity
+    channels: int
+    labels: tuple[str, ...]
+
+
+ORGANS = (
+    *("bladder", "femur, left", "femur, right", "heart", "kidney, left", "kidney, right"),
+    *("liver", "lung, left", "lung, right", "pancreas", "spleen"),
+)
+
+SETS: Mapping[str, Facts] = {
+    "pathmnist": Facts(
+        "a8b06965200029087d5bd730944a56c1",
+        3,
+        (
+            *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle", "normal colon mucosa"),
+            *("cancer-associated stroma", "colorectal adenocarcinoma epithelium"),
+        ),
+    ),
+    "dermamnist": Facts(
+        "0744692d530f8e62ec473284d019b0c7",
+        3,
+        (
+            *("actinic keratoses and intraepithelial carcinoma", "basal cell carcinoma"),
+            *("benign keratosis-like lesions", "dermatofibroma", "melanoma", "melanocytic nevi", "vascular lesions"),
+        ),
+    ),
+    "octmnist": Facts(
+        "c68d92d5b585d8d81f7112f81e2d0842",
+        1,
+        ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
+    ),
+    "pneumoniamnist": Facts("28209eda62fecd6e6a2d98b1501bb15f", 1, ("normal", "pneumonia")),
+    "retinamnist": Facts("bd4c0672f1bba3e3a89f0e4e876791e4", 3, tuple(f"grade {grade}" for grade in range(5))),
+    "breastmnist": Facts("750601b1f35ba3300ea97c75c52ff8f6", 1, ("malignant", "normal or benign")),
+    "bloodmnist": Facts(
+        "7053d0359d879ad8a5505303e11de1dc",
+        3,
+        (
+            *("basophil", "eosinophil", "erythroblast", "immature granulocyte"),
+            *("lymphocyte", "monocyte", "neutrophil", "platelet"),
+        ),
+    ),
+    "tissuemnist": Facts(
+        "ebe78ee8b05294063de985d821c1c34b",
+        1,
+        (
+            *("collecting duct, connecting tubule", "distal convoluted tubule", "glomerular endothelial cells"),
+            *("interstitial endothelial cells", "leukocytes", "podocytes"),
+            *("proximal tubule segments", "thick ascending limb"),
+        ),
+    ),
+    "organamnist": Facts("866b832ed4eeba67bfb9edee1d5544e6", 1, ORGANS),
+    "organcmnist": Facts("0afa5834fb105f7705a7d93372119a21", 1, ORGANS),
+    "organsmnist": Facts("e5c39f1af030238290b9557d9503af9d", 1, ORGANS),
+}
+"""The sets whose images have one label each.  What is published of them stands in ``info.py`` of ``medmnist`` 2.1."""
+
+Name = Literal[
+    "pathmnist",
+    "dermamnist",
+    "octmnist",
+    "pneumoniamnist",
+    "retinamnist",
+    "breastmnist",
+    "bloodmnist",
+    "tissuemnist",
+    "organamnist",
+    "organcmnist",
+    "organsmnist",
+]
+
+
+class MedMNIST(Dataset):
+    """Small medical images of one of eleven kinds, 28x28, grey or colour, with the authors' training and test split.
+
+    The training split is their training images, then their validation images.  These are what is validated on, unless
+    the study gives a share with ``validation``, which is then drawn from all of them.
+
+    Reference: Yang et al., MedMNIST v2, Scientific Data 2023, doi:10.1038/s41597-022-01721-8.
+    """
+
+    def __init__(self, *, name: Name = "bloodmnist", root: Annotated[str | None, Unhashed()] = None) -> None:
+        """
+        Args:
+            name: which of the sets.
+            root: folder that has ``<name>.npz``, or has it in ``medmnist``.  None: ``$VITLAB_DATA``, ``data``, the
+                user's cache, ``/usr/share/datasets``.
+        """
+        self.name = name
+        self.root = root
+        self.facts = SETS[name]
+
+    def _find(self) -> Path | None:
+        folders = [base / layout for base in files.roots(self.root) for layout in (".", "medmnist")]
+        return next((path for folder in folders if (path := folder / f"{self.name}.npz").is_file()), None)
+
+    def missing(self) -> str | None:
+        if self._find() is not None:
+            return None
+        looked = ", ".join(map(str, files.roots(self.root)))
+        return (
+            f"{self.name} is not here: looked in {looked} (there directly, or in medmnist) for {self.name}.npz, which "
+            f"is published at {PUBLISHED}; give the folder that has it as 'root'."
+        )
+
+    def info(self) -> DataInfo:
+        found = self._find()
+        checksum = self.facts.md5 if found is None else files.checksum(found)
+        return DataInfo(
+            image=(SIDE, SIDE),
+            channels=self.facts.channels,
+            classes=len(self.facts.labels),
+            identity=files.identity(self.name, {f"{self.name}.npz": checksum}),
+            labels=self.facts.labels,
+        )
+
+    def read(self, split: Split) -> Images:
+        parts = [self._images(part) for part in (("train", "val") if split == "train" else ("test",))]
+        return Images(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+    def held_out(self) -> Tensor:
+        """The authors' validation images, which stand behind their training images."""
+        train, val = (len(self._array(f"{part}_labels")) for part in ("train", "val"))
+        return torch.arange(train, train + val)
+
+    # -- the file -----------------------------------------------------------------------------------------------------
+
+    def _images(self, part: str) -> Images:
+        x_N, y_N1 = self._array(f"{part}_images"), self._array(f"{part}_labels")
+        shape = (SIDE, SIDE) if self.facts.channels == 1 else (SIDE, SIDE, self.facts.channels)
+        if x_N.dtype != np.uint8 or x_N.shape[1:] != shape:
+            raise DataError(
+                f"{part}_images in {self._find()} is {x_N.dtype} of shape {x_N.shape}; expected uint8 of (N, "
+                f"{', '.join(map(str, shape))})"
+            )
+        if y_N1.dtype.kind not in "iu" or y_N1.shape != (len(x_N), 1):
+            raise DataError(
+                f"{part}_labels in {self._find()} is {y_N1.dtype} of shape {y_N1.shape}; expected whole numbers of "
+                f"({len(x_N)}, 1), one label for each image"
+            )
+        if len(y_N1) and not 0 <= y_N1.min() <= y_N1.max() < len(self.facts.labels):
+            raise DataError(
+                f"{part}_labels in {self._find()} go from {y_N1.min()} to {y_N1.max()}; {self.name} has "
+                f"{len(self.facts.labels)} classes from 0"
+            )
+        x_NHWC = x_N.reshape(*x_N.shape[:3], self.facts.channels)
+        x_NCHW = torch.from_numpy(np.ascontiguousarray(x_NHWC.transpose(0, 3, 1, 2)))
+        return Images(x_NCHW, torch.from_numpy(y_N1[:, 0].astype(np.int64)))
+
+    def _array(self, key: str) -> np.ndarray:
+        path = self._find()
+        if path is None:
+            raise DataError(str(self.missing()))
+        try:
+            with open(path, "rb") as file:  # which np.load itself would leave open where it is no archive
+                arrays = np.load(file, allow_pickle=False)
+                if not isinstance(arrays, np.lib.npyio.NpzFile) or key not in arrays:
+                    raise DataError(f"{path} has no array '{key}'; is it {self.name}.npz as published at {PUBLISHED}?")
+                with arrays:
+                    found: np.ndarray = arrays[key]
+                    return found
+        except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(f"{path} cannot be read: {error}") from None
