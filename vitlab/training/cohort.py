@@ -44,6 +44,7 @@ from vitlab.training.loop import (
 )
 from vitlab.training.losses import Value
 from vitlab.training.metrics import TALLIES
+from vitlab.training.optim import Joint
 
 Rows = dict[str, Tensor]
 """Tensors of a model by name, each with the members in front."""
@@ -140,6 +141,7 @@ class Cohort:
         for name, _ in self.model.named_buffers():
             self.kept[name] = self._stacked([model.get_buffer(name) for model in models])
         self.parameters = {name: [model.get_parameter(name) for model in models] for name in self.learned}
+        self.optimizers = Joint([training.optimizer for training in self.trainings])
 
     def advance(self) -> None:
         """One optimizer step of every member.  Nothing is read back from the device."""
@@ -158,8 +160,11 @@ class Cohort:
             # Fused optimizers read memory in the order of the weights, whatever the strides of a gradient say.
             for parameter, row in zip(parameters, gradient.contiguous(), strict=False):
                 parameter.grad = row
+        for training in self.trainings:
+            training.make_ready()
+        self.optimizers.step()
         for member, training in enumerate(self.trainings):
-            training.update(Value(loss.total[member], {name: part[member] for name, part in loss.parts.items()}))
+            training.advanced(Value(loss.total[member], {name: part[member] for name, part in loss.parts.items()}))
 
     @torch.no_grad()
     def evaluate(self, splits: Sequence[Split]) -> list[list[Evaluated]]:

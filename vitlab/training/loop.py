@@ -274,7 +274,9 @@ class Training:
         else:
             loss = self.distillation(self.loss, views, batch.y_B, batch.x_BCHW)
         torch.autograd.backward(loss.total)
-        self.update(loss)
+        self.make_ready()
+        self.optimizer.step()
+        self.advanced(loss)
 
     def draw(self) -> tuple[Batch, noise.Draws]:
         """What the step learns from, and what its layers draw from."""
@@ -288,12 +290,14 @@ class Training:
         )
         return batch, draws
 
-    def update(self, loss: Value) -> None:
-        """Move the weights by their gradients, which are those of ``loss``."""
+    def make_ready(self) -> None:
+        """Set the rate and clip the gradients: all that comes between them and the step of the optimizer."""
         set_rate(self.optimizer, self.rate(self.step))
         if self.spec.clip_grad is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_grad)
-        self.optimizer.step()
+
+    def advanced(self, loss: Value) -> None:
+        """Note that the weights have moved, by the gradients of ``loss``."""
         self.losses["loss"].append(loss.total.detach())
         for name, part in loss.parts.items():
             self.losses[name].append(part.detach())

@@ -6,9 +6,11 @@ resumed training needs nothing to go on with the right one.
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -151,6 +153,47 @@ def fused(groups: Sequence[Group]) -> bool:
     """
     parameters = [item[1] if isinstance(item, tuple) else item for group in groups for item in group["params"]]
     return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+
+
+class Joint:
+    """Optimizers of several models that step as one: parameters of equal settings are moved by one call.
+
+    Of torch's optimizers that compute every number of a parameter by itself this changes nothing, to the last bit, and
+    each goes on owning its state.  Others step one by one.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        kinds: tuple[type[torch.optim.Optimizer], ...] = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
+        self._alone = [optimizer for optimizer in optimizers if type(optimizer) not in kinds]
+        self._together: list[tuple[torch.optim.Optimizer, list[torch.optim.Optimizer]]] = []
+        for kind in kinds:
+            if members := [optimizer for optimizer in optimizers if type(optimizer) is kind]:
+                whole = copy.copy(members[0])
+                states = {p: one.state[p] for one in members for group in one.param_groups for p in group["params"]}
+                whole.state = defaultdict(dict, states)
+                self._together.append((whole, members))
+
+    def step(self) -> None:
+        """Move the parameters of all."""
+        for optimizer in self._alone:
+            optimizer.step()
+        for whole, members in self._together:
+            whole.param_groups = _merged(group for member in members for group in member.param_groups)
+            whole.step()
+
+
+def _merged(groups: Iterable[Group]) -> list[Group]:
+    """Those that differ in nothing but their parameters, made one."""
+    merged: list[tuple[Group, list[nn.Parameter]]] = []
+    for group in groups:
+        settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+        for equal, params in merged:
+            if equal == settings:
+                params.extend(group["params"])
+                break
+        else:
+            merged.append((settings, list(group["params"])))
+    return [{**settings, "params": params} for settings, params in merged]
 
 
 # -- schedules --------------------------------------------------------------------------------------------------------
