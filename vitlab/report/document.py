@@ -21,7 +21,7 @@ from vitlab.plan.match import overlap
 from vitlab.plan.registration import added, changes, removed
 from vitlab.plan.tune import edges, name_of
 from vitlab.plan.values import Plan
-from vitlab.report import words
+from vitlab.report import tradeoff, words
 from vitlab.report.frame import STATUSES, Found, is_metric, judged, prerequisites, usable
 from vitlab.statistics import simultaneous, smallest_sign_flip_p
 from vitlab.store import Store, read_json
@@ -53,6 +53,7 @@ def document(
         "skipped": [{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],
         "tuning": tuning(plan),
         "heads": heads(plan, frame),
+        **tradeoff.document(plan, frame, rows),
         "notes": notes(plan, [*needed, *found], frame, rows),
         "made": made(plan, store, [*needed, *found]),
         "trials": plain(frame),
@@ -187,7 +188,7 @@ def made_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
     guests = [origin for origin in made["components"] if origin.split(" ")[1:2] != [BUILT_IN]]
     data = [f"{item['set']} ({item['identity'] or 'not here yet'})" for item in made["data"]]
     lines = [
-        ("Command", f"{made['command']} (that file, and plan.json with every option, lie in the study's folder)"),
+        ("To reproduce", _again(made)),
         ("Data", "; ".join(data)),
         (
             "Training",
@@ -199,6 +200,16 @@ def made_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Plugins", "; ".join(guests)),
     ]
     return [(head, text) for head, text in lines if text]
+
+
+def _again(made: Mapping[str, Any]) -> str:
+    """What to do to have the same numbers again."""
+    installed = [f"{name}=={made['versions'][name]}" for name in ("vitlab", "torch") if name in made["versions"]]
+    single = [name for name in installed if "," not in name]
+    said = f"{made['command']}, in the study's folder, where that file and plan.json with every option lie"
+    if single:
+        said = f"pip install {' '.join(single)}; {said}"
+    return f"{said}. Equal bits need the data, numerics and versions named here; what is there is not trained again"
 
 
 def _command(folder: Path) -> str:

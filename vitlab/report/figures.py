@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,8 +64,11 @@ STYLE = {
 
 
 def figures(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, history: pd.DataFrame) -> dict[str, Figure]:
-    """Name to figure, of those there is something to show in: ``arms`` and ``curves``."""
+    """Name to figure, of those there is something to show in: ``arms``, ``curves``, ``scaling`` and ``pareto``."""
+    from vitlab.report.budgets import pareto, scaling
+
     drawn = {"arms": arms(plan, frame, summary), "curves": curves(plan, frame, history)}
+    drawn |= {"scaling": scaling(plan, frame), "pareto": pareto(plan, summary)}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
@@ -82,6 +86,11 @@ def captions(plan: Plan) -> dict[str, str]:
         "curves": f"{words.Scale.of(plan.analysis.metric).title} over training: mean of the seeds, each seed (thin; "
         f"dashed where it diverged or failed), and the {level} t-interval of the mean (band, from three seeds on). "
         "The first fifth may lie outside the picture.",
+        "scaling": f"{'The metric' if plan.analysis.goal == 'min' else 'One less the metric'} over size, both on "
+        "logarithmic axes: each seed (small), the mean of their logarithms, and a power law with the "
+        f"{level} band that the spread of the seeds allows.",
+        "pareto": "What each arm reaches, mean of the seeds, over what it costs. Filled: arms that no other one beats "
+        "in both; the line joins them.",
     }
 
 
@@ -98,10 +107,10 @@ def curves(plan: Plan, frame: pd.DataFrame, history: pd.DataFrame) -> Figure | N
     names = [arm.name for arm in plan.arms if (seen["arm"] == arm.name).any()]
     if not names or seen["step"].nunique() < 2:
         return None
-    with _style():
+    with style():
         from matplotlib.figure import Figure
 
-        colours = _colours(plan)
+        colours = colours_of(plan)
         if len(names) <= TOGETHER:
             figure = Figure(figsize=(7.2, 3.9), layout="constrained")
             axes = figure.subplots()
@@ -126,7 +135,7 @@ def curves(plan: Plan, frame: pd.DataFrame, history: pd.DataFrame) -> Figure | N
             colour = INK if behind is None else SERIES[0]
             _curve(axes, seen[seen["arm"] == name], scale, colour, plan.analysis.alpha)
             _broken(axes, broken[broken["arm"] == name], scale, colour)
-            axes.set_title(_shortened(name, 26), loc="left", fontsize=8)
+            axes.set_title(shortened(name, 26), loc="left", fontsize=8)
         for axes in grid[len(shown) :]:
             axes.set_visible(False)
         _bounds(grid, seen, scale)
@@ -148,7 +157,7 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame) -> Figure | Non
     names = [name for name in rows if name in values]
     compared = [name for name in names if rows[name]["difference"] is not None]
     scale = words.Scale.of(plan.analysis.metric)
-    with _style():
+    with style():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(7.2, 0.95 + 0.34 * len(names)), layout="constrained")
@@ -163,7 +172,7 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame) -> Figure | Non
             _Mark(place[name], rows[name]["mean"], rows[name]["low"], rows[name]["high"], INK, INK) for name in names
         ]
         _marks(left, marks, scale, [value for known in values.values() for value in known])
-        left.set_yticks(list(place.values()), [_shortened(name, 44) for name in names])
+        left.set_yticks(list(place.values()), [shortened(name, 44) for name in names])
         left.set_ylim(len(names) - 0.4, -0.6)
         left.tick_params(axis="y", length=0)
         left.set_xlabel(scale.title + (", best" if plan.analysis.at == "best" else ""))
@@ -173,7 +182,7 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame) -> Figure | Non
             _marks(right, [_difference(place[name], rows[name], plan) for name in compared], scale, [0.0])
             right.axvline(0, color=GREY, linewidth=0.9, zorder=1)
             baselines = {rows[name]["baseline"] for name in compared}
-            against = _shortened(baselines.pop(), 24) if len(baselines) == 1 else "its baseline"
+            against = shortened(baselines.pop(), 24) if len(baselines) == 1 else "its baseline"
             right.set_xlabel(f"difference to {against}" + (f" ({scale.points})" if scale.points else ""))
             right.grid(axis="x", color=RULE, linewidth=0.5)
             right.set_axisbelow(True)
@@ -185,27 +194,34 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame) -> Figure | Non
 def png(figure: Figure, dpi: float = 200) -> bytes:
     """The figure as a PNG on white; a very tall one is made coarser, because no PNG of matplotlib's has 65,536 rows."""
     dpi = min(dpi, 30_000 / figure.get_figheight())
-    with _style(), io.BytesIO() as file:
+    with style(), io.BytesIO() as file:
         figure.savefig(file, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
         return file.getvalue()
 
 
-def svg(figure: Figure, name: str) -> str:
-    """The figure as an SVG element to stand in a page: text is text, colours are the page's (``var(--ink)``, ...)."""
+def svg(figure: Figure, name: str, alternative: str) -> str:
+    """The figure as an SVG element to stand in a page: text is text, colours are the page's (``var(--ink)``, ...).
+
+    Args:
+        figure: any of :func:`figures`.
+        name: of the figure; stands before the identifiers in it.
+        alternative: what it shows, for whoever does not see it.
+    """
     from matplotlib import rc_context
 
-    with _style(), rc_context({"svg.hashsalt": name}), io.StringIO() as file:
+    with style(), rc_context({"svg.hashsalt": name}), io.StringIO() as file:
         figure.savefig(file, format="svg", transparent=True)
         text = file.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text[text.index("<svg") :], flags=re.DOTALL)
-    return re.sub(r"<[^>]+>", lambda tag: _tag_of_page(tag[0], name), text)
+    return re.sub(r"<[^>]+>", lambda tag: _tag_of_page(tag[0], name, alternative), text)
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _style() -> Iterator[None]:
+def style() -> Iterator[None]:
+    """Draw in the style of the house."""
     from matplotlib import rc_context
 
     with rc_context(STYLE), warnings.catch_warnings():
@@ -214,10 +230,11 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _tag_of_page(tag: str, name: str) -> str:
+def _tag_of_page(tag: str, name: str, alternative: str) -> str:
     """A tag of matplotlib's SVG as it stands in a page, which gives the face, the colours and the width."""
     tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
-    tag = re.sub(r'^<svg width="[^"]*" height="[^"]*"', f'<svg role="img" aria-label="{name}"', tag)
+    label = f'<svg role="img" aria-label="{escape(alternative, quote=True)}"'
+    tag = re.sub(r'^<svg width="[^"]*" height="[^"]*"', lambda _: label, tag)
     tag = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", tag)
     tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", tag)  # unique among the pictures of a page
     for colour, variable in VARIABLES.items():
@@ -225,7 +242,7 @@ def _tag_of_page(tag: str, name: str) -> str:
     return tag
 
 
-def _colours(plan: Plan) -> dict[str, str]:
+def colours_of(plan: Plan) -> dict[str, str]:
     """Baselines in ink, the others in the order of the design."""
     others = iter(range(len(plan.arms)))
     compared = any(arm.baseline for arm in plan.arms)
@@ -284,7 +301,7 @@ def _label_ends(
     edge = float(seen["step"].max())
     for name, place in zip(order, places, strict=True):
         axes.annotate(
-            _shortened(name, 34),
+            shortened(name, 34),
             xy=(1.0, ends[name]),
             xytext=(1.035, place),
             xycoords=("axes fraction", "data"),
@@ -374,6 +391,7 @@ def _marks(axes: Axes, marks: Sequence[_Mark], scale: words.Scale, points: Seque
     axes.set_xlim(low, high)
 
 
-def _shortened(name: str, most: int) -> str:
+def shortened(name: str, most: int) -> str:
+    """A name on one line of at most so many characters."""
     said = " ".join(name.split())
     return said if len(said) <= most else f"{said[: most - 3]}..."

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError, nearest
 from vitlab.plan.values import Plan
-from vitlab.report import words
+from vitlab.report import tables, words
 from vitlab.report.document import document, made_lines, plain, state
 from vitlab.spec import Analysis
 from vitlab.store import Store, read_json, write_bytes
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 FILES = {
     "md": "report.md",
     "html": "report.html",
+    "latex": "report.tex",
     "json": "report.json",
     "csv": "results.csv",
     "parquet": "results.parquet",
 }
 """Formats that stand in the study's folder as they are."""
-FORMATS = ("terminal", *FILES, "latex")
+FORMATS = ("terminal", *FILES)
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def render(plan: Plan, store: Store, format: str) -> str | bytes:
     if format == "html":
         return _html(made, made.figures())
     if format == "csv":
-        return str(made.results.to_csv(index=False))
+        return _csv(made.results)
     with io.BytesIO() as file:
         made.results.to_parquet(file, index=False)
         return file.getvalue()
@@ -101,8 +102,8 @@ def answers(plan: Plan, frame: pd.DataFrame) -> list[str]:
 def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
     """Write the report into ``folder``: documents, tables and pictures.  Returns the files written.
 
-    Files are ``report.md, report.html, report.json, results.csv, results.parquet, history.parquet, summary.csv`` and
-    ``arms.png, curves.png`` where there is something to see.
+    Files are ``report.md, report.html, report.tex, report.json, results.csv, results.parquet, history.parquet,
+    summary.csv`` and ``arms.png, curves.png, scaling.png, pareto.png`` where there is something to see.
     """
     from vitlab.report.figures import png
     from vitlab.report.frame import write_parquet
@@ -112,8 +113,9 @@ def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
     texts = {
         FILES["md"]: _markdown(made.doc, tuple(drawn)),
         FILES["html"]: _html(made, drawn),
-        FILES["csv"]: made.results.to_csv(index=False),
-        "summary.csv": made.summary.to_csv(index=False),
+        FILES["latex"]: _latex(made.doc),
+        FILES["csv"]: _csv(made.results),
+        "summary.csv": _csv(made.summary),
     }
     frames = {FILES["parquet"]: made.results, "history.parquet": made.history}
     for name, text in texts.items():
@@ -141,8 +143,8 @@ def _known(format: str) -> None:
         raise UserError(f"no report format '{format}'.{nearest(format, FORMATS)} Formats: {', '.join(FORMATS)}.")
 
 
-def _columns(doc: Mapping[str, Any]) -> list[words.Column]:
-    return words.columns(doc["arms"], Analysis.model_validate(doc["analysis"]))
+def _columns(doc: Mapping[str, Any]) -> list[tables.Column]:
+    return tables.columns(doc["arms"], Analysis.model_validate(doc["analysis"]))
 
 
 # -- the terminal -----------------------------------------------------------------------------------------------------
@@ -162,7 +164,8 @@ def _terminal(doc: Mapping[str, Any]) -> str:
     for sentence in doc["answers"]:
         console.print(Padding(Text(_printable(sentence)), (0, 0, 0, 2)))
     unbounded = console.options.update(width=10_000)
-    for columns in (_columns(doc), words.head_columns(doc["heads"]), words.tuning_columns(doc["tuning"])):
+    more = tables.tables(doc, Analysis.model_validate(doc["analysis"]))
+    for columns in (_columns(doc), *(columns for name, _, columns in more if name != "Comparisons")):
         table = _rich_table(columns)
         while console.measure(table, options=unbounded).maximum > width and any(column.rank for column in columns):
             columns.remove(max(columns, key=lambda column: column.rank))
@@ -178,7 +181,7 @@ def _terminal(doc: Mapping[str, Any]) -> str:
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
-def _rich_table(columns: Sequence[words.Column]) -> Any:
+def _rich_table(columns: Sequence[tables.Column]) -> Any:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -209,17 +212,15 @@ def _markdown(doc: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
     lines += ["", *_md_table(columns)]
     for name in figures:
         lines += ["", f"![{name}]({name}.png)"]
-    if doc["heads"]:
-        lines += ["", "## Heads", "", *_md_table(words.head_columns(doc["heads"]))]
-    if doc["tuning"]:
-        lines += ["", "## Tuning", "", *_md_table(words.tuning_columns(doc["tuning"]))]
+    for name, caption, table in tables.tables(doc, Analysis.model_validate(doc["analysis"])):
+        lines += ["", f"## {name}", "", _md(caption), "", *_md_table(table)]
     if doc["notes"]:
         lines += ["", "## Notes", "", *(f"- {_md(note)}" for note in doc["notes"])]
     lines += ["", "## How it was made", "", *(f"- {head}: {_md(text)}" for head, text in made_lines(doc))]
     return "\n".join(lines) + "\n"
 
 
-def _md_table(columns: Sequence[words.Column]) -> list[str]:
+def _md_table(columns: Sequence[tables.Column]) -> list[str]:
     lines = ["| " + " | ".join(_md(column.title) for column in columns) + " |"]
     lines += ["|" + "|".join("---:" if column.right else ":---" for column in columns) + "|"]
     rows = zip(*(column.cells for column in columns), strict=True)
@@ -232,34 +233,57 @@ def _md(text: str) -> str:
 
 
 def _latex(doc: Mapping[str, Any]) -> str:
-    columns = _columns(doc)
-    rows = [" & ".join(map(_tex, cells)) + r" \\" for cells in zip(*(column.cells for column in columns), strict=True)]
-    notes = [f"% {' '.join(note.split())}" for note in (*doc["answers"], *doc["notes"])]
-    lines = [
-        *notes,
-        r"\begin{table}",
-        r"  \centering",
-        f"  \\caption{{{_tex(doc['question'] or doc['study'])}}}",
-        f"  \\begin{{tabular}}{{{''.join('r' if column.right else 'l' for column in columns)}}}",
-        r"    \toprule  % \usepackage{booktabs}",
-        "    " + " & ".join(_tex(column.title) for column in columns) + r" \\",
-        r"    \midrule",
-        *(f"    {row}" for row in rows),
-        r"    \bottomrule",
-        r"  \end{tabular}",
-        r"\end{table}",
-    ]
+    """Tables to be read into a document that uses booktabs; what the report says otherwise stands in comments."""
+    analysis = Analysis.model_validate(doc["analysis"])
+    notes = [f"% {_line(note)}" for note in (*doc["answers"], *doc["notes"])]
+    notes += [f"% {_line(head)}: {_line(text)}" for head, text in made_lines(doc)]
+    found = [(doc["question"] or doc["study"], _columns(doc))]
+    found += [(f"{name}. {caption}", columns) for name, caption, columns in tables.tables(doc, analysis)]
+    lines = ["% \\usepackage{booktabs}", *notes]
+    for caption, columns in found:
+        rows = zip(*(column.cells for column in columns), strict=True)
+        lines += [
+            "",
+            r"\begin{table}",
+            r"  \centering",
+            f"  \\caption{{{_tex(caption)}}}",
+            f"  \\begin{{tabular}}{{{''.join('r' if column.right else 'l' for column in columns)}}}",
+            r"    \toprule",
+            "    " + " & ".join(_tex(column.title) for column in columns) + r" \\",
+            r"    \midrule",
+            *("    " + " & ".join(map(_tex, cells)) + r" \\" for cells in rows),
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            r"\end{table}",
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _line(text: str) -> str:
+    """Text on one line of a comment, which no character of it can end."""
+    return " ".join(_printable(text).split())
 
 
 _TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", words.DASH: "--"}
 _TEX |= {words.MINUS: "$-$", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
+_TEX |= {"\N{SUPERSCRIPT TWO}": "$^2$"}
 _TEX |= {char: f"\\{char}" for char in "&%$#_{}"}
 
 
 def _tex(text: str) -> str:
-    said = "".join(_TEX.get(char, char) for char in " ".join(text.split()))
+    said = "".join(_TEX.get(char, char) for char in _line(text))
     return f"{{}}{said}" if said.startswith(("[", "*")) else said  # after \\ these would be read as its arguments
+
+
+def _csv(frame: pd.DataFrame) -> str:
+    """Text that a spreadsheet would take for a formula begins with an apostrophe, as OWASP advises; numbers do not."""
+    texts = frame.select_dtypes(exclude="number").columns
+    plain = frame.assign(**{str(name): frame[name].map(_no_formula, na_action="ignore") for name in texts})
+    return str(plain.rename(columns=_no_formula).to_csv(index=False))
+
+
+def _no_formula(text: Any) -> Any:
+    return f"'{text}" if isinstance(text, str) and text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
 
 
 def _json(doc: Mapping[str, Any]) -> str:
@@ -279,40 +303,52 @@ def _html(made: _Made, drawn: Mapping[str, Figure]) -> str:
     environment = Environment(
         loader=PackageLoader("vitlab", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    columns = _columns(made.doc)
-    verdicts = next((column.cells for column in columns if column.title == "verdict"), ())
+    analysis, rows = made.plan.analysis, made.doc["arms"]
     said = captions(made.plan)
-    analysis = made.plan.analysis
+    verdicts = [words.verdict(row, analysis) for row in rows]
     return environment.get_template("report.html.j2").render(
         doc=made.doc,
-        columns=columns,
-        rows=list(zip(*(column.cells for column in columns), strict=True)),
-        verdicts=verdicts or ("",) * len(made.doc["arms"]),
-        heads=(heads := words.head_columns(made.doc["heads"])),
-        heads_rows=list(zip(*(column.cells for column in heads), strict=True)),
-        tuning=(rivals := words.tuning_columns(made.doc["tuning"])),
-        tuning_rows=list(zip(*(column.cells for column in rivals), strict=True)),
-        figures=[(name, Markup(svg(figure, name)), said[name]) for name, figure in drawn.items()],
-        trials=_trials(made),
-        answer_verdicts=[words.verdict(row, analysis) for row in made.doc["arms"] if row["baseline"] is not None]
-        or ("",) * len(made.doc["answers"]),
+        arms=_table(_columns(made.doc), [verdict.replace(" ", "-") for verdict in verdicts]),
+        tables=[(name, note, _table(columns)) for name, note, columns in tables.tables(made.doc, analysis)],
+        figures=[(name, Markup(svg(figure, name, said[name])), said[name]) for name, figure in drawn.items()],
+        trials=_table(_trials(made), [trial["status"] for trial in made.doc["trials"]]),
+        answer_verdicts=[verdict for verdict in verdicts if verdict] or [""] * len(made.doc["answers"]),
         made=made_lines(made.doc),
         judged=f"{analysis.metric} ({analysis.goal}, {analysis.at})",
         series=SERIES,
     )
 
 
-def _trials(made: _Made) -> dict[str, Any]:
+def _table(columns: Sequence[tables.Column], classes: Sequence[str] = ()) -> dict[str, Any]:
+    """A table as the template takes it: the cells of a row, the first of which names it, and the row's class."""
+    rows = list(zip(*(column.cells for column in columns), strict=True))
+    return {"columns": columns, "rows": list(zip(rows, classes or [""] * len(rows), strict=True))}
+
+
+def _trials(made: _Made) -> list[tables.Column]:
     """The table of trials: what a reader looks up, not all that results.csv holds."""
     metrics = [name for name in made.results.columns if name.partition("/")[0] in ("val", "test")]
-    scales = [words.Scale.of(name) for name in metrics]
-    decimals = {scale.metric: 2 if scale.unit else 4 for scale in scales}
-    rows = []
-    for trial in made.doc["trials"]:
-        values = [scale.number(trial[scale.metric], decimals[scale.metric]) for scale in scales]
-        wall = words.DASH if trial["wall_s"] is None else words.duration(trial["wall_s"])
-        rows.append([trial["arm"], str(trial["seed"]), trial["status"], *values, wall, trial["trial"][:12]])
-    return {"titles": ["arm", "seed", "status", *(scale.title for scale in scales), "time", "trial"], "rows": rows}
+    trials = made.doc["trials"]
+
+    def cells(cell: Callable[[Any], str]) -> tuple[str, ...]:
+        return tuple(cell(trial) for trial in trials)
+
+    found = [
+        tables.Column("arm", cells(lambda trial: trial["arm"]), right=False),
+        tables.Column("seed", cells(lambda trial: str(trial["seed"]))),
+        tables.Column("status", cells(lambda trial: trial["status"]), right=False),
+    ]
+    for metric in metrics:
+        scale = words.Scale.of(metric)
+        shown = [scale.number(trial[metric], 2 if scale.unit else 4) for trial in trials]
+        found.append(tables.Column(scale.title, tuple(shown)))
+    return [
+        *found,
+        tables.Column(
+            "time", cells(lambda row: words.DASH if row["wall_s"] is None else words.duration(row["wall_s"]))
+        ),
+        tables.Column("trial", cells(lambda trial: trial["trial"][:12]), right=False),
+    ]
 
 
 _FROM_DOCUMENT: dict[str, Callable[[Mapping[str, Any]], str]] = {

@@ -12,6 +12,7 @@ def interaction(
     first: Mapping[int, float],
     second: Mapping[int, float],
     neither: Mapping[int, float],
+    *,
     alpha: float = 0.05,
 ) -> Contrast:
     """What two changes do together beyond the sum of what each does alone: ``both - first - second + neither``.

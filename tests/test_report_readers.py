@@ -1,0 +1,213 @@
+"""Every format of a report, read back by a reader of its own kind: no name does harm, and every number arrives."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib.util
+import io
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from markdown_it import MarkdownIt
+
+from vitlab import report
+from vitlab.plan.values import Plan
+from vitlab.report import frame
+from vitlab.store import Store
+
+HERE = importlib.util.spec_from_file_location("report_studies", Path(__file__).parent / "test_report.py")
+assert HERE is not None and HERE.loader is not None
+made = importlib.util.module_from_spec(HERE)
+sys.modules[HERE.name] = made
+HERE.loader.exec_module(made)
+
+NAMES = (
+    "=HYPERLINK(1)", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "</script><svg onload=alert(1)>", "a|b`c`*d*[e](f)",
+    r"\input{/etc/passwd} & 5% $x_1$ #2 ~ ^ {", "<!-- ]]>", "{{ 7 * 7 }}", 'q"u,o;t\'e', "line\nbreak\x1b[2J",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Store]:
+    random = np.random.default_rng(0)
+    arms = {"baseline": made.BASE[:3], **{name: (0.9 + 0.01 * random.normal(size=3)).tolist() for name in NAMES}}
+    plan, store = made.study(tmp_path_factory.mktemp("hostile"), arms, question=NAMES[4], notes=NAMES)
+    return dataclasses.replace(plan, arms=tuple(dataclasses.replace(arm, values={}) for arm in plan.arms)), store
+
+
+class Rows(HTMLParser):
+    """The tables of a page, their headers, and everything else a reader of the screen goes by."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: list[list[str]] = []
+        self.cell: list[str] | None = None
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.cell = []
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th") and self.cell is not None:
+            self.rows[-1].append("".join(self.cell))
+            self.cell = None
+
+    def handle_data(self, data: str) -> None:
+        if self.cell is not None:
+            self.cell.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def shown(name: str) -> str:
+    """A name as a reader of running text has it: on one line, without what steers a terminal."""
+    return " ".join(name.split())
+
+
+def test_a_page_holds_the_names_and_nothing_they_ask_for(hostile: tuple[Plan, Store]) -> None:
+    page = Rows(made.text_of(*hostile, "html"))
+    assert not {"script", "iframe", "object", "img", "link", "form"} & {tag for tag, _ in page.tags}
+    assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
+    assert {row[0] for row in page.rows} >= {"baseline", *NAMES}
+
+
+def test_a_page_can_be_walked_without_eyes_and_without_a_mouse(hostile: tuple[Plan, Store]) -> None:
+    text = made.text_of(*hostile, "html")
+    page = Rows(text)
+    assert [len(page.all(tag)) for tag in ("main", "header", "h1")] == [1, 1, 1] and page.all("html") == [
+        {"lang": "en"}
+    ]
+    assert all(attributes.get("scope") in ("col", "row") for attributes in page.all("th"))
+    assert len(page.all("caption")) == len(page.all("table")) >= 3
+    assert all(len(attributes["aria-label"] or "") > 40 for attributes in page.all("svg"))
+    wide = [attributes for attributes in page.all("div") if attributes.get("class") == "wide"]
+    assert all(one["tabindex"] == "0" and one["role"] == "region" and one["aria-label"] for one in wide)
+    known = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
+    for _, attributes in page.tags:
+        assert str(attributes.get("href", "#answer")).removeprefix("#") in known
+        assert attributes.get("aria-labelledby", "answer") in known
+    assert page.tags.index(("a", {"class": "skip", "href": "#answer"})) < page.tags.index(("header", {}))
+    for at in ("@media print", "prefers-color-scheme: dark", ":focus-visible"):
+        assert at in text
+
+
+def _luminance(colour: str) -> float:
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_text_stands_out_from_paper_by_day_and_by_night(hostile: tuple[Plan, Store]) -> None:
+    """WCAG 2.2, 1.4.3: a contrast of 4.5 to 1."""
+    blocks = re.findall(r":root \{(.*?)\}", made.text_of(*hostile, "html"), re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        colours = dict(re.findall(r"--([\w-]+): (#\w{6})", block))
+        for name in ("ink", "grey", "better", "worse", "warn"):
+            dark, light = sorted(_luminance(colours[side]) for side in (name, "paper"))
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, name
+
+
+def test_markdown_holds_the_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
+    tokens = MarkdownIt("commonmark").enable("table").parse(made.text_of(*hostile, "md"))
+    rows: list[list[str]] = []
+    for index, token in enumerate(tokens):
+        if token.type == "tr_open":
+            rows.append([])
+        if token.type in ("th_open", "td_open"):
+            inside = tokens[index + 1].children or []
+            assert {child.type for child in inside} <= {"text", "text_special"}
+            rows[-1].append("".join(child.content for child in inside))
+    assert not any(token.type == "html_block" for token in tokens)
+    assert {row[0] for row in rows} >= {"baseline", *(shown(name) for name in NAMES)}
+    first = rows[1 : 2 + len(NAMES)]
+    assert first[0][2] == f"{100 * np.mean(made.BASE[:3]):.1f}"
+
+
+def _tex_tables(text: str) -> list[list[list[str]]]:
+    """The tables of a LaTeX file as TeX would set them; stands still at a command or a character it must not meet."""
+    allowed = {
+        "textbackslash": "\\",
+        "textasciitilde": "~",
+        "textasciicircum": "^",
+        "textless": "<",
+        "textgreater": ">",
+    }
+    lines = [line for line in text.split("\n") if not line.startswith("%")]
+    assert all(line.isprintable() for line in text.split("\n"))
+    tables = []
+    for body in re.findall(r"\\toprule\n(.*?)\\bottomrule", "\n".join(lines), re.DOTALL):
+        rows = []
+        for line in body.strip().split("\n"):
+            if line.strip() == r"\midrule":
+                continue
+            source, row, cell = line.strip().removesuffix(r" \\"), [], ""
+            assert line.endswith(r" \\")
+            while source:
+                if command := re.match(r"\\([a-zA-Z]+)\{\}", source):
+                    cell, source = cell + allowed[command[1]], source[command.end() :]
+                elif escaped := re.match(r"\\([&%$#_{}])", source):
+                    cell, source = cell + escaped[1], source[2:]
+                elif maths := re.match(r"\$(-|\^2)\$|\{\}", source):
+                    cell, source = cell + {"-": "\N{MINUS SIGN}", "^2": "2", None: ""}[maths[1]], source[maths.end() :]
+                elif source.startswith(" & "):
+                    row, cell, source = [*row, cell], "", source[3:]
+                else:
+                    assert source[0] not in "\\{}$&%#_^~", source
+                    cell, source = cell + source[0], source[1:]
+            rows.append([*row, cell])
+        tables.append(rows)
+    return tables
+
+
+def test_latex_holds_the_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
+    text = made.text_of(*hostile, "latex")
+    tables = _tex_tables(text)
+    layouts = re.findall(r"\\begin\{tabular\}\{([lr]+)\}", text)
+    assert len(layouts) == len(tables) >= 2
+    for layout, rows in zip(layouts, tables, strict=True):
+        assert {len(row) for row in rows} == {len(layout)}
+    names = {row[0].replace("''", '"') for row in tables[0]}
+    assert names >= {"baseline", *(re.sub(r"\x1b", "", shown(name)) for name in NAMES[:-1])}
+    assert all(line.startswith("%") for line in text.split("\n") if "\\input" in line)
+
+
+def test_a_spreadsheet_finds_no_formula_and_every_number(hostile: tuple[Plan, Store]) -> None:
+    plan, store = hostile
+    rows = list(csv.DictReader(io.StringIO(made.text_of(plan, store, "csv"))))
+    assert [row["arm"].removeprefix("'") for row in rows[::3]] == ["baseline", *NAMES]
+    for row in rows:
+        for cell in (*row, *row.values()):
+            number = re.fullmatch(r"-?\d+(\.\d+)?(e[+-]?\d+)?", cell)
+            assert number or not cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+    expected = frame.results(plan, store)["val/accuracy"]
+    assert [float(row["val/accuracy"]) for row in rows] == pytest.approx(expected.tolist())
+
+
+def test_json_and_parquet_hold_the_names_as_they_are(hostile: tuple[Plan, Store]) -> None:
+    plan, store = hostile
+    doc: dict[str, Any] = json.loads(made.text_of(plan, store, "json"))
+    assert [row["arm"] for row in doc["arms"]] == ["baseline", *NAMES]
+    rendered = report.render(plan, store, "parquet")
+    assert isinstance(rendered, bytes)
+    assert pd.read_parquet(io.BytesIO(rendered))["arm"].unique().tolist() == ["baseline", *NAMES]
+
+
+def test_a_terminal_is_not_steered(hostile: tuple[Plan, Store]) -> None:
+    said = made.text_of(*hostile, "terminal")
+    assert all(line.isprintable() for line in said.splitlines())

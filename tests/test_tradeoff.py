@@ -1,0 +1,126 @@
+"""Power laws, fronts and interactions of studies made by hand, against numpy, statsmodels and brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from statsmodels.stats.anova import AnovaRM
+
+from vitlab.plan.values import Arm, Plan, Planned, Trial
+from vitlab.report import frame, judgement, tradeoff
+from vitlab.report.document import plain
+from vitlab.result import Circumstances, Outcome, Result
+from vitlab.spec import STREAMS, Analysis
+from vitlab.store import Store
+
+
+def study(root: Path, arms: Mapping[str, tuple[Mapping[str, Any], list[float], int, float]]) -> tuple[Plan, Store]:
+    """Arm to its values at the varied paths, what its seeds reached, its parameters, and its seconds a trial."""
+    store, planned = Store(root), []
+    for name, (_, values, params, wall_s) in arms.items():
+        for seed, value in enumerate(values):
+            trial = Trial({"data": {"type": "digits"}}, dict.fromkeys(STREAMS, seed), (), "d", key=f"{name}-{seed}")
+            planned.append(Planned(name, seed, trial))
+            around = Circumstances(1.7e9, wall_s, "host", 1, params, 10 * params, 10**8, {}, {})
+            outcome = Outcome({"val/accuracy": value}, (), "w", 10, 640)
+            store.trial(trial.key, trial.code).finish(Result(trial.key, trial.code, "done", outcome, around, ""))
+    first = next(iter(arms))
+    made = tuple(Arm(name, values, None if name == first else first) for name, (values, *_) in arms.items())
+    return Plan("trade", "", made, tuple(planned), Analysis()), store
+
+
+def results(plan: Plan, store: Store) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
+    found = frame.results(plan, store)
+    return found, plain(judgement.summary(found, plan))
+
+
+def test_arms_that_differ_by_a_number_have_a_power_law(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    sizes = {16: 10_000, 32: 40_000, 64: 160_000}
+    arms = {}
+    for kind, dim in itertools.product(("learned", "none"), sizes):
+        params = sizes[dim]
+        values = 1 - (2.0 if kind == "none" else 1.0) * params**-0.3 * np.exp(random.normal(0, 0.02, 4))
+        arms[f"{kind} {dim}"] = ({"model.dim": dim, "model.position": kind}, values.tolist(), params, 1.0)
+    plan, store = study(tmp_path, arms)
+    found = tradeoff.scalings(plan, frame.results(plan, store))
+    assert [(item.size, item.series) for item in found] == list(
+        itertools.product(("params", "macs"), ("learned", "none"))
+    )
+    for item in found[:2]:
+        logs = [np.log(1 - np.array(arms[arm][1])).mean() for arm in item.arms]
+        line = stats.linregress(np.log([arms[arm][2] for arm in item.arms]), logs)
+        assert item.law.exponent == pytest.approx(line.slope) and item.law.scale == pytest.approx(
+            math.exp(line.intercept)
+        )
+        assert item.law.exponent_low < -0.3 < item.law.exponent_high
+    two = dict(itertools.islice(arms.items(), 2))
+    plan, store = study(tmp_path / "two", two)
+    assert tradeoff.scalings(plan, frame.results(plan, store)) == []  # two sizes lie on every power law
+
+
+def test_the_front_holds_whom_no_arm_beats_in_both(tmp_path: Path) -> None:
+    arms = {
+        "small": ({}, [0.70, 0.72], 100, 1.0),
+        "waste": ({}, [0.69, 0.70], 200, 4.0),
+        "middle": ({}, [0.80, 0.81], 300, 2.0),
+        "large": ({}, [0.80, 0.80], 400, 3.0),
+    }
+    plan, store = study(tmp_path, arms)
+    _, rows = results(plan, store)
+    front = tradeoff.fronts(plan, rows)
+    assert set(front) == {"params", "macs", "images_per_s"}
+    assert all(where == {"small": True, "waste": False, "middle": True, "large": False} for where in front.values())
+    assert rows[0]["images_per_s"] == 640
+    same = {name: (values, reached, 100, 1.0) for name, (values, reached, *_) in arms.items()}
+    plan, store = study(tmp_path / "same", same)
+    assert tradeoff.fronts(plan, results(plan, store)[1]) == {}
+
+
+def test_the_interaction_of_a_grid_is_that_of_a_repeated_measures_anova(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    arms, rows = {}, []
+    for a, b in itertools.product((0, 1), ("x", "y")):
+        values = random.normal(0.8 + 0.02 * a + 0.04 * a * (b == "y"), 0.01, 6)
+        arms[f"{a}{b}"] = ({"model.depth": a, "model.mlp": b}, values.tolist(), 100, 1.0)
+        rows += [{"seed": seed, "a": a, "b": b, "y": value} for seed, value in enumerate(values)]
+    table = AnovaRM(pd.DataFrame(rows), "y", "seed", within=["a", "b"]).fit().anova_table
+    plan, store = study(tmp_path, arms)
+    [found] = tradeoff.interactions(plan, frame.results(plan, store))
+    assert (found["first"], found["second"], found["pairs"]) == ("model.depth=1", "model.mlp=y", 6)
+    assert found["p"] == found["p_corrected"] == pytest.approx(table.loc["a:b", "Pr > F"])
+    mean = {name: np.mean(values) for name, (_, values, *_) in arms.items()}
+    assert found["difference"] == pytest.approx(mean["1y"] - mean["1x"] - mean["0y"] + mean["0x"])
+    one_at_a_time = {name: arm for name, arm in arms.items() if name != "1y"}
+    plan, store = study(tmp_path / "one", one_at_a_time)
+    assert tradeoff.interactions(plan, frame.results(plan, store)) == []
+
+
+def test_a_third_factor_is_averaged_over_and_levels_form_a_family(tmp_path: Path) -> None:
+    random = np.random.default_rng(5)
+    arms = {}
+    for a, b, c in itertools.product((0, 1, 2), ("x", "y"), (8, 9)):
+        values = random.normal(0.5, 0.01, 5)
+        arms[f"{a}{b}{c}"] = ({"model.a": a, "model.b": b, "model.c": c}, values.tolist(), 100, 1.0)
+    plan, store = study(tmp_path, arms)
+    found = tradeoff.interactions(plan, frame.results(plan, store))
+    assert len(found) == 2 + 2 + 1 and {row["family"] for row in found} == {5}
+
+    def value(a: int, b: str, c: int) -> Any:
+        return np.array(arms[f"{a}{b}{c}"][1])
+
+    per_seed = np.mean(
+        [value(2, "y", c) - value(2, "x", c) - value(0, "y", c) + value(0, "x", c) for c in (8, 9)], axis=0
+    )
+    row = next(row for row in found if (row["first"], row["second"]) == ("model.a=2", "model.b=y"))
+    reference = stats.ttest_1samp(per_seed, 0.0)
+    interval = reference.confidence_interval(1 - 0.05 / 5)
+    assert (row["p"], row["low"], row["high"]) == pytest.approx((reference.pvalue, interval.low, interval.high))

@@ -1,0 +1,107 @@
+"""Figures of what size and cost buy: power laws, and the arms that no other one beats."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vitlab.plan.values import Plan
+from vitlab.report import words
+from vitlab.report.figures import GREY, INK, PAPER, RULE, SERIES, shortened, style
+from vitlab.report.frame import usable
+from vitlab.report.tradeoff import COSTS, SIZES, fallen, fronts, scalings
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LABELLED = 12  #: arms of a picture that are named in it
+
+
+def scaling(plan: Plan, frame: pd.DataFrame) -> Figure | None:
+    """A panel per size, with a power law per series; None where there are not sizes enough."""
+    found = scalings(plan, frame)
+    if not found:
+        return None
+    scale = words.Scale.of(plan.analysis.metric)
+    values = usable(frame, plan.analysis)
+    sizes = [size for size in SIZES if any(item.size == size for item in found)]
+    series = list(dict.fromkeys(item.series for item in found))
+    with style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7.2 if len(sizes) > 1 else 4.6, 3.2), layout="constrained")
+        panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
+        for axes, size in zip(panels, sizes, strict=True):
+            for item in (item for item in found if item.size == size):
+                colour = SERIES[series.index(item.series) % len(SERIES)]
+                for arm in item.arms:
+                    x = float(frame.loc[frame["arm"] == arm, size].max())
+                    fall = [scale.factor * fallen(plan, value) for value in values[arm].values()]
+                    axes.plot([x] * len(fall), fall, "o", markersize=3, markerfacecolor="none", color=colour, alpha=0.6)
+                    axes.plot([x], [math.exp(np.mean(np.log(fall)))], "o", markersize=5.5, color=colour)
+                said = f"{shortened(item.series, 30)} " if item.series else ""
+                said += f"exponent {item.law.exponent:.2f}".replace("-", words.MINUS)
+                axes.plot(item.law.x, scale.factor * np.array(item.law.y), color=colour, linewidth=1.4, label=said)
+                low, high = (scale.factor * np.array(end) for end in (item.law.low, item.law.high))
+                axes.fill_between(item.law.x, low, high, color=colour, alpha=0.14, linewidth=0)
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            _plain_ticks(axes)
+            axes.set_xlabel(SIZES[size])
+            axes.grid(color=RULE, linewidth=0.5)
+            axes.legend(frameon=False, fontsize=7.5)
+        less = "" if plan.analysis.goal == "min" else ("100 % less " if scale.unit else "1 less ")
+        panels[0].set_ylabel(less + scale.title)
+        return figure
+
+
+def pareto(plan: Plan, summary: pd.DataFrame) -> Figure | None:
+    """A panel per cost in which arms differ; None where they differ in none."""
+    from vitlab.report.document import plain
+
+    rows = {row["arm"]: row for row in plain(summary)}
+    found = fronts(plan, list(rows.values()))
+    if not found:
+        return None
+    scale = words.Scale.of(plan.analysis.metric)
+    with style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7.2 if len(found) > 1 else 4.6, 3.2), layout="constrained")
+        panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+        for axes, (cost, stands) in zip(panels, found.items(), strict=True):
+            at = {arm: (float(rows[arm][cost]), scale.factor * rows[arm]["mean"]) for arm in stands}
+            front = sorted(at[arm] for arm, on in stands.items() if on)
+            axes.plot([x for x, _ in front], [y for _, y in front], color=GREY, linewidth=0.9, zorder=1)
+            for arm, on in stands.items():
+                axes.plot(*at[arm], "o", markersize=5.5, color=INK, markerfacecolor=INK if on else PAPER)
+                if on or len(stands) <= LABELLED:
+                    axes.annotate(
+                        shortened(arm, 22), at[arm], (4, 4), textcoords="offset points", fontsize=7, color=INK
+                    )
+            if max(x for x, _ in at.values()) > 10 * min(x for x, _ in at.values()):
+                axes.set_xscale("log")
+            _plain_ticks(axes)
+            axes.margins(x=0.18, y=0.12)
+            axes.set_xlabel(COSTS[cost])
+            axes.grid(color=RULE, linewidth=0.5)
+            axes.set_axisbelow(True)
+        panels[0].set_ylabel(scale.title)
+        return figure
+
+
+def _plain_ticks(axes: Axes) -> None:
+    """Sizes as ``1.2 M``; numbers of other axes as they are, without an exponent set by mathematics."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: words.compact(x)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    if axes.get_xscale() == "log":
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    if axes.get_yscale() == "log":
+        axes.yaxis.set_minor_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.tick_params(axis="y", which="minor", labelsize=7)

@@ -1,0 +1,273 @@
+"""Tables of a report as text: titles and cells, for every format to lay out.
+
+Like :mod:`vitlab.report.words`, made of plain rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitlab.report.words import (
+    DASH,
+    MINUS,
+    Row,
+    Scale,
+    compact,
+    duration,
+    interval_name,
+    p_value,
+    percent,
+    verdict,
+    widths,
+)
+from vitlab.spec import Analysis
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of arms, as text.  Where space is short, columns of the highest ``rank`` go first."""
+
+    title: str
+    cells: tuple[str, ...]
+    rank: int = 0
+    right: bool = True
+
+
+def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
+    """The table of arms: what each reached, how it differs from its baseline, what it costs."""
+    scale = Scale.of(analysis.metric)
+    own = scale.decimals(widths(rows, "low", "high"))
+    apart = scale.decimals(widths(rows, "difference_low", "difference_high"))
+    interval = f"{percent(1 - analysis.alpha)} interval"
+    best = " at best" if analysis.at == "best" else ""
+
+    def cells(cell: Any) -> tuple[str, ...]:
+        return tuple(cell(row) for row in rows)
+
+    def bracket(row: Row, low: str, high: str, decimals: int) -> str:
+        if row[low] is None:
+            return DASH
+        return f"[{scale.number(row[low], decimals)}, {scale.number(row[high], decimals)}]"
+
+    found = [
+        Column("arm", cells(lambda row: row["arm"]), right=False),
+        Column("n", cells(lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}")),
+        Column(scale.title + best, cells(lambda row: scale.number(row["mean"], own))),
+        Column(interval, cells(lambda row: bracket(row, "low", "high", own)), rank=3),
+        Column("sd", cells(lambda row: scale.number(row["sd"], own + 1)), rank=6),
+    ]
+    compared = [row for row in rows if row["baseline"] is not None]
+    if len({row["baseline"] for row in compared}) > 1:
+        found.append(Column("compared with", cells(lambda row: row["baseline"] or ""), right=False))
+    if compared:
+        p = "p" if analysis.correction == "none" or len(compared) < 2 else f"p ({analysis.correction.capitalize()})"
+        blank = {row["arm"] for row in rows if row["baseline"] is None}
+
+        def versus(cell: Any) -> tuple[str, ...]:
+            return cells(lambda row: "" if row["arm"] in blank else cell(row))
+
+        found += [
+            Column("difference", versus(lambda row: scale.number(row["difference"], apart, sign=True))),
+            Column(
+                interval_name(compared[0], analysis),
+                versus(lambda row: bracket(row, "difference_low", "difference_high", apart)),
+                rank=1,
+            ),
+            Column(p, versus(lambda row: p_value(row["p_corrected"], analysis.alpha))),
+            Column("detectable", versus(lambda row: scale.number(row["detectable"], apart)), rank=4),
+            Column("verdict", cells(lambda row: _verdict_cell(row, analysis)), right=False),
+        ]
+    test = f"test/{analysis.metric.partition('/')[2]}"
+    if test != analysis.metric and any(row.get(test) is not None for row in rows):
+        found.append(Column(Scale.of(test).title, cells(lambda row: scale.number(row.get(test), own)), rank=2))
+    found += [
+        Column("parameters", cells(lambda row: compact(row["params"])), rank=5),
+        Column("MACs", cells(lambda row: compact(row["macs"])), rank=7),
+    ]
+    return found
+
+
+def _verdict_cell(row: Row, analysis: Analysis) -> str:
+    found = verdict(row, analysis)
+    return f"{found} (exploratory)" if row["exploratory"] and found not in ("", "cannot tell") else found
+
+
+def detail_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
+    """The table of comparisons: what stands behind each verdict.  Columns that say nothing are left out."""
+    compared = [row for row in rows if row["baseline"] is not None and row["difference"] is not None]
+    if not compared:
+        return []
+    scale = Scale.of(analysis.metric)
+    apart = scale.decimals(widths(rows, "difference_low", "difference_high"))
+
+    def bracket(row: Row, low: str, high: str, factor: float, decimals: int) -> str:
+        if row[low] is None:
+            return DASH
+        return "[" + ", ".join(f"{factor * row[end]:.{decimals}f}".replace("-", MINUS) for end in (low, high)) + "]"
+
+    def plain(name: str, decimals: int) -> tuple[str, ...]:
+        return tuple(DASH if row[name] is None else f"{row[name]:.{decimals}f}".replace("-", MINUS) for row in compared)
+
+    def cells(cell: Any) -> tuple[str, ...]:
+        return tuple(cell(row) for row in compared)
+
+    alpha, level = analysis.alpha, percent(1 - analysis.alpha)
+    found = [
+        Column("arm", cells(lambda row: row["arm"]), right=False),
+        Column("compared with", cells(lambda row: row["baseline"]), right=False),
+        Column("test", cells(lambda row: row["test"]), right=False),
+        Column("pairs", cells(lambda row: str(row["pairs"]))),
+        Column("correlation", plain("correlation", 2)),
+        Column("p", cells(lambda row: p_value(row["p"], alpha))),
+        Column("sign-flip p", cells(lambda row: p_value(row["sign_flip_p"], alpha))),
+        Column("effect (g)", plain("effect", 2)),
+        Column("P(better) (%)", cells(lambda row: DASH if row["better"] is None else f"{100 * row['better']:.0f}")),
+        Column(f"{level} interval", cells(lambda row: bracket(row, "better_low", "better_high", 100, 0))),
+        Column("BCa interval", cells(lambda row: bracket(row, "bca_low", "bca_high", scale.factor, apart))),
+        Column("seeds needed", plain("seeds_needed", 0)),
+        Column("broken", cells(lambda row: str(row["broken"]))),
+        Column("difference with chance", cells(lambda row: scale.number(row["chance_difference"], apart, sign=True))),
+        Column("p with chance", cells(lambda row: p_value(row["chance_p"], alpha))),
+    ]
+    return [column for column in found if not set(column.cells) <= {DASH, "0"}]
+
+
+def head_columns(rows: Sequence[Row]) -> list[Column]:
+    """The table of heads: what each head of an arm reaches alone, and fused with the other."""
+    if not rows:
+        return []
+    found = [Column("arm", tuple(row["arm"] for row in rows), right=False)]
+    for name in rows[0]:
+        if name == "arm" or all(row[name] is None for row in rows):
+            continue
+        scale = Scale.of(name)
+        decimals = 1 if scale.unit else 3
+        cells = tuple(DASH if row[name] is None else scale.number(row[name], decimals) for row in rows)
+        found.append(Column(scale.title, cells))
+    return found
+
+
+def interaction_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
+    """The table of two-way effects: what two changes do together beyond the sum of what each does alone."""
+    if not rows:
+        return []
+    scale = Scale.of(analysis.metric)
+    decimals = scale.decimals(widths(rows, "low", "high"))
+
+    def bracket(row: Row) -> str:
+        if row["low"] is None:
+            return DASH
+        return f"[{scale.number(row['low'], decimals)}, {scale.number(row['high'], decimals)}]"
+
+    return [
+        Column("change", tuple(row["first"] for row in rows), right=False),
+        Column("with", tuple(row["second"] for row in rows), right=False),
+        Column("beside", tuple(row["against"] for row in rows), rank=2, right=False),
+        Column(
+            "interaction" + (f" ({scale.points})" if scale.points else ""),
+            tuple(scale.number(row["difference"], decimals, sign=True) for row in rows),
+        ),
+        Column(interval_name(rows[0], analysis), tuple(map(bracket, rows)), rank=1),
+        Column("p", tuple(p_value(row["p_corrected"], analysis.alpha) for row in rows)),
+    ]
+
+
+def scaling_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
+    """The table of power laws: how fast the error or the loss falls with size."""
+    if not rows:
+        return []
+    names = {"params": "parameters", "macs": "MACs", "images": "images seen"}
+
+    def exponent(row: Row) -> str:
+        return f"{row['exponent']:.3f}".replace("-", MINUS)
+
+    def bracket(row: Row) -> str:
+        if row["exponent_low"] is None:
+            return DASH
+        return f"[{row['exponent_low']:.3f}, {row['exponent_high']:.3f}]".replace("-", MINUS)
+
+    def r2(row: Row) -> str:
+        return DASH if row["r2"] is None else f"{row['r2']:.3f}"
+
+    found = [
+        Column("over", tuple(names[row["size"]] for row in rows), right=False),
+        Column("arms with", tuple(row["series"] for row in rows), right=False),
+        Column("sizes", tuple(str(len(row["arms"])) for row in rows), rank=1),
+        Column("exponent", tuple(map(exponent, rows))),
+        Column(f"{percent(1 - analysis.alpha)} interval", tuple(map(bracket, rows))),
+        Column(
+            "R\N{SUPERSCRIPT TWO}", tuple(DASH if row["r2"] is None else f"{row['r2']:.3f}" for row in rows), rank=2
+        ),
+    ]
+    return found if any(row["series"] for row in rows) else [found[0], *found[2:]]
+
+
+def front_columns(fronts: Mapping[str, Mapping[str, bool]]) -> list[Column]:
+    """The table of fronts: which arms no other one beats both in cost and in what is reached."""
+    names = {"params": "parameters", "macs": "MACs", "images_per_s": "images/s in training"}
+    return (
+        [
+            Column("cheapest for what they reach, by", tuple(names[cost] for cost in fronts), right=False),
+            Column(
+                "arms",
+                tuple(", ".join(arm for arm, on in stands.items() if on) for stands in fronts.values()),
+                right=False,
+            ),
+        ]
+        if fronts
+        else []
+    )
+
+
+def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, list[Column]]]:
+    """Every table beside that of the arms, with its heading and a caption, where it has something to say."""
+    found = [
+        (
+            "Comparisons",
+            "What stands behind each verdict. Intervals and p values in this table are of one comparison, "
+            "but for BCa's, which holds for all at once.",
+            detail_columns(doc["arms"], analysis),
+        ),
+        (
+            "Interactions",
+            "What two changes do together beyond the sum of what each does alone; a family of their own.",
+            interaction_columns(doc["interactions"], analysis),
+        ),
+        (
+            "Scaling",
+            "Power laws of "
+            + ("the metric" if analysis.goal == "min" else "one less the metric")
+            + ", fitted to logarithms; the interval is of the spread of seeds alone.",
+            scaling_columns(doc["scaling"], analysis),
+        ),
+        (
+            "Fronts",
+            "By the means of the seeds; arms that differ by less than their spread may change places.",
+            front_columns(doc["fronts"]),
+        ),
+        ("Heads", "Means of what each head reaches alone, and fused.", head_columns(doc["heads"])),
+        ("Tuning", "Who stood against whom.", tuning_columns(doc["tuning"])),
+    ]
+    return [table for table in found if table[2]]
+
+
+def tuning_columns(rows: Sequence[Row]) -> list[Column]:
+    """The table of rivals: who stood against whom in a tuning, what each reached and took, and who won."""
+    if not rows:
+        return []
+    scale = Scale.of(rows[0]["metric"])
+    decimals = 2 if scale.unit else 4
+
+    def score(row: Row) -> str:
+        return DASH if row["score"] is None else scale.number(row["score"], decimals)
+
+    return [
+        Column("tuned for", tuple(row["arm"] for row in rows), right=False),
+        Column("rival", tuple(row["rival"] for row in rows), right=False),
+        Column(scale.title, tuple(map(score, rows))),
+        Column("trainings", tuple(f"{row['trials']}" for row in rows), rank=2),
+        Column("time", tuple(duration(row["wall_s"]) if row["wall_s"] else DASH for row in rows), rank=1),
+        Column("outcome", tuple(row["outcome"] for row in rows), right=False),
+    ]
