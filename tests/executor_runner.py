@@ -82,6 +82,13 @@ def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[
                     time.sleep(0.02)
                 (folder.path / "checkpoint").mkdir(exist_ok=True)
                 return None
+            case "resume":
+                write_json(folder.path / "pid.json", os.getpid())
+                while not (folder.path / "checkpoint").exists():
+                    if stop():
+                        (folder.path / "checkpoint").mkdir()
+                        return None
+                    time.sleep(0.02)
             case "ignore":
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 worker.ORPHAN_S = 0.5

@@ -62,7 +62,7 @@ def execute(
 
     planned_of = {_path(store, planned): planned for planned in todo}
     running = executor.reattach([job(engine_of(item.trial, run.engine, _values), [item]) for item in todo])
-    elsewhere = {job.folder for job in running}
+    elsewhere = {folder for job in running for folder in job.folders}
     rest = [planned for folder, planned in planned_of.items() if folder not in elsewhere]
     jobs = [job(engine, group) for engine, group in grouped(rest, executor.slots, run.engine, _values)]
     return _drive(executor, running, jobs, planned_of, run, tracker, watch)
@@ -102,7 +102,7 @@ def _drive(
 ) -> int:
     running = {job.folder for job in reattached}
     ends: dict[Path, Counter[How]] = {folder: Counter() for folder in planned_of}
-    for folder in running:
+    for folder in (folder for job in reattached for folder in job.folders):
         # What an earlier driver began is no attempt of ours: its worker may leave because that driver died.
         ends[folder]["lost"] = -1
     waiting = list(jobs)

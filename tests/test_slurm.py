@@ -1,0 +1,247 @@
+"""Slurm: what sbatch is told, and packs that run, are pre-empted, requeued, found again and stopped.
+
+A made-up Slurm of four shell scripts runs what sbatch is given on this machine, through submitit and its signals.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitlab.errors import UserError
+from vitlab.executors import Ended, Job
+from vitlab.executors import slurm as room
+from vitlab.executors.slurm import Pack, Slurm
+from vitlab.plan.values import Trial
+from vitlab.spec import RunSpec
+from vitlab.store import Store, TrialFolder, read_json
+
+pytest.importorskip("submitit")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Slurm runs on Linux")
+
+HERE = Path(__file__).parent
+PATIENCE_S = 60.0
+
+PROGRAMS = {
+    "sbatch": """
+        id=$(( $(cat $FAKE/count 2>/dev/null || echo 4710) + 1 )); echo $id > $FAKE/count
+        cp "$1" $FAKE/script.$id; echo RUNNING > $FAKE/state.$id
+        echo "Submitted batch job $id"
+        [ -e $FAKE/hold ] || SLURM_JOB_ID=$id setsid -f bash $FAKE/script.$id >>$FAKE/log 2>&1
+    """,
+    "srun": """
+        while true; do case "$1" in
+            --unbuffered) shift;; --output|--error) shift 2;; *) break;;
+        esac; done
+        exec "$@" >>$FAKE/log 2>&1
+    """,
+    "scontrol": """
+        echo "$@" >> $FAKE/requeued
+        SLURM_JOB_ID=$2 setsid -f bash $FAKE/script.$2 >>$FAKE/log 2>&1
+    """,
+    "sacct": """
+        echo "JobID|State|NodeList"
+        for file in $FAKE/state.*; do echo "${file##*.}|$(cat $file)|here"; done
+    """,
+    "scancel": """
+        echo "$@" >> $FAKE/cancelled
+    """,
+}
+
+
+class TinySlurm(Slurm):
+    runner = "executor_runner"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    fake = tmp_path / "cluster"
+    fake.mkdir()
+    for name, text in PROGRAMS.items():
+        program = fake / name
+        program.write_text("#!/bin/bash\n" + text)
+        program.chmod(0o755)
+    monkeypatch.setenv("FAKE", str(fake))
+    monkeypatch.setenv("PATH", str(fake), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{HERE.parent}")
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setattr(room, "LOOK_S", 0.1)
+    yield fake
+    for pid in of_jobs(fake):
+        os.kill(pid, signal.SIGKILL)
+
+
+def of_jobs(fake: Path) -> list[int]:
+    """The processes that the made-up Slurm has running, without its shells: the trials', and who watches them."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            variables = (process / "environ").read_bytes()
+            python = (process / "comm").read_text().startswith(("python", "pt_main"))
+        except OSError:
+            continue
+        if python and f"FAKE={fake}\0".encode() in variables and b"SLURM_JOB_ID=" in variables:
+            found.append(int(process.name))
+    return found
+
+
+def job(root: Path, do: str, **changes: Any) -> Job:
+    trial = Trial(spec={"do": do}, seeds={}, origins=(), data=None, key=do, code="c0de")
+    values = {"threads": 1, "device": "cpu", **changes}
+    return Job(f"{do}/s0", Store(root).trial(do, "c0de").path, trial, (), deterministic=True, keep="none", **values)
+
+
+def until(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return value
+
+
+def ends(executor: Slurm, count: int) -> dict[str, Ended]:
+    found: list[Ended] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"only {found}"
+        found += executor.poll(0.5)
+    return {ended.job.trial.key: ended for ended in found}
+
+
+def flags(script: str) -> dict[str, str]:
+    return dict(re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", script, re.MULTILINE))
+
+
+def test_what_sbatch_is_told(cluster: Path, tmp_path: Path) -> None:
+    (cluster / "hold").touch()
+    run = RunSpec.model_validate({"threads": 2, "device": "cuda", "resources": {"gpu": 0.25, "cpu": 3}})
+    executor = Slurm(run, pack=5, minutes=90, mem_gb=7.5, partition="gpu", qos="low", setup=("module load cuda",))
+    assert executor.slots == 80
+    for do in ("a", "b", "c", "d", "e", "f", "g"):
+        executor.submit(job(tmp_path, do, device="cuda", gpu=1.0 if do == "g" else None))
+    assert executor.poll(0.0) == []
+    first, second = ((cluster / f"script.{number}").read_text() for number in (4711, 4712))
+    told = flags(first)
+    assert {name: told[name] for name in ("time", "partition", "qos", "mem", "signal", "cpus-per-task", "nodes")} == {
+        "time": "90",
+        "partition": "gpu",
+        "qos": "low",
+        "mem": "7680MB",
+        "signal": "USR2@90",
+        "cpus-per-task": "15",
+        "nodes": "1",
+    }
+    assert (told["gpus-per-node"], told["open-mode"], told["ntasks-per-node"]) == ("2", "append", "1")
+    assert (flags(second)["cpus-per-task"], flags(second)["gpus-per-node"]) == ("6", "2")  # 0.25 and a whole one
+    assert "\nmodule load cuda\n" in first and first.index("module load") < first.index("\nsrun ")
+    assert "account" not in told and str(tmp_path / "slurm") in told["output"]
+
+    cpu = Slurm(RunSpec(), pack=2)
+    cpu.submit(job(tmp_path, "h"))
+    cpu.poll(0.0)
+    assert "gpus-per-node" not in flags((cluster / "script.4713").read_text())
+
+
+def test_a_pack_is_preempted_found_again_and_ends(cluster: Path, tmp_path: Path) -> None:
+    work = [job(tmp_path, do) for do in ("resume", "finish", "raise")]
+    first = TinySlurm(RunSpec(device="cpu"), pack=3)
+    for item in work:
+        first.submit(item)
+    first.poll(0.0)
+    until((work[0].folder / "pid.json").exists)
+    (record,) = (tmp_path / "slurm").glob("*/pack.json")
+    until(lambda: "raise" in read_ends(record.parent) and "finish" in read_ends(record.parent))
+    # This driver dies here; the next finds what runs, by the folders.
+    driver = TinySlurm(RunSpec(device="cpu"), pack=3)
+    assert {found.trial.key for found in driver.reattach(work)} == {"resume", "finish", "raise"}
+    found = ends(driver, 2)
+    assert (found["finish"].how, found["raise"].how) == ("done", "failed")
+    assert found["raise"].detail == "RuntimeError: no such layer"
+    for pid in of_jobs(cluster):  # as Slurm does: every process of the step gets the signal
+        os.kill(pid, signal.SIGUSR2)
+    found = ends(driver, 1)
+    assert found["resume"].how == "done"
+    assert (cluster / "requeued").read_text() == "requeue 4711\n"
+    assert (work[0].folder / "checkpoint").is_dir() and TrialFolder(work[0].folder).done()
+    assert sorted(read_ends(record.parent)) == ["finish", "raise", "resume"]  # each said once
+    assert TinySlurm(RunSpec(device="cpu")).reattach(work) == []
+    assert read_json(record)["job"] == "4711" and (record.parent / "ended").exists()
+
+
+def read_ends(folder: Path) -> list[str]:
+    try:
+        lines = (folder / "ends.jsonl").read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [Path(json.loads(line)[0]).parent.name for line in lines]
+
+
+def test_cancel_leaves_a_checkpoint_and_no_queue(cluster: Path, tmp_path: Path) -> None:
+    executor = TinySlurm(RunSpec(device="cpu"), pack=1)
+    executor.submit(job(tmp_path, "train"))
+    executor.poll(0.0)
+    until((job(tmp_path, "train").folder / "pid.json").exists)
+    (cluster / "hold").touch()  # the next one stays in the queue
+    executor.submit(job(tmp_path, "finish"))
+    executor.poll(0.0)
+    executor.cancel(PATIENCE_S)
+    assert {ended.job.trial.key: ended.how for ended in executor.poll(0.0)} == {"train": "stopped", "finish": "stopped"}
+    assert (job(tmp_path, "train").folder / "checkpoint").is_dir()
+    assert (cluster / "cancelled").read_text() == "4712\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "how"),
+    [("NODE_FAIL", "lost"), ("OUT_OF_MEMORY", "oom"), ("TIMEOUT", "timeout"), ("CANCELLED by 17", "stopped")],
+)
+def test_a_pack_that_goes_without_a_word(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, how: str
+) -> None:
+    (cluster / "hold").touch()
+    monkeypatch.setattr(room, "STATE_S", 0.0)
+    executor = Slurm(RunSpec(device="cpu"))
+    executor.submit(job(tmp_path, "a"))
+    assert executor.poll(0.0) == []
+    (cluster / "state.4711").write_text(state)
+    ended = ends(executor, 1)["a"]
+    assert ended.how == how and f"4711 ended ({state.split()[0]})" in ended.detail
+
+
+def test_what_is_missing_is_named(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cluster / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gqu' >&2\nexit 1\n")
+    executor = Slurm(RunSpec(device="cpu"), partition="gqu")
+    executor.submit(job(tmp_path, "a"))
+    with pytest.raises(UserError, match="invalid partition specified: gqu"):
+        executor.poll(0.0)
+    (cluster / "srun").unlink()
+    with pytest.raises(UserError, match="no srun"):
+        Slurm(RunSpec())
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(UserError, match=r"pip install 'vitlab\[slurm\]'"):
+        Slurm(RunSpec())
+
+
+def test_a_pack_that_is_run_again_does_nothing_twice(tmp_path: Path, cluster: Path) -> None:
+    """As submitit does it: pickled, called, asked for a checkpoint, pickled again."""
+    from submitit.helpers import DelayedSubmission
+
+    work = (job(tmp_path, "finish"), job(tmp_path, "diverge"))
+    pack = Pack(tmp_path, RunSpec(device="cpu", workers=1), work, "executor_runner")
+    said = [json.dumps([str(item.folder), "done", ""]) for item in work]
+    (tmp_path / "ends.jsonl").write_text("\n".join(said) + "\n")
+    submission = DelayedSubmission(pack)
+    for _ in range(2):
+        submission.dump(tmp_path / "pickle")
+        submission = DelayedSubmission.load(tmp_path / "pickle")
+        submission.result()
+        submission = submission._checkpoint_function()
+    assert submission.function.jobs == work and read_ends(tmp_path) == ["finish", "diverge"]
