@@ -9,4 +9,5 @@ from vitlab.executors.base import executor as executor
 from vitlab.executors.base import fates as fates
 from vitlab.executors.inline import Inline as Inline
 from vitlab.executors.local import Local as Local
+from vitlab.executors.ray import Ray as Ray
 from vitlab.executors.slurm import Slurm as Slurm
