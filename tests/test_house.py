@@ -81,7 +81,7 @@ def test_the_server_of_the_containers_answers_to_the_name_they_call_it_by() -> N
     from mlflow.server.security_utils import is_allowed_host_header
 
     services = yaml.safe_load((Path(__file__).parents[1] / "docker" / "compose.yaml").read_text())["services"]
-    called = services["lab"]["environment"]["MLFLOW_TRACKING_URI"].removeprefix("http://")
+    called = services["lab"]["environment"]["MLFLOW_TRACKING_URI"].partition("http://")[2].removesuffix("}")
     start = services["mlflow"]["entrypoint"]
     allowed = start[start.index("--allowed-hosts") + 1].split(",")
     assert all(is_allowed_host_header(allowed, host) for host in (called, "127.0.0.1:5000", "localhost:5000"))
