@@ -13,11 +13,13 @@ B images, C channels, H and W pixels, T tokens, N patches, D width, K members of
 from __future__ import annotations
 
 import pickle
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,6 +56,8 @@ def check_component(slot: str, name: str) -> None:
     refused, with a reason): it builds on the CPU and on the meta device; shapes and types are kept, bfloat16 included;
     values and gradients are finite, and every parameter receives one; a state loads into another instance and computes
     the same; samples do not mix; what it declares (``needs_bias``, ``vmap_safe``, a canonical form, ...) is true.
+    Of a tracker that is handed the journals: its files hold each point once though a driver dies between delivering and
+    committing, and are those of the new journal where a trial is trained anew; those of the trials stay as they are.
 
     Args:
         slot: such as ``position``.
@@ -66,6 +70,8 @@ def check_component(slot: str, name: str) -> None:
     with _during(f"{who} is looked up", BrokenComponent, VitlabError):
         cls, _ = slots.slot(slot).find(name)
     _check_form(who, slot, name, cls)
+    if slot == "tracker":
+        _check_tracker(who, slots.slot(slot), name, cls)
     if slot not in MODEL_SIDE:
         return
     with _during(f"{who} with its default options", OptionError):
@@ -419,6 +425,26 @@ def _model(choice: Resolved) -> Any:
 def _logits(model: Any, x: Tensor) -> Tensor:
     views: dict[str, Tensor] = model.views(model(x))
     return views[""]
+
+
+# -- trackers ---------------------------------------------------------------------------------------------------------
+
+
+def _check_tracker(who: str, room: slots.Slot[Any], name: str, cls: type) -> None:
+    from vitlab.trackers import Replay
+    from vitlab.trackers.rehearsal import rehearse
+
+    if not issubclass(cls, Replay):
+        return  # only its author knows where its points are
+    with _during(f"{who} with its default options", OptionError):
+        choice = room.resolve(name)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            rehearse(lambda plan, store, run: room.build(choice, plan, store, run), Path(folder))
+        except AssertionError as error:
+            raise AssertionError(f"{who}: {error}") from None
+        except Exception as error:
+            raise AssertionError(f"{who} is handed journals: {error!r}") from error
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from vitlab.plan.values import Plan
 from vitlab.slots import slot
 from vitlab.spec import RunSpec
 from vitlab.store import Store, TrialFolder
+from vitlab.testing import check_component
 from vitlab.trial import Settings, run_trial
 
 PLUGIN = Path(__file__).parents[1]
@@ -125,6 +126,10 @@ def holds_all_once(out: Path, folder: str = "tensorboard") -> None:
 def bytes_of(out: Path) -> dict[str, bytes]:
     """Of the trials' event files; the study's run holds the report, and that says how long it took."""
     return {str(path): path.read_bytes() for path in sorted((out / "tensorboard/tiny").glob("*/s*/*"))}
+
+
+def test_it_keeps_the_contract() -> None:
+    check_component("tracker", "tensorboard")
 
 
 # -- every point once -------------------------------------------------------------------------------------------------

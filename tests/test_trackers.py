@@ -1,0 +1,236 @@
+"""Trackers: what the contract promises of any of them, and that its test finds those that do not keep it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitlab import lab, testing
+from vitlab.errors import SpecError, UserError
+from vitlab.slots import slot
+from vitlab.spec import RunSpec
+from vitlab.store import Store
+from vitlab.trackers import Mark, News, Replay, Tracker, base, rehearsal, tracker
+
+PIPELINE = Path(__file__).parents[1] / "pipelines" / "quickstart.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _room_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker, "_members", dict(tracker._members))
+    monkeypatch.setattr(tracker, "_bare", {})
+
+
+class Lines(Replay):
+    """A file per trial, a line per event."""
+
+    title = "Lines"
+
+    def write(self, news: News, mark: Mark | None) -> Mark:
+        file = self._file(news)
+        kept = file.read_text()[: mark or 0] if file.exists() else ""
+        text = kept + "".join(f"{event.t} {event.kind}\n" for event in news.events)
+        text += "" if news.end is None else f"{news.end.how}\n"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return len(text)
+
+    def finish(self, report: Sequence[Path]) -> str:
+        return "somewhere"
+
+    def _file(self, news: News) -> Path:
+        return self.store.root / "lines" / f"{news.item.planned.trial.key}.txt"
+
+
+class Appends(Lines):
+    """What a broken delivery has left stays."""
+
+    def write(self, news: News, mark: Mark | None) -> Mark:
+        return super().write(news, len(self._file(news).read_text()) if self._file(news).exists() else None)
+
+
+class KeepsTheOld(Lines):
+    """Without a mark it begins behind what is there."""
+
+    def write(self, news: News, mark: Mark | None) -> Mark:
+        there = len(self._file(news).read_text()) if self._file(news).exists() else 0
+        return super().write(news, there if mark is None else mark)
+
+
+class Meddles(Lines):
+    """Writes to the trials."""
+
+    def write(self, news: News, mark: Mark | None) -> Mark:
+        (news.folder.path / "seen").write_text("")
+        return super().write(news, mark)
+
+
+class Hastes(Lines):
+    """Writes when it is built."""
+
+    def __init__(self, *context: Any) -> None:
+        super().__init__(*context)
+        (self.store.root / "lines").mkdir(parents=True)
+        (self.store.root / "lines" / "hello").write_text("")
+
+
+class Raises(Lines):
+    """Cannot."""
+
+    def finish(self, report: Sequence[Path]) -> str:
+        raise OSError("no such board")
+
+
+BAD = [
+    (Appends, "before it had committed that"),
+    (KeepsTheOld, "everything without a mark"),
+    (Meddles, "writes to the folders of trials: trials/.*seen"),
+    (Hastes, "writes when it is built"),
+    (Raises, "is handed journals: OSError"),
+]
+
+
+@pytest.mark.parametrize("name", testing.components("tracker"))
+def test_every_tracker_keeps_the_contract(name: str) -> None:
+    testing.check_component("tracker", name)
+
+
+def test_one_that_cuts_off_what_stands_behind_its_mark_keeps_it() -> None:
+    tracker.register("lines")(Lines)
+    testing.check_component("tracker", "lines")
+
+
+@pytest.mark.parametrize(("cls", "sentence"), BAD)
+def test_one_that_does_not_is_found(cls: type[Lines], sentence: str) -> None:
+    tracker.register("lines")(cls)
+    with pytest.raises(AssertionError, match=f"tracker 'lines'.*{sentence}"):
+        testing.check_component("tracker", "lines")
+
+
+# -- what the house promises whatever a tracker does ------------------------------------------------------------------
+
+
+def rehearsed(folder: Path, cls: type[Tracker] = Lines) -> tuple[Store, Any]:
+    store, plan = Store(folder), rehearsal._plan()
+    rehearsal._train(store, plan)
+    return store, cls(plan, store, RunSpec())
+
+
+def lines(store: Store) -> Counter[str]:
+    return Counter(line for file in (store.root / "lines").glob("*.txt") for line in file.read_text().splitlines())
+
+
+def journalled(store: Store) -> Counter[str]:
+    journals = store.root.glob("trials/*/*/events.jsonl")
+    events = [json.loads(line) for file in journals for line in file.read_text().splitlines()]
+    return Counter(f"{event['t']} {event['kind']}" for event in events)
+
+
+def test_one_trial_that_fails_keeps_back_no_other_and_nothing_is_lost(tmp_path: Path, caplog: Any) -> None:
+    class Trips(Lines):
+        def write(self, news: News, mark: Mark | None) -> Mark:
+            if news.item.name == "baseline/s1":
+                raise ConnectionError("a board that is away")
+            return super().write(news, mark)
+
+    store, board = rehearsed(tmp_path, Trips)
+    board.update()
+    assert board.close() is None and board.close() is None
+    assert caplog.text.count("Lines is not up to date: a board that is away") == 1
+    assert sum(lines(store).values()) == 3 * (6 + 1)
+    assert rehearsed(tmp_path)[1].close() == "somewhere"
+    assert lines(store) == journalled(store) + Counter({"done": 4})
+
+
+def test_a_tracker_that_is_away_is_asked_less_and_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, asked = 0.0, []
+
+    class Away(Lines):
+        def deliver(self, **_: Any) -> None:
+            asked.append(now)
+            raise ConnectionError("away")
+
+    monkeypatch.setattr(base.time, "monotonic", lambda: now)
+    _, board = rehearsed(tmp_path, Away)
+    for second in range(0, 400):
+        now = float(second)
+        board.update()
+    assert asked == [0, 5, 15, 35, 75, 155, 315]
+
+
+def test_a_slow_one_takes_a_fifth_of_the_time_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, until = 0.0, []
+
+    class Slow(Lines):
+        def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> None:
+            nonlocal now
+            limits.append(until - now)
+            now += 10.0
+
+    limits = until
+    monkeypatch.setattr(base.time, "monotonic", lambda: now)
+    _, board = rehearsed(tmp_path, Slow)
+    board.update()
+    assert (now, limits) == (10.0, [base.BUDGET_S])
+    for now in (11.0, 49.0):  # noqa: B007  # read by the clock
+        board.update()
+    assert len(limits) == 1
+    now = 50.0
+    board.update()
+    assert len(limits) == 2
+    board.close()
+    assert limits[-1] == math.inf
+
+
+def test_a_stopped_trial_ends_and_goes_on(tmp_path: Path) -> None:
+    store, plan = Store(tmp_path), rehearsal._plan()
+    rehearsal._train(store, plan, events=3)
+    Lines(plan, store, RunSpec()).close()
+    assert lines(store) == journalled(store) + Counter({"stopped": 4})
+    rehearsal._train(store, plan)
+    Lines(plan, store, RunSpec()).close()
+    assert lines(store) == journalled(store) + Counter({"stopped": 4, "done": 4})
+
+
+def test_a_failure_is_told_once(tmp_path: Path) -> None:
+    store, plan = Store(tmp_path), rehearsal._plan()
+    rehearsal._train(store, plan, events=3)
+    trial = plan.find("baseline", 0)
+    store.trial(trial.key, trial.code).fail("out of memory")
+    for _ in range(2):
+        Lines(plan, store, RunSpec()).update()
+    assert lines(store) == journalled(store) + Counter({"failed": 1})
+
+
+# -- in a study file and on the command line --------------------------------------------------------------------------
+
+
+def test_the_default_is_mlflow_and_none_is_none(tmp_path: Path) -> None:
+    assert RunSpec().tracker.type == "mlflow"
+    nothing = slot("tracker").build("none", rehearsal._plan(), Store(tmp_path), RunSpec())
+    nothing.update()
+    assert nothing.close() is None and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("run", "sentence"),
+    [
+        ({"run.tracker": "mlfow"}, "no tracker called 'mlfow'. Did you mean 'mlflow'?"),
+        ({"run.tracker": {"type": "mlflow", "uri": "x"}}, "tracker 'mlflow' has no option 'uri'"),
+        ({"run.tracker": "none", "run.tracking_uri": "http://127.0.0.1:9"}, "tracking_uri is where MLflow is"),
+    ],
+)
+def test_mistakes_are_sentences(run: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="(?s)" + sentence.replace("?", r"\?")):
+        lab.plan_study(PIPELINE, out=tmp_path, changes=run)
+
+
+def test_sync_elsewhere_is_refused_where_the_two_disagree(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is where MLflow is, and the tracker is none"):
+        lab.sync(tmp_path, tracker="none", tracking_uri="http://127.0.0.1:9")
