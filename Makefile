@@ -11,13 +11,19 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 # What was begun and not finished is begun anew.
 .DELETE_ON_ERROR:
 
-.PHONY: demo test check bench docs setup clean
+.PHONY: demo test test-gpu check bench docs setup clean
 
 demo: .venv/ready
 	$(BIN)/vitlab run $(STUDY)
 
 test: .venv/ready-dev check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --basetemp .venv/tests
+
+# Tests that need a CUDA device; those that need none are left to "make test".
+test-gpu: .venv/ready-dev
+	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m gpu --basetemp .venv/tests-gpu tests; \
+	else echo "test-gpu: NOT RUN, for torch finds no CUDA device here"; fi
 
 check: .venv/ready-dev
 	$(BIN)/ruff format --check .

@@ -1,0 +1,30 @@
+"""Stands in for ``vitlab.trial`` on a real GPU: a trial takes the share of its memory that its spec says, and holds it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from executor_runner import Settings as Settings
+from executor_runner import result
+
+from vitlab.errors import OutOfMemory
+from vitlab.plan.values import Trial
+from vitlab.result import Result
+from vitlab.store import TrialFolder
+
+
+def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[], bool]) -> Result | None:
+    with folder.lease():
+        stop()
+        try:
+            _, total = torch.cuda.mem_get_info()
+            held = torch.empty(int(trial.spec["takes"] * total), dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(str(error)) from error
+        stop()
+        time.sleep(trial.spec["for"])
+        del held
+        folder.finish(result(trial))
+    return folder.result()

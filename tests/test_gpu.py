@@ -1,0 +1,108 @@
+"""What only a GPU can show: trials that share one, memory that really runs out, bf16, a cohort, explanations.
+
+``make test-gpu`` runs these and the other tests marked ``gpu``, and says NOT RUN where there is no CUDA device.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import vitlab
+from vitlab.execution import Watch, _drive
+from vitlab.executors import Job, Local
+from vitlab.lab import Answer
+from vitlab.plan.values import Planned, Trial
+from vitlab.spec import RunSpec
+from vitlab.store import Store, TrialFolder
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT RUN: no CUDA device"),
+]
+
+HERE = Path(__file__).parent
+
+
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, precision: str = "bf16", **how: Any) -> Answer:
+    """Four seeds of a tiny ViT on the bundled digits, all on the first GPU."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    model = {"type": "vit", "patch_size": 4, "dim": 64, "depth": 2, "heads": 4, "position": "learned"}
+    content = {
+        "study": "tiny",
+        "base": {
+            "data": {"type": "digits"},
+            "model": model,
+            "train": {"steps": 200, "batch_size": 64, "evaluations": 2, "precision": precision},
+        },
+        "seeds": 4,
+        "run": {"device": "cuda", "tracker": "none", **how},
+    }
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    return vitlab.run(folder / "tiny.yaml", out=folder / "out")
+
+
+def test_four_quarters_of_one_gpu_in_bf16_and_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = run(tmp_path, monkeypatch, resources={"gpu": 0.25}, engine="loop", explain=[3])
+    assert (answer.trained, answer.failed) == (4, 0)
+    frame = answer.results()
+    assert set(frame["status"]) == {"done"} and frame["val/accuracy"].min() > 0.3
+    folders = [answer.store.trial(item.trial.key, item.trial.code) for item in answer.plan.trials]
+    times = []
+    for folder in folders:
+        result = folder.result()
+        assert result is not None and result.circumstances.numerics["device"] == "cuda"
+        assert result.circumstances.numerics["precision"] == "bf16" and math.isfinite(result.circumstances.wall_s)
+        events, _ = folder.events()
+        (start,) = (event for event in events if event.kind == "start")
+        assert start.body["attempt"] == 1
+        times.append((start.t, events[-1].t))
+    assert max(begin for begin, _ in times) < max(end for _, end in times)
+    assert len({folder.events()[0][0].body["pid"] for folder in folders}) == 4
+    assert (folders[0].path / "explain" / "test-3" / "rollout_class.png").exists()
+
+
+def test_a_cohort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = run(tmp_path, monkeypatch, precision="fp32", engine="vmap", workers=1)
+    frame = answer.results()
+    assert (answer.trained, answer.failed) == (4, 0)
+    assert set(frame["engine"]) == {"vmap"} and set(frame["device"]) == {"cuda"} and frame["val/accuracy"].min() > 0.3
+
+
+class Ear(Watch):
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str]] = []
+
+    def ended(self, planned: Planned, how: str, detail: str) -> None:
+        self.heard.append((planned.arm, how))
+
+
+class Deaf:
+    def update(self) -> None:
+        """Nothing is shown anywhere."""
+
+
+class Greedy(Local):
+    runner = "gpu_runner"
+
+
+def test_who_runs_out_of_memory_is_given_more_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trials that say they need half a GPU and take 0.7 of it: the second dies, and goes on when the first is gone."""
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    executor = Greedy(RunSpec.model_validate({"device": "cuda", "resources": {"gpu": 0.5}, "retries": 0}))
+    jobs = []
+    for name, seconds in (("first", 20.0), ("second", 0.1)):
+        trial = Trial(spec={"takes": 0.7, "for": seconds}, seeds={}, origins=(), data=None, key=name, code="c0de")
+        folder = Store(tmp_path).trial(name, "c0de").path
+        jobs.append(Job(name, folder, trial, (), 1, "cuda", True, "none"))
+    planned = {item.folder: Planned(item.name, 0, item.trial) for item in jobs}
+    ear = Ear()
+    failed = _drive(executor, [], jobs, planned, executor.run, Deaf(), ear)  # type: ignore[arg-type]
+    assert failed == 0 and all(TrialFolder(item.folder).done() for item in jobs)
+    assert ear.heard == [("second", "oom"), ("first", "done"), ("second", "done")]
