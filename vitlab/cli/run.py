@@ -26,7 +26,7 @@ from vitlab.errors import TrialFailed, UserError
 @set_option
 @plugin_option
 @no_plugin_option
-@click.option("--executor", help="Where trials run: local, inline, or a plugin's.")
+@click.option("--executor", help="Where trials run: local, inline, ray, slurm, or a plugin's.")
 @click.option("--workers", type=click.IntRange(min=1), help="Trials at a time.")
 @click.option("--tracking-uri", help="MLflow server or database; by default a database in the output folder.")
 @click.option("--only", metavar="arm=PATTERN", help="Train these arms only, such as arm=position=*.")
