@@ -3,7 +3,7 @@
 Block after block of each page, in a folder of its own: a block with a title is written to the file it names, commands
 are run, studies are validated, Python is executed.  Each is a fork of this process, which has imported torch once, so
 that nothing of one reaches the next and none pays for the imports.  Two things differ from what a reader does: a study
-is trained in small (two seeds, a few steps, MLflow away), and ``pip install -e`` lays a package down without pip.
+is trained in small (two seeds, a few steps, no tracker), and ``pip install -e`` lays a package down without pip.
 
 Prints one JSON object per block that could not be done as it is shown.
 """
@@ -27,9 +27,9 @@ import click
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-NOWHERE = "http://127.0.0.1:9"
-SMALL = ["--set", "seeds=2", "--set", "train.epochs=1", "--set", "train.evaluations=1", "--set", "data.fraction=0.05"]
-ONLY_READ = {"ui", "sync"}  #: vitlab commands that serve, or need a server
+SMALL = {"seeds": 2, "train.epochs": 1, "train.evaluations": 1, "data.fraction": 0.05}
+APART = {"run.executor": "inline", "run.tracker": "none"}
+ONLY_READ = {"ui", "sync", "check"}  #: vitlab commands that serve, need a server, or train for long
 ELSEWHERE = {"git", "python", "sbatch"}  #: programs whose lines are shown and not tried
 WARM = [
     "torch._dynamo",
@@ -73,6 +73,8 @@ class Reader:
     here: Path
     imports: list[str] = field(default_factory=list)  #: where packages were installed
     environment: dict[str, str] = field(default_factory=dict)
+    trained: frozenset[str] = frozenset()  #: studies that the page trains in full, and so need no smaller trial
+    template: bool = False  #: whether what lies here is as vitlab new wrote it, which is tested elsewhere
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -86,10 +88,11 @@ def blocks(page: Path) -> Iterator[Block]:
 
 def follow(page: Path, home: Path) -> Iterator[tuple[Block, str]]:
     """Do what a page says, block by block; yields what could not be done, and why."""
-    home.mkdir(parents=True)
+    (home / "vitlab-runs").mkdir(parents=True)
     for name in ("pipelines", "plugins", "docker", "constraints.txt", "pyproject.toml", "Makefile"):
         (home / name).symlink_to(ROOT / name)
-    reader = Reader(home, home)
+    trained = re.findall(r"(?m)^vitlab run (?!.*--smoke)(\S+)", page.read_text(encoding="utf-8"))
+    reader = Reader(home, home, trained=frozenset(trained))
     for block in blocks(page):
         try:
             _do(block, reader)
@@ -106,6 +109,7 @@ def _do(block: Block, reader: Reader) -> None:
         file = reader.here / block.title
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(block.text, encoding="utf-8")
+        reader.template = False
     match block.language:
         case "sh":
             for line in block.text.replace("\\\n", " ").splitlines():
@@ -129,7 +133,7 @@ def _do(block: Block, reader: Reader) -> None:
 def _study(block: Block, reader: Reader) -> None:
     """A whole study is validated as it is, a part of one within the smallest study there is."""
     content = yaml.safe_load(block.text)
-    if block.title.startswith(".github/"):
+    if block.title.startswith(".github/") or block.title in reader.trained:
         return
     if "study" not in content:
         content = _over(yaml.safe_load(BASE), content)
@@ -159,6 +163,8 @@ def _command(words: list[str], reader: Reader) -> None:
             reader.environment[name] = value
         case ["vitlab", *rest]:
             _vitlab(rest, reader)
+        case ["pytest"] if reader.template:
+            pass
         case ["pytest", *rest]:
             _apart(lambda: _pytest(rest), reader)
         case ["pip", "install", *rest]:
@@ -207,19 +213,26 @@ def _install(words: list[str], reader: Reader) -> None:
 def _vitlab(words: list[str], reader: Reader) -> None:
     if words[0].startswith("-"):
         return _apart(lambda: _main(words), reader)
-    if words[0] in ONLY_READ:
-        command: click.Command = importlib.import_module(f"vitlab.cli.{words[0]}").command
-        try:
-            command.make_context(words[0], words[1:])
-        except click.ClickException as error:
-            raise Failed(f"vitlab {shlex.join(words)}: {error.message}") from None
-        return None
-    if words[0] == "run" and words[1].startswith("pipelines/"):
-        words = ["plan", *words[1:]]  # what they train is tested elsewhere
+    reader.template = reader.template or words[0] == "new"
+    ours = [word for word in words if word.startswith("pipelines/")]  # what they train is tested elsewhere
+    if missing := [word for word in ours if not (ROOT / word).is_file()]:
+        raise Failed(f"there is no file {missing[0]}")
+    small = "--smoke" in words and not reader.trained.isdisjoint(words)
+    if words[0] in ONLY_READ or (words[0] == "run" and (ours or small)):
+        return _apart(lambda: _read(words), reader)
     if words[0] == "run":
-        small = [] if "--smoke" in words else SMALL
-        words = [*words, *small, "--executor", "inline", "--tracking-uri", NOWHERE]
+        changes = APART | ({} if "--smoke" in words else SMALL)
+        words = [*words, *(part for path, value in changes.items() for part in ("--set", f"{path}={value}"))]
     return _apart(lambda: _main(words), reader)
+
+
+def _read(words: list[str]) -> None:
+    """Only read the words of a command: its name, its options and their values."""
+    command: click.Command = importlib.import_module(f"vitlab.cli.{words[0]}").command
+    try:
+        command.make_context(words[0], words[1:])
+    except click.ClickException as error:
+        sys.exit(f"vitlab {shlex.join(words)}: {error.message}")
 
 
 def _main(words: list[str]) -> None:
@@ -251,7 +264,9 @@ def _apart(work: Callable[[], None], reader: Reader) -> None:
             work()
             code = 0
         except SystemExit as exit_:
-            code = int(exit_.code or 0)
+            code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+            if isinstance(exit_.code, str):
+                print(exit_.code)
         except BaseException:
             traceback.print_exc()
         finally:
