@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitlab.errors import SpecError as SpecError
     from vitlab.errors import UserError as UserError
     from vitlab.errors import VitlabError as VitlabError
+    from vitlab.lab import compare as compare
     from vitlab.lab import load as load
     from vitlab.lab import predictions as predictions
     from vitlab.lab import results as results
@@ -23,13 +24,14 @@ _HOMES = {
     "SpecError": "vitlab.errors",
     "UserError": "vitlab.errors",
     "VitlabError": "vitlab.errors",
+    "compare": "vitlab.lab",
     "load": "vitlab.lab",
     "predictions": "vitlab.lab",
     "results": "vitlab.lab",
     "run": "vitlab.lab",
 }
 
-__all__ = ["SpecError", "UserError", "VitlabError", "__version__", "load", "predictions", "results", "run"]
+__all__ = ["SpecError", "UserError", "VitlabError", "__version__", "compare", "load", "predictions", "results", "run"]
 
 
 def __getattr__(name: str) -> Any:

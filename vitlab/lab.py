@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from vitlab.geometry import DataInfo
     from vitlab.models.cost import Cost
+    from vitlab.report.notebook import Compared
     from vitlab.trackers import Tracker
 
 OUT = Path("vitlab-runs")
@@ -264,6 +265,27 @@ def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     from vitlab.report import frame
 
     return frame.results(*open_study(path, out=out))
+
+
+def compare(first: str | Path, second: str | Path | None = None, *, out: str | Path = OUT) -> Compared:
+    """The judgement of a study as a frame, one row per arm, or that of two studies.
+
+    Of two studies, every arm of ``second`` is compared with its namesake in ``first``.  The columns are those of
+    :func:`vitlab.report.judgement.summary`, whatever the study.  In a notebook the frame shows
+    the answers first; ``.answers`` and ``.notes`` hold them as text.
+
+    Raises:
+        UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.
+    """
+    from vitlab.report import frame, judgement
+    from vitlab.report.between import between
+    from vitlab.report.notebook import Compared
+
+    plan, store = open_study(first, out=out)
+    if second is None:
+        return Compared.of(judgement.summary(frame.results(plan, store), plan), plan.analysis)
+    found = between((plan, store), open_study(second, out=out))
+    return Compared.of(found.summary, found.plan.analysis, found.notes)
 
 
 def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:

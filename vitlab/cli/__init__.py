@@ -21,6 +21,7 @@ COMMANDS = {
     "check": "say whether a change has made a study's trials worse",
     "status": "show how far a study is",
     "report": "print or write the report of a study",
+    "compare": "compare the arms of two studies",
     "logs": "print what a trial wrote",
     "gc": "delete results of older code",
     "list": "list the components of a slot, or the slots",

@@ -80,9 +80,16 @@ def pareto(plan: Plan, summary: pd.DataFrame) -> Figure | None:
             for arm, on in stands.items():
                 axes.plot(*at[arm], "o", markersize=5.5, color=INK, markerfacecolor=INK if on else PAPER)
                 if on or len(stands) <= LABELLED:
+                    right = at[arm][0] > math.sqrt(min(x for x, _ in at.values()) * max(x for x, _ in at.values()))
                     axes.annotate(
-                        shortened(arm, 22), at[arm], (4, 4), textcoords="offset points", fontsize=7, color=INK
-                    )
+                        shortened(arm, 22),
+                        at[arm],
+                        (-5 if right else 5, 4),
+                        textcoords="offset points",
+                        ha="right" if right else "left",
+                        fontsize=7,
+                        color=INK,
+                    ).set_in_layout(False)
             if max(x for x, _ in at.values()) > 10 * min(x for x, _ in at.values()):
                 axes.set_xscale("log")
             _plain_ticks(axes)

@@ -182,8 +182,10 @@ def made(plan: Plan, store: Store, found: Sequence[Found]) -> dict[str, Any]:
 
 
 def made_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """:func:`made` as pairs of a heading and a text."""
+    """:func:`made` as pairs of a heading and a text; nothing for what was made of two studies."""
     made = doc["made"]
+    if made is None:
+        return []
     total = made["trained"] + made["cached"]
     guests = [origin for origin in made["components"] if origin.split(" ")[1:2] != [BUILT_IN]]
     data = [f"{item['set']} ({item['identity'] or 'not here yet'})" for item in made["data"]]

@@ -87,7 +87,7 @@ def broken(frame: pd.DataFrame, analysis: Analysis) -> dict[str, list[int]]:
     return found
 
 
-def summary(frame: pd.DataFrame, plan: Plan) -> pd.DataFrame:
+def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] | None = None) -> pd.DataFrame:
     """One row per arm: what it reached, and how it differs from its baseline.
 
     Columns, in the order of ``COLUMNS``:
@@ -105,8 +105,8 @@ def summary(frame: pd.DataFrame, plan: Plan) -> pd.DataFrame:
       ``chance_difference, chance_low, chance_high``, and ``chance_p``, corrected, as is ``chance_p_equal``;
     - where the analysis has a margin, ``equal_low, equal_high`` and ``p_equal, p_equal_corrected`` of the test that
       the difference lies within it;
-    - ``refused``: why a comparison is not judged (see :func:`refusals`); ``exploratory``: what about it was decided
-      after the study was first run;
+    - ``refused``: why a comparison is not judged (see :func:`refusals`, which is asked where nothing is given);
+      ``exploratory``: what about it was decided after the study was first run;
     - ``params, macs``, ``wall_s`` of all trials, ``images_per_s`` of the median trial.
     """
     import pandas as pd
@@ -114,7 +114,8 @@ def summary(frame: pd.DataFrame, plan: Plan) -> pd.DataFrame:
     analysis, values = plan.analysis, usable(frame, plan.analysis)
     grouped = {str(arm): rows for arm, rows in frame.groupby("arm", sort=False)}
     compared = {arm: str(rows["baseline"].iloc[0]) for arm, rows in grouped.items() if rows["baseline"].notna().all()}
-    judgements = judge(plan, compared, values, broken(frame, analysis))
+    refused = refusals(plan) if refused is None else refused
+    judgements = judge(plan, compared, values, broken(frame, analysis), refused)
     test = f"test/{analysis.metric.partition('/')[2]}"
     rows_out = []
     for arm, rows in grouped.items():
@@ -140,7 +141,11 @@ def summary(frame: pd.DataFrame, plan: Plan) -> pd.DataFrame:
 
 
 def judge(
-    plan: Plan, compared: Mapping[str, str], values: Mapping[str, Values], lost: Mapping[str, Sequence[int]]
+    plan: Plan,
+    compared: Mapping[str, str],
+    values: Mapping[str, Values],
+    lost: Mapping[str, Sequence[int]],
+    refused: Mapping[str, str],
 ) -> dict[str, dict[str, Any]]:
     """Arm to its part of a row of :func:`summary`, for every arm that is compared with another.
 
@@ -149,8 +154,9 @@ def judge(
         compared: arm to its baseline.
         values: arm to what its seeds reached.
         lost: arm to its seeds that diverged or failed.
+        refused: arm to the reason why its comparison is not judged.
     """
-    analysis, refused = plan.analysis, refusals(plan)
+    analysis = plan.analysis
     family = _Family.of(plan, compared)
     guess = {arm.name: chance_level(analysis.metric, arm.classes) for arm in plan.arms}
     whole = {

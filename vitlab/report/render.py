@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from vitlab.report.between import Between
+
 FILES = {
     "md": "report.md",
     "html": "report.html",
@@ -71,6 +73,11 @@ def render(plan: Plan, store: Store, format: str) -> str | bytes:
     with io.BytesIO() as file:
         made.results.to_parquet(file, index=False)
         return file.getvalue()
+
+
+def render_between(found: Between, format: str) -> str:
+    """The comparison of two studies in one format: terminal, md, latex, json or csv."""
+    return _csv(found.summary) if format == "csv" else _FROM_DOCUMENT[format](found.document())
 
 
 def stored(plan: Plan, store: Store, format: str) -> str | bytes | None:

@@ -1,0 +1,131 @@
+"""Two studies side by side: the command, the frame, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import io
+import json
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+import vitlab
+from vitlab.cli import cli
+from vitlab.errors import UserError
+from vitlab.plan.values import Plan, Planned
+from vitlab.report.judgement import COLUMNS
+from vitlab.result import Circumstances, Outcome, Result
+from vitlab.store import Store, write_json
+
+HERE = importlib.util.spec_from_file_location("report_studies", Path(__file__).parent / "test_report.py")
+assert HERE is not None and HERE.loader is not None
+made = importlib.util.module_from_spec(HERE)
+sys.modules[HERE.name] = made
+HERE.loader.exec_module(made)
+
+OLD = {"baseline": made.BASE, "<b>=1": made.SINE, "gone": made.NEAR}
+NEW = {"baseline": made.NEAR, "<b>=1": made.NONE, "fresh": made.NEAR}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An output folder with the studies ``old`` and ``new``, whose trials are of different code and dropout."""
+    root = tmp_path_factory.mktemp("out")
+    for name, arms in (("old", OLD), ("new", NEW)):
+        plan, _ = made.study(root / "scratch" / name, arms)
+        trials = []
+        for item in plan.trials:
+            spec = {**item.trial.spec, "model": {"type": "vit", "drop": 0.1 if name == "new" else 0.0}}
+            key = f"{name}-{len(trials)}"
+            trial = dataclasses.replace(item.trial, spec=spec, key=key, code=f"{name}-code")
+            trials.append(Planned(item.arm, item.seed, trial))
+            around = Circumstances(1.7e9, 1.0, "host", 1, 100, 1000, 10**8, {}, {})
+            outcome = Outcome({"val/accuracy": arms[item.arm][item.seed]}, (), "w", 10, 640)
+            Store(root).trial(trial.key, trial.code).finish(Result(key, trial.code, "done", outcome, around, ""))
+        plan = dataclasses.replace(plan, study=name, trials=tuple(trials))
+        write_json(Store(root).study(name) / "plan.json", plan.to_json())
+    return root
+
+
+def change(out: Path, name: str, **values: object) -> None:
+    """Write a further study that is ``new`` but for some values."""
+    plan = Plan.from_json(json.loads((out / "studies" / "new" / "plan.json").read_text()))
+    write_json(out / "studies" / name / "plan.json", dataclasses.replace(plan, study=name, **values).to_json())
+
+
+def test_arms_of_one_name_are_compared_at_equal_seeds_as_one_family(out: Path) -> None:
+    found = vitlab.compare("old", "new", out=out)
+    rows = found.set_index("arm")
+    assert list(rows.index) == ["old: baseline", "old: <b>=1", "new: baseline", "new: <b>=1"]
+    pairs = [stats.ttest_rel(NEW[arm], OLD[arm]) for arm in ("baseline", "<b>=1")]
+    assert rows["p"].tolist()[2:] == pytest.approx([pair.pvalue for pair in pairs])
+    corrected = multipletests([pair.pvalue for pair in pairs], method="holm")[1]
+    assert rows["p_corrected"].tolist()[2:] == pytest.approx(corrected.tolist())
+    interval = pairs[1].confidence_interval(1 - 0.05 / 2)
+    ends = rows.loc["new: <b>=1", ["difference_low", "difference_high"]].tolist()
+    assert ends == pytest.approx([interval.low, interval.high])
+    assert any("model.drop 0.0 and 0.1; code old-code and new-code" in note for note in found.notes)
+    assert "In old alone, and not compared: gone." in found.notes
+    assert "In new alone, and not compared: fresh." in found.notes
+    assert found.answers[1].startswith("new: <b>=1 is 2.4 points below old: <b>=1")
+
+
+def test_columns_are_the_same_whatever_is_compared(out: Path) -> None:
+    one, two = vitlab.compare("old", out=out), vitlab.compare("old", "new", out=out)
+    assert tuple(one.columns) == tuple(two.columns) == COLUMNS
+    assert one.dtypes.equals(two.dtypes)
+    assert one["arm"].tolist() == list(OLD)
+    assert type(one[one["n"] > 0]) is pd.DataFrame
+
+
+def test_a_notebook_shows_answers_and_no_markup_of_names(out: Path) -> None:
+    tags: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            tags.append(tag)
+
+    shown = vitlab.compare("old", "new", out=out)._repr_html_()
+    Reader().feed(shown)
+    assert set(tags) == {"div", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "p"}
+    assert "&lt;b&gt;=1 is 2.4 points below" in shown
+
+
+def test_the_command_prints_every_format(out: Path) -> None:
+    def said(form: str) -> str:
+        result = CliRunner().invoke(cli, ["compare", "old", "new", "--out", str(out), "--format", form])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert "new: <b>=1 is 2.4 points below" in " ".join(said("terminal").split())
+    assert "it is exploratory" in said("md") and r"\toprule" in said("latex")
+    assert json.loads(said("json"))["arms"][3]["arm"] == "new: <b>=1"
+    assert pd.read_csv(io.StringIO(said("csv")))["difference"].notna().sum() == 2
+
+
+def test_what_cannot_be_compared_is_said(out: Path) -> None:
+    plan = Plan.from_json(json.loads((out / "studies" / "new" / "plan.json").read_text()))
+    change(out, "loss", analysis=plan.analysis.model_copy(update={"metric": "val/loss", "goal": "min"}))
+    with pytest.raises(UserError, match="compared by one metric; found old by val/accuracy max last and loss by"):
+        vitlab.compare("old", "loss", out=out)
+    change(out, "other", arms=tuple(dataclasses.replace(arm, name=f"{arm.name}!") for arm in plan.arms))
+    with pytest.raises(UserError, match="no arm of other is called as one of old"):
+        vitlab.compare("old", "other", out=out)
+    moved = [dataclasses.replace(item, trial=dataclasses.replace(item.trial, data="else")) for item in plan.trials]
+    change(out, "moved", trials=tuple(moved))
+    found = vitlab.compare("old", "moved", out=out)
+    assert found["p"].isna().all() and found["difference"].notna().sum() == 2
+    assert found.answers[0].startswith("cannot tell: ") and "different data" in found.answers[0]
+
+
+def test_a_study_beside_itself_is_the_same(out: Path) -> None:
+    found = vitlab.compare("old", "old", out=out)
+    assert found["arm"].tolist()[0] == "old (first): baseline"
+    assert all("reached the same val/accuracy at each of 5 seeds" in answer for answer in found.answers)

@@ -1,0 +1,27 @@
+"""``vitlab compare``: two studies side by side."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from vitlab.cli.options import out_option
+
+FORMATS = ("terminal", "md", "csv", "latex", "json")
+
+
+@click.command()
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@out_option
+@click.option("--format", "form", type=click.Choice(FORMATS), default="terminal", show_default=True)
+def command(first: Path, second: Path, out: Path, form: str) -> None:
+    """Compare every arm of SECOND with the arm of that name in FIRST (their files or folders)."""
+    from vitlab.lab import open_study
+    from vitlab.report import render_between
+    from vitlab.report.between import between
+
+    found = between(open_study(first, out=out), open_study(second, out=out))
+    sys.stdout.buffer.write(render_between(found, form).encode())

@@ -1,0 +1,134 @@
+"""Two studies side by side: every arm of the second against the arm of that name in the first, at equal seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from vitlab.errors import UserError
+from vitlab.plan.values import Plan, Planned, Trial
+from vitlab.report import words
+from vitlab.report.document import plain
+from vitlab.report.frame import results
+from vitlab.report.judgement import refusals, summary
+from vitlab.store import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOWN = 8  #: differences of two arms that are listed one by one
+
+
+@dataclass(frozen=True)
+class Between:
+    """The comparison of two studies, judged as one family of its own."""
+
+    plan: Plan  #: of both, each arm under the name of its study
+    summary: pd.DataFrame  #: see :func:`vitlab.report.judgement.summary`
+    notes: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """As :func:`vitlab.report.document.document`, with what only one study has left empty."""
+        rows = plain(self.summary)
+        return {
+            "study": self.plan.study,
+            "question": self.plan.question,
+            "analysis": self.plan.analysis.model_dump(mode="json"),
+            "answers": words.answers(rows, self.plan.analysis),
+            "arms": rows,
+            **{"tuning": [], "heads": [], "scaling": [], "fronts": {}, "interactions": []},
+            "notes": list(self.notes),
+            "made": None,
+        }
+
+
+def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
+    """Compare the second of two studies with the first, which serves as the baseline.
+
+    Raises:
+        UserError: if they are judged by different metrics, or no arm of one has its name in the other.
+    """
+    import pandas as pd
+
+    plans = first[0], second[0]
+    ways = [(plan.analysis.metric, plan.analysis.goal, plan.analysis.at) for plan in plans]
+    if ways[0] != ways[1]:
+        said = [f"{plan.study} by {' '.join(way)}" for plan, way in zip(plans, ways, strict=True)]
+        raise UserError(f"two studies are compared by one metric; found {' and '.join(said)}")
+    names = [[arm.name for arm in plan.arms if not arm.skip] for plan in plans]
+    common = [name for name in names[1] if name in names[0]]
+    if not common:
+        raise UserError(
+            f"no arm of {plans[1].study} is called as one of {plans[0].study}. "
+            f"Arms: {', '.join(names[1])}; and {', '.join(names[0])}."
+        )
+    labels = [plan.study for plan in plans]
+    if labels[0] == labels[1]:
+        labels = [f"{label} ({place})" for label, place in zip(labels, ("first", "second"), strict=True)]
+    arms, trials, frames = [], [], []
+    for label, (plan, store) in zip(labels, (first, second), strict=True):
+        against = {name: f"{labels[0]}: {name}" if label == labels[1] else None for name in common}
+        own = {name: f"{label}: {name}" for name in common}
+        arms += [replace(plan.arm(name), name=own[name], baseline=against[name]) for name in common]
+        trials += [Planned(own[item.arm], item.seed, item.trial) for item in plan.trials if item.arm in own]
+        frame = results(plan, store)
+        frame = frame[frame["arm"].isin(common)]
+        named = {
+            "baseline": frame["arm"].map(against).astype("string"),
+            "arm": frame["arm"].map(own).astype("string"),
+        }
+        frames.append(frame.assign(**named))
+    both = Plan(
+        " and ".join(labels),
+        f"How does {labels[1]} differ from {labels[0]}?",
+        tuple(arms),
+        tuple(trials),
+        plans[1].analysis,
+    )
+    pairs = {f"{labels[1]}: {name}": (_one(plans[0], name), _one(plans[1], name)) for name in common}
+    refused = {
+        arm: f"the studies have different data ({old.data or 'not here'} and {new.data or 'not here'})"
+        for arm, (old, new) in pairs.items()
+        if old is not None and new is not None and old.data != new.data
+    }
+    notes = ["Neither study registered this comparison: it is exploratory."]
+    for arm, (old, new) in pairs.items():
+        notes += _differences(arm, old, new)
+    for label, here, there in ((labels[0], names[0], names[1]), (labels[1], names[1], names[0])):
+        alone = [name for name in here if name not in there]
+        if alone:
+            notes.append(f"In {label} alone, and not compared: {', '.join(alone)}.")
+    found = summary(pd.concat(frames, ignore_index=True), both, refusals(both) | refused)
+    return Between(both, found, tuple(notes))
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _one(plan: Plan, arm: str) -> Trial | None:
+    return next((item.trial for item in plan.trials if item.arm == arm), None)
+
+
+def _differences(arm: str, old: Trial | None, new: Trial | None) -> list[str]:
+    """In what the trials of an arm differ, beside what they reached."""
+    if old is None or new is None:
+        return []
+    before, after = _flat(old.spec), _flat(new.spec)
+    paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
+    said = [f"{path} {before.get(path, 'absent')} and {after.get(path, 'absent')}" for path in paths[:SHOWN]]
+    if len(paths) > SHOWN:
+        said.append(f"{len(paths) - SHOWN} more")
+    if old.code != new.code:
+        said.append(f"code {old.code[:8]} and {new.code[:8]}")
+    return [f"{arm} differs from its counterpart by {'; '.join(said)}."] if said else []
+
+
+def _flat(tree: Any, place: str = "") -> dict[str, Any]:
+    """Every leaf of a spec under its dotted path."""
+    if not isinstance(tree, Mapping):
+        return {place: tree}
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        leaves |= _flat(value, f"{place}.{name}" if place else str(name))
+    return leaves
