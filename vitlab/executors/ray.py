@@ -1,9 +1,10 @@
 """Ray: trials as tasks of a Ray cluster, on as many machines as it has (``pip install 'vitlab[ray]'``).
 
-**Processes.**  Every trial is one Ray task in a fresh process, with ``run.threads`` CPUs and its share of a GPU; Ray
-finds the machine and sets ``CUDA_VISIBLE_DEVICES``.  Ray tries nothing again: a worker that dies is ``lost``, and what
-is done about that is the same as for every executor.  vitlab, the plugins installed by pip and the data have to be on
-every machine; a trial refuses other code than it was planned under.
+**Processes.**  Every trial is one Ray task in a fresh process, with ``run.threads`` CPUs, or ``run.resources.cpu``,
+and a GPU, or the share of one that ``run.resources.gpu`` says; Ray finds the machine and sets ``CUDA_VISIBLE_DEVICES``.
+Ray tries nothing again: a worker that dies is ``lost``, and what is done about that is the same as for every executor.
+vitlab, the plugins installed by pip and the data have to be on every machine; a trial refuses other code than it was
+planned under.
 
 **Files.**  The task is a stream.  Where the machines see the driver's output folder (``files: shared``), workers write
 there and the stream carries only how the job ended.  Elsewhere (``files: copy``) the trial's checkpoint and the trials
@@ -42,7 +43,7 @@ from pydantic import Field
 
 from vitlab.errors import UserError
 from vitlab.executors import machine, worker
-from vitlab.executors.base import Ended, Executor, How, Job, attempt, executor, one_sentence
+from vitlab.executors.base import OVERDUE_S, Ended, Executor, How, Job, attempt, executor, one_sentence
 from vitlab.executors.mirror import Inbox, Outbox, Piece, belongings, moved
 from vitlab.spec import RunSpec
 from vitlab.store import Busy, write_bytes
@@ -101,23 +102,23 @@ class Ray(Executor):
         *,
         address: Annotated[str, Field(min_length=1)] = "auto",
         files: Literal["auto", "shared", "copy"] = "auto",
-        gpus: Annotated[float, Field(gt=0, le=1)] = 1.0,
     ) -> None:
         """
         Args:
             run: where and how trials run.
             address: ``auto``, ``local`` or ``HOST:PORT``; a Ray that this process is connected to is used as it is.
             files: whether workers see the driver's output folder; ``auto`` is shared where the cluster is this machine.
-            gpus: the share of a GPU that a trial takes, where there are any.
 
         Raises:
             UserError: if Ray is not installed, there is no such cluster, or it has no machine for a trial.
         """
         super().__init__(run)
+        if run.resources.gpu_mem is not None:
+            raise UserError("Ray does not know how much memory a GPU has: say run.resources.gpu in place of gpu_mem")
         self._ray = _connected(address)
         self._files = files
-        self._cpus, self._gpus, fit = self._resources(gpus)
-        self._slots = run.workers or fit
+        self._cpus, self._share, fit = self._resources()
+        self._slots = run.workers or max(1, fit)
         self._bell: Any = None
         self._stopping = False
         self._waiting: list[Job] = []  #: trials that somebody else holds
@@ -166,18 +167,20 @@ class Ray(Executor):
 
     # -- how it is done -----------------------------------------------------------------------------------------------
 
-    def _resources(self, share: float) -> tuple[int, float, int]:
-        """The CPUs and the GPU's share of one trial, and how many trials the cluster holds."""
+    def _resources(self) -> tuple[int, float, int]:
+        """The CPUs and the share of a GPU that a trial takes, and how many trials the cluster holds."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        with_gpu = [node for node in nodes if node.get("GPU", 0.0) >= share] if self.run.device != "cpu" else []
+        with_gpu = [node for node in nodes if node.get("GPU")] if self.run.device != "cpu" else []
         if self.run.device == "cuda" and not with_gpu:
             raise UserError("run.device is cuda, and no machine of the Ray cluster has a GPU")
-        cpus = [int(node.get("CPU", 0.0)) for node in with_gpu or nodes]
+        cpus = [int(node.get("CPU", 0)) for node in with_gpu or nodes]
         if not any(cpus):
             raise UserError("no machine of the Ray cluster offers a CPU; 'ray start' takes --num-cpus")
-        each = min(self.run.threads, max(cpus))  # as elsewhere, a trial may have more threads than there are cores
+        # As elsewhere, a trial may have more threads than there are cores.
+        each = min(self.run.resources.cpu or self.run.threads, max(cpus))
         if not with_gpu:
             return each, 0.0, sum(count // each for count in cpus)
+        share = self.run.resources.gpu or 1.0
         per_gpu = int(1 / share + 1e-9)
         fit = [min(count // each, int(node["GPU"]) * per_gpu) for count, node in zip(cpus, with_gpu, strict=True)]
         return each, share, sum(fit)
@@ -204,10 +207,11 @@ class Ray(Executor):
             if self._bell is None:
                 self._bell = self._ray.remote(num_cpus=0, max_concurrency=100_000)(Bell).remote()
             # max_calls stands here because a task's options cannot say it: without it Ray would use a process again.
+            share = 0.0 if job.device == "cpu" else job.gpu or self._share
             task = self._ray.remote(
-                num_cpus=self._cpus, num_gpus=self._gpus, max_calls=1, max_retries=0, num_returns="streaming"
+                num_cpus=self._cpus, num_gpus=share, max_calls=1, max_retries=0, num_returns="streaming"
             )(stream)
-            handed = task.remote(job, self.runner, token, sent, self._gpus > 0, self._bell)
+            handed = task.remote(job, self.runner, token, sent, share > 0, self._bell)
             self._running[handed] = _Running(job, handed, inbox, leases.pop_all(), sent or ())
         return True
 
@@ -247,7 +251,8 @@ class Ray(Executor):
             else:
                 self._end(running, "stopped")
         except errors.RayTaskError as error:
-            self._end(running, "failed", one_sentence(getattr(error, "cause", error)))
+            where = running.host or "its machine"
+            self._end(running, "lost", f"it could not be begun on {where}: {one_sentence(error.cause or error)}")
         except errors.OutOfMemoryError:
             self._end(running, "lost", f"Ray ended its worker on {running.host}, for memory ran out there")
         except errors.WorkerCrashedError:
@@ -315,17 +320,21 @@ def stream(
             job = moved(job, root)
             outbox = Outbox(job.folders)
         elif not _sees(job.folder, token):
-            yield End(
-                "failed", f"{host} does not see {job.folder}; without a shared folder, set run.executor.files: copy"
-            )
+            hint = "without a shared folder, set run.executor.files: copy"
+            yield End("refused", f"{host} does not see {job.folder}; {hint}")
             return
         worker.log_to(job.folder)
         if outbox is None:
             worker.note_companions(job)
         ended: list[tuple[How, str]] = []
-        trial = threading.Thread(target=lambda: ended.append(attempt(job, runner, stop.is_set)), daemon=True)
+        late = f"it trained longer than run.timeout allows, and had not stopped {OVERDUE_S:g} s later"
+
+        def run() -> None:
+            ended.append(attempt(job, runner, stop.is_set, overdue=lambda: ended.append(("timeout", late))))
+
+        trial = threading.Thread(target=run, daemon=True)  # one that does not stop ends with the process
         trial.start()
-        while trial.is_alive():
+        while trial.is_alive() and not ended:
             trial.join(LOOK_S)
             if outbox is not None:
                 yield from outbox.changes()
@@ -375,7 +384,7 @@ def _connected(address: str) -> Any:
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except Exception as error:  # of no type of its own where Ray does not come up in time
         at = "on this machine, and RAY_ADDRESS names none" if address == "auto" else f"at {address}"
         raise UserError(
             f"no Ray cluster answers {at}: start one with 'ray start --head', or set run.executor.address: local. "
