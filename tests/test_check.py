@@ -7,12 +7,14 @@ the same: the store is full of what the sound code has computed, and whoever ask
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
 
@@ -23,6 +25,9 @@ from vitlab.cli.check import command
 from vitlab.components.position.additive import Learned
 from vitlab.data.augment.geometric import Crop
 from vitlab.errors import UserError
+from vitlab.regression.baseline import read_baseline
+from vitlab.regression.gate import learning
+from vitlab.regression.traces import trace
 from vitlab.store import Store
 from vitlab.training.loop import Training
 
@@ -59,6 +64,25 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder)
     assert vitlab(folder, "--accept", "--reason", "the first").exit_code == 0
     return folder
+
+
+def test_unchanged_code_passes_identically(accepted: Path) -> None:
+    done = vitlab(accepted, "--json", "--tier", "exact", "--tier", "statistical")
+    said = json.loads(done.stdout)
+    assert done.exit_code == 0 and said["verdict"] == "pass"
+    assert {(cell["verdict"], cell["reason"], cell["drop"]) for cell in said["cells"]} == {("pass", "identical", 0.0)}
+    assert {cell["arm"] for cell in said["cells"]} == {"baseline", "position=none"}
+    assert {finding["verdict"] for finding in said["findings"]} == {"pass"}
+    assert {finding["check"] for finding in said["findings"]} == {
+        "plan", "key", "params", "macs", "trace fp64", "trace fp32",
+    }  # fmt: skip
+
+
+def test_trained_again_it_passes_identically(accepted: Path, tmp_path: Path) -> None:
+    """A fresh store, as in CI: every trial is trained anew, and comes to the same."""
+    shutil.copytree(accepted, tmp_path / "ci", ignore=shutil.ignore_patterns("out"))
+    done = vitlab(tmp_path / "ci", "--json", "--tier", "statistical")
+    assert {cell["reason"] for cell in json.loads(done.stdout)["cells"]} == {"identical"}
 
 
 def no_position(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +143,59 @@ def test_what_github_and_junit_are_told(accepted: Path, tmp_path: Path, monkeypa
 def test_another_option_in_the_file_is_named(accepted: Path) -> None:
     done = vitlab(accepted, "--tier", "exact", "--set", "train.optimizer.weight_decay=0.3", "--set", "seeds=1")
     assert done.exit_code == 1 and "train.optimizer.weight_decay: 0.05 -> 0.3" in done.stdout
+
+
+def test_an_arm_that_learns_nothing_is_found(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    easier = {"data.augment": [], "train.batch_size": 32, "train.optimizer.lr": 0.005, "train.steps": 100}
+    _, plan = checking.lab.plan_study(accepted / "gate.yaml", changes=easier)
+    assert [item.verdict for item in learning(plan)] == ["pass", "pass"]
+    monkeypatch.setattr(Training, "rate", lambda self, step: 0.0)
+    found = learning(plan)
+    assert [item.verdict for item in found] == ["regressed", "regressed"]
+    assert "validation loss went from" in found[0].sentence
+
+
+def test_a_trace_is_the_beginning_of_the_training_that_is_run(accepted: Path) -> None:
+    """The mean of its losses is what a trial of as many steps writes down."""
+    _, plan = checking.lab.plan_study(accepted / "gate.yaml")
+    seen = trace(plan, plan.trials[0], 24)
+    frame = checking.lab.results(accepted / "gate.yaml", out=accepted / "out")
+    assert sum(seen.losses) / 24 == pytest.approx(frame["train/loss"][0], rel=1e-6)
+    assert torch.tensor(seen.losses).isfinite().all() and len(trace(plan, plan.trials[0], 5).losses) == 5
+
+
+def test_what_starts_from_another_trial_is_traced_with_it(tmp_path: Path) -> None:
+    body = {**CONTENT["base"], "train": {"steps": 400, "batch_size": 16}}
+    file = write(tmp_path, base={**CONTENT["base"], "init_from": {"trial": body}}, design=None, seeds=1)
+    _, plan = checking.lab.plan_study(file)
+    assert plan.prerequisites
+    cold, warm = (trace(item, item.trials[0], 10) for item in (checking.lab.plan_study(write(tmp_path))[1], plan))
+    assert warm.losses != cold.losses and len(warm.losses) == 10
+
+
+def test_how_likely_an_unchanged_model_passes_is_said_before_training(accepted: Path, tmp_path: Path) -> None:
+    done = vitlab(accepted, "--plan", "--out", str(tmp_path / "nothing"))
+    assert done.exit_code == 0 and "passes with probability" in done.stdout and "Warning" in done.stdout
+    assert not (tmp_path / "nothing" / "trials").exists()
+
+
+def test_what_is_inconclusive_fails_where_the_file_says_so(accepted: Path, tmp_path: Path) -> None:
+    write(tmp_path, check={"on_inconclusive": "fail"}, seeds=1)
+    shutil.copy(accepted / "gate.baseline.yaml", tmp_path)
+    done = vitlab(tmp_path, "--out", str(accepted / "out"), "--tier", "statistical")
+    assert done.exit_code == 5 and "too few" in done.stdout
+
+
+def test_reasons_are_kept_and_nothing_is_trained_for_what_is_exact(accepted: Path, tmp_path: Path) -> None:
+    write(tmp_path)
+    baseline = tmp_path / "gate.baseline.yaml"
+    assert vitlab(tmp_path, "--accept", "--reason", "only facts", "--tier", "exact").exit_code == 0
+    assert read_baseline(baseline).values is None and not (tmp_path / "out" / "trials").exists()
+    with pytest.raises(UserError, match="no results of trials"):
+        vitlab(tmp_path, "--tier", "statistical")
+    first = read_baseline(accepted / "gate.baseline.yaml")
+    assert [entry.reason for entry in first.accepted] == ["the first"] and first.anchor == first.values
+    assert first.values is not None and first.values.quanta == {"val/accuracy": pytest.approx(1 / 287, rel=0.01)}
 
 
 def test_what_cannot_be_meant_is_a_sentence(accepted: Path, tmp_path: Path) -> None:

@@ -179,8 +179,8 @@ def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> list[Finding]:
         if planned.trial.spec["train"].get("steps") == 0:
             continue  # what is solved for in closed form takes no steps to learn
         seen = trace(plan, planned, LEARNING_STEPS, plugins=plugins)
-        tenth = max(1, len(seen.losses) // 10)
-        first, last = (sum(part) / tenth for part in (seen.losses[:tenth], seen.losses[-tenth:]))
+        half = max(1, len(seen.losses) // 2)  # long enough for the noise of batches to even out
+        first, last = (sum(part) / half for part in (seen.losses[:half], seen.losses[-half:]))
         said = [
             f"the {which} loss went from {before:.4g} to {after:.4g} in {len(seen.losses)} steps"
             for which, before, after in (("training", first, last), ("validation", seen.before, seen.after))
