@@ -385,6 +385,8 @@ def _connected(address: str) -> Any:
     try:
         ray.init(address=address, **options)
     except Exception as error:  # of no type of its own where Ray does not come up in time
+        if address == "local":
+            raise UserError(f"Ray does not start on this machine: {one_sentence(error)}") from None
         at = "on this machine, and RAY_ADDRESS names none" if address == "auto" else f"at {address}"
         raise UserError(
             f"no Ray cluster answers {at}: start one with 'ray start --head', or set run.executor.address: local. "
