@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.base import Dropout, Part
+from vitlab.components.base import Dropout, Part, stacked
 from vitlab.errors import OptionError
 from vitlab.geometry import Geometry
 from vitlab.slots import Pick, Slot, slot
@@ -210,7 +210,7 @@ class Auto(_Fused):
         dropping = self.training and self.attn_drop.p > 0
         # Asked of the values: under autocast, a norm leaves queries and keys wide, and the kernel narrows them again.
         narrow_on_cpu = v_BHTK.device.type == "cpu" and v_BHTK.dtype in (torch.bfloat16, torch.float16)
-        if dropping or narrow_on_cpu or _transformed():
+        if dropping or narrow_on_cpu or stacked():
             self.kernel = "explicit"
             return super()._mixed(q_BHTK, k_BHTK, v_BHTK, bias_HTT)
         self.kernel = "sdpa"
@@ -340,9 +340,3 @@ def _weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
 def _fused_kernel(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
     mask = None if bias_HTT is None else bias_HTT.to(q_BHTK.dtype)[None]
     return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
-
-
-def _transformed() -> bool:
-    """Whether a transform of ``torch.func`` is active; torch offers no public way to ask."""
-    level = getattr(torch._C._functorch, "maybe_current_level", None)
-    return level is not None and level() is not None

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -34,6 +35,15 @@ class Part(nn.Module):
     def no_weight_decay(self) -> frozenset[str]:
         """Names of own parameters that are not to decay, beyond biases and vectors, which never do."""
         return frozenset()
+
+
+def stacked() -> bool:
+    """Whether the models of several trainings are computed at once, by a transform of ``torch.func``.
+
+    Torch offers no public way to ask.
+    """
+    level = getattr(torch._C._functorch, "maybe_current_level", None)
+    return level is not None and level() is not None
 
 
 class Dropout(nn.Module):

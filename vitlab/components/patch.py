@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitlab.components.base import Part
+from vitlab.components.base import Part, stacked
 from vitlab.errors import GeometryError
 from vitlab.geometry import Geometry
 from vitlab.slots import Pick, Slot, slot
@@ -45,8 +45,8 @@ patch = Slot("patch", PatchEmbedding)
 class Linear(PatchEmbedding):
     """One linear map for all patches.  Reference: arXiv:2010.11929.
 
-    Its weights are those of a convolution whose stride is its kernel, (D, C, height, width of a patch), as everywhere;
-    it is computed as the product of matrices that it is, which stacks and is faster for small images.
+    It is a convolution whose stride is its kernel, as everywhere.  Of stacked models it is computed as the product of
+    matrices that it also is, for convolutions stack badly.
     """
 
     def __init__(self, g: Geometry, *, bias: bool = True, norm: Annotated[Choice | str, Pick("norm")] = "none") -> None:
@@ -61,11 +61,16 @@ class Linear(PatchEmbedding):
         self.norm = slot("norm").build(norm, g.dim)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
+        if not stacked():
+            return self._normalised(_tokens(self.proj(x_BCHW)))
         height, width = self.proj.kernel_size
         x_BCIhJw: Tensor = x_BCHW.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # type: ignore[no-untyped-call]
         x_BNF = x_BCIhJw.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-        x_BND: Tensor = self.norm(F.linear(x_BNF, self.proj.weight.flatten(1), self.proj.bias))
-        return x_BND
+        return self._normalised(F.linear(x_BNF, self.proj.weight.flatten(1), self.proj.bias))
+
+    def _normalised(self, x_BND: Tensor) -> Tensor:
+        normalised_BND: Tensor = self.norm(x_BND)
+        return normalised_BND
 
 
 @patch.register("conv_stem")
