@@ -166,7 +166,7 @@ def _drive(
 
 
 def _successor(executor: Executor, job: Job, how: How, times: int, run: RunSpec) -> Job | None:
-    """How a trial is tried again that ended this way for the so-manieth time; None if it is not."""
+    """How a trial is tried again that ended this way for the ``times``-th time; None if it is not."""
     if how == "oom":
         roomier = executor.roomier(job)
         if roomier is not None:

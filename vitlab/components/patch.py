@@ -61,16 +61,15 @@ class Linear(PatchEmbedding):
         self.norm = slot("norm").build(norm, g.dim)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        if not stacked():
-            return self._normalised(_tokens(self.proj(x_BCHW)))
+        x_BND: Tensor = self.norm(self._product(x_BCHW) if stacked() else _tokens(self.proj(x_BCHW)))
+        return x_BND
+
+    def _product(self, x_BCHW: Tensor) -> Tensor:
+        """The convolution as a product of matrices, (B, N, F) and (F, D)."""
         height, width = self.proj.kernel_size
         x_BCIhJw: Tensor = x_BCHW.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # type: ignore[no-untyped-call]
         x_BNF = x_BCIhJw.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-        return self._normalised(F.linear(x_BNF, self.proj.weight.flatten(1), self.proj.bias))
-
-    def _normalised(self, x_BND: Tensor) -> Tensor:
-        normalised_BND: Tensor = self.norm(x_BND)
-        return normalised_BND
+        return F.linear(x_BNF, self.proj.weight.flatten(1), self.proj.bias)
 
 
 @patch.register("conv_stem")
