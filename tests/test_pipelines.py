@@ -13,8 +13,7 @@ from click.testing import CliRunner
 
 from vitlab import lab
 from vitlab.cli import cli
-from vitlab.models.cost import gpu_hours, train_macs
-from vitlab.plan.match import images_seen
+from vitlab.plan.price import gpu_hours, images_seen, train_macs
 from vitlab.plan.values import Plan
 
 FOLDER = Path(__file__).parent.parent / "pipelines"

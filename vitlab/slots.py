@@ -43,7 +43,7 @@ from vitlab import guests
 from vitlab.errors import BrokenComponent, ClashError, OptionError, Path, UnknownComponent, nearest
 from vitlab.spec import Choice
 from vitlab.spec.choice import Frozen
-from vitlab.spec.study import details, sentences
+from vitlab.spec.sentences import details, sentences
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ from vitlab.errors import DataError, OutOfMemory, Refused, UserError, VitlabErro
 from vitlab.models.contract import Model
 from vitlab.models.cost import macs, parameters
 from vitlab.plan.key import DISTILLATION, PROBE, READER, code_of
-from vitlab.plan.values import Trial
+from vitlab.plan.trial import Trial
 from vitlab.result import Circumstances, Measurement, Outcome, Result
 from vitlab.slots import Resolved, load_file, slot
 from vitlab.spec import TrainSpec

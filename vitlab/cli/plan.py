@@ -72,8 +72,7 @@ def command(
 def _costs(plan: Any, tflops: float) -> dict[str, dict[str, Any]]:
     """What each arm costs: its model, and one training of it, where the study says how many images that sees."""
     from vitlab import lab
-    from vitlab.models.cost import gpu_hours, train_macs
-    from vitlab.plan.match import images_seen
+    from vitlab.plan.price import gpu_hours, images_seen, train_macs
 
     images = {planned.arm: images_seen(planned.trial.spec["train"]) for planned in (*plan.trials, *plan.pending)}
     found: dict[str, dict[str, Any]] = {}
@@ -154,7 +153,7 @@ def _hours(hours: float | None) -> str:
 
 def _priced(plan: Any, costs: dict[str, dict[str, Any]], device_tflops: float) -> str:
     """What the GPU-hours are, and how many the whole study takes."""
-    from vitlab.models.cost import UTILISATION
+    from vitlab.plan.price import UTILISATION
 
     told = (
         f"GPU-hours are those of one training: 3 x MACs x images seen, of 2 operations each, at "

@@ -8,9 +8,6 @@ the matrix products and convolutions it meets.  Additions, norms, activations an
 
 with C channels, p^2 pixels of a patch, D width, P prefix tokens, N patches, T = P + N, L blocks, M hidden width of the
 MLP and K classes; a second classifier adds (D + 1) K and D K.
-
-A training costs 3 x MACs x images: one pass forward, and one backward of twice its work.  A multiply-accumulate is two
-floating-point operations, and a GPU that trains does about 0.4 of what it could do at its peak.
 """
 
 from __future__ import annotations
@@ -24,10 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models.contract import Model, model
-from vitlab.plan.match import BACKWARD
 from vitlab.spec import Choice
-
-UTILISATION = 0.4  #: share of the peak rate that a training attains; 0.3 to 0.5 where images arrive in time
 
 
 @dataclass(frozen=True)
@@ -70,21 +64,6 @@ def cost_of(choice: Choice | str | Mapping[str, object], data: DataInfo) -> Cost
     count = parameters(built)
     head = getattr(built, "head", None)
     return Cost(count, count - (parameters(head) if isinstance(head, nn.Module) else 0), macs(built, data))
-
-
-def train_macs(macs: int, images: int) -> int:
-    """Multiply-accumulates of a training that sees so many images; a teacher is not counted."""
-    return BACKWARD * macs * images
-
-
-def gpu_hours(train_macs: float, tflops: float) -> float:
-    """Hours of one GPU for a training.
-
-    Args:
-        train_macs: multiply-accumulates of the training.
-        tflops: peak rate of the GPU at the precision of the training, in 10^12 operations a second.
-    """
-    return 2 * train_macs / (tflops * 1e12 * UTILISATION) / 3600
 
 
 def formula(g: Geometry, *, hidden: int, classifiers: int = 1) -> Cost:

@@ -17,12 +17,12 @@ from vitlab.geometry import DataInfo
 from vitlab.plan.arms import Making, Workshop
 from vitlab.plan.design import Draft, text
 from vitlab.plan.key import key_of
+from vitlab.plan.price import BACKWARD, images_seen
 from vitlab.plan.resolve import Faults, ResolvedTrial
 from vitlab.spec import Match
 from vitlab.spec import trial as trial_spec
 
 LENGTHS = tuple(f"train.{name}" for name in trial_spec.LENGTHS)
-BACKWARD = 3  #: a training step is a pass forward, and one backward of twice its work
 DOUBLINGS = 24  #: how far above the base's value is looked
 IMAGES = "images"
 SPAN = 512  #: how many values in a row may be impossible
@@ -82,6 +82,8 @@ class Matcher:
                 f"its training is as long as {unit}, its baseline's as {wanted}; what these have in common is not "
                 "known before the data is read: give all lengths in steps or images"
             )
+        if not target:
+            raise Unmatched(f"there is nothing to equal: its baseline has 0 {self.match.quantity}")
         return amount / target - 1
 
     def solve(
@@ -242,16 +244,6 @@ def setting(knob: str, drafts: Sequence[Draft]) -> list[Path]:
             if path not in places and _sets(path, value, knob):
                 places[path] = draft.places[path]
     return list(places.values())
-
-
-def images_seen(train: Mapping[str, Any]) -> int | None:
-    """How many images a training sees, in whole batches; None for a length in epochs, before the data is read."""
-    size = int(train["batch_size"])
-    if train.get("steps") is not None:
-        return int(train["steps"]) * size
-    if train.get("images") is not None:
-        return max(1, round(int(train["images"]) / size)) * size
-    return None
 
 
 def overlap(first: str, second: str) -> bool:

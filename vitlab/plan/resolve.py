@@ -17,7 +17,7 @@ from vitlab.geometry import DataInfo
 from vitlab.plan.key import modules_beside, modules_of
 from vitlab.slots import Resolved, slot
 from vitlab.spec import TrialSpec
-from vitlab.spec.study import sentences
+from vitlab.spec.sentences import sentences
 from vitlab.spec.trial import LENGTHS, SLOTS_OF_A_TRIAL, SOURCES
 
 Inform = Callable[[Resolved], DataInfo]

@@ -1,0 +1,38 @@
+"""What a training costs, by arithmetic alone: from multiply-accumulates and images to work and to hours of a GPU.
+
+A training costs 3 x MACs x images: one pass forward, and one backward of twice its work.  A multiply-accumulate is two
+floating-point operations, and a GPU that trains does about 0.4 of what it could do at its peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+BACKWARD = 3  #: a training step is a pass forward, and one backward of twice its work
+UTILISATION = 0.4  #: share of the peak rate that a training attains; 0.3 to 0.5 where images arrive in time
+
+
+def images_seen(train: Mapping[str, Any]) -> int | None:
+    """How many images a training sees, in whole batches; None for a length in epochs, before the data is read."""
+    size = int(train["batch_size"])
+    if train.get("steps") is not None:
+        return int(train["steps"]) * size
+    if train.get("images") is not None:
+        return max(1, round(int(train["images"]) / size)) * size
+    return None
+
+
+def train_macs(macs: int, images: int) -> int:
+    """Multiply-accumulates of a training that sees so many images; a teacher is not counted."""
+    return BACKWARD * macs * images
+
+
+def gpu_hours(train_macs: float, tflops: float) -> float:
+    """Hours of one GPU for a training.
+
+    Args:
+        train_macs: multiply-accumulates of the training.
+        tflops: peak rate of the GPU at the precision of the training, in 10^12 operations a second.
+    """
+    return 2 * train_macs / (tflops * 1e12 * UTILISATION) / 3600
