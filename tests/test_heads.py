@@ -195,7 +195,8 @@ def test_probabilities_on_request(name: str, output: str) -> None:
 
 def test_what_only_concerns_asking_is_not_in_the_key_of_a_trial() -> None:
     plain = head.resolve("distilled").hashed()
-    assert head.resolve({"type": "distilled", "fusion": "softmax", "output": "probabilities"}).hashed() == plain
+    assert head.resolve({"type": "distilled", "output": "probabilities"}).hashed() == plain
+    assert head.resolve({"type": "distilled", "fusion": "softmax"}).hashed() != plain, "another val/accuracy"
     assert head.resolve({"type": "distilled", "weights": "zero"}).hashed() != plain
     assert head.resolve("linear").hashed() != head.resolve({"type": "linear", "pool": "gap"}).hashed()
 

@@ -108,6 +108,16 @@ def test_a_length_makes_up_for_the_work_of_a_step(tmp_path: Path, knob: str) -> 
         assert sum(name in train for name in ("steps", "images", "epochs")) == 1
 
 
+def test_what_costs_nothing_cannot_be_equalled(tmp_path: Path) -> None:
+    (said,) = problems(
+        tmp_path,
+        base={**BASE, "train": {"steps": 0, "batch_size": 16}},
+        design={"one_at_a_time": {"model.patch_size": [4]}},
+        match={"quantity": "train_macs", "knob": "train.steps"},
+    )
+    assert "there is nothing to equal: its baseline has 0 train_macs" in said
+
+
 def test_epochs_are_matched_where_they_hold_the_same_images(tmp_path: Path) -> None:
     base = {**BASE, "train": {"epochs": 20, "batch_size": 16}}
     asked = {"quantity": "train_macs", "knob": "train.epochs"}

@@ -1,9 +1,12 @@
 """Planning: the algebra, names, merging, rules, baselines, keys and code digests."""
 
+import importlib
 import itertools
-import subprocess
 import sys
 import textwrap
+import types
+from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,12 @@ import yaml
 
 from vitlab.errors import SpecError
 from vitlab.lab import plan_study
-from vitlab.plan import Plan
-from vitlab.plan.design import drafts, short_names, text
+from vitlab.plan import Plan, source
+from vitlab.plan.cohorts import engine_of, shape
+from vitlab.plan.design import count, drafts, short_names, text
 from vitlab.plan.key import RUNNER, closure, code_digest, key_of
 from vitlab.plan.rules import RuleFault, holds, parse
+from vitlab.plan.values import Probe
 from vitlab.spec.design import Node
 
 BASE: dict[str, Any] = {
@@ -90,13 +95,63 @@ def test_a_path_stands_in_one_part_of_a_grid(tmp_path: Path) -> None:
         plan(tmp_path, design={"grid": [{"grid": {"model.dim": [8]}}, {"grid": {"model.dim": [16]}}]})
 
 
+LEVELS = {"a": [1, 2, 3], "b": [4, 5]}
+NODES: list[dict[str, Any]] = [
+    {"one_at_a_time": LEVELS},
+    *({"leave_one_out": {"of": {"a": 0, "b": 0}, "direction": way}} for way in ("remove", "add", "both")),
+    {"grid": LEVELS},
+    {"zip": {"c": [1, 2], "d": [3, 4]}},
+    {"arms": {"plain": None, "big": {"e": 9}}},
+    {"sample": {"n": 4, "over": {"grid": LEVELS}}},
+]
+
+
+def test_arms_are_counted_without_making_them() -> None:
+    nested = [{"union": NODES}, {"grid": [{"union": NODES[:2]}, NODES[5], NODES[6]]}, {"union": [{"union": NODES}]}]
+    for node in (*NODES, *nested):
+        assert count(Node.model_validate(node)) == len(values(node)), node
+
+
+TENS = {f"train.optimizer.a{index}": list(range(10)) for index in range(7)}
+
+
+@pytest.mark.parametrize(
+    ("design", "said"),
+    [
+        ({"grid": TENS}, "a grid of 10,000,000 arms; a design has at most 1,000,000"),
+        ({"union": [{"grid": dict(list(TENS.items())[:6])}] * 3}, "a union of 3,000,000 arms"),
+        ({"sample": {"n": 3, "over": {"union": [{"grid": TENS}] * 2}}}, "a union of 20,000,000 arms"),
+    ],
+)
+def test_a_design_without_end_is_refused_at_its_place(tmp_path: Path, design: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=rf":\d+:\d+: {said}"):
+        plan(tmp_path, design=design)
+
+
+def test_trials_without_end_are_refused(tmp_path: Path) -> None:
+    two = {"one_at_a_time": {"model.position": ["none"]}}
+    with pytest.raises(SpecError, match="2 arms of 500,001 seeds each; a study has at most 1,000,000 trials"):
+        plan(tmp_path, design=two, seeds=500_001)
+    knobs = {f"train.optimizer.{name}": [0.1 * k for k in range(1, 9)] for name in ("lr", "weight_decay")}
+    with pytest.raises(SpecError, match="64 rivals make 12,800,000 trainings; a tuning has at most 1,000,000"):
+        plan(tmp_path, design=two, tune={"knobs": knobs, "seeds": 100_000})
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        ({"epochs": 1e300}, r"base\.train\.epochs: input should be less than or equal to 1000000000.*; found 1e\+300"),
+        ({"steps": 10**30}, r"base\.train\.steps: .*less than or equal to 1000000000"),
+        ({"images": 10**30}, r"base\.train\.images: .*less than or equal to 1000000000000"),
+        ({"steps": 2, "evaluations": 10**12}, r"base\.train\.evaluations: .*less than or equal to 1000000"),
+    ],
+)
+def test_a_training_without_end_is_refused(tmp_path: Path, train: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        plan(tmp_path, base={**BASE, "train": train})
+
+
 # -- names, merging, baselines ----------------------------------------------------------------------------------------
-
-
-def test_a_grid_without_end_is_refused_at_its_place(tmp_path: Path) -> None:
-    levels = {f"train.optimizer.a{index}": list(range(10)) for index in range(7)}
-    with pytest.raises(SpecError, match=r":\d+:\d+: a grid of 10,000,000 arms; a design has at most 1,000,000"):
-        plan(tmp_path, design={"grid": levels})
 
 
 def test_what_varies_beside_a_labelled_part_is_in_the_name(tmp_path: Path) -> None:
@@ -266,20 +321,28 @@ def test_key_is_a_hash_of_canonical_json() -> None:
         key_of({"a": float("nan")})
 
 
-def digest_of(folder: Path) -> str:
-    """The code digest of ``guest.block`` under ``folder``, in a process of its own: modules are read once a process."""
-    code = "from vitlab.plan.key import code_digest; print(code_digest(frozenset({'guest.block'})))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=folder,
-        env={"PYTHONPATH": str(folder)},
-    )
-    return done.stdout.strip()
+@pytest.fixture
+def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules of ``tmp_path`` can be found; what was read of modules is forgotten before and after."""
+    monkeypatch.syspath_prepend(tmp_path)
+    forget()
+    yield
+    forget()
 
 
+def forget() -> None:
+    importlib.invalidate_caches()
+    for known in (source.read, source.file_of, code_digest):
+        known.cache_clear()
+
+
+def digest() -> str:
+    """The code digest of ``guest.block`` as it is now."""
+    forget()
+    return code_digest(frozenset({"guest.block"}))
+
+
+@pytest.mark.usefixtures("reading")
 def test_code_counts_by_what_it_does(tmp_path: Path) -> None:
     package = tmp_path / "guest"
     package.mkdir()
@@ -293,17 +356,18 @@ def test_code_counts_by_what_it_does(tmp_path: Path) -> None:
             return factor * x
     ''')
     (package / "block.py").write_text(block)
-    first = digest_of(tmp_path)
+    first = digest()
     (package / "block.py").write_text(block.replace('"""A block."""', '"""Another text."""  # and a comment'))
     (package / "unrelated.py").write_text("x = 2\n")
-    assert digest_of(tmp_path) == first, "a comment, a docstring or a module it does not import changed the digest"
+    assert digest() == first, "a comment, a docstring or a module it does not import changed the digest"
     (package / "helper.py").write_text("factor = 3\n")
-    changed = digest_of(tmp_path)
+    changed = digest()
     assert changed != first, "a module imported inside a function was not followed"
     (package / "block.py").write_text(block.replace("factor * x", "x * factor"))
-    assert digest_of(tmp_path) != changed
+    assert digest() != changed
 
 
+@pytest.mark.usefixtures("reading")
 def test_a_package_that_passes_names_on_is_seen_through(tmp_path: Path) -> None:
     package = tmp_path / "guest"
     (package / "parts").mkdir(parents=True)
@@ -313,21 +377,77 @@ def test_a_package_that_passes_names_on_is_seen_through(tmp_path: Path) -> None:
     (package / "parts" / "one.py").write_text("ONE = 1\n")
     (package / "parts" / "two.py").write_text("TWO = 2\n")
     (package / "block.py").write_text("from guest.parts import ONE\n")
-    first = digest_of(tmp_path)
+    first = digest()
     (package / "parts" / "two.py").write_text("TWO = 3\n")
-    assert digest_of(tmp_path) == first, "a neighbour of what it imports changed the digest"
+    assert digest() == first, "a neighbour of what it imports changed the digest"
     (package / "parts" / "one.py").write_text("ONE = 3\n")
-    changed = digest_of(tmp_path)
+    changed = digest()
     assert changed != first
     (package / "parts" / "__init__.py").write_text(passing + "ONE += 1\n")
-    assert digest_of(tmp_path) != changed, "a package that does more than passing names on was not read"
+    assert digest() != changed, "a package that does more than passing names on was not read"
+
+
+@pytest.mark.usefixtures("reading")
+def test_modules_are_read_and_not_imported(tmp_path: Path) -> None:
+    package = tmp_path / "guest"
+    (package / "parts").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    for name in ("block", "a", "b", "c", "d", "parts/__init__"):
+        (package / f"{name}.py").write_text(f"raise RuntimeError('imported')  # {name}\n")
+    (package / "block.py").write_text(
+        textwrap.dedent("""
+            from typing import TYPE_CHECKING
+            import nowhere.to_be_found
+            if TYPE_CHECKING:
+                from guest import a
+            else:
+                from guest import b
+            if not TYPE_CHECKING:
+                from .c import C
+            def f(x):
+                try:
+                    from guest.parts import d
+                except ImportError:
+                    from . import d
+                match x:
+                    case 1:
+                        import guest.parts
+        """)
+    )
+    found = set(closure({"guest.block"}))
+    assert found == {f"guest{name}" for name in (".block", ".b", ".c", ".d", ".parts")}
+    assert not [module for module in sys.modules if module.partition(".")[0] == "guest"]
+
+
+@pytest.mark.usefixtures("reading")
+def test_code_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled modules count by their bytes; what a notebook defines cannot be read, and is never taken for known."""
+    package = tmp_path / "guest"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "block.py").write_text("from guest import fast\n")
+    compiled = package / f"fast{EXTENSION_SUFFIXES[0]}"
+    compiled.write_bytes(b"one")
+    first = digest()
+    compiled.write_bytes(b"two")
+    assert digest() != first
+    monkeypatch.setitem(sys.modules, "guest.block", types.ModuleType("guest.block"))  # it has no file
+    here = digest()
+    monkeypatch.setattr(source, "SESSION", "that of another process")
+    assert digest() != here
 
 
 def test_the_runner_is_part_of_every_trials_code() -> None:
     found = closure({RUNNER})
     assert {"vitlab.trial", "vitlab.training.loop", "vitlab.noise", "vitlab.data.prepare"} <= set(found)
     strangers = {"vitlab.lab", "vitlab.report", "vitlab.trackers.mlflow", "vitlab.cli", "vitlab.models.vit"}
-    strangers |= {"vitlab.plan.expand", "vitlab.plan.match", "vitlab.plan.values", "vitlab.spec.study", "vitlab.spec.run"}
+    strangers |= {
+        "vitlab.plan.expand",
+        "vitlab.plan.match",
+        "vitlab.plan.values",
+        "vitlab.spec.study",
+        "vitlab.spec.run",
+    }
     assert not strangers & set(found), "a change there would retrain everything"
     assert code_digest(frozenset({"vitlab.models.vit"})) != code_digest(frozenset())
 
@@ -377,3 +497,50 @@ def test_mistakes_in_what_it_starts_from_are_placed(tmp_path: Path) -> None:
         plan(tmp_path, base={**BASE, "init_from": {"checkpoint": "nowhere.pth"}})
     with pytest.raises(SpecError, match="exactly one"):
         plan(tmp_path, base={**BASE, "init_from": {}})
+
+
+def test_a_body_has_not_seen_the_images_its_trials_are_judged_by(tmp_path: Path) -> None:
+    vary = {"count": 2, "vary": ["init", "split"]}
+    found = plan(tmp_path, base=fine_tuning(seed=7), seeds=vary)
+    bodies = {f"{trial.key}/{trial.code}": trial for trial in found.prerequisites}
+    for item in found.trials:
+        body = bodies[item.trial.needs["init_from"]]
+        assert (body.seeds["init"], body.seeds["split"]) == (7, item.seed)
+
+
+# -- engines ----------------------------------------------------------------------------------------------------------
+
+
+def engines(found: Plan) -> dict[str, str]:
+    return {arm.name: arm.engine for arm in found.arms}
+
+
+def test_a_plan_says_which_engine_trains_an_arm(tmp_path: Path) -> None:
+    arms = {
+        "base": {},
+        "averaged": {"train.ema": {"decay": 0.9}},
+        "large": {"train.batch_size": 100_000},
+        "skipped": {"model.heads": 4},
+    }
+    study: dict[str, Any] = {
+        "design": {"arms": arms},
+        "where": [{"require": "model.heads == 2", "because": "as said"}],
+    }
+    found = plan(tmp_path, **study)
+    assert engines(found) == {"base": "vmap", "averaged": "loop", "large": "loop", "skipped": ""}
+    assert engines(plan(tmp_path, **study, run={"engine": "vmap"}))["large"] == "vmap"
+    assert set(engines(plan(tmp_path, **study, run={"engine": "loop"})).values()) == {"loop", ""}
+
+
+def test_what_was_measured_stands_before_the_rule(tmp_path: Path) -> None:
+    found = plan(tmp_path, design={"one_at_a_time": {"train.optimizer.lr": [1e-4], "model.depth": [1]}}, seeds=2)
+    base, faster, shallow = (found.find(arm.name, 0) for arm in found.arms)
+    assert shape(base) == shape(found.find("baseline", 1)) == shape(faster) != shape(shallow)
+    longer = plan(tmp_path, base={**BASE, "train": {"epochs": 3, "batch_size": 8, "schedule": "constant"}})
+    assert shape(longer.find("baseline", 0)) == shape(base), "lengths and rates do not decide how fast a step is"
+    probes = {shape(base): Probe("loop", 2, 3.0, 2.0)}
+    assert (
+        engine_of(base, "measured", lambda _: 1, probes) == engine_of(faster, "measured", lambda _: 1, probes) == "loop"
+    )
+    assert engine_of(shallow, "measured", lambda _: 1, probes) == "vmap", "by the rule, where nothing was measured"
+    assert engine_of(base, "auto", lambda _: 1, probes) == "vmap"

@@ -39,6 +39,12 @@ POSITIONS = {"one_at_a_time": {"model.position": ["none"]}}
 RUN = {"engine": "loop", "executor": "inline", "tracking_uri": NOWHERE, "keep": "none"}
 
 
+@pytest.fixture(autouse=True)
+def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports are written for the study of the module alone; the others are rendered where a test looks at them."""
+    monkeypatch.setattr(report, "write", lambda *_: [])
+
+
 def study(folder: Path, **changes: Any) -> Path:
     content = {"study": "tuned", "base": BASE, "design": POSITIONS, "seeds": 2, "run": RUN}
     content |= {"tune": {"knobs": {LR: [1e-3, 1e-2, 3e-2]}}, **changes}
@@ -85,6 +91,8 @@ def test_before_the_choice_trials_stand_as_pending(tmp_path: Path) -> None:
                 assert {LR: optimizer["lr"], "train.optimizer.weight_decay": optimizer["weight_decay"]} == rival.values
                 assert item.trial.spec["train"]["steps"] == 20 and item.trial.seeds["split"] == 0
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    _, other = plan_study(study(tmp_path, tune=tune, seeds={"count": 2, "vary": ["init"]}), out=tmp_path)
+    assert other.tuning[0].key != plan.tuning[0].key, "its trainings draw otherwise, and may choose otherwise"
 
 
 def test_a_rival_is_the_trial_the_file_would_name(tmp_path: Path) -> None:
@@ -207,7 +215,9 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Answer]
     """A tuned study that has been run: its file, its output folder and its answer."""
     folder = tmp_path_factory.mktemp("tuned")
     file = study(folder)
-    return file, folder / "out", vitlab.run(file, out=folder / "out")
+    answer = vitlab.run(file, out=folder / "out")
+    assert (answer.folder / "report" / "report.html").exists()
+    return file, folder / "out", answer
 
 
 def copy_of(tuned: tuple[Path, Path, Answer], folder: Path) -> Path:
@@ -332,6 +342,12 @@ def test_where_all_diverge_the_arm_fails_with_a_sentence(tmp_path: Path) -> None
             report.render(none.plan, none.store, "json")
         )
     assert none.trained == 0
+    written = tmp_path / "out" / "studies" / "tuned" / "plan.json"
+    kept = json.loads(written.read_text())
+    for trial in (trial for rival in kept["tuning"][0]["rivals"] for trial in rival["trials"]):
+        trial["code"] = "of an earlier day"
+    written.write_text(json.dumps(kept))
+    assert plan_study(file, out=tmp_path / "out")[1].tuning[0].open, "other code may not fail where that did"
 
 
 def test_a_rival_that_fails_keeps_the_choice_open_until_it_is_tried_again(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ def command(
     from vitlab import lab
     from vitlab.store import Store
 
-    _, plan = lab.plan_study(file, changes=parse_changes(changes), plugins=plugins, out=out)
+    study, plan = lab.plan_study(file, changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
     rivals = [planned for tuning in plan.tuning for planned in tuning.trials]
     done = {
@@ -63,7 +63,7 @@ def command(
             arm["cost"] = costs.get(arm["name"])
         click.echo(json.dumps(data, indent=1))
         return
-    _table(plan, done, costs, device_tflops)
+    _table(plan, done, costs, device_tflops, study.run.engine == "measured")
     if full:
         for arm, spec in plan.to_json()["specs"].items():
             click.echo(f"\n# {arm}\n{json.dumps(spec, indent=1)}")
@@ -85,7 +85,11 @@ def _costs(plan: Any, tflops: float) -> dict[str, dict[str, Any]]:
 
 
 def _table(
-    plan: Any, done: dict[tuple[str, int], bool], costs: dict[str, dict[str, Any]], device_tflops: float
+    plan: Any,
+    done: dict[tuple[str, int], bool],
+    costs: dict[str, dict[str, Any]],
+    device_tflops: float,
+    measured: bool,
 ) -> None:
     from rich import box
     from rich.console import Console
@@ -105,6 +109,7 @@ def _table(
     table.add_column("compared with")
     table.add_column("trials", justify="right")
     table.add_column("cached", justify="right")
+    table.add_column("engine")
     if costs:
         table.add_column("parameters", justify="right")
         table.add_column("MACs", justify="right")
@@ -123,6 +128,7 @@ def _table(
             cells += [str(pending), PENDING]
         else:
             cells += [str(len(trials)), str(sum(done[planned.arm, planned.seed] for planned in trials))]
+        cells.append(arm.engine)
         if costs and arm.name in costs:
             cost = costs[arm.name]
             cells += [f"{cost['params']:,}", f"{cost['macs']:,}", _hours(cost["gpu_hours"])]
@@ -132,6 +138,8 @@ def _table(
         console.print(Text(note))
     for tuning in plan.tuning:
         console.print(Text(_tuning(tuning, done)))
+    for sentence in _probed(plan) if measured else ():
+        console.print(Text(sentence))
     if costs:
         console.print(Text(_priced(plan, costs, device_tflops)))
     trained = sum(done[planned.arm, planned.seed] for planned in plan.trials)
@@ -169,6 +177,22 @@ def _priced(plan: Any, costs: dict[str, dict[str, Any]], device_tflops: float) -
             return f"{told}; in all {_hours(total)}, and the tuning."
         total += len(tuning.trials) * of_tuning
     return f"{told}; in all {_hours(total)}."
+
+
+def _probed(plan: Any) -> Iterator[str]:
+    """What was measured of engines, and what is still to be."""
+    from vitlab.plan.cohorts import shape, unprobed
+
+    trials = (*plan.trials, *plan.pending)
+    arms: dict[str, list[str]] = {}
+    for planned in {planned.arm: planned for planned in trials}.values():
+        arms.setdefault(shape(planned.trial), []).append(planned.arm)
+    for known, probe in plan.probes.items():
+        if known in arms:
+            yield f"{', '.join(arms[known])}: {probe.said}"
+    if left := unprobed(trials, plan.probes):
+        names = dict.fromkeys(planned.arm for some in left.values() for planned in some)
+        yield f"{', '.join(names)}: the engine is measured when the study is run; until then it is as the rule has it."
 
 
 def _tuning(tuning: Any, done: dict[tuple[str, int], bool]) -> str:

@@ -23,7 +23,7 @@ Pool = Literal["cls", "gap", "map"]
 Weights = Literal["drawn", "zero"]
 Gelu = Literal["none", "tanh"]
 Output = Annotated[Literal["logits", "probabilities"], Unhashed()]
-Fusion = Annotated[Literal["logits", "softmax", "cls", "dist"], Unhashed()]
+Fusion = Literal["logits", "softmax", "cls", "dist"]
 
 
 class Logits(NamedTuple):
@@ -211,8 +211,9 @@ class Distilled(Head):
     """A classifier each for the class and the distillation token.  Reference: arXiv:2012.12877, section 4.
 
     The paper adds the two softmax outputs; its code, and all ports, average the logits.  ``fusion`` says which, or
-    that one of the two decides alone, in evaluation; in training the prediction is always the average of the logits,
-    so that no fusion needs a training of its own.  All four are views of every output.
+    that one of the two decides alone, in evaluation, and so what ``val/accuracy`` is the accuracy of; in training the
+    prediction is always the average of the logits, so that the weights do not depend on it.  All four are views of
+    every output, with metrics of their own.
     """
 
     canonical: ClassVar[Mapping[str, str]] = {"fc.": "head.", "fc_dist.": "head_dist."}

@@ -79,14 +79,15 @@ def trial_of(
 ) -> Trial:
     """A trial with its seeds and its key; the trials it needs are added to ``prerequisites``.
 
-    ``split`` is the seed of that stream, where it is not the study's: a teacher must not have seen the images that its
-    student is judged by.
+    ``split`` is the seed of that stream, where it is not the study's: neither a teacher nor a body that was trained on
+    the same data may have seen the images that their trial is judged by.
     """
     streams = seeds.streams(seed) | ({} if split is None else {"split": split})
     needs: dict[str, str] = {}
     for role, needed in resolved.needs.items():
         own = seed if needed.seed == "same" else needed.seed
-        shared = streams["split"] if role == "teacher" else None
+        same = needed.trial.plain["data"]["type"] == resolved.plain["data"]["type"]
+        shared = streams["split"] if same or role == "teacher" else None
         other = trial_of(needed.trial, own, seeds, prerequisites, shared)
         prerequisites[other.key] = other
         needs[role] = f"{other.key}/{other.code}"

@@ -1,4 +1,4 @@
-"""Cohorts: which trials are trained together, their weights stacked, and whether that pays.
+"""Engines: which trials are trained together as a cohort, their weights stacked, and whether that pays.
 
 One kernel call for all of them saves time where the work of a call is small: measured on a CPU, 16 seeds of a ViT of 17
 tokens of width 32 take 0.7 of the time they take one after another in batches of 64, and 0.5 in batches of 16; at width
@@ -8,12 +8,15 @@ tokens of width 32 take 0.7 of the time they take one after another in batches o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from vitlab.plan.values import Planned, Trial
+from vitlab.plan.key import key_of
+from vitlab.plan.trial import Trial
+from vitlab.plan.values import Planned, Probe
 from vitlab.spec.run import Engine
+from vitlab.spec.trial import LENGTHS
 
 MOST = 16  #: members of a cohort: more gain nothing, and a death costs more
 LARGEST = 1 << 16
@@ -22,21 +25,57 @@ LARGEST = 1 << 16
 FREE = ("optimizer", "schedule", "clip_grad", "layer_decay", "mix")
 """What may differ in ``train`` from member to member: each has an optimizer of its own."""
 
+AUGMENT = ("augment",)
+"""What may differ in ``data``."""
+
 Values = Callable[[Trial], int | None]
 """How many numbers of one image a trial's model hands from layer to layer; None where it does not say."""
 
 
-def engine_of(trial: Trial, chosen: Engine, values: Values) -> str:
+def engine_of(trial: Trial, chosen: Engine, values: Values, probes: Mapping[str, Probe] = {}) -> str:
     """``vmap`` for a trial that belongs in a cohort, be it the only member; else ``loop``.
 
-    A function of the trial and of ``run.engine`` alone: neither the seeds that were added nor the machine change it.
+    This is the written rule, and the only place where it stands:
+
+    1. What starts from another trial, learns from a teacher or averages its weights is trained by the loop.
+    2. ``run.engine`` ``loop`` and ``vmap`` are what they say.
+    3. ``measured`` is what the probe of the trial's shape has found; where there is none, 4 holds.
+    4. ``auto`` is ``vmap`` where the numbers that a whole batch hands from layer to layer are at most
+       :data:`LARGEST`, and ``loop`` where they are more or the model does not tell.
+
+    So it is a function of the trial, of ``run.engine`` and of what plan.json holds; neither the seeds that were added
+    nor the machine change it.  Nothing else is chosen: threads are ``run.threads``, nothing is compiled, and the kernel
+    of ``attention: auto`` follows a rule of its own, which is recorded with every result.
     """
-    if chosen == "loop" or trial.needs or trial.spec.get("distill") or trial.spec["train"].get("ema"):
+    if chosen == "loop" or not stackable(trial):
         return "loop"
     if chosen == "vmap":
         return "vmap"
+    if chosen == "measured" and (probe := probes.get(shape(trial))) is not None:
+        return probe.engine
     found = values(trial)
     return "vmap" if found is not None and found * trial.spec["train"]["batch_size"] <= LARGEST else "loop"
+
+
+def stackable(trial: Trial) -> bool:
+    """Whether a trial could be a member of a cohort, as far as its spec says."""
+    return not (trial.needs or trial.spec.get("distill") or trial.spec["train"].get("ema"))
+
+
+def shape(trial: Trial) -> str:
+    """A digest of what decides how fast a trial trains: its spec without seeds, lengths, rates and augmentations."""
+    beside = (*FREE, *LENGTHS, "evaluations")
+    spec = {**trial.spec, "train": _without(trial.spec["train"], beside), "data": _without(trial.spec["data"], AUGMENT)}
+    return key_of(spec)[:32]
+
+
+def unprobed(trials: Iterable[Planned], probes: Mapping[str, Probe]) -> dict[str, list[Planned]]:
+    """Shape to its trials, of those that could be stacked and of which nobody has measured whether that pays."""
+    found: dict[str, list[Planned]] = {}
+    for planned in trials:
+        if stackable(planned.trial) and (known := shape(planned.trial)) not in probes:
+            found.setdefault(known, []).append(planned)
+    return found
 
 
 def stack_key(trial: Trial) -> str:
@@ -44,13 +83,13 @@ def stack_key(trial: Trial) -> str:
 
     Validation and test images are the same, as a cohort is evaluated together.
     """
-    spec: dict[str, Any] = dict(trial.spec)
-    spec["train"] = {name: value for name, value in trial.spec["train"].items() if name not in FREE}
-    spec["data"] = {name: value for name, value in trial.spec["data"].items() if name != "augment"}
+    spec = {**trial.spec, "train": _without(trial.spec["train"], FREE), "data": _without(trial.spec["data"], AUGMENT)}
     return json.dumps([spec, trial.seeds["split"], trial.data, trial.code], sort_keys=True)
 
 
-def grouped(todo: Sequence[Planned], places: int, chosen: Engine, values: Values) -> list[tuple[str, list[Planned]]]:
+def grouped(
+    todo: Sequence[Planned], places: int, chosen: Engine, values: Values, probes: Mapping[str, Probe] = {}
+) -> list[tuple[str, list[Planned]]]:
     """The trials in the groups they are trained in, each with its engine, in the order of the first of each.
 
     Args:
@@ -58,11 +97,12 @@ def grouped(todo: Sequence[Planned], places: int, chosen: Engine, values: Values
         places: how many groups can be trained at a time; no place stays empty while another has several trials.
         chosen: ``run.engine``.
         values: see :data:`Values`.
+        probes: see :func:`engine_of`.
     """
     groups: list[tuple[str, list[Planned]]] = []
     stacks: dict[str, list[Planned]] = {}
     for planned in todo:
-        engine = engine_of(planned.trial, chosen, values)
+        engine = engine_of(planned.trial, chosen, values, probes)
         if engine == "loop":
             groups.append((engine, [planned]))
             continue
@@ -72,6 +112,10 @@ def grouped(todo: Sequence[Planned], places: int, chosen: Engine, values: Values
             groups.append((engine, stacks[key]))
         stacks[key].append(planned)
     return [(engine, part) for engine, group in groups for part in _parts(group, places)]
+
+
+def _without(tree: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in tree.items() if name not in names}
 
 
 def _parts(group: list[Planned], places: int) -> list[list[Planned]]:

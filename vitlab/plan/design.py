@@ -13,7 +13,7 @@ from vitlab.errors import Path
 from vitlab.spec.design import Levels, Node
 
 MOST = 1_000_000
-"""Arms of one design: more are a mistake, and would be expanded until memory runs out."""
+"""Arms of one design, and trials of one plan: more are a mistake, and would be expanded until memory runs out."""
 
 
 class DesignFault(Exception):
@@ -55,6 +55,8 @@ def drafts(node: Node | None, place: Path = ("design",)) -> list[Draft]:
     if node is None:
         return [Draft()]
     here = (*place, node.kind)
+    if (arms := count(node)) > MOST:
+        raise DesignFault(here, f"a {node.kind} of {arms:,} arms; a design has at most {MOST:,}")
     if node.one_at_a_time is not None:
         return [Draft(), *_alone(node.one_at_a_time, here)]
     if node.leave_one_out is not None:
@@ -76,6 +78,25 @@ def drafts(node: Node | None, place: Path = ("design",)) -> list[Draft]:
         return [population[index] for index in sorted(chosen)]
     assert node.grid is not None
     return _product(_axes(node.grid, here), here)
+
+
+def count(node: Node) -> int:
+    """How many arms a design has, equal ones not merged, without making any."""
+    if node.one_at_a_time is not None:
+        return 1 + sum(map(len, node.one_at_a_time.values()))
+    if node.leave_one_out is not None:
+        each = 1 + len(node.leave_one_out.of)
+        return 2 * each if node.leave_one_out.direction == "both" else each
+    if node.zip is not None:
+        return len(next(iter(node.zip.levels.values())))
+    if node.arms is not None:
+        return len(node.arms)
+    if node.union is not None:
+        return sum(map(count, node.union))
+    if node.sample is not None:
+        return node.sample.n
+    assert node.grid is not None
+    return math.prod(map(len, node.grid.values()) if isinstance(node.grid, Mapping) else map(count, node.grid))
 
 
 def _alone(levels: Levels, here: Path) -> list[Draft]:
@@ -124,9 +145,6 @@ def _product(axes: list[list[Draft]], here: Path) -> list[Draft]:
         }
         if shared:
             raise DesignFault(here, f"two parts of one grid both set '{min(shared)}'; a grid varies each path once")
-    count = math.prod(map(len, axes))
-    if count > MOST:
-        raise DesignFault(here, f"a grid of {count:,} arms; a design has at most {MOST:,}")
     products = [Draft()]
     for axis in axes:
         products = [left.and_(right) for left in products for right in axis]

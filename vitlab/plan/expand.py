@@ -12,11 +12,14 @@ from typing import Any
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.plan import match, tune
 from vitlab.plan.arms import Making, Workshop, rules_of, teachers_in_files, trial_of
-from vitlab.plan.design import DesignFault, Draft, drafts, name_of, short_names
+from vitlab.plan.cohorts import engine_of
+from vitlab.plan.design import MOST, DesignFault, Draft, drafts, name_of, short_names
 from vitlab.plan.key import key_of
 from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver, changed
-from vitlab.plan.values import Arm, Plan, Planned, Trial, Tuning
+from vitlab.plan.trial import Trial
+from vitlab.plan.values import Arm, Plan, Planned, Probe, Tuning
 from vitlab.spec import Document, Study
+from vitlab.spec.run import Engine
 from vitlab.spec.study import To
 
 
@@ -27,6 +30,7 @@ def make_plan(
     inform: Inform,
     count: match.Count,
     decided: Mapping[str, Tuning] = {},
+    probes: Mapping[str, Probe] = {},
 ) -> Plan:
     """Plan a study.
 
@@ -37,6 +41,7 @@ def make_plan(
         inform: tells what a model sees of a data set.
         count: counts what a model costs; asked only where arms are matched.
         decided: choices of knobs that were made before, by their keys.
+        probes: what was measured before, by shapes; see :func:`vitlab.plan.cohorts.engine_of`.
 
     Raises:
         SpecError: with every mistake of the file.
@@ -79,6 +84,9 @@ def make_plan(
         else:
             arms[key] = Making(draft, name, trial, key, skip=trial.why_not)
     problems += _same_names(arms, document)
+    if len(arms) * len(study.seeds.values) > MOST:
+        sentence = f"{len(arms):,} arms of {len(study.seeds.values):,} seeds each; a study has at most {MOST:,} trials"
+        raise SpecError([*problems, document.problem(("seeds",), sentence)])
     faults = match.mistakes(study.match, resolved_base.plain, planned) if study.match is not None else []
     faults += tune.mistakes(study, make.at, planned) if study.tune is not None else []
     problems += [document.problem(place, sentence) for place, sentence in faults]
@@ -94,7 +102,7 @@ def make_plan(
     _can_run(document, arms, baselines)
     prerequisites: dict[str, Trial] = {}
     tuning = tune.plan(make, matcher, arms, decided, prerequisites) if study.tune is not None else []
-    return _plan(make, arms, baselines, tuning, prerequisites, notes)
+    return _plan(make, arms, baselines, tuning, prerequisites, notes, probes)
 
 
 def _plan(
@@ -104,6 +112,7 @@ def _plan(
     tuning: list[Tuning],
     prerequisites: dict[str, Trial],
     notes: list[str],
+    probes: Mapping[str, Probe],
 ) -> Plan:
     study = make.study
     varied = [path for arm in arms.values() for path in arm.draft.values]
@@ -119,6 +128,7 @@ def _plan(
                 planned.append(Planned(arm.name, seed, trial_of(arm.trial, seed, study.seeds, prerequisites)))
     for item in planned:
         prerequisites.pop(item.trial.key, None)
+    first = {item.arm: item.trial for item in reversed([*planned, *pending])}
     said = []
     for arm in arms.values():
         if arm.aliases:
@@ -138,6 +148,7 @@ def _plan(
                 arm.skip,
                 arm.note,
                 arm.trial.info.classes,
+                _engine(arm, study.run.engine, first[arm.name], probes) if arm.name in first else "",
             )
             for key, arm in arms.items()
         ),
@@ -147,12 +158,24 @@ def _plan(
         notes=(*notes, *said),
         tuning=tuple(tuning),
         pending=tuple(pending),
+        probes=probes,
     )
 
 
 def _keyless(resolved: ResolvedTrial, streams: Mapping[str, int]) -> Trial:
     """A trial whose knobs are not chosen yet: nothing that could be run."""
     return Trial(resolved.plain, streams, resolved.origins, resolved.info.identity)
+
+
+def _engine(arm: Making, chosen: Engine, trial: Trial, probes: Mapping[str, Probe]) -> str:
+    """What trains an arm, given one of its trials."""
+    model = arm.trial.model
+
+    def values(_: Trial) -> int | None:
+        found: int | None = model.component.values(arm.trial.info, model.options)  # type: ignore[attr-defined]
+        return found
+
+    return engine_of(trial, chosen, values, probes)
 
 
 def _same_names(arms: Mapping[str, Making], document: Document) -> list[Problem]:

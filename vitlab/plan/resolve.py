@@ -41,6 +41,7 @@ class ResolvedTrial:
     origins: tuple[str, ...]
     modules: frozenset[str]  #: in which its components stand
     info: DataInfo
+    model: Resolved
     why_not: str  #: why these components cannot work together; empty where they can
     needs: Mapping[str, Prerequisite] = field(default_factory=dict)  #: role to the trial whose weights it takes
 
@@ -102,9 +103,9 @@ class Resolver:
             except DataError as error:
                 faults.append((("data",), str(error)))
         if info is not None and ("model",) in parts:
-            model = parts["model",].choice
+            chosen = parts["model",].choice
             try:
-                why_not = model.component.why_not(info, model.options) or ""  # type: ignore[attr-defined]
+                why_not = chosen.component.why_not(info, chosen.options) or ""  # type: ignore[attr-defined]
             except GeometryError as error:
                 faults.append((("model", error.option), str(error)))
         if info is not None and info.task != "classification" and _get(plain, ("train", "mix")) is not None:
@@ -118,9 +119,10 @@ class Resolver:
         if faults:
             raise Faults(faults)
         assert info is not None
+        model = parts["model",].choice
         origins = sorted(set().union(*(part.origins for part in parts.values())))
         modules = modules_beside(plain).union(*(part.modules for part in parts.values()))
-        return ResolvedTrial(plain, identity, tuple(origins), modules, info, why_not, needs)
+        return ResolvedTrial(plain, identity, tuple(origins), modules, info, model, why_not, needs)
 
     def _needs(
         self, plain: dict[str, Any], identity: dict[str, Any], faults: list[tuple[Path, str]]

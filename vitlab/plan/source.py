@@ -52,13 +52,6 @@ def read(module: str) -> Source:
     return Source(_digest(ast.dump(tree).encode()), imports, passed_on)
 
 
-def read_ahead() -> None:
-    """Read every module of vitlab that has been imported, so that processes forked from this one need not."""
-    for module in sorted(sys.modules):
-        if module.partition(".")[0] == "vitlab":
-            read(module)
-
-
 def home(module: str, name: str) -> str:
     """The module that ``from module import name`` really depends on."""
     file = file_of(module)

@@ -15,7 +15,7 @@ from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.plan.arms import Making, Workshop, trial_of
-from vitlab.plan.design import Draft, short_names, text
+from vitlab.plan.design import MOST, Draft, short_names, text
 from vitlab.plan.key import key_of
 from vitlab.plan.match import Matcher, Unmatched, is_number, overlap, setting
 from vitlab.plan.resolve import Faults, ResolvedTrial
@@ -58,7 +58,7 @@ def key_without(trial: ResolvedTrial, study: Study) -> str:
     spec: Mapping[str, Any] = trial.identity
     for knob in tune.knobs:
         spec = _without(spec, tuple(knob.removesuffix(".type").split(".")))
-    asked = [tune.knobs, tune.seeds, selects(tune, analysis), analysis.goal, analysis.at]
+    asked = [tune.knobs, tune.seeds, sorted(study.seeds.vary), selects(tune, analysis), analysis.goal, analysis.at]
     return key_of({"spec": spec, "origins": trial.origins, "data": trial.info.identity, "tune": asked})
 
 
@@ -75,6 +75,10 @@ def mistakes(
     tune = study.tune
     assert tune is not None
     found: list[tuple[Path, str]] = []
+    rivals = math.prod(map(len, tune.knobs.values()))
+    trials = rivals * tune.seeds * (len(drafts) if tune.per == "arm" else 1)
+    if trials > MOST:
+        found.append((("tune",), f"{rivals:,} rivals make {trials:,} trainings; a tuning has at most {MOST:,}"))
     for position, (knob, values) in enumerate(tune.knobs.items()):
         place: Path = ("tune", "knobs", knob)
         said: dict[str, list[int]] = {}
@@ -126,11 +130,14 @@ def plan(
     for arm in [base] if study.tune.per == "study" else runnable:
         key = key_without(arm.trial, study)
         name = None if arm is base else arm.name
-        if key in decided:
-            found[arm.name] = replace(decided[key], arm=name)
+        known = decided.get(key)
+        if known is not None and known.winner is not None:
+            found[arm.name] = replace(known, arm=name)
             continue
         rivals = _rivals(make, matcher, arm, prerequisites, problems)
         tuning = Tuning(name, key, selects(study.tune, study.analysis), tuple(rivals))
+        if known is not None and _codes(known) == _codes(tuning):  # other code may not fail where that did
+            tuning = replace(known, arm=name)
         found[arm.name] = tuning if rivals else replace(tuning, failure="none of the values to be tuned is possible")
     for arm in runnable:
         tuning = found[base.name if study.tune.per == "study" else arm.name]
@@ -192,6 +199,10 @@ def edges(tuning: Tuning) -> list[str]:
         if all(map(is_number, tried)) and len(set(tried)) > 1 and value in (min(tried), max(tried)):
             found.append(knob)
     return found
+
+
+def _codes(tuning: Tuning) -> set[tuple[str, str]]:
+    return {(planned.trial.key, planned.trial.code) for planned in tuning.trials}
 
 
 def _rivals(

@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema
 
 from vitlab.spec.choice import Choice, Frozen
 
-Engine = Literal["auto", "loop", "vmap"]
+Engine = Literal["auto", "loop", "vmap", "measured"]
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -97,7 +97,8 @@ class RunSpec(Frozen):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     resources: Resources = Resources()  #: what one trial, or one cohort, takes of a machine
     engine: Engine = "auto"
-    """loop: each trial by itself; vmap: trials of one shape stacked; auto: stacked where it pays, by their sizes."""
+    """loop: each trial by itself; vmap: trials of one shape stacked; auto: stacked where it pays, by their sizes;
+    measured: stacked where it was measured to pay, once for each shape of the study, and kept in its plan.json."""
     deterministic: bool = True  #: on CUDA, ask for deterministic kernels
     timeout: Annotated[float, Field(gt=0)] | None = None  #: seconds that one attempt at a trial may train
     retries: Retries = Retries()

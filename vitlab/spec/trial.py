@@ -15,6 +15,9 @@ STREAMS = ("init", "order", "augment", "mixup", "dropout", "drop_path", "subset"
 LENGTHS = ("epochs", "steps", "images")
 """The ways to state the length of a training; exactly one is given."""
 
+LONGEST = 1_000_000_000
+"""Steps, or epochs, of a training: more are a mistake, and would not end in a lifetime."""
+
 
 class Mix(Frozen):
     """Training on pairs of images: two overlaid, or a rectangle of one pasted into the other; their labels likewise.
@@ -45,9 +48,9 @@ class Ema(Frozen):
 class TrainSpec(Frozen):
     """How a trial is trained.  Its length is ``epochs``, ``steps`` or ``images``: exactly one."""
 
-    epochs: Annotated[float, Field(gt=0)] | None = None
-    steps: Annotated[int, Field(ge=0)] | None = None
-    images: Annotated[int, Field(gt=0)] | None = None
+    epochs: Annotated[float, Field(gt=0, le=LONGEST)] | None = None
+    steps: Annotated[int, Field(ge=0, le=LONGEST)] | None = None
+    images: Annotated[int, Field(gt=0, le=1000 * LONGEST)] | None = None
     batch_size: Annotated[int, Field(gt=0)] = 128
     repeats: Annotated[int, Field(ge=1)] = 1
     """How often an image stands in an epoch, one after another and augmented anew, of an epoch as long as with 1: it
@@ -61,7 +64,8 @@ class TrainSpec(Frozen):
     """Factor between the learning rates of a layer and the one below it; the head has that of the optimizer."""
     clip_grad: Annotated[float, Field(gt=0)] | None = None  #: largest global norm of the gradient
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"  #: bf16 is autocast over fp32 weights
-    evaluations: Annotated[int, Field(ge=1)] = 10  #: evaluations on validation, evenly spaced, the last at the end
+    evaluations: Annotated[int, Field(ge=1, le=1_000_000)] = 10
+    """Evaluations on validation, evenly spaced, the last at the end."""
 
     @model_validator(mode="before")
     @classmethod
@@ -102,7 +106,10 @@ class Source(Frozen):
 
 
 class InitFrom(Source):
-    """Weights to start from."""
+    """Weights to start from.
+
+    A trial that trains them on the same data set has the validation split of what starts from it.
+    """
 
     resample: Literal["timm", "google", "deit", "torchvision", "hf"] = "timm"  #: how positions reach another grid
     head: Literal["new", "keep", "fitted"] = "new"
