@@ -7,6 +7,7 @@ was: from the checkpoint, and after the last line of the journal.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import platform
 import shutil
@@ -27,6 +28,7 @@ import vitlab
 from vitlab import noise
 from vitlab.data.prepare import Feed, Prepared, prepare
 from vitlab.errors import DataError, OutOfMemory, Refused, UserError, VitlabError
+from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.models.cost import macs, parameters
 from vitlab.plan.key import DISTILLATION, PROBE, READER, code_of
@@ -207,7 +209,7 @@ def _together(attempts: Sequence[_Attempt], stop: Callable[[], bool]) -> None:
     begun: list[tuple[_Attempt, Training]] = []
     for attempt in attempts:
         try:
-            begun.append((attempt, attempt.begin("vmap", like=begun[0][0] if begun else None)))
+            begun.append((attempt, attempt.begin("vmap")))
         except Exception as error:
             if _out_of_memory(error):
                 raise
@@ -241,7 +243,7 @@ class _Attempt:
         self.folder = folder
         self.settings = settings
         self.device = device
-        self.began = time.time()
+        self.began, self._since = time.time(), time.monotonic()  # a clock may be set; seconds go by
         events, _ = folder.events()
         starts = [event for event in events if event.kind == "start"]
         self.number = len(starts) + 1
@@ -250,13 +252,12 @@ class _Attempt:
         self.size = 0, 0  #: parameters and multiply-accumulates
         self.before_s = 0.0  #: seconds that earlier attempts put into what is gone on from
 
-    def begin(self, engine: str, note: str = "", like: _Attempt | None = None) -> Training:
+    def begin(self, engine: str, note: str = "") -> Training:
         """Everything up to the first step, or to the next.
 
         Args:
             engine: ``loop``, or ``vmap`` in a cohort.
             note: for the journal.
-            like: one whose model has the same shape, and has been counted.
         """
         trial = self.trial
         self.folder.mend()
@@ -273,7 +274,7 @@ class _Attempt:
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, _dtype(trial.spec["train"]))
         model = self._model(prepared)
         self._fit_head(model, feed)
-        self.size = like.size if like is not None else (parameters(model), _macs(model, prepared))
+        self.size = _size(model, trial, prepared.info)
         distillation = self._distillation(prepared)
         training = Training(model, feed, spec, trial.seeds, prepared.info.task, distillation)
         resume, damage = self._checkpoint()
@@ -423,7 +424,7 @@ class _Attempt:
         return result
 
     def _spent_s(self) -> float:
-        return self.before_s + time.time() - self.began
+        return self.before_s + time.monotonic() - self._since
 
     def _numerics(self) -> dict[str, Any]:
         return {
@@ -498,13 +499,23 @@ def _torch_set(settings: Settings, device: torch.device) -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
-def _macs(model: Model, prepared: Prepared) -> int:
-    """0 where a part of somebody else's cannot be counted, for it is no reason not to train."""
-    try:
-        return macs(model, prepared.info)
-    except (NotImplementedError, RuntimeError) as error:
-        print(f"the work of this model cannot be counted: {error}", file=sys.stderr)
-        return 0
+_sizes: dict[tuple[Any, ...], tuple[int, int]] = {}
+
+
+def _size(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
+    """Parameters and multiply-accumulates of a trial's model, counted once a process for trials of equal models.
+
+    These are 0 where a part of somebody else's cannot be counted, for it is no reason not to train.
+    """
+    known = json.dumps(trial.spec["model"], sort_keys=True), trial.origins, info
+    if known not in _sizes:
+        work = 0
+        try:
+            work = macs(model, info)
+        except (NotImplementedError, RuntimeError) as error:
+            print(f"the work of this model cannot be counted: {error}", file=sys.stderr)
+        _sizes[known] = parameters(model), work
+    return _sizes[known]
 
 
 def _kernels_of_first_pass(model: Model) -> set[str]:

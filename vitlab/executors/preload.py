@@ -12,7 +12,8 @@ import os
 import signal
 from contextlib import suppress
 
-from vitlab.slots import ROOMS
+from vitlab.plan.key import read_ahead
+from vitlab.slots import BUILT_IN, ROOMS, listing, slot
 
 # Ctrl-C goes to the whole foreground group, and a scheduler's signals to all processes of a job; they are for the
 # driver to pass on.  Workers inherit this.
@@ -22,7 +23,15 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
     os.environ[variable] = "1"
 
-# torch.optim imports dynamo when first used: a second that no trial need pay.
-for module in ("torch", "torch._dynamo", "vitlab.trial", *ROOMS.values()):
+os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
+
+# torch.optim imports dynamo when first used, and what a trial predicts is written by pyarrow: a second that no trial
+# need pay.
+for module in ("torch", "torch._dynamo", "pyarrow.parquet", "vitlab.trial", *ROOMS.values()):
     with suppress(Exception):  # what does not import here is imported again, and reported, by the worker that needs it
         importlib.import_module(module)
+
+read_ahead()  # every worker compares the code that is here with that of its plan
+for entry in (entry for name in ROOMS for entry in listing(name) if entry.origin.source == BUILT_IN):
+    with suppress(Exception):  # it has options without a default, or shares its name with a guest
+        slot(entry.slot).resolve(entry.name)
