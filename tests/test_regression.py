@@ -27,7 +27,18 @@ from vitlab.regression.baseline import (
 )
 from vitlab.regression.facts import Finding, compare_facts
 from vitlab.regression.gate import Checked, family, more_seeds, outlook, statistical
-from vitlab.regression.judge import Cell, Pair, chance_to_pass, holm, judge, overall, pooled_sd, seeds_to_pass
+from vitlab.regression.judge import (
+    Cell,
+    Pair,
+    chance_in_two_looks,
+    chance_to_pass,
+    holm,
+    judge,
+    overall,
+    pooled_sd,
+    seeds_to_pass,
+    smallest_found,
+)
 from vitlab.regression.words import as_json, github, junit, markdown, prospects
 from vitlab.spec import Study
 
@@ -104,9 +115,46 @@ def test_what_cannot_be_judged_says_why() -> None:
     assert "no seed" in judge([pair([1, 2, 3], [])])[0].reason
     (refused,) = judge([pair([1, 2, 3], [1, 2, 3], refused="its data was a and is b")])
     assert refused.verdict == "inconclusive" and refused.reason == "its data was a and is b"
-    (one,) = judge([pair([1, 2, 3], [1, 2], diverged=1)])
-    (two,) = judge([pair([1, 2, 3], [1], diverged=2)])
+    (one,) = judge([pair([1, 2, 3], [1, 2], lost=1)])
+    (two,) = judge([pair([1, 2, 3], [1], lost=2)])
     assert (one.verdict, two.verdict) == ("inconclusive", "regressed")
+
+
+def test_a_lost_seed_hides_no_loss_and_lets_nothing_pass() -> None:
+    old = [10.0, 11.0, 9.0, 10.5, 9.5]
+    worse = [value - 5 + e for value, e in zip(old, (0.1, -0.1, 0.2, -0.2), strict=False)]
+    (found,) = judge([pair(old, worse, lost=1)])
+    assert found.verdict == "regressed" and "1 of 5 seeds" in found.reason and found.p_corrected < 0.05
+    assert judge([pair(old, old[:4], lost=1)])[0].verdict == "inconclusive"
+    # Of the ten seeds of the baseline the candidate was given five, and lost three.
+    assert judge([pair([*old, *old], old[:2], lost=3)])[0].verdict == "regressed"
+
+
+def test_seeds_that_start_from_one_training_are_no_sample() -> None:
+    old = [10.0, 11.0, 9.0]
+    one = {"no_sample": "all its seeds start from 1 training"}
+    assert (
+        judge([pair(old, [value - 5 + e for value, e in zip(old, (0.1, 0, 0.2), strict=True)], **one)])[0].test
+        == "none"
+    )
+    assert judge([pair(old, old, **one)])[0].reason == "identical"
+    shared = values().model_copy(update={"behind": {"a": 1, "b": 3}})
+    pairs, _ = family(study(), baseline(values()), shared)
+    assert ["start from 1 training" in item.no_sample for item in pairs] == [True, False]
+
+
+@pytest.mark.parametrize("family", [1, 5])
+def test_what_is_detectable_is_found_four_times_in_five(family: int) -> None:
+    """By simulated cells of which one has lost just that, and the others nothing."""
+    draws, n, count = np.random.default_rng(5), 6, 1500
+    wanted = smallest_found(math.sqrt(2 / n), n - 1, 2.0, 1.0, 0.05, family)
+    old, new = draws.normal(0, 1, (2, count, n))
+    found = [
+        judge([pair([*a], [*b], 2.0, 1.0), *[pair([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])] * (family - 1)])[0]
+        for a, b in zip(old, new - wanted, strict=True)
+    ]
+    assert np.mean([cell.verdict == "regressed" for cell in found]) == pytest.approx(0.8, abs=0.04)
+    assert found[0].detectable == smallest_found(found[0].se, n - 1, 2.0, 1.0, 0.05, family)
 
 
 def test_a_family_is_corrected_as_holm_says() -> None:
@@ -191,7 +239,10 @@ def test_small_steps_add_up_against_the_anchor() -> None:
 def test_other_arms_devices_and_data_are_said() -> None:
     new = values(device="cuda", c=[0.5, 0.5, 0.6])  # type: ignore[arg-type]
     pairs, notes = family(study(), baseline(values()), new)
-    assert len(pairs) == 2 and any("'c' is not in the baseline" in note for note in notes)
+    assert [item.refused for item in pairs] == ["", "", "the baseline has no val/accuracy of it: accept it anew"]
+    assert judge(pairs)[2].verdict == "inconclusive"
+    _, since = family(study(), baseline(values(), values(0.1)), new)
+    assert any("'c' has no val/accuracy in the anchor" in note for note in since)
     assert any("trained on cpu, and the candidate on cuda" in note for note in notes)
     pairs, _ = family(
         study(), baseline(values()), values().model_copy(update={"data": {"a": "digits:2", "b": "digits:1"}})
@@ -217,6 +268,46 @@ def test_more_seeds_are_trained_of_what_is_inconclusive_alone() -> None:
     assert [(cell.arm, cell.n) for cell in cells] == [("a", 6), ("b", 3)]
     assert any("6 seeds of a" in note for note in notes)
     assert more_seeds(study()) is None and more_seeds(study(escalate_to=4)) == (0, 1, 2, 3)
+
+
+def test_no_more_seeds_are_trained_than_the_baseline_has() -> None:
+    noisy = values(seeds=3).model_copy(deep=True)
+    noisy.metrics["val/accuracy"]["a"] = {0: 0.80, 1: 0.95, 2: 0.99}
+    asked: list[object] = []
+
+    def train(seeds: object, arms: object) -> Values:
+        asked.append(seeds)
+        return noisy
+
+    cells, notes = statistical(study(escalate_to=6), baseline(values(seeds=3)), train)
+    assert asked == [None] and cells[0].verdict == "inconclusive" and "accept it anew" in notes[0]
+
+
+def test_an_arm_without_the_metric_is_not_waited_for() -> None:
+    old, new = (values().model_copy(deep=True) for _ in range(2))
+    old.metrics["val/accuracy"]["b"], new.metrics["val/accuracy"]["b"] = {}, {}
+    pairs, notes = family(study(), baseline(old), new)
+    assert [item.arm for item in pairs] == ["a"] and "'b' has no val/accuracy" in notes[0]
+    pairs, _ = family(study(), baseline(old), new.model_copy(update={"diverged": {"b": (0, 1, 2)}}))
+    assert [(item.arm, item.lost) for item in pairs] == [("a", 0), ("b", 3)]
+
+
+def test_the_outlook_knows_of_a_second_look_and_of_what_is_lost_since_the_anchor() -> None:
+    """Half of alpha at either look; by simulation with numpy alone."""
+    old, new = np.random.default_rng(6).normal(0, 1, (2, 20_000, 6))
+    passes = np.zeros(20_000, dtype=bool)
+    for n in (3, 6):
+        bounds = stats.ttest_rel(old[:, :n], new[:, :n], axis=1).confidence_interval(0.95)
+        passes |= bounds.high < 2.0
+    assert chance_in_two_looks(3, 6, 1.0, 2.0, 0.025) == pytest.approx(passes.mean(), abs=0.02)
+    (one, *_), (two, *_) = (outlook(study(escalate_to=most), baseline(values(seeds=6))) for most in (None, 6))
+    assert (one.n, two.n) == (3, 6) and two.chance > one.chance
+    before, since = (
+        [cell for cell in outlook(study(), baseline(values(), values(drop))) if cell.against == "anchor"]
+        for drop in (0.02, 0.05)
+    )
+    assert 0 < before[0].chance < outlook(study(), baseline(values()))[0].chance and since[0].chance == 0
+    assert "since the anchor" in prospects(before)
 
 
 def test_the_outlook_is_for_the_seeds_of_the_file() -> None:
@@ -254,6 +345,7 @@ def facts(torch: str = "2.13.0", **changes: object) -> Facts:
         ({"spec": {"train.optimizer.lr": 0.002}}, "key", "train.optimizer.lr: 0.001 -> 0.002"),
         ({"data": "digits:2"}, "key", "digits:1 -> digits:2"),
         ({"seeds": {"init": 1}}, "key", "seed of init: 0 -> 1"),
+        ({"key": "other"}, "key", "starts from is another"),
         ({"traces": (Beginning(precision="fp64", losses=(2.3, 2.2 + 1e-5, 2.1), before=2.3, after=2.0),)}, "trace fp64", "of step 2"),
         ({"traces": (Beginning(precision="fp64", losses=(2.3, 2.2, math.nan), before=2.3, after=2.0),)}, "trace fp64", "of step 3"),
         ({"traces": (Beginning(precision="fp64", losses=(2.3, 2.2), before=2.3, after=2.0),)}, "trace fp64", "3 -> 2 steps"),
@@ -281,6 +373,22 @@ def test_a_trace_that_differs_under_another_torch_is_inconclusive() -> None:
     other = (Beginning(precision="fp64", losses=(2.3, 2.25, 2.1), before=2.3, after=2.0),)
     (found,) = [item for item in compare_facts(facts(), facts("2.14.0", traces=other)) if item.verdict != "pass"]
     assert found.verdict == "inconclusive" and "torch was 2.13.0 and is 2.14.0" in found.sentence
+
+
+@pytest.mark.parametrize(("by", "verdict"), [(1e-6, "inconclusive"), (1e-3, "regressed")])
+def test_another_processor_explains_rounding_and_no_more(by: float, verdict: str) -> None:
+    trace = Beginning(precision="fp64", losses=(2.3, 2.2 + by, 2.1), before=2.3, after=2.0)
+    new = facts(traces=(trace,)).model_copy(update={"processor": "arm"})
+    (found,) = [item for item in compare_facts(facts(), new) if item.verdict != "pass"]
+    assert found.verdict == verdict and "processor was x86 and is arm" in found.sentence
+
+
+def test_other_seeds_are_named() -> None:
+    for seeds, said in (((0, 1), "1 seeds -> 2"), ((7,), "other seeds")):
+        (plan,) = [
+            item for item in compare_facts(facts(), facts().model_copy(update={"seeds": seeds})) if item.sentence
+        ]
+        assert plan.verdict == "regressed" and said in plan.sentence
 
 
 def test_arms_that_come_go_and_are_skipped_are_named() -> None:
@@ -330,6 +438,7 @@ def test_what_is_no_baseline_is_refused_in_a_sentence(tmp_path: Path, text: str 
 CHECKED = Checked(
     "s",
     "regressed",
+    True,
     (Finding("a|b", "trace fp64", "regressed", "the loss of step 2: 1 -> 2, 100 %\nmore"), Finding("", "plan", "pass")),
     (
         Cell("a|b", "val/accuracy", "baseline", "inconclusive", "a drop <of 1>", 3, "paired t", 0.9, 0.8, 0.1),
@@ -337,6 +446,29 @@ CHECKED = Checked(
     ),
     ("a note",),
 )  # fmt: skip
+
+
+JUNIT = {
+    "testsuite": ({"name", "tests", "failures", "errors"}, {"skipped", "time", "timestamp", "hostname"}, {"testcase"}),
+    "testcase": ({"name"}, {"classname", "time"}, {"skipped", "failure"}),
+    "failure": (set(), {"type", "message"}, set()),
+    "skipped": (set(), {"type", "message"}, set()),
+}
+"""Of each element the attributes it must have, those it may have, and its children: what junit-10.xsd of Jenkins' xUnit
+plugin allows, as far as it is needed here."""
+
+
+def test_junit_is_what_jenkins_reads() -> None:
+    """Arms and reasons may hold what XML has no way to write."""
+    odd = Finding("a\x00\x1b[31m<b>&\"'\ud800", "trace", "regressed", "\x08 why\n]]>")
+    text = junit(replace(CHECKED, findings=(*CHECKED.findings, odd)))
+    suite = ElementTree.fromstring(text.encode())
+    for element in suite.iter():
+        must, may, children = JUNIT[element.tag]
+        assert must <= {*element.keys()} <= must | may
+        assert {child.tag for child in element} <= children and not (element.text or "").strip()
+    assert suite.tag == "testsuite" and all(suite.get(name, "").isdigit() for name in ("tests", "failures", "errors"))
+    assert "a��[31m<b>&\"'�" in {case.get("classname") for case in suite}
 
 
 def test_junit_counts_what_did_not_pass() -> None:
@@ -352,7 +484,7 @@ def test_markdown_keeps_its_table_and_json_is_json() -> None:
     said = markdown(CHECKED)
     rows = [line for line in said.splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {12}
-    assert "1 of 2 exact checks pass" in said and "&lt;of 1>" in said and "a note." in said
+    assert "1 of 2 checks pass" in said and "&lt;of 1>" in said and "a note." in said
     assert json.loads(as_json(CHECKED))["cells"][1]["drop"] is None
 
 

@@ -12,13 +12,15 @@ from vitlab import lab, slots
 from vitlab.errors import TrialFailed, UserError
 from vitlab.execution import Watch
 from vitlab.plan.values import Plan
-from vitlab.regression import gate
+from vitlab.regression import TIERS, Tier, gate
 from vitlab.regression.baseline import Baseline, Facts, Values, accepted, read_baseline, write_baseline
 from vitlab.regression.facts import Finding, compare_facts, find_facts
-from vitlab.regression.gate import TIERS, Checked, Outlook, Tier
+from vitlab.regression.gate import Checked, Outlook
 from vitlab.regression.judge import Cell, overall
 from vitlab.spec import Study, read_document
 from vitlab.spec.check import Check
+
+LONGEST = 90  #: letters of a study's name that its trainings for the gate keep
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,13 @@ def check(asked: Asked, tiers: Sequence[Tier] = TIERS) -> Checked:
         findings += gate.learning(plan, asked.plugins)
     if "statistical" in tiers:
         cells, notes = gate.statistical(study, baseline, lambda seeds, arms: _trained(asked, study, seeds, arms))
-    verdict = overall([*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)])
-    return Checked(study.study, verdict, tuple(findings), tuple(cells), tuple(notes))
+        if not cells:
+            notes.append("there is nothing to judge by seeds")
+    verdicts = [*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)]
+    verdict = overall(verdicts if cells or "statistical" not in tiers else [*verdicts, "inconclusive"])
+    assert study.check is not None
+    fails = verdict == "regressed" or (verdict == "inconclusive" and study.check.on_inconclusive == "fail")
+    return Checked(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes))
 
 
 def accept(asked: Asked, reason: str, tiers: Sequence[Tier] = TIERS, anchor: bool = False) -> Baseline:
@@ -78,12 +85,11 @@ def accept(asked: Asked, reason: str, tiers: Sequence[Tier] = TIERS, anchor: boo
     return baseline
 
 
-def exit_code(asked: Asked, checked: Checked) -> int:
+def exit_code(checked: Checked) -> int:
     """0 unless something has regressed, or is inconclusive and the study says that this is to fail."""
-    if checked.verdict == "inconclusive":
-        study, _ = _planned(asked)
-        return 5 if study.check is not None and study.check.on_inconclusive == "fail" else 0
-    return 1 if checked.verdict == "regressed" else 0
+    if not checked.fails:
+        return 0
+    return 1 if checked.verdict == "regressed" else 5
 
 
 def outlook(asked: Asked) -> list[Outlook]:
@@ -127,10 +133,13 @@ def _facts(asked: Asked, plan: Plan) -> Facts:
 def _trained(asked: Asked, study: Study, seeds: Sequence[int] | None, arms: Sequence[str]) -> Values:
     """Train what is missing, and say what there is.
 
+    That is a study of its own name, with its own report: what the study itself has registered, and how its report
+    judges it, is no affair of the gate's, whose second look has other seeds.
+
     Raises:
         TrialFailed: if trials fail.
     """
-    changes = dict(asked.changes)
+    changes = {**asked.changes, "study": f"{study.study[:LONGEST]}-check"}
     if seeds is not None:
         changes["seeds"] = {"values": list(seeds), "vary": list(study.seeds.vary)}
     for only in arms or ("*",):

@@ -71,9 +71,7 @@ def cli() -> None:
 def main() -> None:
     """Entry point of the ``vitlab`` command."""
     try:
-        cli.main(standalone_mode=False)
-    except click.exceptions.Exit as exit_:
-        sys.exit(exit_.exit_code)
+        code = cli.main(standalone_mode=False)  # what a command gave to Context.exit, which click hands back
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -90,3 +88,5 @@ def main() -> None:
         traceback.print_exc()
         click.echo("This is a fault of vitlab or of a plugin, not of yours; the lines above say where.", err=True)
         sys.exit(3)
+    if code:
+        sys.exit(code)

@@ -18,8 +18,8 @@ from vitlab.cli.options import (
     set_option,
 )
 from vitlab.errors import UserError
+from vitlab.regression import TIERS
 
-TIERS = ("exact", "learning", "statistical")
 WORKFLOW = Path(__file__).parent / "templates" / "check.yml.j2"
 
 
@@ -67,6 +67,8 @@ def command(
         raise UserError("--accept and --reason TEXT go together: whoever changes the baseline says why")
     if anchor and not accept:
         raise UserError("--anchor goes with --accept")
+    if (accept or plan_only or workflow) and (as_json or junit is not None):
+        raise UserError("--json and --junit say what a check has found; --accept, --plan and --workflow check nothing")
     baseline = baseline or file.with_suffix(".baseline.yaml")
     if workflow:
         click.echo(_workflow(file, baseline))
@@ -95,7 +97,7 @@ def command(
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             with open(summary, "a", encoding="utf-8") as page:
                 page.write(words.markdown(checked))
-    click.get_current_context().exit(checking.exit_code(asked, checked))
+    click.get_current_context().exit(checking.exit_code(checked))
 
 
 def _workflow(file: Path, baseline: Path) -> str:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from vitlab.errors import Problem, SpecError, UserError
 from vitlab.spec.choice import Frozen
-from vitlab.spec.study import sentences
+from vitlab.spec.sentences import sentences
 from vitlab.store import write_bytes
 
 FORM = 1  #: of the file
@@ -27,6 +27,7 @@ class Beginning(Frozen):
     """A trace, see :mod:`vitlab.regression.traces`."""
 
     precision: str
+    engine: str = "loop"
     losses: tuple[float, ...]
     before: float
     after: float
@@ -62,7 +63,9 @@ class Values(Frozen):
     data: dict[str, str]  #: arm to the identity of its data
     metrics: dict[str, dict[str, dict[int, float]]]  #: metric to arm to seed to final value
     quanta: dict[str, float]  #: metric to its smallest step; 0 for those without steps
-    diverged: dict[str, tuple[int, ...]]  #: arm to seeds
+    diverged: dict[str, tuple[int, ...]]  #: arm to seeds that diverged, or came to no finite value
+    behind: dict[str, int] = Field(default_factory=dict)
+    """Arm to how many trainings its seeds start from, where they start from any."""
 
 
 class Accepted(Frozen):

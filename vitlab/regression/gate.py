@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from statistics import fmean
 
 from vitlab.errors import UserError, nearest
 from vitlab.plan.values import Plan
 from vitlab.regression import judge as judging
 from vitlab.regression.baseline import Baseline, Values
 from vitlab.regression.facts import Finding, first_of_arms
-from vitlab.regression.judge import Against, Cell, Pair, Verdict
+from vitlab.regression.judge import FEWEST, Against, Cell, Pair, Verdict
 from vitlab.report import frame
 from vitlab.spec import Study
 from vitlab.spec.check import Goal
 from vitlab.store import Store
 
-Tier = Literal["exact", "learning", "statistical"]
-TIERS: tuple[Tier, ...] = ("exact", "learning", "statistical")
 STEPPED = ("accuracy", "top")
 """Metrics that begin so are shares of images, and move in steps of one image."""
 LIKELY = 0.8  #: an unchanged model should pass with this probability
@@ -35,6 +34,7 @@ class Checked:
 
     study: str
     verdict: Verdict
+    fails: bool  #: whether it is to stop people: it has regressed, or is inconclusive where the study says so
     findings: tuple[Finding, ...] = ()  #: of the exact tier, and of learning
     cells: tuple[Cell, ...] = ()  #: of the statistical tier
     notes: tuple[str, ...] = ()
@@ -46,7 +46,8 @@ class Outlook:
 
     arm: str
     metric: str
-    n: int
+    against: Against
+    n: int  #: seeds; of the second look, where there is one
     sd: float  #: pooled, of the baseline
     margin: float
     chance: float
@@ -61,9 +62,12 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
     """
     found = frame.gather(plan, store)
     table = frame.table(plan, found)
+    ended = table["status"].eq("done").any()
     metrics: dict[str, dict[str, dict[int, float]]] = {}
     for metric, goal in goals(study).items():
-        if metric not in table or table[metric].isna().all():
+        if metric not in table:
+            table[metric] = math.nan
+        if ended and table[metric].isna().all():
             known = [name for name in map(str, table) if frame.is_metric(name) and table[name].notna().any()]
             raise UserError(f"no trial has the metric {metric}.{nearest(metric, known)} Metrics: {', '.join(known)}.")
         own = metric == study.analysis.metric
@@ -78,11 +82,14 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
         quanta[metric] = 1 / images[group] if name.startswith(STEPPED) and images.get(group) else 0.0
     diverged: dict[str, tuple[int, ...]] = {}
     for item in found:
-        if item.status == "diverged":
+        final = item.result.outcome.metrics if item.result is not None else {}
+        if item.status == "diverged" or not all(math.isfinite(final.get(metric, 0.0)) for metric in metrics):
             diverged[item.planned.arm] = (*diverged.get(item.planned.arm, ()), item.planned.seed)
     devices = sorted({str(device) for device in table["device"].dropna()})
     data = {planned.arm: str(planned.trial.data) for planned in first_of_arms(plan)}
-    return Values(device=", ".join(devices), data=data, metrics=metrics, quanta=quanta, diverged=diverged)
+    return Values(
+        device=", ".join(devices), data=data, metrics=metrics, quanta=quanta, diverged=diverged, behind=_behind(plan)
+    )
 
 
 def goals(study: Study) -> dict[str, Goal]:
@@ -92,31 +99,31 @@ def goals(study: Study) -> dict[str, Goal]:
 
 
 def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], list[str]]:
-    """Every cell that can be judged, and what must be said of the others.
+    """Every cell, with the reason of those that cannot be judged, and what else must be said.
 
     Raises:
         UserError: if the baseline has no values.
     """
-    old = _values(baseline)
-    sides: list[tuple[Against, Values]] = [("baseline", old)]
-    if baseline.anchor is not None and baseline.anchor.metrics != old.metrics:
-        sides.append(("anchor", baseline.anchor))
     pairs, notes = [], []
-    for against, values in sides:
+    for against, values in _sides(baseline):
         if values.device != new.device:
             notes.append(f"the {against} was trained on {values.device}, and the candidate on {new.device}")
         for metric, goal in goals(study).items():
             known = values.metrics.get(metric, {})
-            if not known:
-                notes.append(f"the {against} has no {metric}: it is not judged until accepted anew")
-                continue
             margin, min_abs = _margins(study, values, metric)
             for arm, found in new.metrics[metric].items():
+                if arm not in known and against == "anchor":
+                    notes.append(f"arm '{arm}' has no {metric} in the anchor: its drift is not measured")
+                    continue
                 if arm not in known:
-                    notes.append(f"arm '{arm}' is not in the {against}: it is not judged")
+                    why = f"the baseline has no {metric} of it: accept it anew"
+                    pairs.append(Pair(arm, metric, goal, {}, found, margin, min_abs, refused=why))
+                    continue
+                if not known[arm] and not found and arm not in new.diverged:
+                    notes.append(f"arm '{arm}' has no {metric}, and had none in the {against}: it is not judged")
                     continue
                 before, after = values.data.get(arm), new.data.get(arm)
-                lost = set(new.diverged.get(arm, ())) - set(values.diverged.get(arm, ()))
+                lost = set(new.diverged.get(arm, ())) - set(values.diverged.get(arm, ())) - found.keys()
                 pairs.append(
                     Pair(
                         arm=arm,
@@ -128,8 +135,9 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
                         min_abs=min_abs,
                         quantum=values.quanta.get(metric, 0.0),
                         against=against,
-                        diverged=len(lost & set(known[arm])),
+                        lost=len(lost),
                         refused="" if before == after else f"its data was {before} and is {after}",
+                        no_sample=_no_sample(new.behind.get(arm)),
                     )
                 )
         notes += [f"arm '{arm}' of the {against} is not trained any more" for arm in values.data if arm not in new.data]
@@ -141,22 +149,28 @@ def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Ce
 
     Two looks spend half of alpha each, so that looking twice raises no false alarm twice.
     """
-    check = study.check
-    assert check is not None
-    _values(baseline)  # before anything is trained
-    alpha = check.alpha if check.escalate_to is None else check.alpha / 2
+    assert study.check is not None
+    old = _values(baseline)  # before anything is trained
+    alpha = _level(study)
     pairs, notes = family(study, baseline, train(None, ()))
     cells = judging.judge(pairs, alpha)
     unsettled = list(dict.fromkeys(cell.arm for cell in cells if cell.verdict == "inconclusive" and cell.se > 0))
     more = more_seeds(study)
     if more is None or not unsettled:
         return cells, notes
-    pairs, notes = family(study, baseline, train(more, unsettled))
-    second = judging.judge(pairs, alpha)
-    notes.append(f"{len(more)} seeds of {', '.join(unsettled)}, for {len(study.seeds.values)} were inconclusive")
+    there = {seed for arms in old.metrics.values() for arm in unsettled for seed in arms.get(arm, {})}
+    seeds = tuple(seed for seed in more if seed in there or seed in study.seeds.values)
+    if len(seeds) == len(study.seeds.values):
+        notes.append("more seeds would settle nothing, for the baseline has none: accept it anew, with escalate_to")
+        return cells, notes
+    pairs, notes = family(study, baseline, train(seeds, unsettled))
+    again = {(cell.arm, cell.metric, cell.against): cell for cell in judging.judge(pairs, alpha)}
+    notes.append(f"{len(seeds)} seeds of {', '.join(unsettled)}, for {len(study.seeds.values)} were inconclusive")
     return [
-        then if first.arm in unsettled and first.verdict == "inconclusive" else first
-        for first, then in zip(cells, second, strict=True)
+        again.get((cell.arm, cell.metric, cell.against), cell)
+        if cell.arm in unsettled and cell.verdict == "inconclusive"
+        else cell
+        for cell in cells
     ], notes
 
 
@@ -195,25 +209,66 @@ def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> list[Finding]:
 
 
 def outlook(study: Study, baseline: Baseline) -> list[Outlook]:
-    """What an unchanged model may hope for, cell by cell, if its rounding has changed and nothing else."""
+    """What an unchanged model may hope for, cell by cell, if its rounding has changed and nothing else.
+
+    Against the anchor, what has been lost since is lost already.
+    """
     assert study.check is not None
-    values = _values(baseline)
-    alpha = study.check.alpha if study.check.escalate_to is None else study.check.alpha / 2
+    alpha, more, now = _level(study), more_seeds(study) or (), _values(baseline)
     found = []
-    for metric in goals(study):
-        known = values.metrics.get(metric, {})
-        sd = judging.pooled_sd([*seeds.values()] for seeds in known.values())
-        margin, _ = _margins(study, values, metric)
-        for arm, seeds in known.items():
-            n = len(seeds.keys() & set(study.seeds.values))
-            own = judging.pooled_sd([[*seeds.values()]]) or sd
-            chance = judging.chance_to_pass(n, own, margin, alpha)
-            needs = judging.seeds_to_pass(own * math.sqrt(2), margin, alpha)
-            found.append(Outlook(arm, metric, n, own, margin, chance, needs))
+    for against, values in _sides(baseline):
+        for metric, goal in goals(study).items():
+            known = values.metrics.get(metric, {})
+            sd = judging.pooled_sd([*seeds.values()] for seeds in known.values())
+            margin, _ = _margins(study, values, metric)
+            for arm, seeds in known.items():
+                is_now = now.metrics.get(metric, {}).get(arm, {})
+                if not seeds or not is_now:
+                    continue
+                sign = 1 if goal == "max" else -1
+                drop = sign * (fmean(seeds.values()) - fmean(is_now.values()))
+                own = judging.pooled_sd([[*seeds.values()]]) or sd
+                n, then = (len(seeds.keys() & set(some)) for some in (study.seeds.values, more))
+                if FEWEST <= n < then and own > 0:
+                    chance = judging.chance_in_two_looks(n, then, own, margin - drop, alpha)
+                else:
+                    chance = judging.chance_to_pass(n, own, margin - drop, alpha) if drop < margin else 0.0
+                needs = judging.seeds_to_pass(own * math.sqrt(2), margin - drop, alpha) if drop < margin else None
+                found.append(Outlook(arm, metric, against, max(n, then), own, margin, chance, needs))
     return found
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _level(study: Study) -> float:
+    """Alpha of a look: where there may be two, either spends half."""
+    assert study.check is not None
+    return study.check.alpha if more_seeds(study) is None else study.check.alpha / 2
+
+
+def _sides(baseline: Baseline) -> Iterator[tuple[Against, Values]]:
+    """What a candidate is held against."""
+    values = _values(baseline)
+    yield "baseline", values
+    if baseline.anchor is not None and baseline.anchor.metrics != values.metrics:
+        yield "anchor", baseline.anchor
+
+
+def _behind(plan: Plan) -> dict[str, int]:
+    """Arm to how many trainings its seeds start from, where they start from any."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for planned in plan.trials:
+        for role, needed in planned.trial.needs.items():
+            found[planned.arm][role].add(needed.partition("/")[0])
+    return {arm: min(map(len, roles.values())) for arm, roles in found.items()}
+
+
+def _no_sample(behind: int | None) -> str:
+    """As in a report: five students of one teacher are one sample of the teacher."""
+    if behind is None or behind >= FEWEST:
+        return ""
+    return f"all its seeds start from {behind} training{'s' * (behind > 1)}, and fewer than {FEWEST} are no sample"
 
 
 def _values(baseline: Baseline) -> Values:

@@ -10,7 +10,9 @@ With d the candidate's values less the baseline's at equal seeds, signed so that
   to pass, are said.
 
 Values that are all equal pass as ``identical``, whatever their spread.  Where the differences have less spread than the
-steps of the metric explain (q / sqrt 6 for the difference of two values rounded to q), they are given that.
+steps of the metric explain (q / sqrt 6 for the difference of two values rounded to q), they are given that.  Seeds that
+were lost have no value, and none is better than the worst: what the others show to have regressed has regressed, and
+nothing passes.
 
 Reference: Holm (1979), Scand. J. Statist. 6, 65-70; Berger (1982), Technometrics 24, 295-300.
 """
@@ -26,6 +28,7 @@ import numpy as np
 
 from vitlab import statistics
 from vitlab.spec.check import Goal
+from vitlab.statistics.student import t_quantile
 
 Verdict = Literal["pass", "regressed", "inconclusive"]
 Against = Literal["baseline", "anchor"]
@@ -47,8 +50,11 @@ class Pair:
     min_abs: float
     quantum: float = 0.0  #: the smallest step of the metric, 0 where it has none
     against: Against = "baseline"
-    diverged: int = 0  #: seeds that diverged and did not in the baseline
+    lost: int = 0  #: seeds that diverged, or came to no finite value, and did not in the baseline
     refused: str = ""  #: why it is not judged, if it is not
+    no_sample: str = (
+        ""  #: why chance cannot be told from its seeds, if it cannot; what is identical passes all the same
+    )
 
 
 @dataclass(frozen=True)
@@ -73,11 +79,14 @@ class Cell:
     min_abs: float = NAN
     df: float = NAN  #: degrees of freedom of ``se``
     alpha: float = NAN
+    family: int = 1  #: cells that are judged together
 
     @property
     def detectable(self) -> float:
-        """The drop that this cell, alone, would find with 80 % power."""
-        return statistics.detectable(self.se, self.df, 2 * self.alpha) if self.se > 0 else NAN
+        """The drop that is found with 80 % power, at the level that the first cell of the family has to pass."""
+        if not self.se > 0:
+            return NAN
+        return smallest_found(self.se, self.df, self.margin, self.min_abs, self.alpha, self.family)
 
     @property
     def needs(self) -> int | None:
@@ -102,7 +111,7 @@ def judge(family: Sequence[Pair], alpha: float = 0.05) -> list[Cell]:
     cells = [_tested(pair, alpha) for pair in family]
     corrected = holm([cell.p for cell in cells])
     return [
-        _decided(replace(cell, p_corrected=p), pair, alpha)
+        _decided(replace(cell, p_corrected=p, family=len(cells)), pair, alpha)
         for cell, p, pair in zip(cells, corrected, family, strict=True)
     ]
 
@@ -126,6 +135,37 @@ def overall(verdicts: Iterable[Verdict]) -> Verdict:
     return "regressed" if "regressed" in found else "inconclusive" if "inconclusive" in found else "pass"
 
 
+def chance_to_find(
+    drop: float, se: float, df: float, margin: float, min_abs: float, alpha: float, family: int = 1
+) -> float:
+    """The probability that a cell whose true drop is ``drop`` has regressed, at the first step of Holm's.
+
+    Given the spread that is estimated, three things ask for a mean drop beyond a bound: that the test rejects, that the
+    drop is as large as ``min_abs``, and that one of ``margin`` is not ruled out.
+    """
+    from scipy.special import chdtri, ndtr
+
+    shares = (np.arange(2000) + 0.5) / 2000
+    found = se * np.sqrt(chdtri(df, shares) / df)
+    rejects, passes = t_quantile(1 - alpha / family, df) * found, margin - t_quantile(1 - alpha, df) * found
+    return float(ndtr((drop - np.maximum(np.maximum(rejects, passes), min_abs)) / se).mean())
+
+
+def smallest_found(
+    se: float, df: float, margin: float, min_abs: float, alpha: float, family: int, chance: float = 0.8
+) -> float:
+    """The smallest true drop that is found with the given chance, see :func:`chance_to_find`."""
+    from scipy.optimize import brentq
+
+    def lacks(drop: float) -> float:
+        return chance_to_find(drop, se, df, margin, min_abs, alpha, family) - chance
+
+    high = max(margin, min_abs) + se
+    while lacks(high) < 0:
+        high *= 2
+    return float(brentq(lacks, 0.0, high))
+
+
 def chance_to_pass(n: int, sd: float, margin: float, alpha: float, correlation: float = 0.0) -> float:
     """The probability that an unchanged model passes a cell.
 
@@ -141,6 +181,16 @@ def chance_to_pass(n: int, sd: float, margin: float, alpha: float, correlation: 
     if n < FEWEST:
         return 0.0
     return statistics.power(margin, se, n - 1, 2 * alpha) if se > 0 else 1.0
+
+
+def chance_in_two_looks(first: int, second: int, sd: float, margin: float, alpha: float, draws: int = 20_000) -> float:
+    """As :func:`chance_to_pass`, if after ``first`` seeds what has not passed is given ``second``; simulated."""
+    d = np.random.default_rng(0).normal(0.0, sd * math.sqrt(2), (draws, second))
+    passed = np.zeros(draws, dtype=bool)
+    for n in (first, second):
+        se = d[:, :n].std(1, ddof=1) / math.sqrt(n)
+        passed |= d[:, :n].mean(1) + t_quantile(1 - alpha, n - 1) * se < margin
+    return float(passed.mean())
 
 
 def seeds_to_pass(sd_of_differences: float, margin: float, alpha: float, chance: float = 0.8) -> int | None:
@@ -190,13 +240,15 @@ def _tested(pair: Pair, alpha: float) -> Cell:
         return replace(cell, test="none", reason=f"{n} seeds are too few to judge; {FEWEST} are the fewest")
     if test == "paired t" and not d.any():
         return replace(cell, test="identical", worst=0.0, p=1.0)
+    if pair.no_sample:
+        return replace(cell, test="none", reason=pair.no_sample)
     if se == 0:
         # Equal differences of a metric without steps: nothing to measure chance by but their signs.
         p = 2.0**-n if cell.drop > 0 else 1.0
         return replace(cell, test="sign flip", worst=cell.drop, p=p)
-    from scipy.special import stdtr, stdtrit
+    from scipy.special import stdtr
 
-    worst = cell.drop + float(stdtrit(df, 1 - alpha)) * se
+    worst = cell.drop + t_quantile(1 - alpha, df) * se
     return replace(cell, p=float(stdtr(df, -cell.drop / se)), se=se, df=df, worst=worst)
 
 
@@ -211,10 +263,18 @@ def _sd(d: np.ndarray, pair: Pair, old: np.ndarray, new: np.ndarray) -> float:
 
 def _decided(cell: Cell, pair: Pair, alpha: float) -> Cell:
     """The cell with its verdict."""
-    if pair.diverged:
-        many = 2 * pair.diverged > len(pair.old)
-        said = f"{pair.diverged} of {len(pair.old)} seeds diverged that did not in the {pair.against}"
-        return replace(cell, verdict="regressed" if many else "inconclusive", reason=said)
+    found = _of_values(cell, pair, alpha)
+    if not pair.lost or pair.refused:
+        return found
+    tried = pair.lost + len(pair.new)
+    said = f"{pair.lost} of {tried} seeds diverged, or came to no number, and did not in the {pair.against}"
+    if found.verdict == "regressed":
+        return replace(found, reason=f"{found.reason}; {said}")
+    return replace(found, verdict="regressed" if 2 * pair.lost > tried else "inconclusive", reason=said)
+
+
+def _of_values(cell: Cell, pair: Pair, alpha: float) -> Cell:
+    """The cell with the verdict of the values that there are."""
     if cell.reason:
         return cell
     if cell.test == "identical":

@@ -1,8 +1,8 @@
 """The first steps of a training, recomputed every time: what a change of the code cannot hide from.
 
-A trace trains an arm for a few steps, on the CPU, with one thread, the schedule shortened to them, and keeps the loss
-of every step.  Nothing is taken from a store of results, nor left in one: what an arm starts from (a teacher, a
-pre-trained body) is trained as briefly, in a folder that is gone afterwards.
+A trace trains an arm for a few steps, on the CPU, with one thread, the schedule shortened to them, by the engine that
+trains its seeds, and keeps the loss of every step.  Nothing is taken from a store of results, nor left in one: what an
+arm starts from (a teacher, a pre-trained body) is trained as briefly, in a folder that is gone afterwards.
 
 A trace in double precision agrees to many digits from one processor to the next; beside it stands one in the
 precision that the arm is trained in, whose kernels may be others.
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.spec.trial import LENGTHS
 from vitlab.store import Store
+from vitlab.training.cohort import Cohort, require_stackable
 from vitlab.training.loop import Training, evaluation_batches, views_of
 from vitlab.trial import Settings, begin_trial, run_trial
 
@@ -33,13 +34,19 @@ LEARNING_STEPS = 100
 class Trace:
     """The beginning of a training."""
 
+    engine: str  #: that computed it
     losses: tuple[float, ...]  #: of every step
     before: float  #: loss on the first validation images, before the first step
     after: float  #: and after the last
 
 
 def trace(
-    plan: Plan, planned: Planned, steps: int, precision: str | None = None, plugins: Sequence[str | Path] = ()
+    plan: Plan,
+    planned: Planned,
+    steps: int,
+    precision: str | None = None,
+    engine: str = "loop",
+    plugins: Sequence[str | Path] = (),
 ) -> Trace:
     """The first steps of one trial of a plan.
 
@@ -48,6 +55,7 @@ def trace(
         planned: the trial.
         steps: how many; fewer where the trial itself is shorter.
         precision: instead of the trial's own.
+        engine: ``vmap`` trains it as the one member of a cohort, if it can be stacked; ``loop`` by itself.
         plugins: files of components.
     """
     settings = Settings(device="cpu", plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins))
@@ -60,10 +68,9 @@ def trace(
         short = shortened(planned.trial, steps, precision)
         with begin_trial(short, store.trial(short.key, short.code), settings) as training:
             before = _loss(training)
-            for _ in range(training.steps):
-                training.advance()
+            engine = _advance(training, engine)
             losses = torch.stack(training.losses["loss"]).double().tolist() if training.steps else []
-            return Trace(tuple(losses), before, _loss(training))
+            return Trace(engine, tuple(losses), before, _loss(training))
 
 
 def shortened(trial: Trial, steps: int, precision: str | None) -> Trial:
@@ -88,6 +95,23 @@ def _needed(trial: Trial, trials: dict[str, Trial]) -> Iterable[Trial]:
 
 def _name(trial: Trial) -> str:
     return f"{trial.key}/{trial.code}"
+
+
+def _advance(training: Training, engine: str) -> str:
+    """Take every step.  Returns the engine: as in a worker, what cannot be stacked is trained by itself."""
+    if engine == "vmap":
+        try:
+            require_stackable(training.model)
+            cohort = Cohort([training])
+            while training.step < training.steps:
+                cohort.advance()
+        except Exception:
+            if training.step > 0:
+                raise
+            engine = "loop"
+    while training.step < training.steps:
+        training.advance()
+    return engine
 
 
 @torch.no_grad()

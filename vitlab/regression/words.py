@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +20,7 @@ def markdown(checked: Checked) -> str:
     told = [finding for finding in checked.findings if finding.verdict != "pass" or finding.sentence]
     passed = len(checked.findings) - sum(finding.verdict != "pass" for finding in checked.findings)
     if checked.findings:
-        lines += [f"{passed} of {len(checked.findings)} exact checks pass.", ""]
+        lines += [f"{passed} of {len(checked.findings)} checks pass.", ""]
     for item in told:
         whom = f"{item.arm}: " if item.arm else ""
         lines.append(f"- **{item.verdict}** {_plain(f'{whom}{item.check}: {item.sentence}')}")
@@ -53,11 +54,11 @@ def junit(checked: Checked) -> str:
         skipped=str(sum(verdict == "inconclusive" for _, _, verdict, _ in cases)),
     )
     for arm, name, verdict, sentence in cases:
-        case = ElementTree.SubElement(suite, "testcase", classname=arm, name=name)
+        case = ElementTree.SubElement(suite, "testcase", classname=_xml(arm), name=_xml(name))
         if verdict == "regressed":
-            ElementTree.SubElement(case, "failure", message=sentence)
+            ElementTree.SubElement(case, "failure", message=_xml(sentence))
         elif verdict == "inconclusive":
-            ElementTree.SubElement(case, "skipped", message=sentence)
+            ElementTree.SubElement(case, "skipped", message=_xml(sentence))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -75,7 +76,7 @@ def github(checked: Checked, file: str) -> list[str]:
 
 
 def prospects(cells: Sequence[Outlook]) -> str:
-    """What an unchanged model may hope for; the second line from below warns where that is little."""
+    """What an unchanged model may hope for, with a warning below the table where that is little."""
     lines = [
         "| arm | metric | seeds | sd | margin | passes | seeds for 80 % |",
         "|---|---|--:|--:|--:|--:|--:|",
@@ -83,12 +84,13 @@ def prospects(cells: Sequence[Outlook]) -> str:
     for cell in cells:
         needs = f"over {MOST}" if cell.needs is None else str(cell.needs)
         numbers = (_number(cell.sd), _number(cell.margin), f"{100 * cell.chance:.0f} %", needs)
-        lines.append(f"| {_plain(cell.arm)} | {cell.metric} | {cell.n} | {' | '.join(numbers)} |")
+        lines.append(f"| {_plain(cell.arm)} | {_metric(cell)} | {cell.n} | {' | '.join(numbers)} |")
     chance = math.prod(cell.chance for cell in cells)
     lines += [
         "",
         "A model that computes the same, bit for bit, passes. "
-        f"One of which nothing but the rounding has changed passes with probability {100 * chance:.0f} %.",
+        f"One of which nothing but the rounding has changed passes with probability {100 * chance:.0f} %, "
+        "or more where cells rise and fall together.",
     ]
     if chance < LIKELY:
         lines.append(
@@ -106,7 +108,7 @@ def _row(cell: Cell) -> str:
     return f"| {' | '.join(map(_plain, columns))} |"
 
 
-def _metric(cell: Cell) -> str:
+def _metric(cell: Cell | Outlook) -> str:
     return cell.metric if cell.against == "baseline" else f"{cell.metric} since the {cell.against}"
 
 
@@ -131,7 +133,13 @@ def _number(value: float) -> str:
 
 def _plain(text: str) -> str:
     """Text that Markdown shows as it stands, in a table too."""
-    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\|*`])", r"\\\1", text)
+
+
+def _xml(text: str) -> str:
+    """Text without the characters that XML has no way to write."""
+    return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def _data(text: str) -> str:

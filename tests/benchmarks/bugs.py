@@ -1,0 +1,43 @@
+"""Bugs of the kind that a change of the code brings in, put into the code while a process runs.
+
+The files of the code stay as they are, and with them the places of results in a store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from vitlab.components import attention
+from vitlab.components.position.additive import Learned
+from vitlab.data.augment.geometric import Crop
+from vitlab.training.loop import Training
+
+
+def no_position(patch: pytest.MonkeyPatch) -> None:
+    """The position embedding is learned, and not added."""
+    patch.setattr(Learned, "add", lambda self, x_BTD, layer: x_BTD)
+
+
+def wrong_scale(patch: pytest.MonkeyPatch) -> None:
+    """1 / K instead of 1 / root K, in the kernel of the loop and in that of cohorts."""
+    fused, weights = attention._fused_kernel, attention._weights
+    patch.setattr(attention, "_fused_kernel", lambda q, k, v, bias: fused(q * q.shape[-1] ** -0.5, k, v, bias))
+    patch.setattr(attention, "_weights", lambda q, k, bias: weights(q * q.shape[-1] ** -0.5, k, bias))
+
+
+def half_the_rate(patch: pytest.MonkeyPatch) -> None:
+    """Every step at half the learning rate."""
+    sound = Training.rate
+    patch.setattr(Training, "rate", lambda self, step: 0.5 * sound(self, step))
+
+
+def no_augmentation(patch: pytest.MonkeyPatch) -> None:
+    """Crops give images back as they are."""
+    patch.setattr(Crop, "__call__", lambda self, x_BCHW, *drawn: x_BCHW)
+
+
+BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    bug.__name__: bug for bug in (no_position, wrong_scale, half_the_rate, no_augmentation)
+}
