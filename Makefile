@@ -11,7 +11,7 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 # What was begun and not finished is begun anew.
 .DELETE_ON_ERROR:
 
-.PHONY: demo test test-gpu check bench docs setup clean
+.PHONY: demo test test-gpu check bench soak docs setup clean
 
 demo: .venv/ready
 	$(BIN)/vitlab run $(STUDY)
@@ -35,6 +35,11 @@ check: .venv/ready-dev
 bench: .venv/ready-dev
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt vit-pytorch==1.26.11
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/run.py
+
+# Half an hour of faults; Ray is needed by nothing else here.
+soak: .venv/ready-dev
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[ray]"
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py
 
 # Tests build it as well; open .venv/site/index.html through a server, such as python -m http.server -d .venv/site.
 docs: .venv/ready-dev

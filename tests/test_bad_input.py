@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -15,15 +16,22 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from vitlab.cli import main
+from vitlab.errors import WeightsError
+from vitlab.models.weights.opening import open_model
+from vitlab.training import checkpoint
 
 ROOT = Path(__file__).parents[1]
+NOWHERE = "http://127.0.0.1:9"
 STUDY = """\
 study: small
 base:
@@ -317,6 +325,118 @@ def test_data_that_is_nowhere_is_found_out_before_anything_is_written(here: Path
 def test_weights_that_are_nowhere(here: Path) -> None:
     text = STUDY.replace("design:", "  init_from: {checkpoint: nowhere.safetensors}\ndesign:")
     assert one(mistakes(here, text)) == "s.yaml:6:15: no such file: nowhere.safetensors"
+
+
+# -- a study file from somebody else ----------------------------------------------------------------------------------
+
+
+class Deed:
+    """What unpickling it does."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.file,)
+
+
+def hostile(here: Path, suffix: str, *, zipped: bool) -> Path:
+    """A file of weights that would leave a file behind if it were unpickled."""
+    file = here / f"weights{suffix}"
+    if zipped:
+        torch.save({"head.weight": Deed(here / "pwned")}, file)  # as torch keeps pickles
+    else:
+        file.write_bytes(pickle.dumps({"head.weight": Deed(here / "pwned")}))
+    return file
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("suffix", [".pth", ".pt", ".bin", ".safetensors", ".npz"])
+def test_a_pickle_in_the_place_of_weights_is_refused_and_not_run(tmp_path: Path, suffix: str, zipped: bool) -> None:
+    with pytest.raises(WeightsError, match="weights"):
+        open_model(hostile(tmp_path, suffix, zipped=zipped))
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("place", ["init_from: {checkpoint: %s}", "distill: {teacher: {checkpoint: %s}, kind: hard}"])
+def test_no_study_has_a_pickle_run(here: Path, place: str) -> None:
+    file = hostile(here, ".pth", zipped=True)
+    one_arm = STUDY[: STUDY.index("design:")]
+    (here / "s.yaml").write_text(f"{one_arm}  {place % file}\nseeds: 1\n")
+    code, _, err = call("run", "s.yaml", "--executor", "inline", "--tracking-uri", NOWHERE)
+    assert code == 4 and "only tensors are read" in err, err
+    assert not (here / "pwned").exists()
+
+
+def test_a_checkpoint_that_was_swapped_for_a_pickle_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / checkpoint.FILE).write_bytes(pickle.dumps(Deed(tmp_path / "pwned")))
+    with pytest.raises(checkpoint.Damaged):
+        checkpoint.read(tmp_path)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_the_label_of_an_arm_is_a_label_wherever_it_stands(here: Path) -> None:
+    names = [
+        "../../up",
+        "/tmp/up",
+        "a/../../../up",
+        "$(touch pwned)",
+        "{{7*7}}",
+        "<script>alert(1)</script>",
+        "a\\input{b}",
+        "a\n\\input{b}",
+    ]
+    arms = {name: {"model.dim": 4 * (number + 3)} for number, name in enumerate(names)}
+    (here / "in").mkdir()
+    (here / "in" / "s.yaml").write_text(
+        yaml.safe_dump({**yaml.safe_load(STUDY), "design": {"arms": {"plain": {}, **arms}}, "seeds": 1})
+    )
+    code, _, err = call("run", "in/s.yaml", "--out", "in/out", "--executor", "inline", "--tracking-uri", NOWHERE)
+    assert code == 0, err
+    page = (here / "in" / "out" / "studies" / "small" / "report" / "report.html").read_text()
+    assert "<script>alert" not in page and "{{7*7}}" in page
+    code, _, err = call("report", "in/s.yaml", "--out", "in/out", "--format", "latex", "--output", "in/out/table.tex")
+    lines = (here / "in" / "out" / "table.tex").read_text().splitlines()
+    assert code == 0 and not any("\\input" in line for line in lines if not line.startswith("%")), err
+    assert sorted(str(path.relative_to(here)) for path in here.glob("*/*")) == ["in/out", "in/s.yaml"]
+    assert not list(here.rglob("pwned")) and not list(here.rglob("up"))
+
+
+@pytest.mark.parametrize(
+    ("said", "instead", "words"),
+    [
+        ("study: small", "study: small\nplugins: {require: ['../evil.py']}", ["this study needs ../evil.py: add --plugin"]),
+        ("study: small", "study: small\nplugins: {require: ['evil @ file:///tmp/evil']}", ["is no requirement"]),
+        ("type: vit", "type: 'os:system'", ["no model called 'os:system'"]),
+        ("type: vit", "type: ../evil", ["no model called '../evil'"]),
+        ("type: adamw", "type: evil.py", ["no optimizer called 'evil.py'"]),
+        ("study: small", "study: small\nrun: {executor: '../evil'}", ["no executor called '../evil'"]),
+        ("study: small", "study: small\nrun: {tracker: 'evil:Evil'}", ["no tracker called 'evil:Evil'"]),
+        ("study: small", "study: small\nrun: {tracking_uri: 'sqlite:////tmp/evil.db'}", ["/tmp/evil.db is not in it"]),
+        ("study: small", "study: small\nrun: {tracking_uri: 'sqlite:///../evil.db'}", ["evil.db is not in it"]),
+        ("study: small", "study: small\nrun: {tracking_uri: 'file:///tmp/evil'}", ["refuses to write"]),
+        ("study: small", "study: small\nrun: {executor: {type: slurm, setup: ['touch pwned']}}", ["'setup' has code run", "--set"]),
+        ("study: small", "study: small\nrun: {executor: {type: slurm, qos: \"a\\ntouch pwned\"}}", ["qos", "match pattern"]),
+        ("study: small", "study: small\nrun: {executor: {type: ray, address: 'evil.example:6379'}}", ["'address' has code run"]),
+        ("type: digits", "type: mnist, root: /etc", ["mnist is not here: looked in /etc"]),
+        ("type: digits", "type: image_folder, root: ../..", ["image_folder: ../.. has no folder 'train'"]),
+    ],
+)  # fmt: skip
+def test_a_hostile_file_runs_nothing_and_writes_nowhere(here: Path, said: str, instead: str, words: list[str]) -> None:
+    (here / "evil.py").write_text("open('pwned', 'w')\n")
+    (here / "in").mkdir()
+    (here / "in" / "s.yaml").write_text(STUDY.replace(said, instead).replace("patch_size: 2", "patch_size: 4"))
+    line = one(refused(here, "run", "in/s.yaml"))
+    for word in words:
+        assert word in line, line
+
+
+def test_who_starts_a_study_may_say_what_its_file_may_not(here: Path) -> None:
+    (here / "s.yaml").write_text(
+        STUDY.replace("study: small", "study: small\nrun: {executor: {type: slurm, setup: [ls]}}")
+    )
+    code, _, err = call("plan", "s.yaml", "--set", "run.executor.setup=[module load cuda]")
+    assert code == 0, err
 
 
 # -- as users see it: a process of its own ----------------------------------------------------------------------------

@@ -12,26 +12,25 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from executor_runner import result
+from jobs import HERE, PATIENCE_S, alive, ends, job, until
 
-from vitlab import slots
+from vitlab import slots, store
 from vitlab.errors import UserError
 from vitlab.execution import Watch, _drive
-from vitlab.executors import Ended, Executor, Inline, Job, Local, machine
-from vitlab.plan.values import Planned, Trial
+from vitlab.executors import Executor, Inline, Local, base, machine
+from vitlab.plan.values import Planned
 from vitlab.spec import Choice, RunSpec
-from vitlab.store import Store, TrialFolder, read_json
+from vitlab.store import TrialFolder, process, read_json
 from vitlab.trackers import Untracked
 
-HERE = Path(__file__).parent
 RUNNER = "executor_runner"
-PATIENCE_S = 60.0  #: for a loaded machine; nothing waits that long unless it is broken
 
 
 class TinyLocal(Local):
@@ -40,11 +39,6 @@ class TinyLocal(Local):
 
 class TinyInline(Inline):
     runner = RUNNER
-
-
-@pytest.fixture(autouse=True)
-def _runner_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
 
 
 @pytest.fixture
@@ -59,38 +53,6 @@ def local() -> Iterator[Callable[..., Local]]:
     for executor in made:
         executor.cancel(0.0)
         assert not executor._workers
-
-
-def job(root: Path, do: str, name: str = "", threads: int = 1, **spec: Any) -> Job:
-    key = name or do
-    trial = Trial(spec={"do": do, **spec}, seeds={}, origins=(), data=None, key=key, code="c0de")
-    folder = Store(root).trial(key, "c0de").path
-    return Job(f"{key}/s0", folder, trial, (), threads, "cpu", True, "none")
-
-
-def ends(executor: Executor, count: int) -> dict[str, Ended]:
-    found: list[Ended] = []
-    deadline = time.monotonic() + PATIENCE_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"only {found}"
-        found += executor.poll(0.5)
-    assert len(found) == count
-    return {ended.job.trial.key: ended for ended in found}
-
-
-def until(what: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (value := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return value
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 # -- how jobs end -----------------------------------------------------------------------------------------------------
@@ -135,6 +97,49 @@ def test_a_worker_that_dies_harms_no_other(local: Callable[..., Local], tmp_path
     (survivor,) = executor.poll(0.0)
     assert (survivor.job.trial.key, survivor.how) == ("train", "stopped")
     assert (survivor.job.folder / "checkpoint").is_dir()
+
+
+def test_a_worker_whose_child_lives_on_is_lost_as_any_other(local: Callable[..., Local], tmp_path: Path) -> None:
+    """The child holds the worker's end of the pipe, so that nothing is heard on it, not even that it has closed."""
+    executor = local()
+    executor.submit(job(tmp_path, "fork"))
+    assert ends(executor, 1)["fork"].how == "lost"
+
+
+def test_a_worker_that_is_stopped_past_its_timeout_is_killed(
+    local: Callable[..., Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "FROZEN_S", 0.3)
+    executor = local()
+    work = replace(job(tmp_path, "freeze"), timeout_s=0.2)
+    executor.submit(work)
+    ended = ends(executor, 1)["freeze"]
+    assert ended.how == "timeout" and "stopped or stuck, was killed" in ended.detail
+    assert not TrialFolder(work.folder).held()
+
+
+def test_a_worker_that_waits_for_another_is_not_out_of_time(
+    local: Callable[..., Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "FROZEN_S", 0.2)
+    executor = local()
+    work = replace(job(tmp_path, "finish"), timeout_s=0.1)
+    lock = hold(TrialFolder(work.folder))
+    executor.submit(work)
+    until((work.folder / "log.txt").exists)
+    assert executor.poll(1.5) == []
+    lock.close()
+    assert ends(executor, 1)["finish"].how == "done"
+
+
+def test_a_failure_that_cannot_be_noted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TrialFolder, "fail", full)
+    executor = TinyInline(RunSpec())
+    executor.submit(job(tmp_path, "raise"))
+    assert ends(executor, 1)["raise"].detail == "RuntimeError: no such layer"
 
 
 def test_a_lost_trial_can_be_submitted_again(local: Callable[..., Local], tmp_path: Path) -> None:
@@ -187,7 +192,7 @@ def test_workers_keep_to_their_share_of_the_cores(local: Callable[..., Local], t
 
 def test_threads_reach_the_worker(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local(workers=1, threads=3)
-    work = job(tmp_path, "finish", threads=3)
+    work = replace(job(tmp_path, "finish"), threads=3)
     executor.submit(work)
     ends(executor, 1)
     around = read_json(work.folder / "around.json")
@@ -494,8 +499,6 @@ def hold(folder: TrialFolder) -> Any:
 
 
 def test_trials_that_still_run_are_waited_for(local: Callable[..., Local], tmp_path: Path) -> None:
-    from executor_runner import result
-
     executor = local()
     kept, left, free = (job(tmp_path, "finish", name=name) for name in ("kept", "left", "free"))
     locks = [hold(TrialFolder(item.folder)) for item in (kept, left)]
@@ -507,6 +510,43 @@ def test_trials_that_still_run_are_waited_for(local: Callable[..., Local], tmp_p
     found = ends(executor, 2)
     assert (found["kept"].how, found["left"].how) == ("done", "lost")
     assert "earlier driver" in found["left"].detail
+
+
+STOPPED = """
+import os, signal, sys
+from pathlib import Path
+from vitlab.store import TrialFolder
+with TrialFolder(Path(sys.argv[1])).lease():
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_stopped_orphan_is_killed_and_nobody_elses_worker(
+    local: Callable[..., Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "GONE_S", 0.2)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    name = process(gone.pid)
+    gone.wait()
+    assert name and not base.is_alive(name)
+    holders = {}
+    for kind, driver in {"orphan": name, "worker": process(os.getpid())}.items():
+        command = [sys.executable, "-c", STOPPED, job(tmp_path, kind).folder]
+        holders[kind] = subprocess.Popen(command, env={**os.environ, store.DRIVER: driver})
+    try:
+        work = [job(tmp_path, kind) for kind in holders]
+        for item in work:
+            until(TrialFolder(item.folder).held)
+        executor = local()
+        assert executor.reattach(work) == work
+        assert ends(executor, 1)["orphan"].how == "lost"
+        assert holders["orphan"].wait() == -signal.SIGKILL
+        assert executor.poll(0.6) == [] and holders["worker"].poll() is None
+    finally:
+        for holder in holders.values():
+            holder.kill()
+            holder.wait()
+    assert not base.kill(name), "another process that has its number is not it"
 
 
 def test_what_an_orphan_leaves_is_gone_on_with_even_without_retries(tmp_path: Path) -> None:
@@ -523,8 +563,6 @@ def test_what_an_orphan_leaves_is_gone_on_with_even_without_retries(tmp_path: Pa
 
 @pytest.mark.parametrize("finishes", [True, False])
 def test_a_trial_of_two_studies_is_trained_once(local: Callable[..., Local], tmp_path: Path, finishes: bool) -> None:
-    from executor_runner import result
-
     executor = local()
     work = job(tmp_path, "finish")
     lock = hold(TrialFolder(work.folder))

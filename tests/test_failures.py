@@ -8,27 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jobs
 import pytest
 from pydantic import ValidationError
 
 from vitlab.errors import Refused, TrialFailed
 from vitlab.execution import Watch, _drive
 from vitlab.executors import Ended, Executor, Job, base
-from vitlab.plan.values import Planned, Trial
+from vitlab.plan.values import Planned
 from vitlab.spec import RunSpec
-from vitlab.store import Store, TrialFolder, read_json
-
-HERE = Path(__file__).parent
-
-
-@pytest.fixture(autouse=True)
-def _runner_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(HERE))
+from vitlab.store import TrialFolder, read_json
 
 
 def job(root: Path, name: str, **spec: Any) -> Job:
-    trial = Trial(spec={"do": name, **spec}, seeds={}, origins=(), data=None, key=name, code="c0de")
-    return Job(f"{name}/s0", Store(root).trial(name, "c0de").path, trial, (), 1, "auto", True, "none")
+    return replace(jobs.job(root, name, **spec), device="auto")
 
 
 class Scripted(Executor):
@@ -81,9 +74,9 @@ class Ear(Watch):
 
 def drive(root: Path, scripts: dict[str, list[str]], **run: Any) -> tuple[int, Scripted, Ear]:
     executor, ear = Scripted(RunSpec(**run), scripts), Ear()
-    jobs = [job(root, name) for name in scripts]
-    planned = {item.folder: Planned(item.trial.key, 0, item.trial) for item in jobs}
-    return _drive(executor, [], jobs, planned, executor.run, Deaf(), ear), executor, ear  # type: ignore[arg-type]
+    work = [job(root, name) for name in scripts]
+    planned = {item.folder: Planned(item.trial.key, 0, item.trial) for item in work}
+    return _drive(executor, [], work, planned, executor.run, Deaf(), ear), executor, ear  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -143,16 +136,31 @@ def test_a_study_whose_trials_fail_is_given_up(tmp_path: Path) -> None:
     assert drive(tmp_path / "c", mostly, abort_study=abort)[0] == 1
 
 
+def test_what_somebody_else_stopped_is_missing_and_not_to_blame(tmp_path: Path) -> None:
+    failed, _, ear = drive(tmp_path, {"a": ["stopped"], "b": ["done"]})
+    assert failed == 1 and ear.heard == [("a", "stopped"), ("b", "done")]
+    assert TrialFolder(job(tmp_path, "a").folder).failure() is None
+
+
+def test_a_full_disk_ends_no_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TrialFolder, "fail", full)
+    failed, _, ear = drive(tmp_path, {"a": ["lost", "lost"], "b": ["done"]})
+    assert failed == 1 and ("b", "done") in ear.heard
+
+
 def test_code_that_changed_leaves_no_failure(tmp_path: Path) -> None:
     executor = Scripted(RunSpec(), {"a": ["done"], "b": ["refused"], "c": ["done"]})
-    jobs = [job(tmp_path, name) for name in "abc"]
-    planned = {item.folder: Planned(item.trial.key, 0, item.trial) for item in jobs}
+    work = [job(tmp_path, name) for name in "abc"]
+    planned = {item.folder: Planned(item.trial.key, 0, item.trial) for item in work}
     ear = Ear()
     with pytest.raises(Refused, match="2 trials were not trained"):
-        _drive(executor, [], jobs, planned, executor.run, Deaf(), ear)  # type: ignore[arg-type]
+        _drive(executor, [], work, planned, executor.run, Deaf(), ear)  # type: ignore[arg-type]
     assert ear.heard == [("a", "done"), ("b", "refused")]
     assert not executor.cancelled and [item.trial.key for item in executor.asked] == ["a", "b"]
-    assert not any(TrialFolder(item.folder).failure() for item in jobs)
+    assert not any(TrialFolder(item.folder).failure() for item in work)
 
 
 def test_what_an_attempt_says_of_itself(tmp_path: Path) -> None:
@@ -171,12 +179,12 @@ def test_what_an_attempt_says_of_itself(tmp_path: Path) -> None:
 
 
 def test_the_first_step_is_told_once(tmp_path: Path) -> None:
-    told: list[int] = []
-    for steps in (1, 4):
+    for steps, stages in ((1, ["tries"]), (4, ["tries", "begun"])):
+        told: list[str] = []
         work = job(tmp_path, "step", steps=steps)
         (work.folder / "result.json").unlink(missing_ok=True)
-        assert base.attempt(work, "executor_runner", lambda: False, lambda steps=steps: told.append(steps))[0] == "done"
-    assert told == [4]  # of the single step nobody asks again; its end tells as much
+        assert base.attempt(work, "executor_runner", lambda: False, told.append)[0] == "done"
+        assert told == stages  # of the single step nobody asks again; its end tells as much
 
 
 def test_who_does_not_stop_when_its_time_is_up_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

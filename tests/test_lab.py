@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-import time
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +20,17 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from jobs import alive, until
 
 import vitlab
+from vitlab.cli import cli
 from vitlab.data.prepare import prepare
-from vitlab.errors import UserError
+from vitlab.errors import SpecError, UserError
+from vitlab.execution import Watch
 from vitlab.lab import Answer, sync
+from vitlab.plan.values import Planned
 from vitlab.slots import slot
-from vitlab.store import Store
+from vitlab.store import Store, hold
 
 NOWHERE = "http://127.0.0.1:9"
 """Nobody listens there: these tests are of the study, not of its copy in MLflow."""
@@ -89,7 +97,7 @@ def test_a_study_trains_every_arm_with_every_seed(answered: tuple[Path, Path, An
     ]
     assert (frame["status"] == "done").all() and frame["val/accuracy"].between(0, 1).all()
     assert len(trials(out)) == 4
-    pd.testing.assert_frame_equal(pd.read_parquet(answer.folder / "report" / "results.parquet"), frame)
+    pd.testing.assert_frame_equal(frame, pd.read_parquet(answer.folder / "report" / "results.parquet"))
 
 
 def test_a_second_run_trains_nothing_and_an_added_seed_trains_itself(
@@ -155,44 +163,88 @@ def test_code_that_changed_trains_the_trials_that_use_it_and_comments_train_none
 # -- nothing is lost --------------------------------------------------------------------------------------------------
 
 
-def test_killing_the_driver_loses_nothing(answered: tuple[Path, Path, Answer], tmp_path: Path) -> None:
-    """SIGKILL, at a moment when one trial has ended and another is under way; then the same command again."""
-    local = {"executor": "local", "workers": 2, "tracking_uri": NOWHERE}
-    long = {"steps": 150, "batch_size": 16, "evaluations": 50}
-    base = {**yaml.safe_load(study(tmp_path).read_text())["base"], "train": long}
-    file, out = study(tmp_path, run=local, base=base), tmp_path / "out"
-    driver = command("run", file, "--out", out, cwd=tmp_path)
-    patience = time.monotonic() + 120
-    while not (finished := trials(out)) and time.monotonic() < patience:
-        time.sleep(0.01)
-    driver.send_signal(signal.SIGKILL)
-    driver.communicate()
-    assert finished and len(trials(out)) < 4, "the study ended before it could be killed"
-
-    again = vitlab.run(file, out=out)
-    assert again.trained + again.cached == 4 and again.cached >= len(finished) and again.failed == 0
-    assert finished.items() <= trials(out).items(), "a finished trial was trained again"
-
-    undisturbed = vitlab.run(study(tmp_path, base=base), out=tmp_path / "undisturbed")
-    columns = ["arm", "seed", "val/accuracy", "val/loss", "test/accuracy", "test/loss"]
-    pd.testing.assert_frame_equal(again.results()[columns], undisturbed.results()[columns])
-
-
-def test_ctrl_c_writes_checkpoints_and_says_130(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")  # it is meant to live on
+def test_a_run_in_the_background_can_be_looked_at_and_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped as by Ctrl-C: its trials write checkpoints."""
     base = {**yaml.safe_load(study(tmp_path).read_text())["base"]}
     base["train"] = {"steps": 100_000, "batch_size": 16, "evaluations": 2000}
     file = study(tmp_path, base=base, run={"executor": "local", "workers": 1, "tracking_uri": NOWHERE})
-    driver = command("run", file, "--out", tmp_path / "out", cwd=tmp_path)
-    patience = time.monotonic() + 120
-    while time.monotonic() < patience:
-        if any('"metrics"' in journal.read_text() for journal in tmp_path.glob("out/trials/*/*/events.jsonl")):
-            break
-        time.sleep(0.05)
-    driver.send_signal(signal.SIGINT)
-    _, errors = driver.communicate(timeout=60)
-    assert driver.returncode == 130, errors
-    assert "goes on from here" in errors and "Traceback" not in errors
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = [str(file), "--out", str(tmp_path / "out")]
+
+    def said(*words: str) -> str:
+        cli.main(list(words), standalone_mode=False)
+        return capsys.readouterr().out
+
+    begun = said("run", *words, "--detach")
+    pid = int(re.search(r"as process (\d+)", begun).group(1))  # type: ignore[union-attr]
+    try:
+        assert f"kill {pid}" in begun and f"vitlab run {shlex.join(words)}" in begun
+        assert os.getsid(pid) == pid
+        until(lambda: any('"metrics"' in file.read_text() for file in tmp_path.glob("out/trials/*/*/events.jsonl")))
+        assert f"run by process {pid} on" in said("status", *words)
+        with pytest.raises(UserError, match=f"tiny is run by process {pid} .* watches it"):
+            said("run", *words, "--detach")
+    finally:
+        os.kill(pid, signal.SIGINT)
+    until(lambda: not alive(pid))
+    log = (tmp_path / "out" / "studies" / "tiny" / "driver.log").read_text()
+    assert "tiny: 2 arms, 4 trials; 4 to train" in log and "goes on from here" in log and "Traceback" not in log
     assert any(list(checkpoint.iterdir()) for checkpoint in tmp_path.glob("out/trials/*/*/checkpoint"))
+    assert "run by" not in said("status", *words)
+
+
+@pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")
+def test_a_run_in_the_background_that_cannot_begin_says_so(tmp_path: Path) -> None:
+    file = study(tmp_path, seeds=0)
+    with pytest.raises(SpecError, match="seeds"):
+        cli.main(["run", str(file), "--out", str(tmp_path / "out"), "--detach"], standalone_mode=False)
+    with pytest.raises(UserError, match="leave out --detach"):
+        cli.main(["run", str(study(tmp_path)), "--smoke", "--detach"], standalone_mode=False)
+    assert not (tmp_path / "out").exists()
+
+
+class Ear(Watch):
+    """Hears what a run says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+    def ended(self, planned: Planned, how: str, detail: str) -> None:
+        self.said.append(f"{planned.arm} {how}")
+
+
+def test_a_second_driver_looks_on_and_goes_on_when_the_first_is_gone(
+    answered: tuple[Path, Path, Answer], tmp_path: Path
+) -> None:
+    _, done, _ = answered
+    file, out, ear = study(tmp_path), tmp_path / "out", Ear()
+    (one, *_) = [path.relative_to(done).parent for path in sorted(done.glob("trials/*/*/result.json"))]
+    first = ExitStack()
+    first.enter_context(hold(Store(out).driver("tiny")))
+    seen: list[int] = []
+
+    def die() -> None:
+        shutil.copytree(done / one, out / one)
+        until(lambda: len(ear.said) > 1)
+        seen.append(len(trials(out)))
+        first.close()
+
+    other = threading.Timer(0.2, die)
+    other.start()
+    answer = vitlab.run(file, out=out, watch=ear)
+    other.join()
+    assert (
+        ear.said[0]
+        == f"tiny is run by process {os.getpid()} on {socket.gethostname()}; this one looks on until that ends."
+    )
+    assert ear.said[1].endswith(" done") and seen == [1], "nothing was trained while the other had the study"
+    assert (answer.trained, answer.cached) == (3, 1)
 
 
 def test_a_trial_that_failed_is_parked_until_it_is_asked_for(tmp_path: Path) -> None:

@@ -10,20 +10,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from jobs import HERE, PATIENCE_S, ends, job, processes, until
 
 from vitlab import lab, slots
 from vitlab.errors import UserError
 from vitlab.execution import Watch, execute, with_prerequisites
-from vitlab.executors import Ended, Executor, Inline, Job, Ray
+from vitlab.executors import Executor, Inline, Job, Ray, base
 from vitlab.executors.base import Companion, fates
 from vitlab.executors.ray import Begun, End, stream
 from vitlab.plan.values import Trial
@@ -31,8 +31,6 @@ from vitlab.spec import STREAMS, RunSpec
 from vitlab.spec.run import Resources
 from vitlab.store import Store, TrialFolder, read_json
 
-HERE = Path(__file__).parent
-PATIENCE_S = 240.0  #: for a loaded machine; nothing waits that long unless it is broken
 LATE = "timed out during startup"  #: what Ray says that has not started within 30 s
 TOO_BUSY = "Ray gives itself 30 s to start, and this machine is too busy for that"
 STEPS = 24
@@ -54,18 +52,6 @@ class SlowInline(Inline):
 
 class TinyRay(Ray):
     runner = "executor_runner"
-
-
-def processes(sign: str) -> list[int]:
-    """The processes in whose command line ``sign`` stands."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if sign.encode() in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -113,32 +99,8 @@ def shut_down(ray: Any, temporary: str) -> None:
         gc.collect()
 
 
-def until(what: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (value := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return value
-
-
-def ends(executor: Executor, count: int) -> dict[str, Ended]:
-    found: list[Ended] = []
-    deadline = time.monotonic() + PATIENCE_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"only {found}"
-        found += executor.poll(0.5)
-    assert len(found) == count
-    return {ended.job.trial.key: ended for ended in found}
-
-
 def run(**given: Any) -> RunSpec:
     return RunSpec(**{"device": "cpu", "workers": 2, **given})
-
-
-def tiny(root: Path, do: str, name: str = "") -> Job:
-    key = name or do
-    one = Trial(spec={"do": do}, seeds={}, origins=(), data=None, key=key, code="c0de")
-    return Job(f"{key}/s0", Store(root).trial(key, "c0de").path, one, (), 1, "cpu", True, "none")
 
 
 def real(root: Path, seed: int = 0, *, seeds: int = 1, name: str = "k") -> Job:
@@ -157,7 +119,6 @@ def real(root: Path, seed: int = 0, *, seeds: int = 1, name: str = "k") -> Job:
 def straight(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same job in this process, in one go."""
     monkeypatch.setenv("VITLAB_TEST_STEP_S", "0")
-    monkeypatch.syspath_prepend(str(HERE))
     executor = SlowInline(run())
     executor.submit(job)
     assert ends(executor, 1)[job.trial.key].how == "done"
@@ -236,6 +197,11 @@ def test_a_training_moves_on_when_it_is_stopped_and_when_it_is_killed(
     folder = TrialFolder(job.folder)
     copying = SlowRay(run(), files="copy")
     copying.submit(job)
+    wait_for_step(copying, folder, 4)
+    bells = processes("ray::Bell")  # which every worker listens to
+    for bell in bells:
+        os.kill(bell, signal.SIGKILL)
+    assert bells
     wait_for_step(copying, folder, 8)
     (start,) = [event.body for event in folder.events()[0] if event.kind == "start"]
     assert folder.held() and (folder.checkpoint / "last.safetensors").exists()
@@ -285,7 +251,7 @@ def test_ends(cluster: Any, tmp_path: Path) -> None:
     for files in ("shared", "copy"):
         executor = TinyRay(run(), files=files)  # type: ignore[arg-type]
         for do in ("finish", "raise", "exit") if files == "shared" else ("finish", "raise"):
-            executor.submit(tiny(tmp_path / files, do))
+            executor.submit(job(tmp_path / files, do))
         found = ends(executor, 3 if files == "shared" else 2)
         assert (found["finish"].how, found["raise"].how) == ("done", "failed")
         assert found["raise"].detail == "RuntimeError: no such layer"
@@ -304,7 +270,7 @@ def test_ends(cluster: Any, tmp_path: Path) -> None:
 
 def test_what_does_not_listen_is_ended_and_what_waits_is_not_begun(cluster: Any, tmp_path: Path) -> None:
     executor = SlowRay(run(threads=2))  # one has the machine
-    deaf, queued = (tiny(tmp_path, "ignore", name=name) for name in ("deaf", "queued"))
+    deaf, queued = (job(tmp_path, "ignore", name=name) for name in ("deaf", "queued"))
     executor.submit(deaf)
     assert executor.poll(0.0) == []
     pid = until(lambda: read_json(deaf.folder / "pid.json"))
@@ -317,10 +283,22 @@ def test_what_does_not_listen_is_ended_and_what_waits_is_not_begun(cluster: Any,
     assert not (queued.folder / "pid.json").exists()
 
 
+def test_a_worker_that_is_stopped_past_its_timeout_is_killed(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "FROZEN_S", 0.3)
+    executor = TinyRay(run())
+    work = replace(job(tmp_path, "freeze"), timeout_s=0.2)
+    executor.submit(work)
+    ended = ends(executor, 1)["freeze"]
+    assert ended.how == "timeout" and "stopped or stuck, was killed" in ended.detail
+    until(lambda: not TrialFolder(work.folder).held())
+
+
 def test_a_trial_that_another_writes_is_waited_for(cluster: Any, tmp_path: Path) -> None:
     """On copied files the driver holds the lease, so it is the driver that waits."""
     executor = TinyRay(run(), files="copy")
-    work = tiny(tmp_path, "finish")
+    work = job(tmp_path, "finish")
     work.folder.mkdir(parents=True)
     with open(work.folder / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -330,10 +308,11 @@ def test_a_trial_that_another_writes_is_waited_for(cluster: Any, tmp_path: Path)
 
 
 def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'vitlab[ray]'")
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'vitlab[ray]'")
+    monkeypatch.setattr(ray, "get_runtime_context", _Bell)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.setenv(variable, "1")
-    work = tiny(tmp_path, "finish")
+    work = job(tmp_path, "finish")
     work.folder.mkdir(parents=True)
     (work.folder / "log.txt").write_text("handed to Ray as something else\n")
     begun, end = stream(work, "executor_runner", "token", None, False, _Bell())
@@ -362,7 +341,7 @@ def test_shares_of_the_cluster(cluster: Any, tmp_path: Path) -> None:
     assert Ray(RunSpec(device="cpu", resources=Resources(cpu=2))).slots == 1
     assert Ray(RunSpec(device="cuda", resources=Resources(gpu=0.1))).slots == 2  # as many as there are CPUs
     executor = TinyRay(RunSpec(resources=Resources(gpu=0.6)))
-    work = [replace(tiny(tmp_path, "finish", name=name), device=name) for name in ("auto", "cuda", "cpu")]
+    work = [replace(job(tmp_path, "finish", name=name), device=name) for name in ("auto", "cuda", "cpu")]
     for item in work:
         executor.submit(item)
     ends(executor, 3)
@@ -384,7 +363,7 @@ import test_ray as tests
 from pathlib import Path
 executor = tests.TinyRay(tests.run(workers=1), address="local")
 print(executor._ray._private.worker._global_node.get_temp_dir_path(), flush=True)
-executor.submit(tests.tiny(Path({root!r}), "train"))
+executor.submit(tests.job(Path({root!r}), "train"))
 time.sleep(600)
 """
 
@@ -405,10 +384,10 @@ def test_a_driver_that_is_killed_takes_the_ray_it_started_along(tmp_path: Path) 
         if LATE in (said := (tmp_path / "err").read_text()):
             pytest.skip(TOO_BUSY)
         assert temporary.startswith("/tmp/vitlab-") and processes(temporary), said
-        pid = until(lambda: read_json(tiny(tmp_path, "train").folder / "pid.json"))
+        pid = until(lambda: read_json(job(tmp_path, "train").folder / "pid.json"))
     finally:
         driver.kill()
         driver.communicate()
     until(lambda: not Path(f"/proc/{pid}").exists() and not processes(temporary))
-    assert not TrialFolder(tiny(tmp_path, "train").folder).held()
+    assert not TrialFolder(job(tmp_path, "train").folder).held()
     shutil.rmtree(temporary)

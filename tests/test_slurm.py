@@ -10,26 +10,22 @@ import os
 import re
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from jobs import HERE, PATIENCE_S, ends, job, until
 
-from vitlab.errors import UserError
-from vitlab.executors import Ended, Job
+from vitlab import slots
+from vitlab.errors import OptionError, UserError
 from vitlab.executors import slurm as room
 from vitlab.executors.slurm import Pack, Slurm
-from vitlab.plan.values import Trial
-from vitlab.spec import RunSpec
-from vitlab.store import Store, TrialFolder, read_json
+from vitlab.spec import Choice, RunSpec
+from vitlab.store import TrialFolder, read_json
 
 pytest.importorskip("submitit")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Slurm runs on Linux")
-
-HERE = Path(__file__).parent
-PATIENCE_S = 60.0
 
 PROGRAMS = {
     "sbatch": """
@@ -73,7 +69,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("FAKE", str(fake))
     monkeypatch.setenv("PATH", str(fake), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{HERE.parent}")
-    monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setattr(room, "LOOK_S", 0.1)
     yield fake
     for pid in of_jobs(fake):
@@ -94,29 +89,6 @@ def of_jobs(fake: Path) -> list[int]:
     return found
 
 
-def job(root: Path, do: str, **changes: Any) -> Job:
-    trial = Trial(spec={"do": do}, seeds={}, origins=(), data=None, key=do, code="c0de")
-    values = {"threads": 1, "device": "cpu", **changes}
-    return Job(f"{do}/s0", Store(root).trial(do, "c0de").path, trial, (), deterministic=True, keep="none", **values)
-
-
-def until(what: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (value := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return value
-
-
-def ends(executor: Slurm, count: int) -> dict[str, Ended]:
-    found: list[Ended] = []
-    deadline = time.monotonic() + PATIENCE_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"only {found}"
-        found += executor.poll(0.5)
-    return {ended.job.trial.key: ended for ended in found}
-
-
 def flags(script: str) -> dict[str, str]:
     return dict(re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", script, re.MULTILINE))
 
@@ -127,7 +99,7 @@ def test_what_sbatch_is_told(cluster: Path, tmp_path: Path) -> None:
     executor = Slurm(run, pack=5, minutes=90, mem_gb=7.5, partition="gpu", qos="low", setup=("module load cuda",))
     assert executor.slots == 80
     for do in ("a", "b", "c", "d", "e", "f", "g"):
-        executor.submit(job(tmp_path, do, device="cuda", gpu=1.0 if do == "g" else None))
+        executor.submit(replace(job(tmp_path, do), device="cuda", gpu=1.0 if do == "g" else None))
     assert executor.poll(0.0) == []
     first, second = ((cluster / f"script.{number}").read_text() for number in (4711, 4712))
     told = flags(first)
@@ -230,6 +202,13 @@ def test_what_is_missing_is_named(cluster: Path, tmp_path: Path, monkeypatch: py
         Slurm(RunSpec())
 
 
+@pytest.mark.parametrize("option", ["partition", "account", "qos", "constraint"])
+def test_nothing_gets_a_line_of_its_own_into_the_script(cluster: Path, option: str) -> None:
+    choice = Choice("slurm", {option: "gpu\ntouch pwned"})
+    with pytest.raises(OptionError, match=option):
+        slots.slot("executor").build(choice, RunSpec(device="cpu"))
+
+
 def test_a_pack_that_is_run_again_does_nothing_twice(tmp_path: Path, cluster: Path) -> None:
     """As submitit does it: pickled, called, asked for a checkpoint, pickled again."""
     from submitit.helpers import DelayedSubmission
@@ -237,7 +216,7 @@ def test_a_pack_that_is_run_again_does_nothing_twice(tmp_path: Path, cluster: Pa
     work = (job(tmp_path, "finish"), job(tmp_path, "diverge"))
     pack = Pack(tmp_path, RunSpec(device="cpu", workers=1), work, "executor_runner")
     said = [json.dumps([str(item.folder), "done", ""]) for item in work]
-    (tmp_path / "ends.jsonl").write_text("\n".join(said) + "\n")
+    (tmp_path / "ends.jsonl").write_text("\n".join(said) + '\n["/out/tri')  # killed in the middle of a line
     submission = DelayedSubmission(pack)
     for _ in range(2):
         submission.dump(tmp_path / "pickle")

@@ -1,16 +1,34 @@
 """The store: files whole or not at all, leases, journals that survive being cut."""
 
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from vitlab.errors import UserError
 from vitlab.result import Circumstances, Measurement, Outcome, Result
-from vitlab.store import Busy, Store, TrialFolder, read_json, write_json
+from vitlab.store import (
+    DRIVER,
+    Busy,
+    Store,
+    TrialFolder,
+    held,
+    hold,
+    holder,
+    process,
+    read_json,
+    temporary,
+    write_bytes,
+    write_json,
+)
 
 
 def result() -> Result:
@@ -34,6 +52,60 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(file, {"a": object()})
     assert read_json(file) == {"a": 1} and [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_write_for_which_there_is_no_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_bytes(tmp_path / "x", b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_bytes(tmp_path / "x", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"] and (tmp_path / "x").read_bytes() == b"old"
+
+
+def test_writers_with_one_process_number_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads, or two containers: in each the first process has the number 1."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    texts = [bytes([letter]) * 100_000 for letter in b"abcdefgh"]
+    with ThreadPoolExecutor(len(texts)) as threads:
+        for _ in range(10):
+            list(threads.map(lambda text: write_bytes(tmp_path / "x", text), texts))
+            assert (tmp_path / "x").read_bytes() in texts
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_what_a_killed_writer_left_half_done_goes(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path)
+    for path in (folder.weights, folder.predictions, tmp_path / "result.json"):
+        temporary(path).touch()
+    folder.mend()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_checkpoint_of_a_trial_that_has_ended_goes_unless_somebody_trains_it_again(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path)
+    write_bytes(folder.checkpoint / "last.safetensors", b"")
+    folder.tidy()
+    assert folder.checkpoint.exists()
+    folder.finish(result())
+    with folder.lease():
+        folder.tidy()
+        assert folder.checkpoint.exists()
+    folder.tidy()
+    assert not folder.checkpoint.exists()
+
+
+def test_a_line_that_the_disk_has_damaged_is_passed_over(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path)
+    folder.emit("start", attempt=1)
+    for damage in (b"\0\0\0\0\n", b'{"t": 1, "ki\n', b"[]\n", b"\xff\n"):
+        with open(tmp_path / "events.jsonl", "ab") as journal:
+            journal.write(damage)
+    folder.emit("end", status="done")
+    assert [event.kind for event in folder.events()[0]] == ["start", "end"]
 
 
 def test_a_torn_line_waits_and_is_mended(tmp_path: Path) -> None:
@@ -77,6 +149,51 @@ def test_an_attempt_that_goes_on_is_no_longer_kept_by_an_earlier_failure(tmp_pat
 def test_looking_leaves_nothing(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     assert not folder.held() and list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_was_deleted_keeps_nobody_out_and_lets_nobody_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 'vitlab gc' deletes it between opening and locking: both would hold it, each a file of its own."""
+    lock = tmp_path / "trial" / "lock"
+    flock, once = fcntl.flock, [True]
+
+    def deleted_before(file: Any, how: int) -> None:
+        if once.pop() if once else False:
+            lock.unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", deleted_before)
+    with hold(lock):
+        assert lock.exists() and held(lock)
+        with pytest.raises(Busy), hold(lock):
+            pass
+    assert not held(lock)
+
+
+def test_an_error_inside_of_a_lease_comes_out_as_it_is(tmp_path: Path) -> None:
+    for error in (FileNotFoundError("its data"), BlockingIOError("its socket"), Busy("another")):
+        with pytest.raises(type(error)) as caught, TrialFolder(tmp_path).lease():
+            raise error
+        assert caught.value is error
+
+
+def test_a_file_system_without_locks_is_said_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(file: Any, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with pytest.raises(UserError, match=r"cannot be locked \(No locks available\)"), TrialFolder(tmp_path).lease():
+        pass
+
+
+def test_who_holds_a_lock_stands_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = process(os.getpid())
+    assert me.split("/")[1] == str(os.getpid()) and process(2**22 + 1) == ""
+    monkeypatch.setenv(DRIVER, "elsewhere/1/2")
+    with hold(tmp_path / "lock"):
+        assert holder(tmp_path / "lock") == (me, "elsewhere/1/2")
+    assert holder(tmp_path / "none") == ("", "")
 
 
 def _hold(path: Path, ready: Connection) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from vitlab.trackers import Tracker
 
 GRACE_S = 30.0  #: how long a worker may take to checkpoint when asked to stop
 TRACK_EVERY_S = 2.0
+LOOK_S = 0.5  #: how often one that looks on looks
 
 
 class Watch:
@@ -66,6 +68,29 @@ def execute(
     rest = [planned for folder, planned in planned_of.items() if folder not in elsewhere]
     jobs = [job(engine, group) for engine, group in grouped(rest, executor.slots, run.engine, _values)]
     return _drive(executor, running, jobs, planned_of, run, tracker, watch)
+
+
+def look_on(todo: Sequence[Planned], store: Store, busy: Callable[[], bool], watch: Watch) -> None:
+    """Show what becomes of trials that another driver trains, for as long as it is busy.
+
+    Raises:
+        Interrupted: after Ctrl-C; the other goes on.
+    """
+    left = {path: planned for planned in todo if not TrialFolder(path := _path(store, planned)).done()}
+    begun: set[Path] = set()
+    try:
+        while busy():
+            for path, planned in list(left.items()):
+                if TrialFolder(path).done():
+                    del left[path]
+                    watch.ended(planned, "done", "")
+                elif path not in begun and TrialFolder(path).held():
+                    begun.add(path)
+                    watch.started(planned)
+            watch.tick()
+            time.sleep(LOOK_S)
+    except KeyboardInterrupt:
+        raise Interrupted("looks on no more; the other driver goes on") from None
 
 
 def with_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> list[Planned]:
@@ -135,10 +160,14 @@ def _drive(
                         detail += "; it goes on" if how == "preempted" else "; it is tried again"
                     elif how == "done":
                         done += 1
-                    elif how != "stopped":
+                        TrialFolder(folder).tidy()
+                    elif how == "stopped":  # by somebody else: nothing is wrong with it, but it is missing
+                        failed += 1
+                    else:
                         failed += 1
                         if TrialFolder(folder).failure() is None:  # its worker could not say so itself
-                            TrialFolder(folder).fail(detail, kind="error" if how == "failed" else how)
+                            with suppress(OSError):  # where nothing can be written it is only tried again
+                                TrialFolder(folder).fail(detail, kind="error" if how == "failed" else how)
                         how = "failed"
                     watch.ended(planned_of[folder], how, detail)
                 waiting += [half for job, folders in again for half in job.halves(folders)]

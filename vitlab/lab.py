@@ -6,20 +6,21 @@ Only this module sees the whole study; everybody else is handed the piece it nee
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab import guests, slots
 from vitlab.errors import DataError, OptionError, Problem, SpecError, TrialFailed, UserError, nearest
-from vitlab.execution import Watch, distinct, execute, with_prerequisites
+from vitlab.execution import Watch, distinct, execute, look_on, with_prerequisites
 from vitlab.plan.registration import registered
 from vitlab.plan.values import Plan, Planned, Trial, Tuning
 from vitlab.result import Result
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.trial import SOURCES
-from vitlab.store import Store, TrialFolder, read_json, write_bytes, write_json
+from vitlab.store import Busy, Store, TrialFolder, held, hold, holder, read_json, write_bytes, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,6 +70,8 @@ def run(
 ) -> Answer:
     """Bring a study to its answer: train what is missing, track it, report.  Running it again trains nothing.
 
+    While another process runs the study this one looks on, and goes on when that one has ended, however it did.
+
     Args:
         file: the study file.
         out: the output folder, shared by studies; a trial that another study has trained is not trained again.
@@ -95,29 +98,32 @@ def run(
     if not any(_is_asked(arm, only) for arm in arms):
         raise UserError(f"no arm is called '{only}'.{nearest(only, arms)} Arms: {', '.join(arms)}.")
     plan = _with_data(plan, store, file, lambda: planned()[1])
-    plan = _write_study(store, plan, file, changes)
+    with _sole_driver(plan, store, watch) as waited:
+        if waited:
+            study, plan = planned()
+        plan = _write_study(store, plan, file, changes)
 
-    stages = []
-    tracker = _tracker(plan, store, study.run)
-    try:
-        if plan.pending:
-            rivals = [item for tuning in plan.tuning if tuning.open for item in _wanted(tuning, only)]
-            stages.append(_train(plan, rivals, "*", store, study.run, plugins, retry_failed, tracker, watch))
-            _write_study(store, _chosen(plan, store), file, changes)
-            _, plan = planned()
-            plan = _write_study(store, plan, file, changes)
-            tracker = _tracker(plan, store, study.run)
-        stages.append(_train(plan, plan.trials, only, store, study.run, plugins, retry_failed, tracker, watch))
-        if study.run.explain:
-            from vitlab.examination import examine_arms
+        stages = []
+        tracker = _tracker(plan, store, study.run)
+        try:
+            if plan.pending:
+                rivals = [item for tuning in plan.tuning if tuning.open for item in _wanted(tuning, only)]
+                stages.append(_train(plan, rivals, "*", store, study.run, plugins, retry_failed, tracker, watch))
+                _write_study(store, _chosen(plan, store), file, changes)
+                _, plan = planned()
+                plan = _write_study(store, plan, file, changes)
+                tracker = _tracker(plan, store, study.run)
+            stages.append(_train(plan, plan.trials, only, store, study.run, plugins, retry_failed, tracker, watch))
+            if study.run.explain:
+                from vitlab.examination import examine_arms
 
-            for sentence in examine_arms(plan, store, study.run.explain):
-                watch.say(sentence)
-    finally:
-        from vitlab import report
+                for sentence in examine_arms(plan, store, study.run.explain):
+                    watch.say(sentence)
+        finally:
+            from vitlab import report
 
-        files = report.write(plan, store, store.study(plan.study) / "report")
-        link = tracker.close(files)
+            files = report.write(plan, store, store.study(plan.study) / "report")
+            link = tracker.close(files)
     reasons = {tuning.failure for tuning in plan.tuning if tuning.failure}
     untuned = len(study.seeds.values) * sum(arm.skip in reasons for arm in plan.arms)
     trained, cached, failed = (sum(numbers) for numbers in zip(*stages, strict=True))
@@ -146,7 +152,8 @@ def plan_study(
     study, document, problems = read_study(file, {_rooted(path): value for path, value in changes.items()})
     if study is not None:
         problems += _required(study, document, loaded)
-        problems += _around(study, document)
+        around = _around(study, document)
+        problems += around or _untrusted(study, file, out)
     from vitlab.data.prepare import data_info
     from vitlab.plan import make_plan
 
@@ -256,6 +263,15 @@ def open_study(path: str | Path, *, out: str | Path = OUT) -> tuple[Plan, Store]
     return Plan.from_json(data), Store(folder.resolve().parent.parent)
 
 
+def driver_of(study: str, store: Store) -> str:
+    """Who runs a study at present, in words; empty where nobody does."""
+    lock = store.driver(study)
+    if not held(lock):
+        return ""
+    host, _, rest = holder(lock)[0].partition("/")
+    return f"process {rest.partition('/')[0]} on {host}" if host else "another process"
+
+
 def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     """The results of a study as a frame, one row per trial.
 
@@ -317,6 +333,31 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def _sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
+    """Hold the study; as long as another process does, look on.  Yields whether there was one."""
+    lock = store.driver(plan.study)
+    waited = False
+    with ExitStack() as held_here:
+        while True:
+            try:
+                held_here.enter_context(hold(lock))
+                break
+            except Busy:
+                waited = True
+            other = driver_of(plan.study, store) or "another process"
+            watch.say(f"{plan.study} is run by {other}; this one looks on until that ends.")
+            trials = distinct(
+                [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
+            )
+            watch.planned(plan, [item for item in trials if not _folder(store, item).done()], store)
+            try:
+                look_on(trials, store, lambda: held(lock), watch)
+            finally:
+                watch.close()
+        yield waited
+
+
 def _train(
     plan: Plan,
     trials: Sequence[Planned],
@@ -331,7 +372,12 @@ def _train(
     """Train what is missing of some trials.  Returns how many were trained, were there already, and failed."""
     starters = [*(planned.trial for planned in trials), *plan.prerequisites]
     needed = {name for trial in starters for name in trial.needs.values()}
-    missing = [planned for planned in trials if not _is_there(store, planned, needed)]
+    missing: list[Planned] = []
+    for planned in trials:
+        if _is_there(store, planned, needed):
+            _folder(store, planned).tidy()
+        else:
+            missing.append(planned)
     parked: list[Planned] = []
 
     def unparked(some: Sequence[Planned]) -> list[Planned]:
@@ -491,6 +537,35 @@ def _around(study: Study, document: Document) -> list[Problem]:
             slots.slot(name).resolve(choice)
         except OptionError as error:
             problems += [document.problem(("run", name, *path), sentence) for path, sentence in error.faults]
+    return problems
+
+
+def _untrusted(study: Study, file: str | Path, out: str | Path) -> list[Problem]:
+    """What a study file may not say, because it comes from others: it would run code, or write elsewhere."""
+    document = read_document(file)
+    said = document.data.get("run")
+    said = said if isinstance(said, Mapping) else {}
+    problems = []
+    choice = said.get("executor")
+    if isinstance(choice, Mapping) and choice.get("type") == study.run.executor.type:
+        name = slots.slot("executor").resolve(study.run.executor).component.by_hand(choice)  # type: ignore[attr-defined]
+        if name is not None and study.run.executor.options.get(name) == choice[name]:
+            sentence = f"'{name}' has code run, so only who starts the study may give it: --set run.executor.{name}=..."
+            problems.append(document.problem(("run", "executor", name), sentence))
+    uri = said.get("tracking_uri")
+    if isinstance(uri, str) and uri == study.run.tracking_uri:
+        from vitlab.trackers.address import locate
+
+        root, sentence = Path(out).resolve(), ""
+        try:
+            database = locate(uri, root).database
+            if database is not None and not database.is_relative_to(root):
+                sentence = f"a study file writes nowhere but to the output folder, and {database} is not in it; "
+                sentence += "give it as --tracking-uri, or set MLFLOW_TRACKING_URI"
+        except UserError as error:
+            sentence = str(error)
+        if sentence:
+            problems.append(document.problem(("run", "tracking_uri"), sentence))
     return problems
 
 

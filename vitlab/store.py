@@ -19,18 +19,24 @@ import errno
 import fcntl
 import json
 import os
+import shutil
+import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from vitlab.errors import UserError
 from vitlab.result import Result
+
+DRIVER = "VITLAB_DRIVER"
+"""The variable that tells a worker which process it works for, by the name that :func:`process` gives it."""
 
 
 class Busy(Exception):
-    """Somebody else holds the lease of this trial."""
+    """Somebody else holds the lock."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,12 @@ class TrialFolder:
         write_json(self.path / "result.json", result.to_json())
         self.forgive()
 
+    def tidy(self) -> None:
+        """Remove the checkpoint of a trial that has ended, which a worker that was killed right then has left."""
+        if self.checkpoint.exists() and self.done():
+            with suppress(Busy, OSError), self.lease():
+                shutil.rmtree(self.checkpoint)
+
     def failure(self) -> str | None:
         """Why the last attempt ended without a result, if it did."""
         data = read_json(self.path / "failure.json")
@@ -101,31 +113,24 @@ class TrialFolder:
         """Let the last failure keep nobody from the trial any more."""
         (self.path / "failure.json").unlink(missing_ok=True)
 
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
     @contextmanager
     def lease(self) -> Iterator[None]:
         """Hold the trial while writing to it; the kernel lets go when the process dies.
 
         Raises:
             Busy: if another process holds it.
+            UserError: if the file system has no locks.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / "lock", "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Busy(str(self.path)) from None
+        with hold(self.lock):
             yield
 
     def held(self) -> bool:
         """Whether some process holds the lease now.  Looking writes nothing, so that others' results can be read."""
-        try:
-            with open(self.path / "lock", "rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return False
-        except BlockingIOError:
-            return True
-        except FileNotFoundError:
-            return False
+        return held(self.lock)
 
     # -- the journal ------------------------------------------------------------------------------------------------
 
@@ -135,42 +140,32 @@ class TrialFolder:
         Raises:
             OSError: if the disk is full; the journal is then as it was.
         """
-        line = (json.dumps({"t": int(time.time() * 1000), "kind": kind, **body}) + "\n").encode()
-        descriptor = os.open(self.path / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            written = os.write(descriptor, line)
-            if written < len(line):
-                os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-        finally:
-            os.close(descriptor)
+        append_json(self.path / "events.jsonl", {"t": int(time.time() * 1000), "kind": kind, **body})
 
     def mend(self) -> None:
         """Make ready for an attempt, first of all once the lease is held.
 
-        A torn last line is cut off the journal, and why an earlier attempt failed is no longer what keeps the trial.
+        A torn last line is cut off the journal, what a killed writer left half done goes, and why an earlier attempt
+        failed is no longer what keeps the trial.
         """
         self.forgive()
-        journal = self.path / "events.jsonl"
-        if journal.exists():
-            data = journal.read_bytes()
-            if data and not data.endswith(b"\n"):
-                os.truncate(journal, data.rfind(b"\n") + 1)
+        cut_torn_line(self.path / "events.jsonl")
+        for name in (self.weights.name, self.predictions.name, self.spec.name, "result.json"):
+            for unfinished in self.path.glob(f".{name}.*"):
+                unfinished.unlink(missing_ok=True)
 
     def events(self, offset: int = 0) -> tuple[list[Event], int]:
-        """Events from a byte offset on, and the offset to go on from.  A torn last line is left for later."""
-        try:
-            with open(self.path / "events.jsonl", "rb") as journal:
-                journal.seek(offset)
-                data = journal.read()
-        except FileNotFoundError:
-            return [], offset
-        whole = data[: data.rfind(b"\n") + 1]
+        """Events from a byte offset on, and the offset to go on from.
+
+        A torn last line is left for later, and one that a disk has damaged is passed over: the result has it, too.
+        """
+        lines, offset = read_lines(self.path / "events.jsonl", offset)
         events = []
-        for line in whole.splitlines():
-            body = json.loads(line)
-            events.append(Event(body.pop("t"), body.pop("kind"), body))
-        return events, offset + len(whole)
+        for line in lines:
+            with suppress(ValueError, LookupError, AttributeError, TypeError):
+                body = json.loads(line)
+                events.append(Event(body.pop("t"), body.pop("kind"), body))
+        return events, offset
 
 
 @dataclass(frozen=True)
@@ -185,6 +180,13 @@ class Store:
     def study(self, name: str) -> Path:
         return self.root / "studies" / name
 
+    def driver(self, study: str) -> Path:
+        """The lock of whoever runs a study."""
+        return self.study(study) / "driver.lock"
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
 
 def write_json(path: Path, data: Any) -> None:
     """Write JSON whole or not at all.  NaN and infinities are written as Python's json does and read back so."""
@@ -192,14 +194,30 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: to a temporary name beside it, to the disk, then by rename."""
+    """Write a file whole or not at all: to a temporary name beside it, to the disk, then by rename.
+
+    Raises:
+        OSError: if the disk is full, or takes no writing; nothing is left behind then.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    unfinished = temporary(path)
+    try:
+        with open(unfinished, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def temporary(path: Path) -> Path:
+    """A name beside ``path`` that no other thread, process or machine has; in containers process numbers repeat.
+
+    It begins with a dot: what stands there is not finished, and nobody reads it.
+    """
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}")
 
 
 def read_json(path: Path) -> Any:
@@ -208,3 +226,126 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
+
+
+def append_json(path: Path, data: Any) -> None:
+    """Append one line.  It is one ``write``, so that lines of a killed process are whole or last.
+
+    Raises:
+        OSError: if the disk is full; the file is then as it was.
+    """
+    line = (json.dumps(data) + "\n").encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        written = os.write(descriptor, line)
+        if written < len(line):
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path, offset: int = 0) -> tuple[list[bytes], int]:
+    """The whole lines from a byte offset on, and the offset to go on from; a torn last line is left for later."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read()
+    except FileNotFoundError:
+        return [], offset
+    whole = data[: data.rfind(b"\n") + 1]
+    return whole.splitlines(), offset + len(whole)
+
+
+def cut_torn_line(path: Path) -> None:
+    """Cut off a last line that a killed writer did not finish, or the next would be appended to it."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    if data and not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
+
+
+# -- locks and who holds them -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def hold(file: Path) -> Iterator[None]:
+    """Hold the lock of a file; the kernel lets go when the process dies.  Who holds it is written in it.
+
+    Raises:
+        Busy: if another process holds it.
+        UserError: if the file system has no locks.
+    """
+    with _locked(file):
+        yield
+
+
+def held(file: Path) -> bool:
+    """Whether some process holds the lock of a file.  Looking writes nothing."""
+    try:
+        with open(file, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:  # it is not there, or the file system has no locks
+        return False
+
+
+def holder(file: Path) -> tuple[str, str]:
+    """Who took the lock of a file last, and for whom they work, as :func:`process` names them; empty: nobody knows."""
+    try:
+        who, _, driver = file.read_text(encoding="utf-8").strip().partition(" ")
+    except (OSError, ValueError):
+        return "", ""
+    return who, driver
+
+
+def process(pid: int) -> str:
+    """A name that no other process has, ``HOST/PID/WHEN IT BEGAN``; empty if it has ended, or the system does not tell.
+
+    A number alone is no name: when a process has ended another may get it.
+    """
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return ""
+    return "" if state in "ZX" else f"{socket.gethostname()}/{pid}/{rest[18]}"
+
+
+def _is_still(file: Path, descriptor: int) -> bool:
+    """Whether a file is the one that was opened."""
+    try:
+        return os.path.samestat(os.stat(file), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _locked(file: Path) -> TextIO:
+    """See :func:`hold`; closing it lets go."""
+    while True:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = open(file, "a+", encoding="utf-8")  # noqa: SIM115  # it stays open
+        except FileNotFoundError:
+            continue  # the folder went while this looked
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_still(file, lock.fileno()):  # or it was deleted in between, and its lock keeps nobody out
+                with suppress(OSError):  # a full disk
+                    lock.truncate(0)
+                    lock.write(f"{process(os.getpid())} {os.environ.get(DRIVER, '')}\n")
+                    lock.flush()
+                return lock
+        except BlockingIOError:
+            lock.close()
+            raise Busy(str(file)) from None
+        except OSError as error:
+            lock.close()
+            raise UserError(
+                f"{file} cannot be locked ({error.strerror}), and without locks two processes could write one trial: "
+                "put the output folder on a file system that has them (NFS from version 4, Lustre mounted with flock)"
+            ) from None
+        lock.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from vitlab.cli.options import out_option
 from vitlab.plan.values import Plan
-from vitlab.store import TrialFolder, read_json
+from vitlab.store import Busy, TrialFolder, read_json
 
 
 @click.command()
@@ -24,12 +25,16 @@ def command(out: Path, yes: bool) -> None:
         needed |= {(trial.key, trial.code) for trial in (*named, *plan.prerequisites)}
     freed = 0
     for path in sorted((out / "trials").glob("*/*")):
-        if (path.parent.name, path.name) in needed or TrialFolder(path).held():
+        if (path.parent.name, path.name) in needed:
+            continue
+        if TrialFolder(path).held():
             continue
         freed += sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         click.echo(str(path))
-        if yes:
-            shutil.rmtree(path)
-            if not any(path.parent.iterdir()):
+        if not yes:
+            continue
+        with suppress(Busy), TrialFolder(path).lease():  # or somebody could begin to train it just now
+            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):  # it holds the results of other code
                 path.parent.rmdir()
     click.echo(f"{freed / 1e6:.1f} MB " + ("deleted" if yes else "would be deleted; add --yes"), err=True)

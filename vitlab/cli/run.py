@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,10 @@ from vitlab.cli.options import (
 )
 from vitlab.errors import TrialFailed, UserError
 
+LOG = "driver.log"  #: of a run that was detached, in the study's folder
+BEGIN_S = 60.0  #: how long one may take until it holds the study; a busy machine imports torch slowly
+TAIL = 20  #: lines of its log that are shown where it does not get so far
+
 
 @click.command()
 @file_argument
@@ -34,6 +43,7 @@ from vitlab.errors import TrialFailed, UserError
     "--smoke", is_flag=True, help="Two steps of every distinct set of components, to see that all of them run."
 )
 @click.option("--retry-failed", is_flag=True, help="Train again what failed under the same code.")
+@click.option("--detach", is_flag=True, help="Run in the background, and say how to watch and to stop it.")
 @json_option
 def command(
     file: Path,
@@ -46,6 +56,7 @@ def command(
     only: str | None,
     smoke: bool,
     retry_failed: bool,
+    detach: bool,
     as_json: bool,
 ) -> None:
     """Train what FILE asks for and is missing, track it, and answer its question.
@@ -55,12 +66,25 @@ def command(
     from vitlab import lab
     from vitlab.cli.watch import watch_on
 
-    # A scheduler that ends the job asks by SIGTERM; it is answered like Ctrl-C, by checkpoints.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     values = parse_changes(changes)
     for path, value in {"run.executor": executor, "run.workers": workers, "run.tracking_uri": tracking_uri}.items():
         if value is not None:
             values[path] = value
+    if detach:
+        if smoke:
+            raise UserError("--smoke is over in moments; leave out --detach")
+        options = [
+            *(("--set", change) for change in changes),
+            *(("--plugin", str(plugin)) for plugin in plugins),
+            *((name, value) for name, value in {"--executor": executor, "--only": only}.items() if value is not None),
+            *((name, value) for name, value in {"--tracking-uri": tracking_uri}.items() if value is not None),
+            *(("--workers", str(value)) for value in [workers] if value is not None),
+            *((name,) for name, asked in {"--retry-failed": retry_failed, "--json": as_json}.items() if asked),
+        ]
+        _detach(file, out, values, plugins, [word for words in options for word in words])
+        return
+    # A scheduler that ends the job asks by SIGTERM; it is answered like Ctrl-C, by checkpoints.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     watch = watch_on()
     if smoke:
         count = lab.smoke(file, out=out, changes=values, plugins=plugins, watch=watch)
@@ -85,6 +109,52 @@ def command(
     if answer.failed:
         said = f"{answer.failed} trial{'s' if answer.failed != 1 else ''}"
         raise TrialFailed(f"{said} failed; 'vitlab logs' shows why, --retry-failed trains them again.")
+
+
+def _detach(file: Path, out: Path, changes: Mapping[str, Any], plugins: tuple[Path, ...], options: list[str]) -> None:
+    """Run in a session of its own, which no terminal ends; return when it has begun.
+
+    Raises:
+        SpecError: with every mistake of the file; nothing is begun then.
+        UserError: if the study is being run.
+        TrialFailed: if it ended at once, with the end of its log.
+    """
+    from vitlab import lab
+    from vitlab.store import Store, held, holder, process
+
+    _, plan = lab.plan_study(file, changes=changes, plugins=plugins, out=out)
+    store = Store(out.resolve())
+    again = shlex.join(["vitlab", "run", str(file), "--out", str(out), *options])
+    if runner := lab.driver_of(plan.study, store):
+        raise UserError(f"{plan.study} is run by {runner} already; '{again}' watches it")
+    log = store.study(plan.study) / LOG
+    log.parent.mkdir(parents=True, exist_ok=True)
+    begin = log.stat().st_size if log.exists() else 0
+    command = [sys.executable, "-m", "vitlab", "run", str(file), "--out", str(out), *options]
+    with open(log, "ab") as output:
+        driver = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    lock, name = store.driver(plan.study), process(driver.pid)
+    deadline = time.monotonic() + BEGIN_S
+    while driver.poll() is None and time.monotonic() < deadline:
+        if held(lock) and holder(lock)[0] in (name, ""):
+            break
+        time.sleep(0.1)
+    if driver.returncode:
+        said = log.read_bytes()[begin:].decode(errors="replace").splitlines()
+        raise TrialFailed(
+            "\n".join([*said[-TAIL:], f"it ended at once, with exit code {driver.returncode}; see {log}"])
+        )
+    if driver.returncode == 0:
+        click.echo(f"{plan.study} is answered; the answer is at the end of {_short(log)}")
+        return
+    click.echo(
+        f"{plan.study} runs in the background, as process {driver.pid}; its log is {_short(log)}\n"
+        f"watch   {again}\n"
+        f"look    vitlab status {shlex.quote(str(file))} --out {shlex.quote(str(out))}\n"
+        f"stop    kill {driver.pid}   (running trials write a checkpoint)"
+    )
 
 
 def _pattern(only: str | None) -> str:

@@ -22,12 +22,12 @@ STATES = ("done", "running", "failed", "missing")
 @out_option
 @json_option
 def command(study: Path, out: Path, as_json: bool) -> None:
-    """Show how many trials of STUDY (its file or its folder) are done, running, failed or missing."""
+    """Show how many trials of STUDY (its file or its folder) are done, running, failed or missing, and why."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from vitlab.lab import open_study
+    from vitlab.lab import driver_of, open_study
 
     plan, store = open_study(study, out=out)
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
@@ -38,12 +38,15 @@ def command(study: Path, out: Path, as_json: bool) -> None:
         folder = store.trial(planned.trial.key, planned.trial.code)
         found = _state(folder)
         if found == "failed":
-            failures.append(f"{planned.arm} s{planned.seed}: {folder.failure()}")
+            log = _short(folder.path / "log.txt")
+            failures.append(f"{planned.arm} s{planned.seed}: {folder.kind()}: {folder.failure()} ({log})")
         counts.get(planned.arm, tuning)[found] += 1
     for planned in plan.pending:
         counts[planned.arm]["pending"] += 1
+    driver = driver_of(plan.study, store)
     if as_json:
-        click.echo(json.dumps({"study": plan.study, "arms": counts, "tuning": tuning, "failures": failures}))
+        around = {"failures": failures, "driver": driver}
+        click.echo(json.dumps({"study": plan.study, "arms": counts, "tuning": tuning, **around}))
         return
     states = (*STATES, *(("pending",) if plan.pending else ()))
     table = Table(box=None, pad_edge=False)
@@ -57,8 +60,15 @@ def command(study: Path, out: Path, as_json: bool) -> None:
         table.add_row(Text(arm.name), *cells, f"skipped: {arm.skip}" if arm.skip else "")
     console = Console()
     console.print(table)
+    if driver:
+        file = store.study(plan.study) / "driver.log"
+        console.print(Text(f"run by {driver}" + (f"; its log is {_short(file)}" if file.exists() else "")))
     for failure in failures:
         console.print(Text(failure))
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _state(folder: TrialFolder) -> str:

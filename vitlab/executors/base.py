@@ -22,12 +22,14 @@ Whether it is tried again is for the driver to say, by ``run.retries``.
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -36,12 +38,18 @@ from vitlab.errors import OutOfMemory, Refused, VitlabError
 from vitlab.plan.values import Trial
 from vitlab.slots import Slot
 from vitlab.spec import RunSpec
-from vitlab.store import Busy, TrialFolder
+from vitlab.store import Busy, TrialFolder, holder, process
 
 How = Literal["done", "failed", "oom", "timeout", "preempted", "lost", "refused", "stopped"]
 
+Stage = Literal["tries", "begun", "waits"]
+"""What an attempt tells while it lasts: that its time begins, that it has done its first step, that it waits for
+somebody else who has the trial."""
+
 LOOK_S = 0.5  #: how often a worker looks whether another has let go of its trial
 OVERDUE_S = 30.0  #: how long a trial whose time is up may take to write its checkpoint
+FROZEN_S = 45.0  #: how long its worker may then say nothing: it was stopped, or is stuck, and its driver ends it
+GONE_S = 45.0  #: how long after its driver a worker is gone for sure (see ``worker.ORPHAN_S``), unless it was stopped
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,11 @@ class Executor(ABC):
     def __init__(self, run: RunSpec) -> None:
         self.run = run
 
+    @classmethod
+    def by_hand(cls, options: Mapping[str, Any]) -> str | None:
+        """The option among these that no study file may set, but only who starts the study, for it has code run."""
+        return None
+
     @property
     @abstractmethod
     def slots(self) -> int:
@@ -159,7 +172,7 @@ def attempt(
     job: Job,
     runner: str,
     stop: Callable[[], bool],
-    begun: Callable[[], None] = lambda: None,
+    tell: Callable[[Stage], None] = lambda stage: None,
     overdue: Callable[[], None] | None = None,
 ) -> tuple[How, str]:
     """Run a job in this process, and say how it ended.
@@ -172,7 +185,7 @@ def attempt(
         job: what to run.
         runner: see ``Executor.runner``.
         stop: asked before every step.
-        begun: called after the first step, when the trial takes what it needs; or when it has to wait for another.
+        tell: told how far it is; after the first step the trial has what it takes of a machine.
         overdue: called where a trial whose time is up has not stopped by itself :data:`OVERDUE_S` later.
     """
 
@@ -182,13 +195,14 @@ def attempt(
         watchdog.daemon = True
         if job.timeout_s is not None and overdue is not None:
             watchdog.start()
+        tell("tries")
         try:
-            yield Course(stop, job.timeout_s, begun)
+            yield Course(stop, job.timeout_s, lambda: tell("begun"))
         finally:
             watchdog.cancel()
 
     def wait(folder: TrialFolder) -> None:
-        begun()
+        tell("waits")
         wait_for_lease(folder, stop)
 
     try:
@@ -207,7 +221,8 @@ def attempt(
     except (Exception, SystemExit) as error:  # whatever a trial or a guest raises ends this job and no other
         sentence = one_sentence(error)
         kind = "oom" if isinstance(error, OutOfMemory | MemoryError) else "error"
-        TrialFolder(job.folder).fail(sentence, traceback.format_exc(), kind)
+        with suppress(OSError):  # a full disk, say; the driver is told all the same
+            TrialFolder(job.folder).fail(sentence, traceback.format_exc(), kind)
         return how_of(kind), sentence
 
 
@@ -285,10 +300,10 @@ def fates(ended: Ended) -> list[tuple[Path, How, str]]:
     found: list[tuple[Path, How, str]] = []
     for _, folder in ended.job.work:
         failure = folder.failure()
-        if failure is not None and ended.how != "refused":  # else it is that of an earlier attempt
-            found.append((folder.path, how_of(folder.kind()), failure))
-        elif _ended(folder, ended.job.keep):
+        if _ended(folder, ended.job.keep):
             found.append((folder.path, "done", ""))
+        elif failure is not None and ended.how != "refused":  # else it is that of an earlier attempt
+            found.append((folder.path, how_of(folder.kind()), failure))
         else:
             found.append((folder.path, "lost" if ended.how == "done" else ended.how, ended.detail))
     return found
@@ -296,8 +311,41 @@ def fates(ended: Ended) -> list[tuple[Path, How, str]]:
 
 def wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:
     """Return when nobody holds the trial any more, or when asked to stop."""
+    since = time.monotonic()
     while folder.held() and not stop():
+        if time.monotonic() - since > GONE_S:
+            end_orphan(folder)
         time.sleep(LOOK_S)
+
+
+def end_orphan(folder: TrialFolder) -> bool:
+    """End the worker that holds a trial if its driver is dead: it should have left, so it is stopped or stuck.
+
+    Returns:
+        whether it was one; of a worker on another machine nobody can tell.
+    """
+    who, driver = holder(folder.lock)
+    return bool(driver) and not is_alive(driver) and driver.split("/")[0] == who.split("/")[0] and kill(who)
+
+
+def is_alive(name: str) -> bool:
+    """Whether the process that :func:`vitlab.store.process` named so still runs, on this machine."""
+    pid = name.partition("/")[2].partition("/")[0]
+    return pid.isdecimal() and process(int(pid)) == name
+
+
+def kill(name: str) -> bool:
+    """Kill the process of a name, and no other that has its number by now.  Returns whether it was here."""
+    if not is_alive(name):
+        return False
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(int(name.split("/")[1]))
+        try:
+            if is_alive(name):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
+    return True
 
 
 def one_sentence(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from vitlab.executors.base import Ended, Executor, Job, attempt, executor
 from vitlab.spec import RunSpec
@@ -60,18 +61,26 @@ class Inline(Executor):
 
 @contextmanager
 def _ctrl_c_sets(stop: threading.Event) -> Iterator[None]:
-    """The first Ctrl-C sets ``stop``, the next interrupts.  Only the main thread may say what a signal does."""
+    """The first Ctrl-C sets ``stop``, the next interrupts; so does SIGTERM where it is to be like Ctrl-C.
+
+    Only the main thread may say what a signal does.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGINT)
+    before: dict[int, Any] = {signal.SIGINT: signal.getsignal(signal.SIGINT)}
+    if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
+        before[signal.SIGTERM] = signal.default_int_handler
 
     def once(number: int, frame: FrameType | None) -> None:
         stop.set()
-        signal.signal(signal.SIGINT, before if callable(before) else signal.default_int_handler)
+        handler = before[number]
+        signal.signal(number, handler if callable(handler) else signal.default_int_handler)
 
-    signal.signal(signal.SIGINT, once)
+    for number in before:
+        signal.signal(number, once)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -13,10 +13,12 @@ on its share of the cores where all workers fit, so that none takes time from an
 
 **Stopping.**  ``cancel`` asks the workers to write a checkpoint and leave, waits, then terminates, then kills; Ctrl-C
 while it waits goes straight to the last.  A worker ignores Ctrl-C itself, and takes SIGTERM for a wish to stop.  When
-the driver dies without a word the workers see their pipe close, write a checkpoint and leave within 30 seconds.
+the driver dies without a word the workers see their pipe close, write a checkpoint and leave within 30 seconds.  A
+worker whose ``run.timeout`` is over ends its trial itself; one that cannot, because it is stopped or stuck, is killed.
 
 **The next driver** finds trials whose worker still holds the lease (an orphan about to leave, or another study that
-trains the same trial): it waits until the lease is free, and reads from the folder what came of it.
+trains the same trial): it waits until the lease is free, and reads from the folder what came of it.  An orphan that
+does not leave is killed.
 """
 
 from __future__ import annotations
@@ -33,26 +35,25 @@ import types
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
 from vitlab.errors import UserError
-from vitlab.executors import machine, worker
-from vitlab.executors.base import OVERDUE_S, Ended, Executor, How, Job, executor
+from vitlab.executors import base, machine, worker
+from vitlab.executors.base import Ended, Executor, How, Job, executor
 from vitlab.executors.placement import Placement, Request
 from vitlab.spec import RunSpec
-from vitlab.store import TrialFolder
+from vitlab.store import DRIVER, TrialFolder, process
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
 TERMINATE_S = 2.0  #: how long a terminated worker has before it is killed
-NOTHING = b""  #: what is heard of a worker that said nothing
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Worker:
     """A running process, its slot, its GPU, the driver's end of its pipe, and what came through that."""
 
@@ -61,7 +62,10 @@ class _Worker:
     gpu: str
     process: ForkServerProcess
     pipe: Connection
-    said: list[bytes] = field(default_factory=list)
+    said: bytes = b""  #: the last it said
+    silent: bool = False  #: whether it has closed its end
+    due: float = math.inf  #: when, by ``time.monotonic()``, it is killed unless it says something before
+    killed: bool = False  #: for that reason
 
 
 @executor.register("local")
@@ -95,6 +99,7 @@ class Local(Executor):
         self._waiting: deque[Job] = deque()  # for a GPU with room
         self._workers: dict[int, _Worker] = {}  # by sentinel
         self._elsewhere: list[Job] = []  # trained by workers that are not ours
+        self._since = 0.0  # when these were found
         self._ended: list[Ended] = []
         atexit.register(self._hang_up)  # or the interpreter would wait at its exit for workers nobody told to stop
 
@@ -139,6 +144,7 @@ class Local(Executor):
     def reattach(self, jobs: Sequence[Job]) -> list[Job]:
         """The jobs whose folder somebody holds.  They end as their result says, and as ``lost`` where there is none."""
         self._elsewhere += [job for job in jobs if TrialFolder(job.folder).held()]
+        self._since = time.monotonic()
         return list(self._elsewhere)
 
     def roomier(self, job: Job) -> Job | None:
@@ -199,35 +205,56 @@ class Local(Executor):
             return
         finally:
             theirs.close()
-        self._workers[process.sentinel] = _Worker(job, place, gpu, process, ours)
+        self._workers[process.sentinel] = _Worker(job, place, gpu, process, ours, due=_due(job))
 
     def _environment(self, job: Job, gpu: str) -> dict[str, str]:
-        """The driver's environment, with the worker's threads and its GPU."""
+        """The driver's environment, with the worker's threads and its GPU, and whom it works for."""
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.threads))
-        return {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": gpu}
+        return {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": gpu, DRIVER: process(os.getpid())}
 
     def _collect(self, timeout_s: float) -> None:
-        """Wait for workers to exit or to begin in earnest, and note how their jobs ended."""
+        """Wait for workers to exit or to say how far they are, and note how their jobs ended."""
         if not self._workers:
             time.sleep(timeout_s)
             return
-        new = {running.pipe: running for running in self._workers.values() if running.gpu and not running.said}
-        for ready in wait([*self._workers, *new], timeout_s):
+        pipes = {running.pipe: running for running in self._workers.values() if not running.silent}
+        due = min(running.due for running in self._workers.values())
+        for ready in wait([*self._workers, *pipes], max(0.0, min(timeout_s, due - time.monotonic()))):
             if isinstance(ready, int):
                 self._note_end(self._workers.pop(ready))
             elif isinstance(ready, Connection):
-                _hear(new[ready])
-                self._placement.begun(new[ready].job.folder)
+                self._hear(pipes[ready])
+        for running in self._workers.values():
+            if time.monotonic() > running.due:
+                running.due, running.killed = math.inf, True
+                running.process.kill()
         self._admit()
+
+    def _hear(self, running: _Worker) -> None:
+        """Take in what a worker has said since; one that has gone says nothing more."""
+        try:
+            while running.pipe.poll():
+                running.said = running.pipe.recv_bytes()
+                if running.said == b"tries":
+                    running.due = _due(running.job)
+                if running.said == b"waits":
+                    running.due = math.inf
+                if running.said in (b"begun", b"waits"):
+                    self._placement.begun(running.job.folder)
+        except (EOFError, OSError):
+            running.silent = True
 
     def _note_end(self, running: _Worker) -> None:
         running.process.join()
-        _hear(running)
+        self._hear(running)
         how: How
-        if running.said[-1] in (worker.BEGUN, NOTHING):
-            how, detail = _death(running.process.exitcode)
+        if running.said.startswith(b"["):
+            how, detail = json.loads(running.said)
+        elif running.killed:
+            why = "and its process, stopped or stuck, was killed"
+            how, detail = "timeout", f"it trained longer than run.timeout allows, {why}"
         else:
-            how, detail = json.loads(running.said[-1])
+            how, detail = _death(running.process.exitcode)
         self._ended.append(Ended(running.job, how, detail))
         self._placement.leave(running.job.folder)
         # Closing tells a worker that outlived the fork server, and so looks dead from here, to stop.
@@ -240,7 +267,11 @@ class Local(Executor):
             self._collect(left)
 
     def _look_elsewhere(self) -> None:
-        for job in [job for job in self._elsewhere if not TrialFolder(job.folder).held()]:
+        for job in list(self._elsewhere):
+            if TrialFolder(job.folder).held():
+                if time.monotonic() - self._since > base.GONE_S:
+                    base.end_orphan(TrialFolder(job.folder))
+                continue
             self._elsewhere.remove(job)
             result = TrialFolder(job.folder).result()
             if result is None:
@@ -259,19 +290,15 @@ def _shares(cores: Sequence[int], workers: int) -> list[list[int]]:
     return [list(cores[begin:end]) for begin, end in pairwise(cuts)]
 
 
-def _hear(running: _Worker) -> None:
-    """Read what a worker has said since; one that has gone says nothing more."""
-    try:
-        while running.pipe.poll():
-            running.said.append(running.pipe.recv_bytes())
-    except (EOFError, OSError):
-        running.said.append(running.said[-1] if running.said else NOTHING)
+def _due(job: Job) -> float:
+    """When a worker that tries a job from now on has said something, unless it is stopped or stuck."""
+    return math.inf if job.timeout_s is None else time.monotonic() + job.timeout_s + base.FROZEN_S
 
 
 def _death(code: int | None) -> tuple[How, str]:
     """How a job ended whose worker did not say, as far as its exit code tells."""
     if code == worker.OVERDUE:
-        return "timeout", f"it trained longer than run.timeout allows, and had not stopped {OVERDUE_S:g} s later"
+        return "timeout", f"it trained longer than run.timeout allows, and had not stopped {base.OVERDUE_S:g} s later"
     if code == -signal.SIGKILL:
         return "lost", "killed by signal 9 (SIGKILL), as the kernel does when memory runs out; see log.txt"
     if code is not None and code < 0:

@@ -20,7 +20,7 @@ from typing import BinaryIO, Literal
 
 from vitlab.errors import VitlabError
 from vitlab.executors.base import Job
-from vitlab.store import TrialFolder, write_bytes
+from vitlab.store import TrialFolder, temporary, write_bytes
 
 CHUNK = 16 * 2**20  #: bytes of a file that travel together
 JOURNAL = "events.jsonl"
@@ -138,7 +138,7 @@ class Inbox:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
-        self._incomplete: set[Path] = set()
+        self._incomplete: dict[Path, Path] = {}  #: file to where it is put together
 
     def take(self, piece: Piece) -> None:
         """Apply a change.
@@ -164,23 +164,24 @@ class Inbox:
 
     def close(self) -> None:
         """Forget the files of which only a part has come."""
-        for temporary in self._incomplete:
-            temporary.unlink(missing_ok=True)
+        for unfinished in self._incomplete.values():
+            unfinished.unlink(missing_ok=True)
         self._incomplete.clear()
 
     def _write(self, path: Path, piece: Piece) -> None:
         if piece.last and not piece.begin:
             write_bytes(path, piece.data)
             return
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        self._incomplete.add(temporary)
-        with open(temporary, "ab" if piece.begin else "wb") as file:
+        if not piece.begin:
+            self._incomplete[path] = temporary(path)
+        unfinished = self._incomplete[path]
+        with open(unfinished, "ab" if piece.begin else "wb") as file:
             file.write(piece.data)
             file.flush()
             os.fsync(file.fileno())
         if piece.last:
-            os.replace(temporary, path)
-            self._incomplete.discard(temporary)
+            os.replace(unfinished, path)
+            del self._incomplete[path]
 
 
 def _files(folder: Path) -> list[str]:

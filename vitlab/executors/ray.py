@@ -13,8 +13,10 @@ written (:mod:`vitlab.executors.mirror`); the driver holds the lease meanwhile. 
 arrived, so the trial goes on from its last checkpoint on any machine.
 
 **Stopping.**  ``cancel`` tells a small actor, on which every worker waits; they write a checkpoint and leave, and those
-that have not after the grace are ended by force.  When the driver dies, Ray ends its tasks at once, and the next
-driver goes on from the last checkpoints, which are at most a minute old.
+that have not after the grace are ended by force.  The actor lives beside the driver, so that no other machine's end
+takes it along.  A worker whose ``run.timeout`` is over ends its trial itself; one that cannot, because it is stopped or
+stuck, is killed on its machine.  When the driver dies, Ray ends its tasks at once, and the next driver goes on from the
+last checkpoints, which are at most a minute old.
 
 **Address.**  ``auto`` is the cluster that runs on this machine or that RAY_ADDRESS names, ``HOST:PORT`` another, and
 ``local`` starts Ray here and stops it with the driver.  Ray so started listens on the network and asks for a token.
@@ -25,7 +27,9 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import math
 import os
+import queue
 import shutil
 import signal
 import socket
@@ -33,7 +37,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,11 +46,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from vitlab.errors import UserError
-from vitlab.executors import machine, worker
-from vitlab.executors.base import OVERDUE_S, Ended, Executor, How, Job, attempt, executor, one_sentence
+from vitlab.executors import base, machine, worker
+from vitlab.executors.base import Ended, Executor, How, Job, Stage, attempt, executor, one_sentence
 from vitlab.executors.mirror import Inbox, Outbox, Piece, belongings, moved
 from vitlab.spec import RunSpec
-from vitlab.store import Busy, write_bytes
+from vitlab.store import Busy, process, write_bytes
 
 LOOK_S = 0.2  #: how often a worker looks for changed files, and the driver for a lease
 FORCE_S = 10.0  #: how long Ray has to end a task by force
@@ -57,6 +61,14 @@ class Begun(NamedTuple):
     """The first item of a stream: the task has a process."""
 
     host: str
+    process: str = ""  #: its name, as of :func:`vitlab.store.process`
+    node: str = ""  #: Ray's name for the machine
+
+
+class Told(NamedTuple):
+    """How far the attempt is."""
+
+    stage: Stage
 
 
 class End(NamedTuple):
@@ -89,7 +101,13 @@ class _Running:
     inbox: Inbox | None
     leases: ExitStack
     sent: Sequence[Any]
-    host: str = ""  #: where it runs, once it does
+    begun: Begun | None = None  #: where it runs, once it does
+    due: float = math.inf  #: when, by ``time.monotonic()``, it is killed unless it says something before
+    killed: bool = False  #: for that reason
+
+    @property
+    def host(self) -> str:
+        return self.begun.host if self.begun is not None else ""
 
 
 @executor.register("ray")
@@ -106,7 +124,8 @@ class Ray(Executor):
         """
         Args:
             run: where and how trials run.
-            address: ``auto``, ``local`` or ``HOST:PORT``; a Ray that this process is connected to is used as it is.
+            address: ``auto``, ``local`` or ``HOST:PORT``, the last not from a study file, for what a cluster sends is
+                run here; a Ray that this process is connected to is used as it is.
             files: whether workers see the driver's output folder; ``auto`` is shared where the cluster is this machine.
 
         Raises:
@@ -125,6 +144,10 @@ class Ray(Executor):
         self._running: dict[Any, _Running] = {}  #: by stream
         self._ended: list[Ended] = []
         self._needed: dict[Path, Any] = {}  #: what trials start from, in the object store once
+
+    @classmethod
+    def by_hand(cls, options: Mapping[str, Any]) -> str | None:
+        return None if options.get("address", "auto") in ("auto", "local") else "address"
 
     @property
     def slots(self) -> int:
@@ -160,6 +183,9 @@ class Ray(Executor):
             pass  # asked again: no more waiting
         for running in self._running.values():
             self._ray.cancel(running.stream, force=True)
+        self._await_all(FORCE_S)
+        for running in self._running.values():
+            self._kill(running)  # Ray asks the process itself, and one that is stopped does not hear it
         self._await_all(FORCE_S)
         for running in list(self._running.values()):
             self._end(running, "lost", f"its worker on {running.host} could not be ended")
@@ -205,7 +231,9 @@ class Ray(Executor):
                 with open(job.folder / "log.txt", "a", encoding="utf-8") as log:
                     log.write(f"handed to Ray as {token}\n")
             if self._bell is None:
-                self._bell = self._ray.remote(num_cpus=0, max_concurrency=100_000)(Bell).remote()
+                bell = self._ray.remote(num_cpus=0, max_concurrency=100_000, max_restarts=-1, max_task_retries=-1)(Bell)
+                here = self._ray.get_runtime_context().get_node_id()
+                self._bell = bell.options(scheduling_strategy=_at(here)).remote()
             # max_calls stands here because a task's options cannot say it: without it Ray would use a process again.
             share = 0.0 if job.device == "cpu" else job.gpu or self._share
             task = self._ray.remote(
@@ -234,10 +262,16 @@ class Ray(Executor):
         if not self._running:
             time.sleep(timeout_s)
             return
-        if self._ray.wait(list(self._running), num_returns=1, timeout=timeout_s)[0]:
+        due = min(running.due for running in self._running.values())
+        left = max(0.0, min(timeout_s, due - time.monotonic()))
+        if self._ray.wait(list(self._running), num_returns=1, timeout=left)[0]:
             count = len(self._running)
             for ready in self._ray.wait(list(self._running), num_returns=count, timeout=0)[0]:
                 self._take(self._running[ready])
+        for running in self._running.values():
+            if time.monotonic() > running.due:
+                running.due, running.killed = math.inf, True
+                self._kill(running)
 
     def _take(self, running: _Running) -> None:
         errors = self._ray.exceptions
@@ -255,15 +289,22 @@ class Ray(Executor):
             self._end(running, "lost", f"it could not be begun on {where}: {one_sentence(error.cause or error)}")
         except errors.OutOfMemoryError:
             self._end(running, "lost", f"Ray ended its worker on {running.host}, for memory ran out there")
-        except errors.WorkerCrashedError:
-            where = running.host or "a machine of the cluster"
-            self._end(running, "lost", f"its worker on {where} was killed or crashed; see log.txt")
         except errors.RayError as error:
-            self._end(running, "lost", one_sentence(error))
+            where = running.host or "a machine of the cluster"
+            if running.killed:
+                why = f"its process on {where}, stopped or stuck, was killed"
+                self._end(running, "timeout", f"it trained longer than run.timeout allows, and {why}")
+            elif isinstance(error, errors.WorkerCrashedError):
+                self._end(running, "lost", f"its worker on {where} was killed or crashed; see log.txt")
+            else:
+                self._end(running, "lost", one_sentence(error))
         else:
             match item:
                 case Begun():
-                    running.host = item.host
+                    running.begun = item
+                    self._hear(running, "tries")
+                case Told():
+                    self._hear(running, item.stage)
                 case Piece():
                     assert running.inbox is not None
                     running.inbox.take(item)
@@ -271,6 +312,19 @@ class Ray(Executor):
                     self._end(running, "lost", f"its worker on {running.host} was cut off from the driver")
                 case End():
                     self._end(running, *item)
+
+    def _hear(self, running: _Running, stage: Stage) -> None:
+        timeout_s = running.job.timeout_s
+        if stage == "tries" and timeout_s is not None:
+            running.due = time.monotonic() + timeout_s + base.FROZEN_S
+        if stage == "waits":
+            running.due = math.inf
+
+    def _kill(self, running: _Running) -> None:
+        """Kill the process of a task, by another task on its machine."""
+        if running.begun is not None:
+            task = self._ray.remote(num_cpus=0, max_calls=1, max_retries=0)(base.kill)
+            task.options(scheduling_strategy=_at(running.begun.node)).remote(running.begun.process)
 
     def _end(self, running: _Running, how: How, detail: str = "") -> None:
         del self._running[running.stream]
@@ -290,7 +344,7 @@ class Ray(Executor):
 
 def stream(
     job: Job, runner: str, token: str, sent: Sequence[tuple[str, Any]] | None, on_gpu: bool, bell: Any
-) -> Iterator[Begun | Piece | End]:
+) -> Iterator[Begun | Told | Piece | End]:
     """Run one job in this process: the task.
 
     The trial runs in a thread, because what the task yields it must yield from its own.
@@ -308,7 +362,7 @@ def stream(
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.threads))
     os.environ.update(threads if on_gpu else {**threads, "CUDA_VISIBLE_DEVICES": ""})
     host = socket.gethostname()
-    yield Begun(host)
+    yield Begun(host, process(os.getpid()), ray.get_runtime_context().get_node_id())
     stop = threading.Event()
     bell.rung.remote().future().add_done_callback(lambda _: stop.set())  # also when the actor is gone
     with ExitStack() as scratch:
@@ -327,20 +381,30 @@ def stream(
         if outbox is None:
             worker.note_companions(job)
         ended: list[tuple[How, str]] = []
-        late = f"it trained longer than run.timeout allows, and had not stopped {OVERDUE_S:g} s later"
+        told: queue.SimpleQueue[Stage] = queue.SimpleQueue()
+        late = f"it trained longer than run.timeout allows, and had not stopped {base.OVERDUE_S:g} s later"
 
         def run() -> None:
-            ended.append(attempt(job, runner, stop.is_set, overdue=lambda: ended.append(("timeout", late))))
+            ended.append(attempt(job, runner, stop.is_set, told.put, overdue=lambda: ended.append(("timeout", late))))
 
         trial = threading.Thread(target=run, daemon=True)  # one that does not stop ends with the process
         trial.start()
         while trial.is_alive() and not ended:
             trial.join(LOOK_S)
+            while not told.empty():
+                yield Told(told.get())
             if outbox is not None:
                 yield from outbox.changes()
         if outbox is not None:
             yield from outbox.changes(ended=True)
     yield End(*ended[0]) if ended else End("lost", "the trial's thread was ended; see log.txt")
+
+
+def _at(node: str) -> Any:
+    """Where Ray is to put something: on this machine, or nowhere."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def _sees(folder: Path, token: str) -> bool:

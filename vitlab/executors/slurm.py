@@ -24,7 +24,6 @@ import math
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +34,7 @@ from vitlab.errors import UserError
 from vitlab.executors.base import Companion, Ended, Executor, How, Job, executor, one_sentence
 from vitlab.executors.local import Local
 from vitlab.spec import RunSpec
-from vitlab.store import read_json, write_json
+from vitlab.store import append_json, cut_torn_line, read_json, read_lines, write_json
 
 LOOK_S = 1.0  #: how often the driver and a pack look for each other's files
 STATE_S = 60.0  #: how often Slurm is asked for the state of its jobs
@@ -50,6 +49,9 @@ STATES: Mapping[str, How] = {
     "CANCELLED": "stopped",
 }
 """How the trials of a Slurm job ended that did not say so; in any other state they are lost."""
+
+Word = Annotated[str, Field(pattern=r"^\S+$")]
+"""What stands in a line of the script that sbatch is given; a line of its own would be run."""
 
 
 @dataclass
@@ -74,10 +76,10 @@ class Slurm(Executor):
         jobs: Annotated[int, Field(ge=1)] = 16,
         minutes: Annotated[int, Field(ge=1)] = 240,
         mem_gb: Annotated[float, Field(gt=0)] | None = None,
-        partition: str | None = None,
-        account: str | None = None,
-        qos: str | None = None,
-        constraint: str | None = None,
+        partition: Word | None = None,
+        account: Word | None = None,
+        qos: Word | None = None,
+        constraint: Word | None = None,
         setup: tuple[str, ...] = (),
         requeues: Annotated[int, Field(ge=0)] = 20,
     ) -> None:
@@ -92,7 +94,7 @@ class Slurm(Executor):
             account: as of sbatch.
             qos: as of sbatch.
             constraint: as of sbatch, such as ``a100``.
-            setup: shell lines before the trials begin, such as ``module load cuda``.
+            setup: shell lines before the trials begin, such as ``module load cuda``; not from a study file.
             requeues: how often a job that reached its time limit is put back into the queue.
 
         Raises:
@@ -114,6 +116,10 @@ class Slurm(Executor):
         self._sent: list[_Sent] = []
         self._ended: list[Ended] = []
         self._asked_at = time.monotonic()
+
+    @classmethod
+    def by_hand(cls, options: Mapping[str, Any]) -> str | None:
+        return "setup" if options.get("setup") else None
 
     @property
     def slots(self) -> int:
@@ -225,15 +231,11 @@ class Slurm(Executor):
         self._sent = self._running()
 
     def _read(self, sent: _Sent) -> None:
-        with suppress(FileNotFoundError), open(sent.folder / "ends.jsonl", "rb") as file:
-            file.seek(sent.read)
-            whole = (data := file.read())[: data.rfind(b"\n") + 1]
-            sent.read += len(whole)
-            for line in whole.splitlines():
-                name, how, detail = json.loads(line)
-                job = sent.jobs.pop(name, None)
-                if job is not None:
-                    self._ended.append(Ended(job, how, detail))
+        lines, sent.read = read_lines(sent.folder / "ends.jsonl", sent.read)
+        for name, how, detail in map(json.loads, lines):
+            job = sent.jobs.pop(name, None)
+            if job is not None:
+                self._ended.append(Ended(job, how, detail))
 
     def _end(self, sent: _Sent, how: How, detail: str) -> None:
         self._ended += [Ended(job, how, detail) for job in sent.jobs.values()]
@@ -259,6 +261,7 @@ class Pack:
 
     def __call__(self) -> None:
         (self.folder / "started").touch()
+        cut_torn_line(self.folder / "ends.jsonl")  # Slurm may have killed an earlier one in the middle of it
         local = self._local = Local(self.run)
         local.runner = self.runner  # type: ignore[misc]
         ended = {name for name, _, _ in self._said()}
@@ -285,15 +288,11 @@ class Pack:
         return _submitit().helpers.DelayedSubmission(self)
 
     def _say(self, ends: Sequence[Ended]) -> None:
-        with open(self.folder / "ends.jsonl", "a", encoding="utf-8") as file:
-            for ended in ends:
-                file.write(json.dumps([str(ended.job.folder), ended.how, ended.detail]) + "\n")
+        for ended in ends:
+            append_json(self.folder / "ends.jsonl", [str(ended.job.folder), ended.how, ended.detail])
 
     def _said(self) -> list[list[str]]:
-        try:
-            return [json.loads(line) for line in (self.folder / "ends.jsonl").read_text("utf-8").splitlines()]
-        except FileNotFoundError:
-            return []
+        return [json.loads(line) for line in read_lines(self.folder / "ends.jsonl")[0]]
 
 
 def _root(job: Job) -> Path:

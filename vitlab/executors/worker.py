@@ -3,7 +3,7 @@
 The worker holds one end of a pipe whose other end only the driver holds.  ``stop`` on it asks for a checkpoint and the
 end; its closing says that the driver is dead, which asks for the same and ends the process after ``ORPHAN_S`` in any
 case.  Before it exits, the worker says on the pipe how its job ended; one that dies says nothing, and the driver draws
-its conclusion.  Between, it says ``begun``: the trial has done a step, or waits for somebody else who trains it.
+its conclusion.  Between, it says in a word how far it is: see :data:`vitlab.executors.base.Stage`.
 
 SIGTERM, as schedulers send it before they take a machine away, is a wish to stop, too: the trial is ``preempted``.
 """
@@ -23,12 +23,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
-from vitlab.executors.base import Job, attempt
+from vitlab.executors.base import Job, Stage, attempt
 
 ORPHAN_S = 30.0  #: seconds a worker outlives its driver at most
 ORPHANED = 75  #: its exit code then
 OVERDUE = 76  #: its exit code when a trial whose time is up does not stop
-BEGUN = b"begun"
 
 
 def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[int], driver: Connection) -> NoReturn:
@@ -53,12 +52,12 @@ def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[
     signal.signal(signal.SIGTERM, lambda number, frame: preempted.set())
     threading.Thread(target=_listen, args=(driver, asked), daemon=True).start()
 
-    def begun() -> None:
+    def tell(stage: Stage) -> None:
         with suppress(OSError):  # an orphan has nobody to tell
-            driver.send_bytes(BEGUN)
+            driver.send_bytes(stage.encode())
 
     how, detail = attempt(
-        job, runner, lambda: asked.is_set() or preempted.is_set(), begun, overdue=lambda: os._exit(OVERDUE)
+        job, runner, lambda: asked.is_set() or preempted.is_set(), tell, overdue=lambda: os._exit(OVERDUE)
     )
     if how == "stopped" and not asked.is_set():
         how, detail = "preempted", "its worker was asked by SIGTERM to leave"

@@ -1,0 +1,61 @@
+"""What the tests of executors share: jobs, how they end, and looking at processes until something has happened."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vitlab.executors import Ended, Executor, Job
+from vitlab.plan.values import Trial
+from vitlab.store import Store
+
+HERE = Path(__file__).parent
+PATIENCE_S = 240.0  #: for a loaded machine; nothing waits that long unless it is broken
+
+
+def job(root: Path, do: str, name: str = "", **spec: Any) -> Job:
+    """A job for ``executor_runner``."""
+    key = name or do
+    trial = Trial(spec={"do": do, **spec}, seeds={}, origins=(), data=None, key=key, code="c0de")
+    return Job(f"{key}/s0", Store(root).trial(key, "c0de").path, trial, (), 1, "cpu", True, "none")
+
+
+def ends(executor: Executor, count: int) -> dict[str, Ended]:
+    """The next ends of jobs, by the keys of their trials."""
+    found: list[Ended] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"only {found}"
+        found += executor.poll(0.5)
+    assert len(found) == count
+    return {ended.job.trial.key: ended for ended in found}
+
+
+def until(what: Callable[[], Any]) -> Any:
+    """What it gives once that is true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return value
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def processes(sign: str, file: str = "cmdline") -> list[int]:
+    """The processes in whose command line, or environment, a sign stands."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if sign.encode() in (folder / file).read_bytes() and alive(int(folder.name)):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
