@@ -46,8 +46,13 @@ def version(point: EntryPoint) -> str:
 
 
 def _said(point: EntryPoint, key: str) -> str:
+    return _metadata(point.dist, key) if point.dist else UNKNOWN
+
+
+@cache
+def _metadata(found: Distribution, key: str) -> str:
     try:
-        return (point.dist.metadata[key] if point.dist else None) or UNKNOWN
+        return found.metadata[key] or UNKNOWN
     except Exception:  # metadata that is not there or cannot be read, as half an installation leaves it behind
         return UNKNOWN
 

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -537,7 +538,8 @@ def _attention(kernels: set[str], choice: Mapping[str, Any]) -> str:
     return "+".join(sorted(kernels)) or (cast(str, named["type"]) if isinstance(named, Mapping) else "")
 
 
-def _versions() -> dict[str, str]:
+@cache
+def _versions() -> Mapping[str, str]:
     return {
         "vitlab": vitlab.__version__,
         "python": platform.python_version(),
