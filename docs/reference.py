@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import click
 from vitlab import slots
 from vitlab.cli import COMMANDS
 from vitlab.cli.show import shown_default, shown_type
+from vitlab.report import frame, judgement
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -55,6 +56,7 @@ def pages() -> dict[str, str]:
     """Path below the pages to Markdown: the study file, the commands, and every slot with its built-in components."""
     study = (ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
     found = {"reference/study.md": study, "reference/commands.md": "\n".join(_commands())}
+    found["reference/frames.md"] = "\n".join(_frames())
     for name in slots.ROOMS:
         found[f"reference/{name}.md"] = "\n".join(_slot(name))
     return found
@@ -119,6 +121,40 @@ def _meanings(component: type) -> dict[str, str]:
     arguments = re.split(r"\n(?=\S)", arguments)[0]
     entries = re.findall(r"(?ms)^    (\w+): (.*?)(?=^    \w+: |\Z)", arguments)
     return {name: " ".join(said.split()) for name, said in entries}
+
+
+def _frames() -> Iterator[str]:
+    yield "# Frames\n"
+    yield (
+        "What `vitlab.results`, `vitlab.compare` and the files of a report hold, as pandas frames. The columns named "
+        "here are there whatever the study, in this order and of these types.\n"
+    )
+    yield "## Results {#results}\n"
+    yield "`vitlab.results(path)`, `results.parquet` and `results.csv`: a row for every trial, whatever became of it.\n"
+    between = {
+        "PATH": ("int64, float64 or string", "one for every path the study varies, such as `model.patch_size`"),
+        "val/NAME, test/NAME, train/NAME": (
+            "float64",
+            "final values; with `at: best`, the best value of the judged metric stands in `METRIC@best`",
+        ),
+    }
+    yield from _meanings_of(frame.BEFORE | between | frame.AFTER)
+    yield "## History {#history}\n"
+    yield "`history.parquet`: a row for every measurement.\n"
+    yield from _meanings_of(frame.HISTORY)
+    yield "## Comparisons {#comparisons}\n"
+    yield (
+        "`vitlab.compare(path)`, `vitlab.compare(first, second)` and `summary.csv`: a row for every arm. Values are "
+        "shares of one where the report shows percent. Behind these columns stands the mean of `test/NAME`.\n"
+    )
+    yield from _meanings_of(judgement.MEANINGS)
+
+
+def _meanings_of(columns: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    yield "| column | type | says |\n| --- | --- | --- |"
+    for name, (kind, meaning) in columns.items():
+        yield f"| `{name}` | {kind} | {meaning} |"
+    yield ""
 
 
 def _commands() -> Iterator[str]:

@@ -20,7 +20,8 @@ import vitlab
 from vitlab.cli import cli
 from vitlab.errors import UserError
 from vitlab.plan.values import Plan, Planned
-from vitlab.report.judgement import COLUMNS
+from vitlab.report import frame, notebook
+from vitlab.report.judgement import COLUMNS, MEANINGS
 from vitlab.result import Circumstances, Outcome, Result
 from vitlab.store import Store, write_json
 
@@ -74,12 +75,16 @@ def test_arms_of_one_name_are_compared_at_equal_seeds_as_one_family(out: Path) -
     assert any("model.drop 0.0 and 0.1; code old-code and new-code" in note for note in found.notes)
     assert "In old alone, and not compared: gone." in found.notes
     assert "In new alone, and not compared: fresh." in found.notes
-    assert found.answers[1].startswith("new: <b>=1 is 2.4 points below old: <b>=1")
+    assert found.answers[1].startswith("exploratory: new: <b>=1 is 2.4 points below old: <b>=1")
+    assert rows["exploratory"].tolist()[2:] == ["neither study registered this comparison"] * 2
+    assert rows["exploratory"].isna().tolist()[:2] == [True, True]
 
 
 def test_columns_are_the_same_whatever_is_compared(out: Path) -> None:
     one, two = vitlab.compare("old", out=out), vitlab.compare("old", "new", out=out)
     assert tuple(one.columns) == tuple(two.columns) == COLUMNS
+    promised = {name: kind for name, (kind, _) in MEANINGS.items()}
+    assert {name: str(kind) for name, kind in one.dtypes.items()} == promised
     assert one.dtypes.equals(two.dtypes)
     assert one["arm"].tolist() == list(OLD)
     assert type(one[one["n"] > 0]) is pd.DataFrame
@@ -96,6 +101,26 @@ def test_a_notebook_shows_answers_and_no_markup_of_names(out: Path) -> None:
     Reader().feed(shown)
     assert set(tags) == {"div", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "p"}
     assert "&lt;b&gt;=1 is 2.4 points below" in shown
+
+
+def test_a_notebook_is_told_what_a_reader_of_the_report_is(out: Path) -> None:
+    found = vitlab.compare("old", out=out)
+    assert any("5 seeds (0 to 4) vary" in note for note in found.notes)
+    assert "5 seeds (0 to 4) vary" in found._repr_html_()
+
+
+def test_results_have_the_columns_promised_and_a_face_in_a_notebook(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = vitlab.results("old", out=out)
+    names = list(found.columns)
+    assert names[: len(frame.BEFORE)] == list(frame.BEFORE) and names[-len(frame.AFTER) :] == list(frame.AFTER)
+    for name, (kind, _) in (frame.BEFORE | frame.AFTER).items():
+        assert str(found[name].dtype) == kind, name
+    shown = found._repr_html_()
+    assert "15 trials: 15 done" in shown and "&lt;b&gt;=1" in shown and shown.count("<tr>") == 16
+    monkeypatch.setattr(notebook, "ROWS", 4)
+    assert "... and 11 more." in found._repr_html_() and found._repr_html_().count("<tr>") == 5
+    assert type(found[found["seed"] > 2]) is pd.DataFrame and "<table" in found[["arm"]]._repr_html_()
+    assert found.isna().sum()["failure_kind"] == 15
 
 
 def test_the_command_prints_every_format(out: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import itertools
 import json
@@ -129,7 +130,7 @@ def text_of(plan: Plan, store: Store, form: str) -> str:
 def test_results_have_a_row_a_trial_and_the_columns_promised(tmp_path):
     plan, _, results, _ = outcome(tmp_path)
     assert list(results.columns) == [
-        *("study", "arm", "baseline", "seed", "trial", "code", "status", "failure", "model.position"),
+        *("study", "arm", "baseline", "seed", "trial", "code", "status", "failure_kind", "failure", "model.position"),
         *("val/accuracy", "test/accuracy", "train/loss"),
         *("params", "macs", "steps", "images", "wall_s", "engine", "threads", "device", "origins"),
     ]
@@ -140,6 +141,7 @@ def test_results_have_a_row_a_trial_and_the_columns_promised(tmp_path):
     assert (row["params"], row["steps"], row["threads"], row["engine"]) == (113_290, 200, 1, "eager")
     assert row["trial"] == plan.trials[8].trial.key
     assert results["baseline"].isna().sum() == 5
+    assert results["failure_kind"].isna().all() and (results["failure"] == "").all()
 
 
 def test_trials_without_a_result_keep_their_rows_and_the_types_their_columns(tmp_path):
@@ -154,6 +156,44 @@ def test_trials_without_a_result_keep_their_rows_and_the_types_their_columns(tmp
     assert results["val/accuracy"].isna().all()
     common = [name for name in full.columns if name in results.columns]
     assert full.dtypes[common].equals(results.dtypes[common])
+
+
+def test_why_there_is_no_value_is_a_column(tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE[:1], "b": [None] * 7})
+    folders = [store.trial(item.trial.key, item.trial.code) for item in plan.trials[1:]]
+    kinds = ("error", "oom", "timeout", "preempted", "lost")
+    for folder, kind in zip(folders, kinds, strict=False):
+        folder.fail(f"by {kind}", kind=kind)
+    folders[5].finish(result_of(plan.trials[6].trial, {}, status="diverged", failure="loss is nan"))
+    results = frame.results(plan, store)
+    assert results["failure_kind"].tolist()[1:7] == [*kinds, "diverged"]
+    assert results["failure_kind"].isna().tolist() == [True, *[False] * 6, True]
+    assert results["failure"].tolist()[1:3] == ["by error", "by oom"]
+    said = document(plan, store)["notes"]
+    assert "b, seed 1, failed (oom): by oom." in said and "b, seed 0, failed: by error." in said
+    assert text_of(plan, store, "html").count("<td>preempted</td>") == 1
+
+
+def test_a_trial_whose_prerequisite_failed_has_failed(tmp_path):
+    """Directly or not; one whose prerequisite is still to come is missing."""
+    teacher, body, other = (dataclasses.replace(trial_of(name, 0), code="t") for name in ("teacher", "body", "other"))
+    body = dataclasses.replace(body, needs={"teacher": f"{teacher.key}/t"})
+    plan, store = study(tmp_path, {"baseline": BASE[:2], "b": [None] * 3})
+    needs = ({"teacher": f"{teacher.key}/t"}, {"body": f"{body.key}/t"}, {"teacher": f"{other.key}/t"})
+    blocked = [
+        dataclasses.replace(item, trial=dataclasses.replace(item.trial, needs=need))
+        for item, need in zip(plan.trials[2:], needs, strict=True)
+    ]
+    plan = dataclasses.replace(plan, trials=(*plan.trials[:2], *blocked), prerequisites=(teacher, body, other))
+    assert frame.results(plan, store)["status"].tolist()[2:] == ["missing"] * 3
+    made = result_of(teacher, {}, status="diverged", failure="loss is nan")
+    store.trial(teacher.key, "t").finish(made)
+    results = frame.results(plan, store)
+    assert results["status"].tolist()[2:] == ["failed", "failed", "missing"]
+    assert results["failure_kind"].tolist()[2:4] == ["prerequisite"] * 2
+    assert results["failure"].iloc[2] == f"its teacher ({teacher.key[:8]}) diverged: loss is nan"
+    assert results["failure"].iloc[3].startswith(f"its body ({body.key[:8]}) cannot begin: its teacher")
+    assert judgement.summary(results, plan)["broken"].iloc[1] == 2
 
 
 def test_varied_values_are_numbers_where_all_are(tmp_path):
@@ -426,7 +466,7 @@ def test_a_metric_nobody_reports_is_said_with_those_there_are(tmp_path):
         note == "No trial reports val/accurcy; they report val/accuracy, test/accuracy, train/loss."
         for note in doc["notes"]
     )
-    assert doc["answers"][0].startswith("cannot tell: no trial of position=none can be judged yet")
+    assert doc["answers"][0].startswith("cannot tell: no trial of position=none can be judged (5 done)")
     assert "arms" not in figures.figures(*_figure_arguments(plan, store))
 
 
@@ -536,6 +576,16 @@ def test_a_comparison_not_made_yet_still_counts_in_the_family(tmp_path):
     assert math.isnan(summary.loc["c", "p_corrected"])
 
 
+def test_what_is_claimed_before_all_trials_have_ended_is_preliminary(tmp_path):
+    plan, _, results, _ = outcome(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None], "c": NONE})
+    b, c = report.answers(plan, results)
+    assert b.startswith("preliminary: b is ") and c.startswith("c is ")
+    plan, _, results, _ = outcome(tmp_path / "2", {"baseline": [*BASE[:4], None], "b": NONE, "c": [None] * 5})
+    b, c = report.answers(plan, results)
+    assert b.startswith("preliminary: b is ")
+    assert c == "cannot tell: no trial of c can be judged yet (5 missing)."
+
+
 def test_without_comparisons_each_arm_says_what_it_reached(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE}, analysis=Analysis(compare="none"))
     low, high = stats.t.interval(0.95, 4, np.mean(BASE), stats.sem(BASE))
@@ -624,8 +674,9 @@ def test_write_leaves_every_file_and_stored_gives_them_back(tmp_path):
     assert all((folder / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("arms", "curves"))
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "results.parquet"), frame.results(plan, store))
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "history.parquet"), frame.history(plan, store))
-    for form in ("csv", "json", "terminal", "latex", "html"):
+    for form in ("csv", "json", "terminal", "latex", "html", "md"):
         assert report.stored(plan, store, form) == report.render(plan, store, form)
+    assert "![arms](arms.png)" in (folder / "report.md").read_text()
     assert report.stored(plan, store, "parquet") == (folder / "results.parquet").read_bytes()
 
 
@@ -638,6 +689,61 @@ def test_a_stored_report_is_old_once_a_trial_has_ended(tmp_path):
     assert report.stored(plan, store, "terminal") is None
     (store.study(plan.study) / "report" / "report.json").write_text("{torn")
     assert report.stored(plan, store, "terminal") is None
+
+
+def test_a_trial_that_ends_while_a_report_is_made_makes_it_old(tmp_path, monkeypatch):
+    plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
+    last = plan.trials[-1].trial
+    read = frame.gather
+
+    def then_ends(*args: Any) -> Any:
+        found = read(*args)
+        store.trial(last.key, last.code).finish(result_of(last, {"val/accuracy": 0.9}))
+        return found
+
+    monkeypatch.setattr(frame, "gather", then_ends)
+    report.write(plan, store, store.study(plan.study) / "report")
+    assert report.stored(plan, store, "csv") is None
+
+
+def test_of_many_comparisons_an_overview_comes_first(tmp_path, monkeypatch):
+    plan, store = study(tmp_path)
+    assert document(plan, store)["overview"] == ""
+    monkeypatch.setattr(words, "FEW", 1)
+    monkeypatch.setattr(sys.modules["vitlab.report.render"], "LONG", 3)
+    doc = document(plan, store)
+    assert doc["overview"] == "Of 3 comparisons: 2 worse, 1 cannot tell." and len(doc["answers"]) == 3
+    html = text_of(plan, store, "html")
+    top = html[html.index('<section id="answer"') : html.index("<details>")]
+    assert doc["overview"] in top and top.count("<li") == 1 and "position=none is 3.1 points below" in top
+    assert "All 3 answers, 1 more of them with a verdict" in html and "Picture of all 4 arms" in html
+    assert text_of(plan, store, "md").splitlines()[2] == doc["overview"]
+    assert doc["overview"] in text_of(plan, store, "terminal")
+
+
+def test_what_models_look_at_stands_in_the_page(tmp_path):
+    plan, store = study(tmp_path)
+    folder = store.study(plan.study) / "report"
+    report.write(plan, store, folder)
+    assert document(plan, store)["explained"] == [] and "<img" not in text_of(plan, store, "html")
+    pixels = figures.png(figures.figures(*_figure_arguments(plan, store))["arms"], dpi=20)
+    for arm, image in ((5, 3), (0, 12), (0, 3), (6, 3)):  # the last is no first seed
+        place = store.trial(plan.trials[arm].trial.key, plan.trials[arm].trial.code).path / "explain" / f"test-{image}"
+        place.mkdir(parents=True)
+        (place / "rollout_class.png").write_bytes(pixels)
+        (place / "heads_class.png").write_bytes(b"")
+    assert report.stored(plan, store, "html") is None  # it was made before they were
+    said = document(plan, store)["explained"]
+    assert [(row["arm"], row["image"], row["of"]) for row in said] == [
+        ("baseline", 3, "class"), ("baseline", 12, "class"), ("position=none", 3, "class"),
+    ]  # fmt: skip
+    assert all((store.root / row["file"]).read_bytes() == pixels for row in said)
+    page = Page(text_of(plan, store, "html"))
+    shown = [attributes for tag, attributes in page.tags if tag == "img"]
+    assert [attributes["src"] for attributes in shown] == [
+        f"data:image/png;base64,{base64.b64encode(pixels).decode()}"
+    ] * 3
+    assert str(shown[0]["alt"]).startswith("baseline, seed 0, test image 3: the image, attention of the class token")
 
 
 def test_a_study_without_a_single_result_is_reported(tmp_path):
@@ -754,6 +860,20 @@ def test_any_number_of_arms_and_seeds_is_drawn(tmp_path, count):
         )
 
 
+@pytest.mark.parametrize(("value", "spread"), [(0.9, 0.0), (0.97, 1e-6), (0.0, 0.0), (1.0, 1e-15), (0.5, 1e-3)])
+def test_labels_of_ticks_do_not_overlap_where_values_hardly_differ(tmp_path, value, spread):
+    values = [value + spread * index for index in range(3)]
+    plan, store = study(tmp_path, {"baseline": values, "b": values, "c": values[::-1]})
+    figure = figures.arms(*_figure_arguments(plan, store)[:3])
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        low, high = axes.get_xlim()
+        labels = [t for t in axes.get_xticklabels() if low <= t.get_position()[0] <= high and t.get_text()]
+        boxes = [label.get_window_extent() for label in labels]
+        assert boxes and all(left.x1 + 1 < right.x0 for left, right in itertools.pairwise(boxes))
+        assert axes.xaxis.get_offset_text().get_text() == ""
+
+
 def test_labels_are_moved_apart_and_stay_within():
     places = figures._apart([1.0, 1.0, 1.01, 3.0], gap=0.5, low=0.0, high=3.0)
     assert all(b - a >= 0.5 - 1e-12 for a, b in itertools.pairwise(places))
@@ -763,6 +883,9 @@ def test_labels_are_moved_apart_and_stay_within():
 def test_numbers_are_said_so_that_they_can_be_read():
     assert [words.compact(n) for n in (950, 12_345, 999_950, 5.7e9)] == ["950", "12.3 k", "1.00 M", "5.70 G"]
     assert [words.p_value(p, 0.05) for p in (0.0004, 0.0123, 0.612, 0.05004)] == ["< 0.001", "0.012", "0.61", "0.05004"]
+    # A level below a thousandth must not be hidden behind "< 0.001".
+    strict = {0.0008: "0.0008", 0.00052: "0.00052", 0.00048: "0.0005", 0.00004: "< 0.0001", 0.02: "0.020"}
+    assert {p: words.p_value(p, 0.0005) for p in strict} == strict
     assert [words.duration(s) for s in (3.2, 59.7, 185, 7620)] == ["3.2 s", "1 min 00 s", "3 min 05 s", "2 h 07 min"]
     assert words.Scale.of("val/accuracy_cls").unit == words.Scale.of("test/top5").unit == "%"
     assert words.Scale.of("val/loss").unit == words.Scale.of("val/topology").unit == ""

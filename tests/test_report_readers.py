@@ -8,11 +8,14 @@ import importlib.util
 import io
 import json
 import re
+import shutil
+import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import html5lib
 import numpy as np
 import pandas as pd
 import pytest
@@ -32,6 +35,7 @@ HERE.loader.exec_module(made)
 NAMES = (
     "=HYPERLINK(1)", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "</script><svg onload=alert(1)>", "a|b`c`*d*[e](f)",
     r"\input{/etc/passwd} & 5% $x_1$ #2 ~ ^ {", "<!-- ]]>", "{{ 7 * 7 }}", 'q"u,o;t\'e', "line\nbreak\x1b[2J",
+    "\N{FULLWIDTH EQUALS SIGN}1+1", "1. first", "a--b",
 )  # fmt: skip
 
 
@@ -76,14 +80,32 @@ class Rows(HTMLParser):
 
 def shown(name: str) -> str:
     """A name as a reader of running text has it: on one line, without what steers a terminal."""
-    return " ".join(name.split())
+    return " ".join(name.replace("\x1b", " ").split())
 
 
 def test_a_page_holds_the_names_and_nothing_they_ask_for(hostile: tuple[Plan, Store]) -> None:
     page = Rows(made.text_of(*hostile, "html"))
     assert not {"script", "iframe", "object", "img", "link", "form"} & {tag for tag, _ in page.tags}
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
-    assert {row[0] for row in page.rows} >= {"baseline", *NAMES}
+    assert {row[0] for row in page.rows} >= {"baseline", *(name.replace("\x1b", "\ufffd") for name in NAMES)}
+
+
+def test_a_page_is_html_without_a_single_parse_error(hostile: tuple[Plan, Store]) -> None:
+    strict = html5lib.HTMLParser(strict=True, namespaceHTMLElements=False)
+    tree = strict.parse(made.text_of(*hostile, "html"))
+    first = tree.find(".//section[@aria-labelledby='arms']//table")
+    names = [row.find("th").text for row in first.findall("tbody/tr")]
+    assert names == ["baseline", *(name.replace("\x1b", "\ufffd") for name in NAMES)]
+    reached = [row.findall("td")[1].text for row in first.findall("tbody/tr")]
+    assert reached[0] == f"{100 * np.mean(made.BASE[:3]):.1f}"
+    with pytest.raises(html5lib.html5parser.ParseError):
+        html5lib.HTMLParser(strict=True).parse("<!doctype html><p><b>never closed</p>")
+
+
+def test_names_that_turn_the_text_around_them_do_not(tmp_path: Path) -> None:
+    plan, store = made.study(tmp_path, {"baseline": made.BASE[:2], "a\u202eb\u2066c": made.NONE[:2]})
+    for form in ("html", "terminal", "md", "latex"):
+        assert not re.search("[\u202a-\u202e\u2066-\u2069]", made.text_of(plan, store, form)), form
 
 
 def test_a_page_can_be_walked_without_eyes_and_without_a_mouse(hostile: tuple[Plan, Store]) -> None:
@@ -147,6 +169,7 @@ def _tex_tables(text: str) -> list[list[list[str]]]:
         "textasciicircum": "^",
         "textless": "<",
         "textgreater": ">",
+        "textbar": "|",
     }
     lines = [line for line in text.split("\n") if not line.startswith("%")]
     assert all(line.isprintable() for line in text.split("\n"))
@@ -183,8 +206,23 @@ def test_latex_holds_the_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
     for layout, rows in zip(layouts, tables, strict=True):
         assert {len(row) for row in rows} == {len(layout)}
     names = {row[0].replace("''", '"') for row in tables[0]}
-    assert names >= {"baseline", *(re.sub(r"\x1b", "", shown(name)) for name in NAMES[:-1])}
+    assert names >= {"baseline", *map(shown, NAMES)}
     assert all(line.startswith("%") for line in text.split("\n") if "\\input" in line)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex here")
+def test_latex_is_set_by_latex(hostile: tuple[Plan, Store], tmp_path: Path) -> None:
+    (tmp_path / "report.tex").write_text(made.text_of(*hostile, "latex"))
+    (tmp_path / "paper.tex").write_text(
+        r"\documentclass{article}\usepackage{booktabs}\DeclareUnicodeCharacter{FF1D}{=}"
+        r"\begin{document}\input{report}\end{document}"
+    )
+    done = subprocess.run(
+        ["pdflatex", "-no-shell-escape", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"],
+        cwd=tmp_path, capture_output=True, text=True, errors="replace",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (tmp_path / "paper.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_a_spreadsheet_finds_no_formula_and_every_number(hostile: tuple[Plan, Store]) -> None:
@@ -194,7 +232,7 @@ def test_a_spreadsheet_finds_no_formula_and_every_number(hostile: tuple[Plan, St
     for row in rows:
         for cell in (*row, *row.values()):
             number = re.fullmatch(r"-?\d+(\.\d+)?(e[+-]?\d+)?", cell)
-            assert number or not cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+            assert number or not cell.startswith(("=", "+", "-", "@", "\t", "\r", "\N{FULLWIDTH EQUALS SIGN}"))
     expected = frame.results(plan, store)["val/accuracy"]
     assert [float(row["val/accuracy"]) for row in rows] == pytest.approx(expected.tolist())
 

@@ -62,6 +62,16 @@ def test_arms_that_differ_by_a_number_have_a_power_law(tmp_path: Path) -> None:
             math.exp(line.intercept)
         )
         assert item.law.exponent_low < -0.3 < item.law.exponent_high
+    # Another learning rate of one size is no replicate of that size, and has no law of its own.
+    faster = {
+        f"lr {name}": ({**values, "train.lr": 0.1}, [0.1, 0.2], params, wall)
+        for name, (values, _, params, wall) in itertools.islice(arms.items(), 1)
+    }
+    slow = {name: ({**values, "train.lr": 0.001}, *rest) for name, (values, *rest) in arms.items()}
+    plan, store = study(tmp_path / "lr", slow | faster)
+    again = tradeoff.scalings(plan, frame.results(plan, store))
+    assert [(item.arms, item.law) for item in again] == [(item.arms, item.law) for item in found]
+    assert again[0].series == "learned, lr=0.001"
     two = dict(itertools.islice(arms.items(), 2))
     plan, store = study(tmp_path / "two", two)
     assert tradeoff.scalings(plan, frame.results(plan, store)) == []  # two sizes lie on every power law

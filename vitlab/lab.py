@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from vitlab.geometry import DataInfo
     from vitlab.models.cost import Cost
-    from vitlab.report.notebook import Compared
+    from vitlab.report.notebook import Compared, Results
     from vitlab.trackers import Tracker
 
 OUT = Path("vitlab-runs")
@@ -272,23 +272,29 @@ def driver_of(study: str, store: Store) -> str:
     return f"process {rest.partition('/')[0]} on {host}" if host else "another process"
 
 
-def results(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
-    """The results of a study as a frame, one row per trial.
+def results(path: str | Path, *, out: str | Path = OUT) -> Results:
+    """The results of a study as a frame, one row per trial, whatever became of it.
 
-    Columns: ``study, arm, baseline, seed, trial, code, status, failure``, one per varied path, ``val/...``,
-    ``test/...``, and ``params, macs, steps, images, wall_s, engine, threads, device, origins``.
+    Columns: ``study, arm, baseline, seed, trial, code, status, failure_kind, failure``, one per varied path,
+    ``val/...``, ``test/...`` and ``train/...``, and ``params, macs, steps, images, wall_s, engine, threads, device,
+    origins``.  Types and meanings stand in ``BEFORE`` and ``AFTER`` of :mod:`vitlab.report.frame`.  In a notebook the
+    frame shows what a reader looks up about each trial.
+
+    Raises:
+        UserError: if the study has not been run in ``out``.
     """
     from vitlab.report import frame
+    from vitlab.report.notebook import Results
 
-    return frame.results(*open_study(path, out=out))
+    return Results(frame.results(*open_study(path, out=out)))
 
 
 def compare(first: str | Path, second: str | Path | None = None, *, out: str | Path = OUT) -> Compared:
     """The judgement of a study as a frame, one row per arm, or that of two studies.
 
     Of two studies, every arm of ``second`` is compared with its namesake in ``first``.  The columns are those of
-    :func:`vitlab.report.judgement.summary`, whatever the study.  In a notebook the frame shows
-    the answers first; ``.answers`` and ``.notes`` hold them as text.
+    ``MEANINGS`` in :mod:`vitlab.report.judgement`, whatever the study.  In a notebook the frame shows the answers
+    first; ``.answers`` holds them as text, and ``.notes`` what the reader must know before believing them.
 
     Raises:
         UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.
@@ -299,7 +305,7 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
 
     plan, store = open_study(first, out=out)
     if second is None:
-        return Compared.of(judgement.summary(frame.results(plan, store), plan), plan.analysis)
+        return Compared.of_study(plan, store)
     found = between((plan, store), open_study(second, out=out))
     return Compared.of(found.summary, found.plan.analysis, found.notes)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHOWN = 8  #: differences of two arms that are listed one by one
+UNREGISTERED = "neither study registered this comparison"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Between:
             "study": self.plan.study,
             "question": self.plan.question,
             "analysis": self.plan.analysis.model_dump(mode="json"),
+            "overview": words.overview(rows, self.plan.analysis),
             "answers": words.answers(rows, self.plan.analysis),
             "arms": rows,
             **{"tuning": [], "heads": [], "scaling": [], "fronts": {}, "interactions": []},
@@ -92,7 +94,7 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
         for arm, (old, new) in pairs.items()
         if old is not None and new is not None and old.data != new.data
     }
-    notes = ["Neither study registered this comparison: it is exploratory."]
+    notes = [f"{UNREGISTERED[0].upper()}{UNREGISTERED[1:]}: it is exploratory."]
     for arm, (old, new) in pairs.items():
         notes += _differences(arm, old, new)
     for label, here, there in ((labels[0], names[0], names[1]), (labels[1], names[1], names[0])):
@@ -100,6 +102,7 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
         if alone:
             notes.append(f"In {label} alone, and not compared: {', '.join(alone)}.")
     found = summary(pd.concat(frames, ignore_index=True), both, refusals(both) | refused)
+    found["exploratory"] = found["exploratory"].mask(found["baseline"].notna(), UNREGISTERED)
     return Between(both, found, tuple(notes))
 
 

@@ -21,7 +21,7 @@ from vitlab.plan.match import overlap
 from vitlab.plan.registration import added, changes, removed
 from vitlab.plan.tune import edges, name_of
 from vitlab.plan.values import Plan
-from vitlab.report import tradeoff, words
+from vitlab.report import looks, tradeoff, words
 from vitlab.report.frame import STATUSES, Found, is_metric, judged, prerequisites, usable
 from vitlab.statistics import simultaneous, smallest_sign_flip_p
 from vitlab.store import Store, read_json
@@ -29,7 +29,7 @@ from vitlab.store import Store, read_json
 if TYPE_CHECKING:
     import pandas as pd
 
-FORM = 4  #: counts changes of this document; a stored one of another form is made anew
+FORM = 5  #: counts changes of this document; a stored one of another form is made anew
 SHOWN = 12  #: notes of one kind that are listed one by one
 BUILT_IN = "vitlab"
 RATE = "train.optimizer.lr"
@@ -38,22 +38,24 @@ NUMERICS = ("torch", "device", "processor", "engine", "threads", "deterministic"
 
 
 def document(
-    plan: Plan, store: Store, found: Sequence[Found], frame: pd.DataFrame, summary: pd.DataFrame
+    plan: Plan, store: Store, found: Sequence[Found], frame: pd.DataFrame, summary: pd.DataFrame, at: str
 ) -> dict[str, Any]:
-    """Everything a report says, as JSON values."""
+    """Everything a report says, as JSON values; ``at`` is the :func:`state` from before anything was read."""
     rows, needed = plain(summary), prerequisites(plan, store)
     return {
         "vitlab": __version__,
-        "state": state(plan, store),
+        "state": at,
         "study": plan.study,
         "question": plan.question,
         "analysis": plan.analysis.model_dump(mode="json"),
+        "overview": words.overview(rows, plan.analysis),
         "answers": words.answers(rows, plan.analysis),
         "arms": rows,
         "skipped": [{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],
         "tuning": tuning(plan),
         "heads": heads(plan, frame),
         **tradeoff.document(plan, frame, rows),
+        "explained": looks.explained(plan, store),
         "notes": notes(plan, [*needed, *found], frame, rows),
         "made": made(plan, store, [*needed, *found]),
         "trials": plain(frame),
@@ -61,13 +63,18 @@ def document(
 
 
 def state(plan: Plan, store: Store) -> str:
-    """A digest of the plan and of which of its trials have ended: equal states give equal reports."""
+    """A digest of the plan, of which of its trials have ended, and of what is explained: equal states, equal reports.
+
+    Taken before trials are read: what ends in between makes a report old, never one that is taken for new.
+    """
     ends = []
     for trial in (*(planned.trial for planned in plan.trials), *plan.prerequisites):
         folder = store.trial(trial.key, trial.code)
         ended = [(folder.path / name) for name in ("result.json", "failure.json")]
         ends.append([path.stat().st_mtime_ns if path.exists() else 0 for path in ended] + [folder.held()])
-    said = json.dumps([__version__, FORM, plan.to_json(), ends], sort_keys=True, default=str)
+    said = json.dumps(
+        [__version__, FORM, plan.to_json(), ends, looks.explained(plan, store)], sort_keys=True, default=str
+    )
     return hashlib.sha256(said.encode()).hexdigest()
 
 
@@ -230,7 +237,8 @@ def _command(folder: Path) -> str:
 def _ended_badly(item: Found) -> str:
     reason = " ".join(item.failure.split()) or "no reason was recorded"
     left = "; its values are left out" if item.status == "diverged" else ""
-    return f"{item.planned.arm}, seed {item.planned.seed}, {item.status}: {reason.rstrip('.')}{left}."
+    kind = f" ({item.kind})" if item.kind not in (None, item.status, "error") else ""
+    return f"{item.planned.arm}, seed {item.planned.seed}, {item.status}{kind}: {reason.rstrip('.')}{left}."
 
 
 def _not_measured(plan: Plan, frame: pd.DataFrame) -> list[str]:

@@ -37,6 +37,7 @@ VARIABLES = {INK: "ink", GREY: "grey", RULE: "rule", PAPER: "paper", BETTER: "be
 """Colour to the CSS variable that stands for it in a page, which has a light and a dark side."""
 TOGETHER = len(SERIES) + 1  #: arms drawn into one panel, the baseline in ink among them
 PANELS = 24
+TICKS = 36  #: characters that the labels of an axis have room for
 
 STYLE = {
     "font.family": "sans-serif",
@@ -366,12 +367,14 @@ def _marks(axes: Axes, marks: Sequence[_Mark], scale: words.Scale, points: Seque
     held = [scale.factor * value for value in [*points, *(mark.value for mark in marks)]]
     ends = [scale.factor * end for mark in marks for end in (mark.low, mark.high) if end is not None]
     low, high = min(held), max(held)
-    span = (high - low) or max(1e-3, abs(high) * 0.02)
+    span, room = high - low, 0.05
+    if span <= 1e-9 * max(abs(low), abs(high)):  # all alike: a picture as wide as would hold a difference to speak of
+        span, room = max(1.0 if scale.unit else 1e-3, abs(high) * 0.02), 0.5
     low, high = (
         min([low, *(max(end, low - 1.2 * span) for end in ends)]),
         max([high, *(min(end, high + 1.2 * span) for end in ends)]),
     )
-    low, high = low - 0.05 * span, high + 0.05 * span
+    low, high = low - room * span, high + room * span
     for mark in marks:
         if mark.low is not None and mark.high is not None:
             left, right = scale.factor * mark.low, scale.factor * mark.high
@@ -389,6 +392,21 @@ def _marks(axes: Axes, marks: Sequence[_Mark], scale: words.Scale, points: Seque
             markeredgewidth=1.2,
         )
     axes.set_xlim(low, high)
+    _few_ticks(axes)
+
+
+def _few_ticks(axes: Axes) -> None:
+    """As many ticks as have room beside each other: numbers that hardly differ are long."""
+    from matplotlib.ticker import MaxNLocator, ScalarFormatter
+
+    axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
+    low, high = axes.get_xlim()
+    for most in range(7, 0, -1):
+        axes.xaxis.set_major_locator(MaxNLocator(most))
+        ticks = [tick for tick in axes.xaxis.get_major_locator()() if low <= tick <= high]
+        labels = axes.xaxis.get_major_formatter().format_ticks(ticks)
+        if sum(len(label) + 2 for label in labels) <= TICKS:
+            return
 
 
 def shortened(name: str, most: int) -> str:

@@ -5,26 +5,65 @@ Nothing is dropped: a trial that diverged, failed, runs or was never begun has i
 
 from __future__ import annotations
 
+import io
 import math
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.plan.design import text
-from vitlab.plan.values import Plan, Planned
+from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.result import Result
 from vitlab.spec import Analysis
-from vitlab.store import Store, TrialFolder
+from vitlab.store import Store, TrialFolder, write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
 
-BEFORE = ("study", "arm", "baseline", "seed", "trial", "code", "status", "failure")
-AFTER = ("params", "macs", "steps", "images", "wall_s", "engine", "threads", "device", "origins")
 GROUPS = ("val", "test", "train")
 STATUSES = ("done", "diverged", "failed", "running", "missing")
+
+BEFORE = {
+    "study": ("string", "the study"),
+    "arm": ("string", "the arm"),
+    "baseline": ("string", "the arm it is compared with; missing where there is none"),
+    "seed": ("int64", "the replicate"),
+    "trial": ("string", "the key of the trial; seeds with one key are one training"),
+    "code": ("string", "a digest of the code it runs"),
+    "status": ("string", ", ".join(STATUSES[:-1]) + f" or {STATUSES[-1]}"),
+    "failure_kind": (
+        "string",
+        "why there is no value: diverged (the loss was not finite), error (it raised), oom (memory ran out), timeout, "
+        "preempted, lost (its worker died), prerequisite (the trial it starts from came to no good end); missing where "
+        "nothing went wrong",
+    ),
+    "failure": ("string", "the same in a sentence; empty where nothing went wrong"),
+}
+"""Columns of :func:`results` before those of the study, with their types and what they say."""
+AFTER = {
+    "params": ("Int64", "parameters of the model"),
+    "macs": ("Int64", "multiply-accumulates of one image, forward"),
+    "steps": ("Int64", "optimizer steps done"),
+    "images": ("Int64", "training images seen"),
+    "wall_s": ("float64", "seconds it took, all attempts together"),
+    "engine": ("string", "how it was computed: loop, vmap, or both joined by +"),
+    "threads": ("Int64", "threads it was computed with"),
+    "device": ("string", "cpu or cuda"),
+    "origins": ("string", "its components, each with the source and the version it came from"),
+}
+"""Columns of :func:`results` behind those of the study."""
+HISTORY = {
+    "trial": ("string", "the key of the trial"),
+    "arm": ("string", "the arm"),
+    "seed": ("int64", "the replicate"),
+    "step": ("int64", "optimizer steps done"),
+    "epoch": ("float64", "passes over the training images"),
+    "metric": ("string", "its name"),
+    "value": ("float64", "its value"),
+    "time": ("datetime64[ms, UTC]", "when it was journalled; missing where no journal is left"),
+}
+"""Columns of :func:`history`."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +75,12 @@ class Found:
     status: str  #: one of ``STATUSES``
     failure: str
     result: Result | None
+    kind: str | None = None  #: ``failure_kind`` of :func:`results`; None where nothing went wrong
 
 
 def gather(plan: Plan, store: Store) -> list[Found]:
     """Every planned trial with what became of it, in the order of the plan."""
-    return [_found(planned, store) for planned in plan.trials]
+    return _finder(plan, store, plan.trials)
 
 
 def prerequisites(plan: Plan, store: Store) -> list[Found]:
@@ -48,7 +88,7 @@ def prerequisites(plan: Plan, store: Store) -> list[Found]:
     named = [
         Planned(f"prerequisite {trial.key[:8]}", trial.seeds.get("init", 0), trial) for trial in plan.prerequisites
     ]
-    return [_found(planned, store) for planned in named]
+    return _finder(plan, store, named)
 
 
 def judged(analysis: Analysis) -> str:
@@ -59,10 +99,10 @@ def judged(analysis: Analysis) -> str:
 def results(plan: Plan, store: Store) -> pd.DataFrame:
     """One row per trial of the plan.
 
-    Columns: ``study, arm, baseline, seed, trial, code, status, failure``, one per varied path, ``val/...``,
-    ``test/...`` and ``train/...`` (final values), and ``params, macs, steps, images, wall_s, engine, threads, device,
-    origins``.  ``status`` is done, diverged, failed, running or missing.  Where the analysis says ``at: best``, the
-    best value of its metric stands in ``METRIC@best``.
+    Columns: those of ``BEFORE``; one per varied path, of whole numbers (int64), numbers (float64) or short text
+    (string); ``val/...``, ``test/...`` and ``train/...`` (float64), final values, the judged metric among them whether
+    any trial reports it or not; those of ``AFTER``.  Where the analysis says ``at: best``, the best value of its metric
+    stands in ``METRIC@best``.
     """
     return table(plan, gather(plan, store))
 
@@ -83,6 +123,7 @@ def table(plan: Plan, found: Sequence[Found]) -> pd.DataFrame:
             "trial": trial.key,
             "code": trial.code,
             "status": item.status,
+            "failure_kind": item.kind,
             "failure": item.failure,
             "origins": ", ".join(trial.origins),
             **{path: arm.values.get(path) for path in plan.paths},
@@ -97,16 +138,8 @@ def table(plan: Plan, found: Sequence[Found]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=[*BEFORE, *plan.paths, *metrics, *AFTER])
     for path in plan.paths:
         frame[path] = _column(frame[path].tolist())
-    texts = ("study", "arm", "baseline", "trial", "code", "status", "failure", "engine", "device", "origins")
-    whole = ("params", "macs", "steps", "images", "threads")
-    return frame.astype(
-        {
-            **dict.fromkeys(texts, "string"),
-            **dict.fromkeys(whole, "Int64"),
-            **dict.fromkeys([*metrics, "wall_s"], "float64"),
-            "seed": "int64",
-        }
-    )
+    fixed = {name: kind for name, (kind, _) in (BEFORE | AFTER).items()}
+    return frame.astype(fixed | dict.fromkeys(metrics, "float64"))
 
 
 def is_metric(name: str) -> bool:
@@ -116,10 +149,9 @@ def is_metric(name: str) -> bool:
 
 
 def history(plan: Plan, store: Store) -> pd.DataFrame:
-    """Every measurement: ``trial, arm, seed, step, epoch, metric, value, time``.
+    """Every measurement, in the columns of ``HISTORY``.
 
-    ``time`` (UTC) is when the value was journalled, and missing where no journal is left.  Trials without a result
-    have what their journal holds so far.
+    Trials without a result have what their journal holds so far.
     """
     return curves(gather(plan, store))
 
@@ -128,7 +160,6 @@ def curves(found: Sequence[Found]) -> pd.DataFrame:
     """:func:`history` of what :func:`gather` found."""
     import pandas as pd
 
-    columns = ("trial", "arm", "seed", "step", "epoch", "metric", "value", "time")
     rows: list[tuple[Any, ...]] = []
     for item in found:
         journal = [event for event in item.folder.events()[0] if event.kind == "metrics"]
@@ -145,14 +176,8 @@ def curves(found: Sequence[Found]) -> pd.DataFrame:
             for name, value in metrics.items()
             if not name.startswith("system/")
         ]
-    frame = pd.DataFrame(rows, columns=list(columns)).astype(
-        {
-            **dict.fromkeys(("trial", "arm", "metric"), "string"),
-            **dict.fromkeys(("seed", "step"), "int64"),
-            **dict.fromkeys(("epoch", "value"), "float64"),
-            "time": "Int64",
-        }
-    )
+    types = {name: kind for name, (kind, _) in HISTORY.items()}
+    frame = pd.DataFrame(rows, columns=list(types)).astype({**types, "time": "Int64"})
     frame["time"] = pd.to_datetime(frame["time"], unit="ms", utc=True).astype("datetime64[ms, UTC]")
     return frame
 
@@ -172,26 +197,56 @@ def usable(frame: pd.DataFrame, analysis: Analysis) -> dict[str, dict[int, float
     return values
 
 
+def parquet(frame: pd.DataFrame) -> bytes:
+    """A frame as a Parquet file."""
+    with io.BytesIO() as file:
+        frame.to_parquet(file, index=False)
+        return file.getvalue()
+
+
 def write_parquet(frame: pd.DataFrame, path: Path) -> None:
     """Write a frame whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    frame.to_parquet(temporary, index=False)
-    os.replace(temporary, path)
+    write_bytes(path, parquet(frame))
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
 
-def _found(planned: Planned, store: Store) -> Found:
+def _finder(plan: Plan, store: Store, wanted: Sequence[Planned]) -> list[Found]:
+    known = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
+    known |= {f"{planned.trial.key}/{planned.trial.code}": planned.trial for planned in plan.trials}
+    return [_found(planned, store, known) for planned in wanted]
+
+
+def _found(planned: Planned, store: Store, known: Mapping[str, Trial]) -> Found:
     folder = store.trial(planned.trial.key, planned.trial.code)
     result = folder.result()
     if result is not None:
-        return Found(planned, folder, result.status, result.failure, result)
+        kind = {"done": None, "diverged": "diverged"}.get(result.status, "error")
+        return Found(planned, folder, result.status, result.failure, result, kind)
     if folder.held():
         return Found(planned, folder, "running", "", None)
     failure = folder.failure()
-    return Found(planned, folder, "missing" if failure is None else "failed", failure or "", None)
+    if failure is not None:
+        return Found(planned, folder, "failed", failure, None, folder.kind())
+    if reason := _kept_out(planned.trial, store, known):
+        return Found(planned, folder, "failed", reason, None, "prerequisite")
+    return Found(planned, folder, "missing", "", None)
+
+
+def _kept_out(trial: Trial, store: Store, known: Mapping[str, Trial]) -> str:
+    """Why a trial cannot begin: what it starts from diverged or failed, or cannot begin itself."""
+    for role, name in trial.needs.items():
+        key, _, code = name.partition("/")
+        folder = store.trial(key, code)
+        result, failure = folder.result(), folder.failure()
+        if result is not None and result.status != "done":
+            return f"its {role} ({key[:8]}) {result.status}: {result.failure}"
+        if result is None and failure is not None and not folder.held():
+            return f"its {role} ({key[:8]}) failed: {failure}"
+        if result is None and failure is None and name in known and (why := _kept_out(known[name], store, known)):
+            return f"its {role} ({key[:8]}) cannot begin: {why}"
+    return ""
 
 
 def _of_result(result: Result, analysis: Analysis) -> dict[str, Any]:

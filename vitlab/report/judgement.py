@@ -25,19 +25,61 @@ Values = Mapping[int, float]
 """Seed to value."""
 
 LEAST_PREREQUISITES = 3  #: distinct trials that must stand behind each arm where arms differ by them
-COUNTS = ("planned", *STATUSES, "n")
-OWN = ("mean", "sd", "low", "high")
-COMPARED = (
-    *("difference", "difference_low", "difference_high", "p", "p_corrected", "sign_flip_p", "correlation", "effect"),
-    *("bca_low", "bca_high", "detectable", "seeds_needed", "better", "better_low", "better_high"),
-    *("chance", "chance_difference", "chance_low", "chance_high", "chance_p", "chance_p_equal"),
-    *("equal_low", "equal_high", "p_equal", "p_equal_corrected"),
-)
-COLUMNS = (
-    *("arm", "baseline", *COUNTS, *OWN, "test", "pairs", "family", "broken", *COMPARED, "refused", "exploratory"),
-    *("params", "macs", "wall_s", "images_per_s"),
-)
-"""Columns of :func:`summary`, whatever the study; behind them stands the test metric of the same name, if any."""
+MEANINGS = {
+    "arm": ("string", "the arm"),
+    "baseline": ("string", "the arm it is compared with; missing where there is none, as is all that compares"),
+    "planned": ("int64", "trials, one a seed"),
+    "done": ("int64", "trials that ended well"),
+    "diverged": ("int64", "trials whose loss was not finite"),
+    "failed": ("int64", "trials that ended without a result"),
+    "running": ("int64", "trials that run now"),
+    "missing": ("int64", "trials that were not begun, or stopped on the way"),
+    "n": ("int64", "values judged"),
+    "mean": ("float64", "their mean"),
+    "sd": ("float64", "their sample standard deviation; missing for one"),
+    "low": ("float64", "t-interval of the mean, of level 1 - alpha"),
+    "high": ("float64", "its upper end"),
+    "test": ("string", "how it was compared: paired t, Welch t, sign flip or none (too few values)"),
+    "pairs": ("Int64", "seeds that both sides have"),
+    "family": ("Int64", "comparisons judged together, those among them that were registered and are not made"),
+    "broken": ("Int64", "seeds of both sides that diverged or failed"),
+    "difference": ("float64", "mean difference from the baseline, over complete pairs"),
+    "difference_low": ("float64", "its interval, which holds for the whole family at once"),
+    "difference_high": ("float64", "the upper end of that"),
+    "p": ("float64", "two-sided p of this comparison alone"),
+    "p_corrected": ("float64", "the same, corrected for the family"),
+    "sign_flip_p": ("float64", "p of the exact sign-flip test, alone"),
+    "correlation": ("float64", "of the pairs"),
+    "effect": ("float64", "Hedges' g: the difference in standard deviations of the seeds"),
+    "bca_low": ("float64", "BCa bootstrap interval of the difference, from ten pairs on, for the whole family at once"),
+    "bca_high": ("float64", "its upper end"),
+    "detectable": ("float64", "the true difference that would have been found four times in five"),
+    "seeds_needed": (
+        "float64",
+        "pairs that find the margin of the analysis, or else what was found, four times in five",
+    ),
+    "better": ("float64", "probability that the arm beats its baseline at the same seed"),
+    "better_low": ("float64", "its interval, of this comparison alone"),
+    "better_high": ("float64", "the upper end of that"),
+    "chance": ("float64", "what guessing reaches, where seeds are broken and that is known"),
+    "chance_difference": ("float64", "the difference, with chance in the place of broken seeds"),
+    "chance_low": ("float64", "its interval, which holds for the whole family at once"),
+    "chance_high": ("float64", "the upper end of that"),
+    "chance_p": ("float64", "its p, corrected"),
+    "chance_p_equal": ("float64", "as p_equal_corrected, with chance in the place of broken seeds"),
+    "equal_low": ("float64", "interval of level 1 - 2 alpha, to be set against the margin of the analysis"),
+    "equal_high": ("float64", "its upper end"),
+    "p_equal": ("float64", "p of the test that the difference lies within the margin, alone"),
+    "p_equal_corrected": ("float64", "the same, corrected for the family"),
+    "refused": ("string", "why the comparison is not judged, where it is not"),
+    "exploratory": ("string", "what about it was decided after the study was first run"),
+    "params": ("Int64", "parameters of the model"),
+    "macs": ("Int64", "multiply-accumulates of one image, forward"),
+    "wall_s": ("float64", "seconds of all trials together"),
+    "images_per_s": ("float64", "training images per second, of the median trial"),
+}
+"""Columns of :func:`summary`, whatever the study, with their types and what they say."""
+COLUMNS = tuple(MEANINGS)
 
 
 def refusals(plan: Plan) -> dict[str, str]:
@@ -90,24 +132,12 @@ def broken(frame: pd.DataFrame, analysis: Analysis) -> dict[str, list[int]]:
 def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] | None = None) -> pd.DataFrame:
     """One row per arm: what it reached, and how it differs from its baseline.
 
-    Columns, in the order of ``COLUMNS``:
+    Columns are those of ``MEANINGS``, and behind them the test metric of the judged one's name, if there is any.
 
-    - ``arm, baseline``; ``planned`` trials and how many are ``done, diverged, failed, running, missing``; ``n`` values
-      judged, their ``mean, sd`` and t-interval ``low, high`` of level 1 - alpha;
-    - ``test, pairs`` (see :func:`vitlab.statistics.compare`), ``family``: how many comparisons are judged together,
-      those that were registered and are not made among them; ``broken``: seeds of both sides that diverged or failed;
-    - ``difference`` with ``difference_low, difference_high``, which hold for the whole family at once; ``p``,
-      ``p_corrected, sign_flip_p``; ``correlation`` of the pairs; ``effect`` (Hedges' g); ``bca_low, bca_high`` from ten
-      pairs on; what was ``detectable`` with 80 % power, and ``seeds_needed`` to detect the margin of the analysis, or
-      else what was found; ``better``: the probability that the arm beats its baseline at the same seed, with
-      ``better_low, better_high``;
-    - ``chance``: what guessing reaches, and the comparison with that in the place of broken seeds:
-      ``chance_difference, chance_low, chance_high``, and ``chance_p``, corrected, as is ``chance_p_equal``;
-    - where the analysis has a margin, ``equal_low, equal_high`` and ``p_equal, p_equal_corrected`` of the test that
-      the difference lies within it;
-    - ``refused``: why a comparison is not judged (see :func:`refusals`, which is asked where nothing is given);
-      ``exploratory``: what about it was decided after the study was first run;
-    - ``params, macs``, ``wall_s`` of all trials, ``images_per_s`` of the median trial.
+    Args:
+        frame: see :func:`vitlab.report.frame.results`.
+        plan: says how to judge, and what was registered.
+        refused: arm to the reason why its comparison is not judged; by default :func:`refusals` is asked.
     """
     import pandas as pd
 
@@ -130,14 +160,8 @@ def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] | None =
             row[test] = rows.loc[rows["seed"].isin(list(values[arm])), test].mean()
         rows_out.append(row)
     tests = [test] if test in frame else []
-    return pd.DataFrame(rows_out, columns=[*COLUMNS, *tests]).astype(
-        {
-            **dict.fromkeys(("arm", "baseline", "test", "refused", "exploratory"), "string"),
-            **dict.fromkeys(COUNTS, "int64"),
-            **dict.fromkeys(("pairs", "family", "broken", "params", "macs"), "Int64"),
-            **dict.fromkeys((*OWN, *COMPARED, "wall_s", "images_per_s", *tests), "float64"),
-        }
-    )
+    types = {name: kind for name, (kind, _) in MEANINGS.items()} | dict.fromkeys(tests, "float64")
+    return pd.DataFrame(rows_out, columns=list(types)).astype(types)
 
 
 def judge(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError, nearest
 from vitlab.plan.values import Plan
-from vitlab.report import tables, words
+from vitlab.report import looks, tables, words
 from vitlab.report.document import document, made_lines, plain, state
 from vitlab.spec import Analysis
 from vitlab.store import Store, read_json, write_bytes
@@ -33,8 +34,9 @@ FILES = {
     "csv": "results.csv",
     "parquet": "results.parquet",
 }
-"""Formats that stand in the study's folder as they are."""
+"""What the formats are called in the study's folder."""
 FORMATS = ("terminal", *FILES)
+LONG = 40  #: arms from which on the picture of them is opened on demand
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class _Made:
     """Everything that formats are made of, computed once."""
 
     plan: Plan
+    store: Store
     doc: Mapping[str, Any]
     results: pd.DataFrame
     history: pd.DataFrame
@@ -70,9 +73,9 @@ def render(plan: Plan, store: Store, format: str) -> str | bytes:
         return _html(made, made.figures())
     if format == "csv":
         return _csv(made.results)
-    with io.BytesIO() as file:
-        made.results.to_parquet(file, index=False)
-        return file.getvalue()
+    from vitlab.report.frame import parquet
+
+    return parquet(made.results)
 
 
 def render_between(found: Between, format: str) -> str:
@@ -92,9 +95,10 @@ def stored(plan: Plan, store: Store, format: str) -> str | bytes | None:
         doc = read_json(folder / FILES["json"])
         if not isinstance(doc, dict) or doc.get("state") != state(plan, store):
             return None
-        if format == "parquet":
-            return (folder / FILES[format]).read_bytes()
-        return (folder / FILES[format]).read_text(encoding="utf-8") if format in FILES else _FROM_DOCUMENT[format](doc)
+        if format in _FROM_DOCUMENT:  # the file of Markdown names pictures, which lie beside it alone
+            return _FROM_DOCUMENT[format](doc)
+        data = (folder / FILES[format]).read_bytes()
+        return data if format == "parquet" else data.decode()
     except (FileNotFoundError, ValueError):
         return None
 
@@ -139,10 +143,11 @@ def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
 def _make(plan: Plan, store: Store) -> _Made:
     from vitlab.report import frame, judgement
 
+    at = state(plan, store)
     found = frame.gather(plan, store)
     results, history = frame.table(plan, found), frame.curves(found)
     summary = judgement.summary(results, plan)
-    return _Made(plan, document(plan, store, found, results, summary), results, history, summary)
+    return _Made(plan, store, document(plan, store, found, results, summary, at), results, history, summary)
 
 
 def _known(format: str) -> None:
@@ -168,6 +173,8 @@ def _terminal(doc: Mapping[str, Any]) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=colour, highlight=False)
     if doc["question"]:
         console.print(Text(_printable(doc["question"]), style="bold"))
+    if doc["overview"]:
+        console.print(Text(doc["overview"]))
     for sentence in doc["answers"]:
         console.print(Padding(Text(_printable(sentence)), (0, 0, 0, 2)))
     unbounded = console.options.update(width=10_000)
@@ -215,6 +222,7 @@ def _printable(text: str) -> str:
 def _markdown(doc: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
     columns = _columns(doc)
     lines = [f"# {_md(doc['question'] or doc['study'])}", ""]
+    lines += [doc["overview"], ""] if doc["overview"] else []
     lines += [f"- {_md(sentence)}" for sentence in doc["answers"]]
     lines += ["", *_md_table(columns)]
     for name in figures:
@@ -236,7 +244,8 @@ def _md_table(columns: Sequence[tables.Column]) -> list[str]:
 
 def _md(text: str) -> str:
     """Text that Markdown, and the HTML it allows, take for nothing but text."""
-    return "".join(f"\\{char}" if char in "\\`*_[]<>|#~$&" else char for char in " ".join(text.split()))
+    said = "".join(f"\\{char}" if char in "\\`*_[]<>|#~$&" else char for char in _line(text))
+    return re.sub(r"^(\d*)([-+.)])(?=\s|$)", r"\1\\\2", said)  # at the beginning of a line these would begin a list
 
 
 def _latex(doc: Mapping[str, Any]) -> str:
@@ -247,6 +256,9 @@ def _latex(doc: Mapping[str, Any]) -> str:
     found = [(doc["question"] or doc["study"], _columns(doc))]
     found += [(f"{name}. {caption}", columns) for name, caption, columns in tables.tables(doc, analysis)]
     lines = ["% \\usepackage{booktabs}", *notes]
+    written = {char for _, columns in found for column in columns for cell in column.cells for char in cell}
+    if any(ord(char) > LATIN for char in written - _TEX.keys()):
+        lines.insert(1, "% Names in other scripts than Latin want lualatex or xelatex, and a font that has them.")
     for caption, columns in found:
         rows = zip(*(column.cells for column in columns), strict=True)
         lines += [
@@ -271,14 +283,15 @@ def _line(text: str) -> str:
     return " ".join(_printable(text).split())
 
 
+LATIN = 0x17F  #: the last character that pdflatex knows by itself
 _TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", words.DASH: "--"}
 _TEX |= {words.MINUS: "$-$", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
-_TEX |= {"\N{SUPERSCRIPT TWO}": "$^2$"}
+_TEX |= {"\N{SUPERSCRIPT TWO}": "$^2$", "|": r"\textbar{}"}
 _TEX |= {char: f"\\{char}" for char in "&%$#_{}"}
 
 
 def _tex(text: str) -> str:
-    said = "".join(_TEX.get(char, char) for char in _line(text))
+    said = "".join(_TEX.get(char, char) for char in re.sub(r"-(?=-)", "-\0", _line(text))).replace("\0", "{}")
     return f"{{}}{said}" if said.startswith(("[", "*")) else said  # after \\ these would be read as its arguments
 
 
@@ -289,8 +302,12 @@ def _csv(frame: pd.DataFrame) -> str:
     return str(plain.rename(columns=_no_formula).to_csv(index=False))
 
 
+_FORMULA = (*"=+-@\t\r\n", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}")
+_FORMULA += ("\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")
+
+
 def _no_formula(text: Any) -> Any:
-    return f"'{text}" if isinstance(text, str) and text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
+    return f"'{text}" if isinstance(text, str) and text.startswith(_FORMULA) else text
 
 
 def _json(doc: Mapping[str, Any]) -> str:
@@ -312,50 +329,36 @@ def _html(made: _Made, drawn: Mapping[str, Figure]) -> str:
     )
     analysis, rows = made.plan.analysis, made.doc["arms"]
     said = captions(made.plan)
-    verdicts = [words.verdict(row, analysis) for row in rows]
-    return environment.get_template("report.html.j2").render(
+    kinds = [words.verdict(row, analysis).replace(" ", "-") for row in rows]
+    marks = [kind for kind in kinds if kind] or [""] * len(made.doc["answers"])
+    answers = list(zip(made.doc["answers"], marks, strict=True))
+    page = environment.get_template("report.html.j2").render(
         doc=made.doc,
-        arms=_table(_columns(made.doc), [verdict.replace(" ", "-") for verdict in verdicts]),
+        # Of many answers, those that claim something come first, and the rest waits behind them.
+        answers=[answer for answer in answers if answer[1] != "cannot-tell"] if made.doc["overview"] else answers,
+        few=words.FEW,
+        all_answers=answers if made.doc["overview"] else [],
+        arms=_table(_columns(made.doc), kinds),
         tables=[(name, note, _table(columns)) for name, note, columns in tables.tables(made.doc, analysis)],
         figures=[(name, Markup(svg(figure, name, said[name])), said[name]) for name, figure in drawn.items()],
-        trials=_table(_trials(made), [trial["status"] for trial in made.doc["trials"]]),
-        answer_verdicts=[verdict for verdict in verdicts if verdict] or [""] * len(made.doc["answers"]),
+        long={"arms"} if len(rows) > LONG else set(),
+        looks=list(looks.pictures(made.doc["explained"], made.store.root)),
+        trials=_table(tables.trial_columns(made.doc["trials"]), [trial["status"] for trial in made.doc["trials"]]),
         made=made_lines(made.doc),
         judged=f"{analysis.metric} ({analysis.goal}, {analysis.at})",
         series=SERIES,
     )
+    return _NOT_IN_HTML.sub("\N{REPLACEMENT CHARACTER}", page)
+
+
+_NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+"""Characters that no page may hold, and those that would turn the direction of the text around them."""
 
 
 def _table(columns: Sequence[tables.Column], classes: Sequence[str] = ()) -> dict[str, Any]:
     """A table as the template takes it: the cells of a row, the first of which names it, and the row's class."""
     rows = list(zip(*(column.cells for column in columns), strict=True))
     return {"columns": columns, "rows": list(zip(rows, classes or [""] * len(rows), strict=True))}
-
-
-def _trials(made: _Made) -> list[tables.Column]:
-    """The table of trials: what a reader looks up, not all that results.csv holds."""
-    metrics = [name for name in made.results.columns if name.partition("/")[0] in ("val", "test")]
-    trials = made.doc["trials"]
-
-    def cells(cell: Callable[[Any], str]) -> tuple[str, ...]:
-        return tuple(cell(trial) for trial in trials)
-
-    found = [
-        tables.Column("arm", cells(lambda trial: trial["arm"]), right=False),
-        tables.Column("seed", cells(lambda trial: str(trial["seed"]))),
-        tables.Column("status", cells(lambda trial: trial["status"]), right=False),
-    ]
-    for metric in metrics:
-        scale = words.Scale.of(metric)
-        shown = [scale.number(trial[metric], 2 if scale.unit else 4) for trial in trials]
-        found.append(tables.Column(scale.title, tuple(shown)))
-    return [
-        *found,
-        tables.Column(
-            "time", cells(lambda row: words.DASH if row["wall_s"] is None else words.duration(row["wall_s"]))
-        ),
-        tables.Column("trial", cells(lambda trial: trial["trial"][:12]), right=False),
-    ]
 
 
 _FROM_DOCUMENT: dict[str, Callable[[Mapping[str, Any]], str]] = {

@@ -62,7 +62,8 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
     if len({row["baseline"] for row in compared}) > 1:
         found.append(Column("compared with", cells(lambda row: row["baseline"] or ""), right=False))
     if compared:
-        p = "p" if analysis.correction == "none" or len(compared) < 2 else f"p ({analysis.correction.capitalize()})"
+        widest = max(compared, key=lambda row: row["family"])  # what was added later stands in a larger family
+        p = "p" if analysis.correction == "none" or widest["family"] < 2 else f"p ({analysis.correction.capitalize()})"
         blank = {row["arm"] for row in rows if row["baseline"] is None}
 
         def versus(cell: Any) -> tuple[str, ...]:
@@ -71,7 +72,7 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
         found += [
             Column("difference", versus(lambda row: scale.number(row["difference"], apart, sign=True))),
             Column(
-                interval_name(compared[0], analysis),
+                interval_name(widest, analysis),
                 versus(lambda row: bracket(row, "difference_low", "difference_high", apart)),
                 rank=1,
             ),
@@ -197,9 +198,7 @@ def scaling_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
         Column("sizes", tuple(str(len(row["arms"])) for row in rows), rank=1),
         Column("exponent", tuple(map(exponent, rows))),
         Column(f"{percent(1 - analysis.alpha)} interval", tuple(map(bracket, rows))),
-        Column(
-            "R\N{SUPERSCRIPT TWO}", tuple(DASH if row["r2"] is None else f"{row['r2']:.3f}" for row in rows), rank=2
-        ),
+        Column("R\N{SUPERSCRIPT TWO}", tuple(map(r2, rows)), rank=2),
     ]
     return found if any(row["series"] for row in rows) else [found[0], *found[2:]]
 
@@ -226,13 +225,14 @@ def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, l
     found = [
         (
             "Comparisons",
-            "What stands behind each verdict. Intervals and p values in this table are of one comparison, "
-            "but for BCa's, which holds for all at once.",
+            "What stands behind each verdict. Intervals and p values in this table are of one comparison, but for "
+            "BCa's interval and p with chance, which hold for all at once.",
             detail_columns(doc["arms"], analysis),
         ),
         (
             "Interactions",
-            "What two changes do together beyond the sum of what each does alone; a family of their own.",
+            "What two changes do together beyond the sum of what each does alone, at the seeds that all four arms "
+            "have; a family of their own, which no study registers.",
             interaction_columns(doc["interactions"], analysis),
         ),
         (
@@ -270,4 +270,25 @@ def tuning_columns(rows: Sequence[Row]) -> list[Column]:
         Column("trainings", tuple(f"{row['trials']}" for row in rows), rank=2),
         Column("time", tuple(duration(row["wall_s"]) if row["wall_s"] else DASH for row in rows), rank=1),
         Column("outcome", tuple(row["outcome"] for row in rows), right=False),
+    ]
+
+
+def trial_columns(rows: Sequence[Row]) -> list[Column]:
+    """The table of trials: what a reader looks up, not all that results.csv holds."""
+    metrics = [name for name in (rows[0] if rows else ()) if name.startswith(("val/", "test/"))]
+    found = [
+        Column("arm", tuple(row["arm"] for row in rows), right=False),
+        Column("seed", tuple(str(row["seed"]) for row in rows)),
+        Column("status", tuple(row["status"] for row in rows), right=False),
+    ]
+    if any(row["failure_kind"] for row in rows):
+        found.append(Column("failure", tuple(row["failure_kind"] or "" for row in rows), right=False))
+    for metric in metrics:
+        scale = Scale.of(metric)
+        shown = tuple(scale.number(row[metric], 2 if scale.unit else 4) for row in rows)
+        found.append(Column(scale.title, shown))
+    return [
+        *found,
+        Column("time", tuple(DASH if row["wall_s"] is None else duration(row["wall_s"]) for row in rows)),
+        Column("trial", tuple(row["trial"][:12] for row in rows), right=False),
     ]

@@ -44,25 +44,24 @@ def scalings(plan: Plan, frame: pd.DataFrame) -> list[Scaling]:
     What falls is fitted: the metric itself where less is better, else what it lacks of one (the error, for shares).
     """
     points = _sizes(plan, frame)
-    series: dict[tuple[str, ...], list[Arm]] = {}
-    numeric = {
-        path for path in plan.paths if all(_is_number(arm.values.get(path)) for arm in plan.arms if not arm.skip)
-    }
-    for arm in plan.arms:
-        others = tuple(text(value) for path, value in arm.values.items() if path not in numeric)
-        series.setdefault(others, []).append(arm)
     found = []
     for size in SIZES:
-        for others, arms in series.items():
-            here = {arm.name: points[arm.name][size] for arm in arms if size in points.get(arm.name, {})}
+        sized = {arm.name: points[arm.name][size] for arm in plan.arms if size in points.get(arm.name, {})}
+        arms = [arm for arm in plan.arms if arm.name in sized]
+        named = _told_apart_by(plan, arms, sized, size)
+        series: dict[str, list[Arm]] = {}
+        for arm in arms:
+            series.setdefault(", ".join(_label(path, arm.values.get(path)) for path in named), []).append(arm)
+        for label, members in series.items():
             at: dict[float, list[float]] = {}
-            for name, where in here.items():
-                at.setdefault(where, []).extend(fallen(plan, value) for value in points[name]["values"])
+            for arm in members:
+                at.setdefault(sized[arm.name], []).extend(fallen(plan, value) for value in points[arm.name]["values"])
             if len(at) < statistics.scaling.LEAST_SIZES or max(at) < SPAN * min(at):
                 continue
             law = statistics.power_law(at, plan.analysis.alpha)
             if law is not None:
-                found.append(Scaling(size, ", ".join(others) if len(series) > 1 else "", tuple(here), law))
+                names = tuple(arm.name for arm in members)
+                found.append(Scaling(size, label if len(series) > 1 else "", names, law))
     return found
 
 
@@ -93,11 +92,11 @@ def interactions(plan: Plan, frame: pd.DataFrame) -> list[dict[str, Any]]:
     whatever the metric is in.
     """
     values = usable(frame, plan.analysis)
-    arms = {tuple(text(value) for value in arm.values.values()): arm.name for arm in plan.arms if not arm.skip}
+    arms = {_at(plan, arm): arm.name for arm in plan.arms if not arm.skip}
     reference = next((arm for arm in plan.arms if arm.baseline is None and not arm.skip), None)
     if reference is None or len(plan.paths) < 2:
         return []
-    at = [text(value) for value in reference.values.values()]
+    at = _at(plan, reference)
     levels = [list(dict.fromkeys(key[index] for key in arms)) for index in range(len(plan.paths))]
     found: list[tuple[str, str, str, list[dict[int, float]]]] = []
     for (i, first), (j, second) in itertools.combinations(enumerate(plan.paths), 2):
@@ -131,6 +130,33 @@ def document(plan: Plan, frame: pd.DataFrame, rows: Sequence[Row]) -> dict[str, 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _label(path: str, value: Any) -> str:
+    return f"{path.rpartition('.')[2]}={text(value)}" if _is_number(value) else text(value)
+
+
+def _told_apart_by(plan: Plan, arms: Sequence[Arm], sized: Mapping[str, float], size: str) -> list[str]:
+    """The varied paths that part arms into series: whatever is no number, and numbers that are no matter of size.
+
+    A number is none if it changes while the size does not: arms of two learning rates are no replicates of one size.
+    Of images seen, no number of the model is.
+    """
+    named = {path for path in plan.paths if not all(_is_number(arm.values.get(path)) for arm in arms)}
+    if size == "images":
+        named |= {path for path in plan.paths if path.partition(".")[0] == "model"}
+    alike: dict[float, list[Arm]] = {}
+    for arm in arms:
+        alike.setdefault(sized[arm.name], []).append(arm)
+    for first, second in itertools.chain(*(itertools.combinations(group, 2) for group in alike.values())):
+        differing = [path for path in plan.paths if first.values.get(path) != second.values.get(path)]
+        if len(differing) == 1:
+            named.add(differing[0])
+    return [path for path in plan.paths if path in named]
+
+
+def _at(plan: Plan, arm: Arm) -> tuple[str, ...]:
+    return tuple(text(arm.values.get(path)) for path in plan.paths)
 
 
 def _sizes(plan: Plan, frame: pd.DataFrame) -> dict[str, dict[str, Any]]:

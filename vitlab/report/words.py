@@ -1,12 +1,13 @@
 """Numbers and sentences: how a result is said.
 
-Works on plain rows (an arm's row of :func:`vitlab.report.frame.summary` as a mapping, None where there is no value),
-so that a stored report is said again without pandas.
+Works on plain rows (an arm's row of :func:`vitlab.report.judgement.summary` as a mapping, None where there is no
+value), so that a stored report is said again without pandas.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from vitlab.spec import Analysis
 Row = Mapping[str, Any]
 
 MINUS, TIMES, DASH = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
+FEW = 12  #: comparisons that are read one by one; of more, an overview comes first
 SHARES = ("accuracy", "top", "ece", "miou", "iou", "pixel_accuracy", "precision", "recall", "f1")
 
 
@@ -71,10 +73,11 @@ def p_value(p: float | None, alpha: float) -> str:
     """``< 0.001``, ``0.034``, ``0.61``; more digits where rounding would hide on which side of alpha it lies."""
     if p is None:
         return DASH
-    if p < 0.001:
-        return "< 0.001"
-    digits = 3 if p < 0.1 else 2
-    while digits < 6 and (round(p, digits) <= alpha) != (p <= alpha):
+    most = max(3, math.ceil(-math.log10(alpha)))  # decimals: what is smaller than the last of them is below alpha
+    if p < 10.0**-most:
+        return f"< {10.0**-most:.{most}f}"
+    digits = 2 if p >= 0.1 else 3 if p >= 0.001 else most
+    while digits < most + 3 and (round(p, digits) <= alpha) != (p <= alpha):
         digits += 1
     return f"{p:.{digits}f}"
 
@@ -127,13 +130,14 @@ def verdict(row: Row, analysis: Analysis) -> str:
     return found if not row["broken"] or _supported(row, analysis, found) else "cannot tell"
 
 
-def answer(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
-    """One sentence about one comparison."""
+def answer(row: Row, analysis: Analysis, scale: Scale, decimals: int, *, waiting: int = 0) -> str:
+    """One sentence about one comparison, of which so many trials have not ended."""
     found = verdict(row, analysis)
     said = _sentence(row, analysis, scale, decimals, found)
     if found == "cannot tell":
         return f"cannot tell: {said}"
-    return f"exploratory: {said}" if row["exploratory"] else said
+    hedges = [*(["preliminary"] if waiting else []), *(["exploratory"] if row["exploratory"] else [])]
+    return f"{' and '.join(hedges)}: {said}" if hedges else said
 
 
 def _of_pairs(row: Row, analysis: Analysis) -> str:
@@ -157,9 +161,9 @@ def _supported(row: Row, analysis: Analysis, found: str) -> bool:
 def _sentence(row: Row, analysis: Analysis, scale: Scale, decimals: int, found: str) -> str:
     arm, baseline = row["arm"], row["baseline"]
     if row["n"] == 0:
-        return f"no trial of {arm} can be judged yet ({states(row)})."
+        return _none_of(row)
     if row["difference"] is None:
-        return f"{baseline}, with which {arm} is compared, has no trial that can be judged yet."
+        return f"{baseline}, with which {arm} is compared, has no trial that can be judged."
     if found == "same":
         return f"{arm} and {baseline} reached the same {scale.metric} at each of {count(row['pairs'], 'seed')}."
     said = f"{arm} is {_distance(row['difference'], scale, decimals)} {baseline}"
@@ -221,7 +225,7 @@ def _with_chance(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> s
 def reached(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
     """One sentence about one arm where nothing is compared."""
     if row["n"] == 0:
-        return f"no trial of {row['arm']} can be judged yet ({states(row)})."
+        return _none_of(row)
     said = f"{row['arm']} reaches {scale.number(row['mean'], decimals)} {scale.unit}".rstrip() + f" {scale.metric}"
     if row["low"] is None:
         return f"{said} with one seed, which gives no interval."
@@ -241,9 +245,28 @@ def answers(rows: Sequence[Row], analysis: Analysis) -> list[str]:
     compared = [row for row in rows if row["baseline"] is not None]
     if compared:
         decimals = scale.decimals(widths(compared, "difference_low", "difference_high"))
-        return [answer(row, analysis, scale, decimals) for row in compared]
+        waiting = {row["arm"]: row["running"] + row["missing"] for row in rows}
+        return [
+            answer(row, analysis, scale, decimals, waiting=waiting[row["arm"]] + waiting.get(row["baseline"], 0))
+            for row in compared
+        ]
     decimals = scale.decimals(widths(rows, "low", "high"))
     return [reached(row, analysis, scale, decimals) for row in rows]
+
+
+def overview(rows: Sequence[Row], analysis: Analysis) -> str:
+    """How many comparisons came to which verdict; nothing where there are so few that each is read."""
+    counts = Counter(verdict(row, analysis) for row in rows if row["baseline"] is not None)
+    if counts.total() <= FEW:
+        return ""
+    found = [name for name in ("better", "worse", "same", "equivalent", "cannot tell") if counts[name]]
+    return f"Of {count(counts.total(), 'comparison')}: {', '.join(f'{counts[name]} {name}' for name in found)}."
+
+
+def _none_of(row: Row) -> str:
+    """That nothing of an arm can be judged, and whether that may change."""
+    yet = " yet" if row["running"] or row["missing"] else ""
+    return f"no trial of {row['arm']} can be judged{yet} ({states(row)})."
 
 
 def _distance(difference: float, scale: Scale, decimals: int) -> str:
@@ -264,7 +287,7 @@ def _within(row: Row, analysis: Analysis) -> bool:
 def _too_few(row: Row) -> str:
     if row["pairs"] == 1 or row["n"] == 1:
         return "one seed has no spread"
-    return "there are too few values"
+    return "there are too few values, or none that differ,"
 
 
 def _equals(p: float | None, alpha: float) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from vitlab.statistics.student import NAN, Floats, finite, t_quantile, t_two_sided
 
 BCA_FROM = 10  #: replicates from which on a bootstrap interval holds what it says
+ROUNDING = 1e-12  #: of the size of the values: what differs by less differs by the rounding of floating-point numbers
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,15 @@ def paired(first: Sequence[float], second: Sequence[float], alpha: float = 0.05)
     mean = float(differences.mean())
     if n == 1:
         return Contrast(mean, NAN, NAN, NAN, "none", pairs=1)
-    flipped = sign_flip(differences)
     if _without_spread(differences, x, y):
-        return Contrast(mean, NAN, NAN, flipped, "sign flip", pairs=n, sign_flip_p=flipped)
+        level = abs(mean) <= ROUNDING * max(float(np.abs(x).max()), float(np.abs(y).max()))
+        alike = 1.0 if level else smallest_sign_flip_p(n)
+        return Contrast(0.0 if level else mean, NAN, NAN, alike, "sign flip", pairs=n, sign_flip_p=alike)
+    flipped = sign_flip(differences)
     se, df = float(differences.std(ddof=1)) / math.sqrt(n), n - 1.0
     half = t_quantile(1 - alpha / 2, df) * se
-    correlation = float(np.corrcoef(x, y)[0, 1]) if n > 2 and x.std() > 0 and y.std() > 0 else NAN
+    known = n > 2 and not _without_spread(x, x) and not _without_spread(y, y)
+    correlation = float(np.corrcoef(x, y)[0, 1]) if known else NAN
     p = t_two_sided(mean / se, df)
     effect = standardised(x, y)
     return Contrast(mean, mean - half, mean + half, p, "paired t", n, se, df, correlation, flipped, effect)
@@ -140,6 +144,7 @@ def sign_flip(differences: Sequence[float] | Floats) -> float:
     if len(d) == 0 or len(d) > 40:
         return NAN
     left, right = (_signed_sums(half) for half in (d[: len(d) // 2], d[len(d) // 2 :]))
+    left.sort()  # sorted on either side, a search finds what it needs in the cache
     right.sort()
     scale = float(np.abs(d).sum())
     bound = abs(float(d.sum())) - 1e-12 * scale  # sums that are equal but for rounding count as equal
@@ -205,7 +210,7 @@ def bca(values: Sequence[float] | Floats, alpha: float = 0.05, draws: int = 9999
 def _without_spread(values: Floats, *scales: Floats) -> bool:
     """Whether values are the same but for the rounding of the numbers they were made of."""
     scale = max(float(np.abs(scale).max()) for scale in scales)
-    return float(values.std(ddof=1)) <= 1e-12 * scale
+    return float(values.std(ddof=1)) <= ROUNDING * scale
 
 
 def _signed_sums(values: Floats) -> Floats:
