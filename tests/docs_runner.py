@@ -177,7 +177,7 @@ def _command(words: list[str], reader: Reader) -> None:
             for option, value in pairwise(rest):
                 if option in ("-f", "--file") and not (ROOT / value).is_file():
                     raise Failed(f"there is no file {value}")
-        case [program, *_] if program in ELSEWHERE:
+        case [program, *_] if program in ELSEWHERE or (program.startswith("docker/") and (ROOT / program).is_file()):
             pass
         case _:
             raise Failed(f"nobody knows how to try '{shlex.join(words)}'")

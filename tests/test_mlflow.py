@@ -11,31 +11,42 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
+import sqlite3
 import statistics
 import subprocess
 import sys
+import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
+import mlflow.artifacts
+import pandas as pd
 import pytest
 import scipy.stats
+import torch
 import yaml
+from benchmarks import tracking
 from mlflow import MlflowClient
+from PIL import Image
 from urllib3.connection import HTTPConnection
 
 import vitlab
 from vitlab import cli, lab
+from vitlab.errors import UserError
 from vitlab.plan.values import Plan
 from vitlab.slots import slot
 from vitlab.spec import RunSpec
 from vitlab.store import Store, TrialFolder
-from vitlab.trackers import dashboard, service
-from vitlab.trackers.address import Address
+from vitlab.trackers import dashboard, description, records, service
+from vitlab.trackers.address import Address, locate
 from vitlab.trackers.server import links
 from vitlab.trial import Settings, run_trial
 
@@ -80,8 +91,13 @@ class Runs:
         uri = f"sqlite:///{self.out / 'mlflow.db'}"
         return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
-    def tracker(self, uri: str | None = None) -> Any:
-        return slot("tracker").build("mlflow", self.plan, Store(self.out), RunSpec(tracking_uri=uri))
+    @property
+    def report(self) -> list[Path]:
+        return sorted((self.out / "studies/tiny/report").glob("*"))
+
+    def tracker(self, uri: str | None = None, **options: Any) -> Any:
+        choice = {"type": "mlflow", **options}
+        return slot("tracker").build(choice, self.plan, Store(self.out), RunSpec(tracking_uri=uri))
 
     def runs(self, study: str = "tiny", kind: str = "trial") -> list[Any]:
         experiment = self.client.get_experiment_by_name(study)
@@ -263,8 +279,9 @@ def test_forgotten_offsets_deliver_nothing_twice(runs: Runs) -> None:
     assert runs.tracker().close() and {run.info.run_id for run in runs.runs()} == before
     assert offsets.read_bytes() == said
     holds_all_once(runs)
+    assert runs.tracker().close(runs.report)
     runs.plan = replace(runs.plan, arms=runs.plan.arms[::-1])  # a design whose arms stand in another order
-    assert runs.tracker().close()
+    assert runs.tracker().close(runs.report)
     for kind, study in (("trial", "tiny"), ("arm", "tiny/arms")):
         found = sorted(runs.runs(study, kind), key=lambda run: str(run.data.tags[dashboard.ORDER]))
         assert [run.data.tags["arm"] for run in found][:2] == list(ARMS[::-1])
@@ -330,6 +347,10 @@ def test_trials_are_flat_and_arms_have_their_intervals(delivered: Runs) -> None:
         low, high = scipy.stats.t.interval(0.95, len(seeds) - 1, mean, sd / math.sqrt(len(seeds)))
         expected = {"mean": mean, "sd": sd, "low": low, "high": high, "n": len(SEEDS)}
         assert {what: arm.data.metrics[f"{what}/val/loss"] for what in expected} == pytest.approx(expected, rel=1e-9)
+        said = json.loads((delivered.out / "studies/tiny/report/report.json").read_text())["arms"]
+        [row] = [row for row in said if row["arm"] == arm.info.run_name]
+        for what in ("mean", "sd", "low", "high", "n", "difference", "p_corrected"):
+            assert arm.data.metrics.get(f"{what}/val/accuracy") == row[what], "what is judged is the report's"
 
 
 def test_the_saved_view_groups_by_arm_and_charts_what_there_is(delivered: Runs) -> None:
@@ -338,7 +359,7 @@ def test_the_saved_view_groups_by_arm_and_charts_what_there_is(delivered: Runs) 
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{link.partition('viewStateShareKey=')[2]}"])
     assert set(view) == {"name", "createdAt", "updatedAt", "state"}
     state = json.loads(view["state"])
-    charts = {chart["metricKey"]: chart for chart in state["compareRunCharts"]}
+    charts = {chart["metricKey"]: chart for chart in state["compareRunCharts"] if "metricKey" in chart}
     assert set(charts) == set().union(*(run.data.metrics for run in delivered.runs()))
     assert {charts[name]["type"] for name in ("final/val/accuracy", "final/test/accuracy", "cost/params")} == {"BAR"}
     assert {charts[name]["type"] for name in ("val/accuracy", "train/loss")} == {"LINE"}
@@ -359,6 +380,208 @@ def test_the_saved_view_groups_by_arm_and_charts_what_there_is(delivered: Runs) 
     assert [run.info.run_name for run in shown] == [f"{arm}/s{seed}" for seed in SEEDS for arm in ARMS]
     every = json.loads(json.loads(experiment.tags[dashboard.tag(dashboard.TRIALS)])["state"])
     assert not every.get("groupBy") and every["searchFilter"] == state["searchFilter"]
+    [axes] = [chart for chart in every["compareRunCharts"] if chart["type"] == "PARALLEL"]
+    assert axes["selectedParams"] == ["model.position"] and len(axes["selectedMetrics"]) == 5
+    assert all(set(axes["selectedMetrics"]) <= set(run.data.metrics) for run in delivered.runs())
+    assert not [chart for chart in state["compareRunCharts"] if chart["type"] == "PARALLEL"], "not with words, grouped"
+
+
+def artifacts(runs: Runs, run: str, folder: str = "") -> list[str]:
+    return sorted(item.path for item in runs.client.list_artifacts(run, folder or None))
+
+
+def test_images_are_there_by_step_and_once(delivered: Runs) -> None:
+    """Under the names the page reads: key, step, time, and what tells pictures of one step apart."""
+    first = delivered.runs()[0].info.run_id
+    names = artifacts(delivered, first, "images")
+    pictures = [name.removeprefix("images/").split("+") for name in names]
+    assert {tuple(parts[:3]) for parts in pictures} == {("confusion~test", "step", "4"), ("confusion~val", "step", "4")}
+    assert Counter(parts[-1].rpartition(".")[2] for parts in pictures) == {"png": 2, "webp": 2}
+    assert delivered.runs()[0].data.tags["mlflow.loggedImages"] == "True"
+    for name in names:
+        with Image.open(delivered.client.download_artifacts(first, name)) as picture:
+            assert max(picture.size) <= 256 or name.endswith(".png")
+    every = delivered.client.get_experiment_by_name("tiny").tags[dashboard.tag(dashboard.TRIALS)]
+    shown = [chart for chart in json.loads(json.loads(every)["state"])["compareRunCharts"] if chart["type"] == "IMAGE"]
+    assert [(chart["imageKeys"], chart["step"]) for chart in shown] == [(["confusion/test"], 4), (["confusion/val"], 4)]
+    (delivered.out / "studies/tiny/mlflow-offsets.json").unlink()
+    assert lab.sync(delivered.out)[0][1] is not None
+    assert artifacts(delivered, first, "images") == names
+
+
+def test_the_description_is_the_report_and_leads_to_everything(delivered: Runs) -> None:
+    experiment = delivered.client.get_experiment_by_name("tiny")
+    note = experiment.tags["mlflow.note.content"]
+    [study] = delivered.runs(kind="study")
+    report = (delivered.out / "studies/tiny/report/report.md").read_text()
+    assert len(note) <= 20_000 and report.splitlines()[0] in note
+    for line in report.splitlines():
+        assert "\\" in line or line.startswith("![") or line in note
+    files = artifacts(delivered, study.info.run_id, "report")
+    shown = re.findall(r"!\[\w+\]\(get-artifact\?path=([^&]+)&run_uuid=(\w+)\)", note)
+    assert shown and {run for _, run in shown} == {study.info.run_id}
+    assert {unquote(path) for path, _ in shown} <= set(files) and "](arms.png)" not in note
+    linked = set(re.findall(r"#/experiments/(\d+)/runs/(\w+)", note))
+    runs = {(run.info.experiment_id, run.info.run_id) for run in (*delivered.runs(), study)}
+    assert linked == runs
+    views = set(re.findall(r"viewStateShareKey=([\w-]+)", note))
+    there = experiment.tags | delivered.client.get_experiment_by_name("tiny/arms").tags
+    assert views == {dashboard.ARMS, dashboard.TRIALS, dashboard.SUMMARY}
+    assert all(dashboard.tag(view) in there for view in views)
+    assert {"report/report.html", "report/arms.png", "report/results.csv"} <= set(files)
+
+
+def test_a_description_too_long_is_cut_at_a_line_and_names_are_only_names() -> None:
+    bad = description.describe(
+        "# a\n\n" + "a line of it\n" * 3000, ["[x](#/y)"], [("<b>|[x](javascript:y)", ["[s0](#)"])], "r"
+    )
+    short = description.short(bad, dashboard.LIMIT)
+    assert len(short) <= dashboard.LIMIT and short.endswith("a line of it" + description.MORE)
+    row = bad.splitlines()[-1]
+    assert row.count("|") == 3 and "<" not in row and "[x]" not in row and "](javascript" not in row
+
+
+def test_a_model_of_every_arm_is_stored_and_read_back(runs: Runs, monkeypatch: Patch) -> None:
+    """From MLflow, by its own download, with the same predictions to the last bit; once however often."""
+
+    def models(kind: str = "model") -> dict[str, Any]:
+        found = runs.client.search_logged_models([runs.client.get_experiment_by_name("tiny").experiment_id])
+        return {model.tags["arm"]: model for model in found if model.tags["vitlab.kind"] == kind}
+
+    for _ in range(2):
+        assert runs.tracker(models="arms").close(runs.report)
+    holds_all_once(runs)
+    stored = models()
+    assert set(stored) == set(ARMS) and {str(model.status) for model in stored.values()} == {"READY"}
+    note = runs.client.get_experiment_by_name("tiny").tags["mlflow.note.content"]
+    images = torch.randint(256, (3, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    for arm, model in stored.items():
+        assert f"/models/{model.model_id})" in note
+        [run] = [run for run in runs.runs() if run.info.run_name == f"{arm}/s0"]
+        assert [output.model_id for output in run.outputs.model_outputs] == [model.model_id]
+        assert {metric.key: metric.value for metric in model.metrics}["final/val/loss"] == run.data.metrics[
+            "final/val/loss"
+        ]
+        with monkeypatch.context() as patched:
+            patched.setenv("MLFLOW_TRACKING_URI", runs.client.tracking_uri)
+            folder = mlflow.artifacts.download_artifacts(f"models:/{model.model_id}")
+        assert {path.name for path in Path(folder).iterdir()} == {"spec.json", "weights.safetensors", "README.md"}
+        found, transform = vitlab.load(folder)
+        own, _ = vitlab.load(runs.file, arm=arm, seed=0, out=runs.out)
+        assert torch.equal(found(transform(images)).logits, own(transform(images)).logits)
+    assert runs.tracker(models="arms", model_seed=1).close()
+    assert models("superseded").keys() == stored.keys()
+    assert {model.tags["seed"] for model in models().values()} == {"1"}
+    assert not [name for run in runs.runs() for name in artifacts(runs, run.info.run_id) if "weights" in name]
+
+
+def test_models_that_nobody_keeps_or_has_are_refused(runs: Runs) -> None:
+    with pytest.raises(UserError, match="model_seed is 7, which no trial has; seeds: 0, 1"):
+        runs.tracker(models="arms", model_seed=7)
+    with pytest.raises(UserError, match=r"run\.keep is none"):
+        slot("tracker").build({"type": "mlflow", "models": "arms"}, runs.plan, Store(runs.out), RunSpec(keep="none"))
+
+
+# -- what must not come out, or get in --------------------------------------------------------------------------------
+
+
+def test_a_password_in_an_address_reaches_the_server_and_nobody_else(runs: Runs, caplog: Any) -> None:
+    class Health(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 500)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"http://me:hush@127.0.0.1:{server.server_port}"
+        assert locate(uri, runs.out).awake(), "a name and a password are no part of the host"
+        assert "hush" not in locate(uri, runs.out).links
+        tracker = runs.tracker(uri)
+        tracker.warn(ConnectionError(f"API request to {uri}/api/2.0/mlflow/runs/search?token=hush failed"))
+        tracker.update()
+        server.shutdown()
+    runs.tracker("postgresql://me:hush@127.0.0.1:9/db").close()
+    assert "not up to date" in caplog.text and "hush" not in caplog.text and "127.0.0.1:9" in caplog.text
+    for bad in ("http://me:hush@", "http://me:hu/sh@host:port", "ftp://me:hush@host/x"):
+        with pytest.raises(UserError) as error:
+            locate(bad, runs.out)
+        assert "hush" not in str(error.value) and "hu/sh" not in str(error.value)
+
+    file = runs.out / "studies/tiny/study.yaml"
+    file.write_text(file.read_text() + f"# {uri}\n")
+    assert runs.tracker().close()
+    [study] = runs.runs(kind="study")
+    said = Path(runs.client.download_artifacts(study.info.run_id, "study.yaml")).read_text()
+    assert "hush" not in said and "http://***@127.0.0.1" in said and yaml.safe_load(said)["study"] == "tiny"
+
+
+def test_names_that_lead_out_of_the_folder_are_refused(runs: Runs) -> None:
+    """As they may stand in results that came from somebody else."""
+    trial = runs.plan.trials[0]
+    for key in ("../../elsewhere", "..", "a/b"):
+        for plan in (
+            replace(runs.plan, study=key),
+            replace(runs.plan, trials=(replace(trial, trial=replace(trial.trial, key=key)),)),
+            replace(runs.plan, trials=(), prerequisites=(replace(trial.trial, code=key),)),
+        ):
+            runs.plan = plan
+            with pytest.raises(UserError, match="is no name of a folder"):
+                runs.tracker()
+
+
+def test_a_split_that_is_a_path_names_no_file(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"split": ["val", "../../out", "val"], "label": [0, 1, 1], "prediction": [0, 1, 0]})
+    frame.to_parquet(tmp_path / "predictions.parquet")
+    assert set(records.confusion(tmp_path / "predictions.parquet")) == {"val"}
+
+
+@pytest.mark.parametrize("name", ["a/../b", "./a", "a//b", "../..", "a[0]=1", "x" * 300, ".", "train/loss"])
+def test_any_name_is_one_that_mlflow_takes(name: str) -> None:
+    from mlflow.utils.validation import _validate_metric_name
+
+    _validate_metric_name(records.key(name))
+
+
+def test_a_journal_that_cannot_be_read_keeps_back_no_other(runs: Runs) -> None:
+    assert runs.tracker().close()
+    broken = runs.folder("baseline", 0).path / "events.jsonl"
+    whole = broken.read_text()
+    broken.write_text("{torn\n" + whole)
+    with (runs.folder("baseline", 1).path / "events.jsonl").open("a") as journal:
+        journal.write('{"t": 5, "kind": "metrics", "step": 9, "epoch": 1, "images": 9, "metrics": {"val/loss": 0.5}}\n')
+    assert runs.tracker().close()
+    [run] = [run for run in runs.runs() if run.info.run_name == "baseline/s1"]
+    assert ("val/loss", "0.5", 5, 9) in runs.stored(run)
+    broken.write_text(whole)
+    assert runs.tracker().close()
+    holds_all_once(runs)
+
+
+# -- many -------------------------------------------------------------------------------------------------------------
+
+
+def test_workers_log_through_one_driver_and_every_point_is_stored_once(
+    database: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """The short form of ``benchmarks/tracking.py``, with so many runs that they come in pages."""
+    monkeypatch.setattr(tracking, "UPDATE_S", 0.2)
+    monkeypatch.setattr(service, "PAGE", 3)
+    out = tmp_path / "out"
+    out.mkdir()
+    shutil.copy(database, out / "mlflow.db")
+    store, plan = tracking.log_trials(out, None, trials=10, workers=2, points=5, step_s=0.01)
+    assert sum(tracking.expected(store, plan).values()) == 10 * (5 * 6 + 8)
+    assert tracking.faults(store, plan, out / "mlflow.db") == []
+    (store.study(plan.study) / "mlflow-offsets.json").unlink()
+    assert slot("tracker").build("mlflow", plan, store, RunSpec()).close()
+    assert tracking.faults(store, plan, out / "mlflow.db") == []
+    with sqlite3.connect(out / "mlflow.db") as connection:
+        connection.execute("delete from metrics where step = 3 and key = 'val/loss'")
+    connection.close()
+    assert "10 points missing" in tracking.faults(store, plan, out / "mlflow.db")[0]
 
 
 def test_a_view_too_long_for_a_tag_is_compressed() -> None:

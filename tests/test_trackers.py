@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from vitlab.errors import SpecError, UserError
 from vitlab.slots import slot
 from vitlab.spec import RunSpec
 from vitlab.store import Store
-from vitlab.trackers import Mark, News, Replay, Tracker, base, rehearsal, tracker
+from vitlab.trackers import Aside, Mark, News, Replay, Tracker, base, rehearsal, tracker
 
 PIPELINE = Path(__file__).parents[1] / "pipelines" / "quickstart.yaml"
 
@@ -186,6 +188,44 @@ def test_a_slow_one_takes_a_fifth_of_the_time_at_most(tmp_path: Path, monkeypatc
     assert len(limits) == 2
     board.close()
     assert limits[-1] == math.inf
+
+
+def test_no_trial_waits_for_a_delivery(tmp_path: Path) -> None:
+    """An update returns while the place is still slow; there is one delivery at a time, and the last has all."""
+    go_on, under_way, most = threading.Event(), [0], [0]
+
+    class Slow(Lines):
+        def deliver(self, **options: Any) -> Any:
+            under_way[0] += 1
+            most[0] = max(most[0], under_way[0])
+            go_on.wait(20)
+            try:
+                return super().deliver(**options)
+            finally:
+                under_way[0] -= 1
+
+    store, board = rehearsed(tmp_path, Slow)
+    aside = Aside(board)
+    for _ in range(3):
+        aside.update()
+    assert aside.title == "Lines" and not (store.root / "lines").exists()
+    threading.Timer(0.1, go_on.set).start()
+    assert aside.close() == "somewhere" and most == [1]
+    assert lines(store) == journalled(store) + Counter({"done": 4})
+
+
+def test_what_cannot_be_dropped_keeps_back_no_other(tmp_path: Path, caplog: Any) -> None:
+    class Sticks(Lines):
+        def drop(self, mark: Mark) -> None:
+            raise OSError("it is not mine")
+
+    store, board = rehearsed(tmp_path, Sticks)
+    assert board.close() == "somewhere"
+    fewer = replace(board.plan, trials=board.plan.trials[:1])
+    trial = fewer.trials[0].trial
+    store.trial(trial.key, trial.code).emit("metrics", step=9, epoch=1.0, images=9, metrics={})
+    assert Sticks(fewer, store, RunSpec()).close() is None and "it is not mine" in caplog.text
+    assert not journalled(store) - lines(store)
 
 
 def test_a_stopped_trial_ends_and_goes_on(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def sync(
     """
     store = Store(Path(folder).resolve())
     if tracking_uri is not None and tracker not in (None, "mlflow"):
-        raise UserError(f"the tracking URI {tracking_uri} is where MLflow is, and the tracker is {tracker}")
+        raise UserError(f"a tracking URI is where MLflow is, and the tracker is {tracker}")
     elsewhere = tracker is not None or tracking_uri is not None
     changes = {"tracker": Choice(tracker or "mlflow"), "tracking_uri": tracking_uri} if elsewhere else {}
     links = []
@@ -326,11 +326,20 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | Path = OUT) -> Any:
     """A trained model and the transform that turns images into what it reads: ``model, transform = vitlab.load(...)``.
 
+    Args:
+        path: of a study, or a folder that MLflow gave back for a model stored there.
+        arm: of the study.
+        seed: of the study.
+        out: the output folder, where ``path`` is a study's file.
+
     Raises:
         UserError: if there is no such trial, or it kept no weights.
     """
     from vitlab.trial import load_model
 
+    folder = TrialFolder(Path(path))
+    if folder.weights.is_file() and folder.spec.is_file():
+        return load_model(folder)
     plan, store = open_study(path, out=out)
     trial = plan.find(arm, seed)
     return load_model(store.trial(trial.key, trial.code))
@@ -531,8 +540,10 @@ def _required(study: Study, document: Document, loaded: Iterable[slots.Origin]) 
 
 
 def _tracker(plan: Plan, store: Store, run_spec: RunSpec) -> Tracker:
+    from vitlab.trackers import Aside
+
     built: Tracker = slots.slot("tracker").build(run_spec.tracker, plan, store, run_spec)
-    return built
+    return Aside(built) if built.title else built
 
 
 def _around(study: Study, document: Document) -> list[Problem]:

@@ -23,7 +23,7 @@ from pydantic import AfterValidator
 from vitlab.plan.values import Plan
 from vitlab.spec import RunSpec
 from vitlab.store import Store, write_bytes
-from vitlab.trackers import Mark, News, Replay, Shown, records
+from vitlab.trackers import Mark, News, Replay, Shown, public, records
 
 VERSION = "brain.Event:2"
 STUDY = "study"
@@ -70,7 +70,7 @@ class TensorBoard(Replay):
         name = _file(news)
         if mark is None:
             mark = {"file": name, "bytes": 0}
-        path = self.root / mark["file"]
+        path = self._path(mark)
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "r+b" if path.exists() else "w+b") as file:
             file.truncate(mark["bytes"])
@@ -82,16 +82,23 @@ class TensorBoard(Replay):
             return {"file": mark["file"], "bytes": file.tell()}
 
     def holds(self, mark: Mark) -> bool:
-        path = self.root / mark["file"]
+        path = self._path(mark)
         return path.exists() and path.stat().st_size >= mark["bytes"]
 
     def drop(self, mark: Mark) -> None:
         """Its event file is all there is of it; folders that are empty then are no runs."""
-        path = self.root / mark["file"]
+        path = self._path(mark)
         path.unlink(missing_ok=True)
         for folder in (path.parent, path.parent.parent):
             if folder != self.root and folder.exists() and not any(folder.iterdir()):
                 folder.rmdir()
+
+    def _path(self, mark: Mark) -> Path:
+        """The event file of a mark; the account of them may have come with somebody else's results."""
+        path = self.root / mark["file"]
+        if not path.resolve().is_relative_to(self.root.resolve()):
+            raise ValueError(f"{mark['file']!r} is no event file of this study")
+        return path
 
     def _events(self, news: News, *, begins: bool) -> Iterator[Any]:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -121,7 +128,7 @@ class TensorBoard(Replay):
         texts = {"question": self.plan.question or self.plan.study, "arms": records.note(self.plan)}
         file = self.folder / "study.yaml"
         if file.exists():
-            texts["study file"] = _block(file.read_text(encoding="utf-8"))
+            texts["study file"] = _block(public(file.read_text(encoding="utf-8")))
         texts |= {path.stem: path.read_text(encoding="utf-8") for path in report if path.suffix == ".md"}
         events = BytesIO()
         _record(events, Event(wall_time=0, file_version=VERSION))

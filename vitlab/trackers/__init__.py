@@ -1,5 +1,7 @@
 """Trackers: where trials are shown while they run and afterwards.  The truth stays in the trial folders."""
 
+from vitlab.trackers.address import public as public
+from vitlab.trackers.aside import Aside as Aside
 from vitlab.trackers.base import Tracker as Tracker
 from vitlab.trackers.base import Untracked as Untracked
 from vitlab.trackers.base import tracker as tracker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 import ssl
 import urllib.error
@@ -14,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from vitlab.errors import UserError, nearest
+from vitlab.trackers.dashboard import comparison_query
 
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 DATABASES = ("sqlite", *PORTS)
@@ -35,6 +37,11 @@ class Address:
     links: str  #: what links begin with
     embedded: bool  #: under the output folder, for vitlab alone
 
+    @property
+    def said(self) -> str:
+        """The URI as it may be said: without secrets."""
+        return public(self.uri)
+
     def awake(self) -> bool:
         """Whether a server answers, or a database server listens; a file always does.  Takes two seconds at most."""
         parts = urlsplit(self.uri)
@@ -46,7 +53,8 @@ class Address:
         if parts.scheme not in ("http", "https"):
             return True
         try:
-            with urllib.request.urlopen(f"{self.uri.rstrip('/')}/health", timeout=PROBE_S):
+            # A name and a password in the address are for MLflow's client; urllib would take them for the host's name.
+            with urllib.request.urlopen(f"{_without_user(self.uri)}/health", timeout=PROBE_S):
                 return True
         except urllib.error.HTTPError as error:
             return error.code < 500  # whoever asks for a password, or knows no /health, is there
@@ -58,8 +66,16 @@ class Address:
 
 def comparison_link(base: str, experiment: str, view: str) -> str:
     """The comparison page of an experiment, opened with a saved view."""
-    query = f"workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey={view}"
-    return f"{base}/#/experiments/{experiment}/runs?{query}"
+    return f"{base}/#/experiments/{experiment}/runs?{comparison_query(view)}"
+
+
+def public(text: str) -> str:
+    """Text without what must not be said: names, passwords and tokens of the addresses in it."""
+    return re.sub(_SECRET, r"\1***", re.sub(_USER, r"\1***@", text))
+
+
+_USER = re.compile(r"(\w://)[^\s'\"]*@")  # up to the last @, for a password may hold what should have been escaped
+_SECRET = re.compile(r"([?&;](?:\w*(?:password|passwd|pwd|token|secret|key))=)[^&;#\s'\"]+", re.IGNORECASE)
 
 
 def database_file(root: Path) -> Path:
@@ -88,7 +104,8 @@ def locate(uri: str | None, root: Path) -> Address:
         parts = urlsplit(found)
         _ = parts.port
     except ValueError as error:
-        raise UserError(f"{where} '{found}' cannot be read ({error}); write it as http://HOST:PORT.") from None
+        why = "the port is no number up to 65535" if "port" in str(error).lower() else "it is no URI"
+        raise UserError(f"{where} '{public(found)}' cannot be read: {why}; write it as http://HOST:PORT.") from None
     if scheme == "file" or ":" not in found:
         folder = Path(unquote(parts.path) if scheme == "file" else found).resolve()
         raise UserError(
@@ -99,13 +116,12 @@ def locate(uri: str | None, root: Path) -> Address:
         return Address(found, _name(found), None, None, found, embedded=False)
     if scheme in SERVERS:
         if not parts.hostname:
-            raise UserError(f"{where} '{found}' names no host; write it as http://HOST:PORT.")
+            raise UserError(f"{where} '{public(found)}' names no host; write it as http://HOST:PORT.")
         return Address(found, _name(found), None, None, _without_user(found), embedded=False)
     if scheme.partition("+")[0] not in DATABASES:
         known = [*DATABASES, *SERVERS]
         raise UserError(
-            f"{where} '{_without_user(found)}' begins with '{scheme}'.{nearest(scheme, known)} "
-            f"Allowed: {', '.join(known)}."
+            f"{where} '{public(found)}' begins with '{scheme}'.{nearest(scheme, known)} Allowed: {', '.join(known)}."
         )
     if scheme.partition("+")[0] == "sqlite":
         driver, _, rest = found.partition(":///")

@@ -31,10 +31,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from vitlab.errors import UserError
 from vitlab.plan.values import Plan
 from vitlab.slots import Slot
 from vitlab.spec import RunSpec
 from vitlab.store import Store
+from vitlab.trackers.address import public
 from vitlab.trackers.service import Held, lock
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class Tracker(ABC):
         self.store = store
         self.run = run
         self.folder = store.study(plan.study)
+        _inside(plan)
         self._retry_at = 0.0
         self._pause_s = PAUSE_S
         self._warned = False
@@ -73,7 +76,8 @@ class Tracker(ABC):
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
         """Bring the place up to the journals.  May raise anything.
 
-        Called by one thread of one process at a time, whoever else delivers the same study.
+        Called by one thread of one process at a time, whoever else delivers the same study; while trials run, not by
+        the main thread.
 
         Args:
             final: nothing will be trained any more; all there is is delivered, however long it takes.
@@ -113,7 +117,7 @@ class Tracker(ABC):
                 "%s is not up to date: %s. Trials go on; what is missing there is delivered when it can be, "
                 "or by 'vitlab sync'.",
                 self.title,
-                " ".join(str(error).split())[:300] or type(error).__name__,
+                public(" ".join(str(error).split()))[:300] or type(error).__name__,
             )
         self._warned = True
 
@@ -132,6 +136,15 @@ class Tracker(ABC):
             return None
         self._pause_s, self._warned = PAUSE_S, False
         return link
+
+
+def _inside(plan: Plan) -> None:
+    """Refuse a plan, such as one that came with somebody's results, whose names lead out of the output folder."""
+    trials = [*(planned.trial for planned in plan.trials), *plan.prerequisites]
+    trials += [planned.trial for tuning in plan.tuning for planned in tuning.trials]
+    for name in (plan.study, *(part for trial in trials for part in (trial.key, trial.code))):
+        if name in (".", "..") or "/" in name or "\0" in name:
+            raise UserError(f"the plan of this study names {name!r}, which is no name of a folder; it is not delivered")
 
 
 tracker = Slot("tracker", Tracker)  # type: ignore[type-abstract]  # a contract is not built itself

@@ -10,6 +10,7 @@ import base64
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -33,13 +34,54 @@ PALETTE = (
 KEYS = (("tag", "arm"), ("param", "arm"), ("tag", "vitlab.arm"))
 """Where the arm of a run stands, and so what runs can be grouped by."""
 
+AXES = 8  #: parameters on one parallel plot at most
+OUTCOMES = ("final/train/loss", "cost/macs", "cost/wall_s")
+"""What stands beside the judged metric on the axes of a parallel plot."""
+
 Section = tuple[str, Sequence[str], bool]
 """Title, the metrics charted in it, and whether it is open."""
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """Axes of a plot of parallel coordinates: a line per run, from what was varied to what came of it."""
+
+    params: Sequence[str]
+    metrics: Sequence[str]
+
+    @property
+    def drawn(self) -> bool:
+        """Whether there is something on either side; MLflow draws no plot of one axis."""
+        return bool(self.params) and bool(self.metrics)
 
 
 def tag(view: str) -> str:
     """The experiment tag a view stands in; ``view`` is what a link names it by."""
     return f"mlflow.sharedViewState.{view}"
+
+
+def comparison_query(view: str) -> str:
+    """What an address of the comparison page says after its question mark, to be opened with a saved view."""
+    return f"workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey={view}"
+
+
+def save(client: Any, experiment: str, states: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
+    """Write views, by id their name and state, that are not there yet or are not the same.
+
+    A view that a server has no room for, as those before 3.13 may not, is left out.
+    """
+    from mlflow.exceptions import MlflowException
+
+    there = client.get_experiment(experiment)
+    for view, (name, state) in states.items():
+        value = envelope(name, state, there.creation_time or 0)
+        if there.tags.get(tag(view)) == value or len(value) > LIMIT:
+            continue
+        try:
+            client.set_experiment_tag(experiment, tag(view), value)
+        except MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE":
+                raise
 
 
 def sections(metrics: Iterable[str], headline: str) -> list[Section]:
@@ -74,8 +116,22 @@ def summary_sections(metrics: Iterable[str], headline: str) -> list[Section]:
     return [section for section in found if section[1]]
 
 
+def axes(varied: Sequence[str], metrics: Iterable[str], headline: str) -> Parallel:
+    """The axes for trials: what was varied, the judged metric, its value on the test split, the loss, the cost."""
+    names = set(metrics)
+    test = f"final/test/{headline.partition('/')[2]}"
+    wanted = dict.fromkeys((f"best/{headline}", f"final/{headline}", test, *OUTCOMES))
+    return Parallel(list(varied)[:AXES], [name for name in wanted if name in names])
+
+
 def comparison(
-    charts: Iterable[Section], *, columns: Sequence[str], kind: str, arms: Sequence[str] = ()
+    charts: Iterable[Section],
+    *,
+    columns: Sequence[str],
+    kind: str,
+    arms: Sequence[str] = (),
+    parallel: Parallel | None = None,
+    images: Mapping[str, int] = {},
 ) -> dict[str, Any]:
     """The state of a view.
 
@@ -84,12 +140,26 @@ def comparison(
         columns: columns of the table, such as ``tags.`seed```.
         kind: the ``vitlab.kind`` of the runs to show.
         arms: where one bar and one line shall stand for each arm, the mean of its runs: the arms.
+        parallel: the axes of a plot of parallel coordinates.  Of runs that are grouped, MLflow draws none with a
+            parameter that is no number.
+        images: keys of images to the step to begin with.  Of runs that are grouped, MLflow shows none.
     """
-    chart_list, section_list = [], []
+    chart_list: list[dict[str, Any]] = []
+    section_list: list[dict[str, Any]] = []
+
+    def section(title: str, opened: bool) -> str:
+        name = f"vitlab-section-{len(section_list)}"
+        section_list.append({"uuid": name, "name": title, "display": opened, "isReordered": False})
+        return name
+
     for index, (title, metrics, opened) in enumerate(charts):
-        section = f"vitlab-section-{index}"
-        section_list.append({"uuid": section, "name": title, "display": opened, "isReordered": False})
-        chart_list += [_chart(name, section) for name in metrics]
+        if index == 1 and parallel is not None and parallel.drawn:  # the answer stands before it
+            chart_list.append(_parallel(parallel, section("What came of what was varied", True)))
+        place = section(title, opened)
+        chart_list += [_chart(name, place) for name in metrics]
+    for title, keys in _albums(images).items():
+        place = section(title, True)
+        chart_list += [_images(name, images[name], place) for name in keys]
     mode, key = group_key(arms)
     by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": mode, "groupByData": key}]}
     return {
@@ -159,6 +229,42 @@ def _difference(one: str, other: str) -> int:
     """Squared distance of two colours."""
     first, second = bytes.fromhex(one[1:]), bytes.fromhex(other[1:])
     return sum((a - b) ** 2 for a, b in zip(first, second, strict=True))
+
+
+def _albums(images: Iterable[str]) -> dict[str, list[str]]:
+    """Title to the images under it."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(images):
+        found.setdefault(f"Images: {name.rpartition('/')[0] or name}", []).append(name)
+    return found
+
+
+def _parallel(axes: Parallel, section: str) -> dict[str, Any]:
+    return {
+        "uuid": "vitlab-parallel",
+        "type": "PARALLEL",
+        "metricSectionId": section,
+        "deleted": False,
+        "isGenerated": False,
+        "runsCountToCompare": RUNS,
+        "selectedParams": list(axes.params),
+        "selectedMetrics": list(axes.metrics),
+        "showAllRuns": False,
+    }
+
+
+def _images(key: str, step: int, section: str) -> dict[str, Any]:
+    return {
+        "uuid": f"vitlab-images-{key}",
+        "type": "IMAGE",
+        "metricSectionId": section,
+        "deleted": False,
+        "isGenerated": True,
+        "runsCountToCompare": RUNS,
+        "imageKeys": [key],
+        "step": step,
+        "displayName": key,
+    }
 
 
 def _chart(metric: str, section: str) -> dict[str, Any]:

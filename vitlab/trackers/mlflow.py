@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from vitlab.plan.values import Arm, Plan
+from pydantic import Field
+
+from vitlab.errors import UserError
+from vitlab.plan.values import Plan
 from vitlab.spec import RunSpec
 from vitlab.store import Store
-from vitlab.trackers import dashboard, records, service
-from vitlab.trackers.address import comparison_link, locate
+from vitlab.trackers import arms, dashboard, description, records, service
+from vitlab.trackers.address import comparison_link, locate, public
 from vitlab.trackers.base import Tracker, tracker
+from vitlab.trackers.models import Models, chosen
 from vitlab.trackers.offsets import Offsets
 from vitlab.trackers.shown import TUNING, shown
 from vitlab.trackers.source import source_tags
@@ -30,23 +34,46 @@ class MlflowTracker(Tracker):
 
     title = "MLflow"
 
-    def __init__(self, plan: Plan, store: Store, run: RunSpec) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        run: RunSpec,
+        *,
+        models: Literal["none", "arms"] = "none",
+        model_seed: Annotated[int, Field(ge=0)] | None = None,
+    ) -> None:
         """
+        Args:
+            plan: the study.
+            store: where its trials are.
+            run: how they run.
+            models: whether the trained model of every arm is stored as a model of MLflow's, too.
+            model_seed: of this seed; by default each arm's first.
+
         Raises:
-            UserError: for a URI that MLflow cannot deliver to.
+            UserError: for a URI that MLflow cannot deliver to, or models that nobody keeps.
         """
         super().__init__(plan, store, run)
         self.address = locate(run.tracking_uri, store.root)
         self._trials = shown(plan)
+        self._models = chosen(self._trials, model_seed) if models == "arms" else []
+        if models == "arms" and run.keep == "none":
+            raise UserError("run.tracker stores models, and run.keep is none: models that are stored must be kept")
+        seeds = {item.planned.seed for item in self._trials if item.kind == "trial"}
+        if models == "arms" and model_seed is not None and seeds and model_seed not in seeds:
+            known = ", ".join(map(str, sorted(seeds)))
+            raise UserError(f"run.tracker.model_seed is {model_seed}, which no trial has; seeds: {known}")
+        self._next = 0  #: among the trials, where the next delivery begins
         self._root = f"{socket.gethostname()}:{store.root}"
         self._session: TrialRuns | None = None
         self._seen = b""  #: the offsets as this process left them
-        self._viewed: list[str] = []  #: metrics that the saved views show
+        self._viewed: Any = None  #: metrics and images that the saved views show
 
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str:
         try:
             if not self.address.awake():
-                raise ConnectionError(f"no answer from {self.address.links}")
+                raise ConnectionError(f"no answer from {self.address.said}")
             with service.quiet(patient=final):
                 experiment = self._deliver(final=final, until=until, report=report)
         except Exception:
@@ -59,11 +86,13 @@ class MlflowTracker(Tracker):
     def _deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str:
         session = self._open()
         trouble: Exception | None = None
-        for item in self._trials:
+        begin, count = self._next, len(self._trials)
+        for place in range(begin, begin + count):  # from where the last one was left: no trial waits for ever
             if time.monotonic() > until:
+                self._next = place % count
                 break
             try:
-                session.deliver(item, final=final)
+                session.deliver(self._trials[place % count], final=final)
             except Exception as error:  # one trial's trouble, such as a file that cannot be read, keeps back no other
                 trouble = trouble or error
                 if not self.address.awake():
@@ -75,8 +104,7 @@ class MlflowTracker(Tracker):
             session.settle(service.runs(session.client, session.offsets.experiment), self._trials)
         self._views(session)
         if final:
-            self._study_run(session, report)
-            self._arms(session)
+            self._beside(session, report)
         session.offsets.commit()
         self._seen = session.offsets.file.read_bytes()
         if trouble is not None:
@@ -89,9 +117,10 @@ class MlflowTracker(Tracker):
         if self._session is not None and file.exists() and file.read_bytes() == self._seen:
             return self._session
         client = service.open_client(self.address)
-        tags = {"mlflow.note.content": records.note(self.plan), "vitlab.study": self.plan.study}
         name = self.plan.study
-        experiment = service.experiment(client, name, self.address, f"{name}/trials", tags)
+        first = {description.NOTE: records.note(self.plan)}  # until there is a report
+        tags = {"vitlab.study": name}
+        experiment = service.experiment(client, name, self.address, f"{name}/trials", tags, first)
         offsets = self._offsets()
         if offsets.experiment != experiment:
             offsets = Offsets(offsets.file, offsets.address, experiment)
@@ -101,13 +130,12 @@ class MlflowTracker(Tracker):
             offsets,
             self.plan,
             self.store,
-            keep=self.run.keep,
             local=self.address.artifacts is not None,
             root=self._root,
             source=source,
         )
         session.settle(service.runs(client, experiment), self._trials)
-        self._viewed = []
+        self._viewed = None
         self._session = session
         return session
 
@@ -117,43 +145,126 @@ class MlflowTracker(Tracker):
     # -- what stands beside the trials --------------------------------------------------------------------------------
 
     def _views(self, session: TrialRuns) -> None:
-        """Saved views that show every metric there is by now."""
-        metrics = session.offsets.metrics
-        if metrics == self._viewed:
+        """Saved views that show every metric and image there is by now."""
+        metrics, images = session.offsets.metrics, session.offsets.images
+        if (metrics, images) == self._viewed:
             return
-        arms = list(dict.fromkeys(item.planned.arm for item in self._trials if item.kind == "trial"))
+        of_arms = list(dict.fromkeys(item.planned.arm for item in self._trials if item.kind == "trial"))
         headline = self.plan.analysis.metric
         charts = dashboard.sections(metrics, headline)
         finals = [name for _, names, _ in charts for name in names if name.startswith("final/")]
         columns = [*(f"metrics.`{name}`" for name in finals[:5]), "tags.`arm`", "tags.`seed`"]
+        axes = dashboard.axes(self._varied(), metrics, headline)
+        numbers = dashboard.axes(self._varied(numbers=True), metrics, headline)
         views = {
-            dashboard.ARMS: ("Arms, as means over seeds", arms),
-            dashboard.TRIALS: ("Every trial", []),
+            dashboard.ARMS: (
+                "Arms, as means over seeds",
+                dashboard.comparison(charts, columns=columns, kind="trial", arms=of_arms, parallel=numbers),
+            ),
+            dashboard.TRIALS: (
+                "Every trial",
+                dashboard.comparison(charts, columns=columns, kind="trial", parallel=axes, images=images),
+            ),
         }
-        states = {
-            view: (name, dashboard.comparison(charts, columns=columns, kind="trial", arms=groups))
-            for view, (name, groups) in views.items()
-        }
-        _save(session.client, session.offsets.experiment, states)
-        self._viewed = list(metrics)
+        dashboard.save(session.client, session.offsets.experiment, views)
+        self._viewed = (list(metrics), dict(images))
 
-    def _study_run(self, session: TrialRuns, report: Sequence[Path]) -> None:
+    def _varied(self, *, numbers: bool = False) -> list[str]:
+        """Parameters that the design varies, in its order; only those that are numbers, if asked.
+
+        What belongs to a component is among them where arms of that component differ by it.
+        """
+        params = [item.params for item in self._trials if item.kind == "trial"]
+        found: dict[str, None] = {}
+        for path in map(records.key, self.plan.paths):
+            for name in params[0] if params else ():
+                if name != path and not name.startswith(f"{path}."):
+                    continue
+                values = {own[name] for own in params}
+                differ = len(values if name == path else values - {records.ABSENT}) > 1
+                if differ and not (numbers and not all(map(_is_number, values))):
+                    found[name] = None
+        return list(found)
+
+    def _beside(self, session: TrialRuns, report: Sequence[Path]) -> None:
+        """The run of the study, the experiment of summaries, the models, and the description that leads to them."""
+        client, experiment = session.client, session.offsets.experiment
+        run = self._study_run(session, report)
+        summary = arms.judged(report, self.plan.analysis.metric)
+        links = [
+            description.link("arms", experiment, view=dashboard.ARMS),
+            description.link("every trial", experiment, view=dashboard.TRIALS),
+        ]
+        if summary:
+            others = arms.finals(self.plan, self.store, self._trials)
+            there = arms.deliver(
+                client,
+                self.address,
+                self._root,
+                self.plan,
+                summary=summary,
+                others=others,
+                varied=self._varied(),
+            )
+            links.append(description.link("arms with their intervals", there, view=dashboard.SUMMARY))
+        links += [
+            description.link(path.name, experiment, run, f"report/{path.name}")
+            for path in report
+            if path.suffix in (".html", ".csv", ".tex")
+        ]
+        links.append(description.link("study file and plan", experiment, run, "study.yaml"))
+        for arm, model in self._stored_models(session).items():
+            links.append(f"[model of {description.plain(arm)}](#/experiments/{experiment}/models/{model})")
+        text = next((path.read_text(encoding="utf-8") for path in report if path.name == "report.md"), None)
+        if text is not None:
+            text = description.describe(text, links, self._linked(session), run)
+            if client.get_experiment(experiment).tags.get(description.NOTE) != description.short(text, dashboard.LIMIT):
+                description.set_note(client, experiment, text)
+
+    def _linked(self, session: TrialRuns) -> list[tuple[str, list[str]]]:
+        """Arm and links to its runs."""
+        found: dict[str, list[str]] = {}
+        for item in self._trials:
+            known = session.offsets.runs.get(item.identity)
+            if item.kind == "trial" and known is not None:
+                text = f"s{item.planned.seed}"
+                found.setdefault(item.planned.arm, []).append(
+                    description.link(text, session.offsets.experiment, known.run)
+                )
+        return list(found.items())
+
+    def _stored_models(self, session: TrialRuns) -> dict[str, str]:
+        """Arm to the id of its model, of those that are wanted and have been trained."""
+        known = [(item, session.offsets.runs.get(item.identity)) for item in self._models]
+        wanted = [(item, session.folder(item), there.run) for item, there in known if there is not None]
+        if not wanted:
+            return {}
+        models = Models(session.client, session.offsets.experiment, self._root)
+        return models.deliver(wanted, self.plan.analysis)
+
+    def _study_run(self, session: TrialRuns, report: Sequence[Path]) -> str:
         """The run that holds the study file, the plan and the report."""
         client, experiment = session.client, session.offsets.experiment
         studies = client.search_runs([experiment], filter_string="tags.`vitlab.kind` = 'study'")
         found = [run for run in studies if run.data.tags.get("vitlab.root") == self._root]
         tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self._root}
-        tags |= {"mlflow.note.content": records.note(self.plan)}
+        tags |= {description.NOTE: records.note(self.plan)}
         if found:
-            run = found[0].info.run_id
+            run = str(found[0].info.run_id)
+            for name, value in tags.items():
+                if found[0].data.tags.get(name) != value:
+                    client.set_tag(run, name, value)
             for surplus in found[1:]:
                 client.delete_run(surplus.info.run_id)
         else:
-            tags |= session.source
-            run = client.create_run(experiment, tags=tags, run_name=f"study {self.plan.study}").info.run_id
+            run = str(
+                client.create_run(
+                    experiment, tags={**tags, **session.source}, run_name=f"study {self.plan.study}"
+                ).info.run_id
+            )
         for file in ("study.yaml", "plan.json"):
-            if (self.folder / file).exists():
-                client.log_artifact(run, str(self.folder / file))
+            if (self.folder / file).exists():  # its addresses may hold passwords, which are nobody's business here
+                client.log_text(run, public((self.folder / file).read_text(encoding="utf-8")), file)
         for path in report:
             client.log_artifact(run, str(path), "report")
         statuses = {
@@ -172,86 +283,12 @@ class MlflowTracker(Tracker):
             client.update_run(run, status=RUNNING)
         else:
             client.set_terminated(run, status)
-
-    def _arms(self, session: TrialRuns) -> None:
-        """Mean, standard deviation and interval of every arm, in an experiment of their own.
-
-        A run that holds other numbers than those of now is replaced: MLflow would keep the old ones beside the new.
-        """
-        values = self._values()
-        if not values:
-            return
-        client, name = session.client, f"{self.plan.study}/arms"
-        tags = {"vitlab.study": self.plan.study}
-        tags["mlflow.note.content"] = (
-            f"Arms of {self.plan.study} over their seeds: mean, standard deviation (sd), and the "
-            f"{1 - self.plan.analysis.alpha:.0%} t-interval of the mean (low, high) over n seeds."
-        )
-        experiment = service.experiment(client, name, self.address, name, tags)
-        mine = [run for run in service.runs(client, experiment) if run.data.tags.get("vitlab.root") == self._root]
-        there: dict[str, Any] = {}
-        for run in mine:
-            arm = run.data.tags.get("arm", "")
-            if arm in there or arm not in values:
-                client.delete_run(run.info.run_id)
-            else:
-                there[arm] = run
-        colours = records.colours(self.plan)
-        names: set[str] = set()
-        for arm in self.plan.arms:
-            if arm.name not in values:
-                continue
-            points = records.arm_points(values[arm.name], self.plan.analysis.alpha)
-            names |= set(points)
-            tags = {"arm": arm.name, "vitlab.kind": "arm", "vitlab.study": self.plan.study, "vitlab.root": self._root}
-            tags |= {"mlflow.runColor": colours[arm.name], dashboard.ORDER: records.order(self.plan, arm.name)}
-            run = there.get(arm.name)
-            if run is not None:
-                same = run.data.metrics == points and tags.items() <= run.data.tags.items()
-                if same and run.info.status == FINISHED:
-                    continue
-                client.delete_run(run.info.run_id)
-            self._arm_run(client, experiment, arm, points, tags)
-        headline = self.plan.analysis.metric
-        charts = dashboard.summary_sections(names, headline)
-        columns = [f"metrics.`{what}/{headline}`" for what in ("mean", "sd", "low", "high", "n")]
-        state = dashboard.comparison(charts, columns=columns, kind="arm")
-        _save(client, experiment, {dashboard.SUMMARY: ("Arms with their intervals", state)})
-
-    def _arm_run(
-        self, client: Any, experiment: str, arm: Arm, points: Mapping[str, float], tags: Mapping[str, str]
-    ) -> None:
-        from mlflow.entities import Metric, Param
-
-        run = client.create_run(experiment, tags=dict(tags), run_name=arm.name).info.run_id
-        now = int(time.time() * 1000)
-        params = [Param("arm", arm.name), *(Param(key, text) for key, text in records.flat(arm.values).items())]
-        client.log_batch(run, metrics=[Metric(name, value, now, 0) for name, value in points.items()], params=params)
-        client.set_terminated(run, FINISHED)
-
-    def _values(self) -> dict[str, dict[str, list[float]]]:
-        """Arm to metric to the values of its seeds, of the trials that are done; each trial counts once."""
-        values: dict[str, dict[str, list[float]]] = {}
-        for item in self._trials:
-            trial = item.planned.trial
-            folder = self.store.trial(trial.key, trial.code)
-            result = folder.result() if item.kind == "trial" and folder.done() else None
-            if result is None or result.status != "done":
-                continue
-            finals = records.final_points(result, self.plan.analysis)
-            for name, value, _, _ in finals:
-                group, _, metric = name.partition("/")
-                if group in ("final", "best"):
-                    metric = metric if group == "final" else f"{metric} best"
-                    values.setdefault(item.planned.arm, {}).setdefault(metric, []).append(value)
-        return values
+        return run
 
 
-def _save(client: Any, experiment: str, states: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
-    """Write views that are not there yet, or are not the same."""
-    there = client.get_experiment(experiment)
-    for view, (name, state) in states.items():
-        value = dashboard.envelope(name, state, there.creation_time or 0)
-        tag = dashboard.tag(view)
-        if there.tags.get(tag) != value and len(value) <= dashboard.LIMIT:
-            client.set_experiment_tag(experiment, tag, value)
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

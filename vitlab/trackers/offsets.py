@@ -5,6 +5,7 @@ A process that dies between a delivery and its commit delivers the same again, w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,12 +37,14 @@ class Offsets:
     experiment: str = ""
     runs: dict[str, Delivered] = field(default_factory=dict)  #: by identity of the run
     metrics: list[str] = field(default_factory=list)  #: names delivered so far, sorted
+    images: dict[str, int] = field(default_factory=dict)  #: keys delivered so far, and the first step of each
 
     @classmethod
     def read(cls, file: Path, address: str) -> Offsets:
         """What the file says; what another version says of runs is dropped, and they are delivered again."""
         data = (read_json(file) or {}).get(address, {})
         found = cls(file, address, data.get("experiment", ""), metrics=list(data.get("metrics", [])))
+        found.images = dict(data.get("images", {}))
         with suppress(TypeError):
             found.runs = {name: Delivered(**item) for name, item in data.get("runs", {}).items()}
         return found
@@ -50,7 +53,7 @@ class Offsets:
         """Write what has been delivered; other addresses keep theirs."""
         whole: dict[str, Any] = read_json(self.file) or {}
         runs = {name: asdict(item) for name, item in self.runs.items()}
-        now = {"experiment": self.experiment, "metrics": self.metrics, "runs": runs}
+        now = {"experiment": self.experiment, "metrics": self.metrics, "images": self.images, "runs": runs}
         if whole.get(self.address) != now:
             write_json(self.file, {**whole, self.address: now})
 
@@ -58,3 +61,8 @@ class Offsets:
         """Remember names of metrics."""
         if not names <= set(self.metrics):
             self.metrics = sorted({*self.metrics, *names})
+
+    def saw_images(self, steps: Mapping[str, int]) -> None:
+        """Remember keys of images."""
+        for key, step in steps.items():
+            self.images[key] = min(step, self.images.get(key, step))

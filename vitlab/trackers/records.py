@@ -20,7 +20,6 @@ from vitlab.plan.design import text
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.result import Result
 from vitlab.spec import Analysis
-from vitlab.statistics import mean_interval
 from vitlab.store import Event
 from vitlab.trackers.dashboard import LOADED, ORDER
 
@@ -47,7 +46,8 @@ class Point(NamedTuple):
 def key(name: str) -> str:
     """A name MLflow accepts for a metric, parameter or tag."""
     name = re.sub(r"[^\w\-. :/]", "_", name).strip("/. ")
-    return re.sub(r"/{2,}", "/", name)[:KEY_LENGTH] or "_"
+    parts = [part for part in name.split("/") if part.strip(".")]  # MLflow refuses what a path would leave out
+    return "/".join(parts)[:KEY_LENGTH].rstrip("/. ") or "_"
 
 
 # -- what a trial is --------------------------------------------------------------------------------------------------
@@ -167,7 +167,10 @@ def history_csv(result: Result) -> str:
 
 
 def confusion(predictions: Path) -> dict[str, pd.DataFrame]:
-    """Split to confusion matrix: a row per label, a column per prediction.  Empty where images have no one label."""
+    """Split to confusion matrix: a row per label, a column per prediction.  Empty where images have no one label.
+
+    What is no plain word is no split: it would become the name of a file.
+    """
     import pandas as pd
     from pyarrow import parquet
 
@@ -175,7 +178,7 @@ def confusion(predictions: Path) -> dict[str, pd.DataFrame]:
         return {}
     frame = pd.read_parquet(predictions, columns=["split", "label", "prediction"])
     found = {}
-    for split, rows in frame.groupby("split", sort=True):
+    for split, rows in frame[frame["split"].str.fullmatch(r"\w+")].groupby("split", sort=True):
         classes = sorted({*rows["label"].tolist(), *rows["prediction"].tolist()})
         table = pd.crosstab(rows["label"], rows["prediction"]).reindex(index=classes, columns=classes, fill_value=0)
         found[str(split)] = table
@@ -184,6 +187,8 @@ def confusion(predictions: Path) -> dict[str, pd.DataFrame]:
 
 def arm_points(values: Mapping[str, Sequence[float]], alpha: float) -> dict[str, float]:
     """Mean, standard deviation and t-interval of each metric over the seeds of an arm; what is unknown is left out."""
+    from vitlab.statistics import mean_interval
+
     found: dict[str, float] = {}
     for name, seeds in values.items():
         summary = mean_interval([value for value in seeds if math.isfinite(value)], alpha)

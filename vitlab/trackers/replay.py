@@ -90,16 +90,17 @@ class Replay(Tracker):
         try:
             current = {item.identity for item in items}
             for identity in [known for known in account.trials if known not in current]:
-                self.drop(account.trials[identity].mark)
-                del account.trials[identity]
+                try:
+                    self.drop(account.trials[identity].mark)
+                    del account.trials[identity]
+                except Exception as error:  # the trouble with one trial keeps back no other
+                    trouble = trouble or error
             for item in items:
                 if time.monotonic() > until:
                     break
                 try:
                     self._bring_up(item, account, final)
-                except (
-                    Exception
-                ) as error:  # one trial's trouble, such as a file that cannot be read, keeps back no other
+                except Exception as error:
                     trouble = trouble or error
         finally:
             account.commit()

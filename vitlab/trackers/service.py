@@ -31,6 +31,9 @@ PATIENT = {
 HASTY = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "3"}
 """While trials are running, and wait for whoever delivers: what fails is tried again later anyway."""
 
+PAGE = 100
+"""Runs asked for at once: a server needs seconds for a thousand, and HASTY would not wait for them."""
+
 LOGGERS = {"mlflow": logging.WARNING, "alembic": logging.WARNING, "urllib3": logging.ERROR}
 
 
@@ -122,7 +125,9 @@ def initialise(database: Path) -> None:
         os.replace(made, database)
 
 
-def experiment(client: Any, name: str, address: Address, folder: str, tags: Mapping[str, str]) -> str:
+def experiment(
+    client: Any, name: str, address: Address, folder: str, tags: Mapping[str, str], first: Mapping[str, str] = {}
+) -> str:
     """The id of the experiment called ``name``: found, restored where it was deleted, or made.
 
     Args:
@@ -131,6 +136,7 @@ def experiment(client: Any, name: str, address: Address, folder: str, tags: Mapp
         address: where.
         folder: of its artifacts, below those of the address.
         tags: of the experiment; brought up to date where it is there.
+        first: further tags, for one that is made.
     """
     location = str(address.artifacts / folder) if address.artifacts else None
     found = client.get_experiment_by_name(name)
@@ -145,7 +151,7 @@ def experiment(client: Any, name: str, address: Address, folder: str, tags: Mapp
         from mlflow.exceptions import MlflowException
 
         try:
-            return str(client.create_experiment(name, artifact_location=location, tags=dict(tags)))
+            return str(client.create_experiment(name, artifact_location=location, tags={**tags, **first}))
         except MlflowException:  # somebody else has just made it, or our first answer was lost
             found = client.get_experiment_by_name(name)
             if found is None:
@@ -162,7 +168,7 @@ def runs(client: Any, experiment_id: str) -> list[Any]:
     token = None
     while True:
         page = client.search_runs(
-            [experiment_id], max_results=1000, order_by=["attributes.start_time ASC"], page_token=token
+            [experiment_id], max_results=PAGE, order_by=["attributes.start_time ASC"], page_token=token
         )
         found += page
         token = page.token

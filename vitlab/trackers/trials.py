@@ -7,15 +7,15 @@ trained anew, its old run is no part of the study any more and says so in ``vitl
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from vitlab.plan.values import Plan
 from vitlab.result import Result
 from vitlab.store import Store, TrialFolder, read_json
-from vitlab.trackers import records
+from vitlab.trackers import images, records
 from vitlab.trackers.offsets import Delivered, Offsets
 from vitlab.trackers.records import Point
 from vitlab.trackers.shown import TUNING, Shown, began_at, identity_of, size_of
@@ -36,7 +36,6 @@ class TrialRuns:
         plan: Plan,
         store: Store,
         *,
-        keep: str,
         local: bool,
         root: str,
         source: Mapping[str, str],
@@ -47,7 +46,6 @@ class TrialRuns:
             offsets: what has been delivered.
             plan: the study.
             store: where its trials are.
-            keep: weights to deliver: none or last.
             local: whether artifacts are files of this machine, so that delivering them is quick.
             root: tells this output folder from others that deliver to the same server.
             source: tags of whoever delivers.
@@ -56,12 +54,11 @@ class TrialRuns:
         self.offsets = offsets
         self.plan = plan
         self.store = store
-        self.keep = keep
         self.local = local
         self.root = root
         self.source = source
         self.created = False  #: whether a run was, since they were last looked at
-        self._runs: dict[str, Any] = {}
+        self._runs: dict[str, Any] = {}  #: those that are not described yet
         self._colours = records.colours(plan)
 
     def settle(self, found: Sequence[Any], trials: Sequence[Shown]) -> None:
@@ -81,7 +78,10 @@ class TrialRuns:
         chosen = set()
         for item in trials:
             known = self.offsets.runs.get(item.identity)
-            began = began_at(self._folder(item))
+            try:
+                began = began_at(self.folder(item))
+            except (OSError, ValueError, KeyError):  # its own delivery says what is wrong with it
+                began = 0
             same = [run for run in by_identity.get(item.identity, []) if _is_of(run, began)]
             same.sort(
                 key=lambda run: (known is None or run.info.run_id != known.run, not run.data.tags.get("vitlab.began"))
@@ -92,10 +92,12 @@ class TrialRuns:
             if not same:
                 self.offsets.runs.pop(item.identity, None)
                 continue
-            run = self._runs[item.identity] = same[0]
+            run = same[0]
             chosen |= {run.info.run_id for run in same}
             if known is None or known.run != run.info.run_id:
-                self.offsets.runs[item.identity] = Delivered(run.info.run_id, status=run.info.status)
+                known = self.offsets.runs[item.identity] = Delivered(run.info.run_id, status=run.info.status)
+            if not known.described:
+                self._runs[item.identity] = run
             for name, value in self._tags(item).items():  # the design may have changed since
                 if run.data.tags.get(name) != value:
                     self.client.set_tag(run.info.run_id, name, value)
@@ -117,7 +119,7 @@ class TrialRuns:
             final: nothing will be trained any more: a trial that nobody holds was stopped, and files, which may be
                 large, have time to reach a server too.
         """
-        folder = self._folder(item)
+        folder = self.folder(item)
         known = self.offsets.runs.get(item.identity)
         size = size_of(folder)
         files_now = final or self.local
@@ -153,7 +155,8 @@ class TrialRuns:
 
     # -- how it is done -----------------------------------------------------------------------------------------------
 
-    def _folder(self, item: Shown) -> TrialFolder:
+    def folder(self, item: Shown) -> TrialFolder:
+        """Where a trial lives."""
         return self.store.trial(item.planned.trial.key, item.planned.trial.code)
 
     def _tags(self, item: Shown) -> dict[str, str]:
@@ -190,10 +193,12 @@ class TrialRuns:
                 source=json.dumps(dict(data), default=str),
             )
             self.client.log_inputs(known.run, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
-        began = began_at(self._folder(item))
+        began = began_at(self.folder(item))
         if began and not run.data.tags.get("vitlab.began"):
             self.client.set_tag(known.run, "vitlab.began", str(began))
         known.described = bool(began)
+        if known.described:
+            self._runs.pop(item.identity, None)
 
     def _journal(self, folder: TrialFolder, known: Delivered) -> bool:
         """Deliver the journal from where it was left.  Returns whether the trial went on after it had ended."""
@@ -225,9 +230,7 @@ class TrialRuns:
         self._log(known, records.final_points(result, self.plan.analysis), records.result_tags(result))
         if result.failure:
             self.client.set_tag(known.run, "mlflow.note.content", result.failure)
-        around = result.circumstances
-        status = FINISHED if result.status == "done" else FAILED
-        self._terminate(known, status, int((around.started + around.wall_s) * 1000))
+        self._terminate(known, FINISHED if result.status == "done" else FAILED, _ended_at(result))
 
     def _end_with_failure(self, known: Delivered, failure: Mapping[str, Any]) -> None:
         self.client.set_tag(known.run, "vitlab.status", "failed")
@@ -248,40 +251,30 @@ class TrialRuns:
                 self.client.log_artifact(run, str(folder.path / "log.txt"))
             return
         self.client.log_text(run, records.history_csv(result), "history.csv")
+        pictures = list(images.explained(folder.path))
         if folder.predictions.exists():
             self.client.log_artifact(run, str(folder.predictions))
             for split, table in records.confusion(folder.predictions).items():
                 self.client.log_text(run, table.to_csv(), f"confusion/{split}.csv")
-                self._picture(run, split, table)
-        if self.keep == "last" and folder.weights.exists():
-            self.client.log_artifact(run, str(folder.weights))
+                pictures.append(images.confusion(split, result.outcome.steps, table))
+        if pictures:
+            with tempfile.TemporaryDirectory() as place:
+                self.offsets.saw_images(images.write(pictures, _ended_at(result), Path(place)))
+                self.client.log_artifacts(run, place, images.FOLDER)
+            self.client.set_tag(run, images.TAG, "True")
         if (folder.path / "explain").is_dir():
             self.client.log_artifacts(run, str(folder.path / "explain"), "explain")
-
-    def _picture(self, run: str, split: str, table: Any) -> None:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        classes = [str(name) for name in table.index]
-        figure = Figure(figsize=(5, 4.5))
-        axes = figure.add_axes((0.13, 0.12, 0.66, 0.8))  # a layout solved for would take three times as long
-        shares = table.to_numpy() / table.to_numpy().sum(1, keepdims=True).clip(1)
-        shown = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-        figure.colorbar(shown, cax=figure.add_axes((0.82, 0.12, 0.03, 0.8)), label="share of the label")
-        if len(classes) <= 30:
-            axes.set_xticks(range(len(classes)), classes, rotation=90 if max(map(len, classes)) > 3 else 0)
-            axes.set_yticks(range(len(classes)), classes)
-        axes.set(xlabel="prediction", ylabel="label", title=split)
-        with tempfile.TemporaryDirectory() as folder:
-            file = os.path.join(folder, f"{split}.png")
-            FigureCanvasAgg(figure).print_png(file)
-            self.client.log_artifact(run, file, "confusion")
 
 
 def _is_of(run: Any, began: int) -> bool:
     """Whether a run was filled from the journal that began then, or may be filled from it."""
     tag = run.data.tags.get("vitlab.began", "")
     return not began or tag in ("", str(began))
+
+
+def _ended_at(result: Result) -> int:
+    """Milliseconds since 1970."""
+    return int((result.circumstances.started + result.circumstances.wall_s) * 1000)
 
 
 def _failed(failure: Mapping[str, Any] | None, known: Delivered) -> str:

@@ -256,6 +256,23 @@ def test_a_folder_that_cannot_be_written_ends_no_training(untold: Path, caplog: 
     holds_all_once(untold)
 
 
+def test_an_account_that_leads_elsewhere_is_not_followed(untold: Path) -> None:
+    """As it may stand in results that came from somebody else."""
+    assert tracker(untold).close()
+    precious = untold / "precious.txt"
+    precious.write_text("mine")
+    account = untold / "studies/tiny/tensorboard-offsets.json"
+    said = json.loads(account.read_text())
+    for trial in said["tensorboard"].values():
+        trial["mark"]["file"] = "../../precious.txt"
+        trial["offset"] = 0
+    account.write_text(json.dumps(said))
+    tracker(untold).close()
+    shutil.rmtree(untold / "trials")
+    tracker(untold).close()
+    assert precious.read_text() == "mine"
+
+
 # -- what stands beside the points ------------------------------------------------------------------------------------
 
 
