@@ -13,7 +13,7 @@ from vitlab import slots
 from vitlab.errors import Interrupted, Refused, TrialFailed
 from vitlab.executors import Companion, Executor, How, Job, fates
 from vitlab.plan.cohorts import engine_of, grouped
-from vitlab.plan.values import Plan, Planned, Trial
+from vitlab.plan.values import Plan, Planned, Probe, Trial
 from vitlab.spec import RunSpec
 from vitlab.spec.run import Abort
 from vitlab.store import Store, TrialFolder
@@ -47,9 +47,17 @@ class Watch:
 
 
 def execute(
-    todo: Sequence[Planned], store: Store, run: RunSpec, plugins: Sequence[str | Path], tracker: Tracker, watch: Watch
+    todo: Sequence[Planned],
+    store: Store,
+    run: RunSpec,
+    plugins: Sequence[str | Path],
+    tracker: Tracker,
+    watch: Watch,
+    probes: Mapping[str, Probe] = {},
 ) -> int:
     """Train the trials, as many at a time as the executor holds.  Returns how many failed.
+
+    ``probes`` are those of the plan, see :func:`vitlab.plan.cohorts.engine_of`.
 
     Raises:
         Refused: where the code was changed since the trials were planned; what ran already has ended.
@@ -63,10 +71,10 @@ def execute(
         return _job(engine, group, store, run, plugins, needed)
 
     planned_of = {_path(store, planned): planned for planned in todo}
-    running = executor.reattach([job(engine_of(item.trial, run.engine, _values), [item]) for item in todo])
+    running = executor.reattach([job(engine_of(item.trial, run.engine, _values, probes), [item]) for item in todo])
     elsewhere = {folder for job in running for folder in job.folders}
     rest = [planned for folder, planned in planned_of.items() if folder not in elsewhere]
-    jobs = [job(engine, group) for engine, group in grouped(rest, executor.slots, run.engine, _values)]
+    jobs = [job(engine, group) for engine, group in grouped(rest, executor.slots, run.engine, _values, probes)]
     return _drive(executor, running, jobs, planned_of, run, tracker, watch)
 
 

@@ -6,6 +6,7 @@ Only this module sees the whole study; everybody else is handed the piece it nee
 from __future__ import annotations
 
 import fnmatch
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from vitlab import guests, slots
 from vitlab.errors import DataError, OptionError, Problem, SpecError, TrialFailed, UserError, nearest
 from vitlab.execution import Watch, distinct, execute, look_on, with_prerequisites
+from vitlab.plan.cohorts import unprobed
 from vitlab.plan.registration import registered
-from vitlab.plan.values import Plan, Planned, Trial, Tuning
+from vitlab.plan.values import Plan, Planned, Trial, Tuning, probes_of
 from vitlab.result import Result
 from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
 from vitlab.spec.trial import SOURCES
@@ -66,6 +68,7 @@ def run(
     plugins: Sequence[str | Path] = (),
     only: str = "*",
     retry_failed: bool = False,
+    measure: bool = False,
     watch: Watch | None = None,
 ) -> Answer:
     """Bring a study to its answer: train what is missing, track it, report.  Running it again trains nothing.
@@ -80,6 +83,7 @@ def run(
         plugins: Python files that register components.
         only: arms to train, as a shell pattern; the report still shows all.
         retry_failed: train again what failed under the same code.
+        measure: measure what every arm costs on this machine, and put it into the report; see :mod:`vitlab.measuring`.
         watch: is told what happens.
 
     Raises:
@@ -103,6 +107,8 @@ def run(
             study, plan = planned()
         plan = _write_study(store, plan, file, changes)
 
+        plan = _probed(study, plan, store, file, changes, plugins, watch)
+
         stages = []
         tracker = _tracker(plan, store, study.run)
         try:
@@ -112,6 +118,7 @@ def run(
                 _write_study(store, _chosen(plan, store), file, changes)
                 _, plan = planned()
                 plan = _write_study(store, plan, file, changes)
+                plan = _probed(study, plan, store, file, changes, plugins, watch)
                 tracker = _tracker(plan, store, study.run)
             stages.append(_train(plan, plan.trials, only, store, study.run, plugins, retry_failed, tracker, watch))
             if study.run.explain:
@@ -119,6 +126,10 @@ def run(
 
                 for sentence in examine_arms(plan, store, study.run.explain):
                     watch.say(sentence)
+            if measure:
+                from vitlab.measuring import measure_arms
+
+                measure_arms(plan, store, study.run, plugins, watch.say)
         finally:
             from vitlab import report
 
@@ -158,7 +169,9 @@ def plan_study(
     from vitlab.plan import make_plan
 
     decided = _decided(Store(Path(out).resolve()), study) if study is not None and study.tune is not None else {}
-    plan = make_plan(study, document, problems, data_info, _count, decided)
+    measured = study is not None and study.run.engine == "measured"
+    probes = probes_of(_kept(Store(Path(out).resolve()), study)) if study is not None and measured else {}
+    plan = make_plan(study, document, problems, data_info, _count, decided, probes)
     assert study is not None
     return study, plan
 
@@ -207,13 +220,17 @@ def costs(plan: Plan) -> dict[str, dict[str, int]]:
     from vitlab.models.cost import macs, parameters
 
     found: dict[str, dict[str, int]] = {}
+    known: dict[tuple[str, DataInfo], dict[str, int]] = {}
     for planned in (*plan.trials, *plan.pending):
         if planned.arm in found:
             continue
         info = data_info(slots.slot("dataset").resolve(planned.trial.spec["data"]))
-        with _without_memory():
-            model = slots.slot("model").build(planned.trial.spec["model"], info)
-        found[planned.arm] = {"params": parameters(model), "macs": macs(model, info)}
+        choice = json.dumps(planned.trial.spec["model"], sort_keys=True), info
+        if choice not in known:
+            with _without_memory():
+                model = slots.slot("model").build(planned.trial.spec["model"], info)
+            known[choice] = {"params": parameters(model), "macs": macs(model, info)}
+        found[planned.arm] = known[choice]
     return found
 
 
@@ -408,7 +425,7 @@ def _train(
         watch.say(f"{_trials(len(parked))} failed before under this code; --retry-failed trains them again.")
     watch.planned(replace(plan, trials=tuple(trials)), todo, store)
     try:
-        failed = execute(todo, store, run_spec, plugins, tracker, watch)
+        failed = execute(todo, store, run_spec, plugins, tracker, watch, plan.probes)
     finally:
         watch.close()
     return len(todo), len(trials) - len(missing), failed + len(parked)
@@ -437,9 +454,35 @@ def _chosen(plan: Plan, store: Store) -> Plan:
 
 def _decided(store: Store, study: Study) -> dict[str, Tuning]:
     """The choices that stand in the plan of a study that was run before, by their keys."""
-    data = read_json(store.study(study.study) / "plan.json") or {}
-    tuning = [Tuning.from_json(item) for item in data.get("tuning", ())]
+    tuning = [Tuning.from_json(item) for item in _kept(store, study).get("tuning", ())]
     return {item.key: item for item in tuning if not item.open}
+
+
+def _kept(store: Store, study: Study) -> Mapping[str, Any]:
+    """The plan of a study that was run before, in JSON."""
+    return read_json(store.study(study.study) / "plan.json") or {}
+
+
+def _probed(
+    study: Study,
+    plan: Plan,
+    store: Store,
+    file: str | Path,
+    changes: Mapping[str, Any],
+    plugins: Sequence[str | Path],
+    watch: Watch,
+) -> Plan:
+    """The plan, once the engine of what is to be trained has been measured, where the study asks for that."""
+    todo = [planned for planned in (*plan.trials, *plan.pending) if not _folder(store, planned).done()]
+    shapes = unprobed(todo, plan.probes) if study.run.engine == "measured" else {}
+    if not shapes:
+        return plan
+    from vitlab.measuring import probe
+
+    found = {**plan.probes, **probe(shapes, store, study.run, plugins, watch.say)}
+    _write_study(store, replace(plan, probes=found), file, changes)
+    again = plan_study(file, changes=changes, plugins=plugins, out=store.root)[1]
+    return _write_study(store, again, file, changes)
 
 
 def _count(choice: Mapping[str, Any], info: DataInfo) -> Cost:

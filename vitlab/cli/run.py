@@ -43,6 +43,7 @@ TAIL = 20  #: lines of its log that are shown where it does not get so far
     "--smoke", is_flag=True, help="Two steps of every distinct set of components, to see that all of them run."
 )
 @click.option("--retry-failed", is_flag=True, help="Train again what failed under the same code.")
+@click.option("--measure", is_flag=True, help="Also measure what each arm costs on this machine: speed and memory.")
 @click.option("--detach", is_flag=True, help="Run in the background, and say how to watch and to stop it.")
 @json_option
 def command(
@@ -56,6 +57,7 @@ def command(
     only: str | None,
     smoke: bool,
     retry_failed: bool,
+    measure: bool,
     detach: bool,
     as_json: bool,
 ) -> None:
@@ -79,7 +81,7 @@ def command(
             *((name, value) for name, value in {"--executor": executor, "--only": only}.items() if value is not None),
             *((name, value) for name, value in {"--tracking-uri": tracking_uri}.items() if value is not None),
             *(("--workers", str(value)) for value in [workers] if value is not None),
-            *((name,) for name, asked in {"--retry-failed": retry_failed, "--json": as_json}.items() if asked),
+            *((name,) for name, asked in {"--retry-failed": retry_failed, "--measure": measure, "--json": as_json}.items() if asked),
         ]
         _detach(file, out, values, plugins, [word for words in options for word in words])
         return
@@ -97,6 +99,7 @@ def command(
         plugins=plugins,
         only=_pattern(only),
         retry_failed=retry_failed,
+        measure=measure,
         watch=watch,
     )
     from vitlab import report

@@ -39,7 +39,7 @@ class Between:
             "overview": words.overview(rows, self.plan.analysis),
             "answers": words.answers(rows, self.plan.analysis),
             "arms": rows,
-            **{"tuning": [], "heads": [], "scaling": [], "fronts": {}, "interactions": []},
+            **{"tuning": [], "heads": [], "scaling": [], "fronts": {}, "interactions": [], "cost": []},
             "notes": list(self.notes),
             "made": None,
         }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vitlab.plan.values import Plan
 from vitlab.report import words
+from vitlab.report.costs import Row, beside
 from vitlab.report.figures import GREY, INK, PAPER, RULE, SERIES, shortened, style
 from vitlab.report.frame import usable
 from vitlab.report.tradeoff import COSTS, SIZES, fallen, fronts, scalings
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+ACROSS = 3  #: panels side by side
 LABELLED = 12  #: arms of a picture that are named in it
 
 
@@ -59,11 +62,14 @@ def scaling(plan: Plan, frame: pd.DataFrame) -> Figure | None:
         return figure
 
 
-def pareto(plan: Plan, summary: pd.DataFrame) -> Figure | None:
-    """A panel per cost in which arms differ; None where they differ in none."""
+def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = ()) -> Figure | None:
+    """A panel per cost in which arms differ; None where they differ in none.
+
+    ``costs`` are what was measured of the arms.
+    """
     from vitlab.report.document import plain
 
-    rows = {row["arm"]: row for row in plain(summary)}
+    rows = {row["arm"]: row for row in beside(plain(summary), costs)}
     found = fronts(plan, list(rows.values()))
     if not found:
         return None
@@ -71,9 +77,13 @@ def pareto(plan: Plan, summary: pd.DataFrame) -> Figure | None:
     with style():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(7.2 if len(found) > 1 else 4.6, 3.2), layout="constrained")
-        panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
-        for axes, (cost, stands) in zip(panels, found.items(), strict=True):
+        across = min(len(found), ACROSS)
+        down = -(-len(found) // across)
+        figure = Figure(figsize=(7.2 if across > 1 else 4.6, 3.2 * down), layout="constrained")
+        panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
+        for axes in panels[len(found) :]:
+            axes.set_visible(False)
+        for axes, (cost, stands) in zip(panels, found.items(), strict=False):
             at = {arm: (float(rows[arm][cost]), scale.factor * rows[arm]["mean"]) for arm in stands}
             front = sorted(at[arm] for arm, on in stands.items() if on)
             axes.plot([x for x, _ in front], [y for _, y in front], color=GREY, linewidth=0.9, zorder=1)
@@ -97,7 +107,8 @@ def pareto(plan: Plan, summary: pd.DataFrame) -> Figure | None:
             axes.set_xlabel(COSTS[cost])
             axes.grid(color=RULE, linewidth=0.5)
             axes.set_axisbelow(True)
-        panels[0].set_ylabel(scale.title)
+        for axes in panels[::across]:
+            axes.set_ylabel(scale.title)
         return figure
 
 

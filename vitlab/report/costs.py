@@ -23,6 +23,12 @@ def file_of(plan: Plan, store: Store) -> Path:
     return store.study(plan.study) / FILE
 
 
+def changed(plan: Plan, store: Store) -> int:
+    """When the measurements were written; 0 where there are none."""
+    file = file_of(plan, store)
+    return file.stat().st_mtime_ns if file.exists() else 0
+
+
 def measured(plan: Plan, store: Store) -> tuple[list[dict[str, Any]], list[str]]:
     """The measurements of a plan's arms, and the arms that were measured as something else than they are now."""
     file = file_of(plan, store)

@@ -21,7 +21,7 @@ from vitlab.plan.match import overlap
 from vitlab.plan.registration import added, changes, removed
 from vitlab.plan.tune import edges, name_of
 from vitlab.plan.values import Plan
-from vitlab.report import looks, tradeoff, words
+from vitlab.report import costs, looks, tradeoff, words
 from vitlab.report.frame import STATUSES, Found, is_metric, judged, prerequisites, usable
 from vitlab.statistics import simultaneous, smallest_sign_flip_p
 from vitlab.store import Store, read_json
@@ -42,6 +42,7 @@ def document(
 ) -> dict[str, Any]:
     """Everything a report says, as JSON values; ``at`` is the :func:`state` from before anything was read."""
     rows, needed = plain(summary), prerequisites(plan, store)
+    cost, outdated = costs.measured(plan, store)
     return {
         "vitlab": __version__,
         "state": at,
@@ -54,9 +55,10 @@ def document(
         "skipped": [{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],
         "tuning": tuning(plan),
         "heads": heads(plan, frame),
-        **tradeoff.document(plan, frame, rows),
+        **tradeoff.document(plan, frame, costs.beside(rows, cost)),
+        "cost": cost,
         "explained": looks.explained(plan, store),
-        "notes": notes(plan, [*needed, *found], frame, rows),
+        "notes": [*notes(plan, [*needed, *found], frame, rows), *costs.notes(outdated)],
         "made": made(plan, store, [*needed, *found]),
         "trials": plain(frame),
     }
@@ -73,7 +75,9 @@ def state(plan: Plan, store: Store) -> str:
         ended = [(folder.path / name) for name in ("result.json", "failure.json")]
         ends.append([path.stat().st_mtime_ns if path.exists() else 0 for path in ended] + [folder.held()])
     said = json.dumps(
-        [__version__, FORM, plan.to_json(), ends, looks.explained(plan, store)], sort_keys=True, default=str
+        [__version__, FORM, plan.to_json(), ends, looks.explained(plan, store), costs.changed(plan, store)],
+        sort_keys=True,
+        default=str,
     )
     return hashlib.sha256(said.encode()).hexdigest()
 

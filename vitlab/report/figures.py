@@ -64,12 +64,17 @@ STYLE = {
 }
 
 
-def figures(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, history: pd.DataFrame) -> dict[str, Figure]:
-    """Name to figure, of those there is something to show in: ``arms``, ``curves``, ``scaling`` and ``pareto``."""
+def figures(
+    plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, history: pd.DataFrame, costs: Sequence[words.Row] = ()
+) -> dict[str, Figure]:
+    """Name to figure, of those there is something to show in: ``arms``, ``curves``, ``scaling`` and ``pareto``.
+
+    ``costs`` are what was measured of the arms, see :func:`vitlab.report.costs.measured`.
+    """
     from vitlab.report.budgets import pareto, scaling
 
     drawn = {"arms": arms(plan, frame, summary), "curves": curves(plan, frame, history)}
-    drawn |= {"scaling": scaling(plan, frame), "pareto": pareto(plan, summary)}
+    drawn |= {"scaling": scaling(plan, frame), "pareto": pareto(plan, summary, costs)}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 

@@ -53,7 +53,7 @@ class _Made:
     def figures(self) -> dict[str, Figure]:
         from vitlab.report import figures
 
-        return figures.figures(self.plan, self.results, self.summary, self.history)
+        return figures.figures(self.plan, self.results, self.summary, self.history, self.doc["cost"])
 
 
 def render(plan: Plan, store: Store, format: str) -> str | bytes:

@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vitlab.report.costs import MEASURED, SPEEDS
 from vitlab.report.words import (
     DASH,
     MINUS,
     Row,
     Scale,
     compact,
+    count,
     duration,
     interval_name,
     p_value,
@@ -205,7 +207,7 @@ def scaling_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
 
 def front_columns(fronts: Mapping[str, Mapping[str, bool]]) -> list[Column]:
     """The table of fronts: which arms no other one beats both in cost and in what is reached."""
-    names = {"params": "parameters", "macs": "MACs", "images_per_s": "images/s in training"}
+    names = {"params": "parameters", "macs": "MACs", "images_per_s": "images/s in training", **MEASURED}
     return (
         [
             Column("cheapest for what they reach, by", tuple(names[cost] for cost in fronts), right=False),
@@ -217,6 +219,33 @@ def front_columns(fronts: Mapping[str, Mapping[str, bool]]) -> list[Column]:
         ]
         if fronts
         else []
+    )
+
+
+def cost_columns(rows: Sequence[Row]) -> list[Column]:
+    """The table of what was measured of each arm alone."""
+    if not rows:
+        return []
+
+    def spread(name: str) -> tuple[str, ...]:
+        return tuple(f"{compact(row[f'{name}_q1'])} to {compact(row[f'{name}_q3'])}" for row in rows)
+
+    found = [Column("arm", tuple(row["arm"] for row in rows), right=False)]
+    for name, what in SPEEDS.items():
+        found.append(Column(what, tuple(compact(row[name]) for row in rows)))
+        found.append(Column("quartiles", spread(name), rank=1))
+    return [*found, Column("memory", tuple(f"{row['peak_bytes'] / (1 << 20):,.0f} MiB" for row in rows))]
+
+
+def cost_caption(rows: Sequence[Row]) -> str:
+    """How it was measured."""
+    if not rows:
+        return ""
+    first = rows[0]
+    return (
+        f"Each arm alone, arms in turns, medians of {count(first['rounds'], 'round')}; training by the loop, with its "
+        f"data; memory of the whole process, or on a GPU of its allocator. {first['device']}, {first['processor']}, "
+        f"{count(first['threads'], 'thread')}, load {first['load']:.1f}; measured {first['measured'][:16]} UTC."
     )
 
 
@@ -247,6 +276,7 @@ def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, l
             "By the means of the seeds; arms that differ by less than their spread may change places.",
             front_columns(doc["fronts"]),
         ),
+        ("Cost", cost_caption(doc["cost"]), cost_columns(doc["cost"])),
         ("Heads", "Means of what each head reaches alone, and fused.", head_columns(doc["heads"])),
         ("Tuning", "Who stood against whom.", tuning_columns(doc["tuning"])),
     ]

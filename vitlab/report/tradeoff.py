@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab import statistics
 from vitlab.plan.design import text
 from vitlab.plan.values import Arm, Plan
+from vitlab.report import costs
 from vitlab.report.frame import judged, usable
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 SIZES = {"params": "parameters", "macs": "MACs per image", "images": "training images seen"}
-COSTS = {"params": "parameters", "macs": "MACs per image", "images_per_s": "images/s in training"}
+COSTS = {"params": "parameters", "macs": "MACs per image", "images_per_s": "images/s in training", **costs.MEASURED}
+FASTER = ("images_per_s", *costs.SPEEDS)  #: of which more is better
 SPAN = 2.0  #: largest over smallest size from which on a scaling is worth a fit
 APART = 1.05  #: largest over smallest cost from which on there is something to trade
 
@@ -74,10 +76,12 @@ def fronts(plan: Plan, rows: Sequence[Row]) -> dict[str, dict[str, bool]]:
     """Cost to arm to whether no other arm is as cheap and as good, for every cost in which the arms differ."""
     found = {}
     for cost in COSTS:
+        if cost == "images_per_s" and any("train_images_per_s" in row for row in rows):
+            continue  # it was measured better
         known = [row for row in rows if row["mean"] is not None and row.get(cost) is not None and row[cost] > 0]
         if len(known) < 2 or max(row[cost] for row in known) < APART * min(row[cost] for row in known):
             continue
-        dear = [-row[cost] if cost == "images_per_s" else row[cost] for row in known]
+        dear = [-row[cost] if cost in FASTER else row[cost] for row in known]
         good = [row["mean"] if plan.analysis.goal == "max" else -row["mean"] for row in known]
         stands = statistics.pareto(dear, good)
         found[cost] = {row["arm"]: on for row, on in zip(known, stands, strict=True)}

@@ -1,0 +1,151 @@
+"""Measuring: speeds against a clock that is known, files that belong to no trial, and engines that follow a probe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+import vitlab
+from vitlab import measuring, report
+from vitlab.executors import Inline
+from vitlab.lab import plan_study
+from vitlab.store import Store
+
+STUDY: dict[str, Any] = {
+    "study": "small",
+    "base": {
+        "data": {"type": "synthetic", "image_size": 8, "train_images": 40, "test_images": 8, "validation": 0.2},
+        "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
+        "train": {"steps": 2, "batch_size": 16, "evaluations": 1},
+    },
+    "design": {"one_at_a_time": {"model.depth": [2], "train.ema": [{"decay": 0.9}]}},
+    "seeds": 2,
+    "run": {"executor": "inline", "tracking_uri": "http://127.0.0.1:9"},
+}
+
+
+WRITE = report.write
+
+
+class Here(Inline):
+    """Measures in this process: what is tested is what is measured, and the local executor has tests of its own."""
+
+    runner = "vitlab.measuring"
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(measuring, "_Measuring", Here)
+    monkeypatch.setattr(measuring, "BLOCK_S", 0.01)
+    monkeypatch.setattr(measuring, "ROUNDS", 2)
+    monkeypatch.setattr(measuring, "PROBES", 1)
+    monkeypatch.setattr(report, "write", lambda *_: [])
+    threads = torch.get_num_threads()
+    yield
+    assert torch.get_num_threads() == threads
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    file = folder / "small.yaml"
+    file.write_text(yaml.safe_dump({**STUDY, **changes}, sort_keys=False))
+    return file
+
+
+def everything(out: Path) -> dict[str, bytes]:
+    """Every file of the trials of a store."""
+    return {str(file): file.read_bytes() for file in sorted(out.glob("trials/**/*")) if file.is_file()}
+
+
+def test_speed_is_steps_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes a quarter of a second, those that warm up take forever."""
+    now, steps = [0.0], [0]
+
+    def step() -> None:
+        steps[0] += 1
+        now[0] += 1e6 if steps[0] <= measuring.WARM_UP else 0.25
+
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(measuring, "BLOCK_S", 10.0)
+    assert measuring._speed(step, torch.device("cpu"), lambda: False) == pytest.approx(4.0, rel=1e-9)
+    assert steps[0] == measuring.WARM_UP + 40
+
+
+def test_arms_are_measured_into_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, out = write(tmp_path), tmp_path / "out"
+    before = vitlab.run(file, out=out)
+    trials, results = everything(out), before.results()
+    with monkeypatch.context() as patched:
+        patched.setattr(report, "write", WRITE)
+        answer = vitlab.run(file, out=out, measure=True)
+    assert (answer.folder / "report" / "pareto.png").exists()
+    assert answer.trained == 0 and everything(out) == trials, "a trial was touched"
+    assert answer.results().equals(results)
+
+    written = out / "studies" / "small" / "cost.parquet"
+    frame = pd.read_parquet(written)
+    assert list(frame["arm"]) == [arm.name for arm in answer.plan.arms]
+    assert set(frame["rounds"]) == {2} and set(frame["device"]) == {"cpu"} and set(frame["threads"]) == {1}
+    for name in ("train_images_per_s", "infer_images_per_s"):
+        assert (frame[f"{name}_q1"] > 0).all()
+        assert (frame[f"{name}_q1"] <= frame[name]).all() and (frame[name] <= frame[f"{name}_q3"]).all()
+    assert (frame["peak_bytes"] > 1 << 20).all() and set(frame["batch_size"]) == {16}
+
+    doc = json.loads(str(report.render(answer.plan, answer.store, "json")))
+    assert [row["arm"] for row in doc["cost"]] == list(frame["arm"])
+    assert [row["peak_bytes"] for row in doc["cost"]] == list(frame["peak_bytes"])
+    assert "images/s in inference" in str(report.render(answer.plan, answer.store, "md"))
+    assert {"train_images_per_s", "infer_images_per_s"} & doc["fronts"].keys() and "images_per_s" not in doc["fronts"]
+
+    kept = written.read_bytes()
+    vitlab.run(file, out=out)
+    assert written.read_bytes() == kept, "measured again, though nobody asked"
+    frame.assign(code="of an earlier day").to_parquet(written)
+    doc = json.loads(str(report.render(answer.plan, answer.store, "json")))
+    assert doc["cost"] == [] and any("was measured under other code" in note for note in doc["notes"])
+
+
+def test_an_engine_that_is_measured_once_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, out = write(tmp_path, run={**STUDY["run"], "engine": "measured"}), tmp_path / "out"
+    answer = vitlab.run(file, out=out)
+    probes = json.loads((out / "studies" / "small" / "plan.json").read_text())["probes"]
+    assert len(probes) == 2, "one of each shape that can be stacked"
+    for probe in probes.values():
+        assert probe["engine"] == ("vmap" if probe["vmap"] > probe["loop"] else "loop") and probe["members"] == 2
+        assert min(probe["vmap"], probe["loop"]) > 0
+    trained = answer.results().set_index("arm")["engine"].to_dict()
+    assert trained == {arm.name: arm.engine for arm in answer.plan.arms} and trained["ema={decay=0.9}"] == "loop"
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(measuring, "probe", refuse)
+    more = vitlab.run(file, out=out, changes={"seeds": 3})
+    assert more.trained == 3 and more.plan.probes == answer.plan.probes
+    for shape in probes:
+        probes[shape]["engine"] = "loop"
+    written = out / "studies" / "small" / "plan.json"
+    written.write_text(json.dumps({**json.loads(written.read_text()), "probes": probes}))
+    assert {arm.engine for arm in plan_study(file, out=out)[1].arms} == {"loop"}, "what plan.json holds is what counts"
+
+
+def test_what_cannot_be_stacked_is_trained_by_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_study(write(tmp_path, design=None), out=tmp_path)[1]
+
+    def refuse(model: Any) -> None:
+        raise ValueError("a part of it is declared not to be safe for vmap")
+
+    monkeypatch.setattr(measuring, "require_stackable", refuse)
+    said: list[str] = []
+    store = Store(tmp_path / "out")
+    run = plan_study(write(tmp_path, design=None))[0].run
+    (probe,) = measuring.probe({"shape": plan.trials}, store, run, (), said.append).values()
+    assert (probe.engine, probe.vmap) == ("loop", 0.0) and "not to be safe" in probe.because
+    assert said == [f"baseline: engine loop, {probe.because}."] and not store.root.exists()

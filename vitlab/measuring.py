@@ -1,0 +1,286 @@
+"""Measuring: what the arms of a study cost on this machine, each alone, and which engine trains a shape faster.
+
+Every measurement is a process of its own, with the threads and the device of the study and nothing beside it: the
+local executor starts it, and in the place of training, its worker imports this module and measures.  Arms are measured
+in turns, so that what else the machine does falls on all of them alike.  Nothing of it is part of a trial, and no trial
+changes by it: what an arm costs stands in ``cost.parquet`` of the study's folder, written whole, and what a probe found
+in its plan.json.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitlab.errors import UserError
+from vitlab.executors import Job, Local
+from vitlab.plan.cohorts import MOST
+from vitlab.plan.trial import Trial
+from vitlab.plan.values import Plan, Planned, Probe
+from vitlab.spec import RunSpec
+from vitlab.store import Store, TrialFolder, read_json, write_bytes, write_json
+from vitlab.training.cohort import Cohort, require_stackable
+from vitlab.training.loop import Training, peak_memory, views_of
+from vitlab.trial import Settings as Settings
+from vitlab.trial import begin_trial
+
+ROUNDS = 5  #: processes of each arm
+PROBES = 3  #: blocks of each engine in a probe
+BLOCK_S = 1.0  #: how long is measured at a time
+WARM_UP = 3  #: steps that do not count
+ASKED, FOUND = "asked.json", "measured.json"
+
+Say = Callable[[str], None]
+
+
+def measure_arms(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str | Path], say: Say) -> Path:
+    """Measure every arm that has trials, and write what was found in the study's folder.
+
+    Columns: ``arm, trial, code`` (whose it is: the first seed's), ``rounds``, ``train_images_per_s`` and
+    ``infer_images_per_s`` (medians over the rounds, with ``_q1`` and ``_q3``; by the loop, in batches of the training,
+    data included in training), ``peak_bytes`` (of the process, or of the allocator on CUDA; median), ``device,
+    processor, threads, batch_size, precision, torch, load`` (of the machine, 1 minute, at the end) and ``measured``
+    (UTC).
+
+    Returns:
+        the file.  An arm that cannot be measured has no row in it, and ``say`` is told why.
+    """
+    import pandas as pd
+
+    from vitlab.report.costs import file_of
+
+    firsts = list({planned.arm: planned for planned in reversed(plan.trials)}.values())[::-1]
+    found: dict[str, list[Mapping[str, Any]]] = {planned.arm: [] for planned in firsts}
+    with _bench(run, plugins) as ask:
+        for turn in range(ROUNDS):
+            begin = turn % max(1, len(firsts))
+            for planned in firsts[begin:] + firsts[:begin]:
+                if len(found[planned.arm]) < turn:
+                    continue  # it has been said why
+                outcome = ask(planned.trial, {"members": 1}, store)
+                if isinstance(outcome, str):
+                    say(f"{planned.arm} cannot be measured: {outcome}")
+                else:
+                    found[planned.arm].append(outcome)
+            say(f"measured: round {turn + 1} of {ROUNDS}")
+    rows = [_row(planned, found[planned.arm]) for planned in firsts if len(found[planned.arm]) == ROUNDS]
+    file = file_of(plan, store)
+    with io.BytesIO() as buffer:
+        pd.DataFrame(rows).to_parquet(buffer, index=False)
+        write_bytes(file, buffer.getvalue())
+    return file
+
+
+def probe(
+    shapes: Mapping[str, Sequence[Planned]], store: Store, run: RunSpec, plugins: Sequence[str | Path], say: Say
+) -> dict[str, Probe]:
+    """Measure whether trials are trained faster as cohorts.
+
+    Args:
+        shapes: trials by :func:`vitlab.plan.cohorts.shape`.
+        store: where the trials live.
+        run: on what they run.
+        plugins: files of components.
+        say: is told what was found.
+    """
+    found = {}
+    with _bench(run, plugins) as ask:
+        for shape, trials in shapes.items():
+            members = max(2, min(MOST, len(trials)))
+            outcome = ask(trials[0].trial, {"members": members}, store)
+            if isinstance(outcome, str):
+                raise UserError(f"{trials[0].arm} cannot be measured: {outcome}")
+            alone, together = outcome["loop"], outcome["vmap"]
+            engine = "vmap" if together > alone else "loop"
+            found[shape] = Probe(engine, members, alone, together, outcome["because"])
+            say(f"{', '.join(dict.fromkeys(planned.arm for planned in trials))}: {found[shape].said}")
+    return found
+
+
+# -- the worker's side: see Executor.runner ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a worker hands back for a result."""
+
+    status: str = "done"
+    failure: str = ""
+
+
+def run_trial(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]) -> Done | None:
+    """Measure a trial as it is asked for in its folder, and write there what was found.
+
+    Returns:
+        None if it was stopped.
+    """
+    members = read_json(folder.path / ASKED)["members"]
+    found = _cost(trial, folder, settings, stop) if members == 1 else _engines(trial, folder, settings, stop, members)
+    write_json(folder.path / FOUND, found)
+    return None if stop() else Done()
+
+
+def _cost(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]) -> dict[str, Any]:
+    """Images a second in training and in inference, and the most memory that was held."""
+    with begin_trial(trial, folder, settings) as training:
+        device = training.feed.device
+        train = _speed(training.advance, device, stop) * _images(training)
+        batch = next(iter(training.feed.evaluation("val", training.spec.batch_size)))
+        training.model.eval()
+        with torch.no_grad():
+            passes = _speed(lambda: views_of(training.model, batch.x_BCHW, training.spec.precision), device, stop)
+        return {
+            "train_images_per_s": train,
+            "infer_images_per_s": passes * len(batch.id_B),
+            "peak_bytes": peak_memory(device),
+            **_circumstances(trial, settings, device),
+        }
+
+
+def _engines(
+    trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool], members: int
+) -> dict[str, Any]:
+    """Images a second by the loop, and of a cohort, in turns."""
+    with ExitStack() as begun:
+        trainings = [
+            begun.enter_context(begin_trial(_with_seed(trial, seed), TrialFolder(folder.path / str(seed)), settings))
+            for seed in range(members + 1)
+        ]
+        alone, others = trainings[0], trainings[1:]
+        device, images = alone.feed.device, _images(alone)
+        loop: list[float] = []
+        vmap: list[float] = []
+        because = ""
+        try:
+            require_stackable(alone.model)
+            cohort = Cohort(others)
+            for _ in range(PROBES):
+                loop.append(_speed(alone.advance, device, stop) * images)
+                vmap.append(_speed(cohort.advance, device, stop) * images * members)
+        except Exception as error:  # whatever a part raises that was not made to be stacked
+            because = f"it cannot be stacked: {' '.join(str(error).split())[:200]}"
+            loop.append(_speed(alone.advance, device, stop) * images)
+        return {
+            "loop": statistics.median(loop),
+            "vmap": 0.0 if because else statistics.median(vmap),
+            "because": because,
+            **_circumstances(trial, settings, device),
+        }
+
+
+def _speed(step: Callable[[], object], device: torch.device, stop: Callable[[], bool]) -> float:
+    """Steps a second, by the clock on the wall."""
+    for _ in range(WARM_UP):
+        step()
+    _wait_for(device)
+    began, done = time.perf_counter(), 0
+    while not stop() and (done < WARM_UP or time.perf_counter() - began < BLOCK_S):
+        step()
+        done += 1
+    _wait_for(device)
+    return done / (time.perf_counter() - began)
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _images(training: Training) -> int:
+    """Images of a step."""
+    return min(training.spec.batch_size, training.feed.count())
+
+
+def _with_seed(trial: Trial, number: int) -> Trial:
+    """The trial with seeds of its own, on the same split."""
+    return replace(trial, seeds={name: seed + number * (name != "split") for name, seed in trial.seeds.items()})
+
+
+def _circumstances(trial: Trial, settings: Settings, device: torch.device) -> dict[str, Any]:
+    processor = torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    return {
+        "device": device.type,
+        "processor": processor,
+        "threads": settings.threads,
+        "batch_size": trial.spec["train"]["batch_size"],
+        "precision": trial.spec["train"].get("precision", "fp32"),
+        "torch": torch.__version__,
+    }
+
+
+# -- the driver's side ------------------------------------------------------------------------------------------------
+
+Ask = Callable[[Trial, Mapping[str, Any], Store], Mapping[str, Any] | str]
+"""Measures a trial in a process of its own; what was found, or in one sentence why nothing was."""
+
+
+class _Measuring(Local):
+    """One process at a time."""
+
+    runner = "vitlab.measuring"
+
+
+@contextmanager
+def _bench(run: RunSpec, plugins: Sequence[str | Path]) -> Iterator[Ask]:
+    """A place to measure in, gone afterwards."""
+    executor = _Measuring(run.model_copy(update={"workers": 1}))
+    with tempfile.TemporaryDirectory(prefix="vitlab-measure-") as scratch:
+        trials, asked = Path(scratch) / "trials", iter(range(1 << 30))
+
+        def ask(trial: Trial, what: Mapping[str, Any], store: Store) -> Mapping[str, Any] | str:
+            for needed in trial.needs.values():  # it is looked for two folders above
+                key, code = needed.split("/")
+                (trials / key).mkdir(parents=True, exist_ok=True)
+                if not (trials / needed).exists():
+                    (trials / needed).symlink_to(store.trial(key, code).path, target_is_directory=True)
+            folder = trials / "measured" / str(next(asked))
+            write_json(folder / ASKED, dict(what))
+            executor.submit(_job(trial, folder, run, plugins))
+            while not (ended := executor.poll(timeout_s=1.0)):
+                pass
+            return read_json(folder / FOUND) if ended[0].how == "done" else ended[0].detail or ended[0].how
+
+        try:
+            yield ask
+        finally:
+            executor.cancel(grace_s=1.0)
+
+
+def _job(trial: Trial, folder: Path, run: RunSpec, plugins: Sequence[str | Path]) -> Job:
+    return Job(
+        name=f"measuring {trial.key[:8]}",
+        folder=folder,
+        trial=trial,
+        plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins),
+        threads=run.threads,
+        device=run.device,
+        deterministic=run.deterministic,
+        keep="none",
+    )
+
+
+def _row(planned: Planned, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    row: dict[str, Any] = {"arm": planned.arm, "trial": planned.trial.key, "code": planned.trial.code}
+    row["rounds"] = len(found)
+    for name in ("train_images_per_s", "infer_images_per_s"):
+        q1, median, q3 = _quartiles([one[name] for one in found])
+        row |= {name: median, f"{name}_q1": q1, f"{name}_q3": q3}
+    row["peak_bytes"] = int(statistics.median(one["peak_bytes"] for one in found))
+    rest = ("device", "processor", "threads", "batch_size", "precision", "torch")
+    now = {"load": os.getloadavg()[0], "measured": datetime.now(UTC)}
+    return row | {name: found[-1][name] for name in rest} | now
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else list(values) * 3
