@@ -316,7 +316,6 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
     Raises:
         UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.
     """
-    from vitlab.report import frame, judgement
     from vitlab.report.between import between
     from vitlab.report.notebook import Compared
 
