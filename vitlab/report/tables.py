@@ -228,11 +228,11 @@ def cost_columns(rows: Sequence[Row]) -> list[Column]:
         return []
 
     def spread(name: str) -> tuple[str, ...]:
-        return tuple(f"{compact(row[f'{name}_q1'])} to {compact(row[f'{name}_q3'])}" for row in rows)
+        return tuple(f"{row[f'{name}_q1']:,.0f} to {row[f'{name}_q3']:,.0f}" for row in rows)
 
     found = [Column("arm", tuple(row["arm"] for row in rows), right=False)]
     for name, what in SPEEDS.items():
-        found.append(Column(what, tuple(compact(row[name]) for row in rows)))
+        found.append(Column(what, tuple(f"{row[name]:,.0f}" for row in rows)))
         found.append(Column("quartiles", spread(name), rank=1))
     return [*found, Column("memory", tuple(f"{row['peak_bytes'] / (1 << 20):,.0f} MiB" for row in rows))]
 
