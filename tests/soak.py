@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
 from jobs import processes
@@ -142,7 +143,8 @@ class Cluster:
         common = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
         self._common = common
         head = {**common, "num_cpus": 0, "temp_dir": self._temporary}
-        self._cluster = RayCluster(initialize_head=True, head_node_args=head)
+        with mock.patch("ray._private.utils.write_ray_address"):  # or it were 'auto' for all of this machine
+            self._cluster = RayCluster(initialize_head=True, head_node_args=head)
         self._machines = [self._cluster.add_node(num_cpus=2, **common) for _ in range(2)]
         self.environment = {"RAY_ADDRESS": self._cluster.address}
 
