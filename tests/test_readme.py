@@ -113,8 +113,9 @@ def test_files_and_links_lead_somewhere(page: str) -> None:
     here = (ROOT / page).parent
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert "://" in link or (here / link).exists(), link
+    made_here = (ROOT / ".gitignore").read_text().split()
     for file in re.findall(r"\b(?:pipelines|plugins|docker|tests|vitlab)/[\w./-]*\w", text):
-        assert (ROOT / file).exists(), file
+        assert (ROOT / file).exists() or file in made_here, file
     if page == "pipelines/README.md":
         for file in re.findall(r"(?m)^\| `([\w./]+\.yaml)`", text):
             assert (here / file).exists(), file
