@@ -12,7 +12,7 @@ import vitlab
 from vitlab import slots
 from vitlab.cli import COMMANDS
 
-HEAVY = ("torch", "torchvision", "mlflow", "pandas", "ray", "matplotlib", "scipy", "sklearn")
+HEAVY = ("torch", "torchvision", "mlflow", "pandas", "pyarrow", "ray", "matplotlib", "scipy", "sklearn")
 
 
 def modules_after(code: str) -> list[str]:
@@ -42,6 +42,14 @@ def test_reading_commands_import_nothing_heavy(command: list[str]) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_every_command_imports_nothing_heavy(command: str) -> None:
     assert modules_after(called(command, "--help")) == []
+
+
+def test_planning_imports_torch_and_no_more() -> None:
+    """Not even to find out which code a trial would run."""
+    study = Path(__file__).parents[1] / "pipelines" / "quickstart.yaml"
+    workers = {"vitlab.training.cohort", "vitlab.training.artifacts", "vitlab.models.cost", "torch._dynamo"}
+    code = f"{called('validate', str(study))}\nimport sys; assert not {workers!r} & sys.modules.keys()"
+    assert modules_after(code) == ["torch"]
 
 
 def test_public_names() -> None:
@@ -82,7 +90,8 @@ def test_the_server_of_the_containers_answers_to_the_name_they_call_it_by() -> N
 
     services = yaml.safe_load((Path(__file__).parents[1] / "docker" / "compose.yaml").read_text())["services"]
     called = services["lab"]["environment"]["MLFLOW_TRACKING_URI"].partition("http://")[2].removesuffix("}")
-    start = services["mlflow"]["entrypoint"]
-    allowed = start[start.index("--allowed-hosts") + 1].split(",")
+    start = [*services["mlflow"]["entrypoint"], *services["mlflow"]["command"]]
+    said = start[start.index("--allowed-hosts") + 1]  # or what whoever starts it lets in beside
+    allowed = said.partition(":-")[2].removesuffix("}").split(",")
     assert all(is_allowed_host_header(allowed, host) for host in (called, "127.0.0.1:5000", "localhost:5000"))
     assert not is_allowed_host_header(allowed, "elsewhere.example:5000")
