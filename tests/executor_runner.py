@@ -25,6 +25,8 @@ class Settings:
     deterministic: bool
     keep: str
     plugins: tuple[str, ...]
+    processes: int = 1
+    micro_batch_size: int | None = None
 
 
 def result(trial: Trial, status: str = "done", failure: str = "", wall_s: float = 0.0) -> Result:

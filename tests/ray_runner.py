@@ -16,8 +16,17 @@ from vitlab.store import TrialFolder, write_json
 
 
 class Settings(trial.Settings):
-    def __init__(self, threads: int, device: str, deterministic: bool, keep: str, plugins: tuple[str, ...]) -> None:
-        super().__init__(threads, device, deterministic, keep, plugins, every_s=0.0)
+    def __init__(
+        self,
+        threads: int,
+        device: str,
+        deterministic: bool,
+        keep: str,
+        plugins: tuple[str, ...],
+        processes: int,
+        micro_batch_size: int | None,
+    ) -> None:
+        super().__init__(threads, device, deterministic, keep, plugins, 0.0, processes, micro_batch_size)
 
 
 def slowed(stop: Callable[[], bool]) -> Callable[[], bool]:

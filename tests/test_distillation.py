@@ -36,9 +36,6 @@ from vitlab.training.distillation import Distillation, Glasses
 torchvision()  # where torch has no operators for it, timm cannot import it alone
 from timm.task import DistillationTeacher, TokenDistillationTask  # noqa: E402
 
-NOWHERE = "http://127.0.0.1:9"
-"""Nobody listens there: these tests are of the study, not of its copy in MLflow."""
-
 COLOUR = DataInfo(image=(8, 8), channels=3, classes=10, identity=None)
 NORMAL = Sight(COLOUR, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = Sight(COLOUR, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -235,7 +232,7 @@ def study(folder: Path, name: str = "taught", **changes: Any) -> Path:
         },
         "design": {"one_at_a_time": {"distill.kind": ["soft"]}},
         "seeds": 2,
-        "run": {"executor": "inline", "tracking_uri": NOWHERE},
+        "run": {"executor": "inline", "tracker": "none"},
         **changes,
     }
     file = folder / f"{name}.yaml"
@@ -393,7 +390,7 @@ def test_the_code_of_distillation_is_that_of_students_alone(taught: Answer, tmp_
 def test_a_driver_killed_between_teacher_and_student_loses_nothing(tmp_path: Path) -> None:
     """SIGKILL once a teacher has ended and a student is under way; then the same command again."""
     slow = {**base(), "train": {"steps": 150, "batch_size": 16, "evaluations": 50}}
-    local = {"executor": "local", "workers": 1, "tracking_uri": NOWHERE}
+    local = {"executor": "local", "workers": 1, "tracker": "none"}
     file, out = study(tmp_path, base=slow, design=None, seeds=1, run=local), tmp_path / "out"
     driver = subprocess.Popen(
         [sys.executable, "-m", "vitlab", "run", str(file), "--out", str(out)],

@@ -206,7 +206,11 @@ def test_what_the_file_may_say() -> None:
         return str(caught.value)
 
     assert "such as 6GiB or 512MiB; found '6 gigs'" in refused(resources={"gpu_mem": "6 gigs"})
-    assert "less than or equal to 1" in refused(resources={"gpu": 2})
+    assert "whole ones, such as 0.25, 1 or 8; found 1.5" in refused(resources={"gpu": 1.5})
+    assert "several to itself" in refused(resources={"gpu": 2, "gpu_mem": "6GiB"})
+    assert "resources.processes says how many" in refused(resources={"gpu": 2}, device="cpu")
+    assert "need device: cpu" in refused(resources={"processes": 2})
+    assert "resources ask for 2 processes" in refused(resources={"processes": 2}, device="cpu", engine="vmap")
     assert "has a result and is not tried again" in refused(retries={"diverged": 1})
     assert "Extra inputs" in refused(retries={"crashed": 1})
     assert "should be a valid dictionary" in refused(retries=True)

@@ -454,6 +454,13 @@ def test_a_checkpoint_holds_no_objects(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_checkpoint_confuses_no_two_tensors(tmp_path: Path) -> None:
+    x = torch.ones(1)
+    for state in ({1: x, "1": 2 * x}, {"a/b": x, "a": {"b": 2 * x}}):
+        with pytest.raises(VitlabError, match="cannot tell two tensors apart"):
+            checkpoint.write(tmp_path, {"state": state})
+
+
 def test_the_digest_sees_names_types_shapes_and_values() -> None:
     x = torch.arange(4.0)
     digests = [

@@ -12,7 +12,8 @@ VitlabError                  exit code 3
 ├── BrokenComponent          exit code 3: a plugin that fails to import, or is not what it claims to be
 ├── Refused                  exit code 4: the trial is not, here, what it was planned to be; nothing is wrong with it
 ├── TrialFailed              exit code 4: trials failed or are missing
-│   └── OutOfMemory          a trial needs more memory than there was
+│   ├── OutOfMemory          a trial needs more memory than there was
+│   └── Lost                 a process of a trial died; nothing is wrong with the trial
 └── Interrupted              exit code 130: the user pressed Ctrl-C; everything computed so far is kept
 
 try:
@@ -111,6 +112,10 @@ class TrialFailed(VitlabError):
 
 class OutOfMemory(TrialFailed):
     """A trial needs more memory than there was."""
+
+
+class Lost(TrialFailed):
+    """A process of a trial died; trying again may well succeed."""
 
 
 class Refused(VitlabError):

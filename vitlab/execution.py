@@ -71,10 +71,14 @@ def execute(
         return _job(engine, group, store, run, plugins, needed)
 
     planned_of = {_path(store, planned): planned for planned in todo}
-    running = executor.reattach([job(engine_of(item.trial, run.engine, _values, probes), [item]) for item in todo])
+    running = executor.reattach(
+        [job(engine_of(item.trial, run.effective_engine, _values, probes), [item]) for item in todo]
+    )
     elsewhere = {folder for job in running for folder in job.folders}
     rest = [planned for folder, planned in planned_of.items() if folder not in elsewhere]
-    jobs = [job(engine, group) for engine, group in grouped(rest, executor.slots, run.engine, _values, probes)]
+    jobs = [
+        job(engine, group) for engine, group in grouped(rest, executor.slots, run.effective_engine, _values, probes)
+    ]
     return _drive(executor, running, jobs, planned_of, run, tracker, watch)
 
 
@@ -279,4 +283,6 @@ def _job(
         engine=engine,
         companions=tuple(others),
         timeout_s=run.timeout,
+        processes=run.resources.together,
+        micro_batch_size=run.micro_batch_size,
     )

@@ -28,7 +28,7 @@ import torch
 import vitlab
 from vitlab import noise
 from vitlab.data.prepare import Feed, Prepared, prepare
-from vitlab.errors import DataError, OutOfMemory, Refused, UserError, VitlabError
+from vitlab.errors import DataError, Lost, OutOfMemory, Refused, TrialFailed, UserError, VitlabError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.models.cost import macs, parameters
@@ -42,8 +42,11 @@ from vitlab.store import Busy, TrialFolder, read_json, write_json
 from vitlab.training import checkpoint
 from vitlab.training.artifacts import Sight, Transform, read_weights, write_predictions, write_weights
 from vitlab.training.cohort import Member, require_stackable, train_cohort
+from vitlab.training.distributed import Alone, Gone, Unlike, meeting
 from vitlab.training.loop import EVALUATION_BATCH, Trained, Training, complete, peak_memory
+from vitlab.training.parts import parts_of
 from vitlab.training.start import start_from
+from vitlab.training.together import Word, together
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
 """What the errors say that torch raises for it without a type of their own."""
@@ -59,6 +62,8 @@ class Settings:
     keep: str = "last"  #: weights to keep: none or last
     plugins: tuple[str, ...] = ()  #: files of components to load first
     every_s: float = 60.0  #: longest time between two checkpoints
+    processes: int = 1  #: that train the trial together, each with its share of every batch
+    micro_batch_size: int | None = None  #: images of a batch that a process computes at a time; None: all
 
 
 def check_trial(trial: Trial) -> None:
@@ -98,11 +103,14 @@ def run_trial(
         Busy: if another process has the trial.
         Refused: if it would not be what it was planned to be; then nothing is written.
         OutOfMemory: if memory ran out.
+        Lost: if one of several processes died.
         Exception: whatever the trial or its components raise; the reason is in the folder, too.
     """
     for plugin in settings.plugins:
         load_file(plugin)
     check_trial(trial)
+    if settings.processes > 1:
+        return _shared(trial, folder, settings, stop)
     with folder.lease():
         result = _result(folder, settings)
         if result is not None:
@@ -153,12 +161,10 @@ def run_cohort(
                 _together(attempts, stop)
                 return
             except Exception as error:
-                if not _out_of_memory(error):
-                    for attempt in attempts:
-                        _failed(error, attempt.trial, attempt.folder)
-                    return
-                if len(attempts) == 1:
-                    _failed(error, attempts[0].trial, attempts[0].folder)
+                left = [attempt for attempt in attempts if not attempt.over]
+                if not _out_of_memory(error) or len(attempts) == 1:
+                    for attempt in left:
+                        attempt.failed(error)
                     return
     half = len(work) // 2
     run_cohort(work[:half], settings, stop)
@@ -214,7 +220,7 @@ def _together(attempts: Sequence[_Attempt], stop: Callable[[], bool]) -> None:
         except Exception as error:
             if _out_of_memory(error):
                 raise
-            _failed(error, attempt.trial, attempt.folder)
+            attempt.failed(error)
     steps = [training.step for _, training in begun]
     try:
         for _, training in begun:
@@ -229,21 +235,89 @@ def _together(attempts: Sequence[_Attempt], stop: Callable[[], bool]) -> None:
             try:
                 _alone(attempt, stop, note)
             except Exception as own:
-                _failed(own, attempt.trial, attempt.folder)
+                attempt.failed(own)
         return
     for (attempt, training), trained in zip(begun, ended, strict=True):
         if trained is not None:
-            attempt.finish(training, trained, len(begun))
+            try:
+                attempt.finish(training, trained, len(begun))
+            except Exception as error:  # such as a full disk, and it is this member's alone
+                attempt.failed(error)
+
+
+def _shared(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]) -> Result | None:
+    """Train one trial by several processes.  This one watches over them; the first of them writes to the folder."""
+    result = _result(folder, settings)
+    if result is not None:
+        return result
+    word = together(settings.processes, _share, (trial, folder, settings), stop)
+    match word.how:
+        case "done":
+            return folder.result()
+        case "stopped":
+            return None
+        case "busy":
+            raise Busy(str(folder.path))
+        case "lost":
+            raise Lost(word.sentence)
+    with suppress(Busy), folder.lease():
+        folder.fail(word.sentence, word.traceback, word.how)
+        folder.emit("end", status="failed", failure=word.sentence)
+    raise (OutOfMemory if word.how == "oom" else TrialFailed)(word.sentence) from _Elsewhere(word.traceback)
+
+
+def _share(
+    rank: int, place: Path, stop: Callable[[], bool], trial: Trial, folder: TrialFolder, settings: Settings
+) -> Word:
+    """What each of several processes does; see :data:`vitlab.training.together.Work`."""
+    try:
+        for plugin in settings.plugins:
+            load_file(plugin)
+        with ExitStack() as held:
+            if rank == 0:
+                held.enter_context(folder.lease())
+                if _result(folder, settings) is not None:
+                    return Word("done")
+            device = _device(settings.device)
+            peers = held.enter_context(meeting(rank, settings.processes, place, device))  # chooses the GPU, so first
+            held.enter_context(_torch_set(settings, device))
+            attempt = (_Attempt if rank == 0 else _Onlooker)(trial, folder, settings, device, peers)
+            return Word("stopped" if _alone(attempt, peers.agreed(stop)) is None else "done")
+    except Busy:
+        return Word("busy")
+    except Gone as error:
+        return Word("gone", str(error), traceback.format_exc())
+    except Unlike as error:
+        return Word("lost", str(error), traceback.format_exc())
+    except (Exception, SystemExit) as error:  # whatever a guest raises
+        how: Literal["oom", "error"] = "oom" if _out_of_memory(error) else "error"
+        return Word(how, _sentence(error, trial), traceback.format_exc())
+
+
+class _Elsewhere(Exception):
+    """The traceback of another process, as the cause of what is raised here."""
+
+    def __str__(self) -> str:
+        return f"in another process\n{self.args[0]}"
 
 
 class _Attempt:
     """One worker's work on a trial."""
 
-    def __init__(self, trial: Trial, folder: TrialFolder, settings: Settings, device: torch.device) -> None:
+    def __init__(
+        self,
+        trial: Trial,
+        folder: TrialFolder,
+        settings: Settings,
+        device: torch.device,
+        peers: Alone | None = None,
+    ) -> None:
         self.trial = trial
         self.folder = folder
         self.settings = settings
         self.device = device
+        self.peers = peers if peers is not None else Alone()
+        self.over = False  #: whether its end has been written down
         self.began, self._since = time.time(), time.monotonic()  # a clock may be set; seconds go by
         events, _ = folder.events()
         starts = [event for event in events if event.kind == "start"]
@@ -261,8 +335,10 @@ class _Attempt:
             note: for the journal.
         """
         trial = self.trial
-        self.folder.mend()
-        write_json(self.folder.spec, trial.to_json())
+        self.open()
+        if self.device.type == "cuda":
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            torch.cuda.reset_peak_memory_stats(self.device)  # an inline trial is not the first in its process
         self.engine = engine
         spec = TrainSpec.model_validate(trial.spec["train"])
         data: Resolved = slot("dataset").resolve(trial.spec["data"])
@@ -277,23 +353,39 @@ class _Attempt:
         self._fit_head(model, feed)
         self.size = _size(model, trial, prepared.info)
         distillation = self._distillation(prepared)
-        training = Training(model, feed, spec, trial.seeds, prepared.info.task, distillation)
+        parts = parts_of(self.settings.micro_batch_size, self.peers)
+        training = Training(model, feed, spec, trial.seeds, prepared.info.task, distillation, parts)
         resume, damage = self._checkpoint()
         if resume is not None:
             training.load(resume)
-        notes = "; ".join(filter(None, (damage, note)))
+        parts.met(model, training.step)
+        self.announce(training, "; ".join(filter(None, (damage, note))))
+        self.kernels = _kernels_of_first_pass(model)
+        self.sight = Sight(prepared.info, prepared.mean, prepared.std)
+        return training
+
+    def open(self) -> None:
+        """Make the folder ready."""
+        self.folder.mend()
+        write_json(self.folder.spec, self.trial.to_json())
+
+    def announce(self, training: Training, note: str) -> None:
+        """Say in the journal that it begins, or goes on."""
         self.folder.emit(
             "start",
             attempt=self.number,
             host=socket.gethostname(),
             pid=os.getpid(),
             step=training.step,
+            effective_batch_size=training.batch_images,
             numerics=self._numerics(),
-            **({"note": notes} if notes else {}),
+            **({"note": note} if note else {}),
         )
-        self.kernels = _kernels_of_first_pass(model)
-        self.sight = Sight(prepared.info, prepared.mean, prepared.std)
-        return training
+
+    def failed(self, error: Exception) -> None:
+        """Write down why it failed."""
+        self.over = True
+        _failed(error, self.trial, self.folder)
 
     def finish(self, training: Training, trained: Trained, members: int = 1) -> Result:
         """Write what is left behind; the result last, for where it is, everything is.
@@ -421,6 +513,7 @@ class _Attempt:
         failure = {"failure": trained.diverged} if trained.diverged else {}
         self.folder.emit("end", status=status, **failure)
         self.folder.finish(result)
+        self.over = True
         shutil.rmtree(self.folder.checkpoint, ignore_errors=True)
         return result
 
@@ -439,7 +532,31 @@ class _Attempt:
             "precision": self.trial.spec["train"].get("precision", "fp32"),
             "deterministic": self.settings.deterministic,
             "evaluation_batch": EVALUATION_BATCH,
+            "processes": self.peers.count,
+            **({"micro_batch_size": micro} if (micro := self.settings.micro_batch_size) is not None else {}),
         }
+
+
+class _Onlooker(_Attempt):
+    """The work of every process on a trial but the first: the same, and nothing of it is written."""
+
+    def open(self) -> None:
+        pass
+
+    def announce(self, training: Training, note: str) -> None:
+        pass
+
+    def tell(self, measurement: Measurement) -> None:
+        pass
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    def _finish(self, trained: Trained, model: Model, circumstances: Circumstances) -> Result:
+        return Result(self.trial.key, self.trial.code, "done", _NOTHING, circumstances)
+
+
+_NOTHING = Outcome({}, (), "", 0, 0)
 
 
 def _opened(file: str, said: Mapping[str, Any], head: Literal["keep", "new"]) -> Any:
@@ -547,13 +664,13 @@ def _versions() -> Mapping[str, str]:
     }
 
 
-def _out_of_memory(error: Exception) -> bool:
+def _out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, of the host or of the device, be it where a library of the device asked for it."""
     said = isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY)
     return said or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
-def _sentence(error: Exception, trial: Trial) -> str:
+def _sentence(error: BaseException, trial: Trial) -> str:
     """Why it failed: ours as they are, others with their type."""
     if _out_of_memory(error):
         batch_size = trial.spec["train"].get("batch_size")

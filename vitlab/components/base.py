@@ -38,12 +38,12 @@ class Part(nn.Module):
 
 
 def stacked() -> bool:
-    """Whether the models of several trainings are computed at once, by a transform of ``torch.func``.
+    """Whether the models of several trainings are computed at once: inside ``torch.func.vmap``, at whatever depth.
 
     Torch offers no public way to ask.
     """
-    level = getattr(torch._C._functorch, "maybe_current_level", None)
-    return level is not None and level() is not None
+    functorch = torch._C._functorch
+    return any(level.key() == functorch.TransformType.Vmap for level in functorch.get_interpreter_stack() or ())
 
 
 class Dropout(nn.Module):

@@ -215,24 +215,32 @@ class Feed:
         """Steps in which an epoch passes: whole batches, but at least one, be it smaller than asked for."""
         return max(1, self.count() // batch_size)
 
-    def batch(self, step: int, batch_size: int, repeats: int = 1) -> Batch:
-        """A training batch.
+    def batch_images(self, batch_size: int) -> int:
+        """Images of a training batch: as many as asked for, or all there are."""
+        return min(batch_size, self.count())
+
+    def batch(self, step: int, batch_size: int, repeats: int = 1, rows: Sequence[range] | None = None) -> Batch:
+        """A training batch, or some of it.
 
         Args:
             step: of the optimizer, from 0.
             batch_size: images in it, repeats included.
             repeats: how often an image stands in an epoch, one after another; with 3, a third of the images do.
+            rows: which of its images, by their places in it, one range after another; all by default.
         """
         epoch, place = divmod(step, self.steps_per_epoch(batch_size))
         order_N, train = self._epoch_order(epoch), self._subsets["train"]
+        begin = place * batch_size
+        stop = begin + self.batch_images(batch_size)
         if repeats == 1:
-            picked_B = order_N[place * batch_size : (place + 1) * batch_size]
+            picked_B = order_N[begin:stop]
             id_B = train.id_N[picked_B]
         else:
-            stop = min((place + 1) * batch_size, len(order_N))
-            turn_B = torch.arange(place * batch_size, stop, device=self.device)
+            turn_B = torch.arange(begin, stop, device=self.device)
             picked_B = order_N[turn_B // repeats]
             id_B = train.id_N[picked_B] + (turn_B % repeats << 32)
+        if rows is not None and list(rows) != [range(stop - begin)]:
+            picked_B, id_B = (torch.cat([of_B[r.start : r.stop] for r in rows]) for of_B in (picked_B, id_B))
         x_BCHW, y_B = train.at(picked_B), train.y_N[picked_B]
         keys = [noise.key(self._seeds["augment"], "augment", epoch, i) for i in range(len(self._augments))]
         for normalized in (False, True):

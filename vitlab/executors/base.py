@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-from vitlab.errors import OutOfMemory, Refused, VitlabError
+from vitlab.errors import Lost, OutOfMemory, Refused, VitlabError
 from vitlab.plan.values import Trial
 from vitlab.slots import Slot
 from vitlab.spec import RunSpec
@@ -77,6 +77,8 @@ class Job:
     companions: tuple[Companion, ...] = ()  #: further members of the cohort; what became of each stands in its folder
     timeout_s: float | None = None  #: how long it may train
     gpu: float | None = None  #: share of a GPU, where it is not that of ``run.resources``
+    processes: int = 1  #: that train it together
+    micro_batch_size: int | None = None  #: images that a process computes at a time
 
     @property
     def work(self) -> list[tuple[Trial, TrialFolder]]:
@@ -213,6 +215,8 @@ def attempt(
             deterministic=job.deterministic,
             keep=job.keep,
             plugins=job.plugins,
+            processes=job.processes,
+            micro_batch_size=job.micro_batch_size,
         )
         run = _cohort if job.engine == "vmap" else _alone
         return run(job, module, settings, stop, course, wait)
@@ -220,7 +224,7 @@ def attempt(
         return "refused", one_sentence(error)
     except (Exception, SystemExit) as error:  # whatever a trial or a guest raises ends this job and no other
         sentence = one_sentence(error)
-        kind = "oom" if isinstance(error, OutOfMemory | MemoryError) else "error"
+        kind = "oom" if isinstance(error, OutOfMemory | MemoryError) else "lost" if isinstance(error, Lost) else "error"
         with suppress(OSError):  # a full disk, say; the driver is told all the same
             TrialFolder(job.folder).fail(sentence, traceback.format_exc(), kind)
         return how_of(kind), sentence

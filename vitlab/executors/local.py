@@ -5,11 +5,12 @@ every trial is a fork of it: nothing of one trial (CUDA context, memory, random 
 and a worker that dies harms no other.  A worker killed by a signal or by the kernel for its memory is ``lost``; one
 whose trial raises is ``failed``.  Its output goes to ``log.txt`` in the trial's folder.
 
-**Placement.**  A worker sees one GPU alone.  A trial takes a whole one, or what ``run.resources`` says: a share, some
-of its memory; with more ``run.workers`` than GPUs these are shared evenly.  A GPU that was given a trial takes the next
-when that one has done its first step (:mod:`vitlab.executors.placement`).  On the CPU there are as many slots as fit
-the cores at ``run.threads`` each, or at ``run.resources.cpu``, counting what a container may use, and each worker stays
-on its share of the cores where all workers fit, so that none takes time from another.
+**Placement.**  A worker sees its GPU alone.  A trial takes a whole one, or what ``run.resources`` says: a share, some
+of its memory, or several GPUs, on each of which the worker starts a process; with more ``run.workers`` than GPUs these
+are shared evenly.  A GPU that was given a trial takes the next when that one has done its first step
+(:mod:`vitlab.executors.placement`).  On the CPU there are as many slots as fit the cores at ``run.threads`` for each
+process, or at ``run.resources.cpu``, counting what a container may use, and each worker stays on its share of the cores
+where all workers fit, so that none takes time from another.
 
 **Stopping.**  ``cancel`` asks the workers to write a checkpoint and leave, waits, then terminates, then kills; Ctrl-C
 while it waits goes straight to the last.  A worker ignores Ctrl-C itself, and takes SIGTERM for a wish to stop.  When
@@ -29,12 +30,10 @@ import math
 import multiprocessing
 import os
 import signal
-import sys
 import time
-import types
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
@@ -46,6 +45,7 @@ from vitlab.executors.base import Ended, Executor, How, Job, executor
 from vitlab.executors.placement import Placement, Request
 from vitlab.spec import RunSpec
 from vitlab.store import DRIVER, TrialFolder, process
+from vitlab.training.together import without_main
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
@@ -59,7 +59,7 @@ class _Worker:
 
     job: Job
     place: int
-    gpu: str
+    gpu: str  #: or several, with commas between
     process: ForkServerProcess
     pipe: Connection
     said: bytes = b""  #: the last it said
@@ -81,7 +81,7 @@ class Local(Executor):
                 "(CUDA_VISIBLE_DEVICES and nvidia-smi name none, or this torch is built for the CPU alone)"
             )
         cores, budget = machine.cores(), machine.budget()
-        each = run.resources.cpu or run.threads
+        each = run.resources.cores(run.threads)
         self._placement = Placement(self._gpus, machine.gpu_memory() if run.resources.gpu_mem else {})
         self._request = self._requested()
         if self._gpus:
@@ -157,12 +157,18 @@ class Local(Executor):
         """What one trial of this study takes of a GPU."""
         resources = self.run.resources
         memory, known = resources.gpu_mem or 0, self._placement.memory
-        share = resources.gpu
-        if share is None and memory and known:
+        share, count = resources.gpu, 1
+        if share is not None and share > 1:
+            share, count = 1.0, int(share)
+            if len(self._gpus) < count:
+                raise UserError(
+                    f"run.resources.gpu is {count}, and this machine has {len(self._gpus)} that torch could use"
+                )
+        elif share is None and memory and known:
             share = min(1.0, memory / max(known.values()))
         elif share is None:
             share = 1 / math.ceil(max(1, (self.run.workers or 1) / max(1, len(self._gpus))))
-        request = Request(share, memory)
+        request = Request(share, memory, count)
         if self._gpus and not self._placement.possible(request):
             largest = max(known[gpu] for gpu in self._gpus) / (1 << 30)
             raise UserError(
@@ -196,7 +202,7 @@ class Local(Executor):
             target=worker.main, args=(job, self.runner, environment, share, theirs), name=job.name
         )
         try:
-            with _without_main():
+            with without_main():
                 process.start()
         except (EOFError, ConnectionError):
             ours.close()
@@ -305,14 +311,3 @@ def _death(code: int | None) -> tuple[How, str]:
         with suppress(ValueError):
             return "lost", f"killed by signal {-code} ({signal.Signals(-code).name}); see log.txt"
     return "lost", f"its process ended with exit code {code} and said nothing; see log.txt"
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide the driver's main module: multiprocessing would run the user's script again in every worker."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

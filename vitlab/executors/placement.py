@@ -1,9 +1,9 @@
 """Placement: which trial goes to which GPU.  Arithmetic alone, without a process or a device.
 
-A trial asks for a share of a GPU, for some of its memory, or both; the shares on a GPU never sum to more than 1, nor
-the memory to more than it has.  What a trial really takes is known once it has done a step, so a GPU that was given a
-trial takes no other before that one has begun in earnest: two that are too large for one GPU then do not meet in their
-first step, where both would die.
+A trial asks for a share of a GPU, for some of its memory, or both; or for several GPUs, each whole.  The shares on a
+GPU never sum to more than 1, nor the memory to more than it has.  What a trial really takes is known once it has done a
+step, so a GPU that was given a trial takes no other before that one has begun in earnest: two that are too large for
+one GPU then do not meet in their first step, where both would die.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ class Request:
 
     share: float = 1.0  #: from 0, exclusive, to 1
     memory: int = 0  #: bytes; 0 where nobody has said
+    count: int = 1  #: of GPUs of which it asks that
 
 
 @dataclass
 class _Guest:
-    gpu: str
+    gpus: tuple[str, ...]
     request: Request
     begun: bool = False
 
@@ -45,15 +46,15 @@ class Placement:
         """Give a trial a GPU: of those that have room and wait for nobody's first step, the one least taken.
 
         Returns:
-            the GPU, or None if there is no room yet.
+            the GPU, or as many as it asks for with commas between; None if there is no room yet.
         """
         assert name not in self._guests
         open_ones = [gpu for gpu in self.gpus if self._has_room(gpu, request) and not self._waits(gpu)]
-        if not open_ones:
+        if len(open_ones) < request.count:
             return None
-        gpu = min(open_ones, key=lambda gpu: (self.taken(gpu), self.gpus.index(gpu)))
-        self._guests[name] = _Guest(gpu, request)
-        return gpu
+        chosen = sorted(open_ones, key=lambda gpu: (self.taken(gpu), self.gpus.index(gpu)))[: request.count]
+        self._guests[name] = _Guest(tuple(chosen), request)
+        return ",".join(chosen)
 
     def begun(self, name: Hashable) -> None:
         """The trial has done a step: what it takes, it has."""
@@ -70,11 +71,12 @@ class Placement:
 
     def possible(self, request: Request) -> bool:
         """Whether some GPU could ever take such a trial."""
-        return any(request.memory <= self.memory.get(gpu, request.memory) for gpu in self.gpus)
+        fit = [gpu for gpu in self.gpus if request.memory <= self.memory.get(gpu, request.memory)]
+        return len(fit) >= request.count
 
     def capacity(self, request: Request) -> int:
         """How many trials of one kind the GPUs take together."""
-        return sum(self._holds(gpu, request) for gpu in self.gpus)
+        return sum(self._holds(gpu, request) for gpu in self.gpus) // request.count
 
     def _holds(self, gpu: str, request: Request) -> int:
         by_share = int(1 / _exact(request.share))
@@ -90,7 +92,7 @@ class Placement:
         return any(not guest.begun for guest in self._on(gpu))
 
     def _on(self, gpu: str) -> list[_Guest]:
-        return [guest for guest in self._guests.values() if guest.gpu == gpu]
+        return [guest for guest in self._guests.values() if gpu in guest.gpus]
 
 
 def _exact(share: float) -> Fraction:

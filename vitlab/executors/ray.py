@@ -134,6 +134,11 @@ class Ray(Executor):
         super().__init__(run)
         if run.resources.gpu_mem is not None:
             raise UserError("Ray does not know how much memory a GPU has: say run.resources.gpu in place of gpu_mem")
+        if run.resources.together > 1:
+            raise UserError(
+                f"run.resources asks for {run.resources.together} processes for one trial, and tasks of Ray have one; "
+                "the executors local and slurm have them"
+            )
         self._ray = _connected(address)
         self._files = files
         self._cpus, self._share, fit = self._resources()

@@ -203,7 +203,7 @@ class Slurm(Executor):
     def _needs(self, jobs: Sequence[Job]) -> dict[str, int]:
         """What a pack takes of a node."""
         resources = self.run.resources
-        needs = {"nodes": 1, "ntasks_per_node": 1, "cpus_per_task": len(jobs) * (resources.cpu or self.run.threads)}
+        needs = {"nodes": 1, "ntasks_per_node": 1, "cpus_per_task": len(jobs) * resources.cores(self.run.threads)}
         shares = [
             job.gpu or resources.gpu or 1.0
             for job in jobs

@@ -148,7 +148,7 @@ def _plan(
                 arm.skip,
                 arm.note,
                 arm.trial.info.classes,
-                _engine(arm, study.run.engine, first[arm.name], probes) if arm.name in first else "",
+                _engine(arm, study.run.effective_engine, first[arm.name], probes) if arm.name in first else "",
             )
             for key, arm in arms.items()
         ),

@@ -33,7 +33,7 @@ FORM = 5  #: counts changes of this document; a stored one of another form is ma
 SHOWN = 12  #: notes of one kind that are listed one by one
 BUILT_IN = "vitlab"
 RATE = "train.optimizer.lr"
-NUMERICS = ("torch", "device", "processor", "engine", "threads", "deterministic")
+NUMERICS = ("torch", "device", "processor", "engine", "threads", "deterministic", "processes", "micro_batch_size")
 """What decides the last bits, and should not differ within a comparison."""
 
 

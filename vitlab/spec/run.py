@@ -22,9 +22,33 @@ UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**
 class Resources(Frozen):
     """What one trial takes of a machine."""
 
-    gpu: Annotated[float, Field(gt=0, le=1)] | None = None  #: share of a GPU; by default a whole one
+    gpu: Annotated[float, Field(gt=0)] | None = None
+    """Share of a GPU, or how many: the trial is then trained by a process on each.  By default a whole one."""
     gpu_mem: Annotated[int, Field(gt=0)] | None = None  #: memory of the GPU, in bytes or such as 6GiB
-    cpu: Annotated[int, Field(ge=1)] | None = None  #: cores; by default as many as ``run.threads``
+    cpu: Annotated[int, Field(ge=1)] | None = None  #: cores; by default ``run.threads`` for each process
+    processes: Annotated[int, Field(ge=1)] | None = None
+    """On the CPU, how many train the trial together.  They share every batch, as those on several GPUs do, so a trial
+    comes to the same but for rounding, whatever it is given."""
+
+    @property
+    def together(self) -> int:
+        """How many processes train one trial."""
+        return int(self.gpu) if self.gpu is not None and self.gpu > 1 else self.processes or 1
+
+    def cores(self, threads: int) -> int:
+        """How many cores one trial takes, of so many threads in each process."""
+        return self.cpu or threads * self.together
+
+    @model_validator(mode="after")
+    def _whole_gpus(self) -> Resources:
+        if self.gpu is not None and self.gpu > 1:
+            if self.gpu != int(self.gpu):
+                raise ValueError(
+                    f"a trial takes a share of one GPU, or whole ones, such as 0.25, 1 or 8; found {self.gpu}"
+                )
+            if self.gpu_mem is not None:
+                raise ValueError("gpu_mem is of a GPU that trials share, and here each trial has several to itself")
+        return self
 
     @field_validator("gpu_mem", mode="before")
     @classmethod
@@ -96,6 +120,9 @@ class RunSpec(Frozen):
     threads: Annotated[int, Field(ge=1)] = 1  #: CPU threads of one trial
     device: Literal["auto", "cpu", "cuda"] = "auto"
     resources: Resources = Resources()  #: what one trial, or one cohort, takes of a machine
+    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Images of a batch that a process computes at a time, where memory holds no more: gradients are accumulated, and
+    those of a step are still the mean over ``train.batch_size``."""
     engine: Engine = "auto"
     """loop: each trial by itself; vmap: trials of one shape stacked; auto: stacked where it pays, by their sizes;
     measured: stacked where it was measured to pay, once for each shape of the study, and kept in its plan.json."""
@@ -114,6 +141,29 @@ class RunSpec(Frozen):
         if self.explain and self.keep == "none":
             raise ValueError("what is to be explained must keep its weights: keep: last")
         return self
+
+    @model_validator(mode="after")
+    def _several_processes(self) -> RunSpec:
+        count, resources = self.resources.together, self.resources
+        if resources.processes is not None and self.device != "cpu":
+            raise ValueError(
+                "resources.processes are of the CPU, and need device: cpu; on GPUs, resources.gpu says how many"
+            )
+        if resources.gpu is not None and resources.gpu > 1 and self.device == "cpu":
+            raise ValueError(
+                f"resources.gpu is {count} and device is cpu; on the CPU, resources.processes says how many"
+            )
+        if count > 1 and self.engine in ("vmap", "measured"):
+            raise ValueError(
+                f"engine {self.engine} has many trials trained in one process, and resources ask for {count} processes "
+                "for one trial; remove one of the two"
+            )
+        return self
+
+    @property
+    def effective_engine(self) -> Engine:
+        """What ``engine`` comes to: where several processes train a trial, they train it by the loop."""
+        return "loop" if self.resources.together > 1 else self.engine
 
     @model_validator(mode="after")
     def _whose_uri(self) -> RunSpec:

@@ -23,6 +23,7 @@ from vitlab.trackers.shown import TUNING, Shown, began_at, identity_of, size_of
 FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
 RESULT = "result"
 SUPERSEDED = "superseded"
+EFFECTIVE = "train.effective_batch_size"  #: a parameter: images that a step learned from
 KINDS = ("trial", "prerequisite", TUNING, SUPERSEDED)
 
 
@@ -207,22 +208,28 @@ class TrialRuns:
             return False
         points = [point for event in events if event.kind == "metrics" for point in records.points(event)]
         tags: dict[str, str] = {}
+        params: dict[str, str] = {}
         for event in events:
             if event.kind == "start":
+                if "effective_batch_size" in event.body:
+                    params[EFFECTIVE] = str(event.body["effective_batch_size"])
                 tags |= {"vitlab.attempts": str(event.body.get("attempt", 1))}
                 tags |= {"vitlab.host": str(event.body.get("host", ""))}
-        self._log(known, points, tags)
+        self._log(known, points, tags, params)
         known.offset = offset
         known.last_kind, known.last_t = events[-1].kind, events[-1].t
         return any(event.kind != "end" for event in events)
 
-    def _log(self, known: Delivered, points: Sequence[Point], tags: Mapping[str, str]) -> None:
-        from mlflow.entities import Metric, RunTag
+    def _log(
+        self, known: Delivered, points: Sequence[Point], tags: Mapping[str, str], params: Mapping[str, str] = {}
+    ) -> None:
+        from mlflow.entities import Metric, Param, RunTag
 
         self.client.log_batch(
             known.run,
             metrics=[Metric(point.name, point.value, point.t, point.step) for point in points],
             tags=[RunTag(name, value) for name, value in tags.items()],
+            params=[Param(name, value) for name, value in params.items()],
         )
         self.offsets.saw({point.name for point in points})
 

@@ -100,6 +100,8 @@ def _taken_apart(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     """``value`` as JSON; its tensors go to ``tensors`` under their place."""
     match value:
         case Tensor():
+            if place in tensors:  # as by keys 1 and "1"
+                raise VitlabError(f"a checkpoint cannot tell two tensors apart that both stand at {place}")
             tensors[place] = value
             return {"tensor": place}
         case Mapping():

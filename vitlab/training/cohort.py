@@ -45,6 +45,7 @@ from vitlab.training.loop import (
 from vitlab.training.losses import Value
 from vitlab.training.metrics import TALLIES
 from vitlab.training.optim import Joint
+from vitlab.training.parts import Weighed
 
 Rows = dict[str, Tensor]
 """Tensors of a model by name, each with the members in front."""
@@ -145,7 +146,27 @@ class Cohort:
 
     def advance(self) -> None:
         """One optimizer step of every member.  Nothing is read back from the device."""
-        each = [training.draw() for training in self.trainings]
+        first = self.trainings[0]
+        learned: list[Weighed] = []
+        gradients: list[Tensor] = []
+        for rows in first.parts.rows(first.batch_images):
+            part, found = self._learn(rows)
+            learned.append(part)
+            gradients = [one + other for one, other in zip(gradients, found, strict=True)] if gradients else found
+        loss, gradients = first.parts.joined_stack(learned, gradients)
+        for parameters, gradient in zip(self.parameters.values(), gradients, strict=True):
+            for parameter, row in zip(parameters, gradient, strict=False):
+                parameter.grad = row
+        for training in self.trainings:
+            training.make_ready()
+        self.optimizers.step()
+        for member, training in enumerate(self.trainings):
+            training.advanced(Value(loss.total[member], {name: part[member] for name, part in loss.parts.items()}))
+
+    def _learn(self, rows: range) -> tuple[Weighed, list[Tensor]]:
+        """The losses of some images of every member's batch, as a rule all, and their gradients."""
+        first = self.trainings[0]
+        each = [training.draw(rows) for training in self.trainings]
         drawn = [each[row] for row in self.rows]
         x_KBCHW = torch.stack([batch.x_BCHW for batch, _ in drawn])
         y_KB = torch.stack([batch.y_B for batch, _ in drawn])
@@ -155,16 +176,10 @@ class Cohort:
             sample_B=torch.stack([batch.id_B for batch, _ in drawn]),
         )
         loss: Value = vmap(self._loss)(self.learned, self.kept, x_KBCHW, y_KB, draws)
-        gradients = torch.autograd.grad(loss.total.sum(), list(self.learned.values()))
-        for parameters, gradient in zip(self.parameters.values(), gradients, strict=True):
-            # Fused optimizers read memory in the order of the weights, whatever the strides of a gradient say.
-            for parameter, row in zip(parameters, gradient.contiguous(), strict=False):
-                parameter.grad = row
-        for training in self.trainings:
-            training.make_ready()
-        self.optimizers.step()
-        for member, training in enumerate(self.trainings):
-            training.advanced(Value(loss.total[member], {name: part[member] for name, part in loss.parts.items()}))
+        weight = first.parts.weights(first.loss, y_KB.unbind())
+        gradients = torch.autograd.grad((loss.total * weight).sum(), list(self.learned.values()))
+        # Fused optimizers read memory in the order of the weights, whatever the strides of a gradient say.
+        return Weighed(loss.detached(), weight), [gradient.contiguous() for gradient in gradients]
 
     @torch.no_grad()
     def evaluate(self, splits: Sequence[Split]) -> list[list[Evaluated]]:
@@ -196,7 +211,9 @@ class Cohort:
         return first.loss(views, y_B)
 
     def _keys(self, keys: Sequence[Any]) -> Tensor:
-        return torch.tensor(keys, dtype=torch.int64, device=self.trainings[0].feed.device)
+        keys_K, device = torch.tensor(keys, dtype=torch.int64), self.trainings[0].feed.device
+        # From memory that the system may move, a GPU copies only while the host waits for it.
+        return keys_K.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else keys_K
 
     def _stacked(self, tensors: Sequence[Tensor]) -> Tensor:
         """The tensors of the members, stacked; from now on they are rows of the stack."""

@@ -30,6 +30,7 @@ from vitlab.spec import TrainSpec
 from vitlab.training.losses import Loss, Value
 from vitlab.training.metrics import TALLIES, Columns, mean
 from vitlab.training.optim import Optimizer, Schedule, decay_groups, layer_groups, set_rate
+from vitlab.training.parts import Weighed, Whole
 
 if TYPE_CHECKING:
     # Not imported here, but by name where it is asked for, so that it is no part of the code of trials that do without.
@@ -77,6 +78,7 @@ def train(
     *,
     task: Task = "classification",
     distillation: Distillation | None = None,
+    parts: Whole | None = None,
     resume: State | None = None,
     emit: Callable[[Measurement], None] = lambda measurement: None,
     save: Callable[[State], None] = lambda state: None,
@@ -92,6 +94,7 @@ def train(
         seeds: of the streams ``dropout``, ``drop_path`` and ``mixup``.
         task: what the labels are of.
         distillation: from whom it learns beside the labels.
+        parts: what the batches of its steps are cut into; by default they are taken whole.
         resume: a state that ``save`` was given once, to go on from.
         emit: is told every measurement, ``system/*`` included.
         save: is given the state after every evaluation, after ``every_s`` seconds without one, and when stopped.
@@ -101,7 +104,7 @@ def train(
     Returns:
         what came of it, or None if it was stopped before its last step.
     """
-    training = Training(model, feed, spec, seeds, task, distillation)
+    training = Training(model, feed, spec, seeds, task, distillation, parts)
     if resume is not None:
         training.load(resume)
     return complete(training, emit=emit, save=save, stop=stop, every_s=every_s)
@@ -147,7 +150,7 @@ def steps_of(spec: TrainSpec, feed: Feed) -> int:
     if spec.epochs is not None:
         return max(1, round(spec.epochs * feed.steps_per_epoch(spec.batch_size)))
     assert spec.images is not None
-    return max(1, round(spec.images / min(spec.batch_size, feed.count())))
+    return max(1, round(spec.images / feed.batch_images(spec.batch_size)))
 
 
 def moments(steps: int, evaluations: int, after: int = 0) -> Iterator[int]:
@@ -216,6 +219,7 @@ class Training:
         seeds: Mapping[str, int],
         task: Task,
         distillation: Distillation | None,
+        parts: Whole | None = None,
     ) -> None:
         self.model = model.train()
         self.feed = feed
@@ -223,6 +227,8 @@ class Training:
         self.seeds = seeds
         self.task = task
         self.distillation = distillation
+        self.parts = parts if parts is not None else Whole()
+        self.parts.require(model, self.batch_images)
         self.steps = steps_of(spec, feed)
         self.loss: Loss = slot("loss").build(spec.loss)
         self.mixing: Mixing | None = None
@@ -250,7 +256,12 @@ class Training:
     @property
     def images(self) -> int:
         """Images seen so far, repeats included."""
-        return self.step * min(self.spec.batch_size, self.feed.count())
+        return self.step * self.batch_images
+
+    @property
+    def batch_images(self) -> int:
+        """Images that a step learns from: the effective size of a batch."""
+        return self.feed.batch_images(self.spec.batch_size)
 
     @property
     def measured(self) -> int:
@@ -263,26 +274,37 @@ class Training:
 
     def advance(self) -> None:
         """One optimizer step.  Nothing is read back from the device."""
-        batch, draws = self.draw()
-        # For parts of others that draw from torch's own generator: theirs is a function of the step, too.
-        torch.manual_seed(noise.key(self.seeds["dropout"], "torch", self.step))
         self.optimizer.zero_grad()
+        learned = [self.learn(rows) for rows in self.parts.rows(self.batch_images)]
+        loss = self.parts.joined(learned, self.parameters)
+        self.make_ready()
+        self.optimizer.step()
+        self.advanced(loss)
+
+    def learn(self, rows: range) -> Weighed:
+        """Add to the gradients those of some images of the step's batch, as a rule all."""
+        batch, draws = self.draw(rows)
+        # For parts of others that draw from torch's own generator: theirs is a function of the step, too.
+        torch.manual_seed(noise.key(self.seeds["dropout"], "torch", self.step, *([rows.start] if rows.start else [])))
         with noise.drawing(draws):
             views = views_of(self.model, batch.x_BCHW, self.spec.precision)
         if self.distillation is None:
             loss = self.loss(views, batch.y_B)
         else:
             loss = self.distillation(self.loss, views, batch.y_B, batch.x_BCHW)
-        torch.autograd.backward(loss.total)
-        self.make_ready()
-        self.optimizer.step()
-        self.advanced(loss)
+        weight = self.parts.weight(self.loss, batch.y_B)
+        torch.autograd.backward(loss.total * weight)
+        return Weighed(loss.detached(), weight)
 
-    def draw(self) -> tuple[Batch, noise.Draws]:
-        """What the step learns from, and what its layers draw from."""
-        batch = self.feed.batch(self.step, self.spec.batch_size, self.spec.repeats)
-        if self.mixing is not None:
-            batch = self.mixing(batch, self.step)
+    def draw(self, rows: range) -> tuple[Batch, noise.Draws]:
+        """What the step learns from, or some images of it, and what its layers draw from."""
+        if self.mixing is None:
+            batch = self.feed.batch(self.step, self.spec.batch_size, self.spec.repeats, [rows])
+        else:
+            taken = self.mixing.rows(rows, self.batch_images)
+            batch = self.feed.batch(self.step, self.spec.batch_size, self.spec.repeats, taken)
+            x_BCHW, y_B, id_B, epoch = self.mixing(batch, self.step)
+            batch = Batch(x_BCHW[: len(rows)], y_B[: len(rows)], id_B[: len(rows)], epoch)
         draws = noise.Draws(
             dropout=noise.key(self.seeds["dropout"], "dropout", batch.epoch),
             drop_path=noise.key(self.seeds["drop_path"], "drop_path", batch.epoch),
@@ -298,9 +320,9 @@ class Training:
 
     def advanced(self, loss: Value) -> None:
         """Note that the weights have moved, by the gradients of ``loss``."""
-        self.losses["loss"].append(loss.total.detach())
+        self.losses["loss"].append(loss.total)
         for name, part in loss.parts.items():
-            self.losses[name].append(part.detach())
+            self.losses[name].append(part)
         self.step += 1
         if self.average is not None:
             self.average.update(self.step)

@@ -29,6 +29,10 @@ class Value(NamedTuple):
     total: Tensor
     parts: Mapping[str, Tensor]
 
+    def detached(self) -> Value:
+        """The numbers, without what they were computed from."""
+        return Value(self.total.detach(), {name: part.detach() for name, part in self.parts.items()})
+
 
 class Loss(ABC):
     """Contract: options in the constructor; a call takes the logits of a batch and its targets.
@@ -42,6 +46,15 @@ class Loss(ABC):
     @abstractmethod
     def __call__(self, views: Mapping[str, Tensor], target: Tensor) -> Value:
         """The mean loss over the batch."""
+
+    def weight(self, target: Tensor) -> Tensor:
+        """How many decisions that mean is over, without axes: what a part of a batch counts beside the others.
+
+        Here those that have a label; a loss that is the mean over something else says so.
+        """
+        if target.is_floating_point():
+            return torch.full((), len(target), device=target.device)
+        return (target != IGNORED).sum()
 
 
 loss: Slot[Loss] = Slot("loss", Loss)  # type: ignore[type-abstract]  # a contract is not built

@@ -65,6 +65,16 @@ class Mixing:
         share_BK = F.one_hot(batch.y_B, self.classes).to(batch.x_BCHW.dtype)
         return batch._replace(x_BCHW=_joined(batch.x_BCHW, kept, box), y_B=_overlaid(share_BK, kept))
 
+    def rows(self, rows: range, count: int) -> list[range]:
+        """What mixing some images of a batch takes: these, and then their partners, which end up behind them.
+
+        Args:
+            rows: places in the batch.
+            count: images of the batch.
+        """
+        partners = range(count - rows.stop, count - rows.start)
+        return [rows] if partners == rows else [rows, partners]
+
     def draw(self, step: int, height: int, width: int) -> Mixed:
         """How the batch of a step is mixed, for images of this size."""
         how = self.how

@@ -1,0 +1,246 @@
+"""One trial by several processes: what one would have computed, whatever becomes of any of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vitlab
+from vitlab.errors import Lost, OutOfMemory, TrialFailed, UserError
+from vitlab.executors import Ended, Job, Local, machine
+from vitlab.executors.placement import Placement, Request
+from vitlab.plan.values import Trial
+from vitlab.result import Result
+from vitlab.spec import STREAMS, RunSpec
+from vitlab.store import TrialFolder, read_json
+from vitlab.trial import Settings, load_model, run_trial
+
+DATA = {
+    "type": "synthetic",
+    "image_size": 8,
+    "train_images": 90,
+    "test_images": 30,
+    "num_classes": 6,
+    "augment": [{"type": "crop", "padding": 2}, "flip"],
+}
+MODEL = {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "drop": 0.1, "drop_path": 0.3}
+TRAIN = {
+    "steps": 20,
+    "batch_size": 15,
+    "evaluations": 4,
+    "precision": "fp64",
+    "optimizer": {"type": "adamw", "lr": 1e-3},
+    "schedule": "cosine",
+    "clip_grad": 0.5,
+    "mix": {"mixup": 0.8, "cutmix": 1.0},
+    "ema": {"decay": 0.9},
+    "loss": "cross_entropy",
+}
+
+GUESTS = """
+import os, signal, time
+from pathlib import Path
+import torch
+from vitlab.training.losses import CrossEntropy, loss
+
+HERE = Path(__file__).parent
+
+@loss.register("troubled")
+class Troubled(CrossEntropy):
+    '''Leaves a file that says where it runs, takes its time, and from the fourth call on gets into trouble once.'''
+    def __init__(self, *, trouble: str = "none", rank: int = 1, step_s: float = 0.0) -> None:
+        super().__init__(label_smoothing=0.0)
+        self.trouble, self.rank, self.step_s, self.calls = trouble, rank, step_s, 0
+
+    def __call__(self, views, target):
+        self.calls += 1
+        rank = torch.distributed.get_rank()
+        if self.calls == 1:
+            (HERE / f"pid{rank}").write_text(str(os.getpid()))
+        time.sleep(self.step_s)
+        if rank == self.rank and self.calls > 3 and (HERE / "trouble").exists():
+            (HERE / "trouble").unlink()
+            if self.trouble == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.trouble == "memory":
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            if self.trouble == "error":
+                raise ArithmeticError("the loss went off")
+        return super().__call__(views, target)
+"""
+
+
+def trial(train: dict[str, Any] = {}) -> Trial:
+    spec = {"data": DATA, "model": MODEL, "train": {**TRAIN, **train}}
+    return Trial(spec, dict.fromkeys(STREAMS, 0), (), None, key="key")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[[str], TrialFolder]:
+    return lambda name: TrialFolder(tmp_path / name)
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("plugin") / "troubled.py"
+    file.write_text(GUESTS)
+    return file
+
+
+@pytest.fixture
+def guests(plugin: Path) -> Path:
+    for left in [*plugin.parent.glob("pid*"), *plugin.parent.glob("trouble")]:
+        left.unlink()
+    return plugin
+
+
+def settings(plugin: Path | None = None, **how: Any) -> Settings:
+    plugins = () if plugin is None else (str(plugin),)
+    return Settings(device="cpu", plugins=plugins, **{"processes": 2, "every_s": 0.0, **how})
+
+
+def done(result: Result | None) -> Result:
+    assert result is not None and result.status == "done"
+    return result
+
+
+def gone(guests: Path) -> bool:
+    """Whether every process that has called the loss is gone, within some seconds."""
+    pids = [int(file.read_text()) for file in guests.parent.glob("pid*")]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialFolder, Result]:
+    """Undisturbed, by two processes."""
+    where = TrialFolder(tmp_path_factory.mktemp("two"))
+    return where, done(run_trial(trial(), where, settings(every_s=60.0)))
+
+
+def test_two_processes_are_one_but_for_rounding(two: tuple[TrialFolder, Result], folder: Any) -> None:
+    one = done(run_trial(trial(), folder("one"), settings(processes=1, every_s=60.0)))
+    three = done(run_trial(trial(), folder("three"), settings(processes=3, micro_batch_size=2, every_s=60.0)))
+    for several in (two[1], three):
+        assert len(several.outcome.history) == len(one.outcome.history) == 4
+        for found, wanted in zip(several.outcome.history, one.outcome.history, strict=True):
+            assert found.metrics == pytest.approx(wanted.metrics, rel=0, abs=1e-10)
+            assert (found.step, found.epoch, found.images) == (wanted.step, wanted.epoch, wanted.images)
+        assert several.outcome.images == one.outcome.images == 20 * 15
+    theirs = load_model(folder("one"))[0].state_dict()
+    for where in (two[0], folder("three")):
+        for key, value in load_model(where)[0].state_dict().items():
+            torch.testing.assert_close(value, theirs[key], rtol=0, atol=1e-10)
+    assert [which.circumstances.numerics["processes"] for which in (one, two[1], three)] == [1, 2, 3]
+    assert three.circumstances.numerics["micro_batch_size"] == 2
+    events = two[0].events()[0]
+    assert [event.kind for event in events] == ["start", *["metrics"] * 4, "end"], "the others write nothing"
+    assert events[0].body["effective_batch_size"] == 15
+
+
+@pytest.mark.parametrize("rank", [1, 0])
+def test_a_death_loses_no_more_than_the_steps_since_the_last_checkpoint(
+    rank: int, two: tuple[TrialFolder, Result], folder: Any, guests: Path
+) -> None:
+    what = trial({"loss": {"type": "troubled", "trouble": "killed", "rank": rank}})
+    (guests.parent / "trouble").touch()
+    where = folder("killed")
+    with pytest.raises(Lost, match=rf"process {rank} of this trial was killed by signal 9 \(SIGKILL\)"):
+        run_trial(what, where, settings(guests))
+    assert gone(guests) and not where.held() and not where.done() and where.failure() is None
+    assert done(run_trial(what, where, settings(guests))).outcome == two[1].outcome
+    starts = [event.body["step"] for event in where.events()[0] if event.kind == "start"]
+    assert len(starts) == 2 and starts[0] == 0 < starts[1] <= 3
+
+
+def test_asked_to_stop_they_stop_at_one_step_and_go_on(
+    two: tuple[TrialFolder, Result], folder: Any, guests: Path
+) -> None:
+    what, where = trial({"loss": {"type": "troubled", "step_s": 0.03}}), folder("stopped")
+    assert run_trial(what, where, settings(guests), stop=lambda: (guests.parent / "pid1").exists()) is None
+    assert gone(guests) and not where.done() and not where.held()
+    assert done(run_trial(what, where, settings(guests))).outcome == two[1].outcome
+    starts = [event.body["step"] for event in where.events()[0] if event.kind == "start"]
+    assert len(starts) == 2 and starts[1] < 20
+
+
+def test_a_trial_has_several_gpus_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    placement, pair = Placement(["0", "1", "2", "3", "4"]), Request(count=2)
+    assert placement.place("quarter", Request(0.25)) == "0"
+    assert [placement.place(name, pair) for name in "abc"] == ["1,2", "3,4", None]
+    placement.leave("a")
+    assert placement.place("half", Request(0.5)) == "1" and placement.place("c", pair) is None
+    placement.leave("half")
+    assert placement.place("c", pair) == "1,2"
+    assert placement.capacity(pair) == 2 and not placement.possible(Request(count=6))
+
+    monkeypatch.setattr(machine, "gpus", lambda: ["0", "1", "2", "3"])
+    local = Local(RunSpec.model_validate({"resources": {"gpu": 2}}))
+    assert local.slots == 2
+    assert (
+        local._environment(Job("j", Path(), trial(), (), 1, "cuda", True, "none"), "2,3")["CUDA_VISIBLE_DEVICES"]
+        == "2,3"
+    )
+    with pytest.raises(UserError, match=r"run\.resources\.gpu is 8, and this machine has 4"):
+        Local(RunSpec.model_validate({"resources": {"gpu": 8}}))
+
+
+def test_what_one_of_them_raises_is_what_the_trial_failed_of(folder: Any, guests: Path) -> None:
+    for trouble, error, kind, sentence in (
+        ("memory", OutOfMemory, "oom", "memory ran out, with train.batch_size 15"),
+        ("error", TrialFailed, "error", "ArithmeticError: the loss went off"),
+    ):
+        where = folder(trouble)
+        (guests.parent / "trouble").touch()
+        with pytest.raises(error, match=sentence):
+            run_trial(trial({"loss": {"type": "troubled", "trouble": trouble}}), where, settings(guests))
+        assert gone(guests) and (where.failure() or "").startswith(sentence) and where.kind() == kind
+        assert "in __call__" in read_json(where.path / "failure.json")["traceback"]
+        assert where.events()[0][-1].kind == "end" and not where.held()
+
+
+def test_when_its_worker_dies_nobody_is_left(folder: Any, guests: Path) -> None:
+    what = trial({"loss": {"type": "troubled", "step_s": 0.05}, "steps": 1000})
+    local = Local(RunSpec.model_validate({"device": "cpu", "resources": {"processes": 2}, "workers": 1}))
+    local.submit(Job("job", folder("job").path, what, (str(guests),), 1, "cpu", True, "last", processes=2))
+    (worker,) = local._workers.values()
+    ended: list[Ended] = []
+    while len(list(guests.parent.glob("pid*"))) < 2 and not ended:
+        ended += local.poll(0.05)
+    assert not ended and folder("job").held()
+    worker.process.kill()
+    while not ended:
+        ended += local.poll(0.1)
+    assert [one.how for one in ended] == ["lost"]
+    assert gone(guests) and not folder("job").held()
+
+
+STUDY = """
+study: shared
+base:
+  data: {type: digits}
+  model: {type: vit, patch_size: 4, dim: 8, depth: 1, heads: 2}
+  train: {steps: 3, batch_size: 16, evaluations: 1}
+seeds: 1
+run: {executor: inline, device: cpu, resources: {processes: 2}, micro_batch_size: 3, tracker: none}
+"""
+
+
+def test_a_study_says_how_many_train_a_trial(tmp_path: Path) -> None:
+    """By the loop, though the model is small enough for a cohort."""
+    (tmp_path / "shared.yaml").write_text(STUDY)
+    answer = vitlab.run(tmp_path / "shared.yaml", out=tmp_path / "out")
+    (planned,) = answer.plan.trials
+    numerics = done(answer.store.trial(planned.trial.key, planned.trial.code).result()).circumstances.numerics
+    assert (numerics["processes"], numerics["micro_batch_size"], numerics["engine"]) == (2, 3, "loop")
+    alone = {"run.resources": {}, "run.micro_batch_size": None}
+    again = vitlab.run(tmp_path / "shared.yaml", out=tmp_path / "out", changes=alone)
+    assert (again.trained, again.cached) == (0, 1), "how it is computed is no part of what it is"
