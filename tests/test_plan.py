@@ -325,6 +325,7 @@ def test_key_is_a_hash_of_canonical_json() -> None:
 def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Modules of ``tmp_path`` can be found; what was read of modules is forgotten before and after."""
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     forget()
     yield
     forget()
@@ -332,7 +333,7 @@ def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def forget() -> None:
     importlib.invalidate_caches()
-    for known in (source.read, source.file_of, code_digest):
+    for known in (source.read, source.file_of, source._memory, code_digest):
         known.cache_clear()
 
 
@@ -417,6 +418,34 @@ def test_modules_are_read_and_not_imported(tmp_path: Path) -> None:
     found = set(closure({"guest.block"}))
     assert found == {f"guest{name}" for name in (".block", ".b", ".c", ".d", ".parts")}
     assert not [module for module in sys.modules if module.partition(".")[0] == "guest"]
+
+
+@pytest.mark.usefixtures("reading")
+def test_a_text_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered is under the text's own digest: nothing of it can be out of date."""
+    package = tmp_path / "guest"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "block.py").write_text("from guest import helper\nx = 1\n")
+    (package / "helper.py").write_text("y = 2\n")
+    first = digest()
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("parsed again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(source, "_parsed", refuse)
+        assert digest() == first
+        (package / "helper.py").write_text("y = 3\n")
+        with pytest.raises(AssertionError, match="parsed again"):
+            digest()
+    changed = digest()
+    (kept,) = (tmp_path / "cache" / "vitlab").iterdir()
+    for broken in (b"", b"[]", b'{"by": "another", "texts": {}}', b"\xff"):
+        kept.write_bytes(broken)
+        assert digest() == changed != first
+    monkeypatch.setenv("XDG_CACHE_HOME", str(package / "block.py"))  # nowhere to keep anything
+    assert digest() == changed
 
 
 @pytest.mark.usefixtures("reading")

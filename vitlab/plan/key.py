@@ -112,4 +112,5 @@ def closure(modules: Iterable[str]) -> dict[str, str]:
         found[module] = text.digest
         packages = {"vitlab", module.partition(".")[0]}
         waiting += [source.home(*place) for place in text.imports if place[0].partition(".")[0] in packages]
+    source.remember()
     return found

@@ -3,6 +3,9 @@
 Nothing is imported to find this out.  A module counts as its syntax tree without docstrings, so that a changed comment
 changes nothing and a changed line of code does; one that is compiled counts by its bytes, and one that has no file, a
 notebook, as something that no other process will ever see again.
+
+What a text says is kept in the user's cache folder, under the text's own digest, so that a command need not parse the
+same fifty modules again: it can be out of date no more than a text can have two digests.
 """
 
 from __future__ import annotations
@@ -11,14 +14,21 @@ import ast
 import hashlib
 import importlib.util
 import inspect
+import json
+import os
 import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
+from vitlab.store import write_bytes
+
+MOST = 2_000  #: texts that are remembered, the latest
 PACKAGE = "__init__.py"
 SESSION = uuid.uuid4().hex
 """Stands for code that cannot be read: whatever a notebook registers is trained anew in every session."""
@@ -40,16 +50,27 @@ def read(module: str) -> Source:
     file = file_of(module)
     if file is None:
         return Source(SESSION if module in sys.modules and not _has_path(module) else "")
+    text = file.read_bytes()
     if file.suffix != ".py":
-        return Source(_digest(file.read_bytes()))
-    tree = ast.parse(file.read_bytes())
+        return Source(_digest(text))
     package = module if file.name == PACKAGE else module.rpartition(".")[0]
-    imports = tuple(dict.fromkeys(_imports(tree, package)))
-    passed_on = _passed_on(tree) if file.name == PACKAGE else {}
-    for node in (tree, *_statements(tree.body)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = node.body[1:] if _is_text(node.body[:1]) else node.body
-    return Source(_digest(ast.dump(tree).encode()), imports, passed_on)
+    known, mark = _memory().texts, f"{package} {file.name == PACKAGE} {_digest(text)}"
+    if mark not in known:
+        known[mark] = asdict(_parsed(text, package, file.name == PACKAGE))
+        _memory().grown = True
+    said = known[mark]
+    imports, passed_on = map(tuple, said["imports"]), said["passed_on"].items()
+    return Source(said["digest"], tuple(imports), {name: tuple(place) for name, place in passed_on})
+
+
+def remember() -> None:
+    """Keep what was read, where that is possible."""
+    memory = _memory()
+    if memory.grown:
+        texts = dict(list(memory.texts.items())[-MOST:])
+        with suppress(OSError, RuntimeError):  # nowhere to keep it, or no home
+            write_bytes(_kept(), json.dumps({"by": _reader(), "texts": texts}).encode())
+        memory.grown = False
 
 
 def home(module: str, name: str) -> str:
@@ -90,8 +111,46 @@ def file_of(module: str) -> Path | None:
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class _Memory:
+    """What texts say, by their digests."""
+
+    texts: dict[str, Any]
+    grown: bool = False
+
+
+@cache
+def _memory() -> _Memory:
+    with suppress(OSError, RuntimeError, ValueError, LookupError, AttributeError):  # not there, or not what was written
+        kept = json.loads(_kept().read_bytes())
+        if kept.get("by") == _reader():
+            return _Memory(kept["texts"])
+    return _Memory({})
+
+
+@cache
+def _reader() -> str:
+    """Who read them: this module, by this Python."""
+    return f"{sys.implementation.cache_tag} {_digest(Path(__file__).read_bytes())}"
+
+
+def _kept() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return base / "vitlab" / f"code-{sys.implementation.cache_tag}.json"
+
+
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _parsed(text: bytes, package: str, passes_on: bool) -> Source:
+    tree = ast.parse(text)
+    imports = tuple(dict.fromkeys(_imports(tree, package)))
+    passed_on = _passed_on(tree) if passes_on else {}
+    for node in (tree, *_statements(tree.body)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = node.body[1:] if _is_text(node.body[:1]) else node.body
+    return Source(_digest(ast.dump(tree).encode()), imports, passed_on)
 
 
 def _has_path(module: str) -> bool:
