@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 
-CAPABILITIES = ("needs_bias", "needs_rotation", "takes_bias", "takes_rotation", "vmap_safe")
-"""Class variables that say what a component can be combined with."""
+CAPABILITIES = ("needs_bias", "needs_rotation", "takes_bias", "takes_rotation", "vmap_safe", "goal")
+"""Class variables that say what a component can be combined with, and of a metric which way is better."""
 
 
 # -- hooks of MkDocs --------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def _slot(name: str) -> Iterator[str]:
         own = {option: field for option, field in schema.get("properties", {}).items() if option not in shared}
         yield from _options(own, schema, _meanings(component))
         marks = [(mark, getattr(component, mark, None)) for mark in CAPABILITIES]
-        if said := [f"`{mark} = {value}`" for mark, value in marks if isinstance(value, bool)]:
+        if said := [f"`{mark} = {value}`" for mark, value in marks if isinstance(value, bool | str)]:
             yield f"Says of itself: {', '.join(said)}.\n"
         yield f"Class `{entry.target.replace(':', '.')}`.\n"
     if room.shared:

@@ -175,6 +175,24 @@ def test_guests_that_are_kept_out_are_not_there(tmp_path: Path) -> None:
         assert {line.split()[1] for line in listed["out"].splitlines()} == there
 
 
+def test_a_clash_with_a_built_in_harms_no_study_that_takes_it_by_default(tmp_path: Path) -> None:
+    """Of whatever kind its components are, the trials are those there would be without the guest."""
+    site = tmp_path / "site"
+    offered = {"norm": "layernorm", "position": "learned", "patch": "linear", "mlp": "gelu", "attention": "auto"}
+    offered |= {"head": "linear", "init": "timm", "optimizer": "adamw", "schedule": "cosine", "loss": "cross_entropy"}
+    offered |= {"metric": "accuracy", "executor": "local", "tracker": "mlflow"}
+    points = {slot: [f"{name} = other_vit:Same"] for slot, name in offered.items()}
+    install(site, "other-vit", "2", "raise RuntimeError('nobody has named it')\n", points)
+    (tmp_path / "silent.yaml").write_text((STUDY % ("[]", "x")).replace(", norm: x", ""))
+    plan = ["plan", "silent.yaml", "--format", "json"]
+    beside, without = called(site, plan, [f"{guests.VARIABLE}=1", *plan])
+    assert beside["code"] == without["code"] == 0, beside["err"]
+    keys, same = ([item["key"] for item in json.loads(said["out"])["trials"]] for said in (beside, without))
+    assert keys == same and all(keys)
+    (run,) = called(site, ["run", "silent.yaml", "--smoke", "--executor", "inline"])
+    assert run["code"] == 0, run["err"]
+
+
 def test_workers_keep_out_what_their_driver_does(tmp_path: Path) -> None:
     """The guest clashes with a built-in, so that a worker which saw it could not resolve the trial."""
     site = tmp_path / "site"

@@ -232,7 +232,7 @@ def write(file: Path, name: str = "halved", by: float = 0.5, after: str = "") ->
     return file
 
 
-def test_a_file_registers_components_under_a_digest_of_its_text(tmp_path: Path) -> None:
+def test_a_file_registers_components_under_a_digest_of_its_code(tmp_path: Path) -> None:
     file = write(tmp_path / "my_blocks.py")
     origin = slots.load_file(file)
     assert origin.source == "my_blocks.py" and len(origin.version) == 16

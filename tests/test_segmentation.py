@@ -30,7 +30,7 @@ from vitlab.models import model
 from vitlab.slots import slot
 from vitlab.spec import TrainSpec
 from vitlab.training import loop
-from vitlab.training.metrics import Segmentation, mean_iou
+from vitlab.training.metrics import Tally, confusion, mean_iou, metrics_of
 
 SEEDS = dict.fromkeys(("init", "order", "augment", "mixup", "dropout", "drop_path", "subset", "split"), 0)
 SMALL = {"type": "digit_scenes", "image_size": 16, "digit_size": [8, 12], "train_images": 60, "test_images": 20}
@@ -470,8 +470,9 @@ def test_pixels_without_a_label_are_not_learned_from(name: str, smoothing: float
     assert nothing.detach() == 0 and not gradient.any()
 
 
-def tallied(logits: Tensor, target: Tensor, *sizes: int) -> Segmentation:
-    tally, start = Segmentation(), 0
+def tallied(logits: Tensor, target: Tensor, *sizes: int) -> Tally:
+    data = DataInfo(image=(1, 1), channels=1, classes=logits.shape[1], task="segmentation")
+    tally, start = Tally(metrics_of(data)), 0
     for size in sizes:
         part = slice(start, start + size)
         tally.add({"": logits[part]}, target[part], torch.arange(len(target))[part])
@@ -493,7 +494,7 @@ def test_metrics_are_scikit_learns_over_the_whole_split() -> None:
     found = tally.metrics()
     labelled = target != IGNORED
     y, prediction = target[labelled].numpy(), logits.argmax(1)[labelled].numpy()
-    assert np.array_equal(tally.confusion(), confusion_matrix(y, prediction, labels=range(5)))
+    assert np.array_equal(confusion(logits, target), confusion_matrix(y, prediction, labels=range(5)))
     assert set(found) == {"loss", "pixel_accuracy", "miou", "miou_foreground"}
     assert found["pixel_accuracy"] == pytest.approx(accuracy_score(y, prediction), rel=1e-14)
     assert found["miou"] == pytest.approx(jaccard_score(y, prediction, average="macro", labels=range(4)), rel=1e-14)
@@ -514,9 +515,9 @@ def test_metrics_are_scikit_learns_over_the_whole_split() -> None:
 
 def test_iou_by_hand() -> None:
     #                        predicted  bg  1  2  3
-    confusion = torch.tensor([[6, 1, 0, 0], [2, 4, 0, 0], [0, 3, 0, 0], [0, 0, 0, 0]])
-    assert mean_iou(confusion) == pytest.approx((6 / 9 + 4 / 10 + 0 / 3) / 3, rel=1e-15)
-    assert mean_iou(confusion, background=0) == pytest.approx((4 / 10 + 0 / 3) / 2, rel=1e-15)
+    table = torch.tensor([[6, 1, 0, 0], [2, 4, 0, 0], [0, 3, 0, 0], [0, 0, 0, 0]])
+    assert mean_iou(table) == pytest.approx((6 / 9 + 4 / 10 + 0 / 3) / 3, rel=1e-15)
+    assert mean_iou(table, background=0) == pytest.approx((4 / 10 + 0 / 3) / 2, rel=1e-15)
     assert mean_iou(torch.tensor([[9, 0], [0, 0]]), background=0) == 0, "nothing was there, and nothing was found"
 
 

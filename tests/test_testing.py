@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab import testing
@@ -152,9 +152,68 @@ class Breaks(Good):
             raise ValueError("squares only")
 
 
+class Cuts(Good):
+    """Takes every grid for a square."""
+
+    def __init__(self, g: Geometry) -> None:
+        super().__init__(g)
+        self.tokens = len(g.prefix) + g.grid[0] ** 2
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.fc(x_BTD[:, : self.tokens])
+
+
+class Doubles(Good):
+    """The right values, and twice their gradient."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        y_BTD = self.fc(x_BTD)
+        return 2 * y_BTD - y_BTD.detach()
+
+
+class Draws(Good):
+    """Never the same."""
+
+    vmap_safe = False
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.fc(x_BTD) + torch.rand(())
+
+
+CALLS: list[int] = []
+
+
+class Counts(Good):
+    """Depends on a global."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        CALLS.append(1)
+        return self.fc(x_BTD) * len(CALLS)
+
+
+class Drops(Good):
+    """Drops as torch does, and says that it can be stacked."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.dropout(self.fc(x_BTD), 0.5, self.training)
+
+
+class Unwritten(Good):
+    """An option that no file can hold."""
+
+    def __init__(self, g: Geometry, *, kinds: frozenset[str] = frozenset({"a"})) -> None:
+        super().__init__(g)
+
+
 @pytest.mark.parametrize(
     ("cls", "sentence"),
     [
+        (Cuts, r"on an oblong grid, .*: tokens has shape \(3, 7, 16\); expected \(3, 11, 16\)"),
+        (Doubles, "the gradient of the input is not the slope of what is computed"),
+        (Draws, "draws random numbers in evaluation"),
+        (Counts, "tokens is another the second time in evaluation"),
+        (Drops, "declares vmap_safe, and draws from torch's generator in training"),
+        (Unwritten, "the options of mlp 'bad' are written as JSON and read again: TypeError"),
         (Transposes, r"on a square grid and a class token: tokens has shape \(3, 16, 17\); expected \(3, 17, 16\)"),
         (Widens, r"\(bfloat16\): tokens is torch.float32 for an input of torch.bfloat16"),
         (Divides, "tokens has values that are not finite"),
@@ -330,6 +389,30 @@ def test_a_name_that_nobody_offers() -> None:
         testing.check_component("mlp", "swigul")
 
 
+class Rounds(Doubles):
+    """Another gradient than its own, as where a rounding is passed straight through."""
+
+    exact_gradient = False
+
+
+def test_a_part_may_say_that_its_gradient_is_another() -> None:
+    mlp.register("rounds")(Rounds)
+    testing.check_component("mlp", "rounds")
+
+
+def test_what_nobody_can_import_is_caught() -> None:
+    class Local(Good):
+        """In a function, where no worker finds it."""
+
+    mlp.register("local")(Local)
+    with pytest.raises(AssertionError, match=r"mlp 'local' (is pickled by reference|must be found again)"):
+        testing.check_component("mlp", "local")
+
+
 def test_components_lists_without_importing() -> None:
     assert {"gelu", "swiglu"} <= set(testing.components("mlp"))
-    assert functools.reduce(set.union, (set(testing.components(slot)) for slot in testing.MODEL_SIDE))
+    every = testing.parametrize_components().mark.args[1]
+    assert {slot for slot, _ in every} == set(testing.CHECKED)
+    assert every == [(slot, name) for slot in testing.CHECKED for name in testing.components(slot)]
+    own = testing.parametrize_components("mlp", source="vitlab").mark.args[1]
+    assert ("mlp", "vitlab:swiglu") in own and not testing.parametrize_components(source="nobody").mark.args[1]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from vitlab import lab, testing
+from vitlab import lab, slots, testing
 from vitlab.errors import SpecError, UserError
 from vitlab.slots import slot
 from vitlab.spec import RunSpec
@@ -26,7 +26,7 @@ PIPELINE = Path(__file__).parents[1] / "pipelines" / "quickstart.yaml"
 @pytest.fixture(autouse=True)
 def _room_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracker, "_members", dict(tracker._members))
-    monkeypatch.setattr(tracker, "_bare", {})
+    monkeypatch.setattr(slots, "_bare", {})
 
 
 class Lines(Replay):

@@ -13,6 +13,9 @@ from vitlab.errors import GeometryError
 Pair = tuple[int, int]
 """Height and width."""
 
+Task = Literal["classification", "segmentation"]
+"""What a label is of: of an image, or of each of its pixels."""
+
 LARGEST_LISTED = 4096  #: divisors up to here are listed; a size with a digit too many is not searched to its end
 
 
@@ -110,6 +113,6 @@ class DataInfo:
     image: Pair  #: pixels, height and width, as the model sees them
     channels: int
     classes: int
-    task: Literal["classification", "segmentation"] = "classification"
+    task: Task = "classification"
     identity: str | None = None  #: checksum or manifest digest of the content; None while the data is not here
     labels: tuple[str, ...] = ()  #: names of the classes, where they are known

@@ -162,6 +162,7 @@ def plan_study(
     loaded = [slots.load_file(plugin) for plugin in plugins]
     study, document, problems = read_study(file, {_rooted(path): value for path, value in changes.items()})
     if study is not None:
+        study = study.model_copy(update={"run": _own(study.run)})
         problems += _required(study, document, loaded)
         around = _around(study, document)
         problems += around or _untrusted(study, file, out)
@@ -173,7 +174,7 @@ def plan_study(
     probes = probes_of(_kept(Store(Path(out).resolve()), study)) if study is not None and measured else {}
     plan = make_plan(study, document, problems, data_info, _count, decided, probes)
     assert study is not None
-    return study, plan
+    return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
 def smoke(
@@ -564,7 +565,14 @@ def _run_spec(folder: Path) -> RunSpec:
     study, _, problems = read_study(folder / "study.yaml", {_rooted(path): value for path, value in changes.items()})
     if study is None:
         raise SpecError(problems)
-    return study.run
+    return _own(study.run)
+
+
+def _own(run_spec: RunSpec) -> RunSpec:
+    """How a study is run, where it does not say by whom by ours, whoever else offers their names."""
+    silent = [name for name in ("executor", "tracker") if name not in run_spec.model_fields_set]
+    own = {name: Choice(slots.slot(name).own(getattr(run_spec, name).type)) for name in silent}
+    return run_spec.model_copy(update=own)
 
 
 def _required(study: Study, document: Document, loaded: Iterable[slots.Origin]) -> list[Any]:

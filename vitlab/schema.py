@@ -9,7 +9,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from vitlab import slots
 from vitlab.errors import BrokenComponent, ClashError
 from vitlab.spec import Study
-from vitlab.spec.trial import SLOTS_OF_A_TRIAL
+from vitlab.spec.trial import METRICS, SLOTS_OF_A_TRIAL
 
 
 def study_schema() -> dict[str, Any]:
@@ -22,6 +22,7 @@ def study_schema() -> dict[str, Any]:
         owner = definitions["TrialSpec" if len(path) == 1 else "TrainSpec"]
         field = owner["properties"][path[-1]]
         owner["properties"][path[-1]] = {"$ref": f"#/$defs/slot.{name}", **_kept(field)}
+    definitions["TrainSpec"]["properties"][METRICS[-1]]["items"] = {"$ref": "#/$defs/slot.metric"}
     for name, default in (("executor", "local"), ("tracker", "mlflow")):
         definitions["RunSpec"]["properties"][name] = {"$ref": f"#/$defs/slot.{name}", "default": default}
     referred: dict[str, Any] = _referred(schema)

@@ -29,6 +29,7 @@ import sys
 import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint
@@ -61,6 +62,7 @@ ROOMS = {
     "optimizer": "vitlab.training.optim",
     "schedule": "vitlab.training.optim",
     "loss": "vitlab.training.losses",
+    "metric": "vitlab.training.metrics",
     "executor": "vitlab.executors",
     "tracker": "vitlab.trackers",
 }
@@ -75,7 +77,7 @@ BUILT_IN = "vitlab"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a component comes from: a distribution with its version, or a file with a digest of its text."""
+    """Where a component comes from: a distribution with its version, or a file with a digest of its code."""
 
     source: str
     version: str
@@ -108,10 +110,13 @@ class Resolved(Choice):
         yield from _choices_in(self.options)
 
     def hashed(self) -> dict[str, Any]:
-        """As :meth:`plain`, without the options marked :class:`Unhashed`."""
+        """As :meth:`plain`, without the options marked :class:`Unhashed`; what is built in goes by its bare name."""
         fields = slot(self.slot).options(self.component).model_fields
         kept = {name: value for name, value in self.options.items() if not _unhashed(fields[name].metadata)}
-        return {"type": self.type, **{name: _hashed(value) for name, value in kept.items()}}
+        return {
+            "type": self.type.removeprefix(f"{BUILT_IN}:"),
+            **{name: _hashed(value) for name, value in kept.items()},
+        }
 
 
 class Slot(Generic[T]):
@@ -131,8 +136,6 @@ class Slot(Generic[T]):
         self._members: dict[tuple[str, str], type[T]] = {}
         self._origins: dict[tuple[str, str], Origin] = {}
         self._options: dict[type[T], type[BaseModel]] = {}
-        # Names without options, which most choices are, resolved once under the guests that are kept out.
-        self._bare: dict[tuple[str, str], Resolved] = {}
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
         """Give a class its name in this slot.  For built-ins and for files; packages use entry points."""
@@ -160,7 +163,7 @@ class Slot(Generic[T]):
         other = self._members.get((origin.source, name))
         if other is not None and other is not component:
             raise ClashError(f"{self.name} '{name}' is registered twice in {origin.source}")
-        self._bare.clear()  # the name may be ambiguous now
+        _bare.clear()  # the name may be ambiguous now, here and in whatever has this component as an option
         self._members[origin.source, name] = component
         self._origins[origin.source, name] = origin
 
@@ -182,8 +185,7 @@ class Slot(Generic[T]):
         """
         source, _, bare = name.rpartition(":")
         points = {guests.source(point): point for point in guests.points(self.name) if point.name == bare}
-        loaded = {where for where, known in self._members if known == bare and not guests.is_disabled(where)}
-        sources = loaded | set(points)
+        sources = self._loaded(bare) | set(points)
         if source:
             sources &= {source}
         if not sources:
@@ -203,6 +205,17 @@ class Slot(Generic[T]):
     def get(self, name: str) -> type[T]:
         """The component called ``name``; raises as :meth:`find`."""
         return self.find(name)[0]
+
+    def own(self, name: str) -> str:
+        """What a default of ours is to be called: its name, with ours before it where somebody else offers it too.
+
+        So nobody who installs a clashing guest is asked what a study meant that has not named it.
+        """
+        others = self._loaded(name) | {guests.source(point) for point in guests.points(self.name) if point.name == name}
+        return f"{BUILT_IN}:{name}" if BUILT_IN in others and len(others) > 1 else name
+
+    def _loaded(self, bare: str) -> set[str]:
+        return {where for where, known in self._members if known == bare and not guests.is_disabled(where)}
 
     def _kept_out(self, source: str, bare: str) -> str:
         """A sentence where a name is not there only because its distribution is kept out."""
@@ -253,22 +266,25 @@ class Slot(Generic[T]):
             choice = Choice.of(choice)
         except ValueError as error:
             raise OptionError([((), str(error))]) from None
-        bare = (choice.type, guests.disabled())
-        if not choice.options and bare in self._bare:
-            return self._bare[bare]
+        bare = (self.name, choice.type, guests.disabled())
+        if not choice.options and bare in _bare:
+            return _bare[bare]
         try:
             component, origin = self.find(choice.type)
         except (UnknownComponent, ClashError) as error:
             raise OptionError([(("type",), str(error))]) from None
         model = self.options(component)
         try:
-            options = model.model_validate(dict(getattr(component, "complete", dict)(choice.options)))
+            given = dict(getattr(component, "complete", dict)(choice.options))
+            if origin.source == BUILT_IN:
+                given = {**_defaults(model), **given}
+            options = model.model_validate(given)
         except ValidationError as error:
             raise OptionError(_faults(error, f"{self.name} '{choice.type}'", model)) from None
         values = {name: getattr(options, name) for name in type(options).model_fields}
         resolved = Resolved(choice.type, values, slot=self.name, component=component, origin=origin)
         if not choice.options:
-            self._bare[bare] = resolved
+            _bare[bare] = resolved
         return resolved
 
     def build(self, choice: Choice | str | Mapping[str, Any], *context: Any) -> T:
@@ -341,7 +357,7 @@ def listing(name: str) -> list[Entry]:
 def load_file(file: FilePath | str) -> Origin:
     """Run a Python file that registers components, for this process.
 
-    A file that has not changed is run once; one that was edited is run again, and its components replace those it
+    A file whose code has not changed is run once; one that was edited is run again, and its components replace those it
     registered before.  A file that fails leaves everything as it was.
 
     Raises:
@@ -353,7 +369,7 @@ def load_file(file: FilePath | str) -> Origin:
         text = path.read_bytes()
     except OSError as error:
         raise BrokenComponent(f"plugin file {file}: {error.strerror}") from None
-    digest = hashlib.blake2b(text, digest_size=8).hexdigest()
+    digest = _digest(text)
     origin = Origin(path.name, digest)
     if _files.get(path) == origin:
         return origin
@@ -389,6 +405,13 @@ def load_file(file: FilePath | str) -> Origin:
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
 
+def _digest(text: bytes) -> str:
+    """Of the syntax tree, which a comment does not change; of the text of what has none."""
+    with suppress(SyntaxError, ValueError):
+        text = ast.dump(ast.parse(text)).encode()
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+
 @dataclass(frozen=True)
 class _FromFile:
     """A component that a file has registered."""
@@ -403,6 +426,7 @@ class _FromFile:
         _from_files.append(self)
 
     def leave(self) -> None:
+        _bare.clear()
         del self.slot._members[self.origin.source, self.name]
         del self.slot._origins[self.origin.source, self.name]
         _from_files.remove(self)
@@ -411,6 +435,8 @@ class _FromFile:
 _loading: dict[str, Origin] = {}  # module to origin, while a file runs
 _files: dict[FilePath, Origin] = {}
 _from_files: list[_FromFile] = []
+_bare: dict[tuple[str, str, str], Resolved] = {}
+"""Choices without options, which most are, resolved once: slot, name, and which guests are kept out."""
 
 
 class _Options(Frozen):
@@ -440,6 +466,18 @@ def _options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
     model.model_config["validate_default"] = True
     model.model_rebuild(force=True)
     return model
+
+
+def _defaults(model: type[BaseModel]) -> dict[str, str]:
+    """The defaults that are choices, where their names alone would not do."""
+    found = {}
+    for name, info in model.model_fields.items():
+        for mark in info.metadata:
+            if isinstance(mark, Pick) and isinstance(info.default, str):
+                called = slot(mark.slot).own(info.default)
+                if called != info.default:
+                    found[name] = called
+    return found
 
 
 def _faults(error: ValidationError, who: str, model: type[BaseModel]) -> list[tuple[Path, str]]:

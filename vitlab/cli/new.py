@@ -83,12 +83,26 @@ KINDS = {
         "train.schedule: [cosine, {type: NAME, cooldown: 0.1}]",
     ),
     "loss": _swap("train.loss", "Loss", "cross-entropy with another weight on its first term", "cross_entropy"),
+    "metric": Kind(
+        "Metric",
+        "the correlation of labels and predictions",
+        "What does a small ViT lose on 8x8 digits without a position encoding, by metric NAME?",
+        "one_at_a_time: {model.position: [none]}",
+        "base: {train: {metrics: [NAME]}}\nanalysis: {metric: val/NAME}",
+    ),
     "augment": Kind(
         "Augment",
         "the negative of an image",
         "Does augmentation NAME help on 8x8 digits?",
         "one_at_a_time: {data.augment: [[NAME]]}",
         "data.augment: [[], [NAME], [{type: NAME, p: 0.1}]]",
+    ),
+    "executor": Kind(
+        "Executor",
+        "a process of low priority for each trial",
+        "Does a small ViT on 8x8 digits need a position encoding?  NAME runs its trials.",
+        "one_at_a_time: {model.position: [none]}",
+        "run: {executor: {type: NAME, niceness: 19}}",
     ),
     "tracker": Kind(
         "Tracker",
@@ -98,7 +112,7 @@ KINDS = {
         "run: {tracker: NAME}",
     ),
 }
-"""Slots that a template is there for."""
+"""What a template is there for: every slot."""
 
 
 @click.group()
@@ -145,7 +159,7 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
         UserError: for a name that cannot be used, or a folder that is there already.  Nothing is written then.
     """
     if slot not in KINDS:
-        raise UserError(f"no template for slot '{slot}'.{nearest(slot, KINDS)} Slots with one: {', '.join(KINDS)}.")
+        raise UserError(f"no slot called '{slot}'.{nearest(slot, KINDS)} Slots: {', '.join(KINDS)}.")
     _check_distribution(name)
     component = name.partition("-")[0] if component is None else component
     _check_component(component, slot)

@@ -81,7 +81,11 @@ def command(
             *((name, value) for name, value in {"--executor": executor, "--only": only}.items() if value is not None),
             *((name, value) for name, value in {"--tracking-uri": tracking_uri}.items() if value is not None),
             *(("--workers", str(value)) for value in [workers] if value is not None),
-            *((name,) for name, asked in {"--retry-failed": retry_failed, "--measure": measure, "--json": as_json}.items() if asked),
+            *(
+                (name,)
+                for name, asked in {"--retry-failed": retry_failed, "--measure": measure, "--json": as_json}.items()
+                if asked
+            ),
         ]
         _detach(file, out, values, plugins, [word for words in options for word in words])
         return

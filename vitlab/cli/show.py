@@ -6,9 +6,11 @@ import inspect
 from typing import Any
 
 import click
+from pydantic.errors import PydanticInvalidForJsonSchema
 
 from vitlab import slots
 from vitlab.cli.options import plugin_option
+from vitlab.errors import BrokenComponent
 
 
 @click.command()
@@ -21,14 +23,24 @@ def command(slot: str, name: str, plugins: tuple[str, ...]) -> None:
         slots.load_file(plugin)
     room = slots.slot(slot)
     component, origin = room.find(name)
-    file, line = inspect.getsourcefile(component), inspect.getsourcelines(component)[1]
-    click.echo(f"{slot} {name}   {origin}   {file}:{line}\n")
+    click.echo(f"{slot} {name}   {origin}   {_place(component)}\n")
     click.echo(inspect.getdoc(component) or "(no documentation)")
-    schema = room.options(component).model_json_schema()
+    try:
+        schema = room.options(component).model_json_schema()
+    except PydanticInvalidForJsonSchema as error:
+        raise BrokenComponent(f"{slot} '{name}': its options have no JSON Schema: {error.message}") from error
     shared = set(room.shared.model_fields) if room.shared else set()
     own = {option: field for option, field in schema.get("properties", {}).items() if option not in shared}
     _print("Options", own, schema)
     _print(f"Options of every {slot}", {option: schema["properties"][option] for option in sorted(shared)}, schema)
+
+
+def _place(component: type) -> str:
+    """File and line; the module of what was compiled."""
+    try:
+        return f"{inspect.getsourcefile(component)}:{inspect.getsourcelines(component)[1]}"
+    except (OSError, TypeError):
+        return component.__module__
 
 
 def _print(title: str, options: dict[str, Any], schema: dict[str, Any]) -> None:

@@ -24,6 +24,9 @@ class Part(nn.Module):
     vmap_safe: ClassVar[bool] = True
     """Whether replicates can be trained stacked: no ``.item()``, no branch on data, no randomness but keyed draws."""
 
+    exact_gradient: ClassVar[bool] = True
+    """Whether the gradient is that of what is computed; not where it passes a rounding straight through."""
+
     @classmethod
     def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         """Why this part cannot be built for ``g`` with ``options``, in one sentence; None where it can.

@@ -191,7 +191,7 @@ class Feed:
             seeds: of the streams ``order`` and ``augment``.
         """
         self.device = torch.device(device)
-        self.classes = prepared.info.classes
+        self.info = prepared.info
         self._subsets = {
             "train": prepared.train.to(self.device),
             "val": prepared.val.to(self.device),

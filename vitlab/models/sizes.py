@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vitlab.slots import BUILT_IN, slot
 from vitlab.spec import Choice
 
 
@@ -61,9 +62,9 @@ def spelled_out(options: Mapping[str, Any]) -> dict[str, Any]:
         if full.get(number) is None:
             full[number] = getattr(size, number)
     try:
-        mlp = Choice.of(full.get("mlp", "gelu"))
+        mlp = Choice.of(full["mlp"] if "mlp" in full else slot("mlp").own("gelu"))
     except ValueError:
         return full  # validation will say what belongs there
-    if mlp.type == "gelu":
-        full["mlp"] = {"type": "gelu", "ratio": size.ratio, **mlp.options}
+    if mlp.type in ("gelu", f"{BUILT_IN}:gelu"):
+        full["mlp"] = {"type": mlp.type, "ratio": size.ratio, **mlp.options}
     return full

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError
-from vitlab.plan import match, tune
+from vitlab.plan import judged, match, tune
 from vitlab.plan.arms import Making, Workshop, rules_of, teachers_in_files, trial_of
 from vitlab.plan.cohorts import engine_of
 from vitlab.plan.design import MOST, DesignFault, Draft, drafts, name_of, short_names
@@ -63,6 +63,7 @@ def make_plan(
     if study is None or resolved_base is None:
         raise SpecError(problems)
     assert isinstance(base, Mapping)
+    study = judged.with_goal(study, resolved_base)
     make = Workshop(study, document, base, resolved_base, resolver, rules)
 
     try:
@@ -89,6 +90,7 @@ def make_plan(
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
     faults = match.mistakes(study.match, resolved_base.plain, planned) if study.match is not None else []
     faults += tune.mistakes(study, make.at, planned) if study.tune is not None else []
+    faults += judged.unreported(study, resolved_base, [arm.trial for arm in arms.values()])
     problems += [document.problem(place, sentence) for place, sentence in faults]
     if study.match is None:
         for arm in arms.values():

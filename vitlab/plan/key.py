@@ -20,7 +20,7 @@ from typing import Any
 
 from vitlab.plan import source
 from vitlab.slots import Resolved, slot
-from vitlab.spec.trial import SLOTS_OF_A_TRIAL, SOURCES
+from vitlab.spec.trial import METRICS, SLOTS_OF_A_TRIAL, SOURCES
 
 RUNNER = "vitlab.trial"
 """The module that runs trials, whatever they are made of."""
@@ -78,12 +78,15 @@ def modules_of(choices: Iterable[Resolved]) -> frozenset[str]:
 
 
 def components(spec: Mapping[str, Any]) -> Iterator[Resolved]:
-    """The resolved choices of a trial, one for each slot a trial has."""
+    """The resolved choices of a trial: one for each slot that it has, and the metrics it names."""
     for path, name in SLOTS_OF_A_TRIAL.items():
         value: Any = spec
         for part in path:
             value = value[part]
         yield slot(name).resolve(value)
+    train, metrics = METRICS
+    for value in spec[train].get(metrics, ()):
+        yield slot("metric").resolve(value)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +16,10 @@ from pydantic import ValidationError
 from vitlab.errors import DataError, GeometryError, OptionError, Path
 from vitlab.geometry import DataInfo
 from vitlab.plan.key import modules_beside, modules_of
-from vitlab.slots import Resolved, slot
+from vitlab.slots import ROOMS, Resolved, slot
 from vitlab.spec import TrialSpec
 from vitlab.spec.sentences import sentences
-from vitlab.spec.trial import LENGTHS, SLOTS_OF_A_TRIAL, SOURCES
+from vitlab.spec.trial import LENGTHS, METRICS, SLOTS_OF_A_TRIAL, SOURCES
 
 Inform = Callable[[Resolved], DataInfo]
 """What a model sees of a data set; handed in by whoever can read data."""
@@ -61,7 +62,7 @@ class _Known:
         self.choice = choice
         self.plain = choice.plain()
         self.hashed = choice.hashed()
-        self.origins = {f"{part.slot}:{part.type} {part.origin}" for part in choice.parts()}
+        self.origins = {f"{part.slot}:{part.type.rpartition(':')[2]} {part.origin}" for part in choice.parts()}
         self.modules = modules_of([choice])
 
 
@@ -89,7 +90,10 @@ class Resolver:
         identity = _copy(plain)
         parts: dict[Path, _Known] = {}
         for path, name in SLOTS_OF_A_TRIAL.items():
-            found = self._choice(name, _get(plain, path))
+            value = _get(plain, path)
+            if isinstance(value, Mapping) and _get(tree, path) is None:
+                value = {**value, "type": slot(name).own(value["type"])}
+            found = self._choice(name, value)
             if isinstance(found, _Known):
                 parts[path] = found
                 _put(plain, path, found.plain)
@@ -108,6 +112,7 @@ class Resolver:
                 why_not = chosen.component.why_not(info, chosen.options) or ""  # type: ignore[attr-defined]
             except GeometryError as error:
                 faults.append((("model", error.option), str(error)))
+        metrics = self._metrics(plain, identity, info, faults)
         if info is not None and info.task != "classification" and _get(plain, ("train", "mix")) is not None:
             faults.append((("train", "mix"), f"mixing joins the classes of images, and the task here is {info.task}"))
         needs = self._needs(plain, identity, faults)
@@ -120,8 +125,9 @@ class Resolver:
             raise Faults(faults)
         assert info is not None
         model = parts["model",].choice
-        origins = sorted(set().union(*(part.origins for part in parts.values())))
-        modules = modules_beside(plain).union(*(part.modules for part in parts.values()))
+        known = [*parts.values(), *metrics]
+        origins = sorted(set().union(*(part.origins for part in known)))
+        modules = modules_beside(plain).union(*(part.modules for part in known))
         return ResolvedTrial(plain, identity, tuple(origins), modules, info, model, why_not, needs)
 
     def _needs(
@@ -157,6 +163,35 @@ class Resolver:
                 _put(plain, (*path, "trial"), trial.plain)
                 needs[role] = Prerequisite(trial, source.get("seed", "same"))
         return needs
+
+    def _metrics(
+        self, plain: dict[str, Any], identity: dict[str, Any], info: DataInfo | None, faults: list[tuple[Path, str]]
+    ) -> list[_Known]:
+        """The metrics that a trial names, without those that every trial reports; in an identity in no order."""
+        named = _get(plain, METRICS)
+        if not isinstance(named, list | tuple):
+            return []  # TrialSpec has said so
+        found: list[_Known] = []
+        for index, value in enumerate(named):
+            one = self._choice("metric", value)
+            if isinstance(one, _Known):
+                found.append(one)
+            else:
+                faults += [((*METRICS, index, *inner), sentence) for inner, sentence in one]
+        kept: list[int] = []
+        if found and len(found) == len(named) and info is not None:
+            # By the name of its room, as all that planning asks of components.
+            room: Any = importlib.import_module(ROOMS["metric"])
+            kept, said = room.settled(info, [one.choice for one in found])
+            faults += [((*METRICS, index), sentence) for index, sentence in said]
+        metrics = [found[index] for index in kept]
+        if metrics:
+            _put(plain, METRICS, [one.plain for one in metrics])
+            _put(identity, METRICS, sorted((one.hashed for one in metrics), key=json.dumps))
+        else:  # a trial that names none says nothing of them, nor does its key
+            for tree in (plain, identity):
+                del _get(tree, METRICS[:-1])[METRICS[-1]]
+        return metrics
 
     def _choice(self, name: str, value: Any) -> _Known | list[tuple[Path, str]]:
         if value is None:

@@ -16,6 +16,7 @@ from typing import Any
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.plan.arms import Making, Workshop, trial_of
 from vitlab.plan.design import MOST, Draft, short_names, text
+from vitlab.plan.judged import goal_of, goals
 from vitlab.plan.key import key_of
 from vitlab.plan.match import Matcher, Unmatched, is_number, overlap, setting
 from vitlab.plan.resolve import Faults, ResolvedTrial
@@ -26,8 +27,6 @@ from vitlab.spec.study import REPORTING_SEEDS
 
 PENDING = "pending(tune)"
 """Stands for a value that is not chosen yet."""
-
-TO_BE_SMALL = ("loss", "ece")
 
 
 def grid(tune: Tune) -> list[dict[str, Any]]:
@@ -105,11 +104,10 @@ def mistakes(
             if overlap(knob, other)
         ]
     select, own = selects(tune, study.analysis), study.analysis.metric.partition("/")[2]
-    metric = select.partition("/")[2]
-    if study.analysis.goal == "max" and metric != own and metric.startswith(TO_BE_SMALL):
-        found.append(
-            (("tune", "select"), f"{select} is to be small, and the goal of the analysis is max: the worst would win")
-        )
+    if select.partition("/")[2] != own and goal_of(select, goals(at_base({}))) not in (None, study.analysis.goal):
+        size = "small" if study.analysis.goal == "max" else "large"
+        sentence = f"{select} is to be {size}, and the goal of the analysis is {study.analysis.goal}"
+        found.append((("tune", "select"), f"{sentence}: the worst would win"))
     return found
 
 

@@ -111,7 +111,7 @@ def chance_level(metric: str, classes: int | None) -> float:
     name = metric.partition("/")[2].partition("@")[0]
     if classes is None or classes < 1:
         return math.nan
-    if re.fullmatch(r"accuracy(_\w+)?|pixel_accuracy", name):
+    if re.fullmatch(r"accuracy(_\w+)?|(pixel|balanced)_accuracy", name):
         return 1 / classes
     if top := re.fullmatch(r"top(\d+)", name):
         return min(1.0, int(top[1]) / classes)

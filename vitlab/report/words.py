@@ -18,7 +18,8 @@ Row = Mapping[str, Any]
 
 MINUS, TIMES, DASH = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 FEW = 12  #: comparisons that are read one by one; of more, an overview comes first
-SHARES = ("accuracy", "top", "ece", "miou", "iou", "pixel_accuracy", "precision", "recall", "f1")
+SHARES = frozenset({"accuracy", "top", "ece", "miou", "iou", "precision", "recall", "f1"})
+"""Words in the name of a metric that is a share of one."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Scale:
     @classmethod
     def of(cls, metric: str) -> Scale:
         name = metric.partition("/")[2]
-        share = any(name == kind or name.startswith(f"{kind}_") or name.rstrip("0123456789") == kind for kind in SHARES)
+        share = not SHARES.isdisjoint(word if word in SHARES else word.rstrip("0123456789") for word in name.split("_"))
         return cls(metric, 100.0, "%", "points") if share else cls(metric, 1.0, "", "")
 
     @property

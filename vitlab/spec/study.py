@@ -117,7 +117,8 @@ class Analysis(Frozen):
     """How the answer is judged, fixed before the results are known."""
 
     metric: str = "val/accuracy"
-    goal: Literal["max", "min"] = "max"
+    goal: Annotated[Literal["max", "min"], Field(json_schema_extra=lambda schema: schema.pop("default"))] = "max"
+    """Which way is better; by default what the metric says of itself."""
     at: Literal["last", "best"] = "last"
     compare: Annotated[
         Annotated[Literal["baseline", "none"], Tag("<name>")] | Annotated[To, Tag("<to>")],

@@ -66,6 +66,7 @@ class TrainSpec(Frozen):
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"  #: bf16 is autocast over fp32 weights
     evaluations: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """Evaluations on validation, evenly spaced, the last at the end."""
+    metrics: tuple[Choice, ...] = ()  #: what they report beside the metrics that every trial of the task does
 
     @model_validator(mode="before")
     @classmethod
@@ -208,6 +209,9 @@ SLOTS_OF_A_TRIAL = {
     ("train", "loss"): "loss",
 }
 """Where a trial names components, and in which slot each is looked up."""
+
+METRICS = ("train", "metrics")
+"""Where a trial names components of the slot ``metric``, as many as it likes."""
 
 SOURCES = {"init_from": ("init_from",), "teacher": ("distill", "teacher")}
 """What the weights of another model are to a trial, and where it names them: each a :class:`Source`."""

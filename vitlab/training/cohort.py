@@ -43,7 +43,7 @@ from vitlab.training.loop import (
     views_of,
 )
 from vitlab.training.losses import Value
-from vitlab.training.metrics import TALLIES
+from vitlab.training.metrics import Tally
 from vitlab.training.optim import Joint
 from vitlab.training.parts import Weighed
 
@@ -190,7 +190,7 @@ class Cohort:
         found: list[list[Evaluated]] = [[] for _ in self.trainings]
         self.model.eval()
         for split in splits:
-            tallies = [TALLIES[first.task]() for _ in self.trainings]
+            tallies = [Tally(training.metrics) for training in self.trainings]
             for batch in evaluation_batches(first.feed, split, first.task):
                 views = vmap(views_of, in_dims=(None, None, None, 0))(
                     self.model, batch.x_BCHW, first.spec.precision, rows

@@ -22,13 +22,14 @@ from torch.func import functional_call
 
 from vitlab import noise
 from vitlab.data.prepare import Batch, Feed
+from vitlab.geometry import Task
 from vitlab.models.contract import Model
 from vitlab.plan.key import AVERAGING, MIXING
 from vitlab.result import Measurement
 from vitlab.slots import slot
 from vitlab.spec import TrainSpec
 from vitlab.training.losses import Loss, Value
-from vitlab.training.metrics import TALLIES, Columns, mean
+from vitlab.training.metrics import Columns, Metric, Tally, mean, metrics_of
 from vitlab.training.optim import Optimizer, Schedule, decay_groups, layer_groups, set_rate
 from vitlab.training.parts import Weighed, Whole
 
@@ -44,7 +45,6 @@ EVALUATION_BATCH = 512
 EVALUATION_PIXELS = 1 << 19
 """Pixels of an evaluation batch of segmentation, at most, for there is a score of every class at each of them."""
 
-Task = Literal["classification", "segmentation"]
 Split = Literal["train", "val", "test"]
 State = Mapping[str, Any]
 """What a checkpoint holds."""
@@ -161,11 +161,16 @@ def moments(steps: int, evaluations: int, after: int = 0) -> Iterator[int]:
 
 
 @torch.no_grad()
-def evaluate(model: Model, feed: Feed, split: Split, task: Task, precision: str) -> tuple[dict[str, float], Columns]:
-    """Metrics of a model on a split, and what each image contributed.  Leaves the model as it found it."""
+def evaluate(
+    model: Model, feed: Feed, split: Split, task: Task, precision: str, metrics: Mapping[str, Metric] | None = None
+) -> tuple[dict[str, float], Columns]:
+    """Metrics of a model on a split, by default those of its task, and what each image contributed.
+
+    Leaves the model as it found it.
+    """
     was_training = model.training
     model.eval()
-    tally = TALLIES[task]()
+    tally = Tally(metrics_of(feed.info) if metrics is None else metrics)
     for batch in evaluation_batches(feed, split, task):
         tally.add(views_of(model, batch.x_BCHW, precision), batch.y_B, batch.id_B)
     model.train(was_training)
@@ -231,9 +236,10 @@ class Training:
         self.parts.require(model, self.batch_images)
         self.steps = steps_of(spec, feed)
         self.loss: Loss = slot("loss").build(spec.loss)
+        self.metrics = metrics_of(feed.info, spec.metrics)
         self.mixing: Mixing | None = None
         if spec.mix is not None:
-            self.mixing = importlib.import_module(MIXING).Mixing(spec.mix, seeds["mixup"], feed.classes)
+            self.mixing = importlib.import_module(MIXING).Mixing(spec.mix, seeds["mixup"], feed.info.classes)
         self.average: Average | None = None
         if spec.ema is not None:
             self.average = importlib.import_module(AVERAGING).Average(model, spec.ema)
@@ -330,7 +336,7 @@ class Training:
     def evaluate(self, split: Split) -> Evaluated:
         """Evaluate the weights that are to be kept."""
         with self._averaged(), self._watching() as seen:
-            found, columns = evaluate(self.model, self.feed, split, self.task, self.spec.precision)
+            found, columns = evaluate(self.model, self.feed, split, self.task, self.spec.precision, self.metrics)
         return Evaluated(split, {**found, **seen}, columns)
 
     def measure(self, evaluated: Iterable[Evaluated]) -> tuple[Measurement, dict[str, Columns]]:

@@ -1,0 +1,371 @@
+"""Metrics as a slot: chosen in a study, computed alike everywhere, and a guest's treated as a built-in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from vitlab import lab, slots, testing
+from vitlab.errors import SpecError
+from vitlab.geometry import DataInfo
+from vitlab.plan.values import Plan
+from vitlab.regression import gate
+from vitlab.slots import BUILT_IN, slot
+from vitlab.spec import Study
+from vitlab.trackers import records
+from vitlab.training.metrics import STANDARD, Metric, Tally, metric, metrics_of
+
+GUEST = """
+import torch
+from torch import Tensor
+
+from vitlab.training.metrics import Metric, metric
+
+
+@metric.register("gap")
+class Gap(Metric):
+    '''Mean distance of the predicted class from the class.'''
+
+    goal = "min"
+    bounds = (0.0, float("inf"))
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        return (logits.argmax(1) - target).abs()
+
+    def column(self, rows_N: Tensor) -> Tensor:
+        return rows_N
+"""
+SEEDS = 2
+
+
+@pytest.fixture(autouse=True)
+def _slots_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_members", "_origins"):
+        monkeypatch.setattr(metric, name, dict(getattr(metric, name)))
+    for name, kind in (("_files", dict), ("_from_files", list), ("_bare", dict)):
+        monkeypatch.setattr(slots, name, kind(getattr(slots, name)))
+
+
+def study(folder: Path, **changes: Any) -> Path:
+    """Two arms and two seeds on drawn images of six classes."""
+    train = {"steps": 4, "batch_size": 16, "evaluations": 2, **changes.pop("train", {})}
+    content = {
+        "study": "measured",
+        "base": {
+            "data": {"type": "synthetic", "image_size": 8, "train_images": 60, "test_images": 30, "num_classes": 6},
+            "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
+            "train": train,
+        },
+        "design": {"one_at_a_time": {"model.position": ["none"]}},
+        "seeds": SEEDS,
+        "run": {"executor": "inline", "tracker": "none"},
+        **changes,
+    }
+    file = folder / "measured.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+def planned(folder: Path, **changes: Any) -> tuple[Study, Plan]:
+    return lab.plan_study(study(folder, **changes), out=folder / "out")
+
+
+def problems(folder: Path, **changes: Any) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        planned(folder, **changes)
+    return [problem.message for problem in caught.value.problems]
+
+
+# -- what they compute ------------------------------------------------------------------------------------------------
+
+
+def valued(choice: str | dict[str, Any], logits: Tensor, target: Tensor) -> float:
+    one = metric.build(choice)
+    return float(one.value(torch.cat([one.rows(logits[:31], target[:31]), one.rows(logits[31:], target[31:])])))
+
+
+def test_those_to_choose_are_scikit_learns() -> None:
+    from sklearn.metrics import balanced_accuracy_score, brier_score_loss, top_k_accuracy_score
+
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(80, 6, generator=g, dtype=torch.float64)
+    target = torch.randint(0, 4, (80,), generator=g) ** 2 // 2  # 0, 0, 2 and 4: two classes never occur
+    y, p = target.numpy(), logits.softmax(1).numpy()
+    assert valued("balanced_accuracy", logits, target) == pytest.approx(
+        np.mean([(p.argmax(1)[y == k] == k).mean() for k in (0, 2, 4)]), rel=1e-14
+    )
+    several = torch.cat([target, torch.tensor([1, 3, 5])])
+    more = torch.cat([logits, torch.randn(3, 6, generator=g, dtype=torch.float64)])
+    assert valued("balanced_accuracy", more, several) == pytest.approx(
+        balanced_accuracy_score(several, more.argmax(1)), rel=1e-14
+    )
+    assert valued({"type": "top_k", "k": 3}, logits, target) == top_k_accuracy_score(y, p, k=3, labels=range(6))
+    brier = brier_score_loss(y, p, labels=range(6), scale_by_half=False)
+    assert valued("brier", logits, target) == pytest.approx(brier, rel=1e-13)
+    coarse = valued({"type": "ece", "bins": 1}, logits, target)
+    assert coarse == pytest.approx(abs((p.argmax(1) == y).mean() - p.max(1).mean()), rel=1e-12)
+
+
+def test_every_trial_reports_those_of_its_task_whoever_else_is_there() -> None:
+    @metric.register("accuracy")
+    class Mine(Metric):
+        """Of this file, and no plugin's business."""
+
+        def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+            raise AssertionError("nobody has named it")
+
+    for task, names in STANDARD.items():
+        data = DataInfo(image=(4, 4), channels=1, classes=7, task=task)
+        found = metrics_of(data)
+        assert len(found) == len(names) and next(iter(found)) == "loss"
+        assert all(type(one).__module__ == metric.contract.__module__ for one in found.values())
+    assert set(metrics_of(DataInfo(image=(4, 4), channels=1, classes=5))) == {"loss", "accuracy", "ece"}
+
+
+def test_after_a_loss_that_is_not_finite_nothing_is_asked() -> None:
+    class Fails(Metric):
+        """Raises where it is asked."""
+
+        def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+            return target
+
+        def value(self, rows_N: Tensor) -> float:
+            raise ValueError("not a number")
+
+    data = DataInfo(image=(4, 4), channels=1, classes=3)
+    tally = Tally({**metrics_of(data), "fails": Fails()})
+    tally.add({"": torch.full((2, 3), torch.nan)}, torch.tensor([0, 1]), torch.arange(2))
+    assert list(tally.metrics()) == ["loss"]
+
+
+# -- in a study -------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_that_names_none_has_the_trials_it_had(tmp_path: Path) -> None:
+    def keys(**train: Any) -> list[str]:
+        return [item.trial.key for item in planned(tmp_path, train=train)[1].trials]
+
+    bare = keys()
+    assert keys(metrics=[]) == bare == keys(metrics=["accuracy", "vitlab:loss", {"type": "top_k", "k": 5}])
+    two = keys(metrics=["brier", "balanced_accuracy"])
+    assert not set(two) & set(bare)
+    assert two == keys(metrics=["balanced_accuracy", "ece", {"type": "brier"}, "brier"]), "in no order, each once"
+    assert "metrics" not in planned(tmp_path)[1].trials[0].trial.spec["train"]
+
+
+def test_what_cannot_be_meant_is_said_when_it_is_planned(tmp_path: Path) -> None:
+    named = ["acuracy", "miou", {"type": "top_k", "k": 6}]
+    assert problems(tmp_path, train={"metrics": named})[0].startswith("no metric called 'acuracy'. Did you mean")
+    assert problems(tmp_path, train={"metrics": named[1:]}) == [
+        "metric 'miou' judges segmentation, not classification",
+        "metric 'top_k': the class is always among 6 of 6",
+    ]
+    twice = [{"type": "ece", "bins": 5}]
+    assert problems(tmp_path, train={"metrics": twice}) == [
+        "metric 'ece' would be 'ece' in results, which another one is"
+    ]
+    unreported = "no trial reports val/brier. Reported: val/loss, val/accuracy, val/top5, val/ece."
+    assert problems(tmp_path, analysis={"metric": "val/brier"}) == [
+        f"{unreported} Name it where trials are: base.train.metrics: [brier]."
+    ]
+    assert "no trial reports test/acuracy. Did you mean 'accuracy'?" in problems(
+        tmp_path, analysis={"metric": "val/loss"}, check={"metrics": {"test/acuracy": "max"}}
+    )[0]  # fmt: skip
+    arms = {"arms": {"one": {}, "other": {"train.metrics": ["brier"]}}}
+    assert planned(tmp_path, design=arms, analysis={"metric": "val/brier"})[1].analysis.goal == "min"
+
+
+@pytest.mark.parametrize(
+    ("analysis", "goal"),
+    [
+        ({}, "max"),
+        ({"metric": "val/loss"}, "min"),
+        ({"metric": "test/ece"}, "min"),
+        ({"metric": "train/loss"}, "min"),
+        ({"metric": "val/top5"}, "max"),
+        ({"metric": "val/loss", "goal": "max"}, "max"),
+    ],
+)
+def test_a_metric_says_which_way_is_better(analysis: dict[str, str], goal: str, tmp_path: Path) -> None:
+    found, plan = planned(tmp_path, analysis=analysis)
+    assert found.analysis.goal == plan.analysis.goal == goal
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))).analysis == plan.analysis
+
+
+def test_tuning_by_a_metric_that_goes_the_other_way_is_refused(tmp_path: Path) -> None:
+    tune = {"knobs": {"train.optimizer.lr": [1e-3, 1e-2]}, "select": "val/accuracy"}
+    assert problems(tmp_path, analysis={"metric": "val/loss"}, tune=tune) == [
+        "val/accuracy is to be large, and the goal of the analysis is min: the worst would win"
+    ]
+
+
+# -- a guest ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_guest_is_planned_trained_reported_and_gated_as_a_built_in(tmp_path: Path) -> None:
+    plugin = tmp_path / "my_metrics.py"
+    plugin.write_text(GUEST)
+    file = study(
+        tmp_path,
+        train={"metrics": ["gap", "balanced_accuracy"]},
+        analysis={"metric": "val/gap"},
+        check={"metrics": {"test/gap": "min"}},
+    )
+    answers = {
+        engine: lab.run(file, out=tmp_path / engine, plugins=[plugin], changes={"run.engine": engine})
+        for engine in ("loop", "vmap")
+    }
+    answer = answers["loop"]
+    assert answer.failed == 0 and answer.trained == 2 * SEEDS
+    assert answer.plan.analysis.goal == "min"
+    assert all(any(origin.startswith("metric:gap my_metrics.py ") for origin in item.trial.origins) for item in answer.plan.trials)  # fmt: skip
+    frame = answer.results()
+    predicted = lab.predictions(file, out=tmp_path / "loop")
+    for (arm, seed, split), rows in predicted.groupby(["arm", "seed", "split"]):
+        (row,) = frame[(frame["arm"] == arm) & (frame["seed"] == seed)].to_dict("records")
+        by_hand = (rows["prediction"] - rows["label"]).abs()
+        assert row[f"{split}/gap"] == pytest.approx(by_hand.mean(), rel=1e-12)
+        assert (rows["gap"] == by_hand).all()
+    stacked = answers["vmap"].results()
+    assert stacked["val/gap"].tolist() == pytest.approx(frame["val/gap"].tolist(), abs=0.2)
+    assert set(stacked["engine"]) == {"vmap"} and set(stacked) == set(frame)
+    page = (answer.folder / "report" / "report.md").read_text()
+    assert "val gap" in page and "test gap" in page and "val balanced accuracy (%)" not in page
+    folder = answer.store.trial(answer.plan.trials[0].trial.key, answer.plan.trials[0].trial.code)
+    curve = [event.body["metrics"] for event in folder.events()[0] if event.kind == "metrics"]
+    assert len(curve) == 2 and all({"val/gap", "val/balanced_accuracy"} <= set(point) for point in curve)
+    result = folder.result()
+    assert result is not None
+    assert {"final/val/gap", "final/test/gap"} <= {point.name for point in records.final_points(result, answer.plan.analysis)}  # fmt: skip
+    found, plan = lab.plan_study(file, plugins=[plugin])
+    assert gate.goals(found) == {"val/gap": "min", "test/gap": "min"}
+    values = gate.values_of(plan, answer.store, found)
+    assert set(values.metrics) == {"val/gap", "test/gap"} and len(values.metrics["val/gap"]["baseline"]) == SEEDS
+
+
+def test_another_formula_is_another_trial(tmp_path: Path) -> None:
+    plugin = tmp_path / "my_metrics.py"
+    codes = []
+    for text in (GUEST, GUEST.replace(".abs()", ".abs() * 2"), "# a comment\n" + GUEST.replace(".abs()", ".abs() * 2")):
+        plugin.write_text(text)
+        file = study(tmp_path, train={"metrics": ["gap"]})
+        trial = lab.plan_study(file, plugins=[plugin])[1].trials[0].trial
+        codes.append(trial.code)
+    assert codes[0] != codes[1] and codes[1] == codes[2]
+
+
+# -- what the contract test finds -------------------------------------------------------------------------------------
+
+
+class Right(Metric):
+    """Share of images that are right."""
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        return logits.argmax(1) == target
+
+
+class MeanOfBatches(Right):
+    """A mean of means, which is another number where batches differ in size."""
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        return super().rows(logits, target).double().mean()[None]
+
+
+class InOrder(Right):
+    """Later images count more."""
+
+    def value(self, rows_N: Tensor) -> float:
+        return float((rows_N * torch.arange(len(rows_N))).sum() / torch.arange(len(rows_N)).sum())
+
+
+class Percent(Right):
+    """Beyond its bounds."""
+
+    def value(self, rows_N: Tensor) -> float:
+        return 100 * super().value(rows_N)
+
+
+class OtherWay(Right):
+    """An error that says it is to be large."""
+
+    def value(self, rows_N: Tensor) -> float:
+        return 1 - super().value(rows_N)
+
+
+class Random(Right):
+    """Another number each time."""
+
+    def value(self, rows_N: Tensor) -> float:
+        return super().value(rows_N) * float(torch.rand(()))
+
+
+class Writes(Right):
+    """Changes what the next metric reads."""
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        return super().rows(logits.sub_(logits.mean()), target)
+
+
+class Unlabelled(Metric):
+    """Counts pixels that have no label."""
+
+    tasks = ("segmentation",)
+
+    def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        wrong = torch.where(target < 0, logits.argmax(1) > 2, logits.argmax(1) != target)
+        return 1 - wrong.double().flatten(1).mean(1)
+
+
+class Undefined(Right):
+    """Divides by nothing where all is right."""
+
+    def value(self, rows_N: Tensor) -> float:
+        return float((rows_N.sum() - len(rows_N)) / (rows_N.sum() - len(rows_N)))
+
+
+class Columns(Right):
+    """A column that is none."""
+
+    def column(self, rows_N: Tensor) -> Tensor:
+        return rows_N[:2]
+
+
+class Goalless(Right):
+    """A goal that nobody knows."""
+
+    goal = "high"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("cls", "sentence"),
+    [
+        (MeanOfBatches, r"in batches of \(1, 22, 17\), and .* in one of 40"),
+        (InOrder, "with the images in another order"),
+        (Percent, r"is [\d.]+, and its bounds are 0 and 1"),
+        (OtherWay, "has the goal max, and is 0 where predictions are right, 1 where they are wrong"),
+        (Random, "in batches of|a second time|has the goal max"),
+        (Writes, "changes the logits or the labels"),
+        (Unlabelled, "changes with what is predicted where there is no label|has the goal max"),
+        (Undefined, "is nan where predictions are right"),
+        (Columns, r"column has shape \(2,\); it is one value per image, \(40,\), or None"),
+        (Goalless, "goal is 'high'; it is max or min"),
+    ],
+)
+def test_a_bad_metric_is_caught(cls: type[Metric], sentence: str) -> None:
+    metric.register("bad")(cls)
+    with pytest.raises(AssertionError, match=sentence):
+        testing.check_component("metric", "bad")
+
+
+def test_a_good_metric_passes_and_so_do_the_built_in_ones() -> None:
+    metric.register("good")(Right)
+    testing.check_component("metric", "good")
+    names = [name for where, name in slot("metric")._members if where == BUILT_IN]
+    assert len(names) >= 9

@@ -1,0 +1,107 @@
+"""Metrics: numbers that say the same of a split however it was cut into batches.
+
+B images of a batch, N of a split, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitlab.data.pixels import IGNORED
+from vitlab.geometry import DataInfo
+from vitlab.slots import Resolved, slot
+from vitlab.testing.expect import during, expect
+
+N, K = 40, 7
+CUTS = ((N,), (1, 22, N - 23), (N - 3, 3))
+"""Sizes of batches, three ways to go through one split."""
+
+
+def check_metric(who: str, choice: Resolved) -> None:
+    """For each task it judges, on predictions drawn at random, on right ones and on wrong ones."""
+    cls: Any = choice.component
+    expect(cls.goal in ("max", "min"), f"{who}: goal is {cls.goal!r}; it is max or min")
+    low, high = cls.bounds
+    expect(low < high, f"{who}: bounds are {cls.bounds}; the lower one comes first")
+    expect(bool(cls.tasks), f"{who} names no task that it judges")
+    name = slot("metric").build(choice).name or choice.type.rpartition(":")[2]
+    expect(bool(re.fullmatch(r"\w+", name)), f"{who} is called '{name}' in results; a name is letters, digits and _")
+    for task in cls.tasks:
+        data = DataInfo(image=(4, 4), channels=1, classes=K, task=task)
+        reason = cls.why_not(data, choice.options)
+        if reason is None:
+            _check_on(f"{who} of {task}", choice, task)
+        else:
+            expect(bool(reason.strip()), f"{who}: why_not gives a reason in words, or None")
+
+
+def _check_on(who: str, choice: Resolved, task: str) -> None:
+    cls: Any = choice.component
+    target = _targets(task)
+    one_hot = torch.nn.functional.one_hot(target.clamp(min=0), K).movedim(-1, 1).float()
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.randn(one_hot.shape, generator=generator) + one_hot
+    predictions = {"drawn": drawn, "right": 20 * one_hot, "wrong": 20 * one_hot.roll(1, 1)}
+    values = {kind: _valued(who, choice, logits, target, CUTS[0]) for kind, logits in predictions.items()}
+    low, high = cls.bounds
+    for kind, value in values.items():
+        expect(math.isfinite(value), f"{who} is {value} where predictions are {kind}")
+        expect(low - 1e-6 <= value <= high + 1e-6, f"{who} is {value:g}, and its bounds are {low:g} and {high:g}")
+    sign = 1 if cls.goal == "max" else -1
+    best = max(values, key=lambda kind: sign * values[kind])
+    expect(
+        sign * (values["right"] - values["wrong"]) > 0 and values["right"] == values[best],
+        f"{who} has the goal {cls.goal}, and is {values['right']:g} where predictions are right, {values['wrong']:g} "
+        f"where they are wrong and {values['drawn']:g} in between",
+    )
+    whole = values["drawn"]
+    for cuts in CUTS[1:]:
+        value = _valued(who, choice, drawn, target, cuts)
+        expect(_close(value, whole), f"{who} is {value:g} in batches of {cuts}, and {whole:g} in one of {N}")
+    again = _valued(who, choice, drawn, target, CUTS[0])
+    expect(again == whole, f"{who} is {again!r} a second time, and was {whole!r}")
+    turned = _valued(who, choice, drawn.flip(0), target.flip(0), CUTS[0])
+    expect(_close(turned, whole), f"{who} is {turned:g} with the images in another order, and was {whole:g}")
+    wide = _valued(who, choice, drawn.double(), target, CUTS[0])
+    expect(_close(wide, whole, 1e-4), f"{who} is {wide:g} of logits in float64, and {whole:g} of the same in float32")
+    if task == "segmentation":
+        hidden = torch.where((target == IGNORED)[:, None], drawn.flip(1), drawn)
+        value = _valued(who, choice, hidden, target, CUTS[0])
+        expect(_close(value, whole), f"{who} changes with what is predicted where there is no label")
+
+
+def _targets(task: str) -> Tensor:
+    """Every class, not equally often; of pixels, some without a label, and an image without any."""
+    generator = torch.Generator().manual_seed(0)
+    if task == "classification":
+        return torch.cat([torch.arange(K), torch.randint(0, 3, (N - K,), generator=generator)])
+    target_NHW = torch.randint(0, K, (N, 4, 4), generator=generator)
+    target_NHW[torch.rand(target_NHW.shape, generator=generator) < 0.1] = IGNORED
+    target_NHW[5] = IGNORED
+    return target_NHW
+
+
+def _valued(who: str, choice: Resolved, logits: Tensor, target: Tensor, cuts: Sequence[int]) -> float:
+    """The value of a split, by a metric built anew."""
+    metric: Any = slot("metric").build(choice)
+    given, labels = logits.clone(), target.clone()
+    with during(f"{who}: rows of batches of {tuple(cuts)}", Exception):
+        parts = zip(torch.split(given, list(cuts)), torch.split(labels, list(cuts)), strict=True)
+        rows_N = torch.cat([metric.rows(*part) for part in parts])
+    expect(torch.equal(given, logits) and torch.equal(labels, target), f"{who} changes the logits or the labels")
+    with during(f"{who}: value", Exception):
+        value = float(metric.value(rows_N))
+        column_N = metric.column(rows_N)
+    shape = None if column_N is None else tuple(column_N.shape)
+    expect(shape in (None, (N,)), f"{who}: column has shape {shape}; it is one value per image, {(N,)}, or None")
+    return value
+
+
+def _close(one: float, other: float, within: float = 1e-5) -> bool:
+    return math.isclose(one, other, rel_tol=within, abs_tol=within)

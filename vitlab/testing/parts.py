@@ -1,0 +1,388 @@
+"""Parts of a model: patch embeddings, positions, attentions, MLPs, norms and heads.
+
+B images, C channels, H and W pixels, T tokens, N patches, D width, K members of a stack.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitlab import noise
+from vitlab.components.base import name_draws
+from vitlab.errors import GeometryError, OptionError
+from vitlab.geometry import Geometry
+from vitlab.slots import Resolved, slot
+from vitlab.testing.expect import during, expect
+
+B = 3
+DEPTH = 2
+MOST_DIRECTIONS = 12
+"""In which gradients are measured: parameters beyond so many are moved together."""
+
+
+def check_part(who: str, choice: Resolved) -> None:
+    """On a square and an oblong grid and without prefix tokens, each of which may be refused with a reason."""
+    refused, first = [], True
+    for what, g in _geometries(choice):
+        reason = _refusal(who, choice, g)
+        if reason is not None:
+            refused.append(f"{what}: {reason}")
+            continue
+        _check_on(f"{who} on {what}", choice, g)
+        if first:  # once is enough, for it takes two passes a parameter
+            _check_gradient(who, choice, g)
+        first = False
+    expect(not first, f"{who} refuses every geometry it was offered: {'; '.join(refused)}")
+
+
+def _geometries(choice: Resolved) -> Iterator[tuple[str, Geometry]]:
+    """A square grid, an oblong one with more prefix tokens, and one without any."""
+    reduction = 1
+    if choice.slot == "patch":
+        reduction = choice.component.reduction_of(choice.options)  # type: ignore[attr-defined]
+    side = 4 if reduction == 1 else 1
+    for what, grid, prefix in (
+        ("a square grid and a class token", (4, 4), ("class",)),
+        ("an oblong grid, class, distillation and register tokens", (2, 4), ("class", "distillation", "register")),
+        ("no prefix tokens", (3, 3), ()),
+    ):
+        yield (
+            what,
+            Geometry.of(
+                image=(grid[0] * side * reduction, grid[1] * side * reduction),
+                channels=3,
+                patch=(side, side),
+                reduction=reduction,
+                prefix=prefix,
+                dim=16,
+                depth=DEPTH,
+                heads=2,
+                classes=5,
+            ),
+        )
+
+
+def _refusal(who: str, choice: Resolved, g: Geometry) -> str | None:
+    why_not = getattr(choice.component, "why_not", None)
+    reason = why_not(g, choice.options) if why_not else None
+    expect(reason is None or bool(reason.strip()), f"{who}: why_not gives a reason in words, or None")
+    if reason is not None:
+        return str(reason)
+    try:
+        _built(choice, g)
+    except (GeometryError, OptionError) as error:
+        return str(error)
+    except Exception as error:
+        raise AssertionError(f"{who} does not build on {g}, and why_not does not say so: {error!r}") from error
+    return None
+
+
+class _Probe(nn.Module):
+    """A part, called as the model calls it: one tensor in, all that the part makes of it out, each under a name."""
+
+    def __init__(self, slot: str, part: Any, g: Geometry) -> None:
+        super().__init__()
+        self.slot = slot
+        self.part = part
+        self.g = g
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        if self.slot == "position":
+            return self._position(x)
+        if self.slot == "attention":
+            rotation, bias = _hints(self.part, self.g, x)
+            return {"tokens": self.part(x, rotation, bias)}
+        if self.slot == "head":
+            output = self.part(x)
+            return {f"view '{name}'": view for name, view in self.part.views(output).items()}
+        return {"tokens": self.part(x)}
+
+    def _position(self, x: Tensor) -> dict[str, Tensor]:
+        out = {"add(x, 0)": self.part.add(x, 0)}
+        for layer in range(1, self.g.depth + 1):
+            out[f"add(x, {layer})"] = self.part.add(x, layer)
+            out[f"mix(x, {layer})"] = self.part.mix(x, layer)
+            rotation, bias = self.part.rotation(layer), self.part.bias(layer)
+            if rotation is not None:
+                out[f"cosines of rotation({layer})"], out[f"sines of rotation({layer})"] = rotation
+            if bias is not None:
+                out[f"bias({layer})"] = bias
+        return out
+
+
+def _check_on(who: str, choice: Resolved, g: Geometry) -> None:
+    probe = _probe(choice, g)
+    x = _input(choice.slot, g)
+    _check_values(who, choice, g, probe, x)
+    _check_again(who, choice, g, x)
+    _check_state(who, choice, g, probe, x)
+    _check_meta(who, choice, g, x)
+    _check_half(who, choice, g, x)
+    _check_alone(who, choice, g)
+    _check_stacked(who, choice, g)
+    if choice.slot == "position":
+        _check_position(who, choice, g, probe)
+    if choice.slot == "attention":
+        _check_attention(who, g, probe.part, x)
+
+
+def _check_values(who: str, choice: Resolved, g: Geometry, probe: _Probe, x: Tensor) -> None:
+    for training in (False, True):
+        probe.train(training)
+        x = x.detach().requires_grad_()
+        with during(f"{who}: forward", Exception):
+            out = probe(x)
+        _check_shapes(who, choice.slot, g, out, x)
+        for name, value in out.items():
+            expect(bool(value.isfinite().all()), f"{who}: {name} has values that are not finite")
+        grown = [value.float().pow(2).sum() for value in out.values() if value.requires_grad]
+        if not grown:
+            continue
+        with during(f"{who}: backward", Exception):
+            torch.autograd.backward(torch.stack(grown).sum())
+        for name, parameter in probe.part.named_parameters():
+            expect(parameter.grad is not None, f"{who}: parameter {name} receives no gradient")
+            assert parameter.grad is not None
+            expect(bool(parameter.grad.isfinite().all()), f"{who}: the gradient of {name} is not finite")
+        expect(x.grad is None or bool(x.grad.isfinite().all()), f"{who}: the gradient of the input is not finite")
+
+
+def _check_again(who: str, choice: Resolved, g: Geometry, x: Tensor) -> None:
+    """What is computed a second time is the same, and comes from nothing but the state, the input and keyed draws."""
+    probe = _probe(choice, g)
+    name_draws(probe)
+    draws = noise.Draws(dropout=1, drop_path=2, sample_B=torch.arange(B))
+    for when, training in (("evaluation", False), ("training", True)):
+        probe.train(training)
+        found = []
+        with torch.random.fork_rng([]), torch.no_grad(), noise.drawing(draws):
+            for _ in range(2):
+                before = torch.manual_seed(0).get_state()
+                found.append(probe(x))
+                drawn = not torch.equal(before, torch.get_rng_state())
+        expect(training or not drawn, f"{who} draws random numbers in evaluation")
+        for name, value in found[0].items():
+            same = torch.equal(value, found[1][name])
+            expect(same, f"{who}: {name} is another the second time in {when}: it depends on more than state and input")
+        safe = getattr(choice.component, "vmap_safe", False)
+        expect(
+            not (safe and drawn),
+            f"{who} declares vmap_safe, and draws from torch's generator in {when}: "
+            "vitlab.components.base.Dropout draws by key, and vmap_safe = False says that it cannot be stacked",
+        )
+
+
+def _check_gradient(who: str, choice: Resolved, g: Geometry) -> None:
+    """Along a random direction of the input, and of each parameter, the gradient is the slope that is measured."""
+    if not getattr(choice.component, "exact_gradient", True):
+        return
+    probe = _probe(choice, g).double().eval()
+    x = _input(choice.slot, g).double().requires_grad_()
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(value.shape, generator=generator).double() for name, value in probe(x).items()}
+
+    def total() -> Tensor:
+        return torch.stack([(value * weights[name]).sum() for name, value in probe(x).items()]).sum()
+
+    torch.autograd.backward(total())
+    named = list(probe.part.named_parameters())
+    size = -(-len(named) // MOST_DIRECTIONS) or 1
+    for some in ([("the input", x)], *(named[at : at + size] for at in range(0, len(named), size))):
+        leaves = [leaf for _, leaf in some]
+        along = [torch.randn(leaf.shape, generator=generator, dtype=torch.float64) for leaf in leaves]
+        grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+        found = sum(float((grad * way).sum()) for grad, way in zip(grads, along, strict=True))
+        most = 0.01 * math.sqrt(sum(float(grad.square().sum()) for grad in grads)) + 1e-6
+        # A kink may lie in a long step, and rounding drown a short one, as where a part computes in float32.
+        gaps = [abs(_slope(total, leaves, along, 1e-3) - found)]
+        gaps += [abs(_slope(total, leaves, along, step) - found) for step in (1e-5, 1e-7) if min(gaps) > most]
+        expect(
+            min(gaps) <= most,
+            f"{who}: the gradient of {', '.join(name for name, _ in some)} is not the slope of what is computed: along "
+            f"a direction it is {found:.6g}, and off by {min(gaps):.2g}; where that is meant, exact_gradient = False "
+            "says so",
+        )
+
+
+def _slope(total: Callable[[], Tensor], leaves: Sequence[Tensor], along: Sequence[Tensor], step: float) -> float:
+    """The central difference of a function along a direction of what it depends on, which is left as it was."""
+    kept = [leaf.detach().clone() for leaf in leaves]
+    values = []
+    with torch.no_grad():
+        for way in (step, -step):
+            for leaf, own, direction in zip(leaves, kept, along, strict=True):
+                leaf.copy_(own + way * direction)
+            values.append(float(total()))
+        for leaf, own in zip(leaves, kept, strict=True):
+            leaf.copy_(own)
+    return (values[0] - values[1]) / (2 * step)
+
+
+def _check_alone(who: str, choice: Resolved, g: Geometry) -> None:
+    """In float64, where rounding cannot hide a mistake."""
+    probe = _probe(choice, g).double().eval()
+    x = _input(choice.slot, g).double()
+    with torch.no_grad(), during(f"{who}: forward in float64, and of one sample", Exception):
+        together, alone = probe(x), probe(x[:1])
+    for name in together:
+        if together[name].shape != alone[name].shape:  # not what is the same for all samples
+            close = torch.allclose(together[name][:1], alone[name], rtol=1e-9, atol=1e-9)
+            expect(close, f"{who}: {name} of a sample depends on the other samples of its batch")
+
+
+def _check_shapes(who: str, slot: str, g: Geometry, out: Mapping[str, Tensor], x: Tensor) -> None:
+    half = g.head_dim // 2
+    for name, value in out.items():
+        allowed = [tuple(x.shape)]
+        if slot == "patch":
+            allowed = [(len(x), g.patches, g.dim)]
+        elif slot == "head":
+            allowed = [(len(x), g.classes), (len(x), g.classes, *g.image)]
+        elif "rotation" in name:
+            allowed = [(g.tokens, half), (g.heads, g.tokens, half)]
+        elif "bias" in name:
+            allowed = [(g.heads, g.tokens, g.tokens)]
+        shape = tuple(value.shape)
+        expect(shape in allowed, f"{who}: {name} has shape {shape}; expected {' or '.join(map(str, allowed))}")
+        given = "rotation" in name or "bias" in name or value.dtype == x.dtype
+        expect(given, f"{who}: {name} is {value.dtype} for an input of {x.dtype}")
+
+
+def _check_state(who: str, choice: Resolved, g: Geometry, probe: _Probe, x: Tensor) -> None:
+    other = _Probe(choice.slot, _built(choice, g), g).eval()
+    with during(f"{who}: its state is loaded into another instance", RuntimeError):
+        other.load_state_dict(probe.state_dict(), strict=True)
+    with torch.no_grad():
+        first, second = probe.eval()(x), other(x)
+    for name in first:
+        same = torch.equal(first[name], second[name])
+        expect(same, f"{who}: {name} differs under a state that was saved and loaded: something is not in the state")
+
+
+def _check_meta(who: str, choice: Resolved, g: Geometry, x: Tensor) -> None:
+    with during(f"{who}: built and run on the meta device, as a plan is checked", Exception), torch.device("meta"):
+        out = _Probe(choice.slot, _built(choice, g), g)(x.to("meta"))
+    _check_shapes(f"{who} (meta device)", choice.slot, g, out, x)
+
+
+def _check_half(who: str, choice: Resolved, g: Geometry, x: Tensor) -> None:
+    probe = _probe(choice, g).to(torch.bfloat16).eval()
+    with torch.no_grad(), during(f"{who}: forward in bfloat16", Exception):
+        out = probe(x.to(torch.bfloat16))
+    _check_shapes(f"{who} (bfloat16)", choice.slot, g, out, x.to(torch.bfloat16))
+    for name, value in out.items():
+        expect(bool(value.isfinite().all()), f"{who}: {name} has values that are not finite in bfloat16")
+
+
+def _check_stacked(who: str, choice: Resolved, g: Geometry) -> None:
+    """Stacked members compute what each computes alone."""
+    if not getattr(choice.component, "vmap_safe", False):
+        return
+    members = [_probe(choice, g, seed).double().eval() for seed in (1, 2)]
+    x = _input(choice.slot, g).double()
+    parameters, buffers = torch.func.stack_module_state(members)
+
+    def one(parameters: Any, buffers: Any, x: Tensor) -> Any:
+        return torch.func.functional_call(members[0], (parameters, buffers), (x,))
+
+    sentence = f"{who} declares vmap_safe and does not run under torch.vmap (vmap_safe = False says that it cannot)"
+    with torch.no_grad(), during(sentence, Exception), warnings.catch_warnings():
+        # Where torch has no batching rule it falls back to a loop and says so: slow, and right.
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        stacked = torch.vmap(one)(parameters, buffers, torch.stack([x, x]))
+    with torch.no_grad():
+        for index, member in enumerate(members):
+            for name, value in member(x).items():
+                close = torch.allclose(stacked[name][index].to(value.dtype), value, rtol=1e-9, atol=1e-9)
+                expect(close, f"{who} declares vmap_safe, and stacked its {name} differs from that of a loop")
+
+
+def _check_position(who: str, choice: Resolved, g: Geometry, probe: _Probe) -> None:
+    position = probe.part
+    for flag, hook in (("needs_bias", position.bias), ("needs_rotation", position.rotation)):
+        given = any(hook(layer) is not None for layer in range(1, g.depth + 1))
+        says = getattr(position, flag)
+        does = "something" if given else "None"
+        expect(says == given, f"{who} declares {flag} = {says}, and {hook.__name__}(layer) returns {does}")
+    if position.needs_rotation:
+        cos, sin = next(rotation for layer in range(1, g.depth + 1) if (rotation := position.rotation(layer)))
+        still = bool((cos[..., : len(g.prefix), :] == 1).all() and (sin[..., : len(g.prefix), :] == 0).all())
+        expect(still, f"{who} rotates prefix tokens; their rows have cosine 1 and sine 0")
+    from vitlab.components.position import Resampling
+
+    larger = replace(g, grid=(g.grid[0] * 2, g.grid[1] * 2), image=(g.image[0] * 2, g.image[1] * 2))
+    if _refusal(who, choice, larger) is None:
+        with during(f"{who}: its state is resampled for a grid twice as large and loaded there", Exception):
+            state = position.resample(position.state_dict(), g, larger, Resampling())
+            _built(choice, larger).load_state_dict(state, strict=True)
+
+
+def _check_attention(who: str, g: Geometry, attention: Any, x: Tensor) -> None:
+    rotation, bias = _hints(attention, g, x)
+    with torch.no_grad():
+        plain = attention(x, None, None)
+        if rotation is not None:
+            turns = not torch.allclose(attention(x, rotation, None), plain)
+            expect(turns, f"{who} declares takes_rotation, and computes the same without one")
+        if bias is not None:
+            bends = not torch.allclose(attention(x, None, bias), plain)
+            expect(bends, f"{who} declares takes_bias, and computes the same without one")
+        try:
+            maps = attention.maps(x, rotation, bias)
+        except NotImplementedError:
+            maps = None
+    if maps is not None:
+        shape = (len(x), g.heads, g.tokens, g.tokens)
+        expect(tuple(maps.shape) == shape, f"{who}: maps have shape {tuple(maps.shape)}; expected {shape}")
+        ones = torch.allclose(maps.sum(-1), torch.ones(shape[:-1]), atol=1e-5)
+        expect(ones, f"{who}: the rows of its maps do not sum to 1")
+    if attention.canonical is None:
+        return
+    state = attention.state_dict()
+    with during(f"{who}: its state is converted to the canonical form and back", Exception):
+        canonical = attention.to_canonical(state)
+        back = attention.from_canonical(canonical)
+    qkv = canonical.get("qkv.weight")
+    found = "is missing" if qkv is None else f"has shape {tuple(qkv.shape)}"
+    expect(
+        qkv is not None and qkv.shape == (3 * g.dim, g.dim),
+        f"{who}: qkv.weight of the canonical form {found}; expected {(3 * g.dim, g.dim)}, or canonical = None",
+    )
+    same = back.keys() == state.keys() and all(torch.equal(back[name], state[name]) for name in state)
+    expect(same, f"{who}: from_canonical(to_canonical(state)) is not the state")
+
+
+def _built(choice: Resolved, g: Geometry) -> Any:
+    return slot(choice.slot).build(choice, g.dim if choice.slot == "norm" else g)
+
+
+def _probe(choice: Resolved, g: Geometry, seed: int = 0) -> _Probe:
+    """A part whose parameters stand apart from special values, such as the zeros some begin with."""
+    probe = _Probe(choice.slot, _built(choice, g), g)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in probe.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return probe
+
+
+def _input(slot: str, g: Geometry) -> Tensor:
+    shape = (B, g.channels, *g.image) if slot == "patch" else (B, g.tokens, g.dim)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def _hints(attention: Any, g: Geometry, x: Tensor) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
+    """A rotation and a bias as a position gives them, where the attention takes them."""
+    place_T = torch.arange(g.tokens, dtype=torch.float64)
+    angle_TK = place_T[:, None] * (torch.arange(g.head_dim // 2) + 1) / 3
+    rotation = (angle_TK.cos().to(x), angle_TK.sin().to(x)) if attention.takes_rotation else None
+    slope_H = torch.arange(1, g.heads + 1)[:, None, None]
+    bias_HTT = (-slope_H * (place_T - place_T[:, None]).abs() / 4).to(x)
+    return rotation, bias_HTT if attention.takes_bias else None
