@@ -26,7 +26,7 @@ from vitlab import report
 from vitlab.errors import UserError
 from vitlab.plan import registration
 from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.report import figures, frame, judgement, words
+from vitlab.report import figures, frame, judgement, tables, words
 from vitlab.result import Circumstances, Measurement, Outcome, Result
 from vitlab.spec import STREAMS, Analysis
 from vitlab.store import Store, read_json, write_json
@@ -346,6 +346,15 @@ def test_diverged_seeds_are_counted_left_out_of_pairs_and_said(tmp_path):
     assert "| 4/5 |" in text_of(plan, store, "md")
 
 
+def test_a_probability_of_nothing_is_said_beside_its_interval(tmp_path):
+    """P(better) is 0 for every arm, and its interval would stand beside another column without it."""
+    rows = document(*study(tmp_path, {"baseline": BASE, "b": NONE, "c": SINE}))["arms"]
+    assert [row["better"] for row in rows] == [None, 0.0, 0.0]
+    titles = [column.title for column in tables.detail_columns(rows, Analysis())]
+    at = titles.index("P(better) (%)")
+    assert titles[at + 1] == "95 % interval of it" and "broken" not in titles
+
+
 def _broken(tmp_path: Path, arms: Mapping[str, Sequence[float | None]], **options: Any) -> tuple[Plan, Store]:
     """A study of ten classes in which every trial without a value has diverged."""
     plan, store = study(tmp_path, arms, **options)
@@ -377,6 +386,8 @@ def test_what_only_complete_pairs_support_is_not_claimed(tmp_path):
         "with chance (10.0 %) in the place of 1 seed that diverged or failed, 5.89 points below" in fragile
         and "detected" not in fragile
     )
+    columns = {column.title: column.cells for column in tables.columns(document(plan, store)["arms"], plan.analysis)}
+    assert columns["verdict"] == ("", "cannot tell (1 broken seed)", "better")
     assert sturdy.startswith("sturdy is 3.09 points above baseline") and "chance" not in sturdy
     assert rows.loc["sturdy", ["chance", "chance_p"]].isna().all() and rows.loc["sturdy", "broken"] == 0
 

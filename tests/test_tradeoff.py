@@ -15,7 +15,7 @@ from scipy import stats
 from statsmodels.stats.anova import AnovaRM
 
 from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.report import frame, judgement, tradeoff
+from vitlab.report import budgets, frame, judgement, tradeoff
 from vitlab.report.document import plain
 from vitlab.result import Circumstances, Outcome, Result
 from vitlab.spec import STREAMS, Analysis
@@ -93,6 +93,26 @@ def test_the_front_holds_whom_no_arm_beats_in_both(tmp_path: Path) -> None:
     same = {name: (values, reached, 100, 1.0) for name, (values, reached, *_) in arms.items()}
     plan, store = study(tmp_path / "same", same)
     assert tradeoff.fronts(plan, results(plan, store)[1]) == {}
+
+
+def test_names_in_the_picture_of_fronts_cover_neither_points_nor_each_other(tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    arms = {
+        f"an arm called {index}": ({}, (0.8 + 0.001 * random.normal(size=2)).tolist(), 100 + 40 * (index % 3), 1.0)
+        for index in range(9)
+    }
+    arms["far and cheap"] = ({}, [0.9, 0.9], 90, 0.5)
+    plan, store = study(tmp_path, arms)
+    figure = budgets.pareto(plan, judgement.summary(frame.results(plan, store), plan))
+    assert figure is not None
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert len(boxes) >= 2 and any(text.get_text() == "far and cheap" for text in axes.texts)
+        for first, second in itertools.combinations(boxes, 2):
+            assert not first.overlaps(second)
+        dots = [axes.transData.transform(line.get_xydata()[0]) for line in axes.lines if line.get_marker() == "o"]
+        assert len(dots) == 10 and not any(box.count_contains(dots) for box in boxes)
 
 
 def test_the_interaction_of_a_grid_is_that_of_a_repeated_measures_anova(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,37 +90,71 @@ def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = ()) -> Figu
             axes.plot([x for x, _ in front], [y for _, y in front], color=GREY, linewidth=0.9, zorder=1)
             for arm, on in stands.items():
                 axes.plot(*at[arm], "o", markersize=5.5, color=INK, markerfacecolor=INK if on else PAPER)
-                if on or len(stands) <= LABELLED:
-                    right = at[arm][0] > math.sqrt(min(x for x, _ in at.values()) * max(x for x, _ in at.values()))
-                    axes.annotate(
-                        shortened(arm, 22),
-                        at[arm],
-                        (-5 if right else 5, 4),
-                        textcoords="offset points",
-                        ha="right" if right else "left",
-                        fontsize=7,
-                        color=INK,
-                    ).set_in_layout(False)
             if max(x for x, _ in at.values()) > 10 * min(x for x, _ in at.values()):
                 axes.set_xscale("log")
-            _plain_ticks(axes)
             axes.margins(x=0.18, y=0.12)
+            _plain_ticks(axes)
             axes.set_xlabel(COSTS[cost])
             axes.grid(color=RULE, linewidth=0.5)
             axes.set_axisbelow(True)
         for axes in panels[::across]:
             axes.set_ylabel(scale.title)
+        figure.draw_without_rendering()  # which places the panels, and so the points
+        for axes, (cost, stands) in zip(panels, found.items(), strict=False):
+            at = {arm: (float(rows[arm][cost]), scale.factor * rows[arm]["mean"]) for arm in stands}
+            _name_points(axes, at, sorted(stands, key=lambda arm: not stands[arm]), stands)
         return figure
+
+
+def _name_points(
+    axes: Axes, at: Mapping[str, tuple[float, float]], names: Sequence[str], stands: Mapping[str, bool]
+) -> None:
+    """Names beside their points, where they cover neither a point nor each other.
+
+    Those of the front come first; where there is no room left, the table of fronts has the name, or none is needed.
+    """
+    from matplotlib.transforms import Bbox
+
+    points = {arm: axes.transData.transform(place) for arm, place in at.items()}
+    dots = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in points.values()]
+    taken: list[Bbox] = []
+    for arm in names if len(stands) <= LABELLED else [arm for arm in names if stands[arm]]:
+        for right, above in itertools.product((True, False), (4, -4)):
+            label = axes.annotate(
+                shortened(arm, 22),
+                at[arm],
+                (6 if right else -6, above),
+                textcoords="offset points",
+                ha="left" if right else "right",
+                va="bottom" if above > 0 else "top",
+                fontsize=7,
+                color=INK,
+            )
+            label.set_in_layout(False)
+            box = label.get_window_extent()
+            if axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 and not box.count_overlaps([*dots, *taken]):
+                taken.append(box)
+                break
+            label.remove()
 
 
 def _plain_ticks(axes: Axes) -> None:
     """Sizes as ``1.2 M``; numbers of other axes as they are, without an exponent set by mathematics."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: words.compact(x)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _whole(words.compact(x))))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     if axes.get_xscale() == "log":
+        low, high = axes.get_xlim()
+        wide = math.log10(high / low)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if wide < 1.4 else (1, 3) if wide < 2.5 else (1,)))
         axes.xaxis.set_minor_formatter(NullFormatter())
     if axes.get_yscale() == "log":
         axes.yaxis.set_minor_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         axes.tick_params(axis="y", which="minor", labelsize=7)
+
+
+def _whole(said: str) -> str:
+    """``20 k`` of ``20.0 k``: a tick is where it says."""
+    number, space, prefix = said.partition(" ")
+    return f"{number.rstrip('0').rstrip('.')}{space}{prefix}" if "." in number else said

@@ -29,7 +29,7 @@ from vitlab.store import Store, read_json
 if TYPE_CHECKING:
     import pandas as pd
 
-FORM = 5  #: counts changes of this document; a stored one of another form is made anew
+FORM = 6  #: counts changes of this document; a stored one of another form is made anew
 SHOWN = 12  #: notes of one kind that are listed one by one
 BUILT_IN = "vitlab"
 RATE = "train.optimizer.lr"
@@ -175,7 +175,8 @@ def made(plan: Plan, store: Store, found: Sequence[Found]) -> dict[str, Any]:
         for name, value in result.circumstances.versions.items():
             versions.setdefault(name, set()).add(str(value))
         for name, value in result.circumstances.numerics.items():
-            numerics.setdefault(name, set()).add(str(value))
+            if str(value):  # what has no attention names no kernel of it
+                numerics.setdefault(name, set()).add(str(value))
     data = {(str(item.planned.trial.spec["data"]["type"]), item.planned.trial.data) for item in found}
     last = max((result.circumstances.started + result.circumstances.wall_s for result in ended), default=None)
     return {

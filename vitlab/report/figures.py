@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -131,7 +132,8 @@ def curves(plan: Plan, frame: pd.DataFrame, history: pd.DataFrame) -> Figure | N
         shown = names[:PANELS]
         columns = 4
         lines = math.ceil(len(shown) / columns)
-        figure = Figure(figsize=(7.2, 0.5 + 1.55 * lines), layout="constrained")
+        high = 1.7 if any(len(name) > 26 for name in shown) else 1.55
+        figure = Figure(figsize=(7.2, 0.5 + high * lines), layout="constrained")
         grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
         baselines = {arm.name: arm.baseline for arm in plan.arms}
         for axes, name in zip(grid, shown, strict=False):
@@ -141,7 +143,7 @@ def curves(plan: Plan, frame: pd.DataFrame, history: pd.DataFrame) -> Figure | N
             colour = INK if behind is None else SERIES[0]
             _curve(axes, seen[seen["arm"] == name], scale, colour, plan.analysis.alpha)
             _broken(axes, broken[broken["arm"] == name], scale, colour)
-            axes.set_title(shortened(name, 26), loc="left", fontsize=8)
+            axes.set_title("\n".join(textwrap.wrap(shortened(name, 52), 26)), loc="left", fontsize=8)
         for axes in grid[len(shown) :]:
             axes.set_visible(False)
         _bounds(grid, seen, scale)
@@ -180,7 +182,7 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame) -> Figure | Non
         _marks(left, marks, scale, [value for known in values.values() for value in known])
         left.set_yticks(list(place.values()), [shortened(name, 44) for name in names])
         left.set_ylim(len(names) - 0.4, -0.6)
-        left.tick_params(axis="y", length=0)
+        left.tick_params(axis="y", length=0, pad=7)
         left.set_xlabel(scale.title + (", best" if plan.analysis.at == "best" else ""))
         left.grid(axis="x", color=RULE, linewidth=0.5)
         left.set_axisbelow(True)

@@ -206,7 +206,7 @@ def _rich_table(columns: Sequence[tables.Column]) -> Any:
         table.add_column(Text(column.title), justify=justify, no_wrap=column.right, overflow="fold")  # type: ignore[arg-type]
     verdicts = next((column.cells for column in columns if column.title == "verdict"), ())
     for index, cells in enumerate(zip(*(column.cells for column in columns), strict=True)):
-        style = "dim" if verdicts and verdicts[index] == "cannot tell" else ""
+        style = "dim" if verdicts and verdicts[index].startswith("cannot tell") else ""
         table.add_row(*(Text(_printable(cell)) for cell in cells), style=style)
     return table
 

@@ -21,6 +21,7 @@ from vitlab.report.words import (
     interval_name,
     p_value,
     percent,
+    undone,
     verdict,
     widths,
 )
@@ -94,7 +95,9 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
 
 def _verdict_cell(row: Row, analysis: Analysis) -> str:
     found = verdict(row, analysis)
-    return f"{found} (exploratory)" if row["exploratory"] and found not in ("", "cannot tell") else found
+    if found == "cannot tell":
+        return found if undone(row, analysis) is None else f"{found} ({count(row['broken'], 'broken seed')})"
+    return f"{found} (exploratory)" if row["exploratory"] and found else found
 
 
 def detail_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
@@ -127,14 +130,14 @@ def detail_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
         Column("sign-flip p", cells(lambda row: p_value(row["sign_flip_p"], alpha))),
         Column("effect (g)", plain("effect", 2)),
         Column("P(better) (%)", cells(lambda row: DASH if row["better"] is None else f"{100 * row['better']:.0f}")),
-        Column(f"{level} interval", cells(lambda row: bracket(row, "better_low", "better_high", 100, 0))),
+        Column(f"{level} interval of it", cells(lambda row: bracket(row, "better_low", "better_high", 100, 0))),
         Column("BCa interval", cells(lambda row: bracket(row, "bca_low", "bca_high", scale.factor, apart))),
         Column("seeds needed", plain("seeds_needed", 0)),
         Column("broken", cells(lambda row: str(row["broken"]))),
         Column("difference with chance", cells(lambda row: scale.number(row["chance_difference"], apart, sign=True))),
         Column("p with chance", cells(lambda row: p_value(row["chance_p"], alpha))),
     ]
-    return [column for column in found if not set(column.cells) <= {DASH, "0"}]
+    return [column for column in found if not set(column.cells) <= ({"0"} if column.title == "broken" else {DASH})]
 
 
 def head_columns(rows: Sequence[Row]) -> list[Column]:

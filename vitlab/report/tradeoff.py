@@ -96,14 +96,15 @@ def interactions(plan: Plan, frame: pd.DataFrame) -> list[dict[str, Any]]:
     whatever the metric is in.
     """
     values = usable(frame, plan.analysis)
-    arms = {_at(plan, arm): arm.name for arm in plan.arms if not arm.skip}
+    paths = plan.paths
+    arms = {_at(paths, arm): arm.name for arm in plan.arms if not arm.skip}
     reference = next((arm for arm in plan.arms if arm.baseline is None and not arm.skip), None)
-    if reference is None or len(plan.paths) < 2:
+    if reference is None or len(paths) < 2:
         return []
-    at = _at(plan, reference)
-    levels = [list(dict.fromkeys(key[index] for key in arms)) for index in range(len(plan.paths))]
+    at = _at(paths, reference)
+    levels = [list(dict.fromkeys(key[index] for key in arms)) for index in range(len(paths))]
     found: list[tuple[str, str, str, list[dict[int, float]]]] = []
-    for (i, first), (j, second) in itertools.combinations(enumerate(plan.paths), 2):
+    for (i, first), (j, second) in itertools.combinations(enumerate(paths), 2):
         for a, b in itertools.product(levels[i], levels[j]):
             squares = list(_squares(arms, i, j, (a, at[i]), (b, at[j]))) if a != at[i] and b != at[j] else []
             if squares:
@@ -146,21 +147,22 @@ def _told_apart_by(plan: Plan, arms: Sequence[Arm], sized: Mapping[str, float], 
     A number is none if it changes while the size does not: arms of two learning rates are no replicates of one size.
     Of images seen, no number of the model is.
     """
-    named = {path for path in plan.paths if not all(_is_number(arm.values.get(path)) for arm in arms)}
+    paths = plan.paths
+    named = {path for path in paths if not all(_is_number(arm.values.get(path)) for arm in arms)}
     if size == "images":
-        named |= {path for path in plan.paths if path.partition(".")[0] == "model"}
+        named |= {path for path in paths if path.partition(".")[0] == "model"}
     alike: dict[float, list[Arm]] = {}
     for arm in arms:
         alike.setdefault(sized[arm.name], []).append(arm)
     for first, second in itertools.chain(*(itertools.combinations(group, 2) for group in alike.values())):
-        differing = [path for path in plan.paths if first.values.get(path) != second.values.get(path)]
+        differing = [path for path in paths if first.values.get(path) != second.values.get(path)]
         if len(differing) == 1:
             named.add(differing[0])
-    return [path for path in plan.paths if path in named]
+    return [path for path in paths if path in named]
 
 
-def _at(plan: Plan, arm: Arm) -> tuple[str, ...]:
-    return tuple(text(arm.values.get(path)) for path in plan.paths)
+def _at(paths: Sequence[str], arm: Arm) -> tuple[str, ...]:
+    return tuple(text(arm.values.get(path)) for path in paths)
 
 
 def _sizes(plan: Plan, frame: pd.DataFrame) -> dict[str, dict[str, Any]]:

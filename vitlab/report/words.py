@@ -131,6 +131,12 @@ def verdict(row: Row, analysis: Analysis) -> str:
     return found if not row["broken"] or _supported(row, analysis, found) else "cannot tell"
 
 
+def undone(row: Row, analysis: Analysis) -> str | None:
+    """The verdict of what is complete, where seeds that diverged or failed have undone it."""
+    found = _of_pairs(row, analysis)
+    return found if row["broken"] and found != verdict(row, analysis) else None
+
+
 def answer(row: Row, analysis: Analysis, scale: Scale, decimals: int, *, waiting: int = 0) -> str:
     """One sentence about one comparison, of which so many trials have not ended."""
     found = verdict(row, analysis)
@@ -191,7 +197,7 @@ def _sentence(row: Row, analysis: Analysis, scale: Scale, decimals: int, found: 
             f"({interval_name(row, analysis, 2 * analysis.alpha)} {low} to {high})"
         )
     said += _with_chance(row, analysis, scale, decimals)
-    if found != "cannot tell" or _of_pairs(row, analysis) != found:
+    if found != "cannot tell" or undone(row, analysis) is not None:
         return f"{said}."
     said += f"; {count(row['pairs'] or row['n'], 'seed')} could have detected"
     said += f" {scale.amount(row['detectable'], decimals)} with 80 % power"
