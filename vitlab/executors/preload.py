@@ -7,6 +7,7 @@ that breaks breaks only the trials that name it.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -35,3 +36,6 @@ read_ahead()  # every worker compares the code that is here with that of its pla
 for entry in (entry for name in ROOMS for entry in listing(name) if entry.origin.source == BUILT_IN):
     with suppress(Exception):  # it has options without a default, or shares its name with a guest
         slot(entry.slot).resolve(entry.name)
+
+gc.collect()
+gc.freeze()  # or each worker's collector would go through all of the above, and copy its pages to note that it did
