@@ -110,6 +110,7 @@ def test_a_worker_that_is_stopped_past_its_timeout_is_killed(
     local: Callable[..., Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "FROZEN_S", 0.3)
+    monkeypatch.setattr(base, "START_S", 5.0)
     executor = local()
     work = replace(job(tmp_path, "freeze"), timeout_s=0.2)
     executor.submit(work)

@@ -147,16 +147,15 @@ def test_code_that_changed_trains_the_trials_that_use_it_and_comments_train_none
             cached.setdefault(trial["arm"], []).append(trial["cached"])
         return cached
 
-    with mlp.open("a") as stream:
-        stream.write("\n# A comment, and nothing else.\n")
-    assert cached_by_arm() == {"baseline": [True, True], "position=none": [True, True]}
-
     # The module of the additive encodings holds 'none' and 'sinusoidal'; nobody here uses the rotary ones.
     positions = tmp_path / "vitlab" / "components" / "position"
-    for name, there in (("rotary", True), ("additive", False)):
-        with (positions / f"{name}.py").open("a") as stream:
-            stream.write("\nCHANGED = True\n")
-        assert cached_by_arm() == {"baseline": [there] * 2, "position=none": [there] * 2}, name
+    for file, line in ((mlp, "# A comment, and nothing else."), (positions / "rotary.py", "CHANGED = True")):
+        with file.open("a") as stream:
+            stream.write(f"\n{line}\n")
+    assert cached_by_arm() == {"baseline": [True, True], "position=none": [True, True]}
+    with (positions / "additive.py").open("a") as stream:
+        stream.write("\nCHANGED = True\n")
+    assert cached_by_arm() == {"baseline": [False, False], "position=none": [False, False]}
     assert len(trials(out)) >= 4, "results of earlier code stay"
 
 

@@ -12,13 +12,13 @@ FAULTS = ["checkpoint damaged", "disk full", "worker killed", "driver killed", "
 
 
 def test_a_study_comes_to_the_same_whatever_befalls_it(tmp_path: Path) -> None:
-    short = {**STUDY["base"]["train"], "steps": 100, "evaluations": 20}
+    short = {**STUDY["base"]["train"], "steps": 60, "evaluations": 12}
     run = {**STUDY["run"], "engine": "loop", "workers": 2, "timeout": 5.0}
     design = {"one_at_a_time": {"model.position": ["none"]}}
     study = {**STUDY, "base": {**STUDY["base"], "train": short}, "design": design, "seeds": 2, "run": run}
     reference = undisturbed(tmp_path / "undisturbed", study)
     assert len(reference) == 4
-    bout = Bout(tmp_path / "disturbed", "soak", ["local"], random.Random(0), study=study, step_s=0.02)
+    bout = Bout(tmp_path / "disturbed", "soak", ["local"], random.Random(0), study=study, step_s=0.03)
     faults = FAULTS.copy()
     assert bout.play(faults, math.inf, pause_s=(0.1, 0.3)) == []
     assert bout.faults_found(reference) == []

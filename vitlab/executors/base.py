@@ -49,6 +49,7 @@ somebody else who has the trial."""
 LOOK_S = 0.5  #: how often a worker looks whether another has let go of its trial
 OVERDUE_S = 30.0  #: how long a trial whose time is up may take to write its checkpoint
 FROZEN_S = 45.0  #: how long its worker may then say nothing: it was stopped, or is stuck, and its driver ends it
+START_S = 300.0  #: how long a worker may take until it tries: importing torch from a slow file system takes minutes
 GONE_S = 45.0  #: how long after its driver a worker is gone for sure (see ``worker.ORPHAN_S``), unless it was stopped
 
 

@@ -211,7 +211,7 @@ class Local(Executor):
             return
         finally:
             theirs.close()
-        self._workers[process.sentinel] = _Worker(job, place, gpu, process, ours, due=_due(job))
+        self._workers[process.sentinel] = _Worker(job, place, gpu, process, ours, due=_due(job) + base.START_S)
 
     def _environment(self, job: Job, gpu: str) -> dict[str, str]:
         """The driver's environment, with the worker's threads and its GPU, and whom it works for."""

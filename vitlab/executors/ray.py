@@ -308,6 +308,7 @@ class Ray(Executor):
                 case Begun():
                     running.begun = item
                     self._hear(running, "tries")
+                    running.due += base.START_S
                 case Told():
                     self._hear(running, item.stage)
                 case Piece():
