@@ -886,6 +886,9 @@ def test_numbers_are_said_so_that_they_can_be_read():
     assert words.Scale.of("val/accuracy_cls").unit == words.Scale.of("test/top5").unit == "%"
     assert words.Scale.of("val/loss").unit == words.Scale.of("val/topology").unit == ""
     assert words.Scale.of("val/ece").number(-0.0001, 1) == "0.0"
+    # An interval that holds no 0 is not shown as one that ends there.
+    ends = [words.Scale.of("val/accuracy").end(value, 1) for value in (0.0002, -0.000003, 0.0, 0.016)]
+    assert ends == ["0.02", "\N{MINUS SIGN}0.0003", "0.0", "1.6"]
 
 
 def test_importing_the_report_is_light():

@@ -52,7 +52,7 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
     def bracket(row: Row, low: str, high: str, decimals: int) -> str:
         if row[low] is None:
             return DASH
-        return f"[{scale.number(row[low], decimals)}, {scale.number(row[high], decimals)}]"
+        return f"[{scale.end(row[low], decimals)}, {scale.end(row[high], decimals)}]"
 
     found = [
         Column("arm", cells(lambda row: row["arm"]), right=False),
@@ -165,7 +165,7 @@ def interaction_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]
     def bracket(row: Row) -> str:
         if row["low"] is None:
             return DASH
-        return f"[{scale.number(row['low'], decimals)}, {scale.number(row['high'], decimals)}]"
+        return f"[{scale.end(row['low'], decimals)}, {scale.end(row['high'], decimals)}]"
 
     return [
         Column("change", tuple(row["first"] for row in rows), right=False),

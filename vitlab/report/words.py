@@ -60,6 +60,12 @@ class Scale:
             said = f"{0:.{decimals}f}"
         return said.replace("-", MINUS)
 
+    def end(self, value: float, decimals: int) -> str:
+        """An end of an interval: with more digits where rounding would hide on which side of 0 it lies."""
+        while decimals < 9 and value != 0 and float(f"{self.factor * value:.{decimals}f}") == 0:
+            decimals += 1
+        return self.number(value, decimals)
+
     def amount(self, value: float, decimals: int) -> str:
         """The size of a difference with its unit: ``3.1 points``."""
         return f"{self.number(abs(value), decimals)} {self.points}".rstrip()
@@ -187,7 +193,7 @@ def _sentence(row: Row, analysis: Analysis, scale: Scale, decimals: int, found: 
             f" (sign-flip p {_equals(row['p_corrected'], analysis.alpha)}{over})"
         )
         return f"{said}{_with_chance(row, analysis, scale, decimals)}."
-    low, high = (scale.number(row[end], decimals) for end in ("difference_low", "difference_high"))
+    low, high = (scale.end(row[end], decimals) for end in ("difference_low", "difference_high"))
     said += f" ({interval_name(row, analysis)} {low} to {high}, p {_equals(row['p_corrected'], analysis.alpha)}{over})"
     if analysis.margin is not None and row["p_equal"] is not None:
         low, high = (scale.number(row[end], decimals) for end in ("equal_low", "equal_high"))
@@ -224,7 +230,7 @@ def _with_chance(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> s
         return f"{there}, which cannot be judged"
     said = f"p {_equals(row['chance_p'], analysis.alpha)}"
     if row["chance_low"] is not None:
-        low, high = (scale.number(row[end], decimals) for end in ("chance_low", "chance_high"))
+        low, high = (scale.end(row[end], decimals) for end in ("chance_low", "chance_high"))
         said = f"{interval_name(row, analysis)} {low} to {high}, {said}"
     return f"{there} ({said})"
 
