@@ -18,9 +18,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from click.testing import CliRunner
 from torch import Tensor, nn
 
 import vitlab
+from vitlab.cli.plan import command
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import SpecError, WeightsError
 from vitlab.geometry import DataInfo
@@ -32,6 +34,7 @@ from vitlab.spec.trial import Distill
 from vitlab.store import Store
 from vitlab.training.artifacts import Sight
 from vitlab.training.distillation import Distillation, Glasses
+from vitlab.trial import Settings, run_trial
 
 torchvision()  # where torch has no operators for it, timm cannot import it alone
 from timm.task import DistillationTeacher, TokenDistillationTask  # noqa: E402
@@ -389,9 +392,8 @@ def test_the_code_of_distillation_is_that_of_students_alone(taught: Answer, tmp_
 
 def test_a_driver_killed_between_teacher_and_student_loses_nothing(tmp_path: Path) -> None:
     """SIGKILL once a teacher has ended and a student is under way; then the same command again."""
-    slow = {**base(), "train": {"steps": 150, "batch_size": 16, "evaluations": 50}}
-    local = {"executor": "local", "workers": 1, "tracker": "none"}
-    file, out = study(tmp_path, base=slow, design=None, seeds=1, run=local), tmp_path / "out"
+    slow = {**base(), "train": {"steps": 100, "batch_size": 16, "evaluations": 10}}
+    file, out = study(tmp_path, base=slow, design=None, seeds=1), tmp_path / "out"
     driver = subprocess.Popen(
         [sys.executable, "-m", "vitlab", "run", str(file), "--out", str(out)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -410,14 +412,16 @@ def test_a_driver_killed_between_teacher_and_student_loses_nothing(tmp_path: Pat
     ended = trials(out)
     assert len(ended) == 1 and teacher.key in next(iter(ended)), "it ended before it could be killed"
 
-    inline = {"run.executor": "inline"}
-    again = vitlab.run(file, out=out, changes=inline)
+    again = vitlab.run(file, out=out)
     assert (again.trained, again.failed) == (1, 0), "the student alone"
     assert ended.items() <= trials(out).items() and len(trials(out)) == 2
     folder = Store(out).trial(teacher.key, teacher.code)
     assert sum(event.kind == "start" for event in folder.events()[0]) == 1
-    undisturbed = vitlab.run(file, out=tmp_path / "undisturbed", changes=inline)
-    assert again.results()["test/loss"].tolist() == undisturbed.results()["test/loss"].tolist()
+    student, elsewhere = again.plan.trials[0].trial, Store(tmp_path / "undisturbed")
+    shutil.copytree(folder.path, elsewhere.trial(teacher.key, teacher.code).path)
+    undisturbed = run_trial(student, elsewhere.trial(student.key, student.code), Settings(device="cpu"))
+    killed = Store(out).trial(student.key, student.code).result()
+    assert undisturbed is not None and killed is not None and killed.outcome == undisturbed.outcome
 
 
 # -- teachers in files ------------------------------------------------------------------------------------------------
@@ -458,10 +462,8 @@ def test_a_teacher_in_a_file_of_timms(tmp_path: Path) -> None:
     (note,) = [note for note in answer.plan.notes if "Validation seen by teacher" in note]
     assert "'baseline'" in note and "teacher.pth" in note
     assert note in json.loads((answer.folder / "report" / "report.json").read_text())["notes"]
-    printed = subprocess.run(
-        [sys.executable, "-m", "vitlab", "plan", str(path)], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
-    assert "Validation seen by teacher" in " ".join(printed.stdout.split())
+    printed = CliRunner().invoke(command, [str(path), "--out", str(tmp_path / "out")])
+    assert printed.exit_code == 0 and "Validation seen by teacher" in " ".join(printed.output.split())
 
 
 def opened(folder: Path, state: Any, **said: Any) -> Any:

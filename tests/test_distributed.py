@@ -146,6 +146,16 @@ def test_two_processes_are_one_but_for_rounding(two: tuple[TrialFolder, Result],
     assert events[0].body["effective_batch_size"] == 15
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NOT RUN: needs two CUDA devices")
+def test_two_gpus_are_one_but_for_rounding(folder: Any) -> None:
+    one, two = (
+        done(run_trial(trial(), folder(str(count)), Settings(device="cuda", processes=count))) for count in (1, 2)
+    )
+    for found, wanted in zip(two.outcome.history, one.outcome.history, strict=True):
+        assert found.metrics == pytest.approx(wanted.metrics, rel=0, abs=1e-8)
+
+
 @pytest.mark.parametrize("rank", [1, 0])
 def test_a_death_loses_no_more_than_the_steps_since_the_last_checkpoint(
     rank: int, two: tuple[TrialFolder, Result], folder: Any, guests: Path

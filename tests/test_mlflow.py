@@ -337,6 +337,7 @@ def test_trials_are_flat_and_arms_have_their_intervals(delivered: Runs) -> None:
     assert {run.data.tags["vitlab.trial"] for run in found} == {item.trial.key for item in delivered.plan.trials}
     assert len({frozenset(run.data.params) for run in found}) == 1, "runs are compared by parameters all of them have"
     assert {run.data.params["model.position"] for run in found} == {"learned", "none"}
+    assert {run.data.params["train.effective_batch_size"] for run in found} == {"16"}
     assert len({(run.data.tags["arm"], run.data.tags["mlflow.runColor"]) for run in found}) == 2
 
     arms = delivered.runs("tiny/arms", kind="arm")
