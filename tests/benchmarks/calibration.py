@@ -1,52 +1,155 @@
-"""How often the gate is wrong: simulated studies in which nothing has changed, or every arm has, judged as real ones.
+"""How often the gate and the report are wrong: simulated studies in which nothing has changed, judged as real ones.
 
-    python tests/benchmarks/calibration.py            # 2,000 studies a line, a minute on one core
+    python tests/benchmarks/calibration.py            # 2,000 studies a line, a few minutes on one core
 
-Each study draws a baseline and a candidate from one Gaussian (standard deviation 1, no correlation between the two:
-what is left of equal seeds once any rounding has changed), takes margin and least drop from the pooled spread of the
-baseline as the gate does, and judges the family.  Printed are the shares of studies with a false alarm in any cell,
-and of those that pass; then, of studies in which every arm has lost 1 or 2 standard deviations, the share of cells that
-are found.  The exit code is 1 if a share of false alarms is above 5 % and two standard errors.
+A simulated study draws the values of its seeds from a Gaussian (standard deviation 1), or anew from those of real
+trainings (``pool.csv``, which ``pool.py`` has made): baseline and candidate without correlation, for that is what is
+left of equal seeds once any rounding has changed.  It is judged by the code that judges real ones, margins included.
+Printed are
+
+- for the gate and for the report, the share of studies in which nothing differs and something is found all the same;
+- for the gate, the share of studies that pass whole, and of cells that are found which have lost 1 or 2 standard
+  deviations, beside the share by a simulation of its own, in terms of scipy alone;
+- for the gate with a second look, the same false alarms;
+- over repeats of the study of the pool itself, each with seeds of its own for baseline and candidate, all verdicts;
+- for each bug of ``bugs.py``, its effect over all its seeds and the verdicts on it.
+
+The exit code is 1 if a share of false alarms is above 5 % and two standard errors, or a bug whose effect exceeds the
+margin passes.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import itertools
 import math
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
 
-from vitlab.regression.judge import Cell, Pair, judge, overall, pooled_sd
+from vitlab import statistics
+from vitlab.plan.values import Arm, Plan
+from vitlab.regression.baseline import Baseline, Values
+from vitlab.regression.gate import statistical
+from vitlab.regression.judge import Cell, holm, overall
+from vitlab.report import judgement, words
+from vitlab.spec import Analysis, Study
 
 SEEDS, ARMS, ALPHA = (3, 5, 10), (1, 5, 20), 0.05
+BUGGED, MARGINS = (5, 10, 20), (None, 0.03)  #: seeds, and margins, by which bugs are judged; None is the default
+LOOKS = ((3, 6), (5, 10))  #: seeds of the first look, and of the second
+METRIC = "val/accuracy"
+POOL = Path(__file__).parent / "pool.csv"
+
+Floats = NDArray[np.float64]
+Source = Callable[[int, int], Floats]
+"""Draws the values of so many arms at so many seeds."""
 
 
-def studies(count: int, seeds: int, arms: int, drop: float, draws: np.random.Generator) -> Iterator[list[Cell]]:
-    """Judged studies whose candidate has lost ``drop`` standard deviations."""
-    for _ in range(count):
-        old, new = draws.normal(size=(2, arms, seeds))
-        sd = pooled_sd(old.tolist())
-        yield judge(
-            [
-                Pair(str(arm), "val/accuracy", "max", dict(enumerate(a)), dict(enumerate(b - drop)), 2 * sd, sd)
-                for arm, (a, b) in enumerate(zip(old.tolist(), new, strict=True))
-            ],
-            ALPHA,
-        )
+# -- what is judged ---------------------------------------------------------------------------------------------------
 
 
-def false_alarms(count: int, seeds: int, arms: int, draws: np.random.Generator) -> tuple[float, float]:
-    """Shares of unchanged studies with a false alarm in any cell, and of those that pass whole."""
-    verdicts = [overall(cell.verdict for cell in cells) for cells in studies(count, seeds, arms, 0.0, draws)]
-    return verdicts.count("regressed") / count, verdicts.count("pass") / count
+def gaussian(draws: np.random.Generator) -> Source:
+    """Standard normal values."""
+    return lambda arms, seeds: draws.normal(size=(arms, seeds))
 
 
-def found(count: int, seeds: int, arms: int, drop: float, draws: np.random.Generator) -> float:
-    """Share of cells that are found where every arm has lost ``drop`` standard deviations."""
-    cells = [cell.verdict for cells in studies(count, seeds, arms, drop, draws) for cell in cells]
-    return cells.count("regressed") / len(cells)
+def resampled(pool: Sequence[Floats], draws: np.random.Generator) -> Source:
+    """Values of a pool, drawn with replacement; arms take turns with its arms."""
+    return lambda arms, seeds: np.stack([draws.choice(pool[arm % len(pool)], seeds) for arm in range(arms)])
+
+
+def read_pool(file: Path) -> dict[str, dict[str, Floats]]:
+    """Code (``sound``, or a bug) to arm to the values of its seeds, in their order."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    with open(file, encoding="utf-8") as text:
+        for row in csv.DictReader(text):
+            found.setdefault(row["code"], {}).setdefault(row["arm"], {})[int(row["seed"])] = float(row[METRIC])
+    return {
+        code: {arm: np.array([seeds[seed] for seed in sorted(seeds)]) for arm, seeds in arms.items()}
+        for code, arms in found.items()
+    }
+
+
+# -- judging it -------------------------------------------------------------------------------------------------------
+
+
+@cache
+def study(seeds: int, second: int | None, margin: float | None) -> Study:
+    """A study file of so many seeds, and of a second look at so many; a margin as the file may give it."""
+    base = {"data": "digits", "model": "vit", "train": {"steps": 1}}
+    check: dict[str, object] = {"escalate_to": second}
+    if margin is not None:
+        check |= {"margin": {METRIC: margin}, "min_abs": {METRIC: margin / 2}}
+    return Study.model_validate({"study": "s", "base": base, "seeds": seeds, "check": check})
+
+
+def gate(
+    old: Floats,
+    new: Floats,
+    seeds: int,
+    quantum: float = 0.0,
+    second: int | None = None,
+    margin: float | None = None,
+) -> list[Cell]:
+    """The cells of a study, from the values of its arms at all the seeds that it may ask for."""
+    baseline = Baseline.model_construct(study="s", accepted=(), values=_values(old, quantum), anchor=None)
+    seen = {seeds: _values(new[:, :seeds], quantum), second: _values(new, quantum)}
+    cells, _ = statistical(study(seeds, second, margin), baseline, lambda more, _: seen[len(more or range(seeds))])
+    return cells
+
+
+def _values(found: Floats, quantum: float) -> Values:
+    arms = {str(arm): dict(enumerate(row)) for arm, row in enumerate(found.tolist())}
+    data = dict.fromkeys(arms, "")
+    return Values.model_construct(
+        device="cpu", data=data, metrics={METRIC: arms}, quanta={METRIC: quantum}, diverged={}, behind={}
+    )
+
+
+def report(found: Floats) -> bool:
+    """Whether a report would claim a difference of any arm from the first, by what its judgement rests on."""
+    first, *others = (dict(enumerate(row)) for row in found.tolist())
+    return min(holm([statistics.compare(other, first, ALPHA).p for other in others])) <= ALPHA
+
+
+def report_itself(found: Floats) -> bool:
+    """As :func:`report`, by the report's own functions, which compute much more."""
+    values = {str(arm): dict(enumerate(row)) for arm, row in enumerate(found.tolist())}
+    compared = dict.fromkeys([*values][1:], "0")
+    analysis = Analysis(metric=METRIC)
+    plan = Plan("s", "", tuple(Arm(arm, {}, compared.get(arm)) for arm in values), (), analysis)
+    rows = judgement.judge(plan, compared, values, {}, {})
+    said = [words.verdict(_row(arm, row), analysis) for arm, row in rows.items()]
+    return bool({"better", "worse"} & set(said))
+
+
+def _row(arm: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    cells = {"arm": arm, "baseline": "0", "p_equal_corrected": None, **row}
+    return {name: None if isinstance(cell, float) and math.isnan(cell) else cell for name, cell in cells.items()}
+
+
+def independent(count: int, seeds: int, arms: int, drop: float, draws: np.random.Generator) -> float:
+    """Share of cells found that have lost ``drop``, by scipy and the words of the documentation alone."""
+    old, new = draws.normal(size=(2, count, arms, seeds))
+    new = new - drop
+    sd = np.sqrt(old.var(axis=2, ddof=1).mean(axis=1))[:, None]
+    p = stats.ttest_rel(new, old, axis=2, alternative="less").pvalue
+    order = np.argsort(p, axis=1)
+    steps = np.take_along_axis(p, order, 1) * np.arange(arms, 0, -1)
+    corrected = np.empty_like(p)
+    np.put_along_axis(corrected, order, np.maximum.accumulate(steps, axis=1), 1)
+    mean, se = (old - new).mean(axis=2), stats.sem(old - new, axis=2)
+    passes = mean + stats.t.ppf(1 - ALPHA, seeds - 1) * se < 2 * sd
+    return float(((corrected < ALPHA) & (mean >= sd) & ~passes).mean())
 
 
 def bound(count: int) -> float:
@@ -54,24 +157,141 @@ def bound(count: int) -> float:
     return ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / count)
 
 
-def main() -> int:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    count, draws, worst = arguments.studies, np.random.default_rng(arguments.seed), 0.0
-    print(f"{count} studies a line; false alarms may reach {bound(count):.2%}\n")
-    print("| seeds | arms | false alarms | pass unchanged | found at 1 sd | found at 2 sd |")
-    print("|--:|--:|--:|--:|--:|--:|")
+# -- what is printed --------------------------------------------------------------------------------------------------
+
+
+def table(title: str, heads: Sequence[str], rows: Iterator[Sequence[object]]) -> None:
+    """A Markdown table, each row as soon as it is there."""
+    print(f"\n{title}\n\n| {' | '.join(heads)} |\n|{'--:|' * len(heads)}")
+    for row in rows:
+        print(f"| {' | '.join(map(str, row))} |", flush=True)
+
+
+def alarms_of(verdicts: Sequence[str], worst: list[float]) -> str:
+    """The share of false alarms, noted in ``worst`` as what it exceeds the bound by."""
+    share = verdicts.count("regressed") / len(verdicts)
+    worst.append(share - bound(len(verdicts)))
+    return f"{share:.2%}"
+
+
+def gate_rows(
+    source: Source, quantum: float, count: int, worst: list[float], draws: np.random.Generator | None
+) -> Iterator[Sequence[object]]:
+    """The gate on unchanged studies; with ``draws``, which asks for Gaussian noise, on changed ones as well."""
     for seeds in SEEDS:
         for arms in ARMS:
-            alarms, passed = false_alarms(count, seeds, arms, draws)
-            powers = [found(max(1, count // 10), seeds, arms, drop, draws) for drop in (1.0, 2.0)]
-            worst = max(worst, alarms)
-            columns = (f"{alarms:.2%}", f"{passed:.1%}", *(f"{power:.0%}" for power in powers))
-            print(f"| {seeds} | {arms} | {' | '.join(columns)} |", flush=True)
-    return int(worst > bound(count))
+            verdicts = [
+                overall(cell.verdict for cell in gate(source(arms, seeds), source(arms, seeds), seeds, quantum))
+                for _ in range(count)
+            ]
+            row = [seeds, arms, alarms_of(verdicts, worst), f"{verdicts.count('pass') / count:.1%}"]
+            for drop in (1.0, 2.0) if draws is not None else ():
+                few = max(1, count // arms)
+                cells = [
+                    cell.verdict
+                    for _ in range(few)
+                    for cell in gate(source(arms, seeds), source(arms, seeds) - drop, seeds)
+                ]
+                alone = independent(count, seeds, arms, drop, draws)
+                row.append(f"{cells.count('regressed') / len(cells):.0%} ({alone:.0%})")
+            yield row
+
+
+def look_rows(source: Source, quantum: float, count: int, worst: list[float]) -> Iterator[Sequence[object]]:
+    """The gate on unchanged studies, what is inconclusive being looked at again with more seeds."""
+    for first, second in LOOKS:
+        for arms in ARMS:
+            cells = [gate(source(arms, second), source(arms, second), first, quantum, second) for _ in range(count)]
+            verdicts = [overall(cell.verdict for cell in family) for family in cells]
+            again = np.mean([max(cell.n for cell in family) > first for family in cells])
+            passed = verdicts.count("pass") / count
+            yield f"{first}, then {second}", arms, alarms_of(verdicts, worst), f"{passed:.1%}", f"{again:.0%}"
+
+
+def report_rows(source: Source, count: int, worst: list[float]) -> Iterator[Sequence[object]]:
+    """The report on arms that do not differ from the first."""
+    for seeds in SEEDS:
+        for arms in ARMS:
+            found = [source(arms + 1, seeds) for _ in range(count)]
+            claims = [report(values) for values in found]
+            if [report_itself(values) for values in found[:10]] != claims[:10]:
+                raise RuntimeError("the report itself says something else")
+            yield seeds, arms, alarms_of(["regressed" if claim else "" for claim in claims], worst)
+
+
+def repeat_rows(
+    pool: Floats, quantum: float, count: int, worst: list[float], draws: np.random.Generator
+) -> Iterator[Sequence[object]]:
+    """The study of the pool, its arms at the same seeds; candidate and baseline have none in common."""
+    for seeds, second in ((3, None), (5, None), (10, None), *LOOKS):
+        most = second or seeds
+        verdicts = []
+        for _ in range(count):
+            drawn = draws.permutation(pool.shape[1])[: 2 * most]
+            cells = gate(pool[:, drawn[:most]], pool[:, drawn[most:]], seeds, quantum, second)
+            verdicts.append(overall(cell.verdict for cell in cells))
+        shares = [f"{verdicts.count(verdict) / count:.1%}" for verdict in ("pass", "inconclusive")]
+        yield f"{seeds}, then {second}" if second else seeds, alarms_of(verdicts, worst), *shares
+
+
+def bug_rows(
+    pool: Mapping[str, Mapping[str, Floats]], quantum: float, count: int, worst: list[float], draws: np.random.Generator
+) -> Iterator[Sequence[object]]:
+    """Each bug in the baseline of the study of the pool: its effect over all its seeds, and the verdicts of few."""
+    for bug in [code for code in pool if code != "sound"]:
+        ((arm, found),) = pool[bug].items()
+        sound = pool["sound"][arm][: len(found)]
+        effect = statistics.paired(sound.tolist(), found.tolist(), ALPHA)
+        for margin, seeds in itertools.product(MARGINS, BUGGED):
+            (cell,) = gate(sound[None, :seeds], found[None, :seeds], seeds, quantum, margin=margin)
+            shares: Counter[str] = Counter()
+            for _ in range(count):
+                drawn = draws.permutation(len(found))[:seeds]
+                shares[gate(sound[None, drawn], found[None, drawn], seeds, quantum, margin=margin)[0].verdict] += 1
+            if cell.verdict == "pass" and effect.difference > cell.margin:
+                worst.append(math.inf)
+            drop = f"{100 * effect.difference:.1f} ({100 * effect.low:.1f} to {100 * effect.high:.1f})"
+            often = [f"{shares[verdict] / count:.0%}" for verdict in ("pass", "inconclusive", "regressed")]
+            yield bug, drop, f"{100 * cell.margin:.1f}", seeds, cell.verdict, *often
+
+
+def main() -> int:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--studies", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pool", type=Path, default=POOL)
+    parser.add_argument("--only", choices=("gaussian", "real"), help="these tables alone; they draw the same")
+    arguments = parser.parse_args()
+    count, repeats, worst = arguments.studies, arguments.repeats, list[float]()
+    print(f"{count} studies a line; false alarms may reach {bound(count):.2%}, over {repeats} {bound(repeats):.2%}")
+    heads, compared = ("seeds", "arms", "false alarms", "pass unchanged"), ("seeds", "compared", "false alarms")
+    looks = (*heads, "second look")
+    if arguments.only != "real":
+        draws = np.random.default_rng([arguments.seed, 0])
+        noise = gaussian(draws)
+        found = ("found at 1 sd (scipy)", "found at 2 sd (scipy)")
+        table("The gate, Gaussian", (*heads, *found), gate_rows(noise, 0.0, count, worst, draws))
+        table("The gate, Gaussian, two looks", looks, look_rows(noise, 0.0, count, worst))
+        table("The report, Gaussian", compared, report_rows(noise, count, worst))
+    if arguments.only != "gaussian":
+        draws, pool = np.random.default_rng([arguments.seed, 1]), read_pool(arguments.pool)
+        sound = [*pool["sound"].values()]
+        quantum = float(np.diff(np.unique(np.concatenate(sound))).min())
+        spread = [f"{arm} {100 * x.mean():.1f} % (sd {100 * x.std(ddof=1):.2f})" for arm, x in pool["sound"].items()]
+        print(f"\npool: {len(sound[0])} seeds of each arm, {METRIC}: {', '.join(spread)}")
+        seeds, first = resampled(sound, draws), resampled(sound[:1], draws)
+        table("The gate, real seeds", heads, gate_rows(seeds, quantum, count, worst, None))
+        table("The gate, real seeds, two looks", looks, look_rows(seeds, quantum, count, worst))
+        table("The report, real seeds", compared, report_rows(first, count, worst))
+        shares = ("seeds", "regressed", "pass", "inconclusive")
+        rows = repeat_rows(np.stack(sound), quantum, repeats, worst, draws)
+        table("The study of the pool, repeated", shares, rows)
+        often = ("bug", "drop, points", "margin", "seeds", "verdict", "pass", "inconclusive", "regressed")
+        draws = np.random.default_rng([arguments.seed, 2])
+        table("Bugs", often, bug_rows(pool, quantum, repeats, worst, draws))
+    return int(max(worst) > 0)
 
 
 if __name__ == "__main__":

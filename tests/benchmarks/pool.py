@@ -1,0 +1,91 @@
+"""Train the pool of real seeds that ``calibration.py`` draws from: ``pool.yaml``, as it is and with each bug in it.
+
+    python tests/benchmarks/pool.py [--seeds 208] [--bugged 50] [--workers 2] [--out tests/benchmarks/pool.csv]
+
+Every arm of the study is trained with all seeds by the sound code, and its baseline with the first seeds by the code
+with each bug of ``bugs.py``.  In cohorts of 16, as `vitlab run` does.  The CSV holds the final validation accuracy of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+from bugs import BUGS
+
+from vitlab import lab
+from vitlab.plan.cohorts import MOST
+from vitlab.store import Store
+from vitlab.trial import Settings, run_cohort
+
+HERE = Path(__file__).parent
+STUDY, POOL = HERE / "pool.yaml", HERE / "pool.csv"
+METRIC = "val/accuracy"
+
+Row = tuple[str, str, int, str]
+
+
+def trained(bug: str, arms: Sequence[str], seeds: Sequence[int]) -> tuple[list[Row], float]:
+    """Rows of one cohort of each arm, and the CPU-seconds they took."""
+    began, rows = time.process_time(), []
+    with tempfile.TemporaryDirectory(prefix="vitlab-pool-") as folder, pytest.MonkeyPatch.context() as patch:
+        if bug:
+            BUGS[bug](patch)
+        _, plan = lab.plan_study(STUDY, changes={"seeds": list(seeds)}, out=folder)
+        store = Store(Path(folder))
+        for arm in arms:
+            planned = [item for item in plan.trials if item.arm == arm]
+            work = [(item.trial, store.trial(item.trial.key, item.trial.code)) for item in planned]
+            run_cohort(work, Settings(device="cpu", keep="none"))
+            for item, (_, place) in zip(planned, work, strict=True):
+                result = place.result()
+                if result is None or result.status != "done":
+                    raise RuntimeError(f"{bug or 'sound'}, {arm}, seed {item.seed} has no result")
+                rows.append((bug or "sound", arm, item.seed, f"{result.outcome.metrics[METRIC]:.6f}"))
+    return rows, time.process_time() - began
+
+
+def main() -> int:
+    """Train what is asked for, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=208)
+    parser.add_argument("--bugged", type=int, default=50)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=POOL)
+    arguments = parser.parse_args()
+    arms = [arm.name for arm in lab.plan_study(STUDY)[1].arms]
+    wanted = [("", [arm], range(arguments.seeds)) for arm in arms]
+    wanted += [(bug, arms[:1], range(arguments.bugged)) for bug in BUGS]
+    tasks = [
+        (bug, some, seeds[first : first + MOST]) for bug, some, seeds in wanted for first in range(0, len(seeds), MOST)
+    ]
+    with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as workers:
+        found = []
+        for some in workers.map(trained, *zip(*tasks, strict=True)):
+            found.append(some)
+            print(
+                f"{len(found)} of {len(tasks)} cohorts, {sum(spent for _, spent in found):.0f} CPU-seconds", flush=True
+            )
+    rows = [row for some, _ in found for row in some]
+    with open(arguments.out, "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("code", "arm", "seed", METRIC))
+        table.writerows(rows)
+    spent = sum(seconds for _, seconds in found)
+    print(f"{arguments.out}: {len(rows)} trials, {spent:.0f} CPU-seconds, {spent / len(rows):.2f} a trial")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
