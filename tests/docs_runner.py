@@ -3,7 +3,7 @@
 Block after block of each page, in a folder of its own: a block with a title is written to the file it names, commands
 are run, studies are validated, Python is executed.  Each is a fork of this process, which has imported torch once, so
 that nothing of one reaches the next and none pays for the imports.  Two things differ from what a reader does: a study
-is trained in small (two seeds, a few steps, no tracker), and ``pip install -e`` lays a package down without pip.
+is trained in small (one seed, a few steps, no tracker), and ``pip install -e`` lays a package down without pip.
 
 Prints one JSON object per block that could not be done as it is shown.
 """
@@ -27,7 +27,7 @@ import click
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = {"seeds": 2, "train.epochs": 1, "train.evaluations": 1, "data.fraction": 0.05}
+SMALL = {"seeds": 1, "train.epochs": 1, "train.evaluations": 1, "data.fraction": 0.05}
 APART = {"run.executor": "inline", "run.tracker": "none"}
 ONLY_READ = {"ui", "sync", "check"}  #: vitlab commands that serve, need a server, or train for long
 ELSEWHERE = {"git", "python", "sbatch"}  #: programs whose lines are shown and not tried
