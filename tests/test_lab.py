@@ -149,8 +149,8 @@ def test_code_that_changed_trains_the_trials_that_use_it_and_comments_train_none
 
     # The module of the additive encodings holds 'none' and 'sinusoidal'; nobody here uses the rotary ones.
     positions = tmp_path / "vitlab" / "components" / "position"
-    for file, line in ((mlp, "# A comment, and nothing else."), (positions / "rotary.py", "CHANGED = True")):
-        with file.open("a") as stream:
+    for module, line in ((mlp, "# A comment, and nothing else."), (positions / "rotary.py", "CHANGED = True")):
+        with module.open("a") as stream:
             stream.write(f"\n{line}\n")
     assert cached_by_arm() == {"baseline": [True, True], "position=none": [True, True]}
     with (positions / "additive.py").open("a") as stream:

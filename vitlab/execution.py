@@ -34,7 +34,7 @@ class Watch:
         """A trial was handed to a worker."""
 
     def ended(self, planned: Planned, how: str, detail: str) -> None:
-        """A trial ended: done, failed, refused, stopped; or an attempt at one: oom, timeout, preempted, lost."""
+        """A trial ended: done, failed, refused, stopped; or an attempt at one: error, oom, timeout, preempted, lost."""
 
     def tick(self) -> None:
         """A moment passed."""
@@ -163,12 +163,14 @@ def _drive(
                 again: list[tuple[Job, list[Path]]] = []
                 for folder, how, detail in fates(ended):
                     ends[folder][how] += 1
+                    said: str = how
                     successor = _successor(executor, ended.job, how, ends[folder][how], run)
                     if how == "refused":
                         refused.append(detail)
                     elif successor is not None:
                         TrialFolder(folder).forgive()  # or it would keep the next driver from it, should this one die
                         _add(again, successor, folder)
+                        said = "error" if how == "failed" else how  # it has not failed yet
                         detail += "; it goes on" if how == "preempted" else "; it is tried again"
                     elif how == "done":
                         done += 1
@@ -180,8 +182,8 @@ def _drive(
                         if TrialFolder(folder).failure() is None:  # its worker could not say so itself
                             with suppress(OSError):  # where nothing can be written it is only tried again
                                 TrialFolder(folder).fail(detail, kind="error" if how == "failed" else how)
-                        how = "failed"
-                    watch.ended(planned_of[folder], how, detail)
+                        said = "failed"
+                    watch.ended(planned_of[folder], said, detail)
                 waiting += [half for job, folders in again for half in job.halves(folders)]
             if refused:
                 waiting.clear()  # the rest was planned under the same code; what runs goes on to its end
