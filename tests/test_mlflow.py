@@ -421,7 +421,11 @@ def test_the_description_is_the_report_and_leads_to_everything(delivered: Runs) 
     files = artifacts(delivered, study.info.run_id, "report")
     shown = re.findall(r"!\[\w+\]\(get-artifact\?path=([^&]+)&run_uuid=(\w+)\)", note)
     assert shown and {run for _, run in shown} == {study.info.run_id}
-    assert {unquote(path) for path, _ in shown} <= set(files) and "](arms.png)" not in note
+    small = artifacts(delivered, study.info.run_id, "report/small")
+    assert {unquote(path) for path, _ in shown} == set(small) and "](arms.png)" not in note
+    for path in small:
+        with Image.open(delivered.client.download_artifacts(study.info.run_id, path)) as picture:
+            assert picture.width <= 860, "the page would show a part of it"
     linked = set(re.findall(r"#/experiments/(\d+)/runs/(\w+)", note))
     runs = {(run.info.experiment_id, run.info.run_id) for run in (*delivered.runs(), study)}
     assert linked == runs
@@ -457,7 +461,7 @@ def test_a_model_of_every_arm_is_stored_and_read_back(runs: Runs, monkeypatch: P
     note = runs.client.get_experiment_by_name("tiny").tags["mlflow.note.content"]
     images = torch.randint(256, (3, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for arm, model in stored.items():
-        assert f"/models/{model.model_id})" in note
+        assert f"/models/{model.model_id}?" in note
         [run] = [run for run in runs.runs() if run.info.run_name == f"{arm}/s0"]
         assert [output.model_id for output in run.outputs.model_outputs] == [model.model_id]
         assert {metric.key: metric.value for metric in model.metrics}["final/val/loss"] == run.data.metrics[

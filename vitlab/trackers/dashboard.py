@@ -147,18 +147,19 @@ def comparison(
     chart_list: list[dict[str, Any]] = []
     section_list: list[dict[str, Any]] = []
 
-    def section(title: str, opened: bool) -> str:
+    def section(title: str, opened: bool, columns: int) -> str:
         name = f"vitlab-section-{len(section_list)}"
-        section_list.append({"uuid": name, "name": title, "display": opened, "isReordered": False})
+        shown = {"uuid": name, "name": title, "display": opened, "isReordered": False, "columns": columns}
+        section_list.append(shown)
         return name
 
     for index, (title, metrics, opened) in enumerate(charts):
         if index == 1 and parallel is not None and parallel.drawn:  # the answer stands before it
-            chart_list.append(_parallel(parallel, section("What came of what was varied", True)))
-        place = section(title, opened)
+            chart_list.append(_parallel(parallel, section("What came of what was varied", True, 1)))
+        place = section(title, opened, 3 if index else 2)
         chart_list += [_chart(name, place) for name in metrics]
     for title, keys in _albums(images).items():
-        place = section(title, True)
+        place = section(title, True, 2)
         chart_list += [_images(name, images[name], place) for name in keys]
     mode, key = group_key(arms)
     by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": mode, "groupByData": key}]}
@@ -263,6 +264,7 @@ def _images(key: str, step: int, section: str) -> dict[str, Any]:
         "runsCountToCompare": RUNS,
         "imageKeys": [key],
         "step": step,
+        "showRunParams": False,  # they would leave no room for the picture
         "displayName": key,
     }
 

@@ -7,6 +7,7 @@ Runs are not nested, because MLflow's comparison page is empty for children; the
 from __future__ import annotations
 
 import socket
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -214,7 +215,9 @@ class MlflowTracker(Tracker):
         ]
         links.append(description.link("study file and plan", experiment, run, "study.yaml"))
         for arm, model in self._stored_models(session).items():
-            links.append(f"[model of {description.plain(arm)}](#/experiments/{experiment}/models/{model})")
+            links.append(
+                f"[model of {description.plain(arm)}](#/experiments/{experiment}/models/{model}{description.TRAINING})"
+            )
         text = next((path.read_text(encoding="utf-8") for path in report if path.name == "report.md"), None)
         if text is not None:
             text = description.describe(text, links, self._linked(session), run)
@@ -267,6 +270,9 @@ class MlflowTracker(Tracker):
                 client.log_text(run, public((self.folder / file).read_text(encoding="utf-8")), file)
         for path in report:
             client.log_artifact(run, str(path), "report")
+        with tempfile.TemporaryDirectory() as place:
+            description.shrink([path for path in report if path.suffix == ".png"], Path(place))
+            client.log_artifacts(run, place, description.SMALL)
         statuses = {
             known.status if known is not None else ""
             for item in self._trials
