@@ -207,11 +207,12 @@ class Bout:
         self.damaged = self.missed = 0
         self.starts = 0
         self.driver: subprocess.Popen[bytes]
+        self.executor = ""
 
     # -- the driver ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        executor = self.dice.choice(self.executors)
+        executor = self.executor = self.dice.choice(self.executors)
         command = [sys.executable, "-c", DRIVER, "run", str(self.file), "--out", str(self.out)]
         # A trial whose disk was full is one that failed, where its driver was killed before it tried it again.
         command += ["--plugin", str(self.plugin), "--set", f"run.executor={executor}", "--retry-failed"]
@@ -246,7 +247,7 @@ class Bout:
             self.start()
         elif fault == "machine lost":
             assert self.cluster is not None
-            if not self.running():
+            if not self.running() or self.executor == "local":
                 return False
             self.cluster.lose(self.dice)
         elif fault == "server away":
@@ -317,6 +318,8 @@ class Bout:
                 if faults and time.monotonic() < until and time.monotonic() > due:
                     if self.put_in(faults[0]):
                         del faults[0]
+                    elif faults[0] in ON_RAY_ALONE:
+                        faults.append(faults.pop(0))  # at present another executor runs the study
                     due = time.monotonic() + self.dice.uniform(*pause_s)
                 time.sleep(0.05)
         finally:
@@ -468,7 +471,8 @@ def campaign(out: Path, *, minutes: float, seed: int, scale: float, executors: S
             queues[places[number % len(places)]].append(fault)
     for queue in queues.values():
         dice.shuffle(queue)
-    ways = {"local": ["local"], "ray": ["{type: ray, files: shared}", "{type: ray, files: copy}", "local"]}
+    on_ray = ["{type: ray, files: shared}", "{type: ray, files: copy}"]
+    ways = {"local": ["local"], "ray": [*on_ray, *on_ray, "local"]}
     references: dict[str, dict[str, Any]] = {}
     done: dict[str, Counter[str]] = {executor: Counter() for executor in executors}
     studies: Counter[str] = Counter()
