@@ -78,7 +78,7 @@ def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = ()) -> Figu
     with style():
         from matplotlib.figure import Figure
 
-        across = min(len(found), ACROSS)
+        across = -(-len(found) // -(-len(found) // ACROSS))  # rows as even as they go
         down = -(-len(found) // across)
         figure = Figure(figsize=(7.2 if across > 1 else 4.6, 3.2 * down), layout="constrained")
         panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()

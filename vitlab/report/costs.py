@@ -12,7 +12,7 @@ from vitlab.store import Store
 FILE = "cost.parquet"
 SPEEDS = {"train_images_per_s": "images/s in training", "infer_images_per_s": "images/s in inference"}
 MEMORY = {"peak_bytes": "bytes of memory at most"}
-MEASURED = {name: f"{what}, measured alone" for name, what in {**SPEEDS, **MEMORY}.items()}
+MEASURED = {name: f"{what}, alone" for name, what in {**SPEEDS, **MEMORY}.items()}
 """What can be traded for what an arm reaches."""
 
 Row = Mapping[str, Any]
