@@ -27,7 +27,7 @@ from vitlab import checking
 from vitlab.cli import cli, main
 from vitlab.cli.check import command
 from vitlab.data.augment.geometric import Crop
-from vitlab.errors import UserError
+from vitlab.errors import TrialFailed, UserError
 from vitlab.regression.baseline import read_baseline
 from vitlab.regression.gate import learning
 from vitlab.regression.traces import trace
@@ -155,8 +155,18 @@ def test_the_engine_that_trains_the_seeds_is_traced(accepted: Path, monkeypatch:
     assert alone == pytest.approx(sound.losses, rel=1e-9) != pytest.approx(stacked, rel=1e-6)
 
 
-def test_another_option_in_the_file_is_named(accepted: Path) -> None:
-    done = vitlab(accepted, "--tier", "exact", "--set", "train.optimizer.weight_decay=0.3", "--set", "seeds=1")
+def test_another_option_in_the_file_is_named_though_trials_fail(
+    accepted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise TrialFailed("2 trials failed, so nothing is judged.")
+
+    monkeypatch.setattr(checking, "_trained", failing)
+    tiers = ("--tier", "exact", "--tier", "statistical")
+    done = vitlab(accepted, *tiers, "--set", "train.optimizer.weight_decay=0.3", "--set", "seeds=1")
+    assert "- 2 trials failed, so nothing is judged." in done.stdout
+    with pytest.raises(TrialFailed):
+        vitlab(accepted, "--tier", "statistical")
     assert done.exit_code == 1 and "train.optimizer.weight_decay: 0.05 -> 0.3" in done.stdout
     assert "3 seeds -> 1" in done.stdout
 

@@ -40,7 +40,7 @@ def check(asked: Asked, tiers: Sequence[Tier] = TIERS) -> Checked:
 
     Raises:
         UserError: if the baseline is missing, is another study's, or lacks what a tier asks for.
-        TrialFailed: if trials fail; nothing is judged then.
+        TrialFailed: if trials fail and nothing has regressed by then; nothing is judged.
     """
     baseline = _baseline(asked)
     study, plan = _planned(asked)
@@ -56,7 +56,12 @@ def check(asked: Asked, tiers: Sequence[Tier] = TIERS) -> Checked:
         asked.watch.say(f"{study.study}: learning tier, {_arms(plan)}.")
         findings += gate.learning(plan, asked.plugins)
     if "statistical" in tiers:
-        cells, notes = gate.statistical(study, baseline, lambda seeds, arms: _trained(asked, study, seeds, arms))
+        try:
+            cells, notes = gate.statistical(study, baseline, lambda seeds, arms: _trained(asked, study, seeds, arms))
+        except TrialFailed as failed:
+            if overall(finding.verdict for finding in findings) != "regressed":
+                raise
+            notes.append(str(failed).rstrip("."))  # what has regressed is said all the same
         if not cells:
             notes.append("there is nothing to judge by seeds")
     verdicts = [*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)]
