@@ -125,6 +125,15 @@ def initialise(database: Path) -> None:
         os.replace(made, database)
 
 
+def forget() -> None:
+    """Let go of what MLflow keeps of every run whose files it has stored: ten kilobytes each, of up to a thousand."""
+    from mlflow.tracking._tracking_service import utils
+
+    kept = getattr(utils, "_artifact_repos_cache", None)
+    if kept is not None:
+        kept.clear()
+
+
 def experiment(
     client: Any, name: str, address: Address, folder: str, tags: Mapping[str, str], first: Mapping[str, str] = {}
 ) -> str:

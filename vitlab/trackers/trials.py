@@ -15,7 +15,7 @@ from typing import Any
 from vitlab.plan.values import Plan
 from vitlab.result import Result
 from vitlab.store import Store, TrialFolder, read_json
-from vitlab.trackers import images, records
+from vitlab.trackers import images, records, service
 from vitlab.trackers.offsets import Delivered, Offsets
 from vitlab.trackers.records import Point
 from vitlab.trackers.shown import TUNING, Shown, began_at, identity_of, size_of
@@ -152,6 +152,7 @@ class TrialRuns:
         known.ended = end
         if end and files_now and known.files != known.offset:  # the journal of an ended trial grows by explanations
             self._files(item, folder, known, result)
+            service.forget()
             known.files = known.offset
 
     # -- how it is done -----------------------------------------------------------------------------------------------
