@@ -185,11 +185,11 @@ def test_a_clash_with_a_built_in_harms_no_study_that_takes_it_by_default(tmp_pat
     install(site, "other-vit", "2", "raise RuntimeError('nobody has named it')\n", points)
     (tmp_path / "silent.yaml").write_text((STUDY % ("[]", "x")).replace(", norm: x", ""))
     plan = ["plan", "silent.yaml", "--format", "json"]
-    beside, without = called(site, plan, [f"{guests.VARIABLE}=1", *plan])
+    smoke = ["run", "silent.yaml", "--smoke", "--executor", "inline"]
+    beside, without, run = called(site, plan, [f"{guests.VARIABLE}=1", *plan], smoke)
     assert beside["code"] == without["code"] == 0, beside["err"]
     keys, same = ([item["key"] for item in json.loads(said["out"])["trials"]] for said in (beside, without))
     assert keys == same and all(keys)
-    (run,) = called(site, ["run", "silent.yaml", "--smoke", "--executor", "inline"])
     assert run["code"] == 0, run["err"]
 
 
