@@ -1,4 +1,4 @@
-# Everything happens in .venv; nothing is left outside this folder but pip's cache.
+# Everything happens in .venv; nothing is left outside this folder but the caches of pip and of vitlab (~/.cache).
 PYTHON ?= python3
 BIN := .venv/bin
 STUDY ?= pipelines/quickstart.yaml
