@@ -361,7 +361,8 @@ class Bout:
                 found.append(f"the journal of {path.parent.name[:12]} tells of the steps {steps}, not of {history}")
             anew += sum("begun anew" in event.get("note", "") for event in events)
         self.missed = max(0, self.damaged - anew)
-        self.done["checkpoint damaged"] -= self.missed
+        if self.missed:
+            self.done["checkpoint damaged"] -= self.missed
         if self.missed and self.executors == ["local"]:  # of a copy the true file may have come afterwards
             found.append(f"{self.damaged} checkpoints were damaged, and {anew} attempts have seen one")
         if not waited(lambda: not processes(f"{MARK}={self.mark}", "environ"), 60.0):
