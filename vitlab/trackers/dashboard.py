@@ -159,7 +159,7 @@ def comparison(
         place = section(title, opened, 3 if index else 2)
         chart_list += [_chart(name, place) for name in metrics]
     for title, keys in _albums(images).items():
-        place = section(title, True, 2)
+        place = section(title, True, 1)  # as many runs side by side as there is room for
         chart_list += [_images(name, images[name], place) for name in keys]
     mode, key = group_key(arms)
     by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": mode, "groupByData": key}]}
