@@ -196,6 +196,8 @@ def test_auto_follows_its_rule() -> None:
     assert module.kernel == "explicit"
     torch.testing.assert_close(members[:, 0], module(x, None, None), atol=1e-6, rtol=0)
     torch.func.grad(lambda x: module(x, None, None).sum())(x)
+    assert module.kernel == "sdpa"
+    torch.func.vmap(torch.func.grad(lambda x: module(x, None, None).sum()))(x[:, None])
     assert module.kernel == "explicit"
 
 

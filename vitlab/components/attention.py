@@ -184,7 +184,7 @@ class Auto(_Fused):
     """Fused or explicit product, by this rule; the first line that applies decides:
 
     1. weights are dropped in this step: explicit, because draws are keyed;
-    2. inside ``vmap`` or another transform of ``torch.func``: explicit, because the fused kernel has no batching rule
+    2. inside ``torch.func.vmap``: explicit, because the fused kernel has no batching rule
        on CPU and none for its gradient on CUDA, and would fall back to a loop over members;
     3. on CPU in a type of 16 bits: explicit, which is ten times as fast there;
     4. otherwise: torch's fused kernel.
