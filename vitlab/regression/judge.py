@@ -109,24 +109,11 @@ def pooled_sd(samples: Iterable[Sequence[float]]) -> float:
 def judge(family: Sequence[Pair], alpha: float = 0.05) -> list[Cell]:
     """Judge every cell of a family, in the order given."""
     cells = [_tested(pair, alpha) for pair in family]
-    corrected = holm([cell.p for cell in cells])
+    corrected = statistics.corrected([cell.p for cell in cells])
     return [
         _decided(replace(cell, p_corrected=p, family=len(cells)), pair, alpha)
         for cell, p, pair in zip(cells, corrected, family, strict=True)
     ]
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """As ``statistics.corrected``, for thousands of families: statsmodels collects all garbage at each of its calls.
-
-    NaN stands for a cell that cannot be judged: it stays NaN, and counts in the family.
-    """
-    p = np.asarray(p_values, dtype=float)
-    counted = np.where(np.isnan(p), 1.0, p)
-    order = np.argsort(counted, kind="stable")
-    raised = np.empty_like(counted)
-    raised[order] = np.minimum(1.0, np.maximum.accumulate(counted[order] * np.arange(len(p), 0, -1)))
-    return [NAN if math.isnan(value) else float(new) for value, new in zip(p, raised, strict=True)]
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
