@@ -569,7 +569,7 @@ def _run_spec(folder: Path) -> RunSpec:
 
 
 def _own(run_spec: RunSpec) -> RunSpec:
-    """How a study is run, where it does not say by whom by ours, whoever else offers their names."""
+    """How a study is run: by our executor and tracker where it names none, whoever else offers their names."""
     silent = [name for name in ("executor", "tracker") if name not in run_spec.model_fields_set]
     own = {name: Choice(slots.slot(name).own(getattr(run_spec, name).type)) for name in silent}
     return run_spec.model_copy(update=own)

@@ -9,7 +9,6 @@ in its plan.json.
 
 from __future__ import annotations
 
-import io
 import os
 import statistics
 import tempfile
@@ -29,9 +28,9 @@ from vitlab.plan.cohorts import MOST
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import Plan, Planned, Probe
 from vitlab.spec import RunSpec
-from vitlab.store import Store, TrialFolder, read_json, write_bytes, write_json
+from vitlab.store import Store, TrialFolder, read_json, write_json
 from vitlab.training.cohort import Cohort, require_stackable
-from vitlab.training.loop import Training, peak_memory, views_of
+from vitlab.training.loop import peak_memory, views_of
 from vitlab.trial import Settings as Settings
 from vitlab.trial import begin_trial
 
@@ -59,6 +58,7 @@ def measure_arms(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str |
     import pandas as pd
 
     from vitlab.report.costs import file_of
+    from vitlab.report.frame import write_parquet
 
     firsts = list({planned.arm: planned for planned in reversed(plan.trials)}.values())[::-1]
     found: dict[str, list[Mapping[str, Any]]] = {planned.arm: [] for planned in firsts}
@@ -76,9 +76,7 @@ def measure_arms(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str |
             say(f"measured: round {turn + 1} of {ROUNDS}")
     rows = [_row(planned, found[planned.arm]) for planned in firsts if len(found[planned.arm]) == ROUNDS]
     file = file_of(plan, store)
-    with io.BytesIO() as buffer:
-        pd.DataFrame(rows).to_parquet(buffer, index=False)
-        write_bytes(file, buffer.getvalue())
+    write_parquet(pd.DataFrame(rows), file)
     return file
 
 
@@ -135,7 +133,7 @@ def _cost(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[
     """Images a second in training and in inference, and the most memory that was held."""
     with begin_trial(trial, folder, settings) as training:
         device = training.feed.device
-        train = _speed(training.advance, device, stop) * _images(training)
+        train = _speed(training.advance, device, stop) * training.batch_images
         batch = next(iter(training.feed.evaluation("val", training.spec.batch_size)))
         training.model.eval()
         with torch.no_grad():
@@ -158,7 +156,7 @@ def _engines(
             for seed in range(members + 1)
         ]
         alone, others = trainings[0], trainings[1:]
-        device, images = alone.feed.device, _images(alone)
+        device, images = alone.feed.device, alone.batch_images
         loop: list[float] = []
         vmap: list[float] = []
         because = ""
@@ -195,11 +193,6 @@ def _speed(step: Callable[[], object], device: torch.device, stop: Callable[[], 
 def _wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _images(training: Training) -> int:
-    """Images of a step."""
-    return min(training.spec.batch_size, training.feed.count())
 
 
 def _with_seed(trial: Trial, number: int) -> Trial:

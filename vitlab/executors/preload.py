@@ -24,6 +24,7 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
     os.environ[variable] = "1"
 
+# Arrow's allocator starts a thread otherwise, and a server that forks must have one alone.
 os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
 
 # torch.optim imports dynamo when first used, and what a trial predicts is written by pyarrow: a second that no trial
