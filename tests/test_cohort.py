@@ -341,7 +341,7 @@ def test_what_has_ended_is_not_failed_by_what_befalls_the_rest(tmp_path: Path, m
     def fall(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vitlab.trial.complete", fall)
+    monkeypatch.setattr("vitlab.trial.attempt.complete", fall)
     monkeypatch.setattr("vitlab.trial.train_cohort", fall)
     items = work(tmp_path, trial(0), broken, trial(2))
     run_cohort(items, SETTINGS)

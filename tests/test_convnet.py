@@ -25,7 +25,8 @@ from vitlab.store import TrialFolder
 from vitlab.testing import check_component
 from vitlab.training import checkpoint
 from vitlab.training.start import start_from
-from vitlab.trial import Settings, load_model, run_trial
+from vitlab.trial import Settings, run_trial
+from vitlab.trial.models import load_model
 
 NAMES = ("resnet18", "resnet50", "regnet_y_16gf")
 models = torchvision("torchvision.models")

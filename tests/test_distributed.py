@@ -18,7 +18,8 @@ from vitlab.plan.values import Trial
 from vitlab.result import Result
 from vitlab.spec import STREAMS, RunSpec
 from vitlab.store import TrialFolder, read_json
-from vitlab.trial import Settings, load_model, run_trial
+from vitlab.trial import Settings, run_trial
+from vitlab.trial.models import load_model
 
 DATA = {
     "type": "synthetic",

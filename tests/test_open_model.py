@@ -25,7 +25,8 @@ from vitlab.plan.values import Trial
 from vitlab.spec import STREAMS
 from vitlab.store import TrialFolder
 from vitlab.training.artifacts import Sight, Transform
-from vitlab.trial import Settings, load_model, run_trial
+from vitlab.trial import Settings, run_trial
+from vitlab.trial.models import load_model
 
 torchvision("torchvision.models")
 timm = pytest.importorskip("timm")

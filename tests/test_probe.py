@@ -28,7 +28,8 @@ from vitlab.spec import STREAMS
 from vitlab.spec.trial import InitFrom
 from vitlab.store import TrialFolder
 from vitlab.training.probe import FAINT, fit_head, solve
-from vitlab.trial import Settings, load_model, run_trial
+from vitlab.trial import Settings, run_trial
+from vitlab.trial.models import load_model
 
 SEEDS = dict.fromkeys(STREAMS, 0)
 TARGET: dict[str, Any] = {"type": "digits", "classes": [7, 8, 9], "per_class": 5}

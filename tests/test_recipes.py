@@ -30,7 +30,8 @@ from vitlab.store import TrialFolder
 from vitlab.training.ema import Average
 from vitlab.training.loop import Trained, evaluate, train
 from vitlab.training.mix import Mixing
-from vitlab.trial import Settings, load_model, run_trial
+from vitlab.trial import Settings, run_trial
+from vitlab.trial.models import load_model
 
 torchvision()  # where torch has no operators for it, timm cannot import it alone
 import timm.data  # noqa: E402

@@ -23,7 +23,8 @@ from vitlab.result import Result
 from vitlab.spec import STREAMS
 from vitlab.store import Busy, TrialFolder, read_json
 from vitlab.training import checkpoint
-from vitlab.trial import Settings, load_model, run_trial
+from vitlab.trial import Settings, run_trial
+from vitlab.trial.models import load_model
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
 MODEL = {"type": "vit", "patch_size": 4, "dim": 12, "depth": 2, "heads": 2, "drop": 0.1, "drop_path": 0.2}

@@ -57,7 +57,7 @@ def examine(folder: TrialFolder, images: Sequence[int]) -> None:
     """
     from vitlab.explain.one_image import explain
     from vitlab.models.vit import ViT
-    from vitlab.trial import load_model
+    from vitlab.trial.models import load_model
 
     model, transform = load_model(folder)
     if not isinstance(model, ViT):

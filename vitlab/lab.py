@@ -352,7 +352,7 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
     Raises:
         UserError: if there is no such trial, or it kept no weights.
     """
-    from vitlab.trial import load_model
+    from vitlab.trial.models import load_model
 
     folder = TrialFolder(Path(path))
     if folder.weights.is_file() and folder.spec.is_file():

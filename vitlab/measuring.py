@@ -31,8 +31,8 @@ from vitlab.spec import RunSpec
 from vitlab.store import Store, TrialFolder, read_json, write_json
 from vitlab.training.cohort import Cohort, require_stackable
 from vitlab.training.loop import peak_memory, views_of
-from vitlab.trial import Settings as Settings
 from vitlab.trial import begin_trial
+from vitlab.trial.settings import Settings as Settings
 
 ROUNDS = 5  #: processes of each arm
 PROBES = 3  #: blocks of each engine in a probe

@@ -91,7 +91,7 @@ def _open(checkpoint: Path, arm: str, seed: int, out: Path) -> tuple[Model, Tran
     """The model of a trial, the transform from images to its input, and what the trial is."""
     from vitlab.lab import open_study
     from vitlab.store import TrialFolder, read_json
-    from vitlab.trial import load_model
+    from vitlab.trial.models import load_model
 
     if _is_study(checkpoint):
         plan, store = open_study(checkpoint, out=out)

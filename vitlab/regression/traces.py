@@ -24,7 +24,8 @@ from vitlab.spec.trial import LENGTHS
 from vitlab.store import Store
 from vitlab.training.cohort import Cohort, require_stackable
 from vitlab.training.loop import Training, evaluation_batches, views_of
-from vitlab.trial import Settings, begin_trial, run_trial
+from vitlab.trial import begin_trial, run_trial
+from vitlab.trial.settings import Settings
 
 EXACT_STEPS = 20
 LEARNING_STEPS = 100

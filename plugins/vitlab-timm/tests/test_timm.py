@@ -23,7 +23,7 @@ from vitlab.spec.trial import InitFrom
 from vitlab.store import TrialFolder
 from vitlab.testing import check_component
 from vitlab.training.start import head_names, start_from
-from vitlab.trial import load_model
+from vitlab.trial.models import load_model
 
 torchvision()
 import timm  # noqa: E402  # what it imports needs help first

@@ -1,0 +1,110 @@
+"""Models that a trial begins with, learns from, or has left.
+
+What only some trials need is imported by name, so that it is no part of the code of all others.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from vitlab import noise
+from vitlab.data.prepare import Feed, Prepared
+from vitlab.models.contract import Model
+from vitlab.plan.key import DISTILLATION, PROBE, READER
+from vitlab.plan.trial import Trial
+from vitlab.slots import slot
+from vitlab.spec.trial import Distill, InitFrom
+from vitlab.store import TrialFolder, read_json
+from vitlab.training.artifacts import Sight, Transform, read_weights
+from vitlab.training.start import start_from
+from vitlab.trial.settings import dtype_of
+
+
+def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
+    """The trained model of a trial, in evaluation mode on the CPU, and the transform from images to its input.
+
+    Raises:
+        WeightsError: if the trial has not ended or kept no weights.
+    """
+    state, sight = read_weights(folder.weights)
+    trial = Trial.from_json(read_json(folder.spec))
+    model: Model = slot("model").build(trial.spec["model"], sight.info)
+    dtype = dtype_of(trial.spec["train"])
+    model.to(dtype).load_state_dict(state)
+    return model.eval(), Transform(sight, dtype=dtype)
+
+
+def begun(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device) -> Model:
+    """The model of a trial before its first step: initialised, or with the weights the trial starts from."""
+    torch.manual_seed(noise.key(trial.seeds["init"], "init"))
+    model: Model = slot("model").build(trial.spec["model"], prepared.info)
+    model.initialise(trial.seeds["init"])
+    _start_from_others(model, trial, folder)
+    return model.to(device, dtype_of(trial.spec["train"]))
+
+
+def fit_head(model: Model, trial: Trial, feed: Feed) -> None:
+    """Solve for the head on the training images, if the trial starts from one that is fitted."""
+    named = trial.spec.get("init_from")
+    if named is not None and (how := InitFrom.model_validate(named)).head == "fitted":
+        probe: Any = importlib.import_module(PROBE)
+        probe.fit_head(model, feed, how.l2, trial.spec["train"].get("precision", "fp32"))
+
+
+def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device) -> Any:
+    """The teacher that a trial learns from, if it names one."""
+    named = trial.spec.get("distill")
+    if named is None:
+        return None
+    how = Distill.model_validate(named)
+    train = trial.spec["train"]
+    mine = theirs = Sight(prepared.info, prepared.mean, prepared.std)
+    teacher: Model | None = None
+    if how.teacher is not None and how.teacher.checkpoint is not None:
+        size = None if how.teacher.size is None else (how.teacher.size, how.teacher.size)
+        opened = _opened(how.teacher.checkpoint, {"heads": how.teacher.heads, "image": size}, "keep")
+        teacher, theirs = opened.model, Sight(opened.info, opened.mean, opened.std)
+    elif how.teacher is not None and how.teacher.pretrained is not None:
+        weights: Any = importlib.import_module(READER)
+        opened = weights.open_pretrained(how.teacher.pretrained)
+        teacher, theirs = opened.model, Sight(opened.info, opened.mean, opened.std)
+    elif how.teacher is not None:
+        teacher, transform = _needed("teacher", trial, folder)
+        theirs = transform.sight
+    if teacher is not None:
+        teacher.to(device, dtype_of(train))
+    distillation: Any = importlib.import_module(DISTILLATION)
+    return distillation.Distillation(how, teacher, theirs, mine, train.get("precision", "fp32"))
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _start_from_others(model: Model, trial: Trial, folder: TrialFolder) -> None:
+    """Take over the weights the trial starts from, if it names any."""
+    named = trial.spec.get("init_from")
+    if named is None:
+        return
+    how = InitFrom.model_validate(named)
+    if how.checkpoint is not None:
+        heads = getattr(getattr(model, "geometry", None), "heads", None)  # which hardly any file says
+        source = _opened(how.checkpoint, {"heads": heads}, "keep" if how.head == "keep" else "new").model
+    else:
+        source, _ = _needed("init_from", trial, folder)
+    start_from(model, source, how)
+
+
+def _needed(role: str, trial: Trial, folder: TrialFolder) -> tuple[Model, Transform]:
+    """What a trial that this one needs has left."""
+    return load_model(TrialFolder(folder.path.parents[1] / trial.needs[role]))
+
+
+def _opened(file: str, said: Mapping[str, Any], head: Literal["keep", "new"]) -> Any:
+    """The model of a checkpoint file, with what the study has ``said`` of it."""
+    weights: Any = importlib.import_module(READER)
+    return weights.open_model(Path(file), said=weights.Known(**said), head=head)
