@@ -19,13 +19,16 @@ from typing import Any
 import pytest
 import yaml
 from jobs import HERE, PATIENCE_S, ends, job, processes, until
+from test_distributed import GUESTS, gone
+from test_distributed import trial as by_several
 
 from vitlab import lab, slots
 from vitlab.errors import UserError
 from vitlab.execution import Watch, execute, with_prerequisites
-from vitlab.executors import Executor, Inline, Job, Ray, base
+from vitlab.executors import Executor, Inline, Job, Local, Ray, base
+from vitlab.executors import ray as room
 from vitlab.executors.base import Companion, fates
-from vitlab.executors.ray import Begun, End, stream
+from vitlab.executors.task import Begun, End, stream
 from vitlab.plan.values import Trial
 from vitlab.spec import STREAMS, RunSpec
 from vitlab.spec.run import Resources
@@ -47,6 +50,10 @@ class SlowRay(Ray):
 
 
 class SlowInline(Inline):
+    runner = "ray_runner"
+
+
+class SlowLocal(Local):
     runner = "ray_runner"
 
 
@@ -244,6 +251,38 @@ def test_a_cohort_on_copied_files_is_the_cohort(cluster: Any, tmp_path: Path, mo
     assert "trained along with a/s0" in (ours.companions[0].folder / "log.txt").read_text()
 
 
+def test_several_processes_train_a_trial_as_they_do_elsewhere(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them is killed, and the trial goes on from its checkpoint, on copied files."""
+    monkeypatch.setenv("VITLAB_TEST_STEP_S", "0")
+    plugin = tmp_path / "troubled.py"
+    plugin.write_text(GUESTS)
+    (tmp_path / "trouble").touch()
+    what = by_several({"loss": {"type": "troubled", "trouble": "killed", "rank": 1}})
+    work = Job(
+        "a/s0", Store(tmp_path).trial("key", "c").path, what, (str(plugin),), 1, "cpu", True, "last", processes=2
+    )
+    folder, spec = TrialFolder(work.folder), run(workers=None, resources=Resources(processes=2))
+    shared, copying, local = SlowRay(spec), SlowRay(spec, files="copy"), SlowLocal(spec)
+    assert shared.slots == 1, "each has a CPU, and there are two"
+    shared.submit(work)
+    ended = ends(shared, 1)["key"]
+    assert ended.how == "lost" and "process 1 of this trial was killed by signal 9" in ended.detail
+    assert gone(plugin) and not folder.held() and not folder.done()
+    copying.submit(work)
+    assert ends(copying, 1)["key"].how == "done"
+    theirs = replace(work, folder=Store(tmp_path / "local").trial("key", "c").path)
+    local.submit(theirs)
+    assert ends(local, 1)["key"].how == "done"
+    mine, its = folder.result(), TrialFolder(theirs.folder).result()
+    assert mine is not None and its is not None and mine.outcome == its.outcome
+    assert mine.circumstances.numerics["processes"] == 2 and mine.circumstances.attempts == 2
+    assert folder.weights.read_bytes() == TrialFolder(theirs.folder).weights.read_bytes()
+    starts = [event.body["step"] for event in folder.events()[0] if event.kind == "start"]
+    assert starts[0] == 0 < starts[1]
+
+
 # -- how jobs end -----------------------------------------------------------------------------------------------------
 
 
@@ -348,8 +387,22 @@ def test_shares_of_the_cluster(cluster: Any, tmp_path: Path) -> None:
     ends(executor, 3)
     seen = [read_json(item.folder / "around.json")["environment"][1] for item in work]
     assert set(seen[:2]) <= {"0", "1"} and seen[2] == ""
+    assert Ray(RunSpec(resources=Resources(gpu=2))).slots == 1
+    assert Ray(RunSpec(device="cpu", resources=Resources(processes=2, cpu=1))).slots == 2
+    with pytest.raises(UserError, match=r"run\.resources\.gpu is 3, and the largest machine of the Ray cluster has 2"):
+        Ray(RunSpec(resources=Resources(gpu=3)))
     with pytest.raises(UserError, match=r"say run\.resources\.gpu in place of gpu_mem"):
         Ray(RunSpec(resources=Resources(gpu_mem=1 << 30)))
+
+
+def test_a_machine_that_joins_or_leaves_is_counted(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "COUNT_S", -1.0)
+    executor, (one,) = Ray(RunSpec(device="cpu")), cluster.nodes()
+    two, gone = {**one, "Resources": {"CPU": 3.0}}, {**one, "Alive": False}
+    for nodes, fit in (([one], 2), ([one, two], 5), ([gone, two], 3), ([gone], 1)):
+        with monkeypatch.context() as here:
+            here.setattr(cluster, "nodes", lambda nodes=nodes: nodes)
+            assert executor.slots == fit
 
 
 def test_what_cannot_be_reached_is_said_in_a_sentence() -> None:

@@ -2,6 +2,8 @@
 
 **Processes.**  Every trial is one Ray task in a fresh process, with ``run.threads`` CPUs, or ``run.resources.cpu``,
 and a GPU, or the share of one that ``run.resources.gpu`` says; Ray finds the machine and sets ``CUDA_VISIBLE_DEVICES``.
+A trial that several processes train, each on a GPU or with its CPUs, is one task that takes all of these on one
+machine, and starts the processes there itself.  Slots are counted again and again, so a machine that joins is used.
 Ray tries nothing again: a worker that dies is ``lost``, and what is done about that is the same as for every executor.
 vitlab, the plugins installed by pip and the data have to be on every machine; a trial refuses other code than it was
 planned under.
@@ -24,72 +26,29 @@ last checkpoints, which are at most a minute old.
 
 from __future__ import annotations
 
-import asyncio
-import atexit
-import logging
 import math
-import os
-import queue
-import shutil
-import signal
-import socket
-import tempfile
-import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from vitlab.errors import UserError
-from vitlab.executors import base, machine, worker
-from vitlab.executors.base import Ended, Executor, How, Job, Stage, attempt, executor, one_sentence
-from vitlab.executors.mirror import Inbox, Outbox, Piece, belongings, moved
+from vitlab.executors import base, worker
+from vitlab.executors.base import Ended, Executor, How, Job, Stage, executor, one_sentence
+from vitlab.executors.cluster import at, connected, demand, room
+from vitlab.executors.mirror import Inbox, Piece, belongings
+from vitlab.executors.task import Begun, Bell, End, Told, stream
 from vitlab.spec import RunSpec
-from vitlab.store import Busy, process, write_bytes
+from vitlab.store import Busy
 
-LOOK_S = 0.2  #: how often a worker looks for changed files, and the driver for a lease
+LOOK_S = 0.2  #: how often the driver looks for a lease
 FORCE_S = 10.0  #: how long Ray has to end a task by force
-STORE_BYTES = 256 * 2**20  #: of the object store of a Ray that is started here; it spills to the disk
-
-
-class Begun(NamedTuple):
-    """The first item of a stream: the task has a process."""
-
-    host: str
-    process: str = ""  #: its name, as of :func:`vitlab.store.process`
-    node: str = ""  #: Ray's name for the machine
-
-
-class Told(NamedTuple):
-    """How far the attempt is."""
-
-    stage: Stage
-
-
-class End(NamedTuple):
-    """The last item of a stream."""
-
-    how: How
-    detail: str
-
-
-class Bell:
-    """An actor that tells every worker at once to stop."""
-
-    def __init__(self) -> None:
-        self._rung = asyncio.Event()
-
-    async def ring(self) -> None:
-        self._rung.set()
-
-    async def rung(self) -> None:
-        """Return when it has been rung."""
-        await self._rung.wait()
+COUNT_S = 5.0  #: how often the machines are counted
 
 
 @dataclass
@@ -134,15 +93,10 @@ class Ray(Executor):
         super().__init__(run)
         if run.resources.gpu_mem is not None:
             raise UserError("Ray does not know how much memory a GPU has: say run.resources.gpu in place of gpu_mem")
-        if run.resources.together > 1:
-            raise UserError(
-                f"run.resources asks for {run.resources.together} processes for one trial, and tasks of Ray have one; "
-                "the executors local and slurm have them"
-            )
-        self._ray = _connected(address)
+        self._ray = connected(address)
         self._files = files
-        self._cpus, self._share, fit = self._resources()
-        self._slots = run.workers or max(1, fit)
+        self._each = demand(self._ray, run)
+        self._slots, self._counted = 0, -math.inf
         self._bell: Any = None
         self._stopping = False
         self._waiting: list[Job] = []  #: trials that somebody else holds
@@ -156,7 +110,10 @@ class Ray(Executor):
 
     @property
     def slots(self) -> int:
-        return self._slots
+        """What ``run.workers`` says, or what the machines hold that the cluster has by now."""
+        if self.run.workers is None and time.monotonic() - self._counted > COUNT_S:
+            self._slots, self._counted = room(self._ray, self._each), time.monotonic()
+        return self.run.workers or max(1, self._slots)
 
     def submit(self, job: Job) -> None:
         """Hand a job to Ray, which queues it until a machine has room."""
@@ -198,24 +155,6 @@ class Ray(Executor):
 
     # -- how it is done -----------------------------------------------------------------------------------------------
 
-    def _resources(self) -> tuple[int, float, int]:
-        """The CPUs and the share of a GPU that a trial takes, and how many trials the cluster holds."""
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        with_gpu = [node for node in nodes if node.get("GPU")] if self.run.device != "cpu" else []
-        if self.run.device == "cuda" and not with_gpu:
-            raise UserError("run.device is cuda, and no machine of the Ray cluster has a GPU")
-        cpus = [int(node.get("CPU", 0)) for node in with_gpu or nodes]
-        if not any(cpus):
-            raise UserError("no machine of the Ray cluster offers a CPU; 'ray start' takes --num-cpus")
-        # As elsewhere, a trial may have more threads than there are cores.
-        each = min(self.run.resources.cpu or self.run.threads, max(cpus))
-        if not with_gpu:
-            return each, 0.0, sum(count // each for count in cpus)
-        share = self.run.resources.gpu or 1.0
-        per_gpu = int(1 / share + 1e-9)
-        fit = [min(count // each, int(node["GPU"]) * per_gpu) for count, node in zip(cpus, with_gpu, strict=True)]
-        return each, share, sum(fit)
-
     def _begin(self, job: Job) -> bool:
         """Hand a job over; False if its files are to be copied and somebody else writes them."""
         with ExitStack() as leases:
@@ -238,11 +177,11 @@ class Ray(Executor):
             if self._bell is None:
                 bell = self._ray.remote(num_cpus=0, max_concurrency=100_000, max_restarts=-1, max_task_retries=-1)(Bell)
                 here = self._ray.get_runtime_context().get_node_id()
-                self._bell = bell.options(scheduling_strategy=_at(here)).remote()
+                self._bell = bell.options(scheduling_strategy=at(here)).remote()
             # max_calls stands here because a task's options cannot say it: without it Ray would use a process again.
-            share = 0.0 if job.device == "cpu" else job.gpu or self._share
+            share = 0.0 if job.device == "cpu" else job.gpu or self._each.gpus
             task = self._ray.remote(
-                num_cpus=self._cpus, num_gpus=share, max_calls=1, max_retries=0, num_returns="streaming"
+                num_cpus=self._each.cpus, num_gpus=share, max_calls=1, max_retries=0, num_returns="streaming"
             )(stream)
             handed = task.remote(job, self.runner, token, sent, share > 0, self._bell)
             self._running[handed] = _Running(job, handed, inbox, leases.pop_all(), sent or ())
@@ -330,7 +269,7 @@ class Ray(Executor):
         """Kill the process of a task, by another task on its machine."""
         if running.begun is not None:
             task = self._ray.remote(num_cpus=0, max_calls=1, max_retries=0)(base.kill)
-            task.options(scheduling_strategy=_at(running.begun.node)).remote(running.begun.process)
+            task.options(scheduling_strategy=at(running.begun.node)).remote(running.begun.process)
 
     def _end(self, running: _Running, how: How, detail: str = "") -> None:
         del self._running[running.stream]
@@ -343,135 +282,3 @@ class Ray(Executor):
         deadline = time.monotonic() + timeout_s
         while self._running and (left := deadline - time.monotonic()) > 0:
             self._collect(left)
-
-
-# -- the worker's side ------------------------------------------------------------------------------------------------
-
-
-def stream(
-    job: Job, runner: str, token: str, sent: Sequence[tuple[str, Any]] | None, on_gpu: bool, bell: Any
-) -> Iterator[Begun | Told | Piece | End]:
-    """Run one job in this process: the task.
-
-    The trial runs in a thread, because what the task yields it must yield from its own.
-
-    Args:
-        job: what to run.
-        runner: see ``Executor.runner``.
-        token: stands in the log of a folder that is shared.
-        sent: files and where they go, of a folder that is not.
-        on_gpu: whether Ray has given this process a GPU.
-        bell: the actor.
-    """
-    import ray
-
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.threads))
-    os.environ.update(threads if on_gpu else {**threads, "CUDA_VISIBLE_DEVICES": ""})
-    host = socket.gethostname()
-    yield Begun(host, process(os.getpid()), ray.get_runtime_context().get_node_id())
-    stop = threading.Event()
-    bell.rung.remote().future().add_done_callback(lambda _: stop.set())  # also when the actor is gone
-    with ExitStack() as scratch:
-        outbox = None
-        if sent is not None:
-            root = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="vitlab-")))
-            for path, reference in sent:
-                write_bytes(root / path, ray.get(reference))
-            job = moved(job, root)
-            outbox = Outbox(job.folders)
-        elif not _sees(job.folder, token):
-            hint = "without a shared folder, set run.executor.files: copy"
-            yield End("refused", f"{host} does not see {job.folder}; {hint}")
-            return
-        worker.log_to(job.folder)
-        if outbox is None:
-            worker.note_companions(job)
-        ended: list[tuple[How, str]] = []
-        told: queue.SimpleQueue[Stage] = queue.SimpleQueue()
-        late = f"it trained longer than run.timeout allows, and had not stopped {base.OVERDUE_S:g} s later"
-
-        def run() -> None:
-            ended.append(attempt(job, runner, stop.is_set, told.put, overdue=lambda: ended.append(("timeout", late))))
-
-        trial = threading.Thread(target=run, daemon=True)  # one that does not stop ends with the process
-        trial.start()
-        while trial.is_alive() and not ended:
-            trial.join(LOOK_S)
-            while not told.empty():
-                yield Told(told.get())
-            if outbox is not None:
-                yield from outbox.changes()
-        if outbox is not None:
-            yield from outbox.changes(ended=True)
-    yield End(*ended[0]) if ended else End("lost", "the trial's thread was ended; see log.txt")
-
-
-def _at(node: str) -> Any:
-    """Where Ray is to put something: on this machine, or nowhere."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    return NodeAffinitySchedulingStrategy(node, soft=False)
-
-
-def _sees(folder: Path, token: str) -> bool:
-    try:
-        return token in (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-
-
-# -- the cluster ------------------------------------------------------------------------------------------------------
-
-
-def _connected(address: str) -> Any:
-    """Ray, connected to the cluster at ``address``."""
-    if address.startswith("ray://"):
-        raise UserError(
-            f"run.executor.address is {address}, and trials cannot stream through Ray's client; "
-            "run vitlab on a machine of the cluster, with address: auto"
-        )
-    # Zero GPUs mean none, as vitlab asks for, and Ray neither warns of that nor reports that it is used.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise UserError(f"the executor ray needs Ray (pip install 'vitlab[ray]'): {error}") from None
-    if ray.is_initialized():
-        return ray
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address == "local":
-        # Ray's sockets lie in it, and the path of a socket may have 107 characters; a TMPDIR may have more.
-        temporary = tempfile.mkdtemp(prefix="vitlab-", dir="/tmp")
-        atexit.register(_hang_up, temporary)
-        options |= {
-            "num_cpus": machine.budget(),
-            "include_dashboard": False,
-            "object_store_memory": STORE_BYTES,
-            "_temp_dir": temporary,
-        }
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(address=address, **options)
-    except Exception as error:  # of no type of its own where Ray does not come up in time
-        if address == "local":
-            raise UserError(f"Ray does not start on this machine: {one_sentence(error)}") from None
-        at = "on this machine, and RAY_ADDRESS names none" if address == "auto" else f"at {address}"
-        raise UserError(
-            f"no Ray cluster answers {at}: start one with 'ray start --head', or set run.executor.address: local. "
-            f"Ray says: {one_sentence(error)}"
-        ) from None
-    finally:
-        if is_main:
-            signal.signal(signal.SIGTERM, before)  # Ray takes it; how a driver ends is for the driver to say
-    return ray
-
-
-def _hang_up(temporary: str) -> None:
-    """Stop the Ray that was started here, and leave nothing of it."""
-    import ray
-
-    with suppress(Exception):  # the interpreter is at its end, and Ray may have ended before
-        ray.shutdown()
-    shutil.rmtree(temporary, ignore_errors=True)
