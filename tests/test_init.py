@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import rooms
 import torch
 from scipy import stats
 from torch import Tensor, nn
@@ -244,7 +245,7 @@ def test_a_guest_that_draws_for_itself_depends_on_the_seed_alone(monkeypatch: py
         def forward(self, x_BTD: Tensor) -> Tensor:
             return self.own(torch.cos(x_BTD * self.frequencies + self.phase))
 
-    monkeypatch.setattr(slot("mlp"), "_members", dict(slot("mlp")._members))
+    rooms.keep(monkeypatch, slot("mlp"))
     slot("mlp").register("spectral")(Spectral)
     one, again, other = (built(seed, mlp="spectral").blocks[1].mlp for seed in (0, 0, 1))
     assert torch.equal(one.frequencies, again.frequencies)

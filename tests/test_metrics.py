@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rooms
 import torch
 import yaml
 from torch import Tensor
 
-from vitlab import lab, slots, testing
+from vitlab import lab, testing
 from vitlab.errors import SpecError
 from vitlab.geometry import DataInfo
 from vitlab.plan.values import Plan
@@ -47,10 +48,7 @@ SEEDS = 2
 
 @pytest.fixture(autouse=True)
 def _slots_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_members", "_origins"):
-        monkeypatch.setattr(metric, name, dict(getattr(metric, name)))
-    for name, kind in (("_files", dict), ("_from_files", list), ("_bare", dict)):
-        monkeypatch.setattr(slots, name, kind(getattr(slots, name)))
+    rooms.keep(monkeypatch, metric)
 
 
 def study(folder: Path, **changes: Any) -> Path:

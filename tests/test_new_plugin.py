@@ -16,6 +16,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+import vitlab
 from vitlab import slots
 from vitlab.cli import cli
 from vitlab.cli.new import KINDS, TEMPLATES, write_plugin
@@ -178,7 +179,7 @@ def test_the_package_says_the_same_everywhere(slot: str, tmp_path: Path) -> None
 
 def test_templates_travel_with_the_package() -> None:
     """What is declared as package data covers every template."""
-    root = Path(slots.__file__).parent
+    root = Path(vitlab.__file__).parent
     declared = tomllib.loads((root.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
         "vitlab"
     ]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rooms
 
 from vitlab import slots
 from vitlab.components.norm import norm
@@ -220,10 +221,7 @@ FILE = """
 
 @pytest.fixture(autouse=True)
 def _slots_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_members", "_origins"):
-        monkeypatch.setattr(norm, name, dict(getattr(norm, name)))
-    monkeypatch.setattr(slots, "_files", dict(slots._files))
-    monkeypatch.setattr(slots, "_from_files", list(slots._from_files))
+    rooms.keep(monkeypatch, norm)
 
 
 def write(file: Path, name: str = "halved", by: float = 0.5, after: str = "") -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import rooms
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,8 +21,7 @@ from vitlab.geometry import Geometry
 
 @pytest.fixture(autouse=True)
 def _rooms_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in (attention, head, mlp, position):
-        monkeypatch.setattr(room, "_members", dict(room._members))
+    rooms.keep(monkeypatch, attention, head, mlp, position)
 
 
 class Good(MLP):

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rooms
 
-from vitlab import lab, slots, testing
+from vitlab import lab, testing
 from vitlab.errors import SpecError, UserError
 from vitlab.slots import slot
 from vitlab.spec import RunSpec
@@ -25,8 +26,7 @@ PIPELINE = Path(__file__).parents[1] / "pipelines" / "quickstart.yaml"
 
 @pytest.fixture(autouse=True)
 def _room_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker, "_members", dict(tracker._members))
-    monkeypatch.setattr(slots, "_bare", {})
+    rooms.keep(monkeypatch, tracker)
 
 
 class Lines(Replay):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import pytest
+import rooms
 import torch
 from torch import Tensor, nn
 
@@ -454,8 +455,7 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
         def forward(self, x_BTD: Tensor) -> Any:
             return Logits(self.out(x_BTD.mean(1)))
 
-    for name in ("attention", "head"):
-        monkeypatch.setattr(slot(name), "_members", dict(slot(name)._members))
+    rooms.keep(monkeypatch, slot("attention"), slot("head"))
     slot("attention").register("deaf")(Deaf)
     slot("head").register("whole")(Whole)
 

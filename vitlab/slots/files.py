@@ -1,0 +1,109 @@
+"""A single Python file of components, for one run: run again when its code has changed, and taken back if it fails."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitlab.errors import BrokenComponent, ClashError
+from vitlab.slots.rooms import Origin
+
+if TYPE_CHECKING:
+    from vitlab.slots.registry import Slot
+
+
+@dataclass(frozen=True)
+class FromFile:
+    """A component that a file has registered."""
+
+    slot: Slot[Any]
+    name: str
+    component: type
+    origin: Origin
+
+    def join(self) -> None:
+        """Be found under its name from now on."""
+        self.slot._add(self.name, self.component, self.origin)
+        _from_files.append(self)
+
+    def leave(self) -> None:
+        """Be found no more."""
+        self.slot._remove(self.name, self.origin)
+        _from_files.remove(self)
+
+
+_running: dict[str, Origin] = {}  # module to origin, while a file runs
+_files: dict[Path, Origin] = {}  # that have run, and under which digest
+_from_files: list[FromFile] = []
+
+
+def running(module: str) -> Origin | None:
+    """The origin of a file that is being run as this module; None for every other module."""
+    return _running.get(module)
+
+
+def registered(slot: str) -> list[FromFile]:
+    """The components of a slot that files have registered."""
+    return [known for known in _from_files if known.slot.name == slot]
+
+
+def load_file(file: Path | str) -> Origin:
+    """Run a Python file that registers components, for this process.
+
+    A file whose code has not changed is run once; one that was edited is run again, and its components replace those it
+    registered before.  A file that fails leaves everything as it was.
+
+    Raises:
+        BrokenComponent: if it is not there or fails, with its traceback.
+        ClashError: if it registers what another file of that name has registered.
+    """
+    path = Path(file).resolve()
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise BrokenComponent(f"plugin file {file}: {error.strerror}") from None
+    digest = _digest(text)
+    origin = Origin(path.name, digest)
+    if _files.get(path) == origin:
+        return origin
+    name = f"vitlab_file_{path.stem}_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BrokenComponent(f"plugin file {file}: the name of a Python file ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    replaced = [known for known in _from_files if known.origin == _files.get(path)]
+    for known in replaced:
+        known.leave()
+    kept = len(_from_files)
+    _running[name] = origin
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        for new in _from_files[kept:]:
+            new.leave()
+        for known in replaced:
+            known.join()
+        if not isinstance(error, Exception | SystemExit) or isinstance(error, BrokenComponent | ClashError):
+            raise
+        # whatever else a guest raises while it is run is what we are here to report
+        raise BrokenComponent(f"plugin file {file} failed: {error!r}\n{traceback.format_exc()}") from error
+    finally:
+        del _running[name]
+    _files[path] = origin
+    return origin
+
+
+def _digest(text: bytes) -> str:
+    """Of the syntax tree, which a comment does not change; of the text of what has none."""
+    with suppress(SyntaxError, ValueError):
+        text = ast.dump(ast.parse(text)).encode()
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
