@@ -266,6 +266,7 @@ def test_mistakes_of_several_files_are_said_together(here: Path) -> None:
         (b"# nothing\n", "the file is empty; a study begins with 'study: NAME'"),
         (b"- a\n", ":1:1: a study is a mapping that begins with 'study: NAME'; found a list"),
         (b"just words\n", ":1:1: a study is a mapping that begins with 'study: NAME'; found 'just words'"),
+        (b"{[1]: 2}\n", "single name"),
         (b"study: [small\nbase: 1\n", ":2:5: not YAML: "),
         (b"study: small\n\tbase: 1\n", ":2:1: not YAML: "),
         (b"study: small\n---\nstudy: other\n", ":2:1: not YAML: "),

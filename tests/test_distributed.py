@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from jobs import ends, until
 
 import vitlab
 from vitlab.errors import Lost, OutOfMemory, TrialFailed, UserError
@@ -111,13 +111,10 @@ def done(result: Result | None) -> Result:
 
 
 def gone(guests: Path) -> bool:
-    """Whether every process that has called the loss is gone, within some seconds."""
+    """Whether every process that has called the loss is gone; some take their time."""
     pids = [int(file.read_text()) for file in guests.parent.glob("pid*")]
     assert len(pids) == 2
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    return bool(until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids)))
 
 
 @pytest.fixture(scope="module")
@@ -224,13 +221,10 @@ def test_when_its_worker_dies_nobody_is_left(folder: Any, guests: Path) -> None:
     local.submit(Job("job", folder("job").path, what, (str(guests),), 1, "cpu", True, "last", processes=2))
     (worker,) = local._workers.values()
     ended: list[Ended] = []
-    while len(list(guests.parent.glob("pid*"))) < 2 and not ended:
-        ended += local.poll(0.05)
+    until(lambda: ended.extend(local.poll(0.05)) or ended or len(list(guests.parent.glob("pid*"))) == 2)
     assert not ended and folder("job").held()
     worker.process.kill()
-    while not ended:
-        ended += local.poll(0.1)
-    assert [one.how for one in ended] == ["lost"]
+    assert ends(local, 1)["key"].how == "lost"
     assert gone(guests) and not folder("job").held()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import os
 import re
 import shutil
@@ -11,13 +11,15 @@ import sys
 import textwrap
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
 
 import vitlab
-from vitlab import slots
+from vitlab import noise, slots
 from vitlab.cli import cli
 from vitlab.cli.new import KINDS, TEMPLATES, write_plugin
 from vitlab.errors import UserError
@@ -105,46 +107,66 @@ print("ran", lab.smoke("acme-executor/studies/acme.yaml", changes=dict(design=No
     assert printed.splitlines() == [*(f"{slot} 2 0" for slot in others), "ran 1"]
 
 
-def test_training_sides_compute_what_their_papers_say(tmp_path: Path) -> None:
-    """Slots whose components are checked for form alone, against formulas written out here."""
-    for slot in ("loss", "schedule", "optimizer", "augment", "metric"):
-        lay_down(write_plugin(f"acme-{slot}", slot, out=tmp_path), tmp_path / "site")
-    script = """
-import json, torch
-from vitlab import noise
-from vitlab.slots import slot
-g = torch.Generator().manual_seed(0)
-logits, target = torch.randn(5, 4, generator=g, dtype=torch.float64), torch.tensor([0, 3, 1, 1, 2])
-p = logits.softmax(1)[torch.arange(5), target]
-loss = slot("loss").build({"type": "acme", "epsilon": 2.0})
-hot = torch.nn.functional.one_hot(target, 4).double()
-schedule = slot("schedule").build({"type": "acme", "warmup": 0.1, "cooldown": 0.5})
-weight = torch.nn.Parameter(torch.ones(2, 2))
-optimizer = slot("optimizer").build("acme").build([{"params": [weight], "weight_decay": 0.5}])
-weight.sum().backward(); optimizer.step()
-x, ids = torch.randint(0, 256, (64, 1, 2, 2), generator=g, dtype=torch.uint8), torch.arange(64)
-y = slot("augment").build("acme")(x, noise.key(0), ids)
-z = slot("augment").build("acme")(x / 255, noise.key(0), ids)
-flipped = [i for i in range(64) if torch.equal(y[i], 255 - x[i])]
-metric = slot("metric").build("acme")
-rows = torch.cat([metric.rows(logits[:2], target[:2]), metric.rows(logits[2:], target[2:])])
-from sklearn.metrics import matthews_corrcoef
-print(json.dumps({
-    "metric": [metric.value(rows), matthews_corrcoef(target, logits.argmax(1))],
-    "loss": [loss({"": logits}, target).total.item(), loss({"": logits}, hot).total.item(), (-p.log() + 2 * (1 - p)).mean().item()],
-    "schedule": [schedule.factor(step, 100) for step in (0, 9, 10, 49, 50, 62, 99)],
-    "weight": weight[0, 0].item(),
-    "augment": [len(flipped), sum(torch.equal(y[i], x[i]) for i in range(64)), torch.allclose(z * 255, y.float())],
-}))
-"""
-    told = json.loads(python(script, tmp_path / "site", tmp_path).splitlines()[-1])
-    assert told["metric"][0] == pytest.approx(told["metric"][1], rel=1e-12) and abs(told["metric"][0]) > 0.01
-    hard, soft, formula = told["loss"]
-    assert hard == pytest.approx(formula, rel=1e-12) and soft == pytest.approx(formula, rel=1e-12)
-    assert told["schedule"] == pytest.approx([1 / 11, 10 / 11, 1, 1, 1, 1 - 0.24**0.5, 1 - 0.98**0.5])
-    assert told["weight"] < 1 - 1e-3 * 0.5  # both the decay and the gradient
-    inverted, kept, alike = told["augment"]
-    assert inverted + kept == 64 and 6 <= inverted <= 28 and alike
+def written(slot: str, folder: Path) -> type[Any]:
+    """The class of a new package, imported as an ordinary class from an ordinary module."""
+    package = write_plugin(f"acme-{slot}", slot, out=folder)
+    file = package / "src" / f"acme_{slot}" / "__init__.py"
+    spec = importlib.util.spec_from_file_location(f"acme_{slot}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: type[Any] = getattr(module, f"Acme{KINDS[slot].contract}")
+    return found
+
+
+def test_the_loss_is_polyloss(tmp_path: Path) -> None:
+    logits_BK = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    target_B = torch.tensor([0, 3, 1, 1, 2])
+    p_B = logits_BK.softmax(1)[torch.arange(5), target_B]
+    formula = (-p_B.log() + 2 * (1 - p_B)).mean().item()
+    loss = written("loss", tmp_path)(epsilon=2.0)
+    for target in (target_B, torch.nn.functional.one_hot(target_B, 4).double()):
+        assert loss({"": logits_BK}, target).total.item() == pytest.approx(formula, rel=1e-12)
+
+
+def test_the_schedule_is_warm_constant_and_cools_by_a_root(tmp_path: Path) -> None:
+    schedule = written("schedule", tmp_path)(warmup=0.1, cooldown=0.5)
+    found = [schedule.factor(step, 100) for step in (0, 9, 10, 49, 50, 62, 99)]
+    assert found == pytest.approx([1 / 11, 10 / 11, 1, 1, 1, 1 - 0.24**0.5, 1 - 0.98**0.5])
+
+
+def test_the_optimizer_is_nadam_with_decay_apart_from_the_gradient(tmp_path: Path) -> None:
+    """Its first step by Dozat's algorithm 8, with gradient 1, whose second moment is 1 once it is corrected."""
+    weight = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
+    optimizer = written("optimizer", tmp_path)(lr=1e-3).build([{"params": [weight], "weight_decay": 0.5}])
+    weight.sum().backward()
+    optimizer.step()
+    now, then = (0.9 * (1 - 0.5 * 0.96 ** (0.004 * step)) for step in (1, 2))
+    momentum = then * 0.1 / (1 - now * then) + (1 - now) / (1 - now)
+    expected = 1 - 1e-3 * 0.5 - 1e-3 * momentum
+    torch.testing.assert_close(weight.detach(), torch.full((2, 2), expected, dtype=torch.float64), rtol=0, atol=1e-10)
+
+
+def test_the_augmentation_inverts_a_quarter_of_the_images(tmp_path: Path) -> None:
+    augment, id_B = written("augment", tmp_path)(), torch.arange(64)
+    x_BCHW = torch.randint(0, 256, (64, 1, 2, 2), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    y_BCHW = augment(x_BCHW, noise.key(0), id_B)
+    inverted_B, kept_B = ((y_BCHW == wanted).flatten(1).all(1) for wanted in (255 - x_BCHW, x_BCHW))
+    assert (inverted_B ^ kept_B).all() and 6 <= inverted_B.sum() <= 28  # binomial, far into both tails
+    shares_BCHW = augment(x_BCHW / 255, noise.key(0), id_B)
+    torch.testing.assert_close(shares_BCHW * 255, y_BCHW.float())
+
+
+def test_the_metric_is_scikit_learns(tmp_path: Path) -> None:
+    from sklearn.metrics import matthews_corrcoef
+
+    target_N = torch.randint(4, (60,), generator=torch.Generator().manual_seed(1))
+    logits_NK = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    logits_NK += torch.nn.functional.one_hot(target_N, 4)
+    metric = written("metric", tmp_path)()
+    rows_N = torch.cat([metric.rows(logits_NK[part], target_N[part]) for part in (slice(20), slice(20, 60))])
+    expected = matthews_corrcoef(target_N, logits_NK.argmax(1))
+    assert metric.value(rows_N) == pytest.approx(expected, rel=1e-12) and 0.1 < expected < 0.9
 
 
 # -- what is in the package -------------------------------------------------------------------------------------------
