@@ -380,10 +380,11 @@ def test_the_fork_server_holds_one_thread_and_no_guest() -> None:
         status = open("/proc/self/status").read()
         print(status.split("Threads:")[1].split()[0], "torch" in sys.modules,
               signal.getsignal(signal.SIGINT) is signal.SIG_IGN, any(m in sys.modules for m in ("mlflow", "pandas")),
-              sys.modules["torch"].cuda.is_initialized())
+              sys.modules["torch"].cuda.is_initialized(),
+              sys.modules["vitlab.trial.circumstances"].versions.cache_info().currsize)
     """
     out = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
-    assert out.stdout.split() == ["1", "True", "True", "False", "False"]
+    assert out.stdout.split() == ["1", "True", "True", "False", "False", "1"]
 
 
 # -- stopping ---------------------------------------------------------------------------------------------------------

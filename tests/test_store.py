@@ -66,6 +66,20 @@ def test_a_write_for_which_there_is_no_room_leaves_nothing(tmp_path: Path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["x"] and (tmp_path / "x").read_bytes() == b"old"
 
 
+def test_a_result_is_written_once_all_else_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, settled = TrialFolder(tmp_path), list[tuple[str, bool]]()
+    for file in (folder.spec, folder.weights, folder.predictions):
+        write_bytes(file, b"x", settled=False)
+
+    def note(descriptor: int) -> None:
+        settled.append((Path(f"/proc/self/fd/{descriptor}").readlink().name.strip(".")[:6], folder.done()))
+
+    monkeypatch.setattr(os, "fsync", note)
+    folder.finish(result())
+    assert sorted(settled[:3]) == [("predic", False), ("spec.j", False), ("weight", False)]
+    assert settled[3:] == [("result", False)] and folder.done()
+
+
 def test_writers_with_one_process_number_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads, or two containers: in each the first process has the number 1."""
     monkeypatch.setattr(os, "getpid", lambda: 1)

@@ -22,7 +22,7 @@ from vitlab.models.contract import Model
 from vitlab.result import Measurement
 from vitlab.slots import slot
 from vitlab.spec import STREAMS, TrainSpec
-from vitlab.training import checkpoint
+from vitlab.training import checkpoint, loop
 from vitlab.training.loop import EVALUATION_BATCH, Trained, evaluate, moments, peak_memory, steps_of, train
 
 DATA = {
@@ -318,7 +318,7 @@ def test_a_stopped_training_goes_on_as_if_it_had_not(optimizer: Any, at: int, tm
 
 def test_going_on_after_the_last_step_only_evaluates() -> None:
     states: list[Mapping[str, Any]] = []
-    straight, _ = run(spec(), save=lambda state: states.append({**state, "model": {**state["model"]}}))
+    straight, _ = run(spec(), save=lambda state: states.append({**state, "model": {**state["model"]}}), every_s=0.0)
     told: list[Measurement] = []
     resumed, _ = run(spec(), resume=states[-1], emit=told.append)
     assert straight is not None and resumed is not None
@@ -341,10 +341,12 @@ def test_it_goes_on_from_whatever_was_saved() -> None:
         assert_equal(model.state_dict(), whole.state_dict())
 
 
-def test_it_is_saved_at_every_evaluation_and_in_between_when_time_passes() -> None:
+def test_it_is_saved_at_evaluations_worth_it_and_in_between_when_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
-    run(spec(), save=lambda state: steps.append(state["step"]))
-    assert steps == [4, 8, 12]
+    for worth_s, saved in ((1e9, []), (0.0, [4, 8, 12])):
+        monkeypatch.setattr(loop, "WORTH_S", worth_s)
+        run(spec(), save=lambda state: steps.append(state["step"]), every_s=1e9)
+        assert steps == saved
     steps.clear()
     run(spec(), save=lambda state: steps.append(state["step"]), every_s=0.0)
     assert sorted(set(steps)) == list(range(1, 13))

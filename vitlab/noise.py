@@ -86,6 +86,16 @@ def permutation(k: Key, n: int) -> Tensor:
 # -- draws inside a model ---------------------------------------------------------------------------------------------
 
 
+def seed_torch(seed: int, device: torch.device) -> None:
+    """What ``torch.manual_seed`` does, of torch's generators on the CPU and on ``device``.
+
+    That one goes through every kind of device there could be, and notes its caller's stack for them, in 0.2 ms.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
 class Draws(NamedTuple):
     """What the layers of a model draw from in one step: a key for each stream, and the samples of the batch."""
 

@@ -22,7 +22,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +84,8 @@ class TrialFolder:
         return self.done() and self.weights.exists()
 
     def finish(self, result: Result) -> None:
-        """Write the result: the last thing that happens to a trial."""
+        """Write the result: the last thing that happens to a trial.  Where it is, everything is: also on the disk."""
+        settle([file for file in (self.spec, self.weights, self.predictions) if file.exists()])
         write_json(self.path / "result.json", result.to_json())
         self.forgive()
 
@@ -188,13 +189,18 @@ class Store:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def write_json(path: Path, data: Any) -> None:
+def write_json(path: Path, data: Any, *, settled: bool = True) -> None:
     """Write JSON whole or not at all.  NaN and infinities are written as Python's json does and read back so."""
-    write_bytes(path, (json.dumps(data, indent=1) + "\n").encode())
+    write_bytes(path, (json.dumps(data, indent=1) + "\n").encode(), settled=settled)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes, *, settled: bool = True) -> None:
     """Write a file whole or not at all: to a temporary name beside it, to the disk, then by rename.
+
+    Args:
+        path: where.
+        data: what.
+        settled: whether to wait for the disk; else whoever relies on the file calls :func:`settle` first.
 
     Raises:
         OSError: if the disk is full, or takes no writing; nothing is left behind then.
@@ -205,11 +211,28 @@ def write_bytes(path: Path, data: bytes) -> None:
         with open(unfinished, "xb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if settled:
+                os.fsync(file.fileno())
         os.replace(unfinished, path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def settle(files: Sequence[Path]) -> None:
+    """Bring files to the disk: all at once, so that the file system needs one commit for them, and not one for each.
+
+    Raises:
+        OSError: if the disk is full.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    def to_disk(file: Path) -> None:
+        with open(file, "rb") as opened:
+            os.fsync(opened.fileno())
+
+    with ThreadPoolExecutor(max(1, len(files))) as threads:
+        list(threads.map(to_disk, files))
 
 
 def temporary(path: Path) -> Path:

@@ -27,9 +27,9 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "
 # Arrow's allocator starts a thread otherwise, and a server that forks must have one alone.
 os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
 
-# torch.optim imports dynamo when first used, and what a trial predicts is written by pyarrow: a second that no trial
+# torch.optim imports dynamo when first used, and files are written by pyarrow and ctypes: a second that no trial
 # need pay.
-for module in ("torch", "torch._dynamo", "pyarrow.parquet", "vitlab.trial", *ROOMS.values()):
+for module in ("torch", "torch._dynamo", "numpy.ctypeslib", "pyarrow.parquet", "vitlab.trial", *ROOMS.values()):
     with suppress(Exception):  # what does not import here is imported again, and reported, by the worker that needs it
         importlib.import_module(module)
 
@@ -37,6 +37,9 @@ read_ahead()  # every worker compares the code that is here with that of its pla
 for entry in (entry for name in ROOMS for entry in listing(name) if entry.origin.source == BUILT_IN):
     with suppress(Exception):  # it has options without a default, or shares its name with a guest
         slot(entry.slot).resolve(entry.name)
+
+with suppress(Exception):  # as above
+    importlib.import_module("vitlab.trial.circumstances").rehearse()
 
 gc.collect()
 gc.freeze()  # or each worker's collector would go through all of the above, and copy its pages to note that it did

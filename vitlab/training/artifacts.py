@@ -79,9 +79,9 @@ class Transform:
 
 
 def write_weights(file: Path, state: Mapping[str, Tensor], sight: Sight) -> None:
-    """Write the weights of a model, and what it sees."""
+    """Write the weights of a model, and what it sees.  Not settled: the result of the trial is, after all else."""
     header = {"info": asdict(sight.info), "mean": sight.mean, "std": sight.std}
-    write_bytes(file, packed(state, {_HEADER: json.dumps(header)}))
+    write_bytes(file, packed(state, {_HEADER: json.dumps(header)}), settled=False)
 
 
 def read_weights(file: Path) -> tuple[dict[str, Tensor], Sight]:
@@ -105,6 +105,7 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], Sight]:
 def write_predictions(file: Path, predictions: Mapping[str, Columns]) -> None:
     """Write a row per image and split, as Parquet: ``split``, ``id`` (the place in the official split), and what the
     evaluation found for it: ``label, prediction, probability, loss``, or per pixel of it ``pixel_accuracy, loss``.
+    Not settled, as the weights.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -126,7 +127,7 @@ def write_predictions(file: Path, predictions: Mapping[str, Columns]) -> None:
     ]
     buffer = pa.BufferOutputStream()
     parquet.write_table(pa.concat_tables(tables), buffer)
-    write_bytes(file, buffer.getvalue().to_pybytes())
+    write_bytes(file, buffer.getvalue().to_pybytes(), settled=False)
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 EVALUATION_BATCH = 512
 """Images of an evaluation batch, whatever the training uses, so that metrics do not depend on the size it uses."""
 
+WORTH_S = 1.0
+"""Seconds of work that are worth a checkpoint after an evaluation: less is done again rather than written down."""
+
 EVALUATION_PIXELS = 1 << 19
 """Pixels of an evaluation batch of segmentation, at most, for there is a score of every class at each of them."""
 
@@ -97,7 +100,8 @@ def train(
         parts: what the batches of its steps are cut into; by default they are taken whole.
         resume: a state that ``save`` was given once, to go on from.
         emit: is told every measurement, ``system/*`` included.
-        save: is given the state after every evaluation, after ``every_s`` seconds without one, and when stopped.
+        save: is given the state when stopped, at an evaluation where more than :data:`WORTH_S` would be lost
+            otherwise, and elsewhere where more than ``every_s`` would be.
         stop: is asked before every step.
         every_s: see ``save``.
 
@@ -119,7 +123,7 @@ def complete(
     every_s: float = 60.0,
 ) -> Trained | None:
     """What remains of a training; see :func:`train`."""
-    saved = time.monotonic()
+    saved, worth_s = time.monotonic(), min(every_s, WORTH_S)
     try:
         for moment in moments(training.steps, training.spec.evaluations, after=training.measured):
             while training.step < moment:
@@ -131,11 +135,11 @@ def complete(
                     training.save(save)
                     saved = time.monotonic()
             last = moment == training.steps
-            if last:
+            if last and time.monotonic() - saved > worth_s:
                 training.save(save)
             measurement, predictions = training.measure(map(training.evaluate, splits_of(last)))
             emit(measurement)
-            if not last:
+            if not last and time.monotonic() - saved > worth_s:
                 training.save(save)
                 saved = time.monotonic()
     except Diverged as error:
@@ -291,7 +295,8 @@ class Training:
         """Add to the gradients those of some images of the step's batch, as a rule all."""
         batch, draws = self.draw(rows)
         # For parts of others that draw from torch's own generator: theirs is a function of the step, too.
-        torch.manual_seed(noise.key(self.seeds["dropout"], "torch", self.step, *([rows.start] if rows.start else [])))
+        key = noise.key(self.seeds["dropout"], "torch", self.step, *([rows.start] if rows.start else []))
+        noise.seed_torch(key, self.feed.device)
         with noise.drawing(draws):
             views = views_of(self.model, batch.x_BCHW, self.spec.precision)
         if self.distillation is None:

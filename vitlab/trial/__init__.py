@@ -7,6 +7,7 @@ was: from the checkpoint, and after the last line of the journal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 
 from vitlab.errors import OutOfMemory, Refused, VitlabError
@@ -16,7 +17,7 @@ from vitlab.result import Result
 from vitlab.slots import load_file
 from vitlab.store import Busy, TrialFolder
 from vitlab.training.cohort import Member, require_stackable, train_cohort
-from vitlab.training.loop import Training
+from vitlab.training.loop import Trained, Training
 from vitlab.trial.attempt import Attempt, result_of
 from vitlab.trial.failures import out_of_memory, record, sentence_of
 from vitlab.trial.settings import Settings, device_of, torch_set
@@ -174,9 +175,13 @@ def _together(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> None:
             except Exception as own:
                 attempt.failed(own)
         return
-    for (attempt, training), trained in zip(begun, ended, strict=True):
+
+    def finish(attempt: Attempt, training: Training, trained: Trained | None) -> None:
         if trained is not None:
             try:
                 attempt.finish(training, trained, len(begun))
             except Exception as error:  # such as a full disk, and it is this member's alone
                 attempt.failed(error)
+
+    with ThreadPoolExecutor(len(begun)) as threads:  # which wait for the disk together
+        list(threads.map(finish, *zip(*begun, strict=True), ended))

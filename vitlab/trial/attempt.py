@@ -113,7 +113,7 @@ class Attempt:
     def open(self) -> None:
         """Make the folder ready."""
         self.folder.mend()
-        write_json(self.folder.spec, self.trial.to_json())
+        write_json(self.folder.spec, self.trial.to_json(), settled=False)
 
     def announce(self, training: Training, note: str) -> None:
         """Say in the journal that it begins, or goes on."""

@@ -13,7 +13,7 @@ from typing import Any, cast
 import vitlab
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
-from vitlab.models.cost import macs, parameters
+from vitlab.models.cost import cost_of, macs, parameters
 from vitlab.plan.trial import Trial
 
 _sizes: dict[tuple[Any, ...], tuple[int, int]] = {}
@@ -52,6 +52,18 @@ def attention_of(kernels: set[str], choice: Mapping[str, Any]) -> str:
     """Which kernel attention took where it chose by itself, and its name elsewhere."""
     named = choice.get("attention")
     return "+".join(sorted(kernels)) or (cast(str, named["type"]) if isinstance(named, Mapping) else "")
+
+
+def rehearse() -> None:
+    """Look up what a process looks up once, so that those forked from it need not; nothing is computed.
+
+    Counting the work of a model, for one: torch's meta device is Python, and slow the first time.
+    """
+    cost_of(
+        {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
+        DataInfo(image=(8, 8), channels=1, classes=2),
+    )
+    versions()
 
 
 @cache

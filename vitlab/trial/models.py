@@ -41,7 +41,7 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
 
 def begun(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device) -> Model:
     """The model of a trial before its first step: initialised, or with the weights the trial starts from."""
-    torch.manual_seed(noise.key(trial.seeds["init"], "init"))
+    noise.seed_torch(noise.key(trial.seeds["init"], "init"), device)
     model: Model = slot("model").build(trial.spec["model"], prepared.info)
     model.initialise(trial.seeds["init"])
     _start_from_others(model, trial, folder)
