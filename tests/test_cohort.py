@@ -23,7 +23,7 @@ from vitlab.slots import listing, slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.store import TrialFolder
 from vitlab.training import cohort as cohorts
-from vitlab.training.cohort import Cohort, Member, require_stackable, train_cohort
+from vitlab.training.cohort import Cohort, Member, Stacking, require_stackable, train_cohort, why_not_stack
 from vitlab.training.loop import Trained, Training, complete
 from vitlab.trial import Settings, run_cohort, run_trial
 
@@ -55,8 +55,10 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 # -- alone, and among others ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16"])
-def test_a_member_depends_on_nobody(precision: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "precision"), [("vmap", "fp32"), ("vmap", "fp64"), ("vmap", "bf16"), ("stack", "fp32")]
+)
+def test_a_member_depends_on_nobody(engine: Stacking, precision: str) -> None:
     """Each has its own data order, augmentation, masks, mixing, rate, decay, clipping and even optimizer."""
     ways: list[dict[str, Any]] = [
         {},
@@ -75,11 +77,11 @@ def test_a_member_depends_on_nobody(precision: str) -> None:
     alone = []
     for seed in range(5):
         one = member(seed)
-        (ended,) = train_cohort([Member(one)])
+        (ended,) = train_cohort([Member(one)], engine=engine)
         alone.append((state_of(one), ended))
     for size in (2, 3, 5):
         together = [member(seed) for seed in range(size)]
-        ended = train_cohort([Member(one) for one in together])
+        ended = train_cohort([Member(one) for one in together], engine=engine)
         for one, (state, wanted), found in zip(together, alone, ended, strict=False):
             assert same(state, state_of(one))
             assert found is not None and wanted is not None
@@ -101,21 +103,23 @@ def test_one_that_diverges_leaves_the_others_untouched() -> None:
     assert told == {0: 3, 2: 3}
 
 
-def test_stopped_anywhere_and_resumed_from_different_steps_it_ends_as_if_never_stopped() -> None:
+@pytest.mark.parametrize("engine", ["vmap", "stack"])
+def test_stopped_anywhere_and_resumed_from_different_steps_it_ends_as_if_never_stopped(engine: Stacking) -> None:
     undisturbed = [training(seed) for seed in range(3)]
-    wanted = train_cohort([Member(one) for one in undisturbed])
+    wanted = train_cohort([Member(one) for one in undisturbed], engine=engine)
     draw = random.Random(0)
     for _ in range(3):
         calls = iter(range(draw.randint(1, 8)))
         kept: list[list[Any]] = [[], [], []]
         first = [training(seed) for seed in range(3)]
         members = [Member(one, save=kept[m].append) for m, one in enumerate(first)]
-        assert train_cohort(members, stop=lambda: next(calls, None) is None, every_s=0.0) == [None] * 3  # noqa: B023
+        ended = train_cohort(members, engine=engine, stop=lambda: next(calls, None) is None, every_s=0.0)  # noqa: B023
+        assert ended == [None] * 3
         # As after a kill between two checkpoints: one member's latest is lost, another's all are.
         second = [training(seed) for seed in range(3)]
         second[0].load(_copied(kept[0][-1]))
         second[1].load(_copied(kept[1][max(0, len(kept[1]) - 2)]))
-        found = train_cohort([Member(one) for one in second])
+        found = train_cohort([Member(one) for one in second], engine=engine)
         for one, other, before, after in zip(undisturbed, second, wanted, found, strict=True):
             assert same(state_of(one), state_of(other))
             assert before is not None and after is not None and before.metrics == after.metrics
@@ -134,18 +138,28 @@ def _copied(state: Any) -> Any:
 
 def options() -> list[Any]:
     """Every installed part that says it can be stacked, guests included; every optimizer, schedule and loss."""
-    found: list[Any] = [pytest.param({}, {}, id="base")]
+    dropping = {"attention": {"type": "auto", "proj_drop": 0.1}, "mlp": {"type": "gelu", "drop": 0.1}}
+    found: list[Any] = [
+        pytest.param({}, {}, id="base"),
+        pytest.param({**dropping, "layer_scale": 0.1}, {}, id="dropping"),
+        pytest.param({"attention": {"type": "fused", "drop": 0.1}}, {}, id="dropping-weights"),
+        pytest.param({"patch": {"type": "linear", "norm": "layernorm"}, "registers": 2}, {}, id="registers"),
+        pytest.param({"position": {"type": "learned", "where": "every_layer"}}, {}, id="every-layer"),
+        pytest.param({"head": {"type": "linear", "pool": "gap"}, "final_norm_at": "pooled"}, {}, id="pooled"),
+    ]
+    plain: dict[str, Any] = {"drop": 0.0, "drop_path": 0.0}  # draws take most of the time of so small a model
     for name in ("position", "attention", "mlp", "norm", "patch"):
         for entry in listing(name):
             if getattr(slot(name).get(entry.name), "vmap_safe", True):
-                found.append(pytest.param({name: entry.name}, {}, id=f"{name}-{entry.name}"))
+                found.append(pytest.param({**plain, name: entry.name}, {}, id=f"{name}-{entry.name}"))
+        plain["depth"] = 1  # all but positions are the same at every depth
     for head in ("linear", "mlp", "distilled"):
-        found.append(pytest.param({"head": head}, {}, id=f"head-{head}"))
-    found.append(pytest.param({"head": {"type": "linear", "pool": "map"}}, {}, id="pool-map"))
+        found.append(pytest.param({**plain, "head": head}, {}, id=f"head-{head}"))
+    found.append(pytest.param({**plain, "head": {"type": "linear", "pool": "map"}}, {}, id="pool-map"))
     for name in ("optimizer", "schedule", "loss"):
         for entry in listing(name):
             choice = {"type": entry.name, "lr": 1e-3} if name == "optimizer" else {"type": entry.name}
-            found.append(pytest.param({}, {name: choice}, id=f"{name}-{entry.name}"))
+            found.append(pytest.param(plain, {name: choice}, id=f"{name}-{entry.name}"))
     return found
 
 
@@ -161,20 +175,23 @@ def test_the_engines_agree_in_float64(model: dict[str, Any], train: dict[str, An
     def made(seed: int) -> Training:
         return training(seed, data=data, model={**model, **size, **prefix}, **{**how, **train})
 
-    together = [made(seed) for seed in range(2)]
-    require_stackable(together[0].model)
-    cohort, one, other = Cohort(together), made(1), together[1]
+    one = made(1)
+    require_stackable(one.model)
+    engines: list[Stacking] = ["vmap"] if why_not_stack(one.model, "fp64", one.feed.device) else ["vmap", "stack"]
+    cohorts = {engine: Cohort([made(seed) for seed in range(2)], engine) for engine in engines}
     for step in range(steps):
-        cohort.advance()
         one.advance()
-        if step == 0:
-            for name, parameter in one.model.named_parameters():
-                other_gradient = other.model.get_parameter(name).grad
-                if parameter.grad is not None:
-                    torch.testing.assert_close(other_gradient, parameter.grad, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(
-        torch.stack(other.losses["loss"]), torch.stack(one.losses["loss"]), rtol=1e-10, atol=1e-10
-    )
+        for engine, cohort in cohorts.items():
+            cohort.advance()
+            if step == 0:
+                other = cohort.trainings[1].model
+                for name, parameter in one.model.named_parameters():
+                    if parameter.grad is not None:
+                        found, wanted = other.get_parameter(name).grad, parameter.grad
+                        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12, msg=f"{engine}: {name}")
+    for cohort in cohorts.values():
+        found, wanted = (torch.stack(each.losses["loss"]) for each in (cohort.trainings[1], one))
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
     (evaluated,) = cohort.evaluate(("val",))[1]
     assert evaluated.metrics == pytest.approx(one.evaluate("val").metrics, rel=1e-8)
 
@@ -196,6 +213,9 @@ VIEWS = re.compile(
 )
 
 
+TINY = {"patch_size": 16, "dim": 9, "heads": 3, "depth": 3, "position": "sinusoidal"}
+
+
 class Counting(TorchDispatchMode):
     """Counts the operations that compute something."""
 
@@ -210,18 +230,21 @@ class Counting(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("model", "data", "most"),
+    ("engine", "model", "data", "most"),
     [
-        ({"patch_size": 16, "dim": 9, "heads": 3, "depth": 3, "position": "sinusoidal"}, {"image_size": 32}, 20),
-        ({"patch_size": 4, "dim": 64, "heads": 4, "depth": 6}, {"image_size": 32}, 32),
+        ("vmap", TINY, {"image_size": 32}, 20),
+        ("stack", TINY, {"image_size": 32}, 21),
+        ("vmap", {"patch_size": 4, "dim": 64, "heads": 4, "depth": 6}, {"image_size": 32}, 32),
     ],
-    ids=["tiny", "micro"],
+    ids=["tiny", "tiny-stack", "micro"],
 )
-def test_sixteen_seeds_take_few_operations_each(model: dict[str, Any], data: dict[str, Any], most: int) -> None:
+def test_sixteen_seeds_take_few_operations_each(
+    engine: Stacking, model: dict[str, Any], data: dict[str, Any], most: int
+) -> None:
     """Of the passes and the update; without drawing batches, which is the same work for a loop."""
     plain = {"drop": 0.0, "drop_path": 0.0}
     members = [training(seed, data=data, model={**plain, **model}, batch_size=8) for seed in range(16)]
-    stacked = Cohort(members)
+    stacked = Cohort(members, engine)
     stacked.advance()
     drawn = [one.draw(range(8)) for one in members]
     for one, batch in zip(members, drawn, strict=True):

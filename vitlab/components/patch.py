@@ -66,10 +66,14 @@ class Linear(PatchEmbedding):
 
     def _product(self, x_BCHW: Tensor) -> Tensor:
         """The convolution as a product of matrices, (B, N, F) and (F, D)."""
-        height, width = self.proj.kernel_size
-        x_BCIhJw: Tensor = x_BCHW.unflatten(3, (-1, width)).unflatten(2, (-1, height))  # type: ignore[no-untyped-call]
-        x_BNF = x_BCIhJw.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-        return F.linear(x_BNF, self.proj.weight.flatten(1), self.proj.bias)
+        return F.linear(cut(x_BCHW, self.proj.kernel_size), self.proj.weight.flatten(1), self.proj.bias)
+
+
+def cut(x_BCHW: Tensor, size: Sequence[int]) -> Tensor:
+    """(..., N, F): the patches of images (..., C, H, W), ``size`` pixels high and wide."""
+    height, width = size
+    x_BCIhJw: Tensor = x_BCHW.unflatten(-1, (-1, width)).unflatten(-3, (-1, height))  # type: ignore[no-untyped-call]
+    return x_BCIhJw.movedim((-4, -2), (-5, -4)).flatten(-3).flatten(-3, -2)
 
 
 @patch.register("conv_stem")

@@ -1,12 +1,13 @@
 """Cohorts: trainings of one shape, done together.
 
 One model of a small network is too little work for a processor: most of a step is spent on calling kernels.  A cohort
-stacks the weights of its members and calls every kernel once for all of them, vectorised by ``torch.func.vmap``.
+stacks the weights of its members and calls every kernel once for all of them.  ``torch.func.vmap`` does that to any
+model; to small ViTs the passes of :mod:`vitlab.models.innermost` do it twice as fast again.
 
 The story is that of :mod:`vitlab.training.loop`, and each member is a training as told there, with its own batches,
 draws, rates, optimizer, history and checkpoint.  Joint are the two passes of a step, and evaluations.  That needs no
 second way of keeping anything: the weights of a member's model are rows of the stacked ones, and its gradients rows of
-the stacked gradients.
+the stacked gradients.  Evaluations are vectorised by ``vmap`` whatever the steps are.
 
 What a member computes depends neither on how many others there are nor on what they are: on a CPU to the last bit.  As
 some kernels treat a stack of one otherwise, a member that is alone is given a shadow of itself.
@@ -20,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -28,10 +29,10 @@ from torch.func import vmap
 
 from vitlab import noise
 from vitlab.components.base import Part
+from vitlab.models import ViT, innermost
 from vitlab.models.contract import Model
 from vitlab.result import Measurement
 from vitlab.training.loop import (
-    WORTH_S,
     Diverged,
     Evaluated,
     Split,
@@ -51,6 +52,9 @@ from vitlab.training.parts import Weighed
 Rows = dict[str, Tensor]
 """Tensors of a model by name, each with the members in front."""
 
+Stacking = Literal["vmap", "stack"]
+"""How the passes are computed: ``vmap`` vectorises those of the model, ``stack`` has the batch innermost."""
+
 
 @dataclass(frozen=True, eq=False)
 class Member:
@@ -62,7 +66,11 @@ class Member:
 
 
 def train_cohort(
-    members: Sequence[Member], *, stop: Callable[[], bool] = lambda: False, every_s: float = 60.0
+    members: Sequence[Member],
+    *,
+    engine: Stacking = "vmap",
+    stop: Callable[[], bool] = lambda: False,
+    every_s: float = 60.0,
 ) -> list[Trained | None]:
     """Train models in place, together.
 
@@ -72,6 +80,7 @@ def train_cohort(
 
     Args:
         members: the trainings.
+        engine: ``stack`` only for trainings of which :func:`why_not_stack` says nothing.
         stop: is asked before every step.
         every_s: as of :func:`vitlab.training.loop.train`.
 
@@ -82,12 +91,12 @@ def train_cohort(
     active = list(members)
     cohort: Cohort | None = None
     first = members[0].training
-    saved, worth_s = time.monotonic(), min(every_s, WORTH_S)
+    saved = time.monotonic()
     for moment in moments(first.steps, first.spec.evaluations):
         last = moment == first.steps
         while behind := [member for member in active if member.training.step < moment]:
             step, *later = sorted({member.training.step for member in behind})
-            cohort = _cohort([member for member in behind if member.training.step == step], cohort)
+            cohort = _cohort([member for member in behind if member.training.step == step], cohort, engine)
             for _ in range(step, later[0] if later else moment):
                 if stop():
                     _save(active)
@@ -99,9 +108,9 @@ def train_cohort(
         due = [member for member in active if last or member.training.measured < moment]
         if not due:
             continue
-        if last and time.monotonic() - saved > worth_s:
+        if last:
             _save(due)
-        cohort = _cohort(due, cohort)
+        cohort = _cohort(due, cohort, engine)
         for member, evaluated in zip(due, cohort.evaluate(splits_of(last)), strict=True):
             try:
                 measurement, predictions = member.training.measure(evaluated)
@@ -112,7 +121,7 @@ def train_cohort(
             member.emit(measurement)
             if last:
                 ended[member] = member.training.ended(predictions)
-        if not last and time.monotonic() - saved > worth_s:
+        if not last:
             _save(active)
             saved = time.monotonic()
     return [ended.get(member) for member in members]
@@ -125,11 +134,21 @@ def require_stackable(model: Model) -> None:
         raise ValueError(f"{', '.join(parts) or 'the model'} is declared not to be safe for vmap")
 
 
+def why_not_stack(model: Model, precision: str, device: torch.device) -> str | None:
+    """Why the engine ``stack`` does not take a training, in one sentence; None where it does."""
+    if device.type != "cpu":
+        return f"the batch is innermost on CPUs alone, and this is {device.type}"
+    if precision not in ("fp32", "fp64"):
+        return f"precision {precision} is not known with the batch innermost"
+    return innermost.why_not(model)
+
+
 class Cohort:
     """Trainings that stand at one step, their weights stacked."""
 
-    def __init__(self, trainings: Sequence[Training]) -> None:
+    def __init__(self, trainings: Sequence[Training], engine: Stacking = "vmap") -> None:
         self.trainings = list(trainings)
+        self.engine = engine
         self.rows = range(len(trainings)) if len(trainings) > 1 else [0, 0]  # whose row each is
         models = [training.model for training in trainings]
         self.model = models[0]
@@ -176,7 +195,8 @@ class Cohort:
             drop_path=self._keys([draws.drop_path for _, draws in drawn]),
             sample_B=torch.stack([batch.id_B for batch, _ in drawn]),
         )
-        loss: Value = vmap(self._loss)(self.learned, self.kept, x_KBCHW, y_KB, draws)
+        losses = self._losses_innermost if self.engine == "stack" else vmap(self._loss)
+        loss: Value = losses({**self.learned, **self.kept}, x_KBCHW, y_KB, draws)
         weight = first.parts.weights(first.loss, y_KB.unbind())
         gradients = torch.autograd.grad((loss.total * weight).sum(), list(self.learned.values()))
         # Fused optimizers read memory in the order of the weights, whatever the strides of a gradient say.
@@ -205,11 +225,24 @@ class Cohort:
             training.leave_out(time.perf_counter() - began)
         return found
 
-    def _loss(self, learned: Rows, kept: Rows, x_BCHW: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
+    def _loss(self, rows: Rows, x_BCHW: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
         first = self.trainings[0]
         with noise.drawing(draws):
-            views = views_of(self.model, x_BCHW, first.spec.precision, {**learned, **kept})
+            views = views_of(self.model, x_BCHW, first.spec.precision, rows)
         return first.loss(views, y_B)
+
+    def _losses_innermost(self, rows: Rows, x_KBCHW: Tensor, y_KB: Tensor, draws: noise.Draws) -> Value:
+        """The same for all members: up to the head with the batch innermost, from there on vectorised."""
+        first = self.trainings[0]
+        rest = innermost.Rest(cast(ViT, self.model))
+
+        def loss(rows: Rows, x_BTD: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
+            with noise.drawing(draws):
+                return first.loss(views_of(rest, x_BTD, first.spec.precision, rows), y_B)
+
+        x_KBTD = innermost.Passes(rest.model, rows, draws).tokens(x_KBCHW)
+        found: Value = vmap(loss)(rest.rows(rows), x_KBTD, y_KB, draws)
+        return found
 
     def _keys(self, keys: Sequence[Any]) -> Tensor:
         keys_K, device = torch.tensor(keys, dtype=torch.int64), self.trainings[0].feed.device
@@ -227,10 +260,10 @@ class Cohort:
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
 
-def _cohort(members: Sequence[Member], latest: Cohort | None) -> Cohort:
+def _cohort(members: Sequence[Member], latest: Cohort | None, engine: Stacking) -> Cohort:
     """The cohort of these; the latest one, if it is that."""
     trainings = [member.training for member in members]
-    return latest if latest is not None and latest.trainings == trainings else Cohort(trainings)
+    return latest if latest is not None and latest.trainings == trainings else Cohort(trainings, engine)
 
 
 def _save(members: Sequence[Member]) -> None:
