@@ -33,6 +33,7 @@ from vitlab.models import ViT, innermost
 from vitlab.models.contract import Model
 from vitlab.result import Measurement
 from vitlab.training.loop import (
+    WORTH_S,
     Diverged,
     Evaluated,
     Split,
@@ -91,7 +92,7 @@ def train_cohort(
     active = list(members)
     cohort: Cohort | None = None
     first = members[0].training
-    saved = time.monotonic()
+    saved, worth_s = time.monotonic(), min(every_s, WORTH_S)
     for moment in moments(first.steps, first.spec.evaluations):
         last = moment == first.steps
         while behind := [member for member in active if member.training.step < moment]:
@@ -108,7 +109,7 @@ def train_cohort(
         due = [member for member in active if last or member.training.measured < moment]
         if not due:
             continue
-        if last:
+        if last and time.monotonic() - saved > worth_s:
             _save(due)
         cohort = _cohort(due, cohort, engine)
         for member, evaluated in zip(due, cohort.evaluate(splits_of(last)), strict=True):
@@ -121,7 +122,7 @@ def train_cohort(
             member.emit(measurement)
             if last:
                 ended[member] = member.training.ended(predictions)
-        if not last:
+        if not last and time.monotonic() - saved > worth_s:
             _save(active)
             saved = time.monotonic()
     return [ended.get(member) for member in members]
