@@ -2,8 +2,9 @@
 
 Block after block of each page, in a folder of its own: a block with a title is written to the file it names, commands
 are run, studies are validated, Python is executed.  Each is a fork of this process, which has imported torch once, so
-that nothing of one reaches the next and none pays for the imports.  Two things differ from what a reader does: a study
-is trained in small (one seed, a few steps, no tracker), and ``pip install -e`` lays a package down without pip.
+that nothing of one reaches the next and none pays for the imports.  Three things differ from what a reader does: a study
+is trained in small (one seed, a few steps, no tracker), only the tutorial's report is drawn, for pictures know nothing
+of components, and ``pip install -e`` lays a package down without pip.
 
 Prints one JSON object per block that could not be done as it is shown.
 """
@@ -30,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SMALL = {"seeds": 1, "train.epochs": 1, "train.evaluations": 1, "data.fraction": 0.05}
 APART = {"run.executor": "inline", "run.tracker": "none"}
 ONLY_READ = {"ui", "sync", "check"}  #: vitlab commands that serve, need a server, or train for long
+DRAWN = "tutorial.md"  #: the page whose reports are drawn
 ELSEWHERE = {"git", "python", "sbatch"}  #: programs whose lines are shown and not tried
 WARM = [
     "torch._dynamo",
@@ -75,6 +77,7 @@ class Reader:
     environment: dict[str, str] = field(default_factory=dict)
     trained: frozenset[str] = frozenset()  #: studies that the page trains in full, and so need no smaller trial
     template: bool = False  #: whether what lies here is as vitlab new wrote it, which is tested elsewhere
+    drawn: bool = True  #: whether a run draws its report
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -92,7 +95,7 @@ def follow(page: Path, home: Path) -> Iterator[tuple[Block, str]]:
     for name in ("pipelines", "plugins", "docker", "constraints.txt", "pyproject.toml", "Makefile"):
         (home / name).symlink_to(ROOT / name)
     trained = re.findall(r"(?m)^vitlab run (?!.*--smoke)(\S+)", page.read_text(encoding="utf-8"))
-    reader = Reader(home, home, trained=frozenset(trained))
+    reader = Reader(home, home, trained=frozenset(trained), drawn=page.name == DRAWN)
     for block in blocks(page):
         try:
             _do(block, reader)
@@ -223,6 +226,7 @@ def _vitlab(words: list[str], reader: Reader) -> None:
     if words[0] == "run":
         changes = APART | ({} if "--smoke" in words else SMALL)
         words = [*words, *(part for path, value in changes.items() for part in ("--set", f"{path}={value}"))]
+        return _apart(lambda: _main(words) if reader.drawn else _undrawn(words), reader)
     return _apart(lambda: _main(words), reader)
 
 
@@ -240,6 +244,13 @@ def _main(words: list[str]) -> None:
 
     sys.argv = ["vitlab", *words]
     main()
+
+
+def _undrawn(words: list[str]) -> None:
+    from vitlab import report
+
+    report.write = lambda *_: []  # of this fork alone
+    _main(words)
 
 
 def _pytest(words: list[str]) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
+import importlib
 import sys
 import textwrap
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import rooms
 
-from vitlab import slots
+from vitlab import errors, guests, slots
 from vitlab.components.norm import norm
-from vitlab.errors import BrokenComponent, ClashError, OptionError
+from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent
 from vitlab.schema import study_schema
+from vitlab.slots import Slot, slot
+from vitlab.testing import check_component, components
 
 DYT = """
     from typing import Annotated
@@ -44,159 +46,117 @@ DYT = """
 
 def install(site: Path, name: str, version: str, code: str, points: dict[str, list[str]]) -> None:
     """Lay a distribution down as pip would: its module, and metadata with entry points."""
-    site.mkdir(exist_ok=True)
     (site / f"{name}.py").write_text(textwrap.dedent(code))
     info = site / f"{name}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n")
     groups = [f"[{group}]\n" + "".join(f"{line}\n" for line in lines) for group, lines in points.items()]
     (info / "entry_points.txt").write_text("\n".join(groups))
+    look_again()
 
 
-def tell(site: Path, script: str) -> Any:
-    """Run a script beside the installed distributions; what it assigns to ``told`` comes back."""
-    preamble = "import json\nfrom vitlab import errors, slots\nfrom vitlab.slots import slot\n"
-    code = preamble + textwrap.dedent(script) + "\nprint(json.dumps(told))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(site)}
-    )
-    assert done.returncode == 0, done.stderr
-    *before, last = done.stdout.splitlines()
-    return {"printed": before, "told": json.loads(last)}
+def look_again() -> None:
+    """Forget what is installed, of which a process asks once."""
+    importlib.invalidate_caches()
+    for known in (guests._installed, guests._known):
+        known.cache_clear()
 
 
-def test_guests_are_listed_without_being_imported(tmp_path: Path) -> None:
-    install(tmp_path, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["dyt = acme_vit:DyT"]})
-    script = """
-        listed = [str(entry.origin) for entry in slots.listing("norm") if entry.name == "dyt"]
-        names = slot("norm").names()
-        import sys
-        told = [listed, "dyt" in names, "acme_vit" in sys.modules]
-    """
-    assert tell(tmp_path, script) == {"printed": [], "told": [["acme-vit 1.2.0"], True, False]}
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder whose distributions are installed until the test ends."""
+    there = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in set(sys.modules) - there:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+    monkeypatch.undo()
+    look_again()
 
 
-def test_a_guest_works_as_a_built_in_does(tmp_path: Path) -> None:
-    install(tmp_path, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["dyt = acme_vit:DyT"]})
-    script = """
-        from vitlab.components.mlp import mlp
-        from vitlab.testing import check_component, components
-        check_component("norm", "dyt")
-        found = slot("norm").resolve({"type": "dyt", "alpha": 2})
-        def fault(choice):
-            try:
-                slot("norm").resolve(choice)
-            except errors.OptionError as error:
-                return [[list(path), text] for path, text in error.faults]
-        told = {
-            "plain": found.plain(), "origin": str(found.origin),
-            "alpha": slot("norm").build(found, 4).alpha.item(),
-            "below": fault({"type": "dyt", "alpha": 0}),
-            "unknown": fault({"type": "dyt", "alhpa": 1}),
-            "name": fault("dty"),
-            "nested": slot("attention").resolve({"type": "fused", "qk_norm": "dyt"}).plain()["qk_norm"],
-            "components": [name for name in components("norm") if "dyt" in name],
-        }
-    """
-    told = tell(tmp_path, script)["told"]
-    assert told["plain"] == {"type": "dyt", "alpha": 2.0}
-    assert (told["origin"], told["alpha"]) == ("acme-vit 1.2.0", 2.0)
-    assert told["below"] == [[["alpha"], "norm 'dyt': alpha: input should be greater than 0; found 0"]]
-    assert told["unknown"] == [[["alhpa"], "norm 'dyt' has no option 'alhpa'. Did you mean 'alpha'? Options: alpha."]]
-    ((path, text),) = told["name"]
-    assert path == ["type"] and text.startswith("no norm called 'dty'. Did you mean 'dyt'? Installed: dyt, ")
-    assert told["nested"] == {"type": "dyt", "alpha": 0.5}
-    assert told["components"] == ["dyt"]
+def faults(room: Slot[Any], choice: Any) -> list[tuple[errors.Path, str]]:
+    with pytest.raises(OptionError) as caught:
+        room.resolve(choice)
+    return list(caught.value.faults)
 
 
-def test_two_sources_of_one_name(tmp_path: Path) -> None:
-    install(tmp_path, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["dyt = acme_vit:DyT"]})
-    install(
-        tmp_path,
-        "other_vit",
-        "0.1",
-        DYT,
-        {"vitlab.norm": ["dyt = other_vit:DyT", "layernorm = other_vit:DyT", "good = other_vit:DyT"]},
-    )
-    script = """
-        def clash(name):
-            try:
-                slot("norm").find(name)
-            except errors.ClashError as error:
-                return str(error)
-        from vitlab.testing import components
-        told = {
-            "guests": clash("dyt"), "built_in": clash("layernorm"),
-            "acme": slot("norm").get("acme-vit:dyt").__module__, "other": slot("norm").get("other-vit:dyt").__module__,
-            "vitlab": slot("norm").get("vitlab:layernorm").__module__, "good": slot("norm").get("good").__module__,
-            "still": clash("dyt"), "components": [name for name in components("norm") if name.endswith("dyt")],
-            "resolved": slot("norm").resolve("acme-vit:dyt").plain(),
-        }
-        try:
-            slot("norm").resolve("dyt")
-        except errors.OptionError as error:
-            told["option"] = [[list(path), text] for path, text in error.faults]
-        try:
-            slot("norm").find("nobody:dyt")
-        except errors.UnknownComponent as error:
-            told["nobody"] = str(error)
-    """
-    told = tell(tmp_path, script)["told"]
+def broken(room: Slot[Any], name: str) -> str:
+    with pytest.raises(BrokenComponent) as caught:
+        room.resolve(name)
+    return str(caught.value)
+
+
+def test_guests_are_listed_without_being_imported(site: Path) -> None:
+    install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["dyt = acme_vit:DyT"]})
+    assert [str(entry.origin) for entry in slots.listing("norm") if entry.name == "dyt"] == ["acme-vit 1.2.0"]
+    assert "dyt" in norm.names() and "acme_vit" not in sys.modules
+    assert norm.get("dyt").__module__ == "acme_vit" and "acme_vit" in sys.modules
+
+
+def test_a_guest_works_as_a_built_in_does(site: Path) -> None:
+    install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["dyt = acme_vit:DyT"]})
+    check_component("norm", "dyt")
+    found = norm.resolve({"type": "dyt", "alpha": 2})
+    assert found.plain() == {"type": "dyt", "alpha": 2.0} and str(found.origin) == "acme-vit 1.2.0"
+    assert norm.build(found, 4).alpha.item() == 2.0  # type: ignore[attr-defined]
+    below, unknown = faults(norm, {"type": "dyt", "alpha": 0}), faults(norm, {"type": "dyt", "alhpa": 1})
+    assert below == [(("alpha",), "norm 'dyt': alpha: input should be greater than 0; found 0")]
+    assert unknown == [(("alhpa",), "norm 'dyt' has no option 'alhpa'. Did you mean 'alpha'? Options: alpha.")]
+    ((path, text),) = faults(norm, "dty")
+    assert path == ("type",) and text.startswith("no norm called 'dty'. Did you mean 'dyt'? Installed: dyt, ")
+    nested = slot("attention").resolve({"type": "fused", "qk_norm": "dyt"}).plain()["qk_norm"]
+    assert nested == {"type": "dyt", "alpha": 0.5}
+    assert [name for name in components("norm") if "dyt" in name] == ["dyt"]
+
+
+def test_two_sources_of_one_name(site: Path) -> None:
+    install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["dyt = acme_vit:DyT"]})
+    both = ["dyt = other_vit:DyT", "layernorm = other_vit:DyT", "good = other_vit:DyT"]
+    install(site, "other_vit", "0.1", DYT, {"vitlab.norm": both})
+
+    def clash(name: str) -> str:
+        with pytest.raises(ClashError) as caught:
+            norm.find(name)
+        return str(caught.value)
+
     sentence = "norm 'dyt' is offered by acme-vit and other-vit; write 'acme-vit:dyt' or 'other-vit:dyt'."
-    assert told["guests"] == told["still"] == sentence
-    assert told["built_in"] == (
+    assert clash("dyt") == sentence
+    assert clash("layernorm") == (
         "norm 'layernorm' is offered by other-vit and vitlab; write 'other-vit:layernorm' or 'vitlab:layernorm'."
     )
-    assert (told["acme"], told["other"]) == ("acme_vit", "other_vit")
-    assert (told["vitlab"], told["good"]) == ("vitlab.components.norm", "other_vit")
-    assert told["components"] == ["acme-vit:dyt", "other-vit:dyt"]
-    assert told["resolved"] == {"type": "acme-vit:dyt", "alpha": 0.5}
-    assert told["option"] == [[["type"], sentence]]
-    assert told["nobody"].startswith("no norm called 'nobody:dyt'.")
+    modules = {
+        name: norm.get(name).__module__ for name in ("acme-vit:dyt", "other-vit:dyt", "vitlab:layernorm", "good")
+    }
+    assert [*modules.values()] == ["acme_vit", "other_vit", "vitlab.components.norm", "other_vit"]
+    assert clash("dyt") == sentence, "also once both have been imported"
+    assert [name for name in components("norm") if name.endswith("dyt")] == ["acme-vit:dyt", "other-vit:dyt"]
+    assert norm.resolve("acme-vit:dyt").plain() == {"type": "acme-vit:dyt", "alpha": 0.5}
+    assert faults(norm, "dyt") == [(("type",), sentence)]
+    with pytest.raises(UnknownComponent, match=r"^no norm called 'nobody:dyt'\."):
+        norm.find("nobody:dyt")
 
 
-def test_a_broken_guest_is_broken_for_those_who_name_it(tmp_path: Path) -> None:
-    install(
-        tmp_path,
-        "broken_vit",
-        "0.3.1",
-        "def first():\n    import a_module_that_is_not\nfirst()\n",
-        {
-            "vitlab.norm": ["broken = broken_vit:Norm", "half = broken_vit:Norm"],
-            "vitlab.executor": ["cloud = broken_vit:X"],
-        },
-    )
-    install(
-        tmp_path,
-        "wrong_vit",
-        "2",
-        "from torch import nn\nclass Wrong(nn.Module):\n    'No norm.'\ndef function(): ...\n",
-        {"vitlab.norm": ["wrong = wrong_vit:Wrong", "function = wrong_vit:function", "gone = wrong_vit:Gone"]},
-    )
-    script = """
-        def broken(name, room="norm"):
-            try:
-                slot(room).resolve(name)
-            except errors.BrokenComponent as error:
-                return str(error)
-        told = {name: broken(name) for name in ("broken", "wrong", "function", "gone")}
-        told["cloud"] = broken("cloud", "executor")
-        told["others"] = slot("norm").resolve("layernorm").plain()
-        told["local"] = slot("executor").resolve("local").plain()
-        told["listed"] = [entry.name for entry in slots.listing("norm")]
-    """
-    told = tell(tmp_path, script)["told"]
+def test_a_broken_guest_is_broken_for_those_who_name_it(site: Path) -> None:
+    fails = "def first():\n    import a_module_that_is_not\nfirst()\n"
+    offered = {"vitlab.norm": ["broken = broken_vit:Norm", "half = broken_vit:Norm"]}
+    install(site, "broken_vit", "0.3.1", fails, {**offered, "vitlab.executor": ["cloud = broken_vit:X"]})
+    code = "from torch import nn\nclass Wrong(nn.Module):\n    'No norm.'\ndef function(): ...\n"
+    points = ["wrong = wrong_vit:Wrong", "function = wrong_vit:function", "gone = wrong_vit:Gone"]
+    install(site, "wrong_vit", "2", code, {"vitlab.norm": points})
+    said = broken(norm, "broken")
     first = "norm 'broken' from broken-vit 0.3.1 failed to import: ModuleNotFoundError(\"No module named 'a_module_that_is_not'\")"
-    assert told["broken"].splitlines()[0] == first
-    assert "in first" in told["broken"] and "Traceback" in told["broken"]
+    assert said.splitlines()[0] == first
+    assert "in first" in said and "Traceback" in said
     refused = " from wrong-vit 2 is not a Norm: norm components derive from vitlab.components.norm.Norm"
-    assert told["wrong"] == "norm 'wrong'" + refused
-    assert told["function"] == "norm 'function'" + refused
-    assert "gone" in told["gone"] and "AttributeError" in told["gone"]
-    assert "executor 'cloud' from broken-vit 0.3.1 failed to import" in told["cloud"]
-    assert told["others"] == {"type": "layernorm", "eps": 1e-6}
-    assert told["local"] == {"type": "local"}
-    assert {"broken", "half", "wrong", "layernorm"} <= set(told["listed"])
+    assert broken(norm, "wrong") == "norm 'wrong'" + refused
+    assert broken(norm, "function") == "norm 'function'" + refused
+    gone = broken(norm, "gone")
+    assert "gone" in gone and "AttributeError" in gone
+    assert "executor 'cloud' from broken-vit 0.3.1 failed to import" in broken(slot("executor"), "cloud")
+    assert norm.resolve("layernorm").plain() == {"type": "layernorm", "eps": 1e-6}
+    assert slot("executor").resolve("local").plain() == {"type": "local"}
+    assert {"broken", "half", "wrong", "layernorm"} <= {entry.name for entry in slots.listing("norm")}
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -359,20 +319,16 @@ def test_a_file_clashes_with_a_built_in_only_at_use(tmp_path: Path) -> None:
 EXAMPLE = Path(__file__).parent.parent / "plugins" / "vitlab-example"
 
 
-def test_the_example_is_a_distribution_of_its_own(tmp_path: Path) -> None:
-    import tomllib
-
+def test_the_example_is_a_distribution_of_its_own(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms.keep(monkeypatch, slot("position"))
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     ((group, points),) = project["entry-points"].items()
     ((name, target),) = points.items()
     module, _, cls = target.partition(":")
     assert group == "vitlab.position"
-    install(
-        tmp_path, module, project["version"], (EXAMPLE / f"{module}.py").read_text(), {group: [f"{name} = {target}"]}
-    )
-    script = f"""
-        from vitlab.testing import check_component
-        check_component("position", "{name}")
-        told = [slot("position").get("{name}").__qualname__, str(slot("position").find("{name}")[1])]
-    """
-    assert tell(tmp_path, script)["told"] == [cls, f"{project['name']} {project['version']}"]
+    code = (EXAMPLE / f"{module}.py").read_text()
+    install(site, module, project["version"], code, {group: [f"{name} = {target}"]})
+    own = f"{project['name']}:{name}"
+    check_component("position", own)
+    found, origin = slot("position").find(own)
+    assert (found.__qualname__, str(origin)) == (cls, f"{project['name']} {project['version']}")
