@@ -1,17 +1,24 @@
 """The house itself: what opening it costs, and which names it shows."""
 
+import ast
+import itertools
 import json
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import vitlab
 from vitlab import slots
 from vitlab.cli import COMMANDS
 
+ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "torchvision", "mlflow", "pandas", "pyarrow", "ray", "matplotlib", "scipy", "sklearn")
 
 
@@ -45,7 +52,7 @@ def test_opening_the_house_reading_lists_and_help_are_free() -> None:
 
 def test_planning_imports_torch_and_no_more() -> None:
     """Not even to find out which code a trial would run."""
-    study = Path(__file__).parents[1] / "pipelines" / "quickstart.yaml"
+    study = ROOT / "pipelines" / "quickstart.yaml"
     workers = {"vitlab.training.cohort", "vitlab.training.artifacts", "vitlab.models.cost", "torch._dynamo"}
     code = f"{called('validate', str(study))}\nimport sys; assert not {workers!r} & sys.modules.keys()"
     assert heavy_after(code) == {code: ["torch"]}
@@ -78,16 +85,35 @@ def test_every_component_says_what_it_is_and_needs_no_option() -> None:
             assert not required or slot == "dataset", f"{slot} {entry.name} has no default for {required}"
 
 
+PARTS = {"pydantic_core": "pydantic"}
+"""What a library has its users import from, and alone brings along in the one version that it works with."""
+
+
+def test_what_is_imported_is_declared() -> None:
+    """What another library happens to bring along may leave with it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
+    names = {canonicalize_name(Requirement(text).name) for text in declared}
+    offers = packages_distributions()
+    for file in (ROOT / "vitlab").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            for module in {PARTS.get(name, name) for name in (full.partition(".")[0] for full in modules)}:
+                if module not in sys.stdlib_module_names | {"vitlab"}:
+                    found = {canonicalize_name(name) for name in offers.get(module, [module])}
+                    assert found & names, f"{file} imports {module}, which pyproject.toml does not name"
+
+
 def test_names_of_the_top_level() -> None:
-    root = Path(__file__).parents[1]
-    assert {"pyproject.toml", "vitlab", "plugins", "pipelines", "tests", "docker"} <= {p.name for p in root.iterdir()}
+    assert {"pyproject.toml", "vitlab", "plugins", "pipelines", "tests", "docker"} <= {p.name for p in ROOT.iterdir()}
 
 
 @pytest.mark.filterwarnings("ignore")  # what MLflow imports warns of itself
 def test_the_server_of_the_containers_answers_to_the_name_they_call_it_by() -> None:
     from mlflow.server.security_utils import is_allowed_host_header
 
-    services = yaml.safe_load((Path(__file__).parents[1] / "docker" / "compose.yaml").read_text())["services"]
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
     called = services["lab"]["environment"]["MLFLOW_TRACKING_URI"].partition("http://")[2].removesuffix("}")
     start = [*services["mlflow"]["entrypoint"], *services["mlflow"]["command"]]
     said = start[start.index("--allowed-hosts") + 1]  # or what whoever starts it lets in beside

@@ -187,8 +187,9 @@ def test_no_steps_evaluate_the_initial_model() -> None:
 
 
 def test_evaluation_knows_nothing_of_the_training_batch() -> None:
-    results = [run(spec(steps=0, batch_size=size))[0] for size in (1, 7, 64)]
-    assert all(found is not None and found.metrics == results[0].metrics for found in results if results[0])
+    one, *others = (run(spec(steps=0, batch_size=size))[0] for size in (1, 7, 64))
+    assert one is not None and one.metrics
+    assert all(found is not None and found.metrics == one.metrics for found in others)
 
 
 def test_an_evaluation_in_many_batches_counts_every_image_once() -> None:
