@@ -58,15 +58,25 @@ def nearest(old: Tensor, new: int) -> Tensor:
 
 
 def statistics(x_NCHW: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel over images and places, of pixels in [0, 1].
+    """:func:`moments` of each channel over images and places."""
+    return moments(levels(x_NCHW))
 
-    Counted exactly, in whole numbers.  A channel that is the same everywhere has the deviation of one grey level, so
-    that dividing by it is harmless.
+
+def levels(x_NCHW: Tensor) -> Tensor:
+    """int64 (C, 256): how often each channel has each level."""
+    counts = [torch.bincount(x_NCHW[:, channel].flatten().int(), minlength=256) for channel in range(x_NCHW.shape[1])]
+    return torch.stack(counts)
+
+
+def moments(count_CL: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, of pixels in [0, 1], from how often it has each level.
+
+    So they are exact, however the images were counted.  A channel that is the same everywhere has the deviation of one
+    grey level, so that dividing by it is harmless.
     """
     means, deviations = [], []
     level_L = torch.arange(256, dtype=torch.float64) / 255
-    for channel in range(x_NCHW.shape[1]):
-        count_L = torch.bincount(x_NCHW[:, channel].flatten().int(), minlength=256).double()
+    for count_L in count_CL.double():
         share_L = count_L / count_L.sum()
         mean = (share_L * level_L).sum()
         variance = (share_L * (level_L - mean) ** 2).sum()

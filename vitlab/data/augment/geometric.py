@@ -6,7 +6,7 @@ B images of a batch, C channels, H rows, W columns, A attempts at a rectangle.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import torch
 from pydantic import AfterValidator, Field
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from vitlab import noise
 from vitlab.data.augment import pixels
-from vitlab.data.augment.base import Augment, augment
+from vitlab.data.augment.base import Augment, Boxes, Side, augment
 from vitlab.data.pixels import VOID, nearest
 
 ATTEMPTS = 10
@@ -103,15 +103,20 @@ class RandomResizedCrop(Augment):
         scale: Area = (0.08, 1.0),
         ratio: Ratio = (3 / 4, 4 / 3),
         interpolation: Literal["bilinear", "bicubic"] = "bilinear",
+        of: Literal["image", "picture"] = "image",
     ) -> None:
         """
         Args:
-            scale: smallest and largest share of the image's area.
+            scale: smallest and largest share of the area.
             ratio: smallest and largest width over height.
-            interpolation: how the rectangle is enlarged.
+            interpolation: how the rectangle is brought to the size of the image.
+            of: what it is cut out of: the ``image`` that all pictures were brought to, or each ``picture`` as it lies
+                in its file, as in the recipes of ImageNet.  Then the picture is decoded anew each time, antialiased
+                where it is larger, and this is the first of the augmentations.
         """
         self.scale = scale
         self.ratio = ratio
+        self.of_picture = of == "picture"
         self.interpolation: Literal["bilinear", "bicubic"] = interpolation
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
@@ -127,9 +132,21 @@ class RandomResizedCrop(Augment):
         one_B = torch.arange(len(y_BHW), device=y_BHW.device)
         return y_BHW[one_B[:, None, None], row_BH[:, :, None], column_BW[:, None]]
 
-    def boxes(self, key: noise.Key, id_B: Tensor, height: int, width: int) -> Boxes:
-        """The rectangles that are cut out of images of this size."""
+    def boxes(self, key: noise.Key, id_B: Tensor, height: Side, width: Side) -> Boxes:
+        """The rectangles that are cut out of images of this size, or of these sizes, (B, 1) each."""
         box = _attempt(key, id_B, height, width, self.scale, self.ratio)
+        if isinstance(height, int) and isinstance(width, int):
+            last: tuple[int | Tensor, ...] = self._last(height, width)
+        else:
+            pairs = zip(
+                torch.as_tensor(height).flatten().tolist(), torch.as_tensor(width).flatten().tolist(), strict=True
+            )
+            last = torch.tensor([self._last(*pair) for pair in pairs], device=id_B.device).unbind(1)
+        sides = [torch.where(box.fits_B, side_B, other) for side_B, other in zip(box[:4], last, strict=True)]
+        return Boxes(sides[0], sides[1], sides[2], sides[3], box.fits_B)
+
+    def _last(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Top, left, height and width of the largest rectangle in the middle that keeps to the ratios."""
         low, high = self.ratio
         if width / height < low:
             fallback = (round(width / low), width)
@@ -137,10 +154,7 @@ class RandomResizedCrop(Augment):
             fallback = (height, round(height * high))
         else:
             fallback = (height, width)
-        middle = ((height - fallback[0]) // 2, (width - fallback[1]) // 2)
-        last = (*middle, *fallback)
-        sides = [torch.where(box.fits_B, side_B, other) for side_B, other in zip(box[:4], last, strict=True)]
-        return Boxes(sides[0], sides[1], sides[2], sides[3], box.fits_B)
+        return (height - fallback[0]) // 2, (width - fallback[1]) // 2, *fallback
 
 
 @augment.register("erasing")
@@ -191,26 +205,16 @@ class Erasing(Augment):
         return y_BHW  # what is covered is still asked for, as in torchvision
 
 
-class Boxes(NamedTuple):
-    """One rectangle for each image, in whole pixels, and whether an attempt succeeded."""
-
-    top_B: Tensor
-    left_B: Tensor
-    height_B: Tensor
-    width_B: Tensor
-    fits_B: Tensor
-
-
 def _attempt(
     key: noise.Key,
     id_B: Tensor,
-    height: int,
-    width: int,
+    height: Side,
+    width: Side,
     scale: tuple[float, float],
     ratio: tuple[float, float],
     largest: tuple[int, int] | None = None,
 ) -> Boxes:
-    """The first of ten rectangles that fits, at a place drawn evenly from those it has."""
+    """The first of ten rectangles that fits, at a place drawn evenly from those it has; of images of (B, 1) sides."""
     most_rows, most_columns = largest or (height, width)
     u_BA4 = noise.uniform(key, id_B, 4 * ATTEMPTS).view(-1, ATTEMPTS, 4)
     area_BA = height * width * (scale[0] + (scale[1] - scale[0]) * u_BA4[..., 0])
@@ -220,11 +224,11 @@ def _attempt(
     width_BA = (area_BA * ratio_BA).sqrt().round().long()
     fits_BA = (height_BA > 0) & (height_BA <= most_rows) & (width_BA > 0) & (width_BA <= most_columns)
     first_B1 = fits_BA.int().argmax(1, keepdim=True)
-    height_B, width_B = height_BA.gather(1, first_B1)[:, 0], width_BA.gather(1, first_B1)[:, 0]
+    height_B1, width_B1 = height_BA.gather(1, first_B1), width_BA.gather(1, first_B1)
     place_B2 = u_BA4.gather(1, first_B1[..., None].expand(-1, -1, 4))[:, 0, 2:]
-    top_B = (place_B2[:, 0] * (height - height_B + 1)).long()
-    left_B = (place_B2[:, 1] * (width - width_B + 1)).long()
-    return Boxes(top_B, left_B, height_B, width_B, fits_BA.any(1))
+    top_B1 = (place_B2[:, :1] * (height - height_B1 + 1)).long()
+    left_B1 = (place_B2[:, 1:] * (width - width_B1 + 1)).long()
+    return Boxes(top_B1[:, 0], left_B1[:, 0], height_B1[:, 0], width_B1[:, 0], fits_BA.any(1))
 
 
 def _reflected(n: int, padding: int, device: torch.device) -> Tensor:

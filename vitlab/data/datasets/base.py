@@ -10,12 +10,15 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
+from vitlab.data.datasets.pictures import Pictures
 from vitlab.data.options import DataOptions
 from vitlab.geometry import DataInfo
 from vitlab.slots import Slot
 
 Split = Literal["train", "test"]
 """The official splits; validation is split off ``train`` by the room, or by the authors: see `Dataset.held_out`."""
+
+SPLITS: tuple[Split, ...] = ("train", "test")
 
 
 class Images(NamedTuple):
@@ -54,6 +57,14 @@ class Dataset(ABC):
         Raises:
             DataError: if the data is not here, naming where it was looked for, or does not hold what it should.
         """
+
+    def pictures(self, split: Split) -> Pictures | None:
+        """The same split by picture, for a set that may be larger than memory; None where all are read at once.
+
+        Raises:
+            DataError: as :meth:`read`.
+        """
+        return None
 
     def groups(self) -> Tensor | None:
         """int64 (N,): the group of each training image; None where every image stands for itself.

@@ -14,6 +14,7 @@ import hashlib
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -90,6 +91,23 @@ def checksum(path: Path) -> str:
                 digest.update(chunk)
         _checksums[key] = digest.hexdigest()
     return _checksums[key]
+
+
+def noted(file: Path) -> str | None:
+    """What :func:`note` left there; None where nothing is."""
+    try:
+        return file.read_text(encoding="utf-8") or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def note(file: Path, text: str) -> None:
+    """Remember a text for other processes; where that cannot be written, it is not remembered."""
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(text, encoding="utf-8")
+        os.replace(unfinished, file)
 
 
 def opened(path: Path) -> BinaryIO:

@@ -6,6 +6,8 @@ N images, C channels, H rows, W columns.
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +15,8 @@ import torch
 from pydantic import Field
 
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import Dataset, Images, Split, dataset
-from vitlab.data.datasets.pictures import Fit, check_memory, decode
+from vitlab.data.datasets.base import SPLITS, Dataset, Images, Split, dataset
+from vitlab.data.datasets.pictures import Decoded, Fit, Pictures, check_memory
 from vitlab.data.options import Size
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo, Pair
@@ -24,13 +26,17 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 TEST_FOLDERS = ("test", "val")
 """The first that is there is the test split; validation is split off ``train`` as for every data set."""
 
+SETTLED_S = 10.0
+"""For so long after a picture was written, it may be written again and have the same time of change."""
+
 
 @dataset.register("image_folder")
 class ImageFolder(Dataset):
     """``root/train/<class>/*`` to train on and ``root/test/<class>/*`` (or ``val``) to test on, in colour.
 
-    Pictures may lie in folders below their class's.  All are decoded into memory; a set that would not fit is refused.
-    Its identity is a digest over the relative path, the size and the content of every picture.
+    Pictures may lie in folders below their class's.  A set that is large beside the memory of the machine is not
+    decoded as a whole, see ``decoded``.  Its identity is a digest over the relative path, the size and the content of
+    every picture; it is remembered between processes for as long as no picture has been written to since.
     """
 
     def __init__(
@@ -40,6 +46,7 @@ class ImageFolder(Dataset):
         image_size: Size = (224, 224),
         fit: Fit = "crop",
         num_classes: Annotated[int, Field(ge=2)] | None = None,
+        decoded: Annotated[Decoded, Unhashed()] = "auto",
     ) -> None:
         """
         Args:
@@ -47,11 +54,15 @@ class ImageFolder(Dataset):
             image_size: pixels that every picture is brought to, by antialiased bilinear interpolation.
             fit: ``crop`` resizes until both sides are covered and cuts out the middle, ``squash`` ignores proportions.
             num_classes: how many there are; needed only to plan where the folder is not.
+            decoded: where decoded pictures are kept: ``memory``, of every worker; ``disk``, once for all of them, below
+                the user's cache; or ``never``: they are decoded as batches ask for them, by as many threads as the
+                trial has.  ``auto``: in memory up to a quarter of it, and beyond that never.  Batches are the same.
         """
         self.root = Path(root).expanduser()
         self.image_size: Pair = image_size
         self.fit: Fit = fit
         self.num_classes = num_classes
+        self.decoded: Decoded = decoded
 
     def missing(self) -> str | None:
         if not self.root.is_dir():
@@ -74,17 +85,22 @@ class ImageFolder(Dataset):
         )
 
     def read(self, split: Split) -> Images:
+        pictures = self.pictures(split)
+        needed = len(pictures) * 3 * self.image_size[0] * self.image_size[1]
+        check_memory(needed, f"image_folder: the pictures of {self.root}")
+        x_NCHW = torch.empty((len(pictures), 3, *self.image_size), dtype=torch.uint8)
+        for index, x_CHW in enumerate(x_NCHW):
+            x_CHW.copy_(pictures.image(index))
+        return Images(x_NCHW, pictures.y_N)
+
+    def pictures(self, split: Split) -> Pictures:
         reason = self.missing()
         if reason is not None:
             raise DataError(reason)
         index = {label: i for i, label in enumerate(self._labels())}
-        found = [(path, index[label]) for label, path in self._pictures(split)]
-        needed = len(found) * 3 * self.image_size[0] * self.image_size[1]
-        check_memory(needed, f"image_folder: the pictures of {self.root}")
-        x_NCHW = torch.empty((len(found), 3, *self.image_size), dtype=torch.uint8)
-        for x_CHW, (path, _) in zip(x_NCHW, found, strict=True):
-            x_CHW.copy_(decode(path, self.image_size, self.fit))
-        return Images(x_NCHW, torch.tensor([label for _, label in found], dtype=torch.int64))
+        found = self._pictures(split)
+        y_N = torch.tensor([index[label] for label, _ in found], dtype=torch.int64)
+        return Pictures([path for _, path in found], y_N, self.image_size, self.fit, self.decoded)
 
     def _test(self) -> Path | None:
         return next((self.root / name for name in TEST_FOLDERS if (self.root / name).is_dir()), None)
@@ -107,17 +123,39 @@ class ImageFolder(Dataset):
         unknown = sorted(path.name for path in base.iterdir() if path.is_dir() and path.name not in labels)
         if unknown:
             raise DataError(f"image_folder: {base} has a class '{unknown[0]}' that {self.root / 'train'} has not")
-        return [
-            (label, path)
-            for label in labels
-            for path in sorted((base / label).rglob("*"))
-            if path.suffix.lower() in SUFFIXES and path.is_file()
-        ]
+        return [(label, path) for label in labels for path in sorted(_below(base / label))]
 
     def _identity(self) -> str:
+        """A digest over content; looked up where names, sizes, inodes and times of change are those it was made of."""
+        listed = [
+            (split, label, path.relative_to(self.root).as_posix(), path)
+            for split in SPLITS
+            for label, path in self._pictures(split)
+        ]
+        seen, sizes, latest = hashlib.blake2b(digest_size=16), [], 0.0
+        for split, label, name, path in listed:
+            stat = path.stat()
+            sizes.append(stat.st_size)
+            latest = max(latest, stat.st_ctime)
+            state = (stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
+            seen.update(f"{split}\0{label}\0{name}\0{state}\n".encode())
+        note = files.cache() / "identities" / seen.hexdigest()
+        if (known := files.noted(note)) is not None:
+            return known
         digest = hashlib.blake2b(digest_size=16)
-        for split in ("train", "test"):
-            for label, path in self._pictures(split):
-                name = path.relative_to(self.root).as_posix()
-                digest.update(f"{split}\0{label}\0{name}\0{path.stat().st_size}\0{files.checksum(path)}\n".encode())
-        return f"image_folder:{digest.hexdigest()}"
+        for (split, label, name, path), size in zip(listed, sizes, strict=True):
+            digest.update(f"{split}\0{label}\0{name}\0{size}\0{files.checksum(path)}\n".encode())
+        identity = f"image_folder:{digest.hexdigest()}"
+        if latest < time.time() - SETTLED_S:
+            files.note(note, identity)
+        return identity
+
+
+def _below(folder: Path) -> list[Path]:
+    """The pictures in a folder and those below it."""
+    return [
+        Path(base, name)
+        for base, _, names in os.walk(folder)
+        for name in names
+        if name.lower().endswith(SUFFIXES) and os.path.isfile(os.path.join(base, name))
+    ]

@@ -6,6 +6,9 @@ H rows, W columns.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +23,53 @@ if TYPE_CHECKING:
 
 Fit = Literal["crop", "squash"]
 """``crop`` resizes until both sides are covered and cuts out the middle, ``squash`` ignores proportions."""
+
+Decoded = Literal["auto", "memory", "disk", "never"]
+"""Where decoded pictures are kept; see :func:`vitlab.data.stored.place`.  No number of a trial depends on it."""
+
+Interpolation = Literal["bilinear", "bicubic"]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """One official split as pictures in their files, each of which can be read by itself."""
+
+    paths: Sequence[Path]
+    y_N: Tensor  #: int64, class indices
+    size: Pair
+    fit: Fit
+    decoded: Decoded = "auto"
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def image(self, index: int) -> Tensor:
+        """uint8 (3, H, W): as :func:`decode`."""
+        return decode(self.paths[index], self.size, self.fit)
+
+    def sides(self, index: int) -> Pair:
+        """Rows and columns of a picture, by its header alone."""
+        from PIL import Image
+
+        with _reading(self.paths[index]), Image.open(self.paths[index]) as picture:
+            return picture.height, picture.width
+
+    def cut(self, index: int, corners: Sequence[int], size: Pair, how: Interpolation) -> Tensor:
+        """uint8 (3, H, W): a rectangle of a picture, brought to ``size`` by antialiased interpolation.
+
+        Args:
+            index: of the picture.
+            corners: top, left, height and width of the rectangle.
+            size: rows and columns wanted.
+            how: they are interpolated.
+        """
+        import numpy as np
+        from PIL import Image
+
+        top, left, height, width = corners
+        picture = _opened(self.paths[index], "RGB").crop((left, top, left + width, top + height))
+        resampling = Image.Resampling.BILINEAR if how == "bilinear" else Image.Resampling.BICUBIC
+        return torch.from_numpy(np.array(picture.resize((size[1], size[0]), resampling))).permute(2, 0, 1)
 
 
 def decode(path: Path, size: Pair, fit: Fit) -> Tensor:
@@ -70,14 +120,24 @@ def check_memory(needed: int, what: str) -> None:
 
 def _opened(path: Path, mode: str | None) -> Image:
     """The picture, converted where a mode is named."""
+    from PIL import Image
+
+    with _reading(path), Image.open(path) as picture:
+        if mode is not None:
+            return picture.convert(mode)
+        picture.load()
+        return picture
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file, in one sentence that names it."""
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path) as picture:
-            if mode is not None:
-                return picture.convert(mode)
-            picture.load()
-            return picture
+        yield
+    except FileNotFoundError:
+        raise DataError(f"{path} was here when its folder was listed, and is gone") from None
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
         raise DataError(f"{path} is not a picture that can be read: {error}") from None
 

@@ -1,0 +1,269 @@
+"""Stored images: a batch is the same, to the last bit, wherever its pictures are decoded and whenever they are read."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitlab import noise
+from vitlab.data import stored
+from vitlab.data.datasets import files
+from vitlab.data.datasets.folder import ImageFolder
+from vitlab.data.prepare import Batch, Feed, data_info, kept, prepare
+from vitlab.errors import DataError
+from vitlab.slots import slot
+from vitlab.spec import TrainSpec
+from vitlab.training.loop import train
+
+SEEDS = dict.fromkeys(("split", "subset", "order", "augment", "dropout", "drop_path", "mixup", "init"), 3)
+AUGMENT = ["random_resized_crop", "flip", {"type": "erasing", "p": 0.7}]
+PLACES = ("memory", "disk", "never")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    yield folder / "vitlab" / "data"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real JPEGs, of many sizes and shapes, in three classes; one is grey."""
+    random, folder = np.random.default_rng(0), tmp_path_factory.mktemp("pictures")
+    for split, count in (("train", 25), ("val", 5)):
+        for kind in ("cat", "cow", "dog"):
+            (folder / split / kind).mkdir(parents=True)
+            for number in range(count):
+                height, width = random.integers(20, 60, 2)
+                coarse = random.integers(0, 256, (5, 6, 3), np.uint8)
+                picture = Image.fromarray(coarse).resize((int(width), int(height)), Image.Resampling.BICUBIC)
+                picture = picture.convert("L") if number == 0 else picture
+                picture.save(folder / split / kind / f"{number}.jpg", quality=90)
+    return folder
+
+
+def choice(root: Path, decoded: str, **options: Any) -> Any:
+    given = {"type": "image_folder", "root": str(root), "image_size": [24, 20], "decoded": decoded, **options}
+    return slot("dataset").resolve(given)
+
+
+def feed(root: Path, decoded: str, augment: list[Any] = AUGMENT, **options: Any) -> Feed:
+    resolved = choice(root, decoded, augment=augment, **options)
+    return Feed(prepare(resolved, SEEDS), resolved.options["augment"], SEEDS)
+
+
+def same(one: Batch, other: Batch) -> bool:
+    return one.epoch == other.epoch and all(torch.equal(a, b) for a, b in zip(one[:3], other[:3], strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"size": 16, "channels": 1, "classes": [2, 0], "fit": "squash"}])
+@pytest.mark.parametrize("decoded", ["disk", "never"])
+def test_batches_are_those_from_memory(root: Path, decoded: str, options: dict[str, Any]) -> None:
+    resident, streamed = feed(root, "memory", **options), feed(root, decoded, **options)
+    assert streamed.stored and not resident.stored and streamed.pixels == resident.pixels
+    per_epoch = resident.steps_per_epoch(16)
+    for step in (*range(2 * per_epoch + 2), 1, 0):  # over two borders of epochs, and back
+        assert same(streamed.batch(step, 16), resident.batch(step, 16)), step
+    again = feed(root, decoded, **options)
+    for step in range(per_epoch + 1, per_epoch + 4):  # a resume in mid-epoch
+        assert same(again.batch(step, 16), resident.batch(step, 16))
+    for step, part in enumerate(([range(0, 8)], [range(8, 16)], [range(0, 4), range(12, 16)])):
+        assert same(streamed.batch(step, 16, 2, part), resident.batch(step, 16, 2, part))
+    for split in ("train", "val", "test"):
+        found = [list(one.evaluation(split, 7)) for one in (streamed, resident)]
+        assert len(found[0]) == len(found[1]) and all(map(same, *found))
+
+
+def test_a_training_stopped_and_resumed_is_the_one_from_memory(root: Path) -> None:
+    spec = TrainSpec.model_validate({"steps": 9, "batch_size": 16, "evaluations": 2, "optimizer": {"type": "adamw"}})
+
+    def trained(decoded: str, stop_at: int | None) -> dict[str, torch.Tensor]:
+        states: list[Any] = []
+        network = slot("model").build({"type": "linear"}, data_info(choice(root, decoded)))
+        network.initialise(0)
+        asked = iter(range(100))
+        stop = (lambda: next(asked) == stop_at) if stop_at is not None else (lambda: False)
+        ended = train(network, feed(root, decoded), spec, SEEDS, save=states.append, stop=stop)
+        assert (ended is None) == (stop_at is not None)
+        if ended is None:
+            assert train(network, feed(root, decoded), spec, SEEDS, resume=states[-1]) is not None
+        return network.state_dict()
+
+    expected = trained("memory", None)
+    for decoded in ("disk", "never"):
+        found = trained(decoded, 6)
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("decoded", PLACES)
+@pytest.mark.parametrize("how", ["bilinear", "bicubic"])
+def test_a_cut_of_a_picture_is_torchvisions(root: Path, decoded: str, how: str) -> None:
+    """Pillow itself crops and resizes the file; the rectangle is that of an image of the picture's own size."""
+    change = {"type": "random_resized_crop", "of": "picture", "interpolation": how, "scale": [0.1, 1.0]}
+    one = feed(root, decoded, [change, "flip"], normalize="unit")
+    cut, flip = slot("augment").build(change), slot("augment").build("flip")
+    paths = ImageFolder(root=str(root)).pictures("train").paths
+    images = []
+    for step in (0, one.steps_per_epoch(20)):  # of two epochs
+        batch = one.batch(step, 20)
+        for x_CHW, identity in zip(batch.x_BCHW, batch.id_B, strict=True):
+            picture = Image.open(paths[int(identity)]).convert("RGB")
+            keys = [noise.key(SEEDS["augment"], "augment", batch.epoch, place) for place in (0, 1)]
+            top, left, height, width = (
+                int(side) for side in cut.boxes(keys[0], identity[None], picture.height, picture.width)[:4]
+            )
+            small = picture.crop((left, top, left + width, top + height)).resize(
+                (20, 24), Image.Resampling[how.upper()]
+            )
+            expected = torch.from_numpy(np.array(small)).permute(2, 0, 1)[None]
+            expected = flip(expected, keys[1], identity[None])[0] / 255
+            torch.testing.assert_close(x_CHW, expected, rtol=0, atol=1e-6)
+            images.append(x_CHW)
+    other = feed(root, "memory", ["random_resized_crop", "flip"], normalize="unit")
+    assert not torch.equal(other.batch(0, 20).x_BCHW, torch.stack(images[:20]))
+    assert all(map(same, one.evaluation("val", 9), other.evaluation("val", 9)))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"type": "digits"}, "random_resized_crop is to cut out of pictures in files, and digits has none"),
+        ({"type": "image_folder", "root": "x", "num_classes": 2, "augment": ["flip"]}, "is number 2"),
+    ],
+)
+def test_cuts_of_pictures_there_are_none_of_are_refused(data: dict[str, Any], said: str) -> None:
+    data["augment"] = [*data.get("augment", []), {"type": "random_resized_crop", "of": "picture"}]
+    with pytest.raises(DataError, match=said):
+        data_info(data)
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:300]), "is not a picture that can be read"),
+        (lambda path: path.unlink(), "was here when its folder was listed, and is gone"),
+    ],
+)
+def test_what_happens_to_a_picture_in_mid_training_is_said(tmp_path: Path, root: Path, harm: Any, said: str) -> None:
+    for path in root.rglob("*.jpg"):
+        copy = tmp_path / path.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    one = feed(tmp_path, "never", [])
+    lost = prepare(choice(tmp_path, "never"), SEEDS).train.id_N[-1]
+    path = ImageFolder(root=str(tmp_path)).pictures("train").paths[int(lost)]
+    harm(path)
+    with pytest.raises(DataError, match=f"^{path} {said}") as caught:
+        for step in range(one.steps_per_epoch(16) + 1):
+            one.batch(step, 16)
+    assert "\n" not in str(caught.value)
+
+
+def reading() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("vitlab-pictures")]
+
+
+def test_few_batches_wait_and_no_thread_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    fill = stored.InFiles.fill
+
+    def slow(self: stored.InFiles, out_BCHW: np.ndarray, request: stored.Request) -> None:
+        time.sleep(0.02)
+        decoded.append(len(out_BCHW))
+        fill(self, out_BCHW, request)
+
+    monkeypatch.setattr(stored.InFiles, "fill", slow)
+    one = feed(root, "never", normalize="unit")
+    one.batch(0, 8)
+    deadline = time.monotonic() + 10
+    while sum(decoded) < 8 * (1 + stored.AHEAD) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert sum(decoded) == 8 * (1 + stored.AHEAD), "what is asked for and what waits, and no more"
+    for step in (6, 3, 5, 0):
+        one.batch(step, 8)
+        assert one._ahead is not None and len(one._ahead._begun) == stored.AHEAD, "the others are given up"
+    members = [feed(root, "never", normalize="unit") for _ in range(3)]
+    for member in members:
+        member.batch(0, 8)
+    threads = reading()
+    assert 1 <= len(threads) <= torch.get_num_threads(), "members share them"
+    before = len(decoded)
+    del one, members, member
+    for thread in threads:
+        thread.join(timeout=5)
+    assert not reading() and len(decoded) <= before + len(threads), "what had begun to be read, and no more"
+
+
+def test_what_is_kept_on_disk_is_written_once(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "vitlab.data.prepare._remembered", type("Forgetful", (dict,), {"popitem": lambda *_, **__: None})()
+    )
+    first = feed(root, "disk")
+    written = {file.name: file.stat().st_mtime_ns for file in (cache / "decoded").iterdir()}
+    assert sum(name.endswith(".npy") for name in written) == 2 and not any(name.endswith(".part") for name in written)
+    monkeypatch.setattr(
+        "vitlab.data.prepare._remembered", type("Forgetful", (dict,), {"popitem": lambda *_, **__: None})()
+    )
+    monkeypatch.setattr(stored, "_write", lambda *_: pytest.fail("written again"))
+    again = feed(root, "disk", normalize="half", fraction=0.5)
+    assert {file.name: file.stat().st_mtime_ns for file in (cache / "decoded").iterdir()} == written
+    assert len(again.batch(0, 8).id_B) == len(first.batch(0, 8).id_B)
+    held = np.load(next((cache / "decoded").glob("*.train.npy")), mmap_mode="r")
+    assert held.shape == (75, 3, 24, 20)
+
+
+def test_a_disk_without_room_is_a_sentence(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "FREE", 1 << 50)
+    with pytest.raises(DataError, match=r"its train split needs 0\.0 GiB decoded, and .* GiB free.*decoded: never"):
+        prepare(choice(root, "disk", fit="squash"), SEEDS)
+
+
+def test_the_rule_is_what_it_says(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory.max").write_text("1000000\n")
+    assert stored.memory(tmp_path) == 1_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert stored.memory(tmp_path) == stored.memory(tmp_path / "nowhere") > 1 << 28
+    needed = 90 * 3 * 24 * 20
+    monkeypatch.setattr(stored, "memory", lambda: 4 * needed)
+    assert stored.place("auto", needed) == "memory" and stored.place("auto", needed + 1) == "never"
+    assert {stored.place(named, 1 << 50) for named in PLACES} == set(PLACES)
+    assert kept(choice(root, "auto")) is None and kept("digits") is None
+    assert "kept decoded in" in (kept(choice(root, "disk")) or "")
+    assert kept({"type": "image_folder", "root": "nowhere", "num_classes": 2}) is None
+    monkeypatch.setattr(stored, "memory", lambda: needed)
+    said = kept(choice(root, "auto")) or ""
+    assert said.startswith("The 90 pictures of image_folder are decoded as batches ask for them, and not kept: 0.0 GiB")
+    assert not feed(root, "memory").stored and feed(root, "auto").stored
+
+
+def test_an_identity_is_remembered_until_a_picture_is_written_to(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("a", "b"):
+        for split in ("train", "test"):
+            (tmp_path / split / kind).mkdir(parents=True)
+            Image.new("RGB", (4, 4), (7, 8, 9)).save(tmp_path / split / kind / "0.png")
+    monkeypatch.setattr("vitlab.data.datasets.folder.SETTLED_S", -1.0)
+    first = ImageFolder(root=str(tmp_path)).info().identity
+    assert len(list((cache / "identities").iterdir())) == 1
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "checksum", lambda path: pytest.fail("read again"))
+        assert ImageFolder(root=str(tmp_path)).info().identity == first
+    path = tmp_path / "train" / "a" / "0.png"
+    content = io.BytesIO()
+    Image.new("RGB", (4, 4), (9, 8, 7)).save(content, "PNG")
+    assert len(content.getvalue()) == path.stat().st_size, "only the time of change tells"
+    time.sleep(0.02)
+    path.write_bytes(content.getvalue())
+    assert ImageFolder(root=str(tmp_path)).info().identity != first
