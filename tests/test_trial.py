@@ -20,10 +20,11 @@ from vitlab.errors import DataError, TrialFailed, UserError, VitlabError, Weight
 from vitlab.plan.key import code_of
 from vitlab.plan.values import Trial
 from vitlab.result import Result
+from vitlab.slots import slot
 from vitlab.spec import STREAMS
 from vitlab.store import Busy, TrialFolder, read_json
 from vitlab.training import checkpoint
-from vitlab.trial import Settings, run_trial
+from vitlab.trial import Settings, circumstances, run_trial
 from vitlab.trial.models import load_model
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
@@ -307,6 +308,31 @@ def test_the_journal_and_the_result_tell_the_same(folder: Any) -> None:
         assert kept == measured.metrics and "system/images_per_s" in event.body["metrics"]
     assert result.outcome.metrics == result.outcome.history[-1].metrics
     assert (result.outcome.steps, result.outcome.images) == (24, 24 * 16)
+
+
+def test_a_model_is_counted_once_under_one_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next process finds the count, unless the code is another, nobody knows it, or the file is no such file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    counted: list[int] = []
+    monkeypatch.setattr(circumstances, "macs", lambda model, info: counted.append(1) or 640 + len(counted))
+    info = prepare(slot("dataset").resolve(DATA), trial().seeds).info
+    model = slot("model").build(MODEL, info)
+
+    def work(code: str) -> int:
+        circumstances._sizes.clear()  # as in the next process
+        params, found = circumstances.size_of(model, trial(code=code), info)
+        assert params == sum(parameter.numel() for parameter in model.parameters())
+        return found
+
+    assert [work("a"), work("a"), work("b"), work("a")] == [641, 641, 642, 641]
+    assert [work(""), work("")] == [643, 644]
+    (file,) = (tmp_path / "vitlab").glob("sizes*")
+    for damaged in ("[]", "{", '{"by": "another torch", "entries": {}}', file.read_text().replace("641", '"641"')):
+        file.write_text(damaged)
+        assert work("a") == 640 + len(counted)
+    file.unlink()
+    file.mkdir()  # nowhere to keep anything
+    assert [work("a"), work("a")] == [640 + len(counted) - 1, 640 + len(counted)]
 
 
 def test_circumstances_are_complete(folder: Any) -> None:

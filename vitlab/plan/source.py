@@ -14,19 +14,15 @@ import ast
 import hashlib
 import importlib.util
 import inspect
-import json
-import os
 import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
 
-from vitlab.store import write_bytes
+from vitlab.plan.memo import Memo
 
 MOST = 2_000  #: texts that are remembered, the latest
 PACKAGE = "__init__.py"
@@ -54,10 +50,10 @@ def read(module: str) -> Source:
     if file.suffix != ".py":
         return Source(_digest(text))
     package = module if file.name == PACKAGE else module.rpartition(".")[0]
-    known, mark = _memory().texts, f"{package} {file.name == PACKAGE} {_digest(text)}"
+    known, mark = _memory().entries, f"{package} {file.name == PACKAGE} {_digest(text)}"
     if mark not in known:
         known[mark] = asdict(_parsed(text, package, file.name == PACKAGE))
-        _memory().grown = True
+        _unkept.append(mark)
     said = known[mark]
     imports, passed_on = map(tuple, said["imports"]), said["passed_on"].items()
     return Source(said["digest"], tuple(imports), {name: tuple(place) for name, place in passed_on})
@@ -65,12 +61,9 @@ def read(module: str) -> Source:
 
 def remember() -> None:
     """Keep what was read, where that is possible."""
-    memory = _memory()
-    if memory.grown:
-        texts = dict(list(memory.texts.items())[-MOST:])
-        with suppress(OSError, RuntimeError):  # nowhere to keep it, or no home
-            write_bytes(_kept(), json.dumps({"by": _reader(), "texts": texts}).encode())
-        memory.grown = False
+    if _unkept:
+        _memory().keep()
+        _unkept.clear()
 
 
 def home(module: str, name: str) -> str:
@@ -111,32 +104,14 @@ def file_of(module: str) -> Path | None:
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Memory:
-    """What texts say, by their digests."""
-
-    texts: dict[str, Any]
-    grown: bool = False
+_unkept: list[str] = []  # texts that were read and are not in the file
 
 
 @cache
-def _memory() -> _Memory:
-    with suppress(OSError, RuntimeError, ValueError, LookupError, AttributeError):  # not there, or not what was written
-        kept = json.loads(_kept().read_bytes())
-        if kept.get("by") == _reader():
-            return _Memory(kept["texts"])
-    return _Memory({})
-
-
-@cache
-def _reader() -> str:
-    """Who read them: this module, by this Python."""
-    return f"{sys.implementation.cache_tag} {_digest(Path(__file__).read_bytes())}"
-
-
-def _kept() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return base / "vitlab" / f"code-{sys.implementation.cache_tag}.json"
+def _memory() -> Memo:
+    """What texts say, by their digests; read by this module, by this Python."""
+    tag = sys.implementation.cache_tag
+    return Memo(f"code-{tag}", f"{tag} {_digest(Path(__file__).read_bytes())}", MOST)
 
 
 def _digest(data: bytes) -> str:

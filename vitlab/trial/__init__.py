@@ -180,6 +180,8 @@ def _together(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> None:
         if trained is not None:
             try:
                 attempt.finish(training, trained, len(begun))
+            except Busy:  # it was taken over
+                raise
             except Exception as error:  # such as a full disk, and it is this member's alone
                 attempt.failed(error)
 

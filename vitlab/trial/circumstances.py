@@ -2,37 +2,57 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from typing import Any, cast
+
+import torch
 
 import vitlab
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.models.cost import cost_of, macs, parameters
+from vitlab.plan.key import key_of
+from vitlab.plan.memo import Memo
 from vitlab.plan.trial import Trial
 
-_sizes: dict[tuple[Any, ...], tuple[int, int]] = {}
+MOST = 1_000  #: models whose size is remembered, the latest
+
+_sizes: dict[str, tuple[int, int]] = {}
 
 
 def size_of(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
-    """Parameters and multiply-accumulates of a trial's model, counted once a process for trials of equal models.
+    """Parameters and multiply-accumulates of a trial's model.
 
-    These are 0 where a part of somebody else's cannot be counted, for it is no reason not to train.
+    Counting takes longer than many a small model is trained: so equal models are counted once a process, and once a
+    user under one code.  The work is 0 where a part of somebody else's cannot be counted, for it is no reason not to
+    train.
     """
-    known = json.dumps(trial.spec["model"], sort_keys=True), trial.origins, info
+    what = {"model": trial.spec["model"], "origins": trial.origins, "data": asdict(info), "code": trial.code}
+    known = key_of(what)[:32]
     if known not in _sizes:
-        work = 0
-        try:
-            work = macs(model, info)
-        except (NotImplementedError, RuntimeError) as error:
-            print(f"the work of this model cannot be counted: {error}", file=sys.stderr)
-        _sizes[known] = parameters(model), work
+        memo = Memo("sizes", torch.__version__, MOST) if trial.code else None
+        match memo.entries.get(known) if memo is not None else None:
+            case [int(params), int(work)]:
+                _sizes[known] = params, work
+            case _:
+                _sizes[known] = parameters(model), _work(model, info)
+                if memo is not None and _sizes[known][1]:
+                    memo.entries[known] = _sizes[known]
+                    memo.keep()
     return _sizes[known]
+
+
+def _work(model: Model, info: DataInfo) -> int:
+    try:
+        return macs(model, info)
+    except (NotImplementedError, RuntimeError) as error:
+        print(f"the work of this model cannot be counted: {error}", file=sys.stderr)
+        return 0
 
 
 def kernels_of_first_pass(model: Model) -> set[str]:
