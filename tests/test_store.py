@@ -1,29 +1,16 @@
 """The store: files whole or not at all, leases, journals that survive being cut."""
 
-import errno
-import fcntl
 import json
-import multiprocessing
 import os
-import signal
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from vitlab.errors import UserError
 from vitlab.result import Circumstances, Measurement, Outcome, Result
 from vitlab.store import (
-    DRIVER,
-    Busy,
     Store,
     TrialFolder,
-    held,
-    hold,
-    holder,
-    process,
     read_json,
     temporary,
     write_bytes,
@@ -158,76 +145,3 @@ def test_an_attempt_that_goes_on_is_no_longer_kept_by_an_earlier_failure(tmp_pat
     with folder.lease():
         folder.mend()
     assert folder.failure() is None
-
-
-def test_looking_leaves_nothing(tmp_path: Path) -> None:
-    folder = TrialFolder(tmp_path)
-    assert not folder.held() and list(tmp_path.iterdir()) == []
-
-
-def test_a_lock_that_was_deleted_keeps_nobody_out_and_lets_nobody_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As 'vitlab gc' deletes it between opening and locking: both would hold it, each a file of its own."""
-    lock = tmp_path / "trial" / "lock"
-    flock, once = fcntl.flock, [True]
-
-    def deleted_before(file: Any, how: int) -> None:
-        if once.pop() if once else False:
-            lock.unlink()
-        flock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", deleted_before)
-    with hold(lock):
-        assert lock.exists() and held(lock)
-        with pytest.raises(Busy), hold(lock):
-            pass
-    assert not held(lock)
-
-
-def test_an_error_inside_of_a_lease_comes_out_as_it_is(tmp_path: Path) -> None:
-    for error in (FileNotFoundError("its data"), BlockingIOError("its socket"), Busy("another")):
-        with pytest.raises(type(error)) as caught, TrialFolder(tmp_path).lease():
-            raise error
-        assert caught.value is error
-
-
-def test_a_file_system_without_locks_is_said_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(file: Any, how: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "flock", none)
-    with pytest.raises(UserError, match=r"cannot be locked \(No locks available\)"), TrialFolder(tmp_path).lease():
-        pass
-
-
-def test_who_holds_a_lock_stands_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    me = process(os.getpid())
-    assert me.split("/")[1] == str(os.getpid()) and process(2**22 + 1) == ""
-    monkeypatch.setenv(DRIVER, "elsewhere/1/2")
-    with hold(tmp_path / "lock"):
-        assert holder(tmp_path / "lock") == (me, "elsewhere/1/2")
-    assert holder(tmp_path / "none") == ("", "")
-
-
-def _hold(path: Path, ready: Connection) -> None:
-    with TrialFolder(path).lease():
-        ready.send(True)
-        signal.pause()
-
-
-def test_a_lease_is_exclusive_and_ends_with_its_process(tmp_path: Path) -> None:
-    ours, theirs = multiprocessing.Pipe()
-    holder = multiprocessing.get_context("spawn").Process(target=_hold, args=(tmp_path, theirs))
-    holder.start()
-    assert ours.recv()
-    folder = TrialFolder(tmp_path)
-    assert folder.held()
-    with pytest.raises(Busy), folder.lease():
-        pass
-    assert holder.pid is not None
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.join()
-    assert not folder.held()
-    with folder.lease():
-        assert folder.held()

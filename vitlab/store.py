@@ -2,7 +2,7 @@
 
     trials/<key>/<code>/
         spec.json          what the trial is
-        lock               held by whoever writes here
+        lock               held by whoever writes here; see leases.py
         events.jsonl       what happened, one event a line
         checkpoint/        the last state a resume would start from
         weights.safetensors  the final weights, where they are kept
@@ -16,27 +16,24 @@ Everything is written to a temporary name and renamed, so a reader never sees ha
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from vitlab.errors import UserError
+from vitlab.leases import DRIVER as DRIVER
+from vitlab.leases import Busy as Busy
+from vitlab.leases import held as held
+from vitlab.leases import hold as hold
+from vitlab.leases import holder as holder
+from vitlab.leases import process as process
+from vitlab.leases import require
 from vitlab.result import Result
-
-DRIVER = "VITLAB_DRIVER"
-"""The variable that tells a worker which process it works for, by the name that :func:`process` gives it."""
-
-
-class Busy(Exception):
-    """Somebody else holds the lock."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +83,7 @@ class TrialFolder:
     def finish(self, result: Result) -> None:
         """Write the result: the last thing that happens to a trial.  Where it is, everything is: also on the disk."""
         settle([file for file in (self.spec, self.weights, self.predictions) if file.exists()])
+        self.require()
         write_json(self.path / "result.json", result.to_json())
         self.forgive()
 
@@ -107,6 +105,7 @@ class TrialFolder:
 
     def fail(self, failure: str, traceback: str = "", kind: str = "error") -> None:
         """Note why an attempt ended without a result: in one sentence, in full, and of which kind, as data."""
+        self.require()
         said = {"failure": failure, "kind": kind, "traceback": traceback, "time": time.time()}
         write_json(self.path / "failure.json", said)
 
@@ -120,14 +119,21 @@ class TrialFolder:
 
     @contextmanager
     def lease(self) -> Iterator[None]:
-        """Hold the trial while writing to it; the kernel lets go when the process dies.
+        """Hold the trial while writing to it; see :func:`vitlab.leases.hold`.
 
         Raises:
             Busy: if another process holds it.
-            UserError: if the file system has no locks.
         """
         with hold(self.lock):
             yield
+
+    def require(self) -> None:
+        """Pass, unless this process held the trial and another has taken it over: then nothing may be written.
+
+        Raises:
+            Taken: then.
+        """
+        require(self.lock)
 
     def held(self) -> bool:
         """Whether some process holds the lease now.  Looking writes nothing, so that others' results can be read."""
@@ -141,6 +147,7 @@ class TrialFolder:
         Raises:
             OSError: if the disk is full; the journal is then as it was.
         """
+        self.require()
         append_json(self.path / "events.jsonl", {"t": int(time.time() * 1000), "kind": kind, **body})
 
     def mend(self) -> None:
@@ -288,87 +295,3 @@ def cut_torn_line(path: Path) -> None:
         return
     if data and not data.endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)
-
-
-# -- locks and who holds them -----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def hold(file: Path) -> Iterator[None]:
-    """Hold the lock of a file; the kernel lets go when the process dies.  Who holds it is written in it.
-
-    Raises:
-        Busy: if another process holds it.
-        UserError: if the file system has no locks.
-    """
-    with _locked(file):
-        yield
-
-
-def held(file: Path) -> bool:
-    """Whether some process holds the lock of a file.  Looking writes nothing."""
-    try:
-        with open(file, "rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except BlockingIOError:
-        return True
-    except OSError:  # it is not there, or the file system has no locks
-        return False
-
-
-def holder(file: Path) -> tuple[str, str]:
-    """Who took the lock of a file last, and for whom they work, as :func:`process` names them; empty: nobody knows."""
-    try:
-        who, _, driver = file.read_text(encoding="utf-8").strip().partition(" ")
-    except (OSError, ValueError):
-        return "", ""
-    return who, driver
-
-
-def process(pid: int) -> str:
-    """A name that no other process has, ``HOST/PID/WHEN IT BEGAN``; empty if it has ended, or the system does not tell.
-
-    A number alone is no name: when a process has ended another may get it.
-    """
-    try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return ""
-    return "" if state in "ZX" else f"{socket.gethostname()}/{pid}/{rest[18]}"
-
-
-def _is_still(file: Path, descriptor: int) -> bool:
-    """Whether a file is the one that was opened."""
-    try:
-        return os.path.samestat(os.stat(file), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def _locked(file: Path) -> TextIO:
-    """See :func:`hold`; closing it lets go."""
-    while True:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock = open(file, "a+", encoding="utf-8")  # noqa: SIM115  # it stays open
-        except FileNotFoundError:
-            continue  # the folder went while this looked
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_still(file, lock.fileno()):  # or it was deleted in between, and its lock keeps nobody out
-                with suppress(OSError):  # a full disk
-                    lock.truncate(0)
-                    lock.write(f"{process(os.getpid())} {os.environ.get(DRIVER, '')}\n")
-                    lock.flush()
-                return lock
-        except BlockingIOError:
-            lock.close()
-            raise Busy(str(file)) from None
-        except OSError as error:
-            lock.close()
-            raise UserError(
-                f"{file} cannot be locked ({error.strerror}), and without locks two processes could write one trial: "
-                "put the output folder on a file system that has them (NFS from version 4, Lustre mounted with flock)"
-            ) from None
-        lock.close()

@@ -269,7 +269,7 @@ def _cohort(
 ) -> tuple[How, str]:
     """Train a cohort.  It has ended when each of its trials has; ``failed``, or worse, if one of them did."""
     while True:
-        with courses() as course:
+        with courses() as course, suppress(Busy):  # one was taken over
             module.run_cohort(job.work, settings, course.stop)
         left = [folder for _, folder in job.work if folder.failure() is None and not _ended(folder, job.keep)]
         if not left:
@@ -317,10 +317,12 @@ def fates(ended: Ended) -> list[tuple[Path, How, str]]:
 def wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:
     """Return when nobody holds the trial any more, or when asked to stop."""
     since = time.monotonic()
-    while folder.held() and not stop():
+    while True:
+        time.sleep(LOOK_S)
+        if stop() or not folder.held():
+            return
         if time.monotonic() - since > GONE_S:
             end_orphan(folder)
-        time.sleep(LOOK_S)
 
 
 def end_orphan(folder: TrialFolder) -> bool:

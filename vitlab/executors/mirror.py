@@ -27,7 +27,7 @@ JOURNAL = "events.jsonl"
 LOG = "log.txt"
 RESULT = "result.json"
 GROW = (LOG, JOURNAL)
-STAY = ("lock", *GROW)  #: not compared as files
+STAY = ("lock", "lock.held", *GROW)  #: not compared as files
 
 Signature = tuple[int, int, int]
 
@@ -144,9 +144,11 @@ class Inbox:
         """Apply a change.
 
         Raises:
+            Busy: if another process has taken the trial over.
             VitlabError: if it is to a file outside of the trial's folder.
         """
         folder, inside = self._folders[piece.member], PurePosixPath(piece.path)
+        TrialFolder(folder).require()
         if inside.is_absolute() or ".." in inside.parts:
             raise VitlabError(f"a worker sent a file for {piece.path}, which is not in its trial's folder")
         path = folder / inside

@@ -252,7 +252,11 @@ class Ray(Executor):
                     self._hear(running, item.stage)
                 case Piece():
                     assert running.inbox is not None
-                    running.inbox.take(item)
+                    try:
+                        running.inbox.take(item)
+                    except Busy:
+                        self._ray.cancel(running.stream, force=True)
+                        self._end(running, "lost", "another driver has taken its trial over")
                 case End("stopped", _) if not self._stopping:
                     self._end(running, "lost", f"its worker on {running.host} was cut off from the driver")
                 case End():

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from vitlab.store import Busy, hold
 from vitlab.trackers.address import Address
 
 SETTINGS = {
@@ -78,14 +78,13 @@ def lock(file: Path, *, wait_s: float) -> Iterator[None]:
     Raises:
         Held: if another process still holds it after ``wait_s``.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + wait_s
-    with open(file, "a") as handle:
+    with ExitStack() as leases:
         while True:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                leases.enter_context(hold(file))
                 break
-            except BlockingIOError:
+            except Busy:
                 if time.monotonic() >= until:
                     raise Held(f"{file} is held by another process") from None
                 time.sleep(0.1)

@@ -101,6 +101,7 @@ def run_cohort(
         stop: asked before every step; what has not ended then has a checkpoint.
 
     Raises:
+        Busy: if another process has taken one of them over; those that have not ended may go on.
         Refused: if one of them would not be what it was planned to be; then nothing is written.
     """
     for plugin in settings.plugins:
@@ -120,6 +121,8 @@ def run_cohort(
             try:
                 _together(attempts, stop)
                 return
+            except Busy:  # one of them was taken over
+                raise
             except Exception as error:
                 left = [attempt for attempt in attempts if not attempt.over]
                 if not out_of_memory(error) or len(attempts) == 1:

@@ -170,6 +170,7 @@ class Attempt:
         return found["training"], ""
 
     def save(self, state: Mapping[str, Any]) -> None:
+        self.folder.require()
         content = {"training": state, "wall_s": self._spent_s(), "engine": self.engine}
         checkpoint.write(self.folder.checkpoint, content)
 
@@ -186,6 +187,7 @@ class Attempt:
 
     def conclude(self, trained: Trained, model: Model, circumstances: Circumstances) -> Result:
         """Write what came of it."""
+        self.folder.require()
         state = model.state_dict()
         status: Literal["done", "diverged"] = "diverged" if trained.diverged else "done"
         if status == "done":

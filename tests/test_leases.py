@@ -1,0 +1,245 @@
+"""Leases: one holder, found out when it dies or is silent; and a holder that was taken for dead writes nothing more."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitlab import leases
+from vitlab.errors import UserError
+from vitlab.leases import DRIVER, Busy, Taken, held, hold, holder, process
+from vitlab.store import TrialFolder
+
+SILENT_S = 2.0
+
+
+def until(what: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def without_locks(patch: pytest.MonkeyPatch, error: int = errno.ENOLCK) -> None:
+    """As on a file system that has none."""
+
+    def none(file: Any, how: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    patch.setattr(fcntl, "flock", none)
+    patch.setattr(leases, "BEAT_S", 0.05)
+    patch.setattr(leases, "SILENT_S", SILENT_S)
+
+
+def test_looking_leaves_nothing(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path)
+    assert not folder.held() and list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_was_deleted_keeps_nobody_out_and_lets_nobody_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 'vitlab gc' deletes it between opening and locking: both would hold it, each a file of its own."""
+    lock = tmp_path / "trial" / "lock"
+    flock, once = fcntl.flock, [True]
+
+    def deleted_before(file: Any, how: int) -> None:
+        if once.pop() if once else False:
+            lock.unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", deleted_before)
+    with hold(lock):
+        assert lock.exists() and held(lock)
+        with pytest.raises(Busy), hold(lock):
+            pass
+    assert not held(lock)
+
+
+def test_an_error_inside_of_a_lease_comes_out_as_it_is(tmp_path: Path) -> None:
+    for error in (FileNotFoundError("its data"), BlockingIOError("its socket"), Busy("another")):
+        with pytest.raises(type(error)) as caught, TrialFolder(tmp_path).lease():
+            raise error
+        assert caught.value is error
+
+
+def test_a_file_that_cannot_be_locked_is_said_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_locks(monkeypatch, errno.EIO)
+    with pytest.raises(UserError, match=r"cannot be locked \(Input/output error\)"), TrialFolder(tmp_path).lease():
+        pass
+
+
+def test_who_holds_a_lock_stands_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = process(os.getpid())
+    assert me.split("/")[1] == str(os.getpid()) and process(2**22 + 1) == ""
+    monkeypatch.setenv(DRIVER, "elsewhere/1/2")
+    with hold(tmp_path / "lock"):
+        assert holder(tmp_path / "lock") == (me, "elsewhere/1/2")
+    assert holder(tmp_path / "none") == ("", "")
+
+
+def _hold(path: Path, ready: Connection) -> None:
+    with TrialFolder(path).lease():
+        ready.send(True)
+        signal.pause()
+
+
+def test_a_lease_is_exclusive_and_ends_with_its_process(tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    holder = multiprocessing.get_context("spawn").Process(target=_hold, args=(tmp_path, theirs))
+    holder.start()
+    assert ours.recv()
+    folder = TrialFolder(tmp_path)
+    assert folder.held()
+    with pytest.raises(Busy), folder.lease():
+        pass
+    assert holder.pid is not None
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    assert not folder.held()
+    with folder.lease():
+        assert folder.held()
+
+
+# -- where a file system has no locks ---------------------------------------------------------------------------------
+
+
+def _hold_and_write(path: Path, parent: Connection) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        without_locks(patch)
+        folder = TrialFolder(path)
+        with folder.lease():
+            folder.emit("start", attempt=1)
+            parent.send(process(os.getpid()))
+            parent.recv()
+            try:
+                folder.emit("metrics", step=1)
+            except Taken:
+                parent.send("taken")
+        parent.send("left")
+
+
+def test_a_holder_that_was_silent_for_too_long_is_taken_for_dead_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_locks(monkeypatch)
+    ours, theirs = multiprocessing.Pipe()
+    other = multiprocessing.get_context("spawn").Process(target=_hold_and_write, args=(tmp_path, theirs))
+    other.start()
+    assert other.pid is not None
+    try:
+        name, folder = ours.recv(), TrialFolder(tmp_path)
+        assert holder(folder.lock) == (name, "")
+        with pytest.raises(Busy), folder.lease():
+            pass
+        os.kill(other.pid, signal.SIGSTOP)
+        assert (tmp_path / "lock.held").exists(), "it may only be slow"
+        with ExitStack() as lease:
+            until(lambda: _entered(lease, folder))
+            folder.emit("start", attempt=2)
+            os.kill(other.pid, signal.SIGCONT)
+            ours.send("write")
+            assert [ours.recv(), ours.recv()] == ["taken", "left"]
+            assert folder.held() and holder(folder.lock)[0] == process(os.getpid()), "it has not let go for us"
+            folder.emit("end", status="done")
+        assert [event.body.get("attempt") for event in folder.events()[0]] == [1, 2, None]
+        assert not folder.held() and sorted(path.name for path in tmp_path.iterdir()) == ["events.jsonl", "lock"]
+    finally:
+        other.kill()
+        other.join()
+
+
+def _entered(lease: ExitStack, folder: TrialFolder) -> bool:
+    try:
+        lease.enter_context(folder.lease())
+    except Busy:
+        return False
+    return True
+
+
+def test_a_holder_that_is_slow_is_not_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread says that it is there, whatever the rest of it does."""
+    without_locks(monkeypatch)
+    monkeypatch.setattr(leases, "SILENT_S", 0.5)
+    lease = tmp_path / "lock.held"
+    with hold(tmp_path / "lock"):
+        begun = lease.stat().st_mtime
+        until(lambda: lease.stat().st_mtime > begun + 0.6)
+        assert held(tmp_path / "lock")
+        with pytest.raises(Busy), hold(tmp_path / "lock"):
+            pass
+    assert not held(tmp_path / "lock") and not lease.exists()
+
+
+def test_of_several_who_find_a_dead_holder_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between looking and taking, another has come: this one does not hold it as well."""
+    without_locks(monkeypatch)
+    lock, lease = tmp_path / "lock", tmp_path / "lock.held"
+    lease.write_text("gone/1/2  0\n")
+    os.utime(lease, (0, 0))
+    buried = leases._buried
+
+    def late(path: Path) -> bool:
+        gone = buried(path)
+        path.write_text("other/3/4  1\n")
+        return gone
+
+    monkeypatch.setattr(leases, "_buried", late)
+    with pytest.raises(Busy), hold(lock):
+        pass
+    assert holder(lock) == ("other/3/4", "")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+SPEC = {
+    "data": {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6},
+    "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
+    "train": {"steps": 12, "batch_size": 16, "evaluations": 4},
+}
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_a_training_that_was_taken_over_leaves_all_to_the_other(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitlab.plan.values import Trial  # here, for the other tests' processes need no torch
+    from vitlab.spec import STREAMS
+    from vitlab.trial import Settings, run_cohort, run_trial
+
+    without_locks(monkeypatch)
+    work = []
+    for seed in range(2 if engine == "vmap" else 1):
+        work.append(
+            (Trial(SPEC, dict.fromkeys(STREAMS, seed), (), None, key=f"k{seed}"), TrialFolder(tmp_path / f"{seed}"))
+        )
+    trial, folder = work[0]
+    before: dict[str, bytes] = {}
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked == 5:
+            (folder.path / "lock.held").write_text("other/3/4  1\n")
+            before.update({str(file): file.read_bytes() for file in folder.path.rglob("*") if file.is_file()})
+        return False
+
+    settings = Settings(device="cpu", every_s=0.0)
+    with pytest.raises(Taken, match="was taken over by other/3/4"):
+        run_cohort(work, settings, stop) if engine == "vmap" else run_trial(trial, folder, settings, stop)
+    assert {str(file): file.read_bytes() for file in folder.path.rglob("*") if file.is_file()} == before
+    assert any("checkpoint" in name for name in before)
+    for _, each in work:
+        assert each.failure() is None and not each.done()
+        assert each.held() == (each is folder), "what was not taken over is let go of"
