@@ -497,9 +497,7 @@ def mutated(draw: st.DrawFn) -> str:
 @example(text=QUICKSTART.replace("2.0e-3", "1_"))
 @example(text=QUICKSTART.replace("15", "0x"))
 @example(text=QUICKSTART.replace("32", "1e400"))
-@settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_accident_is_a_plan_or_a_mistake_of_the_user(tmp_path: Path, text: str) -> None:
     file = tmp_path / "s.yaml"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))

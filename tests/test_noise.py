@@ -47,7 +47,6 @@ KEYS = st.integers(-(2**63), 2**63 - 1)
 SAMPLES = st.lists(st.integers(0, 2**40), min_size=1, max_size=5)
 
 
-@settings(deadline=None, derandomize=True)
 @given(key=KEYS, samples=SAMPLES, n=st.integers(0, 40))
 def test_bits_are_the_hash_that_is_documented(key: int, samples: list[int], n: int) -> None:
     drawn = noise.bits(key, torch.tensor(samples), n)
@@ -57,7 +56,6 @@ def test_bits_are_the_hash_that_is_documented(key: int, samples: list[int], n: i
     ]
 
 
-@settings(deadline=None, derandomize=True)
 @given(key=KEYS, number=st.integers(0, 2**31 - 1))
 def test_fold_on_the_host_and_on_the_device_is_one_function(key: int, number: int) -> None:
     assert noise.fold(key, number) == fold(key, number)
@@ -65,7 +63,6 @@ def test_fold_on_the_host_and_on_the_device_is_one_function(key: int, number: in
     assert isinstance(folded, torch.Tensor) and int(folded) == fold(key, number)
 
 
-@settings(deadline=None, derandomize=True)
 @given(key=KEYS, samples=SAMPLES, below=st.integers(1, 2**31))
 def test_uniform_integers_and_normal_are_made_of_those_bits(key: int, samples: list[int], below: int) -> None:
     words = [[bits(key, sample, draw) for draw in range(6)] for sample in samples]
@@ -155,7 +152,7 @@ def test_normal_draws_are_normal() -> None:
 # -- one draw, wherever it is made ------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(max_examples=50)
 @given(data=st.data(), n=st.integers(1, 12))
 def test_a_sample_draws_the_same_in_any_batch_and_any_order(data: st.DataObject, n: int) -> None:
     samples = data.draw(st.lists(st.integers(0, 2**40), min_size=2, max_size=12, unique=True))
@@ -194,7 +191,7 @@ def test_draws_leave_torchs_own_generator_alone() -> None:
 # -- permutations -----------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(max_examples=50)
 @given(key=KEYS, n=st.integers(0, 500))
 def test_a_permutation_sorts_the_bits_of_each_place(key: int, n: int) -> None:
     words = [(bits(key, i, 0) & 0x7FFFFFFF) << 31 | bits(key, i, 1) & 0x7FFFFFFF for i in range(n)]

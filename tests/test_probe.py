@@ -53,7 +53,7 @@ def ridge(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Ridge, np
 
 
 @given(images=st.integers(2, 40), features=st.integers(1, 30), classes=st.integers(2, 6), exponent=st.integers(-6, 6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_it_is_ridge_regression(images: int, features: int, classes: int, exponent: int) -> None:
     generator = torch.Generator().manual_seed(images * 31 + features)
     x_ND = torch.randn(images, features, generator=generator, dtype=torch.float64) * 3 + 5
@@ -62,6 +62,9 @@ def test_it_is_ridge_regression(images: int, features: int, classes: int, expone
     weight_KD, bias_K = solve(x_ND, y_N, classes, 2.0**exponent)
     known, mean, std = ridge(x_ND, y_N, classes, 2.0**exponent)
     wanted_KD = known.coef_ / std
+    # Of the feature that never varies, the reference has its rounding divided by next to nothing.
+    assert weight_KD[:, 0].abs().max() < 1e-9 and np.abs(wanted_KD[:, 0]).max() < 1e-6
+    wanted_KD[:, 0] = 0
     np.testing.assert_allclose(weight_KD.numpy(), wanted_KD, rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(bias_K.numpy(), known.intercept_ - wanted_KD @ mean, rtol=1e-7, atol=1e-8)
 
@@ -207,7 +210,7 @@ def test_what_a_trial_says_of_a_fitted_head() -> None:
     more=st.integers(0, 8),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_so_many_of_each_class_and_fewer_are_among_more(counts: list[int], few: int, more: int, seed: int) -> None:
     y_N = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     id_N, key = torch.arange(len(y_N)) * 7, noise.key(seed, "subset")

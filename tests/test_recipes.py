@@ -290,17 +290,21 @@ def test_the_average_is_timms_step_for_step(decay: float, warmup: float) -> None
 
 def test_the_average_is_what_is_evaluated_and_kept_and_the_training_knows_nothing_of_it() -> None:
     data = prepare(DATA, SEEDS)
-    feed, states, steps = Feed(data, [], SEEDS), [], 8
-    plain, _ = run(
-        spec(steps=steps, evaluations=steps),
-        save=lambda state: states.append({name: value.clone() for name, value in state["model"].items()}),
-    )
-    kept: list[dict[str, Tensor]] = []
-    found, model = run(
-        spec(steps=steps, evaluations=steps, ema={"decay": 0.8, "warmup": 0}),
-        save=lambda state: kept.append({name: value.clone() for name, value in state["model"].items()}),
-    )
-    assert plain is not None and found is not None and len(states) == len(kept) == steps
+    feed, steps = Feed(data, [], SEEDS), 8
+
+    def seen(**options: Any) -> tuple[Trained, Model, list[dict[str, Tensor]]]:
+        """A training, and its weights after every step."""
+        states: dict[int, dict[str, Tensor]] = {}
+
+        def save(state: Mapping[str, Any]) -> None:
+            states[state["step"]] = {name: value.clone() for name, value in state["model"].items()}
+
+        trained, model = run(spec(steps=steps, evaluations=steps, **options), save=save, every_s=0.0)
+        assert trained is not None and {*range(1, steps + 1)} <= states.keys()
+        return trained, model, [states[step] for step in range(1, steps + 1)]
+
+    plain, _, states = seen()
+    found, model, kept = seen(ema={"decay": 0.8, "warmup": 0})
     average, peer = {name: value.double() for name, value in built(data).state_dict().items()}, built(data)
     for mine, theirs, now, measured, without in zip(kept, states, states, found.history, plain.history, strict=True):
         assert_equal(mine, theirs)  # averaging changes nothing of the training

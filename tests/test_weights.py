@@ -347,7 +347,7 @@ def test_what_is_written_for_deit_3_has_no_row_for_its_class_token(tmp_path: Pat
 # -- conversion -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.permutations(["timm", "torchvision", "hf", "hf-memory", "google", "deit"]))
 def test_any_round_through_the_formats_changes_no_bit(way: list[str]) -> None:
     state = start = dict(vit().state_dict())
