@@ -24,6 +24,7 @@ import yaml
 
 FILE = Path(__file__).parents[1] / "docker" / "compose.yaml"
 START_S = 180.0
+STARTED = "Ray runtime started"  #: what a node of Ray's says when it has joined its cluster
 
 
 def free_port() -> int:
@@ -172,14 +173,30 @@ class Services:
 
     @contextmanager
     def ray(self, workers: int, folder: Path) -> Iterator[None]:
-        """The head and some workers, each a process group of its own."""
+        """The head and some workers, each a process group of its own; all have joined when the block begins."""
         own = {"RAY_TMPDIR": str(folder)}
         with ExitStack() as stack:
-            stack.enter_context(self.running("ray-head", **own))
+            self._joined(stack, "ray-head", own)
             self._healthy("ray-head")
             for _ in range(workers):
-                stack.enter_context(self.running("ray-worker", **own))
+                self._joined(stack, "ray-worker", own)
             yield
+
+    def _joined(self, stack: ExitStack, service: str, more: Mapping[str, str]) -> None:
+        """Start a node of Ray's, and again where it ends by itself, as the file's ``restart`` says.
+
+        Ray gives a node 30 s to start, whatever the machine does, and ends it then.
+        """
+        log = self.folder / f"{service}.log"
+        before = log.read_text(errors="replace").count(STARTED) if log.exists() else 0
+        until = time.monotonic() + START_S
+        node: subprocess.Popen[bytes] | None = None
+        while not log.exists() or log.read_text(errors="replace").count(STARTED) == before:
+            if node is None or node.poll() is not None:
+                assert self.said[service]["restart"] == "unless-stopped"
+                node = stack.enter_context(self.running(service, **more))
+            assert time.monotonic() < until, f"{service} has not started: {log.read_text(errors='replace')[-500:]}"
+            time.sleep(0.2)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -48,6 +48,11 @@ PROGRAMS = {
         echo "JobID|State|NodeList"
         for file in $FAKE/state.*; do echo "${file##*.}|$(cat $file)|here"; done
     """,
+    "squeue": """
+        name=$(echo "$@" | sed 's/.*--name=//'); for file in $FAKE/script.*; do
+            if [ -e $file ] && grep -q "job-name=$name$" $file; then echo "${file##*.}"; fi
+        done
+    """,
     "scancel": """
         echo "$@" >> $FAKE/cancelled
     """,
@@ -147,6 +152,50 @@ def test_a_pack_is_preempted_found_again_and_ends(cluster: Path, tmp_path: Path)
     assert sorted(read_ends(record.parent)) == ["finish", "raise", "resume"]  # each said once
     assert TinySlurm(RunSpec(device="cpu")).reattach(work) == []
     assert read_json(record)["job"] == "4711" and (record.parent / "ended").exists()
+
+
+class Killed(BaseException):
+    """As SIGKILL, it leaves no time for anything."""
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_job_whose_driver_died_as_it_submitted_it_is_found(
+    begun: bool, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not begun:
+        (cluster / "hold").touch()  # it waits in the queue
+
+    write = room.write_json
+
+    def killed_then(file: Path, data: dict[str, object]) -> None:
+        if data["job"] is not None:
+            raise Killed
+        write(file, data)
+
+    work, first = job(tmp_path, "train"), TinySlurm(RunSpec(device="cpu"))
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "write_json", killed_then)
+        first.submit(work)
+        with pytest.raises(Killed):
+            first.poll(0.0)
+    (record,) = (tmp_path / "slurm").glob("*/pack.json")
+    assert read_json(record)["job"] is None and (cluster / "script.4711").exists()
+    if begun:
+        until((work.folder / "pid.json").exists)
+    driver = TinySlurm(RunSpec(device="cpu"))
+    assert driver.reattach([work]) == [work]
+    assert [sent.slurm.job_id for sent in driver._sent] == ["4711"]
+    driver.cancel(PATIENCE_S)
+    assert [ended.how for ended in driver.poll(0.0)] == ["stopped"]
+    assert (work.folder / "checkpoint").is_dir() == begun == (not (cluster / "cancelled").exists())
+
+
+def test_a_job_that_was_never_submitted_is_not_waited_for(cluster: Path, tmp_path: Path) -> None:
+    work = job(tmp_path, "finish")
+    folder = tmp_path / "slurm" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "pack.json").write_text(json.dumps({"job": None, "trials": {str(work.folder): [str(work.folder)]}}))
+    assert TinySlurm(RunSpec(device="cpu")).reattach([work]) == [] and (folder / "ended").exists()
 
 
 def read_ends(folder: Path) -> list[str]:

@@ -14,16 +14,19 @@ into the queue; no attempt is lost by it.  A job that reaches its time limit doe
 what it hands to the job.
 
 **Stopping.**  ``cancel`` takes jobs that wait out of the queue and asks those that run to write a checkpoint.  When the
-driver dies, the jobs go on, and the next driver finds them by their folders.
+driver dies, the jobs go on, and the next driver finds them by their folders, or by their names in the queue.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -173,8 +176,9 @@ class Slurm(Executor):
                 if mine:
                     others = tuple(Companion(job.name, job.folder, job.trial) for job in mine[1:])
                     found[name] = replace(mine[0], companions=others)
-            sent = _Sent(folder, self._submitit.SlurmJob(folder=folder, job_id=record["job"]), found)
-            if sent.slurm.done(force_check=True):
+            job_id = record["job"] or _found(folder)
+            sent = _Sent(folder, self._submitit.SlurmJob(folder=folder, job_id=job_id or "0"), found)
+            if job_id is None or sent.slurm.done(force_check=True):
                 (folder / "ended").touch()  # what became of its trials stands in their folders
             elif found:
                 self._sent.append(sent)
@@ -189,14 +193,15 @@ class Slurm(Executor):
             UserError: if Slurm does not take it.
         """
         folder = _root(jobs[0]) / "slurm" / uuid.uuid4().hex[:12]
-        folder.mkdir(parents=True)
+        trials = {str(job.folder): [str(item) for item in job.folders] for job in jobs}
+        write_json(folder / "pack.json", {"job": None, "trials": trials})  # should this driver die as it submits
         slurm = self._submitit.SlurmExecutor(folder, max_num_timeout=self._requeues)
-        slurm.update_parameters(job_name=f"vitlab-{folder.name}", **self._parameters, **self._needs(jobs))
+        slurm.update_parameters(job_name=_name(folder), **self._parameters, **self._needs(jobs))
         try:
             sent = slurm.submit(Pack(folder, self.run, tuple(jobs), self.runner))
         except (self._submitit.core.utils.FailedJobError, OSError) as error:
+            (folder / "ended").touch()
             raise UserError(f"Slurm did not take the job: {one_sentence(error)}") from error
-        trials = {str(job.folder): [str(item) for item in job.folders] for job in jobs}
         write_json(folder / "pack.json", {"job": sent.job_id, "trials": trials})
         self._sent.append(_Sent(folder, sent, {str(job.folder): job for job in jobs}))
 
@@ -260,7 +265,7 @@ class Pack:
         return {**vars(self), "_local": None}
 
     def __call__(self) -> None:
-        (self.folder / "started").touch()
+        (self.folder / "started").write_text(os.environ.get("SLURM_JOB_ID", ""))
         cut_torn_line(self.folder / "ends.jsonl")  # Slurm may have killed an earlier one in the middle of it
         local = self._local = Local(self.run)
         local.runner = self.runner  # type: ignore[misc]
@@ -293,6 +298,22 @@ class Pack:
 
     def _said(self) -> list[list[str]]:
         return [json.loads(line) for line in read_lines(self.folder / "ends.jsonl")[0]]
+
+
+def _name(folder: Path) -> str:
+    """What a pack's job is called, as no other is."""
+    return f"vitlab-{folder.name}"
+
+
+def _found(folder: Path) -> str | None:
+    """The number of a pack's job whose driver died before it could note it; None where Slurm never had it."""
+    with suppress(FileNotFoundError):
+        return (folder / "started").read_text() or None
+    asked = ["squeue", "--noheader", "--format=%A", f"--name={_name(folder)}"]
+    with suppress(OSError):
+        said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split()
+        return said[0] if said else None
+    return None
 
 
 def _root(job: Job) -> Path:
