@@ -143,15 +143,15 @@ def test_a_process_ends_with_the_verdict_and_github_and_junit_are_told(
 
 def test_the_engine_that_trains_the_seeds_is_traced(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a cohort attention takes a kernel of its own; a fault in it shows in no training by itself."""
-    import vitlab.components.attention as attention
+    from vitlab.models import innermost
 
     _, plan = checking.lab.plan_study(accepted / "gate.yaml")
     facts = read_baseline(accepted / "gate.baseline.yaml").facts
-    assert facts is not None and {trace.engine for arm in facts.arms.values() for trace in arm.traces} == {"vmap"}
+    assert facts is not None and {trace.engine for arm in facts.arms.values() for trace in arm.traces} == {"stack"}
     (sound, *_) = facts.arms["baseline"].traces
-    weights = attention._weights
-    monkeypatch.setattr(attention, "_weights", lambda q, k, bias: weights(0.5 * q, k, bias))
-    alone, stacked = (trace(plan, plan.trials[0], 20, "fp64", engine).losses for engine in ("loop", "vmap"))
+    products = innermost._over_channels
+    monkeypatch.setattr(innermost, "_over_channels", lambda a, b: products(0.5 * a, b))
+    alone, stacked = (trace(plan, plan.trials[0], 20, "fp64", engine).losses for engine in ("loop", "stack"))
     assert alone == pytest.approx(sound.losses, rel=1e-9) != pytest.approx(stacked, rel=1e-6)
 
 

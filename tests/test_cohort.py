@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vitlab import lab
 from vitlab.components.base import Part, stacked
 from vitlab.data.prepare import Feed, prepare
-from vitlab.plan.cohorts import LARGEST, MOST, engine_of, grouped, stack_key
+from vitlab.geometry import Work
+from vitlab.plan.cohorts import LARGEST, MOST, NARROW, engine_of, grouped, stack_key
 from vitlab.plan.values import Planned, Trial
 from vitlab.result import Result
 from vitlab.slots import listing, slot
 from vitlab.spec import STREAMS, TrainSpec
+from vitlab.spec.run import Engine
 from vitlab.store import TrialFolder
 from vitlab.training import cohort as cohorts
 from vitlab.training.cohort import Cohort, Member, Stacking, require_stackable, train_cohort, why_not_stack
@@ -294,6 +297,21 @@ def test_trials_of_a_cohort_leave_what_each_would_have_left(tmp_path: Path) -> N
         assert together[seed][1].weights.exists() and not together[seed][1].checkpoint.exists()
 
 
+def test_where_the_batch_cannot_be_innermost_it_is_vectorised_and_the_journal_says_why(tmp_path: Path) -> None:
+    stack = replace(SETTINGS, engine="stack")
+    known, unknown = (
+        work(tmp_path / position, trial(0, model={"position": position})) for position in ("learned", "alibi2d")
+    )
+    for items in (known, unknown):
+        run_cohort(items, stack)
+    assert [results(items)[0].circumstances.numerics["engine"] for items in (known, unknown)] == ["stack", "vmap"]
+    told = [items[0][1].events()[0][0].body.get("note", "") for items in (known, unknown)]
+    assert told[0] == "" and re.search("trained by engine vmap, for attention that has a bias is not known", told[1])
+    alike = work(tmp_path / "vmap", trial(0, model={"position": "alibi2d"}))
+    run_cohort(alike, SETTINGS)
+    assert results(alike)[0].outcome == results(unknown)[0].outcome
+
+
 def test_a_stopped_cohort_goes_on_and_says_nothing_twice(tmp_path: Path) -> None:
     undisturbed, stopped = (
         work(tmp_path / name, *(trial(seed) for seed in range(3))) for name in ("undisturbed", "stopped")
@@ -423,24 +441,53 @@ def test_members_have_one_shape_and_places_are_filled() -> None:
         [1, 2],
     ]
     assert (
-        max(len(group) for _, group in grouped([planned(seed) for seed in range(40)], 1, "vmap", lambda _: 1)) <= MOST
+        max(len(group) for _, group in grouped([planned(seed) for seed in range(40)], 1, "vmap", lambda _: None))
+        <= MOST
     )
     assert stack_key(trial(0)) != stack_key(trial(0, batch_size=8))
     assert stack_key(trial(0)) != stack_key(trial(0, loss={"type": "cross_entropy", "label_smoothing": 0.1}))
 
 
 def test_the_engine_is_a_function_of_the_trial() -> None:
-    assert engine_of(trial(0), "auto", lambda _: LARGEST // 16) == "vmap"
-    assert engine_of(trial(0), "auto", lambda _: LARGEST // 16 + 1) == "loop"
-    assert engine_of(trial(0), "auto", lambda _: None) == "loop"
-    assert engine_of(trial(0), "loop", lambda _: 1) == "loop"
-    assert engine_of(trial(0, ema={"decay": 0.9}), "vmap", lambda _: 1) == "loop"
+    def engine(chosen: Engine, work: Work | None, **train: Any) -> str:
+        return engine_of(trial(0, **train), chosen, lambda _: work)
+
+    most = LARGEST // TRAIN["batch_size"]
+    assert [engine("auto", Work(values)) for values in (most, most + 1)] == ["vmap", "loop"]
+    assert [engine("auto", Work(1, products)) for products in (NARROW, NARROW + 1)] == ["stack", "vmap"]
+    assert engine("auto", None) == engine("auto", Work(most + 1, 1)) == "loop"
+    assert (
+        engine("auto", Work(1, 1), precision="bf16") == "vmap"
+        and engine("auto", Work(1, 1), precision="fp64") == "stack"
+    )
+    assert [engine(chosen, Work(1, 1)) for chosen in ("loop", "vmap", "stack")] == ["loop", "vmap", "stack"]
+    assert engine("stack", Work(1, 1), ema={"decay": 0.9}) == "loop"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {},
+        {"attention": "per_head", "position": "none"},
+        {"attention": {"type": "fused", "drop": 0.1}},
+        {"attention": {"type": "split", "qk_norm": "layernorm"}},
+        {"position": "rope2d"},
+        {"position": "alibi2d"},
+        {"blocks": {"1": {"attention": "linear"}}},
+    ],
+)
+def test_a_plan_knows_of_a_model_what_a_worker_will_find(model: dict[str, Any]) -> None:
     info = prepare(DATA, dict.fromkeys(STREAMS, 0)).info
-    choice = slot("model").resolve(MODEL)
-    assert choice.component.values(info, choice.options) == (1 + 4) * 16  # type: ignore[attr-defined]
+    choice = slot("model").resolve({**MODEL, **model})
+    found = choice.component.work(info, choice.options)  # type: ignore[attr-defined]
+    tokens, dim, heads = 1 + 4, 16, 2
+    assert found.values == tokens * dim
+    known = why_not_stack(slot("model").build(choice, info), "fp32", torch.device("cpu")) is None
+    assert found.products == (tokens**2 * dim // heads if known else None)
 
 
-def test_a_study_ends_the_same_however_it_is_cut(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["vmap", "stack"])
+def test_a_study_ends_the_same_however_it_is_cut(tmp_path: Path, engine: str) -> None:
     """All at once, in two worker processes; one seed and then the others."""
     text = """
 study: cut
@@ -450,7 +497,7 @@ base:
   train: {steps: 4, batch_size: 16, evaluations: 2}
 design: {one_at_a_time: {train.optimizer.lr: [1.0e-4]}}
 seeds: %s
-run: {executor: %s, engine: vmap, workers: 2, tracker: none}
+run: {executor: %s, engine: %s, workers: 2, tracker: none}
 """
     frames = []
     for name, cuts, executor in (
@@ -459,9 +506,9 @@ run: {executor: %s, engine: vmap, workers: 2, tracker: none}
     ):
         file = tmp_path / f"{name}.yaml"
         for seeds in cuts:
-            file.write_text(text % (seeds, executor))
+            file.write_text(text % (seeds, executor, engine))
             answer = lab.run(file, out=tmp_path / name)
         frames.append(answer.results().sort_values(["arm", "seed"]))
     first, other = [frame[["arm", "seed", "val/loss", "val/accuracy", "test/loss", "engine"]] for frame in frames]
-    assert len(first) == 8 and set(first["engine"]) == {"vmap"}
+    assert len(first) == 8 and set(first["engine"]) == {engine}
     assert first.reset_index(drop=True).equals(other.reset_index(drop=True))

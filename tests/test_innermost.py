@@ -68,21 +68,21 @@ def built(**options: Any) -> Any:
     ],
 )
 def test_what_is_not_known_is_said(options: dict[str, Any], sentence: str) -> None:
-    reason = innermost.why_not(built(**options))
+    reason = built(**options).why_not_innermost()
     assert reason is not None and sentence in reason
 
 
 def test_a_class_of_somebody_else_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be it derived from one that is: it may do another thing."""
-    assert innermost.why_not(built()) is None
+    assert built().why_not_innermost() is None
 
     class Mine(attention.get("fused")):  # type: ignore[misc]
         pass
 
     model = built()
     model.blocks[1].attn.__class__ = Mine
-    assert "blocks.1.attn is a Mine" in (innermost.why_not(model) or "")
-    assert "a ResNet8 is not known" in (innermost.why_not(slot("model").build({"type": "resnet8"}, INFO)) or "")
+    assert "blocks.1.attn is a Mine" in (model.why_not_innermost() or "")
+    assert "a ResNet8 is not known" in (slot("model").build({"type": "resnet8"}, INFO).why_not_innermost() or "")
 
 
 def test_it_is_for_processors_and_full_precision() -> None:

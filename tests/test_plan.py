@@ -14,13 +14,14 @@ import pytest
 import yaml
 
 from vitlab.errors import SpecError
+from vitlab.geometry import Work
 from vitlab.lab import plan_study
 from vitlab.plan import Plan, source
 from vitlab.plan.cohorts import engine_of, shape
 from vitlab.plan.design import count, drafts, short_names, text
 from vitlab.plan.key import RUNNER, closure, code_digest, key_of
 from vitlab.plan.rules import RuleFault, holds, parse
-from vitlab.plan.values import Probe
+from vitlab.plan.values import Probe, Trial
 from vitlab.spec.design import Node
 
 BASE: dict[str, Any] = {
@@ -550,13 +551,16 @@ def test_a_plan_says_which_engine_trains_an_arm(tmp_path: Path) -> None:
         "averaged": {"train.ema": {"decay": 0.9}},
         "large": {"train.batch_size": 100_000},
         "skipped": {"model.heads": 4},
+        "biased": {"model.position": "alibi2d"},
+        "narrow": {"train.precision": "bf16"},
     }
     study: dict[str, Any] = {
         "design": {"arms": arms},
         "where": [{"require": "model.heads == 2", "because": "as said"}],
     }
     found = plan(tmp_path, **study)
-    assert engines(found) == {"base": "vmap", "averaged": "loop", "large": "loop", "skipped": ""}
+    loops = {"averaged": "loop", "large": "loop", "skipped": ""}
+    assert engines(found) == {"base": "stack", **loops, "biased": "vmap", "narrow": "vmap"}
     assert engines(plan(tmp_path, **study, run={"engine": "vmap"}))["large"] == "vmap"
     assert set(engines(plan(tmp_path, **study, run={"engine": "loop"})).values()) == {"loop", ""}
 
@@ -568,8 +572,10 @@ def test_what_was_measured_stands_before_the_rule(tmp_path: Path) -> None:
     longer = plan(tmp_path, base={**BASE, "train": {"epochs": 3, "batch_size": 8, "schedule": "constant"}})
     assert shape(longer.find("baseline", 0)) == shape(base), "lengths and rates do not decide how fast a step is"
     probes = {shape(base): Probe("loop", 2, 3.0, 2.0)}
-    assert (
-        engine_of(base, "measured", lambda _: 1, probes) == engine_of(faster, "measured", lambda _: 1, probes) == "loop"
-    )
-    assert engine_of(shallow, "measured", lambda _: 1, probes) == "vmap", "by the rule, where nothing was measured"
-    assert engine_of(base, "auto", lambda _: 1, probes) == "vmap"
+
+    def little(_: Trial) -> Work:
+        return Work(1)
+
+    assert engine_of(base, "measured", little, probes) == engine_of(faster, "measured", little, probes) == "loop"
+    assert engine_of(shallow, "measured", little, probes) == "vmap", "by the rule, where nothing was measured"
+    assert engine_of(base, "auto", little, probes) == "vmap"

@@ -12,6 +12,7 @@ from pathlib import Path
 from vitlab import slots
 from vitlab.errors import Interrupted, Refused, TrialFailed
 from vitlab.executors import Companion, Executor, How, Job, fates
+from vitlab.geometry import Work
 from vitlab.plan.cohorts import engine_of, grouped
 from vitlab.plan.values import Plan, Planned, Probe, Trial
 from vitlab.spec import RunSpec
@@ -72,13 +73,11 @@ def execute(
 
     planned_of = {_path(store, planned): planned for planned in todo}
     running = executor.reattach(
-        [job(engine_of(item.trial, run.effective_engine, _values, probes), [item]) for item in todo]
+        [job(engine_of(item.trial, run.effective_engine, _work, probes), [item]) for item in todo]
     )
     elsewhere = {folder for job in running for folder in job.folders}
     rest = [planned for folder, planned in planned_of.items() if folder not in elsewhere]
-    jobs = [
-        job(engine, group) for engine, group in grouped(rest, executor.slots, run.effective_engine, _values, probes)
-    ]
+    jobs = [job(engine, group) for engine, group in grouped(rest, executor.slots, run.effective_engine, _work, probes)]
     return _drive(executor, running, jobs, planned_of, run, tracker, watch)
 
 
@@ -252,13 +251,13 @@ def _path(store: Store, planned: Planned) -> Path:
     return store.trial(planned.trial.key, planned.trial.code).path
 
 
-def _values(trial: Trial) -> int | None:
-    """See :data:`vitlab.plan.cohorts.Values`."""
+def _work(trial: Trial) -> Work | None:
+    """See :data:`vitlab.plan.cohorts.Works`."""
     from vitlab.data.prepare import data_info
 
     model = slots.slot("model").resolve(trial.spec["model"])
     info = data_info(slots.slot("dataset").resolve(trial.spec["data"]))
-    found: int | None = model.component.values(info, model.options)  # type: ignore[attr-defined]
+    found: Work | None = model.component.work(info, model.options)  # type: ignore[attr-defined]
     return found
 
 

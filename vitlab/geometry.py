@@ -6,7 +6,7 @@ Nobody below the model sees ``patch_size``: components see the grid and the toke
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from vitlab.errors import GeometryError
 
@@ -99,6 +99,15 @@ class Geometry:
     def tokens(self) -> int:
         """Number of all tokens: the prefix, then the patches."""
         return len(self.prefix) + self.patches
+
+
+class Work(NamedTuple):
+    """What decides which engine trains a model faster, counted for one image."""
+
+    values: int  #: numbers handed from layer to layer
+    products: int | None = None
+    """Products that a head of attention forms of queries and keys; None where :mod:`vitlab.models.innermost` knows
+    another attention only."""
 
 
 def _divisors(n: int, of: int = 1) -> str:

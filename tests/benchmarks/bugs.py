@@ -12,6 +12,7 @@ import pytest
 from vitlab.components import attention
 from vitlab.components.position.additive import Learned
 from vitlab.data.augment.geometric import Crop
+from vitlab.models.innermost import _Attend
 from vitlab.training.loop import Training
 
 
@@ -21,8 +22,9 @@ def no_position(patch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_scale(patch: pytest.MonkeyPatch) -> None:
-    """1 / K instead of 1 / root K, in the kernel of the loop and in that of cohorts."""
-    fused, weights = attention._fused_kernel, attention._weights
+    """1 / K instead of 1 / root K, in the kernel of the loop and in those of cohorts."""
+    fused, weights, innermost = attention._fused_kernel, attention._weights, _Attend.apply
+    patch.setattr(_Attend, "apply", lambda qkv, scale: innermost(qkv, scale**2))
     patch.setattr(attention, "_fused_kernel", lambda q, k, v, bias: fused(q * q.shape[-1] ** -0.5, k, v, bias))
     patch.setattr(attention, "_weights", lambda q, k, bias: weights(q * q.shape[-1] ** -0.5, k, bias))
 

@@ -321,6 +321,10 @@ class PerHead(_Softmax):
         return out
 
 
+SOFTMAX = (Fused, SDPA, Auto, Split, PerHead)
+"""Those that compute one thing in several ways.  Exactly these: a class derived from one may do another thing."""
+
+
 def rotate(x_BHTK: Tensor, rotation: Rotation) -> Tensor:
     """Turn each pair of channels (2i, 2i + 1) by its angle; computed in the wider of the two types."""
     cos, sin = rotation

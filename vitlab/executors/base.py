@@ -74,7 +74,7 @@ class Job:
     device: str  #: auto, cpu or cuda
     deterministic: bool
     keep: str  #: trained weights to keep: none or last
-    engine: str = "loop"  #: vmap: as a cohort
+    engine: str = "loop"  #: vmap or stack: as a cohort
     companions: tuple[Companion, ...] = ()  #: further members of the cohort; what became of each stands in its folder
     timeout_s: float | None = None  #: how long it may train
     gpu: float | None = None  #: share of a GPU, where it is not that of ``run.resources``
@@ -218,8 +218,9 @@ def attempt(
             plugins=job.plugins,
             processes=job.processes,
             micro_batch_size=job.micro_batch_size,
+            engine=job.engine,
         )
-        run = _cohort if job.engine == "vmap" else _alone
+        run = _alone if job.engine == "loop" else _cohort
         return run(job, module, settings, stop, course, wait)
     except Refused as error:
         return "refused", one_sentence(error)

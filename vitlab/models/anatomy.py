@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from vitlab.components.attention import Attention
+from vitlab.components.attention import SOFTMAX, Attention
 from vitlab.components.head import Head
 from vitlab.components.patch import PatchEmbedding
 from vitlab.components.position import Position
 from vitlab.errors import GeometryError
-from vitlab.geometry import DataInfo, Geometry
+from vitlab.geometry import DataInfo, Geometry, Work
 from vitlab.slots import Pick, Resolved, slot
 from vitlab.spec import Choice
 
@@ -149,6 +149,18 @@ class Anatomy:
         if self.final_norm_at == "pooled" and head.component.forward is not Head.forward:
             return f"head '{head.type}' does not pool apart from classifying, so final_norm_at cannot be pooled"
         return None
+
+    def work(self) -> Work:
+        """What decides which engine trains it faster; as :func:`vitlab.models.innermost.why_not` has it of a model."""
+        g, position = self.geometry, self.position.component
+        assert issubclass(position, Position)
+        plain = not (position.needs_bias or position.needs_rotation) and all(
+            block.attention.component in SOFTMAX
+            and block.attention.options["qk_norm"].type == "none"
+            and block.attention.options["drop"] == 0
+            for block in self.blocks
+        )
+        return Work(g.tokens * g.dim, g.tokens**2 * g.head_dim if plain else None)
 
 
 def _by_depth(depth: int, usual: Block, blocks: Mapping[str, Any]) -> tuple[Block, ...]:

@@ -6,12 +6,13 @@ B batch, C channels, H and W pixels.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from vitlab.components.base import Part
-from vitlab.geometry import DataInfo
+from vitlab.geometry import DataInfo, Work
+from vitlab.noise import Draws
 from vitlab.slots import Slot
 
 State = Mapping[str, Tensor]
@@ -31,10 +32,10 @@ class Model(nn.Module):
         return None
 
     @classmethod
-    def values(cls, data: DataInfo, options: Mapping[str, Any]) -> int | None:
-        """How many numbers of one image are handed from layer to layer; None where that is not known.
+    def work(cls, data: DataInfo, options: Mapping[str, Any]) -> Work | None:
+        """How much is computed of one image; None where that is not known.
 
-        Where they are few, trials are trained together; see :mod:`vitlab.plan.cohorts`.
+        Where it is little, trials are trained together; see :mod:`vitlab.plan.cohorts`.
         """
         return None
 
@@ -66,6 +67,14 @@ class Model(nn.Module):
                 exempt |= {f"{path}.{name}" for name in part.no_weight_decay()}
         return exempt
 
+    def why_not_innermost(self) -> str | None:
+        """Why its passes cannot be computed with the batch innermost, in one sentence; None where they can."""
+        return f"a {type(self).__name__} is not known with the batch innermost"
+
+    def innermost(self) -> Innermost:
+        """The passes of several models like this one, where nothing is said against it."""
+        raise NotImplementedError
+
     def to_canonical(self, state: State) -> dict[str, Tensor]:
         """A state of this model under the names of its canonical checkpoint (timm's, for a ViT)."""
         return dict(state)
@@ -73,6 +82,24 @@ class Model(nn.Module):
     def from_canonical(self, state: State) -> dict[str, Tensor]:
         """The inverse of :meth:`to_canonical`."""
         return dict(state)
+
+
+class Innermost(Protocol):
+    """The passes of several models at once, with the batch innermost; see :mod:`vitlab.models.innermost`."""
+
+    rest: Model  #: what is left to do for one of them, from the features of a batch to its output
+
+    def rest_of(self, rows: State) -> dict[str, Tensor]:
+        """Which tensors ``rest`` needs, by the names they have there."""
+
+    def features(self, rows: State, draws: Draws, x_KBCHW: Tensor) -> Tensor:
+        """(K, B, ...) of the images of K models; gradients flow to ``rows``.
+
+        Args:
+            rows: their parameters and buffers by name, each with the models in front.
+            draws: what their layers draw from, each with the models in front.
+            x_KBCHW: their images.
+        """
 
 
 model = Slot("model", Model)

@@ -19,7 +19,7 @@ width, M = T * B; H heads, E channels of a head; Q tokens as queries, S the same
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -31,27 +31,24 @@ from vitlab.components import attention, mlp, norm, patch
 from vitlab.components.base import Dropout, DropPath
 from vitlab.components.position import Position
 from vitlab.models.contract import Model
-from vitlab.models.vit import Block, ViT
+
+if TYPE_CHECKING:
+    from vitlab.models.vit import Block, ViT
 
 Rows = Mapping[str, Tensor]
 """Parameters and buffers by name, each with the members in front."""
 
-ATTENTIONS = (attention.Fused, attention.SDPA, attention.Auto, attention.Split, attention.PerHead)
-"""Those that compute one thing in several ways.  Exactly these: a class derived from one may do another thing."""
 
-
-def why_not(model: nn.Module) -> str | None:
+def why_not(model: ViT) -> str | None:
     """Why a model cannot be computed like this, in one sentence; None where it can."""
-    if not isinstance(model, ViT) or type(model).forward_features is not ViT.forward_features:
-        return f"a {type(model).__name__} is not known with the batch innermost"
     position = model.position
     for what, needed in (("rotates queries and keys", position.needs_rotation), ("has a bias", position.needs_bias)):
         if needed:
             return f"attention that {what} is not known with the batch innermost"
     for path, block in model.blocks.named_children():
-        attend = cast(Block, block).attn
+        attend = cast("Block", block).attn
         where = f"blocks.{path}.attn"
-        if type(attend) not in ATTENTIONS:
+        if type(attend) not in attention.SOFTMAX:
             return f"{where} is a {type(attend).__name__}, which is not known with the batch innermost"
         if not all(isinstance(part, norm.NoNorm) for part in (attend.q_norm, attend.k_norm)):
             return f"{where} normalises queries and keys, which is not known with the batch innermost"
@@ -73,27 +70,32 @@ class Rest(Model):
     def views(self, output: Any) -> dict[str, Tensor]:
         return self.model.views(output)
 
-    def rows(self, rows: Rows) -> dict[str, Tensor]:
-        """Those of a model's tensors that are needed, by the names they have here."""
-        return {f"model.{name}": row for name, row in rows.items() if name.startswith(("fc_norm.", "head."))}
-
 
 class Passes:
-    """One forward pass of a model's members; gradients flow to ``rows``."""
+    """The passes of models of one shape; see :class:`vitlab.models.contract.Innermost`."""
+
+    def __init__(self, model: ViT) -> None:
+        """``model``: one of them, of which :func:`why_not` says nothing."""
+        self.model = model
+        self.rest: Model = Rest(model)
+
+    def rest_of(self, rows: Rows) -> dict[str, Tensor]:
+        return {f"model.{name}": row for name, row in rows.items() if name.startswith(("fc_norm.", "head."))}
+
+    def features(self, rows: Rows, draws: noise.Draws, x_KBCHW: Tensor) -> Tensor:
+        """(K, B, T, D): what ``forward_features`` gives for each member."""
+        return _Pass(self.model, rows, draws).features(x_KBCHW)
+
+
+class _Pass:
+    """One forward pass."""
 
     def __init__(self, model: ViT, rows: Rows, draws: noise.Draws) -> None:
-        """
-        Args:
-            model: of which :func:`why_not` says nothing.
-            rows: of every parameter and buffer.
-            draws: what layers draw from, each with the members in front.
-        """
         self.model = model
         self.rows = rows
         self.draws = draws
 
-    def tokens(self, x_KBCHW: Tensor) -> Tensor:
-        """(K, B, T, D): what ``forward_features`` gives for each member."""
+    def features(self, x_KBCHW: Tensor) -> Tensor:
         x_KDTB = self._with_prefix(self._patches(x_KBCHW))
         x_KDTB = self._part("pos_drop", self._positions("add", x_KDTB, 0))
         for layer in range(1, len(self.model.blocks) + 1):

@@ -22,8 +22,8 @@ from vitlab.components.head import Head
 from vitlab.components.init import Init, Kind, seeded
 from vitlab.components.position import Position
 from vitlab.errors import OptionError
-from vitlab.geometry import DataInfo, Geometry
-from vitlab.models import sizes
+from vitlab.geometry import DataInfo, Geometry, Work
+from vitlab.models import innermost, sizes
 from vitlab.models.anatomy import Anatomy, BlockParts, FinalNormAt, PatchSize, Span, Token
 from vitlab.models.contract import Model, State, model
 from vitlab.slots import Pick, Resolved, Unhashed, slot
@@ -204,6 +204,15 @@ class ViT(Model):
     def views(self, output: Any) -> dict[str, Tensor]:
         return self.head.views(output)
 
+    def why_not_innermost(self) -> str | None:
+        own = type(self)
+        if own.forward is not ViT.forward or own.forward_features is not ViT.forward_features:
+            return super().why_not_innermost()
+        return innermost.why_not(self)
+
+    def innermost(self) -> innermost.Passes:
+        return innermost.Passes(self)
+
     # -- what can be built ------------------------------------------------------------------------------------------
 
     @classmethod
@@ -216,9 +225,8 @@ class ViT(Model):
         return cls._anatomy(data, options).why_not()
 
     @classmethod
-    def values(cls, data: DataInfo, options: Mapping[str, Any]) -> int | None:
-        geometry = cls._anatomy(data, options).geometry
-        return geometry.tokens * geometry.dim
+    def work(cls, data: DataInfo, options: Mapping[str, Any]) -> Work | None:
+        return cls._anatomy(data, options).work()
 
     @classmethod
     def _anatomy(cls, data: DataInfo, options: Mapping[str, Any]) -> Anatomy:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError
+from vitlab.geometry import Work
 from vitlab.plan import judged, match, tune
 from vitlab.plan.arms import Making, Workshop, rules_of, teachers_in_files, trial_of
 from vitlab.plan.cohorts import engine_of
@@ -173,11 +174,11 @@ def _engine(arm: Making, chosen: Engine, trial: Trial, probes: Mapping[str, Prob
     """What trains an arm, given one of its trials."""
     model = arm.trial.model
 
-    def values(_: Trial) -> int | None:
-        found: int | None = model.component.values(arm.trial.info, model.options)  # type: ignore[attr-defined]
+    def work(_: Trial) -> Work | None:
+        found: Work | None = model.component.work(arm.trial.info, model.options)  # type: ignore[attr-defined]
         return found
 
-    return engine_of(trial, chosen, values, probes)
+    return engine_of(trial, chosen, work, probes)
 
 
 def _same_names(arms: Mapping[str, Making], document: Document) -> list[Problem]:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.spec.trial import LENGTHS
 from vitlab.store import Store
-from vitlab.training.cohort import Cohort, require_stackable
+from vitlab.training.cohort import Cohort, Stacking, require_stackable, why_not_stack
 from vitlab.training.loop import Training, evaluation_batches, views_of
 from vitlab.trial import begin_trial, run_trial
 from vitlab.trial.settings import Settings
@@ -56,7 +56,7 @@ def trace(
         planned: the trial.
         steps: how many; fewer where the trial itself is shorter.
         precision: instead of the trial's own.
-        engine: ``vmap`` trains it as the one member of a cohort, if it can be stacked; ``loop`` by itself.
+        engine: ``vmap`` and ``stack`` train it as the one member of a cohort, if it can be stacked; ``loop`` by itself.
         plugins: files of components.
     """
     settings = Settings(device="cpu", plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins))
@@ -100,10 +100,12 @@ def _name(trial: Trial) -> str:
 
 def _advance(training: Training, engine: str) -> str:
     """Take every step.  Returns the engine: as in a worker, what cannot be stacked is trained by itself."""
-    if engine == "vmap":
+    if engine != "loop":
         try:
             require_stackable(training.model)
-            cohort = Cohort([training])
+            unknown = why_not_stack(training.model, training.spec.precision, training.feed.device)
+            how: Stacking = "stack" if engine == "stack" and unknown is None else "vmap"
+            cohort, engine = Cohort([training], how), how
             while training.step < training.steps:
                 cohort.advance()
         except Exception:

@@ -47,7 +47,7 @@ AFTER = {
     "steps": ("Int64", "optimizer steps done"),
     "images": ("Int64", "training images seen"),
     "wall_s": ("float64", "seconds it took, all attempts together"),
-    "engine": ("string", "how it was computed: loop, vmap, or both joined by +"),
+    "engine": ("string", "how it was computed: loop, vmap or stack, or several joined by +"),
     "threads": ("Int64", "threads it was computed with"),
     "device": ("string", "cpu or cuda"),
     "origins": ("string", "its components, each with the source and the version it came from"),

@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema
 
 from vitlab.spec.choice import Choice, Frozen
 
-Engine = Literal["auto", "loop", "vmap", "measured"]
+Engine = Literal["auto", "loop", "vmap", "stack", "measured"]
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -124,8 +124,9 @@ class RunSpec(Frozen):
     """Images of a batch that a process computes at a time, where memory holds no more: gradients are accumulated, and
     those of a step are still the mean over ``train.batch_size``."""
     engine: Engine = "auto"
-    """loop: each trial by itself; vmap: trials of one shape stacked; auto: stacked where it pays, by their sizes;
-    measured: stacked where it was measured to pay, once for each shape of the study, and kept in its plan.json."""
+    """loop: each trial by itself; vmap: trials of one shape stacked; stack: so, with the batch innermost, for small
+    ViTs on a CPU; auto: stacked where it pays, in the way that pays, by their sizes; measured: as was measured to be
+    fastest, once for each shape of the study, and kept in its plan.json."""
     deterministic: bool = True  #: on CUDA, ask for deterministic kernels
     timeout: Annotated[float, Field(gt=0)] | None = None  #: seconds that one attempt at a trial may train
     retries: Retries = Retries()
@@ -153,7 +154,7 @@ class RunSpec(Frozen):
             raise ValueError(
                 f"resources.gpu is {count} and device is cpu; on the CPU, resources.processes says how many"
             )
-        if count > 1 and self.engine in ("vmap", "measured"):
+        if count > 1 and self.engine in ("vmap", "stack", "measured"):
             raise ValueError(
                 f"engine {self.engine} has many trials trained in one process, and resources ask for {count} processes "
                 "for one trial; remove one of the two"

@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,6 @@ from torch.func import vmap
 
 from vitlab import noise
 from vitlab.components.base import Part
-from vitlab.models import ViT, innermost
 from vitlab.models.contract import Model
 from vitlab.result import Measurement
 from vitlab.training.loop import (
@@ -141,7 +140,7 @@ def why_not_stack(model: Model, precision: str, device: torch.device) -> str | N
         return f"the batch is innermost on CPUs alone, and this is {device.type}"
     if precision not in ("fp32", "fp64"):
         return f"precision {precision} is not known with the batch innermost"
-    return innermost.why_not(model)
+    return model.why_not_innermost()
 
 
 class Cohort:
@@ -235,14 +234,14 @@ class Cohort:
     def _losses_innermost(self, rows: Rows, x_KBCHW: Tensor, y_KB: Tensor, draws: noise.Draws) -> Value:
         """The same for all members: up to the head with the batch innermost, from there on vectorised."""
         first = self.trainings[0]
-        rest = innermost.Rest(cast(ViT, self.model))
+        passes = self.model.innermost()
 
         def loss(rows: Rows, x_BTD: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
             with noise.drawing(draws):
-                return first.loss(views_of(rest, x_BTD, first.spec.precision, rows), y_B)
+                return first.loss(views_of(passes.rest, x_BTD, first.spec.precision, rows), y_B)
 
-        x_KBTD = innermost.Passes(rest.model, rows, draws).tokens(x_KBCHW)
-        found: Value = vmap(loss)(rest.rows(rows), x_KBTD, y_KB, draws)
+        x_KBTD = passes.features(rows, draws, x_KBCHW)
+        found: Value = vmap(loss)(passes.rest_of(rows), x_KBTD, y_KB, draws)
         return found
 
     def _keys(self, keys: Sequence[Any]) -> Tensor:

@@ -91,8 +91,9 @@ def run_cohort(
 ) -> None:
     """Train trials of one shape together, their weights stacked.  What becomes of each stands in its folder.
 
-    Where their models cannot be stacked, they are trained one after another, and their journals say why.  Where memory
-    runs out, they are trained in halves.
+    Their engine is ``settings.engine``.  Where it does not know their models ``vmap`` is, and where these cannot be
+    stacked at all they are trained one after another; their journals say why.  Where memory runs out, they are trained
+    in halves.
 
     Args:
         work: trials of equal :func:`vitlab.plan.cohorts.stack_key`, and where they live.  Those that have ended, and
@@ -157,7 +158,7 @@ def _together(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> None:
     begun: list[tuple[Attempt, Training]] = []
     for attempt in attempts:
         try:
-            begun.append((attempt, attempt.begin("vmap")))
+            begun.append((attempt, attempt.begin(attempt.settings.engine)))
         except Exception as error:
             if out_of_memory(error):
                 raise
@@ -167,7 +168,8 @@ def _together(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> None:
         for _, training in begun:
             require_stackable(training.model)
         members = [Member(training, attempt.tell, attempt.save) for attempt, training in begun]
-        ended = train_cohort(members, stop=stop, every_s=attempts[0].settings.every_s)
+        how = begun[0][0].stacking if begun else "vmap"
+        ended = train_cohort(members, engine=how, stop=stop, every_s=attempts[0].settings.every_s)
     except Exception as error:
         if out_of_memory(error) or [training.step for _, training in begun] != steps:
             raise

@@ -23,6 +23,7 @@ from vitlab.spec import TrainSpec
 from vitlab.store import TrialFolder, write_json
 from vitlab.training import checkpoint
 from vitlab.training.artifacts import Sight, write_predictions, write_weights
+from vitlab.training.cohort import Stacking, why_not_stack
 from vitlab.training.distributed import Alone
 from vitlab.training.loop import EVALUATION_BATCH, Trained, Training, complete, peak_memory
 from vitlab.training.parts import parts_of
@@ -77,7 +78,7 @@ class Attempt:
         """Everything up to the first step, or to the next.
 
         Args:
-            engine: ``loop``, or ``vmap`` in a cohort.
+            engine: ``loop``; in a cohort ``vmap``, or ``stack``, which becomes ``vmap`` where the model is not known.
             note: for the journal.
         """
         trial = self.trial
@@ -97,6 +98,9 @@ class Attempt:
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(trial.spec["train"]))
         model = begun(trial, self.folder, prepared, self.device)
         fit_head(model, trial, feed)
+        if engine == "stack" and (reason := why_not_stack(model, spec.precision, self.device)):
+            self.engine, note = "vmap", "; ".join(filter(None, (note, f"trained by engine vmap, for {reason}")))
+        self.stacking: Stacking = "stack" if self.engine == "stack" else "vmap"
         self.size = size_of(model, trial, prepared.info)
         distillation = distillation_of(trial, self.folder, prepared, self.device)
         parts = parts_of(self.settings.micro_batch_size, self.peers)

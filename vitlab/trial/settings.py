@@ -25,6 +25,7 @@ class Settings:
     every_s: float = 60.0  #: longest time between two checkpoints
     processes: int = 1  #: that train the trial together, each with its share of every batch
     micro_batch_size: int | None = None  #: images of a batch that a process computes at a time; None: all
+    engine: str = "vmap"  #: of a cohort: vmap or stack
 
 
 def device_of(name: str) -> torch.device:
