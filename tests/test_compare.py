@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import io
 import json
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import handmade
 import pandas as pd
 import pytest
 from click.testing import CliRunner
@@ -25,14 +24,8 @@ from vitlab.report.judgement import COLUMNS, MEANINGS
 from vitlab.result import Circumstances, Outcome, Result
 from vitlab.store import Store, write_json
 
-HERE = importlib.util.spec_from_file_location("report_studies", Path(__file__).parent / "test_report.py")
-assert HERE is not None and HERE.loader is not None
-made = importlib.util.module_from_spec(HERE)
-sys.modules[HERE.name] = made
-HERE.loader.exec_module(made)
-
-OLD = {"baseline": made.BASE, "<b>=1": made.SINE, "gone": made.NEAR}
-NEW = {"baseline": made.NEAR, "<b>=1": made.NONE, "fresh": made.NEAR}
+OLD = {"baseline": handmade.BASE, "<b>=1": handmade.SINE, "gone": handmade.NEAR}
+NEW = {"baseline": handmade.NEAR, "<b>=1": handmade.NONE, "fresh": handmade.NEAR}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +33,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An output folder with the studies ``old`` and ``new``, whose trials are of different code and dropout."""
     root = tmp_path_factory.mktemp("out")
     for name, arms in (("old", OLD), ("new", NEW)):
-        plan, _ = made.study(root / "scratch" / name, arms)
+        plan, _ = handmade.study(root / "scratch" / name, arms)
         trials = []
         for item in plan.trials:
             spec = {**item.trial.spec, "model": {"type": "vit", "drop": 0.1 if name == "new" else 0.0}}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import itertools
-import json
 import math
 import re
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from handmade import BASE, NEAR, NONE, POSITIONS, SINE, STEPS, document, outcome, result_of, study, text_of, trial_of
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
@@ -25,102 +25,10 @@ from statsmodels.stats.power import TTestPower
 from vitlab import report
 from vitlab.errors import UserError
 from vitlab.plan import registration
-from vitlab.plan.values import Arm, Plan, Planned, Trial
+from vitlab.plan.values import Arm, Plan, Planned
 from vitlab.report import figures, frame, judgement, tables, words
-from vitlab.result import Circumstances, Measurement, Outcome, Result
-from vitlab.spec import STREAMS, Analysis
+from vitlab.spec import Analysis
 from vitlab.store import Store, read_json, write_json
-
-STEPS = (0, 50, 100, 150, 200)
-BASE = [0.972, 0.969, 0.971, 0.975, 0.968]
-NONE = [0.941, 0.937, 0.944, 0.939, 0.940]
-NEAR = [0.970, 0.974, 0.969, 0.971, 0.973]
-SINE = [0.966, 0.960, 0.968, 0.967, 0.959]
-POSITIONS = {"baseline": BASE, "position=none": NONE, "position=sincos2d": NEAR, "position=sinusoidal": SINE}
-
-
-def trial_of(arm: str, seed: int, lr: float = 2e-3) -> Trial:
-    spec = {
-        "data": {"type": "digits"},
-        "model": {"type": "vit", "position": {"type": arm}},
-        "train": {"steps": STEPS[-1], "optimizer": {"type": "adamw", "lr": lr}},
-    }
-    seeds = {stream: 0 if stream == "split" else seed for stream in STREAMS}
-    key = f"{abs(hash((arm, seed))):016x}" * 4
-    return Trial(spec, seeds, ("model:vit vitlab 0.1.0",), "sha256:c0ffee", key=key, code="c" * 16)
-
-
-def result_of(
-    trial: Trial,
-    values: Mapping[str, float],
-    *,
-    curve: Sequence[float] = (),
-    status: Any = "done",
-    failure: str = "",
-    **numerics: Any,
-) -> Result:
-    accuracy = values.get("val/accuracy", 0.5)
-    curve = curve or [accuracy * (1 - math.exp(-0.3 - step / 40)) for step in STEPS[:-1]] + [accuracy]
-    history = tuple(
-        Measurement(step, step / 20, step * 64, {"val/accuracy": value, "train/loss": 1 - value})
-        for step, value in zip(STEPS, curve, strict=True)
-    )
-    numerics = {"torch": "2.13.0", "device": "cpu", "engine": "eager", "threads": 1, **numerics}
-    circumstances = Circumstances(1.79e9, 7.5, "host", 1, 113_290, 1_894_000, 10**8, {"torch": "2.13.0"}, numerics)
-    outcome = Outcome(values, history, "w" * 64, STEPS[-1], STEPS[-1] * 64)
-    return Result(trial.key, trial.code, status, outcome, circumstances, failure)
-
-
-def study(
-    root: Path,
-    arms: Mapping[str, Sequence[float | None]] = POSITIONS,
-    *,
-    analysis: Analysis | None = None,
-    metric: str = "val/accuracy",
-    numerics: Mapping[str, Any] = {},
-    **plan: Any,
-) -> tuple[Plan, Store]:
-    """A study whose trials have ended with the given values; None stands for a trial that was never begun."""
-    store, planned = Store(root), []
-    for arm, values in arms.items():
-        for seed, value in enumerate(values):
-            trial = trial_of(arm, seed)
-            planned.append(Planned(arm, seed, trial))
-            if value is not None:
-                finals = {metric: value, metric.replace("val/", "test/"): value - 0.01, "train/loss": 0.1}
-                store.trial(trial.key, trial.code).finish(result_of(trial, finals, **numerics.get(arm, {})))
-    made = Plan(
-        study="positions",
-        question=plan.pop("question", "Does a small ViT need to be told where its patches are?"),
-        arms=plan.pop("planned_arms", None)
-        or tuple(
-            Arm(arm, {"model.position": arm.partition("=")[2] or "learned"}, None if index == 0 else next(iter(arms)))
-            for index, arm in enumerate(arms)
-        ),
-        trials=tuple(planned),
-        analysis=analysis or Analysis(),
-        **plan,
-    )
-    write_json(store.study(made.study) / "plan.json", made.to_json())
-    return made, store
-
-
-def outcome(root: Path, *args: Any, **options: Any) -> tuple[Plan, Store, pd.DataFrame, pd.DataFrame]:
-    plan, store = study(root, *args, **options)
-    results = frame.results(plan, store)
-    return plan, store, results, judgement.summary(results, plan).set_index("arm")
-
-
-def document(plan: Plan, store: Store) -> dict[str, Any]:
-    rendered = report.render(plan, store, "json")
-    assert isinstance(rendered, str)
-    return json.loads(rendered, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-
-
-def text_of(plan: Plan, store: Store, form: str) -> str:
-    rendered = report.render(plan, store, form)
-    assert isinstance(rendered, str)
-    return rendered
 
 
 @pytest.fixture

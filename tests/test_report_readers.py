@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import importlib.util
 import io
 import json
 import re
 import shutil
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import handmade
 import html5lib
 import numpy as np
 import pandas as pd
@@ -26,12 +25,6 @@ from vitlab.plan.values import Plan
 from vitlab.report import frame
 from vitlab.store import Store
 
-HERE = importlib.util.spec_from_file_location("report_studies", Path(__file__).parent / "test_report.py")
-assert HERE is not None and HERE.loader is not None
-made = importlib.util.module_from_spec(HERE)
-sys.modules[HERE.name] = made
-HERE.loader.exec_module(made)
-
 NAMES = (
     "=HYPERLINK(1)", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "</script><svg onload=alert(1)>", "a|b`c`*d*[e](f)",
     r"\input{/etc/passwd} & 5% $x_1$ #2 ~ ^ {", "<!-- ]]>", "{{ 7 * 7 }}", 'q"u,o;t\'e', "line\nbreak\x1b[2J",
@@ -42,15 +35,15 @@ NAMES = (
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Store]:
     random = np.random.default_rng(0)
-    arms = {"baseline": made.BASE[:3], **{name: (0.9 + 0.01 * random.normal(size=3)).tolist() for name in NAMES}}
-    plan, store = made.study(tmp_path_factory.mktemp("hostile"), arms, question=NAMES[4], notes=NAMES)
+    arms = {"baseline": handmade.BASE[:3], **{name: (0.9 + 0.01 * random.normal(size=3)).tolist() for name in NAMES}}
+    plan, store = handmade.study(tmp_path_factory.mktemp("hostile"), arms, question=NAMES[4], notes=NAMES)
     return dataclasses.replace(plan, arms=tuple(dataclasses.replace(arm, values={}) for arm in plan.arms)), store
 
 
 @pytest.fixture(scope="module")
 def text(hostile: tuple[Plan, Store]) -> str:
     """The page, drawn once."""
-    return str(made.text_of(*hostile, "html"))
+    return str(handmade.text_of(*hostile, "html"))
 
 
 class Rows(HTMLParser):
@@ -107,13 +100,13 @@ def test_a_page_is_html_without_a_single_parse_error(text: str) -> None:
     names = [row.find("th").text for row in first.findall("tbody/tr")]
     assert names == ["baseline", *map(in_a_page, NAMES)]
     reached = [row.findall("td")[1].text for row in first.findall("tbody/tr")]
-    assert reached[0] == f"{100 * np.mean(made.BASE[:3]):.1f}"
+    assert reached[0] == f"{100 * np.mean(handmade.BASE[:3]):.1f}"
     with pytest.raises(html5lib.html5parser.ParseError):
         html5lib.HTMLParser(strict=True).parse("<!doctype html><p><b>never closed</p>")
 
 
 def test_names_that_turn_the_text_around_them_do_not(hostile: tuple[Plan, Store], text: str) -> None:
-    for said in (text, *(made.text_of(*hostile, form) for form in ("terminal", "md", "latex"))):
+    for said in (text, *(handmade.text_of(*hostile, form) for form in ("terminal", "md", "latex"))):
         assert not re.search("[\u202a-\u202e\u2066-\u2069]", said)
 
 
@@ -154,7 +147,7 @@ def test_text_stands_out_from_paper_by_day_and_by_night(text: str) -> None:
 
 
 def test_markdown_holds_the_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
-    tokens = MarkdownIt("commonmark").enable("table").parse(made.text_of(*hostile, "md"))
+    tokens = MarkdownIt("commonmark").enable("table").parse(handmade.text_of(*hostile, "md"))
     rows: list[list[str]] = []
     for index, token in enumerate(tokens):
         if token.type == "tr_open":
@@ -166,7 +159,7 @@ def test_markdown_holds_the_names_and_numbers(hostile: tuple[Plan, Store]) -> No
     assert not any(token.type == "html_block" for token in tokens)
     assert {row[0] for row in rows} >= {"baseline", *(shown(name) for name in NAMES)}
     first = rows[1 : 2 + len(NAMES)]
-    assert first[0][2] == f"{100 * np.mean(made.BASE[:3]):.1f}"
+    assert first[0][2] == f"{100 * np.mean(handmade.BASE[:3]):.1f}"
 
 
 def _tex_tables(text: str) -> list[list[list[str]]]:
@@ -207,7 +200,7 @@ def _tex_tables(text: str) -> list[list[list[str]]]:
 
 
 def test_latex_holds_the_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
-    text = made.text_of(*hostile, "latex")
+    text = handmade.text_of(*hostile, "latex")
     tables = _tex_tables(text)
     layouts = re.findall(r"\\begin\{tabular\}\{([lr]+)\}", text)
     assert len(layouts) == len(tables) >= 2
@@ -220,7 +213,7 @@ def test_latex_holds_the_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex here")
 def test_latex_is_set_by_latex(hostile: tuple[Plan, Store], tmp_path: Path) -> None:
-    (tmp_path / "report.tex").write_text(made.text_of(*hostile, "latex"))
+    (tmp_path / "report.tex").write_text(handmade.text_of(*hostile, "latex"))
     (tmp_path / "paper.tex").write_text(
         r"\documentclass{article}\usepackage{booktabs}\DeclareUnicodeCharacter{FF1D}{=}"
         r"\begin{document}\input{report}\end{document}"
@@ -235,7 +228,7 @@ def test_latex_is_set_by_latex(hostile: tuple[Plan, Store], tmp_path: Path) -> N
 
 def test_a_spreadsheet_finds_no_formula_and_every_number(hostile: tuple[Plan, Store]) -> None:
     plan, store = hostile
-    rows = list(csv.DictReader(io.StringIO(made.text_of(plan, store, "csv"))))
+    rows = list(csv.DictReader(io.StringIO(handmade.text_of(plan, store, "csv"))))
     assert [row["arm"].removeprefix("'") for row in rows[::3]] == ["baseline", *NAMES]
     for row in rows:
         for cell in (*row, *row.values()):
@@ -247,7 +240,7 @@ def test_a_spreadsheet_finds_no_formula_and_every_number(hostile: tuple[Plan, St
 
 def test_json_and_parquet_hold_the_names_as_they_are(hostile: tuple[Plan, Store]) -> None:
     plan, store = hostile
-    doc: dict[str, Any] = json.loads(made.text_of(plan, store, "json"))
+    doc: dict[str, Any] = json.loads(handmade.text_of(plan, store, "json"))
     assert [row["arm"] for row in doc["arms"]] == ["baseline", *NAMES]
     rendered = report.render(plan, store, "parquet")
     assert isinstance(rendered, bytes)
@@ -255,5 +248,5 @@ def test_json_and_parquet_hold_the_names_as_they_are(hostile: tuple[Plan, Store]
 
 
 def test_a_terminal_is_not_steered(hostile: tuple[Plan, Store]) -> None:
-    said = made.text_of(*hostile, "terminal")
+    said = handmade.text_of(*hostile, "terminal")
     assert all(line.isprintable() for line in said.splitlines())
