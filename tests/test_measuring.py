@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import vitlab
 from vitlab import measuring, report
 from vitlab.executors import Inline
 from vitlab.lab import plan_study
+from vitlab.plan.values import Probe, probes_of
 from vitlab.store import Store
 
 STUDY: dict[str, Any] = {
@@ -47,6 +49,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(measuring, "BLOCK_S", 0.01)
     monkeypatch.setattr(measuring, "ROUNDS", 2)
     monkeypatch.setattr(measuring, "PROBES", 1)
+    monkeypatch.setattr(measuring, "PROBE_S", 0.02)
     monkeypatch.setattr(report, "write", lambda *_: [])
     threads = torch.get_num_threads()
     yield
@@ -118,8 +121,9 @@ def test_an_engine_that_is_measured_once_stays(tmp_path: Path, monkeypatch: pyte
     probes = json.loads((out / "studies" / "small" / "plan.json").read_text())["probes"]
     assert len(probes) == 2, "one of each shape that can be stacked"
     for probe in probes.values():
-        assert probe["engine"] == ("vmap" if probe["vmap"] > probe["loop"] else "loop") and probe["members"] == 2
-        assert min(probe["vmap"], probe["loop"]) > 0
+        speeds = probe["speeds"]
+        assert speeds[probe["engine"]] == max(speeds.values()) and probe["members"] == 2
+        assert set(speeds) == {"loop", *measuring.STACKINGS} and min(speeds.values()) > 0 and not probe["why_not"]
     trained = answer.results().set_index("arm")["engine"].to_dict()
     assert trained == {arm.name: arm.engine for arm in answer.plan.arms} and trained["ema={decay=0.9}"] == "loop"
 
@@ -136,16 +140,46 @@ def test_an_engine_that_is_measured_once_stays(tmp_path: Path, monkeypatch: pyte
     assert {arm.engine for arm in plan_study(file, out=out)[1].arms} == {"loop"}, "what plan.json holds is what counts"
 
 
-def test_what_cannot_be_stacked_is_trained_by_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_study(write(tmp_path, design=None), out=tmp_path)[1]
+def probed(folder: Path, **changes: Any) -> tuple[Probe, list[str]]:
+    plan = plan_study(write(folder, design=None), out=folder, changes=changes)[1]
+    said: list[str] = []
+    store = Store(folder / "out")
+    run = plan_study(write(folder, design=None))[0].run
+    (probe,) = measuring.probe({"shape": plan.trials}, store, run, (), said.append).values()
+    assert said == [f"baseline: {probe.said}"] and not store.root.exists()
+    return probe, said
 
+
+def test_what_cannot_be_stacked_is_trained_by_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(model: Any) -> None:
         raise ValueError("a part of it is declared not to be safe for vmap")
 
     monkeypatch.setattr(measuring, "require_stackable", refuse)
-    said: list[str] = []
-    store = Store(tmp_path / "out")
-    run = plan_study(write(tmp_path, design=None))[0].run
-    (probe,) = measuring.probe({"shape": plan.trials}, store, run, (), said.append).values()
-    assert (probe.engine, probe.vmap) == ("loop", 0.0) and "not to be safe" in probe.because
-    assert said == [f"baseline: engine loop, {probe.because}."] and not store.root.exists()
+    probe, (said,) = probed(tmp_path)
+    assert probe.engine == "loop" and set(probe.speeds) == {"loop"}
+    assert set(probe.why_not) == set(measuring.STACKINGS) and "not vmap: a part of it is declared" in said
+
+
+def test_an_engine_that_does_not_take_a_model_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rotary encoding is not known with the batch innermost; vmap takes it."""
+    monkeypatch.setattr(measuring, "STACKINGS", ("vmap", "stack"))
+    probe, (said,) = probed(tmp_path, **{"base.model.position": "rope2d"})
+    assert set(probe.speeds) == {"loop", "vmap"} and "rotates queries and keys" in probe.why_not["stack"]
+    assert "; not stack: attention that rotates queries and keys" in said
+    assert set(probed(tmp_path)[0].speeds) == {"loop", "vmap", "stack"}
+
+
+def test_a_long_step_is_not_tried_as_a_cohort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "LONG_S", 0.0)
+    monkeypatch.setattr(measuring, "Cohort", lambda *_: pytest.fail("it was tried"))
+    probe, (said,) = probed(tmp_path)
+    assert probe.engine == "loop" and "beside which calling kernels is nothing to save" in said
+
+
+def test_what_a_probe_says_and_what_is_kept_of_it() -> None:
+    probe = Probe("vmap", 16, {"loop": 900.0, "vmap": 12000.0}, {"stack": "it is not known"})
+    assert probe.said == (
+        "engine vmap: 12,000 images/s of a worker, as a cohort of 16, 900 by loop; not stack: it is not known."
+    )
+    kept = {"new": asdict(probe), "old": {"engine": "vmap", "members": 2, "loop": 1.0, "vmap": 2.0, "because": ""}}
+    assert probes_of({"probes": json.loads(json.dumps(kept))}) == {"new": probe}, "an old one is measured anew"

@@ -571,7 +571,7 @@ def test_what_was_measured_stands_before_the_rule(tmp_path: Path) -> None:
     assert shape(base) == shape(found.find("baseline", 1)) == shape(faster) != shape(shallow)
     longer = plan(tmp_path, base={**BASE, "train": {"epochs": 3, "batch_size": 8, "schedule": "constant"}})
     assert shape(longer.find("baseline", 0)) == shape(base), "lengths and rates do not decide how fast a step is"
-    probes = {shape(base): Probe("loop", 2, 3.0, 2.0)}
+    probes = {shape(base): Probe("loop", 2, {"loop": 3.0, "vmap": 2.0})}
 
     def little(_: Trial) -> Work:
         return Work(1)

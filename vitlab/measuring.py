@@ -1,4 +1,4 @@
-"""Measuring: what the arms of a study cost on this machine, each alone, and which engine trains a shape faster.
+"""Measuring: what the arms of a study cost on this machine, each alone, and which engine trains a shape fastest.
 
 Every measurement is a process of its own, with the threads and the device of the study and nothing beside it: the
 local executor starts it, and in the place of training, its worker imports this module and measures.  Arms are measured
@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -28,16 +29,23 @@ from vitlab.plan.cohorts import MOST
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import Plan, Planned, Probe
 from vitlab.spec import RunSpec
+from vitlab.spec.run import Engine
 from vitlab.store import Store, TrialFolder, read_json, write_json
-from vitlab.training.cohort import Cohort, require_stackable
-from vitlab.training.loop import peak_memory, views_of
+from vitlab.training.cohort import Cohort, Stacking, require_stackable, why_not_stack
+from vitlab.training.loop import Training, peak_memory, views_of
 from vitlab.trial import begin_trial
 from vitlab.trial.settings import Settings as Settings
 
 ROUNDS = 5  #: processes of each arm
 PROBES = 3  #: blocks of each engine in a probe
+PROBE_S = 4.0  #: how long a probe measures, all engines together
+LONG_S = 0.2
+"""A step of a trial alone that takes longer is not tried as a cohort: what stacking saves is calling kernels, some
+hundreds of them at some tens of microseconds, and beside such a step that is nothing."""
 BLOCK_S = 1.0  #: how long is measured at a time
 WARM_UP = 3  #: steps that do not count
+STACKINGS: tuple[Stacking, ...] = tuple(engine for engine in get_args(Stacking) if engine in get_args(Engine))
+"""The engines of cohorts."""
 ASKED, FOUND = "asked.json", "measured.json"
 
 Say = Callable[[str], None]
@@ -83,7 +91,10 @@ def measure_arms(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str |
 def probe(
     shapes: Mapping[str, Sequence[Planned]], store: Store, run: RunSpec, plugins: Sequence[str | Path], say: Say
 ) -> dict[str, Probe]:
-    """Measure whether trials are trained faster as cohorts.
+    """Measure which engine trains trials fastest.
+
+    Nothing else is probed, for nothing else was found to pay: see BENCHMARKS.md on parts of a batch, larger cohorts and
+    more threads.
 
     Args:
         shapes: trials by :func:`vitlab.plan.cohorts.shape`.
@@ -99,9 +110,8 @@ def probe(
             outcome = ask(trials[0].trial, {"members": members}, store)
             if isinstance(outcome, str):
                 raise UserError(f"{trials[0].arm} cannot be measured: {outcome}")
-            alone, together = outcome["loop"], outcome["vmap"]
-            engine = "vmap" if together > alone else "loop"
-            found[shape] = Probe(engine, members, alone, together, outcome["because"])
+            speeds = outcome["speeds"]
+            found[shape] = Probe(max(speeds, key=speeds.__getitem__), members, speeds, outcome["why_not"])
             say(f"{', '.join(dict.fromkeys(planned.arm for planned in trials))}: {found[shape].said}")
     return found
 
@@ -149,41 +159,52 @@ def _cost(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[
 def _engines(
     trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool], members: int
 ) -> dict[str, Any]:
-    """Images a second by the loop, and of a cohort, in turns."""
+    """Images a second by the loop and of cohorts, in turns, and why an engine was not measured."""
     with ExitStack() as begun:
-        trainings = [
-            begun.enter_context(begin_trial(_with_seed(trial, seed), TrialFolder(folder.path / str(seed)), settings))
-            for seed in range(members + 1)
-        ]
-        alone, others = trainings[0], trainings[1:]
-        device, images = alone.feed.device, alone.batch_images
-        loop: list[float] = []
-        vmap: list[float] = []
-        because = ""
-        try:
-            require_stackable(alone.model)
-            cohort = Cohort(others)
-            for _ in range(PROBES):
-                loop.append(_speed(alone.advance, device, stop) * images)
-                vmap.append(_speed(cohort.advance, device, stop) * images * members)
-        except Exception as error:  # whatever a part raises that was not made to be stacked
-            because = f"it cannot be stacked: {' '.join(str(error).split())[:200]}"
-            loop.append(_speed(alone.advance, device, stop) * images)
+        places = (TrialFolder(folder.path / str(number)) for number in count())
+
+        def begin(seed: int) -> Training:
+            return begun.enter_context(begin_trial(_with_seed(trial, seed), next(places), settings))
+
+        alone = begin(0)
+        device = alone.feed.device
+        steps, images, why_not = {"loop": alone.advance}, {"loop": alone.batch_images}, {}
+        step_s = 1 / max(_speed(alone.advance, device, stop, block_s=0.0), 1e-9)  # 0 where it was stopped
+        for engine in STACKINGS:
+            try:
+                if step_s > LONG_S:
+                    raise ValueError(f"a step takes {step_s:.1f} s, beside which calling kernels is nothing to save")
+                require_stackable(alone.model)
+                if engine == "stack" and (reason := why_not_stack(alone.model, alone.spec.precision, device)):
+                    raise ValueError(reason)
+                cohort = Cohort([begin(1 + seed) for seed in range(members)], engine)
+                cohort.advance()
+            except Exception as error:  # whatever a part raises that was not made to be stacked
+                why_not[engine] = " ".join(str(error).split())[:200]
+                continue
+            steps[engine], images[engine] = cohort.advance, alone.batch_images * members
+        block_s = PROBE_S / PROBES / len(steps)
+        speeds: dict[str, list[float]] = {name: [] for name in steps}
+        for _ in range(PROBES):
+            for name, step in steps.items():
+                speeds[name].append(_speed(step, device, stop, block_s) * images[name])
         return {
-            "loop": statistics.median(loop),
-            "vmap": 0.0 if because else statistics.median(vmap),
-            "because": because,
+            "speeds": {name: statistics.median(found) for name, found in speeds.items()},
+            "why_not": why_not,
             **_circumstances(trial, settings, device),
         }
 
 
-def _speed(step: Callable[[], object], device: torch.device, stop: Callable[[], bool]) -> float:
-    """Steps a second, by the clock on the wall."""
+def _speed(
+    step: Callable[[], object], device: torch.device, stop: Callable[[], bool], block_s: float | None = None
+) -> float:
+    """Steps a second, by the clock on the wall, in a block of so many seconds, but of three steps at least."""
+    block_s = BLOCK_S if block_s is None else block_s
     for _ in range(WARM_UP):
         step()
     _wait_for(device)
     began, done = time.perf_counter(), 0
-    while not stop() and (done < WARM_UP or time.perf_counter() - began < BLOCK_S):
+    while not stop() and (done < WARM_UP or time.perf_counter() - began < block_s):
         step()
         done += 1
     _wait_for(device)

@@ -93,19 +93,22 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Probe:
-    """Whether trials of one shape are faster as a cohort: measured once, and from then on a value of the plan."""
+    """Which engine trains trials of one shape fastest: measured once, and from then on a value of the plan."""
 
-    engine: str  #: the faster: loop or vmap
-    members: int  #: of the cohort
-    loop: float  #: images a second of a trial by itself
-    vmap: float  #: images a second of all members; 0 where they cannot be stacked
-    because: str = ""  #: why not
+    engine: str  #: the fastest
+    members: int  #: of the cohorts that were measured
+    speeds: Mapping[str, float]
+    """Engine to images a second of one worker: of a trial by itself under ``loop``, of all members elsewhere."""
+    why_not: Mapping[str, str] = field(default_factory=dict)  #: the other engines, and why they were not measured
 
     @property
     def said(self) -> str:
-        """``engine vmap, 12,000 images/s as a cohort of 16, 9,000 alone.``"""
-        both = f"{self.vmap:,.0f} images/s as a cohort of {self.members}, {self.loop:,.0f} alone"
-        return f"engine {self.engine}, {self.because or both}."
+        """``engine vmap: 12,000 images/s of a worker, as a cohort of 16, 9,000 by loop; not stack: ...``"""
+        rest = [f"{speed:,.0f} by {engine}" for engine, speed in self.speeds.items() if engine != self.engine]
+        alone = "one trial at a time" if self.engine == "loop" else f"as a cohort of {self.members}"
+        first = f"{self.speeds[self.engine]:,.0f} images/s of a worker, {alone}"
+        missing = [f"; not {engine}: {reason}" for engine, reason in self.why_not.items()]
+        return f"engine {self.engine}: {', '.join([first, *rest])}{''.join(missing)}."
 
 
 @dataclass(frozen=True)
@@ -189,8 +192,9 @@ class Plan:
 
 
 def probes_of(plan: Mapping[str, Any]) -> dict[str, Probe]:
-    """The probes of a plan in JSON."""
-    return {shape: Probe(**probe) for shape, probe in plan.get("probes", {}).items()}
+    """The probes of a plan in JSON; those of a form that is no longer written are measured anew."""
+    known = set(Probe.__dataclass_fields__)
+    return {shape: Probe(**probe) for shape, probe in plan.get("probes", {}).items() if known == set(probe)}
 
 
 def _without_spec(planned: Planned) -> dict[str, Any]:
