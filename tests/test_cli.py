@@ -23,7 +23,10 @@ import yaml
 
 from vitlab import lab, report, slots
 from vitlab.cli import COMMANDS, main
+from vitlab.components.position import PRESETS
+from vitlab.data.options import NORMALIZATIONS
 from vitlab.errors import Interrupted
+from vitlab.models.weights import FORMATS
 from vitlab.schema import study_schema
 from vitlab.store import write_json
 
@@ -393,6 +396,17 @@ def test_help_says_what_every_option_is_for(names: list[str]) -> None:
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             assert parameter.opts[-1] in printed
+
+
+def test_help_names_what_there_is() -> None:
+    """Names are written out in the commands, so that help imports none of the rooms they are of."""
+    command = {
+        name: importlib.import_module(f"vitlab.cli.{name}") for name in ("weights", "report", "compare", "explain")
+    }
+    assert set(command["weights"].FORMATS) == set(FORMATS) and set(command["weights"].RESAMPLINGS) == set(PRESETS)
+    assert set(command["report"].FORMATS) == set(report.FORMATS) > set(command["compare"].FORMATS)
+    (choice,) = [option.type for option in command["explain"].command.params if option.name == "normalize"]
+    assert set(choice.choices) == set(NORMALIZATIONS)
 
 
 def test_help_of_the_house_lists_every_command_there_is() -> None:
