@@ -214,8 +214,7 @@ class Bout:
     def start(self) -> None:
         executor = self.executor = self.dice.choice(self.executors)
         command = [sys.executable, "-c", DRIVER, "run", str(self.file), "--out", str(self.out)]
-        # A trial whose disk was full is one that failed, where its driver was killed before it tried it again.
-        command += ["--plugin", str(self.plugin), "--set", f"run.executor={executor}", "--retry-failed"]
+        command += ["--plugin", str(self.plugin), "--set", f"run.executor={executor}"]
         with open(self.log, "ab") as log:
             log.write(f"-- {executor}\n".encode())
             log.flush()

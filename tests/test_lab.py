@@ -30,7 +30,7 @@ from vitlab.execution import Watch
 from vitlab.lab import Answer, sync
 from vitlab.plan.values import Planned
 from vitlab.slots import slot
-from vitlab.store import Store, hold
+from vitlab.store import Store, hold, read_json, write_json
 
 NOWHERE = "http://127.0.0.1:9"
 """Nobody listens there: these tests are of the study, not of its copy in MLflow."""
@@ -263,6 +263,11 @@ def test_a_trial_that_failed_is_parked_until_it_is_asked_for(tmp_path: Path) -> 
     assert frame.loc["optimizer=moody", "status"] == "failed" and "not today" in frame.loc["optimizer=moody", "failure"]
     again = vitlab.run(file, out=tmp_path / "out", plugins=[plugin])
     assert (again.trained, again.cached, again.failed) == (0, 1, 1)
+    (left,) = tmp_path.glob("out/trials/*/*/failure.json")
+    said = read_json(left)
+    write_json(left, {name: said[name] for name in said if name != "given_up"})  # a driver died before it had decided
+    orphaned = vitlab.run(file, out=tmp_path / "out", plugins=[plugin])
+    assert (orphaned.trained, orphaned.cached, orphaned.failed) == (1, 1, 1) and read_json(left)["given_up"]
     (tmp_path / "mood").unlink()
     retried = vitlab.run(file, out=tmp_path / "out", plugins=[plugin], retry_failed=True)
     assert (retried.trained, retried.cached, retried.failed) == (1, 1, 0)

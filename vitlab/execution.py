@@ -178,9 +178,8 @@ def _drive(
                         failed += 1
                     else:
                         failed += 1
-                        if TrialFolder(folder).failure() is None:  # its worker could not say so itself
-                            with suppress(OSError):  # where nothing can be written it is only tried again
-                                TrialFolder(folder).fail(detail, kind="error" if how == "failed" else how)
+                        with suppress(OSError):  # where nothing can be written it is only tried again
+                            TrialFolder(folder).give_up(detail, "error" if how == "failed" else how)
                         said = "failed"
                     watch.ended(planned_of[folder], said, detail)
                 waiting += [half for job, folders in again for half in job.halves(folders)]

@@ -415,7 +415,7 @@ def _train(
     def unparked(some: Sequence[Planned]) -> list[Planned]:
         left: list[Planned] = []
         for planned in some:
-            failed = not retry_failed and _folder(store, planned).failure() is not None
+            failed = not retry_failed and _folder(store, planned).given_up()
             (parked if failed else left).append(planned)
         return left
 

@@ -109,6 +109,19 @@ class TrialFolder:
         said = {"failure": failure, "kind": kind, "traceback": traceback, "time": time.time()}
         write_json(self.path / "failure.json", said)
 
+    def give_up(self, failure: str, kind: str) -> None:
+        """Note that the last failure, or this one where the worker has left none, was the last: nobody tries again.
+
+        Until a driver has said so, a failure is that of an attempt.  One that dies before it has made the next leaves
+        that to the next driver.
+        """
+        said = read_json(self.path / "failure.json") or {"failure": failure, "kind": kind, "traceback": ""}
+        write_json(self.path / "failure.json", {"time": time.time(), **said, "given_up": True})
+
+    def given_up(self) -> bool:
+        """Whether it failed, and is not to be tried again unless somebody asks."""
+        return bool((read_json(self.path / "failure.json") or {}).get("given_up"))
+
     def forgive(self) -> None:
         """Let the last failure keep nobody from the trial any more."""
         (self.path / "failure.json").unlink(missing_ok=True)
