@@ -327,7 +327,7 @@ def test_a_model_is_counted_once_under_one_code(tmp_path: Path, monkeypatch: pyt
     assert [work("a"), work("a"), work("b"), work("a")] == [641, 641, 642, 641]
     assert [work(""), work("")] == [643, 644]
     (file,) = (tmp_path / "vitlab").glob("sizes*")
-    for damaged in ("[]", "{", '{"by": "another torch", "entries": {}}', file.read_text().replace("641", '"641"')):
+    for damaged in ("[]", "{", "{}", file.read_text().replace("641", '"641"')):
         file.write_text(damaged)
         assert work("a") == 640 + len(counted)
     file.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,13 @@ def _table(
     console = Console()
     if plan.question:
         console.print(Text(plan.question), style="italic")
+    paths = plan.paths
+    trials = Counter(planned.arm for planned in plan.trials)
+    cached = Counter(planned.arm for planned in plan.trials if done[planned.arm, planned.seed])
+    pending = Counter(planned.arm for planned in plan.pending)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("arm", overflow="fold")
-    for path in plan.paths:
+    for path in paths:
         table.add_column(path.rpartition(".")[2])
     table.add_column("compared with")
     table.add_column("trials", justify="right")
@@ -115,19 +120,17 @@ def _table(
         table.add_column("MACs", justify="right")
         table.add_column("GPU-hours", justify="right")
     for arm in plan.arms:
-        trials = [planned for planned in plan.trials if planned.arm == arm.name]
-        pending = sum(planned.arm == arm.name for planned in plan.pending)
         cells = [
             arm.name,
-            *(text(_short(plan.paths, path, arm.values[path])) for path in plan.paths),
+            *(text(_short(paths, path, arm.values[path])) for path in paths),
             arm.baseline or "",
         ]
         if arm.skip:
             cells += ["0", f"skipped: {arm.skip}"]
-        elif pending:
-            cells += [str(pending), PENDING]
+        elif pending[arm.name]:
+            cells += [str(pending[arm.name]), PENDING]
         else:
-            cells += [str(len(trials)), str(sum(done[planned.arm, planned.seed] for planned in trials))]
+            cells += [str(trials[arm.name]), str(cached[arm.name])]
         cells.append(arm.engine)
         if costs and arm.name in costs:
             cost = costs[arm.name]
@@ -142,7 +145,7 @@ def _table(
         console.print(Text(sentence))
     if costs:
         console.print(Text(_priced(plan, costs, device_tflops)))
-    trained = sum(done[planned.arm, planned.seed] for planned in plan.trials)
+    trained = sum(cached.values())
     waiting = f", {len(plan.pending)} more once their knobs are tuned" if plan.pending else ""
     console.print(
         f"{len(plan.trials)} trials, {trained} of them trained already{waiting}; metric {plan.analysis.metric}."

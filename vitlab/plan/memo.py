@@ -1,7 +1,7 @@
 """What is found once for a user, and not once for a command: JSON in the user's cache folder.
 
-Every entry stands under a digest of all that it follows from, so it can be out of date no more than that digest can.
-Where nothing can be kept, it is found again.
+Every entry stands under a digest of all that it follows from, so it can be out of date no more than that digest can,
+and several versions of vitlab share a file.  Where nothing can be kept, it is found again.
 """
 
 from __future__ import annotations
@@ -18,25 +18,22 @@ from vitlab.store import write_bytes
 class Memo:
     """Entries of one kind, as they are on the disk now."""
 
-    def __init__(self, name: str, by: str, most: int) -> None:
+    def __init__(self, name: str, most: int) -> None:
         """
         Args:
             name: of the file.
-            by: who finds the entries; those that another has found count for nothing.
             most: entries that are kept, the latest.
         """
-        self.name, self.by, self.most = name, by, most
+        self.name, self.most = name, most
         self.entries: dict[str, Any] = {}
-        with suppress(OSError, RuntimeError, ValueError, LookupError, AttributeError, TypeError):  # not there, or odd
-            kept = json.loads(self._file().read_bytes())
-            if kept.get("by") == by:
-                self.entries = dict(kept["entries"])
+        with suppress(OSError, RuntimeError, ValueError, TypeError):  # not there, or not what was written
+            self.entries = dict(json.loads(self._file().read_bytes()))
 
     def keep(self) -> None:
         """Write them down, where that is possible."""
         entries = dict(list(self.entries.items())[-self.most :])
         with suppress(OSError, RuntimeError):  # nowhere to keep them, or no home
-            write_bytes(self._file(), json.dumps({"by": self.by, "entries": entries}).encode(), settled=False)
+            write_bytes(self._file(), json.dumps(entries).encode(), settled=False)
 
     def _file(self) -> Path:
         base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()

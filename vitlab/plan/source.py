@@ -50,7 +50,7 @@ def read(module: str) -> Source:
     if file.suffix != ".py":
         return Source(_digest(text))
     package = module if file.name == PACKAGE else module.rpartition(".")[0]
-    known, mark = _memory().entries, f"{package} {file.name == PACKAGE} {_digest(text)}"
+    known, mark = _memory().entries, f"{_reader()} {package} {file.name == PACKAGE} {_digest(text)}"
     if mark not in known:
         known[mark] = asdict(_parsed(text, package, file.name == PACKAGE))
         _unkept.append(mark)
@@ -109,9 +109,14 @@ _unkept: list[str] = []  # texts that were read and are not in the file
 
 @cache
 def _memory() -> Memo:
-    """What texts say, by their digests; read by this module, by this Python."""
-    tag = sys.implementation.cache_tag
-    return Memo(f"code-{tag}", f"{tag} {_digest(Path(__file__).read_bytes())}", MOST)
+    """What texts say, by their digests and by who read them."""
+    return Memo("code", MOST)
+
+
+@cache
+def _reader() -> str:
+    """Who reads them: this module, by this Python."""
+    return _digest(f"{sys.implementation.cache_tag} {_digest(Path(__file__).read_bytes())}".encode())[:8]
 
 
 def _digest(data: bytes) -> str:

@@ -33,9 +33,9 @@ def size_of(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
     train.
     """
     what = {"model": trial.spec["model"], "origins": trial.origins, "data": asdict(info), "code": trial.code}
-    known = key_of(what)[:32]
+    known = key_of({**what, "torch": torch.__version__})[:32]
     if known not in _sizes:
-        memo = Memo("sizes", torch.__version__, MOST) if trial.code else None
+        memo = Memo("sizes", MOST) if trial.code else None
         match memo.entries.get(known) if memo is not None else None:
             case [int(params), int(work)]:
                 _sizes[known] = params, work
