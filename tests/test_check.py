@@ -280,9 +280,23 @@ def test_what_cannot_be_meant_is_a_sentence(accepted: Path, tmp_path: Path) -> N
         vitlab(tmp_path, "--accept", "--reason", "x")
 
 
+def test_the_workflow_installs_the_torch_of_the_baseline(accepted: Path, tmp_path: Path) -> None:
+    write(tmp_path)
+    text = (accepted / "gate.baseline.yaml").read_text()
+    said = f"torch: {torch.__version__.partition('+')[0]}"
+    assert text.count(said) == 1
+    (tmp_path / "gate.baseline.yaml").write_text(text.replace(said, "torch: 2.11.9"))
+    assert "pip install torch==2.11.9 torchvision " in vitlab(tmp_path, "--workflow").stdout
+
+
 def test_the_workflow_is_yaml_that_runs_this_check(accepted: Path) -> None:
     done = vitlab(accepted, "--workflow")
     jobs = yaml.safe_load(done.stdout)["jobs"]
+    installed = [step["run"] for step in jobs["check"]["steps"] if "pip install torch" in step.get("run", "")]
+    version = torch.__version__.partition("+")[0]
+    assert [words.split()[2] for words in installed] == [f"torch=={version}"], (
+        "under another every trace is inconclusive"
+    )
     runs = [step["run"] for step in jobs["check"]["steps"] if "vitlab check" in step.get("run", "")]
     assert len(runs) == 2
     known = {name for parameter in command.params for name in parameter.opts}

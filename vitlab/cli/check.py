@@ -39,7 +39,11 @@ WORKFLOW = Path(__file__).parent / "templates" / "check.yml.j2"
 @click.option("--reason", metavar="TEXT", help="Why the baseline changes; kept in it.")
 @click.option("--anchor", is_flag=True, help="With --accept: measure drift from here on.")
 @click.option("--plan", "plan_only", is_flag=True, help="How likely an unchanged model passes.  Trains nothing.")
-@click.option("--workflow", is_flag=True, help="Print a workflow of GitHub Actions that runs this check.")
+@click.option(
+    "--workflow",
+    is_flag=True,
+    help="Print a workflow of GitHub Actions that runs this check, under the torch of the baseline.",
+)
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML here.")
 @json_option
 def command(
@@ -101,10 +105,16 @@ def command(
 
 
 def _workflow(file: Path, baseline: Path) -> str:
+    """The workflow, with the torch that the baseline was made with, or else the one that is here."""
     import shlex
+    from importlib.metadata import version
 
     from jinja2 import Environment
 
+    from vitlab.regression.baseline import read_baseline
+
+    facts = read_baseline(baseline).facts if baseline.exists() else None
+    torch = version("torch").partition("+")[0] if facts is None else facts.torch
     # No HTML, so nothing is escaped as such; what stands in a shell is quoted, and YAML is told its strings.
     template = Environment(autoescape=False, keep_trailing_newline=False).from_string(WORKFLOW.read_text())
-    return template.render(file=shlex.quote(str(file)), baseline=shlex.quote(str(baseline)))
+    return template.render(file=shlex.quote(str(file)), baseline=shlex.quote(str(baseline)), torch=shlex.quote(torch))
