@@ -23,7 +23,7 @@ import yaml
 from click.testing import CliRunner
 from scipy import stats
 
-from vitlab import checking
+from vitlab import checking, findings
 from vitlab.cli import cli, main
 from vitlab.cli.check import command
 from vitlab.data.augment.geometric import Crop
@@ -186,7 +186,7 @@ def test_a_trace_is_the_beginning_of_the_training_that_is_run(accepted: Path) ->
     """The mean of its losses is what a trial of as many steps writes down."""
     _, plan = checking.lab.plan_study(accepted / "gate.yaml")
     seen = trace(plan, plan.trials[0], 24)
-    frame = checking.lab.results(accepted / "out" / "studies" / "gate-check")
+    frame = findings.results(accepted / "out" / "studies" / "gate-check")
     assert sum(seen.losses) / 24 == pytest.approx(frame["train/loss"][0], rel=1e-6)
     assert torch.tensor(seen.losses).isfinite().all() and len(trace(plan, plan.trials[0], 5).losses) == 5
 
@@ -227,11 +227,11 @@ def test_what_is_inconclusive_is_trained_with_more_seeds(tmp_path: Path, monkeyp
     assert (crops["arm"], crops["n"], crops["alpha"], crops["verdict"]) == ("crops", 5, 5e-4, "inconclusive")
     assert said["notes"] == ["5 seeds of crops, for 3 were inconclusive"]
     before, after = (
-        checking.lab.results(out / "studies" / "gate-check").query("arm == 'crops'")["val/accuracy"].to_numpy()
+        findings.results(out / "studies" / "gate-check").query("arm == 'crops'")["val/accuracy"].to_numpy()
         for out in (tmp_path / "out", new)
     )
     assert crops["p"] == pytest.approx(stats.ttest_rel(after, before, alternative="less").pvalue, rel=1e-6)
-    results = checking.lab.results(new / "studies" / "gate-check")
+    results = findings.results(new / "studies" / "gate-check")
     assert results.groupby("arm")["status"].value_counts().to_dict() == {
         ("crops", "done"): 5, ("none", "done"): 3, ("none", "missing"): 2
     }  # fmt: skip

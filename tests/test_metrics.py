@@ -13,6 +13,7 @@ import torch
 import yaml
 from torch import Tensor
 
+import vitlab
 from vitlab import lab, testing
 from vitlab.errors import SpecError
 from vitlab.geometry import DataInfo
@@ -225,7 +226,7 @@ def test_a_guest_is_planned_trained_reported_and_gated_as_a_built_in(tmp_path: P
     assert answer.plan.analysis.goal == "min"
     assert all(any(origin.startswith("metric:gap my_metrics.py ") for origin in item.trial.origins) for item in answer.plan.trials)  # fmt: skip
     frame = answer.results()
-    predicted = lab.predictions(file, out=tmp_path / "loop")
+    predicted = vitlab.predictions(file, out=tmp_path / "loop")
     for (arm, seed, split), rows in predicted.groupby(["arm", "seed", "split"]):
         (row,) = frame[(frame["arm"] == arm) & (frame["seed"] == seed)].to_dict("records")
         by_hand = (rows["prediction"] - rows["label"]).abs()

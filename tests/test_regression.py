@@ -41,12 +41,6 @@ from vitlab.regression.words import as_json, github, junit, markdown, prospects
 from vitlab.spec import Study
 
 
-@pytest.fixture(autouse=True)
-def _without_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Statsmodels sweeps the whole heap on every call, and thousands of families are judged here."""
-    monkeypatch.setattr("gc.collect", lambda: 0)
-
-
 def pair(old: list[float], new: list[float], margin: float = 2.0, min_abs: float = 1.0, **more: object) -> Pair:
     return Pair("arm", "val/accuracy", "max", dict(enumerate(old)), dict(enumerate(new)), margin, min_abs, **more)  # type: ignore[arg-type]
 

@@ -333,7 +333,7 @@ def test_what_is_changed_after_the_first_run_is_exploratory(tmp_path):
     first = registration.registered(plan, None, lambda key, code: False)
     assert first.registered == {
         **{"metric": "val/accuracy", "goal": "max", "at": "last", "margin": None, "correction": "holm"},
-        **{"alpha": 0.05, "sides": 2, "seeds": [0, 1, 2, 3, 4]},
+        **{"alpha": 0.05, "sides": 2, "seeds": [0, 1, 2, 3, 4], "escalate_to": None},
         "family": [[arm, "baseline"] for arm in list(POSITIONS)[1:]],
     }
     assert not any(
@@ -687,7 +687,7 @@ def test_latex_has_as_many_cells_as_columns(tmp_path):
 
 def test_how_it_was_made_tells_trained_from_cached(tmp_path):
     plan, store = study(tmp_path)
-    write_json(store.study(plan.study) / "plan.json", plan.to_json())  # a second run, after all had ended
+    write_json(store.study(plan.study) / "changes.json", {})  # a second run, after all had ended
     last = plan.trials[-1].trial
     store.trial(last.key, last.code).finish(result_of(last, {"val/accuracy": 0.9}))
     made = document(plan, store)["made"]

@@ -18,7 +18,8 @@ from vitlab import report
 from vitlab.cli import cli
 from vitlab.errors import SpecError
 from vitlab.execution import Watch
-from vitlab.lab import Answer, open_study, plan_study
+from vitlab.findings import open_study
+from vitlab.lab import Answer, plan_study
 from vitlab.plan import Plan, Planned
 from vitlab.plan.tune import decide, edges
 from vitlab.plan.values import Rival, Trial, Tuning

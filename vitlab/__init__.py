@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from vitlab.errors import SpecError as SpecError
     from vitlab.errors import UserError as UserError
     from vitlab.errors import VitlabError as VitlabError
-    from vitlab.lab import compare as compare
-    from vitlab.lab import load as load
-    from vitlab.lab import predictions as predictions
-    from vitlab.lab import results as results
+    from vitlab.findings import compare as compare
+    from vitlab.findings import load as load
+    from vitlab.findings import predictions as predictions
+    from vitlab.findings import results as results
     from vitlab.lab import run as run
 
 _HOMES = {
     "SpecError": "vitlab.errors",
     "UserError": "vitlab.errors",
     "VitlabError": "vitlab.errors",
-    "compare": "vitlab.lab",
-    "load": "vitlab.lab",
-    "predictions": "vitlab.lab",
-    "results": "vitlab.lab",
+    "compare": "vitlab.findings",
+    "load": "vitlab.findings",
+    "predictions": "vitlab.findings",
+    "results": "vitlab.findings",
     "run": "vitlab.lab",
 }
 

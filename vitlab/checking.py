@@ -11,6 +11,7 @@ import vitlab
 from vitlab import lab, slots
 from vitlab.errors import TrialFailed, UserError
 from vitlab.execution import Watch
+from vitlab.findings import OUT
 from vitlab.plan.values import Plan
 from vitlab.regression import TIERS, Tier, gate
 from vitlab.regression.baseline import Baseline, Facts, Values, accepted, read_baseline, write_baseline
@@ -29,7 +30,7 @@ class Asked:
 
     file: Path
     baseline: Path
-    out: Path = lab.OUT
+    out: Path = OUT
     changes: Mapping[str, Any] = field(default_factory=dict)
     plugins: Sequence[Path] = ()
     watch: Watch = field(default_factory=Watch)
@@ -145,8 +146,7 @@ def _trained(asked: Asked, study: Study, seeds: Sequence[int] | None, arms: Sequ
         TrialFailed: if trials fail.
     """
     changes = {**asked.changes, "study": f"{study.study[:LONGEST]}-check"}
-    if seeds is not None:
-        changes["seeds"] = {"values": list(seeds), "vary": list(study.seeds.vary)}
+    changes["seeds"] = {"values": list(seeds or study.seeds.values), "vary": list(study.seeds.vary)}
     for only in arms or ("*",):
         answer = lab.run(
             asked.file, out=asked.out, changes=changes, plugins=asked.plugins, only=only, watch=asked.watch

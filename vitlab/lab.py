@@ -7,33 +7,30 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlab import guests, slots
-from vitlab.errors import DataError, OptionError, Problem, SpecError, TrialFailed, UserError, nearest
-from vitlab.execution import Watch, distinct, execute, look_on, with_prerequisites
+from vitlab import admission, slots
+from vitlab.driver import sole_driver
+from vitlab.errors import DataError, SpecError, TrialFailed, UserError, nearest
+from vitlab.execution import Watch, distinct, execute, with_prerequisites
+from vitlab.findings import OUT
 from vitlab.plan.cohorts import unprobed
 from vitlab.plan.registration import registered
 from vitlab.plan.values import Plan, Planned, Trial, Tuning, probes_of
 from vitlab.result import Result
-from vitlab.spec import Choice, Document, RunSpec, Study, read_document, read_study
+from vitlab.spec import Choice, RunSpec, Study, read_document, read_study
 from vitlab.spec.trial import SOURCES
-from vitlab.store import Busy, Store, TrialFolder, held, hold, holder, read_json, write_bytes, write_json
+from vitlab.store import Store, TrialFolder, read_json, write_bytes, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from vitlab.geometry import DataInfo
     from vitlab.models.cost import Cost
-    from vitlab.report.notebook import Compared, Results
     from vitlab.trackers import Tracker
-
-OUT = Path("vitlab-runs")
-"""Where everything is written unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ def run(
     if not any(_is_asked(arm, only) for arm in arms):
         raise UserError(f"no arm is called '{only}'.{nearest(only, arms)} Arms: {', '.join(arms)}.")
     plan = _with_data(plan, store, file, lambda: planned()[1])
-    with _sole_driver(plan, store, watch) as waited:
+    with sole_driver(plan, store, watch) as waited:
         if waited:
             study, plan = planned()
         plan = _write_study(store, plan, file, changes)
@@ -115,12 +112,19 @@ def run(
             if plan.pending:
                 rivals = [item for tuning in plan.tuning if tuning.open for item in _wanted(tuning, only)]
                 stages.append(_train(plan, rivals, "*", store, study.run, plugins, retry_failed, tracker, watch))
-                _write_study(store, _chosen(plan, store), file, changes)
-                _, plan = planned()
-                plan = _write_study(store, plan, file, changes)
+                _write_plan(store, _chosen(plan, store))
+                plan = _write_plan(store, planned()[1])
                 plan = _probed(study, plan, store, file, changes, plugins, watch)
                 tracker = _tracker(plan, store, study.run)
             stages.append(_train(plan, plan.trials, only, store, study.run, plugins, retry_failed, tracker, watch))
+            again = planned()[1] if plan.looks is not None else plan
+            if again.looks != plan.looks:
+                known = {(item.arm, item.seed) for item in plan.trials}
+                plan = _write_plan(store, again)
+                plan = _probed(study, plan, store, file, changes, plugins, watch)
+                tracker = _tracker(plan, store, study.run)
+                further = [item for item in plan.trials if (item.arm, item.seed) not in known]
+                stages.append(_train(plan, further, only, store, study.run, plugins, retry_failed, tracker, watch))
             if study.run.explain:
                 from vitlab.examination import examine_arms
 
@@ -154,7 +158,7 @@ def plan_study(
         file: the study file.
         changes: see :func:`run`.
         plugins: see :func:`run`.
-        out: the output folder, in which the choices of earlier tunings stand.
+        out: the output folder, in which the choices of earlier tunings stand, and what a first look has seen.
 
     Raises:
         SpecError: with every mistake of the file.
@@ -163,17 +167,21 @@ def plan_study(
     study, document, problems = read_study(file, {_rooted(path): value for path, value in changes.items()})
     if study is not None:
         study = study.model_copy(update={"run": _own(study.run)})
-        problems += _required(study, document, loaded)
-        around = _around(study, document)
-        problems += around or _untrusted(study, file, out)
+        problems += admission.mistakes(study, document, loaded, file, out)
     from vitlab.data.prepare import data_info
     from vitlab.plan import make_plan
 
-    decided = _decided(Store(Path(out).resolve()), study) if study is not None and study.tune is not None else {}
+    store = Store(Path(out).resolve())
+    decided = _decided(store, study) if study is not None and study.tune is not None else {}
     measured = study is not None and study.run.engine == "measured"
-    probes = probes_of(_kept(Store(Path(out).resolve()), study)) if study is not None and measured else {}
+    probes = probes_of(_kept(store, study)) if study is not None and measured else {}
     plan = make_plan(study, document, problems, data_info, _count, decided, probes)
     assert study is not None
+    if plan.looks is not None:
+        from vitlab.report.second_look import left_open
+
+        if unsettled := left_open(_registered(plan, store), store):
+            plan = make_plan(study, document, problems, data_info, _count, decided, probes, unsettled)
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
@@ -265,129 +273,7 @@ def sync(
     return links
 
 
-def open_study(path: str | Path, *, out: str | Path = OUT) -> tuple[Plan, Store]:
-    """The plan of a study that has been run, from its file or its folder.
-
-    Raises:
-        UserError: if it has not been run in ``out``.
-    """
-    path = Path(path)
-    folder = path if path.is_dir() else Store(Path(out).resolve()).study(_name(path))
-    data = read_json(folder / "plan.json")
-    if data is None:
-        known = sorted(item.parent.name for item in Path(out).glob("studies/*/plan.json"))
-        studies = f" Studies there: {', '.join(known)}.{nearest(folder.name, known)}" if known else ""
-        raise UserError(f"study '{folder.name}' has not been run in {out}; 'vitlab run' runs it.{studies}")
-    return Plan.from_json(data), Store(folder.resolve().parent.parent)
-
-
-def driver_of(study: str, store: Store) -> str:
-    """Who runs a study at present, in words; empty where nobody does."""
-    lock = store.driver(study)
-    if not held(lock):
-        return ""
-    host, _, rest = holder(lock)[0].partition("/")
-    return f"process {rest.partition('/')[0]} on {host}" if host else "another process"
-
-
-def results(path: str | Path, *, out: str | Path = OUT) -> Results:
-    """The results of a study as a frame, one row per trial, whatever became of it.
-
-    Columns: ``study, arm, baseline, seed, trial, code, status, failure_kind, failure``, one per varied path,
-    ``val/...``, ``test/...`` and ``train/...``, and ``params, macs, steps, images, wall_s, engine, threads, device,
-    origins``.  Types and meanings stand in ``BEFORE`` and ``AFTER`` of :mod:`vitlab.report.frame`.  In a notebook the
-    frame shows what a reader looks up about each trial.
-
-    Raises:
-        UserError: if the study has not been run in ``out``.
-    """
-    from vitlab.report import frame
-    from vitlab.report.notebook import Results
-
-    return Results(frame.results(*open_study(path, out=out)))
-
-
-def compare(first: str | Path, second: str | Path | None = None, *, out: str | Path = OUT) -> Compared:
-    """The judgement of a study as a frame, one row per arm, or that of two studies.
-
-    Of two studies, every arm of ``second`` is compared with its namesake in ``first``.  The columns are those of
-    ``MEANINGS`` in :mod:`vitlab.report.judgement`, whatever the study.  In a notebook the frame shows the answers
-    first; ``.answers`` holds them as text, and ``.notes`` what the reader must know before believing them.
-
-    Raises:
-        UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.
-    """
-    from vitlab.report.between import between
-    from vitlab.report.notebook import Compared
-
-    plan, store = open_study(first, out=out)
-    if second is None:
-        return Compared.of_study(plan, store)
-    found = between((plan, store), open_study(second, out=out))
-    return Compared.of(found.summary, found.plan.analysis, found.notes)
-
-
-def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
-    """Per-example predictions of every finished trial of a study, with the arm and the seed they belong to."""
-    import pandas as pd
-
-    plan, store = open_study(path, out=out)
-    frames = []
-    for planned in plan.trials:
-        folder = _folder(store, planned)
-        if folder.predictions.exists():
-            frames.append(pd.read_parquet(folder.predictions).assign(arm=planned.arm, seed=planned.seed))
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
-def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | Path = OUT) -> Any:
-    """A trained model and the transform that turns images into what it reads: ``model, transform = vitlab.load(...)``.
-
-    Args:
-        path: of a study, or a folder that MLflow gave back for a model stored there.
-        arm: of the study.
-        seed: of the study.
-        out: the output folder, where ``path`` is a study's file.
-
-    Raises:
-        UserError: if there is no such trial, or it kept no weights.
-    """
-    from vitlab.trial.models import load_model
-
-    folder = TrialFolder(Path(path))
-    if folder.weights.is_file() and folder.spec.is_file():
-        return load_model(folder)
-    plan, store = open_study(path, out=out)
-    trial = plan.find(arm, seed)
-    return load_model(store.trial(trial.key, trial.code))
-
-
 # -- how it is done ---------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
-    """Hold the study; as long as another process does, look on.  Yields whether there was one."""
-    lock = store.driver(plan.study)
-    waited = False
-    with ExitStack() as held_here:
-        while True:
-            try:
-                held_here.enter_context(hold(lock))
-                break
-            except Busy:
-                waited = True
-            other = driver_of(plan.study, store) or "another process"
-            watch.say(f"{plan.study} is run by {other}; this one looks on until that ends.")
-            trials = distinct(
-                [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
-            )
-            watch.planned(plan, [item for item in trials if not _folder(store, item).done()], store)
-            try:
-                look_on(trials, store, lambda: held(lock), watch)
-            finally:
-                watch.close()
-        yield waited
 
 
 def _train(
@@ -480,9 +366,9 @@ def _probed(
     from vitlab.measuring import probe
 
     found = {**plan.probes, **probe(shapes, store, study.run, plugins, watch.say)}
-    _write_study(store, replace(plan, probes=found), file, changes)
+    _write_plan(store, replace(plan, probes=found))
     again = plan_study(file, changes=changes, plugins=plugins, out=store.root)[1]
-    return _write_study(store, again, file, changes)
+    return _write_plan(store, again)
 
 
 def _count(choice: Mapping[str, Any], info: DataInfo) -> Cost:
@@ -544,13 +430,25 @@ def _all(plan: Plan) -> list[Planned]:
 
 
 def _write_study(store: Store, plan: Plan, file: str | Path, changes: Mapping[str, Any]) -> Plan:
-    """Write what a study is.  Returns the plan, with how its answer was to be judged when it was first run."""
+    """Write what a study is, when a run of it begins.  Returns the plan as :func:`_write_plan` does."""
     folder = store.study(plan.study)
-    plan = registered(plan, read_json(folder / "plan.json"), lambda *trial: store.trial(*trial).done())
+    plan = _write_plan(store, plan)
     write_bytes(folder / "study.yaml", Path(file).read_bytes())
     write_json(folder / "changes.json", dict(changes))
-    write_json(folder / "plan.json", plan.to_json())
     return plan
+
+
+def _write_plan(store: Store, plan: Plan) -> Plan:
+    """Write what is to be run.  Returns the plan, with how its answer was to be judged when it was first run."""
+    plan = _registered(plan, store)
+    write_json(store.study(plan.study) / "plan.json", plan.to_json())
+    return plan
+
+
+def _registered(plan: Plan, store: Store) -> Plan:
+    """The plan, with how its answer was to be judged when it was first run."""
+    earlier = read_json(store.study(plan.study) / "plan.json")
+    return registered(plan, earlier, lambda *trial: store.trial(*trial).done())
 
 
 def _without_memory() -> Any:
@@ -575,20 +473,6 @@ def _own(run_spec: RunSpec) -> RunSpec:
     return run_spec.model_copy(update=own)
 
 
-def _required(study: Study, document: Document, loaded: Iterable[slots.Origin]) -> list[Any]:
-    problems = []
-    files = {origin.source for origin in loaded}
-    for index, name in enumerate(study.plugins.require):
-        place = ("plugins", "require", index)
-        if name.endswith(".py"):
-            if name not in files:
-                problems.append(document.problem(place, f"this study needs {name}: add --plugin PATH/{name}"))
-            continue
-        if sentence := guests.unmet(name):
-            problems.append(document.problem(place, sentence))
-    return problems
-
-
 def _tracker(plan: Plan, store: Store, run_spec: RunSpec) -> Tracker:
     from vitlab.trackers import Aside
 
@@ -596,58 +480,9 @@ def _tracker(plan: Plan, store: Store, run_spec: RunSpec) -> Tracker:
     return Aside(built) if built.title else built
 
 
-def _around(study: Study, document: Document) -> list[Problem]:
-    """What is wrong with the choices of an executor and a tracker, which no trial's identity holds."""
-    problems = []
-    for name, choice in (("executor", study.run.executor), ("tracker", study.run.tracker)):
-        try:
-            slots.slot(name).resolve(choice)
-        except OptionError as error:
-            problems += [document.problem(("run", name, *path), sentence) for path, sentence in error.faults]
-    return problems
-
-
-def _untrusted(study: Study, file: str | Path, out: str | Path) -> list[Problem]:
-    """What a study file may not say, because it comes from others: it would run code, or write elsewhere."""
-    document = read_document(file)
-    said = document.data.get("run")
-    said = said if isinstance(said, Mapping) else {}
-    problems = []
-    choice = said.get("executor")
-    if isinstance(choice, Mapping) and choice.get("type") == study.run.executor.type:
-        name = slots.slot("executor").resolve(study.run.executor).component.by_hand(choice)  # type: ignore[attr-defined]
-        if name is not None and study.run.executor.options.get(name) == choice[name]:
-            sentence = f"'{name}' has code run, so only who starts the study may give it: --set run.executor.{name}=..."
-            problems.append(document.problem(("run", "executor", name), sentence))
-    uri = said.get("tracking_uri")
-    if isinstance(uri, str) and uri == study.run.tracking_uri:
-        from vitlab.trackers.address import locate
-
-        root, sentence = Path(out).resolve(), ""
-        try:
-            database = locate(uri, root).database
-            if database is not None and not database.is_relative_to(root):
-                sentence = f"a study file writes nowhere but to the output folder, and {database} is not in it; "
-                sentence += "give it as --tracking-uri, or set MLFLOW_TRACKING_URI"
-        except UserError as error:
-            sentence = str(error)
-        if sentence:
-            problems.append(document.problem(("run", "tracking_uri"), sentence))
-    return problems
-
-
 def _rooted(path: str) -> str:
     """``data.root`` is short for ``base.data.root``."""
     return path if path.split(".")[0] in Study.model_fields else f"base.{path}"
-
-
-def _name(file: Path) -> str:
-    if not file.exists() and file.suffix not in (".yaml", ".yml"):
-        return str(file)
-    name = read_document(file).data.get("study")
-    if not isinstance(name, str):
-        raise UserError(f"{file} names no study; it begins with 'study: NAME'")
-    return name
 
 
 def _trials(count: int) -> str:

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gc
 import itertools
 import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from vitlab import statistics
-from vitlab.plan.values import Arm, Plan
+from vitlab.plan.values import Arm, Looks, Plan
 from vitlab.regression.baseline import Baseline, Values
 from vitlab.regression.gate import statistical
 from vitlab.regression.judge import Cell, overall
@@ -124,13 +124,39 @@ def report(found: Floats) -> bool:
 
 def report_itself(found: Floats) -> bool:
     """As :func:`report`, by the report's own functions, which compute much more."""
+    return bool({"better", "worse"} & set(_verdicts(found, None).values()))
+
+
+def report_twice(found: Floats, first: int) -> tuple[bool, bool]:
+    """As :func:`report`, where what ``first`` seeds leave open is given all of them; and whether anything was."""
+    arms, all_ = len(found) - 1, found.shape[1]
+    p = np.array([[_p(found, arm, seeds) for arm in range(1, arms + 1)] for seeds in (first, all_)])
+    early = np.array(statistics.corrected(p[0].tolist())) <= ALPHA / 2
+    late = np.array(statistics.corrected(np.where(early, 1.0, p[1]).tolist())) <= ALPHA / 2
+    return bool(early.any() or late.any()), not early.all()
+
+
+def report_twice_itself(found: Floats, first: int) -> bool:
+    """As :func:`report_twice`, by the report's own functions."""
+    looks = Looks(tuple(range(first)), tuple(range(found.shape[1])))
+    early = _verdicts(found, looks)
+    open_ = tuple(arm for arm, said in early.items() if said == "cannot tell")
+    return bool({"better", "worse"} & set(_verdicts(found, replace(looks, open=open_)).values()))
+
+
+def _p(found: Floats, arm: int, seeds: int) -> float:
+    return float(stats.ttest_rel(found[arm, :seeds], found[0, :seeds]).pvalue)
+
+
+def _verdicts(found: Floats, looks: Looks | None) -> dict[str, str]:
     values = {str(arm): dict(enumerate(row)) for arm, row in enumerate(found.tolist())}
     compared = dict.fromkeys([*values][1:], "0")
     analysis = Analysis(metric=METRIC)
-    plan = Plan("s", "", tuple(Arm(arm, {}, compared.get(arm)) for arm in values), (), analysis)
-    rows = judgement.judge(plan, compared, values, {}, {})
-    said = [words.verdict(_row(arm, row), analysis) for arm, row in rows.items()]
-    return bool({"better", "worse"} & set(said))
+    arms = tuple(Arm(arm, {}, compared.get(arm)) for arm in values)
+    rows = judgement.judge(
+        Plan("s", "", arms, (), analysis, looks=looks), compared, values, {}, {}, dict.fromkeys(compared, 0)
+    )
+    return {arm: words.verdict(_row(arm, row), analysis) for arm, row in rows.items()}
 
 
 def _row(arm: str, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,6 +246,18 @@ def report_rows(source: Source, count: int, worst: list[float]) -> Iterator[Sequ
             yield seeds, arms, alarms_of(["regressed" if claim else "" for claim in claims], worst)
 
 
+def report_look_rows(source: Source, count: int, worst: list[float]) -> Iterator[Sequence[object]]:
+    """As :func:`report_rows`, what is left open being looked at again with more seeds."""
+    for first, second in LOOKS:
+        for arms in ARMS:
+            found = [source(arms + 1, second) for _ in range(count)]
+            claims = [report_twice(values, first) for values in found]
+            if [report_twice_itself(values, first) for values in found[:10]] != [claim for claim, _ in claims[:10]]:
+                raise RuntimeError("the report itself says something else")
+            alarms = alarms_of(["regressed" if claim else "" for claim, _ in claims], worst)
+            yield f"{first}, then {second}", arms, alarms, f"{np.mean([again for _, again in claims]):.0%}"
+
+
 def repeat_rows(
     pool: Floats, quantum: float, count: int, worst: list[float], draws: np.random.Generator
 ) -> Iterator[Sequence[object]]:
@@ -265,11 +303,10 @@ def main() -> int:
     parser.add_argument("--pool", type=Path, default=POOL)
     parser.add_argument("--only", choices=("gaussian", "real"), help="these tables alone; they draw the same")
     arguments = parser.parse_args()
-    gc.freeze()  # statsmodels sweeps the whole heap on every call, which frozen objects are no part of
     count, repeats, worst = arguments.studies, arguments.repeats, list[float]()
     print(f"{count} studies a line; false alarms may reach {bound(count):.2%}, over {repeats} {bound(repeats):.2%}")
     heads, compared = ("seeds", "arms", "false alarms", "pass unchanged"), ("seeds", "compared", "false alarms")
-    looks = (*heads, "second look")
+    looks, twice = (*heads, "second look"), (*compared, "second look")
     if arguments.only != "real":
         draws = np.random.default_rng([arguments.seed, 0])
         noise = gaussian(draws)
@@ -277,6 +314,8 @@ def main() -> int:
         table("The gate, Gaussian", (*heads, *found), gate_rows(noise, 0.0, count, worst, draws))
         table("The gate, Gaussian, two looks", looks, look_rows(noise, 0.0, count, worst))
         table("The report, Gaussian", compared, report_rows(noise, count, worst))
+        noise = gaussian(np.random.default_rng([arguments.seed, 3]))
+        table("The report, Gaussian, two looks", twice, report_look_rows(noise, count, worst))
     if arguments.only != "gaussian":
         draws, pool = np.random.default_rng([arguments.seed, 1]), read_pool(arguments.pool)
         sound = [*pool["sound"].values()]
@@ -287,6 +326,8 @@ def main() -> int:
         table("The gate, real seeds", heads, gate_rows(seeds, quantum, count, worst, None))
         table("The gate, real seeds, two looks", looks, look_rows(seeds, quantum, count, worst))
         table("The report, real seeds", compared, report_rows(first, count, worst))
+        first = resampled(sound[:1], np.random.default_rng([arguments.seed, 4]))
+        table("The report, real seeds, two looks", twice, report_look_rows(first, count, worst))
         shares = ("seeds", "regressed", "pass", "inconclusive")
         rows = repeat_rows(np.stack(sound), quantum, repeats, worst, draws)
         table("The study of the pool, repeated", shares, rows)

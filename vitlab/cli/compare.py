@@ -19,7 +19,7 @@ FORMATS = ("terminal", "md", "csv", "latex", "json")
 @click.option("--format", "form", type=click.Choice(FORMATS), default="terminal", show_default=True)
 def command(first: Path, second: Path, out: Path, form: str) -> None:
     """Compare every arm of SECOND with the arm of that name in FIRST (their files or folders)."""
-    from vitlab.lab import open_study
+    from vitlab.findings import open_study
     from vitlab.report import render_between
     from vitlab.report.between import between
 

@@ -89,7 +89,7 @@ def command(
 
 def _open(checkpoint: Path, arm: str, seed: int, out: Path) -> tuple[Model, Transform, dict[str, Any]]:
     """The model of a trial, the transform from images to its input, and what the trial is."""
-    from vitlab.lab import open_study
+    from vitlab.findings import open_study
     from vitlab.store import TrialFolder, read_json
     from vitlab.trial.models import load_model
 

@@ -19,7 +19,7 @@ FORMATS = ("terminal", "md", "html", "csv", "parquet", "latex", "json")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
 def command(study: Path, out: Path, form: str, output: Path | None) -> None:
     """Print the report of STUDY (its file or its folder)."""
-    from vitlab.lab import open_study
+    from vitlab.findings import open_study
     from vitlab.report import stored
     from vitlab.store import write_bytes
 

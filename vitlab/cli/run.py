@@ -127,12 +127,13 @@ def _detach(file: Path, out: Path, changes: Mapping[str, Any], plugins: tuple[Pa
         TrialFailed: if it ended at once, with the end of its log.
     """
     from vitlab import lab
+    from vitlab.driver import driver_of
     from vitlab.store import Store, held, holder, process
 
     _, plan = lab.plan_study(file, changes=changes, plugins=plugins, out=out)
     store = Store(out.resolve())
     again = shlex.join(["vitlab", "run", str(file), "--out", str(out), *options])
-    if runner := lab.driver_of(plan.study, store):
+    if runner := driver_of(plan.study, store):
         raise UserError(f"{plan.study} is run by {runner} already; '{again}' watches it")
     log = store.study(plan.study) / LOG
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,8 @@ def command(study: Path, out: Path, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from vitlab.lab import driver_of, open_study
+    from vitlab.driver import driver_of
+    from vitlab.findings import open_study
 
     plan, store = open_study(study, out=out)
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}

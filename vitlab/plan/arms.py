@@ -134,7 +134,7 @@ def _has_seen(file: FilePath, data: Mapping[str, Any], seeds: Seeds) -> str:
     left = read_json(file.with_name("spec.json"))
     if left is None:
         return _unknown(file.name)
-    theirs, splits = left["spec"]["data"], {seeds.streams(seed)["split"] for seed in seeds.values}
+    theirs, splits = left["spec"]["data"], {seeds.streams(seed)["split"] for seed in seeds.all}
     held_out = all(theirs.get(name) == data.get(name) for name in ("validation", "classes"))
     if theirs["type"] != data["type"] or (held_out and splits == {left["seeds"]["split"]}):
         return ""

@@ -6,7 +6,7 @@ Every mistake of the file is found in one pass and raised together.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError
@@ -18,7 +18,7 @@ from vitlab.plan.design import MOST, DesignFault, Draft, drafts, name_of, short_
 from vitlab.plan.key import key_of
 from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver, changed
 from vitlab.plan.trial import Trial
-from vitlab.plan.values import Arm, Plan, Planned, Probe, Tuning
+from vitlab.plan.values import Arm, Looks, Plan, Planned, Probe, Tuning
 from vitlab.spec import Document, Study
 from vitlab.spec.run import Engine
 from vitlab.spec.study import To
@@ -32,6 +32,7 @@ def make_plan(
     count: match.Count,
     decided: Mapping[str, Tuning] = {},
     probes: Mapping[str, Probe] = {},
+    left_open: Sequence[str] = (),
 ) -> Plan:
     """Plan a study.
 
@@ -43,6 +44,7 @@ def make_plan(
         count: counts what a model costs; asked only where arms are matched.
         decided: choices of knobs that were made before, by their keys.
         probes: what was measured before, by shapes; see :func:`vitlab.plan.cohorts.engine_of`.
+        left_open: arms that ``seeds.escalate_to`` gives more seeds, for the first have not decided their comparison.
 
     Raises:
         SpecError: with every mistake of the file.
@@ -86,8 +88,8 @@ def make_plan(
         else:
             arms[key] = Making(draft, name, trial, key, skip=trial.why_not)
     problems += _same_names(arms, document)
-    if len(arms) * len(study.seeds.values) > MOST:
-        sentence = f"{len(arms):,} arms of {len(study.seeds.values):,} seeds each; a study has at most {MOST:,} trials"
+    if len(arms) * len(study.seeds.all) > MOST:
+        sentence = f"{len(arms):,} arms of {len(study.seeds.all):,} seeds each; a study has at most {MOST:,} trials"
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
     faults = match.mistakes(study.match, resolved_base.plain, planned) if study.match is not None else []
     faults += tune.mistakes(study, make.at, planned) if study.tune is not None else []
@@ -105,7 +107,10 @@ def make_plan(
     _can_run(document, arms, baselines)
     prerequisites: dict[str, Trial] = {}
     tuning = tune.plan(make, matcher, arms, decided, prerequisites) if study.tune is not None else []
-    return _plan(make, arms, baselines, tuning, prerequisites, notes, probes)
+    if study.seeds.escalate_to is not None and not any(baselines.values()):
+        sentence = "escalate_to gives more seeds to comparisons that are left open, and this study compares nothing"
+        raise SpecError([document.problem(("seeds", "escalate_to"), sentence)])
+    return _plan(make, arms, baselines, tuning, prerequisites, notes, probes, left_open)
 
 
 def _plan(
@@ -116,19 +121,23 @@ def _plan(
     prerequisites: dict[str, Trial],
     notes: list[str],
     probes: Mapping[str, Probe],
+    left_open: Sequence[str],
 ) -> Plan:
     study = make.study
+    seeds = study.seeds
+    looks = None if seeds.escalate_to is None else Looks(seeds.values, seeds.all, tuple(left_open))
+    compared = {arm.name: baselines.get(key) for key, arm in arms.items()}
     varied = [path for arm in arms.values() for path in arm.draft.values]
     paths = list(dict.fromkeys([*varied, *(path for arm in arms.values() for path in arm.solved)]))
     planned, pending = [], []
     for arm in arms.values():
         if arm.skip:
             continue
-        for seed in study.seeds.values:
+        for seed in seeds.values if looks is None else looks.seeds(arm.name, compared):
             if arm.pending:
-                pending.append(Planned(arm.name, seed, _keyless(arm.trial, study.seeds.streams(seed))))
+                pending.append(Planned(arm.name, seed, _keyless(arm.trial, seeds.streams(seed))))
             else:
-                planned.append(Planned(arm.name, seed, trial_of(arm.trial, seed, study.seeds, prerequisites)))
+                planned.append(Planned(arm.name, seed, trial_of(arm.trial, seed, seeds, prerequisites)))
     for item in planned:
         prerequisites.pop(item.trial.key, None)
     first = {item.arm: item.trial for item in reversed([*planned, *pending])}
@@ -136,7 +145,7 @@ def _plan(
     for arm in arms.values():
         if arm.aliases:
             said.append(f"'{arm.name}' is also {', '.join(repr(name) for name in arm.aliases)}: the same trial.")
-    said += teachers_in_files(arms.values(), study.seeds)
+    said += teachers_in_files(arms.values(), seeds)
     if any(arm.trial.info.identity is None for arm in arms.values()):
         said.append("data not here: keys are pending until it is.")
     return Plan(
@@ -162,6 +171,7 @@ def _plan(
         tuning=tuple(tuning),
         pending=tuple(pending),
         probes=probes,
+        looks=looks,
     )
 
 

@@ -1,7 +1,7 @@
 """What a study said about its judgement before its results were known: kept in plan.json from the first run on.
 
-Metric, goal, correction, margin, sides, seeds and the family of comparisons are frozen once a trial has ended.  A later
-change of the file is obeyed, and what it leads to is called exploratory.
+Metric, goal, correction, margin, sides, seeds, those of a second look among them, and the family of comparisons are
+frozen once a trial has ended.  A later change of the file is obeyed, and what it leads to is called exploratory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ def registration(plan: Plan) -> dict[str, Any]:
     return {
         **{name: analysis[name] for name in JUDGED_BY if name in analysis},
         "sides": 2,
-        "seeds": sorted({planned.seed for planned in (*plan.trials, *plan.pending)}),
+        "seeds": sorted(
+            {planned.seed for planned in (*plan.trials, *plan.pending)} if plan.looks is None else plan.looks.first
+        ),
+        "escalate_to": None if plan.looks is None else len(plan.looks.second),
         "family": family(plan),
     }
 
@@ -57,8 +60,8 @@ def changes(plan: Plan) -> list[str]:
         return []
     said = [
         f"{name} was {_said(first[name])} and is {_said(now[name])}"
-        for name in JUDGED_BY
-        if name in first and first[name] != now[name]
+        for name in (*JUDGED_BY, "escalate_to")
+        if first.get(name) != now[name]
     ]
     if first["seeds"] != now["seeds"]:
         counts = len(first["seeds"]), len(now["seeds"])

@@ -112,6 +112,19 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Looks:
+    """Two looks at one study, each at half of alpha: what the first seeds leave open is given more of them."""
+
+    first: tuple[int, ...]  #: seeds of every arm
+    second: tuple[int, ...]  #: those of what is open, the first among them
+    open: tuple[str, ...] = ()  #: arms whose comparison was left open, see :func:`vitlab.report.second_look.left_open`
+
+    def seeds(self, arm: str, baselines: Mapping[str, str | None]) -> tuple[int, ...]:
+        """The seeds of an arm: both sides of a comparison that is open have the further ones."""
+        return self.second if arm in {*self.open, *(baselines.get(name) for name in self.open)} else self.first
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything a study will run, in order."""
 
@@ -128,6 +141,12 @@ class Plan:
     probes: Mapping[str, Probe] = field(default_factory=dict)  #: by :func:`vitlab.plan.cohorts.shape`
     registered: Mapping[str, Any] | None = None
     """How the answer was to be judged when the study was first run, see :mod:`vitlab.plan.registration`."""
+    looks: Looks | None = None  #: where there may be two of them
+
+    @property
+    def level(self) -> float:
+        """Alpha of a look at the results: looking twice spends half of it each time."""
+        return self.analysis.alpha / (1 if self.looks is None else 2)
 
     @property
     def paths(self) -> list[str]:
@@ -169,6 +188,7 @@ class Plan:
             "pending": [_without_spec(planned) for planned in self.pending],
             "probes": {shape: asdict(probe) for shape, probe in self.probes.items()},
             "registered": None if self.registered is None else dict(self.registered),
+            "looks": None if self.looks is None else asdict(self.looks),
         }
 
     @classmethod
@@ -188,6 +208,7 @@ class Plan:
             pending=placed(data.get("pending", ())),
             probes=probes_of(data),
             registered=data.get("registered"),
+            looks=None if (looks := data.get("looks")) is None else Looks(**{n: tuple(v) for n, v in looks.items()}),
         )
 
 

@@ -177,11 +177,8 @@ def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Ce
 def more_seeds(study: Study) -> tuple[int, ...] | None:
     """The seeds of the second look, those of the first among them; None where there is no second look."""
     assert study.check is not None
-    most, values = study.check.escalate_to, study.seeds.values
-    if most is None or most <= len(values):
-        return None
-    further = [seed for seed in range(most + len(values)) if seed not in values]
-    return (*values, *further[: most - len(values)])
+    most = study.check.escalate_to
+    return None if most is None or most <= len(study.seeds.values) else study.seeds.up_to(most)
 
 
 def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> list[Finding]:

@@ -157,13 +157,20 @@ def notes(plan: Plan, found: Sequence[Found], frame: pd.DataFrame, rows: Sequenc
             "so the noisier the evaluation and the more of them there are. The test value beside it is that of the "
             "last step."
         )
-    return said + _exploratory(plan) + _seeds(plan, rows) + _doubted(plan, rows) + _learning_rate(plan)
+    return (
+        said
+        + _exploratory(plan)
+        + _looks(plan, rows)
+        + _seeds(plan, rows)
+        + _doubted(plan, rows)
+        + _learning_rate(plan)
+    )
 
 
 def made(plan: Plan, store: Store, found: Sequence[Found]) -> dict[str, Any]:
     """How it was made: command, versions, data, time."""
     ended = [item.result for item in found if item.result is not None]
-    began = store.study(plan.study) / "plan.json"
+    began = store.study(plan.study) / "changes.json"  # written when a run begins, and not again
     fresh = 0
     if began.exists():
         since = began.stat().st_mtime_ns
@@ -270,13 +277,16 @@ def _left_out(
                 f"{arm}: seeds {_listed(twice)} are the same trial as an earlier seed, because nothing that the seeds "
                 "vary is used; one training is counted once."
             )
+    early = None if plan.looks is None else set(plan.looks.first)
     for row in rows:
-        first, second = values[row["arm"]], values.get(row["baseline"], {})
+        first, second = set(values[row["arm"]]), set(values.get(row["baseline"], {}))
+        if row["look"] == 1 and early is not None:
+            first, second = first & early, second & early
         if row["baseline"] is None or not first or not second:
             continue
         if row["test"] == "Welch t":
             said.append(f"{row['arm']} and {row['baseline']} share fewer than two seeds: Welch's t, without pairs.")
-        elif dropped := sorted(first.keys() ^ second.keys()):
+        elif dropped := sorted(first ^ second):
             those = f"seed {dropped[0]} has" if len(dropped) == 1 else f"seeds {_listed(dropped)} have"
             said.append(
                 f"Warning: {row['arm']} and {row['baseline']} are compared at {words.count(row['pairs'], 'seed')} "
@@ -322,6 +332,29 @@ def _mixed(plan: Plan, found: Sequence[Found]) -> list[str]:
     return said
 
 
+def _looks(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
+    """What the first look has left open, and what two of them cost."""
+    if plan.looks is None:
+        return []
+    first, second = len(plan.looks.first), len(plan.looks.second)
+    said = f"Two looks share alpha, at {words.count(first, 'seed')} and at {second}: "
+    said += "p values and intervals hold for both together"
+    compared = [row for row in rows if row["baseline"] is not None]
+    if plan.looks.open:
+        open_ = [row["arm"] for row in compared if row["arm"] in plan.looks.open]
+        said += f". The first left {_names(open_)} open, so these, and what they are compared with, have {second} seeds"
+        if any(row["awaited"] for row in compared if row["arm"] in open_):
+            said += "; until all of them have ended, what is said is what the first look saw"
+    elif not any(row["awaited"] for row in compared):
+        said += ". The first settled all that can be judged, so no further seeds were trained"
+    return [f"{said}."]
+
+
+def _names(arms: Sequence[str]) -> str:
+    """Some arms by name, many by number."""
+    return ", ".join(arms) if len(arms) <= SHOWN else f"{len(arms):,} comparisons"
+
+
 def _seeds(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
     """What the replicates vary, and what so few of them can show."""
     seeds = sorted({planned.seed for planned in plan.trials})
@@ -339,7 +372,7 @@ def _seeds(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
         said[0] += " The validation split is the same in all: intervals speak of training anew on this split."
     pairs = [row["pairs"] for row in rows if row["test"] == "paired t"]
     family = next((row["family"] for row in rows if row["family"]), 0)
-    level = plan.analysis.alpha / (1 if plan.analysis.correction == "none" else max(1, family))
+    level = simultaneous(plan.level, family, plan.analysis.correction)
     if pairs and smallest_sign_flip_p(max(pairs)) > level:
         said.append(
             f"{words.count(max(pairs), 'pair')} cannot convince an exact sign-flip test (its smallest p is "
@@ -355,7 +388,7 @@ def _doubted(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
         if row["test"] != "paired t" or words.verdict(row, plan.analysis) not in ("better", "worse"):
             continue
         low, high = row["difference_low"], row["difference_high"]
-        level = simultaneous(plan.analysis.alpha, row["family"], plan.analysis.correction)
+        level = simultaneous(plan.level, row["family"], plan.analysis.correction)
         if row["sign_flip_p"] is not None and row["sign_flip_p"] > level >= smallest_sign_flip_p(row["pairs"]):
             said.append(
                 f"{row['arm']}: the exact sign-flip test does not agree (p = {row['sign_flip_p']:.2g} before "

@@ -2,6 +2,11 @@
 
 A seed that diverged or failed has no value.  Every comparison it belongs to is made twice: over the pairs that are
 complete, and with what chance reaches in the place of what is missing; only what both support is claimed.
+
+Where a study may look twice (``seeds.escalate_to``), either look spends half of alpha over the whole family.  What the
+first decides stands as it was decided, at its seeds; what it leaves open is judged again once all further seeds have
+ended, and counts those that were decided as comparisons that say nothing.  So the chance of any false claim is at most
+alpha, whatever the first look saw: the p values of either look are valid by themselves, and Bonferroni joins the looks.
 """
 
 from __future__ import annotations
@@ -40,6 +45,9 @@ MEANINGS = {
     "low": ("float64", "t-interval of the mean, of level 1 - alpha"),
     "high": ("float64", "its upper end"),
     "test": ("string", "how it was compared: paired t, Welch t, sign flip or none (too few values)"),
+    "look": ("Int64", "the look that the comparison was judged at: 2 where the first had left it open"),
+    "looks": ("Int64", "looks that share alpha: 2 where seeds.escalate_to allows a second, else 1"),
+    "awaited": ("Int64", "trials of the comparison that have not ended"),
     "pairs": ("Int64", "seeds that both sides have"),
     "family": ("Int64", "comparisons judged together, those among them that were registered and are not made"),
     "broken": ("Int64", "seeds of both sides that diverged or failed"),
@@ -47,7 +55,7 @@ MEANINGS = {
     "difference_low": ("float64", "its interval, which holds for the whole family at once"),
     "difference_high": ("float64", "the upper end of that"),
     "p": ("float64", "two-sided p of this comparison alone"),
-    "p_corrected": ("float64", "the same, corrected for the family"),
+    "p_corrected": ("float64", "the same, corrected for the family and the looks"),
     "sign_flip_p": ("float64", "p of the exact sign-flip test, alone"),
     "correlation": ("float64", "of the pairs"),
     "effect": ("float64", "Hedges' g: the difference in standard deviations of the seeds"),
@@ -70,7 +78,7 @@ MEANINGS = {
     "equal_low": ("float64", "interval of level 1 - 2 alpha, to be set against the margin of the analysis"),
     "equal_high": ("float64", "its upper end"),
     "p_equal": ("float64", "p of the test that the difference lies within the margin, alone"),
-    "p_equal_corrected": ("float64", "the same, corrected for the family"),
+    "p_equal_corrected": ("float64", "the same, corrected for the family and the looks"),
     "refused": ("string", "why the comparison is not judged, where it is not"),
     "exploratory": ("string", "what about it was decided after the study was first run"),
     "params": ("Int64", "parameters of the model"),
@@ -145,7 +153,8 @@ def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] | None =
     grouped = {str(arm): rows for arm, rows in frame.groupby("arm", sort=False)}
     compared = {arm: str(rows["baseline"].iloc[0]) for arm, rows in grouped.items() if rows["baseline"].notna().all()}
     refused = refusals(plan) if refused is None else refused
-    judgements = judge(plan, compared, values, broken(frame, analysis), refused)
+    waiting = awaited(frame, plan, compared)
+    judgements = judge(plan, compared, values, broken(frame, analysis), refused, waiting)
     test = f"test/{analysis.metric.partition('/')[2]}"
     rows_out = []
     for arm, rows in grouped.items():
@@ -164,12 +173,26 @@ def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] | None =
     return pd.DataFrame(rows_out, columns=list(types)).astype(types)
 
 
+def awaited(frame: pd.DataFrame, plan: Plan, compared: Mapping[str, str]) -> dict[str, int]:
+    """Arm to how many trials of its comparison have not ended; those of a second look count where it is to have one."""
+    open_ = frame[frame["status"].isin(["running", "missing"])]
+    seeds: dict[str, set[int]] = {str(arm): set(rows["seed"]) for arm, rows in open_.groupby("arm")}
+    first = None if plan.looks is None else set(plan.looks.first)
+    found = {}
+    for arm, baseline in compared.items():
+        decided = plan.looks is not None and arm not in plan.looks.open
+        sides = [seeds.get(arm, set()), seeds.get(baseline, set())]
+        found[arm] = sum(len(side & first if decided and first is not None else side) for side in sides)
+    return found
+
+
 def judge(
     plan: Plan,
     compared: Mapping[str, str],
     values: Mapping[str, Values],
     lost: Mapping[str, Sequence[int]],
     refused: Mapping[str, str],
+    waiting: Mapping[str, int],
 ) -> dict[str, dict[str, Any]]:
     """Arm to its part of a row of :func:`summary`, for every arm that is compared with another.
 
@@ -179,16 +202,39 @@ def judge(
         values: arm to what its seeds reached.
         lost: arm to its seeds that diverged or failed.
         refused: arm to the reason why its comparison is not judged.
+        waiting: see :func:`awaited`.
     """
-    analysis = plan.analysis
     family = _Family.of(plan, compared)
+    if plan.looks is None:
+        rows = _look(plan, compared, values, lost, refused, family)
+    else:
+        first = set(plan.looks.first)
+        early = {arm: {seed: value for seed, value in known.items() if seed in first} for arm, known in values.items()}
+        gone = {arm: [seed for seed in seeds if seed in first] for arm, seeds in lost.items()}
+        rows = _look(plan, compared, early, gone, refused, family)
+        ready = {arm: compared[arm] for arm in plan.looks.open if arm in compared and not waiting[arm]}
+        rows |= _look(plan, ready, values, lost, refused, family, look=2)
+    return {arm: {**row, "awaited": waiting[arm]} for arm, row in rows.items()}
+
+
+def _look(
+    plan: Plan,
+    compared: Mapping[str, str],
+    values: Mapping[str, Values],
+    lost: Mapping[str, Sequence[int]],
+    refused: Mapping[str, str],
+    family: _Family,
+    look: int = 1,
+) -> dict[str, dict[str, Any]]:
+    """:func:`judge` at some of the comparisons, and some of the seeds."""
+    analysis = plan.analysis
     guess = {arm.name: chance_level(analysis.metric, arm.classes) for arm in plan.arms}
     whole = {
         arm: {**known, **dict.fromkeys(lost.get(arm, ()), guess.get(arm, math.nan))} for arm, known in values.items()
     }
     contrasts, again = {}, {}
     for arm, baseline in compared.items():
-        first, second, level = values[arm], values.get(baseline, {}), family.level(arm, analysis)
+        first, second, level = values[arm], values.get(baseline, {}), family.level(arm)
         contrasts[arm] = again[arm] = statistics.compare(first, second, level)
         filled = whole[arm], whole.get(baseline, {})
         if filled != (first, second):
@@ -196,12 +242,12 @@ def judge(
             again[arm] = statistics.compare(*filled, level) if known else _unjudged(contrasts[arm], math.nan)
         if arm in refused:
             contrasts[arm], again[arm] = (_unjudged(c[arm], c[arm].difference) for c in (contrasts, again))
-    rows: dict[str, dict[str, Any]] = {arm: {} for arm in compared}
-    p = family.corrected({arm: found.p for arm, found in contrasts.items()}, analysis)
-    p_again = family.corrected({arm: found.p for arm, found in again.items()}, analysis)
+    rows: dict[str, dict[str, Any]] = {arm: {"look": look, "looks": family.looks} for arm in compared}
+    p = family.corrected({arm: found.p for arm, found in contrasts.items()})
+    p_again = family.corrected({arm: found.p for arm, found in again.items()})
     for arm, baseline in compared.items():
         missing = len(lost.get(arm, ())) + len(lost.get(baseline, ()))
-        rows[arm] |= _of_contrast(contrasts[arm], family.level(arm, analysis), analysis)
+        rows[arm] |= _of_contrast(contrasts[arm], family.level(arm), analysis)
         rows[arm] |= {"p_corrected": p[arm], "family": family.size(arm), "broken": missing, "refused": refused.get(arm)}
         rows[arm]["exploratory"] = "; ".join(family.why[arm]) or None
         if missing:
@@ -209,17 +255,14 @@ def judge(
             rows[arm] |= {"chance": guess.get(arm, math.nan), "chance_difference": found.difference}
             rows[arm] |= {"chance_low": found.low, "chance_high": found.high, "chance_p": p_again[arm]}
         if arm not in refused:
-            rows[arm] |= _of_seeds(values[arm], values.get(baseline, {}), family.level(arm, analysis), analysis)
+            rows[arm] |= _of_seeds(values[arm], values.get(baseline, {}), family.level(arm), analysis)
     if analysis.margin is not None:
         equal, equal_again = (
-            {
-                arm: statistics.equivalence(one, analysis.margin, family.level(arm, analysis))
-                for arm, one in side.items()
-            }
+            {arm: statistics.equivalence(one, analysis.margin, family.level(arm)) for arm, one in side.items()}
             for side in (contrasts, again)
         )
-        p = family.corrected({arm: found.p for arm, found in equal.items()}, analysis)
-        p_again = family.corrected({arm: found.p for arm, found in equal_again.items()}, analysis)
+        p = family.corrected({arm: found.p for arm, found in equal.items()})
+        p_again = family.corrected({arm: found.p for arm, found in equal_again.items()})
         for arm, shown in equal.items():
             rows[arm] |= {"equal_low": shown.low, "equal_high": shown.high, "p_equal": shown.p}
             rows[arm] |= {"p_equal_corrected": p[arm]}
@@ -231,7 +274,11 @@ def judge(
 class _Family:
     """Comparisons that are judged together: those registered by themselves, those added later along with them."""
 
-    def __init__(self, arms: Sequence[str], later: Sequence[str], gone: int, why: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self, plan: Plan, arms: Sequence[str], later: Sequence[str], gone: int, why: Mapping[str, Sequence[str]]
+    ) -> None:
+        self.alpha, self.correction = plan.level, plan.analysis.correction
+        self.looks = 1 if plan.looks is None else 2
         self.first = [arm for arm in arms if arm not in later]
         self.all = list(arms)
         self.gone = gone  # comparisons that were registered and are not made: they have had their chance
@@ -244,19 +291,23 @@ class _Family:
         here = sum(arm not in later for arm in compared)
         said = changes(plan)
         extra = {arm: ["this comparison was added after the first run"] if arm in later else [] for arm in compared}
-        return cls(list(compared), list(later), max(0, first - here), {arm: [*said, *extra[arm]] for arm in compared})
+        why = {arm: [*said, *extra[arm]] for arm in compared}
+        return cls(plan, list(compared), list(later), max(0, first - here), why)
 
     def size(self, arm: str) -> int:
         return len(self.first if arm in self.first else self.all) + self.gone
 
-    def level(self, arm: str, analysis: Analysis) -> float:
-        return statistics.simultaneous(analysis.alpha, self.size(arm), analysis.correction)
+    def level(self, arm: str) -> float:
+        return statistics.simultaneous(self.alpha, self.size(arm), self.correction)
 
-    def corrected(self, p: Mapping[str, float], analysis: Analysis) -> dict[str, float]:
+    def corrected(self, p: Mapping[str, float]) -> dict[str, float]:
+        """Of some of its comparisons: the others count as comparisons that say nothing."""
         found: dict[str, float] = {}
-        for family in (self.all, self.first):
-            values = [*(p[arm] for arm in family), *[math.nan] * self.gone]
-            found |= dict(zip(family, statistics.corrected(values, analysis.correction), strict=False))
+        for family in (self.all, self.first) if self.all != self.first else (self.all,):
+            values = [*(p.get(arm, math.nan) for arm in family), *[math.nan] * self.gone]
+            after = [self.looks * value for value in statistics.corrected(values, self.correction)]
+            after = [value if math.isnan(value) else min(1.0, value) for value in after]
+            found |= dict(zip(family, after, strict=False))
         return found
 
 

@@ -110,9 +110,11 @@ def interactions(plan: Plan, frame: pd.DataFrame) -> list[dict[str, Any]]:
             if squares:
                 cells = [_mean([values.get(square[corner], {}) for square in squares]) for corner in range(4)]
                 found.append((f"{first}={a}", f"{second}={b}", f"{first}={at[i]}, {second}={at[j]}", cells))
-    level = statistics.simultaneous(plan.analysis.alpha, len(found), plan.analysis.correction)
+    level = statistics.simultaneous(plan.level, len(found), plan.analysis.correction)
     contrasts = [statistics.interaction(*cells, alpha=level) for *_, cells in found]
-    p = statistics.corrected([contrast.p for contrast in contrasts], plan.analysis.correction)
+    corrected = statistics.corrected([contrast.p for contrast in contrasts], plan.analysis.correction)
+    looks = 1 if plan.looks is None else 2
+    p = [value if math.isnan(value) else min(1.0, looks * value) for value in corrected]
     return [
         {"first": first, "second": second, "against": against, "pairs": contrast.pairs, "family": len(found)}
         | _numbers({"difference": contrast.difference, "low": contrast.low, "high": contrast.high})

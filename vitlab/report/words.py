@@ -143,13 +143,13 @@ def undone(row: Row, analysis: Analysis) -> str | None:
     return found if row["broken"] and found != verdict(row, analysis) else None
 
 
-def answer(row: Row, analysis: Analysis, scale: Scale, decimals: int, *, waiting: int = 0) -> str:
-    """One sentence about one comparison, of which so many trials have not ended."""
+def answer(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
+    """One sentence about one comparison."""
     found = verdict(row, analysis)
     said = _sentence(row, analysis, scale, decimals, found)
     if found == "cannot tell":
         return f"cannot tell: {said}"
-    hedges = [*(["preliminary"] if waiting else []), *(["exploratory"] if row["exploratory"] else [])]
+    hedges = [*(["preliminary"] if row["awaited"] else []), *(["exploratory"] if row["exploratory"] else [])]
     return f"{' and '.join(hedges)}: {said}" if hedges else said
 
 
@@ -258,11 +258,7 @@ def answers(rows: Sequence[Row], analysis: Analysis) -> list[str]:
     compared = [row for row in rows if row["baseline"] is not None]
     if compared:
         decimals = scale.decimals(widths(compared, "difference_low", "difference_high"))
-        waiting = {row["arm"]: row["running"] + row["missing"] for row in rows}
-        return [
-            answer(row, analysis, scale, decimals, waiting=waiting[row["arm"]] + waiting.get(row["baseline"], 0))
-            for row in compared
-        ]
+        return [answer(row, analysis, scale, decimals) for row in compared]
     decimals = scale.decimals(widths(rows, "low", "high"))
     return [reached(row, analysis, scale, decimals) for row in rows]
 
@@ -309,9 +305,9 @@ def _equals(p: float | None, alpha: float) -> str:
 
 
 def _correction(row: Row, analysis: Analysis) -> str:
-    if row["family"] < 2:
-        return ""
+    looks = " and two looks" if row["looks"] == 2 else ""
     family = count(row["family"], "comparison")
-    if analysis.correction == "none":
-        return f", not corrected for {family}"
-    return f" after {analysis.correction.capitalize()} over {family}"
+    if row["family"] < 2 or analysis.correction == "none":
+        alone = f", not corrected for {family}" if row["family"] > 1 else ""
+        return f"{', for two looks' if looks else ''}{alone}"
+    return f" after {analysis.correction.capitalize()} over {family}{looks}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
@@ -44,11 +45,12 @@ class Seeds(Frozen):
 
     values: tuple[int, ...] = (0, 1, 2)
     vary: tuple[str, ...] = tuple(stream for stream in STREAMS if stream != "split")
+    escalate_to: int | None = None  #: seeds in all of what these leave open, see :mod:`vitlab.report.second_look`
 
     @model_validator(mode="before")
     @classmethod
     def _shorthand(cls, value: Any) -> Any:
-        """``5``, ``[0, 1, 7]``, or ``{count: 5, vary: [init]}`` with ``values`` instead of ``count`` for a list."""
+        """``5``, ``[0, 1, 7]``, or ``{count: 5, escalate_to: 10, vary: [init]}``; ``values`` for a list of them."""
         if isinstance(value, int) and not isinstance(value, bool):
             value = {"count": value}
         if isinstance(value, Sequence) and not isinstance(value, str):
@@ -76,7 +78,9 @@ class Seeds(Frozen):
             "uniqueItems": True,
         }
         vary = {"type": "array", "items": {"enum": list(STREAMS)}}
-        long_form = {**definition, "properties": {"count": count, "values": values, "vary": vary}}
+        most = {**count, "minimum": 2}
+        properties = {"count": count, "values": values, "vary": vary, "escalate_to": most}
+        long_form = {**definition, "properties": properties}
         definition.clear()
         definition["anyOf"] = [count, values, long_form]
         return reference
@@ -101,6 +105,26 @@ class Seeds(Frozen):
                     f"no stream called '{stream}'.{nearest(stream, STREAMS)} Streams: {', '.join(STREAMS)}"
                 )
         return vary
+
+    @model_validator(mode="after")
+    def _more(self) -> Seeds:
+        if self.escalate_to is not None and not len(self.values) < self.escalate_to <= REPORTING_SEEDS:
+            raise ValueError(
+                f"escalate_to is how many seeds there are in all, more than the {len(self.values)} of the first look "
+                f"and at most {REPORTING_SEEDS:,}; found {self.escalate_to}"
+            )
+        return self
+
+    def up_to(self, most: int) -> tuple[int, ...]:
+        """These seeds, and the smallest others until there are ``most``."""
+        known = set(self.values)
+        further = (seed for seed in itertools.count() if seed not in known)
+        return (*self.values, *itertools.islice(further, max(0, most - len(known))))
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Every seed that may be run."""
+        return self.up_to(self.escalate_to or 0)
 
     def streams(self, seed: int) -> dict[str, int]:
         """The seed of every stream in the replicate ``seed``."""

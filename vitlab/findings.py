@@ -1,0 +1,119 @@
+"""What studies that have been run hold: their plans, results, judgements, predictions and trained models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitlab.errors import UserError, nearest
+from vitlab.plan.values import Plan
+from vitlab.spec import read_document
+from vitlab.store import Store, TrialFolder, read_json
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from vitlab.report.notebook import Compared, Results
+
+OUT = Path("vitlab-runs")
+"""Where everything is written unless told otherwise."""
+
+
+def open_study(path: str | Path, *, out: str | Path = OUT) -> tuple[Plan, Store]:
+    """The plan of a study that has been run, from its file or its folder.
+
+    Raises:
+        UserError: if it has not been run in ``out``.
+    """
+    path = Path(path)
+    folder = path if path.is_dir() else Store(Path(out).resolve()).study(_name(path))
+    data = read_json(folder / "plan.json")
+    if data is None:
+        known = sorted(item.parent.name for item in Path(out).glob("studies/*/plan.json"))
+        studies = f" Studies there: {', '.join(known)}.{nearest(folder.name, known)}" if known else ""
+        raise UserError(f"study '{folder.name}' has not been run in {out}; 'vitlab run' runs it.{studies}")
+    return Plan.from_json(data), Store(folder.resolve().parent.parent)
+
+
+def results(path: str | Path, *, out: str | Path = OUT) -> Results:
+    """The results of a study as a frame, one row per trial, whatever became of it.
+
+    Columns: ``study, arm, baseline, seed, trial, code, status, failure_kind, failure``, one per varied path,
+    ``val/...``, ``test/...`` and ``train/...``, and ``params, macs, steps, images, wall_s, engine, threads, device,
+    origins``.  Types and meanings stand in ``BEFORE`` and ``AFTER`` of :mod:`vitlab.report.frame`.  In a notebook the
+    frame shows what a reader looks up about each trial.
+
+    Raises:
+        UserError: if the study has not been run in ``out``.
+    """
+    from vitlab.report import frame
+    from vitlab.report.notebook import Results
+
+    return Results(frame.results(*open_study(path, out=out)))
+
+
+def compare(first: str | Path, second: str | Path | None = None, *, out: str | Path = OUT) -> Compared:
+    """The judgement of a study as a frame, one row per arm, or that of two studies.
+
+    Of two studies, every arm of ``second`` is compared with its namesake in ``first``.  The columns are those of
+    ``MEANINGS`` in :mod:`vitlab.report.judgement`, whatever the study.  In a notebook the frame shows the answers
+    first; ``.answers`` holds them as text, and ``.notes`` what the reader must know before believing them.
+
+    Raises:
+        UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.
+    """
+    from vitlab.report.between import between
+    from vitlab.report.notebook import Compared
+
+    plan, store = open_study(first, out=out)
+    if second is None:
+        return Compared.of_study(plan, store)
+    found = between((plan, store), open_study(second, out=out))
+    return Compared.of(found.summary, found.plan.analysis, found.notes)
+
+
+def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
+    """Per-example predictions of every finished trial of a study, with the arm and the seed they belong to."""
+    import pandas as pd
+
+    plan, store = open_study(path, out=out)
+    frames = []
+    for planned in plan.trials:
+        folder = store.trial(planned.trial.key, planned.trial.code)
+        if folder.predictions.exists():
+            frames.append(pd.read_parquet(folder.predictions).assign(arm=planned.arm, seed=planned.seed))
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | Path = OUT) -> Any:
+    """A trained model and the transform that turns images into what it reads: ``model, transform = vitlab.load(...)``.
+
+    Args:
+        path: of a study, or a folder that MLflow gave back for a model stored there.
+        arm: of the study.
+        seed: of the study.
+        out: the output folder, where ``path`` is a study's file.
+
+    Raises:
+        UserError: if there is no such trial, or it kept no weights.
+    """
+    from vitlab.trial.models import load_model
+
+    folder = TrialFolder(Path(path))
+    if folder.weights.is_file() and folder.spec.is_file():
+        return load_model(folder)
+    plan, store = open_study(path, out=out)
+    trial = plan.find(arm, seed)
+    return load_model(store.trial(trial.key, trial.code))
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _name(file: Path) -> str:
+    if not file.exists() and file.suffix not in (".yaml", ".yml"):
+        return str(file)
+    name = read_document(file).data.get("study")
+    if not isinstance(name, str):
+        raise UserError(f"{file} names no study; it begins with 'study: NAME'")
+    return name
