@@ -16,7 +16,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.lab import plan_study
 
 sys.path.append(str(Path(__file__).parents[1]))
-from test_tutorial import PUBLISHED, STUDY, plain
+from plain_vit import PUBLISHED, STUDY, plain
 
 SEEDS = 16
 GATE_TUTORIAL, GATE_TIMM = 5.0, 2.3

@@ -3,7 +3,7 @@
     python tests/benchmarks/tutorial.py --root FOLDER [--seeds 16] [--arm softmax-inside]
 
 FOLDER holds the four files of Fashion-MNIST.  Both sides train on the same images, held in memory, each from initial
-values and in an order of its own; the plain side is the network of ``tests/test_tutorial.py``, a ``DataLoader`` and a
+values and in an order of its own; the plain side is the network of ``tests/plain_vit.py``, a ``DataLoader`` and a
 loop, with nothing of vitlab in it.  Printed are the accuracies on the test split, the 90 % interval of the difference of
 their means (Welch), which must lie within 3 points, and the seconds a training took, data included and decoding left out.
 """
@@ -30,7 +30,7 @@ from vitlab.spec import TrainSpec
 from vitlab.training.loop import train
 
 sys.path.append(str(Path(__file__).parents[1]))
-from test_tutorial import CORRECTED, PUBLISHED, STUDY, plain
+from plain_vit import CORRECTED, PUBLISHED, STUDY, plain
 
 MARGIN = 3.0
 """Points of accuracy."""
