@@ -105,6 +105,53 @@ def test_what_is_imported_is_declared() -> None:
                     assert found & names, f"{file} imports {module}, which pyproject.toml does not name"
 
 
+RUNS = {"eval", "exec", "os.system", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "pickle.load", "pickle.loads"}
+"""What runs a text, or what a file says is to be run."""
+ONLY_WITH = {
+    "torch.load": ("weights_only", True),
+    "np.load": ("allow_pickle", False),
+    "numpy.load": ("allow_pickle", False),
+}
+ITS_OWN = {"vitlab/testing/__init__.py": "pickle.loads"}
+"""Where what is unpickled was pickled on the same line."""
+
+
+def risks(source: str) -> list[str]:
+    """The calls of a source that run what data says."""
+    found = []
+    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+        name = ast.unparse(call.func)
+        said = {word.arg: getattr(word.value, "value", None) for word in call.keywords}
+        option, value = ONLY_WITH.get(name, ("", None))
+        if name in RUNS or said.get("shell") is True or said.get(option) is not value:
+            found.append(name)
+    return found
+
+
+def test_no_file_is_read_that_could_run_something() -> None:
+    for file in (path for room in ("vitlab", "plugins", "docs") for path in (ROOT / room).rglob("*.py")):
+        if "tests" not in file.parts:
+            place = str(file.relative_to(ROOT))
+            assert [risk for risk in risks(file.read_text()) if risk != ITS_OWN.get(place)] == [], place
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("eval(text)", "exec(text)", "os.system(text)", "yaml.load(text, yaml.Loader)", "pickle.load(file)"),
+        *(
+            "torch.load(file)",
+            "torch.load(file, weights_only=False)",
+            "np.load(file)",
+            "np.load(file, allow_pickle=True)",
+        ),
+        "subprocess.run(text, shell=True)",
+    ],
+)
+def test_what_could_is_found(source: str) -> None:
+    assert len(risks(f"def f(file, text):\n    return {source}")) == 1
+
+
 def test_names_of_the_top_level() -> None:
     assert {"pyproject.toml", "vitlab", "plugins", "pipelines", "tests", "docker"} <= {p.name for p in ROOT.iterdir()}
 
