@@ -10,7 +10,8 @@ import pandas as pd
 from vitlab.plan.values import Plan
 from vitlab.report import frame as frames
 from vitlab.report import judgement, words
-from vitlab.report.document import notes, plain
+from vitlab.report.document import plain
+from vitlab.report.notes import notes
 from vitlab.report.tables import Column, columns, trial_columns
 from vitlab.spec import Analysis
 from vitlab.store import Store
