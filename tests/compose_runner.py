@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,6 +70,8 @@ class Services:
         if self.weed is None and "MLFLOW_ARTIFACTS_DESTINATION" in found:
             found["MLFLOW_ARTIFACTS_DESTINATION"] = str(self.folder / "artifacts")
         found.pop("HOME", None)
+        # This Python's programs come first, as in the image.
+        found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
         return found
 
     def command(self, service: str) -> list[str]:

@@ -4,8 +4,8 @@
     python tests/benchmarks/tracking.py --where postgresql   into PostgreSQL, through the server of docker/compose.yaml
 
 Workers are processes that write journals and results by the store's own writers, without a training; the driver is the
-tracker as a run has it.  ``--train`` trains in their place: trials of one step, by ``vitlab run``.  Afterwards every
-point of every journal is looked for by SQL.
+tracker as a run has it.  ``--train`` trains in their place: trials of one step, in cohorts, by ``vitlab run``.
+Afterwards every point of every journal is looked for by SQL.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def log_trials(out: Path, uri: str | None, trials: int, workers: int, points: in
 
 
 def train(out: Path, uri: str | None, trials: int, workers: int) -> tuple[Store, Plan]:
-    """Real trials of one step."""
+    """Real trials of one step: the cheapest there are, so that most of the time goes into delivering them."""
     content = {
         "study": STUDY,
         "base": {
@@ -203,7 +203,7 @@ def train(out: Path, uri: str | None, trials: int, workers: int) -> tuple[Store,
         },
         "design": {"grid": {"train.optimizer.lr": [1e-3 * (1 + n) for n in range(math.ceil(trials / SEEDS))]}},
         "seeds": min(trials, SEEDS),
-        "run": {"executor": "local", "workers": workers, "keep": "none", "tracking_uri": uri},
+        "run": {"executor": "local", "workers": workers, "keep": "none", "engine": "vmap", "tracking_uri": uri},
     }
     out.mkdir(parents=True)
     file = out / "study.yaml"
