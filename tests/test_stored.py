@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from vitlab import noise
@@ -20,9 +21,13 @@ from vitlab.data.datasets import files
 from vitlab.data.datasets.folder import ImageFolder
 from vitlab.data.prepare import Batch, Feed, data_info, kept, prepare
 from vitlab.errors import DataError
+from vitlab.lab import plan_study
 from vitlab.slots import slot
 from vitlab.spec import TrainSpec
+from vitlab.store import TrialFolder
 from vitlab.training.loop import train
+from vitlab.trial import run_trial
+from vitlab.trial.settings import Settings
 
 SEEDS = dict.fromkeys(("split", "subset", "order", "augment", "dropout", "drop_path", "mixup", "init"), 3)
 AUGMENT = ["random_resized_crop", "flip", {"type": "erasing", "p": 0.7}]
@@ -245,6 +250,28 @@ def test_the_rule_is_what_it_says(root: Path, tmp_path: Path, monkeypatch: pytes
     said = kept(choice(root, "auto")) or ""
     assert said.startswith("The 90 pictures of image_folder are decoded as batches ask for them, and not kept: 0.0 GiB")
     assert not feed(root, "memory").stored and feed(root, "auto").stored
+
+
+def test_a_study_says_where_its_pictures_are_read_from(root: Path, tmp_path: Path) -> None:
+    """The plan does, and the journal of a trial; its result is that of a trial with all of them in memory."""
+    base = {
+        "data": {"type": "image_folder", "root": str(root), "image_size": 16, "augment": AUGMENT},
+        "model": {"type": "vit", "patch_size": 8, "dim": 8, "depth": 1, "heads": 2},
+        "train": {"steps": 5, "batch_size": 16, "evaluations": 2},
+    }
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump({"study": "s", "base": base, "seeds": 1}))
+    found = {}
+    for decoded in ("memory", "never"):
+        _, plan = plan_study(file, changes={"base.data.decoded": decoded})
+        assert any("are decoded as batches ask for them" in note for note in plan.notes) == (decoded == "never")
+        folder = TrialFolder(tmp_path / decoded / "key" / "code")
+        result = run_trial(plan.trials[0].trial, folder, Settings(device="cpu"))
+        start = next(event for event in folder.events()[0] if event.kind == "start")
+        assert ("images are read as batches ask for them" in start.body.get("note", "")) == (decoded == "never")
+        assert result is not None
+        found[decoded] = (plan.trials[0].trial.key, result.outcome)
+    assert found["memory"] == found["never"] and found["never"][1].weights
 
 
 def test_an_identity_is_remembered_until_a_picture_is_written_to(

@@ -182,6 +182,7 @@ def plan_study(
 
         if unsettled := left_open(_registered(plan, store), store):
             plan = make_plan(study, document, problems, data_info, _count, decided, probes, unsettled)
+    plan = replace(plan, notes=(*plan.notes, *_stored(plan)))
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
@@ -369,6 +370,15 @@ def _probed(
     _write_plan(store, replace(plan, probes=found))
     again = plan_study(file, changes=changes, plugins=plugins, out=store.root)[1]
     return _write_plan(store, again)
+
+
+def _stored(plan: Plan) -> list[str]:
+    """Where pictures are read from that this machine does not keep in memory, in a sentence for each set of them."""
+    from vitlab.data.prepare import kept
+
+    of_arm = {planned.arm: planned.trial.spec["data"] for planned in (*plan.trials, *plan.pending)}
+    distinct_sets = {json.dumps(data, sort_keys=True): data for data in of_arm.values()}
+    return list(dict.fromkeys(said for data in distinct_sets.values() if (said := kept(data)) is not None))
 
 
 def _count(choice: Mapping[str, Any], info: DataInfo) -> Cost:

@@ -109,7 +109,8 @@ class Attempt:
         if resume is not None:
             training.load(resume)
         parts.met(model, training.step)
-        self.announce(training, "; ".join(filter(None, (damage, note))))
+        stored = "images are read as batches ask for them" if feed.stored else ""
+        self.announce(training, "; ".join(filter(None, (damage, note, stored))))
         self.kernels = kernels_of_first_pass(model)
         self.sight = Sight(prepared.info, prepared.mean, prepared.std)
         return training
