@@ -44,7 +44,9 @@ class Subset:
     def at(self, position_B: Tensor | slice) -> Tensor:
         """uint8 (B, C, H, W): the images at some positions."""
         row_B = self.row_N[position_B]
-        return self.pixels_MCHW[row_B] if isinstance(self.pixels_MCHW, Tensor) else self.pixels_MCHW.read(row_B)
+        if isinstance(self.pixels_MCHW, Tensor):
+            return self.pixels_MCHW.index_select(0, row_B)  # copies whole images; indexing would go pixel by pixel
+        return self.pixels_MCHW.read(row_B)
 
     def picked(self, position_N: Tensor) -> Subset:
         """The subset of the images at these positions."""

@@ -30,6 +30,7 @@ from vitlab import noise
 from vitlab.components import attention, mlp, norm, patch
 from vitlab.components.base import Dropout, DropPath
 from vitlab.components.position import Position
+from vitlab.components.position.additive import Additive
 from vitlab.models.contract import Model
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ class _Pass:
     def _positions(self, hook: str, x_KDTB: Tensor, layer: int) -> Tensor:
         """What the encoding adds to the tokens of a layer, or how it mixes them."""
         position = self.model.position
-        if getattr(type(position), hook) is getattr(Position, hook):
+        idle = isinstance(position, Additive) and hook == "add" and layer not in position.layers
+        if idle or getattr(type(position), hook) is getattr(Position, hook):
             return x_KDTB
         return self._tokenwise("position", x_KDTB, lambda part, x_BTD: getattr(part, hook)(x_BTD, layer))
 
@@ -138,7 +140,9 @@ class _Pass:
     def _attention(self, at: str, x_KDTB: Tensor) -> Tensor:
         attend = cast(attention.Fused, self.model.get_submodule(at))
         members, _, tokens, images = x_KDTB.shape
-        rows = vmap(attend.to_canonical)(_below(at, self.rows))
+        rows = _below(at, self.rows)
+        if type(attend).to_canonical is not attention.Attention.to_canonical:
+            rows = vmap(attend.to_canonical)(rows)
         qkv_KOM = _affine(rows["qkv.weight"], rows.get("qkv.bias"), x_KDTB.flatten(2))
         qkv_K3HETB = qkv_KOM.view(members, 3, attend.num_heads, attend.head_dim, tokens, images)
         y_KHETB: Tensor = _Attend.apply(qkv_K3HETB, attend.scale)  # type: ignore[no-untyped-call]
