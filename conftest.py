@@ -19,3 +19,12 @@ def _torch_draws_the_same() -> None:
     torch = sys.modules.get("torch")  # where a test needs none, none is imported
     if torch is not None:
         torch.manual_seed(0)
+
+
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Studies that a test runs end without a report, whose pictures take longer than small trainings.
+
+    Those of a fixture of the whole module have one.
+    """
+    monkeypatch.setattr("vitlab.report.write", lambda *_: [])

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 
 import vitlab
+from vitlab import report
 from vitlab.cli.plan import command
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import SpecError, WeightsError
@@ -39,6 +40,7 @@ from vitlab.trial import Settings, run_trial
 torchvision()  # where torch has no operators for it, timm cannot import it alone
 from timm.task import DistillationTeacher, TokenDistillationTask  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("no_report")
 COLOUR = DataInfo(image=(8, 8), channels=3, classes=10, identity=None)
 NORMAL = Sight(COLOUR, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = Sight(COLOUR, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -461,7 +463,7 @@ def test_a_teacher_in_a_file_of_timms(tmp_path: Path) -> None:
 
     (note,) = [note for note in answer.plan.notes if "Validation seen by teacher" in note]
     assert "'baseline'" in note and "teacher.pth" in note
-    assert note in json.loads((answer.folder / "report" / "report.json").read_text())["notes"]
+    assert note in json.loads(str(report.render(answer.plan, answer.store, "json")))["notes"]
     printed = CliRunner().invoke(command, [str(path), "--out", str(tmp_path / "out")])
     assert printed.exit_code == 0 and "Validation seen by teacher" in " ".join(printed.output.split())
 

@@ -239,6 +239,7 @@ run: {executor: inline, device: cpu, resources: {processes: 2}, micro_batch_size
 """
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_study_says_how_many_train_a_trial(tmp_path: Path) -> None:
     """By the loop, though the model is small enough for a cohort."""
     (tmp_path / "shared.yaml").write_text(STUDY)

@@ -305,6 +305,7 @@ def test_features_behind_a_stem_are_not_drawn_as_colours(tmp_path: Path) -> None
 # -- as artifacts of a trial ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_study_explains_the_first_seed_of_every_arm_it_can(tmp_path: Path) -> None:
     study = {
         "study": "explained",

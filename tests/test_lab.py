@@ -23,6 +23,7 @@ import yaml
 from jobs import alive, until
 
 import vitlab
+from vitlab import report
 from vitlab.cli import cli
 from vitlab.data.prepare import prepare
 from vitlab.errors import SpecError, UserError
@@ -32,6 +33,7 @@ from vitlab.plan.values import Planned
 from vitlab.slots import slot
 from vitlab.store import Store, hold, read_json, write_json
 
+pytestmark = pytest.mark.usefixtures("no_report")
 NOWHERE = "http://127.0.0.1:9"
 """Nobody listens there: these tests are of the study, not of its copy in MLflow."""
 
@@ -328,7 +330,7 @@ def test_what_the_command_line_changed_is_kept_with_the_study(tmp_path: Path) ->
     assert answer.plan.trials[0].trial.spec["model"]["dim"] == 4
     # Delivered, or not, to where the run was told to, and to no database of its own.
     assert sync(tmp_path / "out") == [("tiny", None)] and not (tmp_path / "out" / "mlflow.db").exists()
-    made = json.loads((answer.folder / "report" / "report.json").read_text())["made"]
+    made = json.loads(str(report.render(answer.plan, answer.store, "json")))["made"]
     assert made["command"] == "vitlab run study.yaml --set model.dim=4 --set 'question=Why not?'"
 
 

@@ -27,6 +27,7 @@ from vitlab.result import Circumstances, Measurement, Outcome, Result
 from vitlab.spec import Analysis
 from vitlab.store import Store
 
+pytestmark = pytest.mark.usefixtures("no_report")
 NOWHERE = "http://127.0.0.1:9"
 """Nobody listens there."""
 
@@ -38,12 +39,6 @@ BASE: dict[str, Any] = {
 }
 POSITIONS = {"one_at_a_time": {"model.position": ["none"]}}
 RUN = {"engine": "loop", "executor": "inline", "tracking_uri": NOWHERE, "keep": "none"}
-
-
-@pytest.fixture(autouse=True)
-def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports are written for the study of the module alone; the others are rendered where a test looks at them."""
-    monkeypatch.setattr(report, "write", lambda *_: [])
 
 
 def study(folder: Path, **changes: Any) -> Path:
