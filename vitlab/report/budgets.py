@@ -12,7 +12,7 @@ import numpy as np
 from vitlab.plan.values import Plan
 from vitlab.report import words
 from vitlab.report.costs import Row, beside
-from vitlab.report.figures import GREY, INK, PAPER, RULE, SERIES, shortened, style
+from vitlab.report.figures import GREY, INK, PAPER, RULE, SERIES, WIDE, shortened, style
 from vitlab.report.frame import usable
 from vitlab.report.tradeoff import COSTS, SIZES, fallen, fronts, scalings
 
@@ -37,7 +37,7 @@ def scaling(plan: Plan, frame: pd.DataFrame) -> Figure | None:
     with style():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(7.2 if len(sizes) > 1 else 4.6, 3.2), layout="constrained")
+        figure = Figure(figsize=(WIDE if len(sizes) > 1 else 4.6, 3.2), layout="constrained")
         panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
         for axes, size in zip(panels, sizes, strict=True):
             for item in (item for item in found if item.size == size):
@@ -80,7 +80,7 @@ def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = ()) -> Figu
 
         across = -(-len(found) // -(-len(found) // ACROSS))  # rows as even as they go
         down = -(-len(found) // across)
-        figure = Figure(figsize=(7.2 if across > 1 else 4.6, 3.2 * down), layout="constrained")
+        figure = Figure(figsize=(WIDE if across > 1 else 4.6, 3.2 * down), layout="constrained")
         panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
         for axes in panels[len(found) :]:
             axes.set_visible(False)

@@ -25,7 +25,7 @@ from vitlab.store import Store, read_json
 if TYPE_CHECKING:
     import pandas as pd
 
-FORM = 6  #: counts changes of this document; a stored one of another form is made anew
+FORM = 7  #: counts changes of this document; a stored one of another form is made anew
 BUILT_IN = "vitlab"
 
 

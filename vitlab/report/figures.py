@@ -39,6 +39,7 @@ VARIABLES = {INK: "ink", GREY: "grey", RULE: "rule", PAPER: "paper", BETTER: "be
 TOGETHER = len(SERIES) + 1  #: arms drawn into one panel, the baseline in ink among them
 PANELS = 24
 TICKS = 36  #: characters that the labels of an axis have room for
+WIDE = 7.2  #: inches: a picture as wide as a page
 
 STYLE = {
     "font.family": "sans-serif",
@@ -119,7 +120,7 @@ def curves(plan: Plan, frame: pd.DataFrame, history: pd.DataFrame) -> Figure | N
 
         colours = colours_of(plan)
         if len(names) <= TOGETHER:
-            figure = Figure(figsize=(7.2, 3.9), layout="constrained")
+            figure = Figure(figsize=(WIDE, 3.9), layout="constrained")
             axes = figure.subplots()
             for name in sorted(names, key=lambda name: colours[name] == INK):
                 _curve(axes, seen[seen["arm"] == name], scale, colours[name], plan.analysis.alpha)
@@ -133,7 +134,7 @@ def curves(plan: Plan, frame: pd.DataFrame, history: pd.DataFrame) -> Figure | N
         columns = 4
         lines = math.ceil(len(shown) / columns)
         high = 1.7 if any(len(name) > 26 for name in shown) else 1.55
-        figure = Figure(figsize=(7.2, 0.5 + high * lines), layout="constrained")
+        figure = Figure(figsize=(WIDE, 0.5 + high * lines), layout="constrained")
         grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
         baselines = {arm.name: arm.baseline for arm in plan.arms}
         for axes, name in zip(grid, shown, strict=False):
@@ -168,7 +169,7 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame) -> Figure | Non
     with style():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(7.2, 0.95 + 0.34 * len(names)), layout="constrained")
+        figure = Figure(figsize=(WIDE, 0.95 + 0.34 * len(names)), layout="constrained")
         if compared:
             left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1))
         else:
@@ -242,7 +243,12 @@ def _tag_of_page(tag: str, name: str, alternative: str) -> str:
     """A tag of matplotlib's SVG as it stands in a page, which gives the face, the colours and the width."""
     tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
     label = f'<svg role="img" aria-label="{escape(alternative, quote=True)}"'
-    tag = re.sub(r'^<svg width="[^"]*" height="[^"]*"', lambda _: label, tag)
+
+    def sized(found: re.Match[str]) -> str:
+        """A narrow picture takes its share of the width, so that letters are of one size in all."""
+        return f'{label} style="--share: {float(found[1]) / (72 * WIDE):.3g}"'
+
+    tag = re.sub(r'^<svg width="([\d.]+)pt" height="[^"]*"', sized, tag)
     tag = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", tag)
     tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", tag)  # unique among the pictures of a page
     for colour, variable in VARIABLES.items():
