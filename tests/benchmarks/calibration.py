@@ -145,7 +145,8 @@ def report_twice_itself(found: Floats, first: int) -> bool:
 
 
 def _p(found: Floats, arm: int, seeds: int) -> float:
-    return float(stats.ttest_rel(found[arm, :seeds], found[0, :seeds]).pvalue)
+    other, first = (dict(enumerate(found[row, :seeds].tolist())) for row in (arm, 0))
+    return statistics.compare(other, first, ALPHA).p
 
 
 def _verdicts(found: Floats, looks: Looks | None) -> dict[str, str]:
