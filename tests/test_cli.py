@@ -308,6 +308,17 @@ def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:
     assert call("gc", "--out", tmp_path / "out")[1] == ""
 
 
+@pytest.mark.parametrize("plan", ["{torn", "{}", "[]", '{"study": "tiny"}', ""])
+def test_gc_deletes_nothing_where_a_plan_cannot_be_read(ran: tuple[Path, Path], tmp_path: Path, plan: str) -> None:
+    """Torn, or of another version; its trials would look as if nobody needed them."""
+    shutil.copytree(ran[1], tmp_path / "out")
+    file = tmp_path / "out" / "studies" / "tiny" / "plan.json"
+    file.write_text(plan)
+    code, printed, err = call("gc", "--out", tmp_path / "out", "--yes")
+    assert (code, printed) == (2, "") and err.startswith(f"{file} cannot be read (") and "\n" not in err.strip()
+    assert len(list((tmp_path / "out").glob("trials/*/*/result.json"))) == 4
+
+
 def test_sync_says_what_it_could_not_reach(ran: tuple[Path, Path]) -> None:
     code, printed, _ = call("sync", ran[1])
     assert code == 0 and printed == "tiny   not reached\n"

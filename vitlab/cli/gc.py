@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from vitlab.cli.options import out_option
+from vitlab.errors import UserError
 from vitlab.plan.values import Plan
 from vitlab.store import Busy, TrialFolder, read_json
 
@@ -20,7 +21,13 @@ def command(out: Path, yes: bool) -> None:
     """Delete trials that no study's latest plan names: results of older code and of arms that are gone."""
     needed = set()
     for file in out.glob("studies/*/plan.json"):
-        plan = Plan.from_json(read_json(file))
+        try:
+            plan = Plan.from_json(read_json(file))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{file} cannot be read ({error!r}), so nobody knows which trials it needs, and nothing is deleted; "
+                "run the study again, or delete its folder"
+            ) from None
         named = [item.trial for item in (*plan.trials, *(item for tuning in plan.tuning for item in tuning.trials))]
         needed |= {(trial.key, trial.code) for trial in (*named, *plan.prerequisites)}
     freed = 0
