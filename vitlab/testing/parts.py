@@ -5,9 +5,8 @@ B images, C channels, H and W pixels, T tokens, N patches, D width, K members of
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +19,10 @@ from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import Geometry
 from vitlab.slots import Resolved, slot
 from vitlab.testing.expect import during, expect
+from vitlab.testing.gradients import check_gradient
 
 B = 3
 DEPTH = 2
-MOST_DIRECTIONS = 12
-"""In which gradients are measured: parameters beyond so many are moved together."""
 
 
 def check_part(who: str, choice: Resolved) -> None:
@@ -36,8 +34,9 @@ def check_part(who: str, choice: Resolved) -> None:
             refused.append(f"{what}: {reason}")
             continue
         _check_on(f"{who} on {what}", choice, g)
-        if first:  # once is enough, for it takes two passes a parameter
-            _check_gradient(who, choice, g)
+        if first and getattr(choice.component, "exact_gradient", True):  # once is enough: two passes a parameter
+            probe = _probe(choice, g).double().eval()
+            check_gradient(who, probe, dict(probe.part.named_parameters()), _input(choice.slot, g).double())
         first = False
     expect(not first, f"{who} refuses every geometry it was offered: {'; '.join(refused)}")
 
@@ -177,52 +176,6 @@ def _check_again(who: str, choice: Resolved, g: Geometry, x: Tensor) -> None:
             f"{who} declares vmap_safe, and draws from torch's generator in {when}: "
             "vitlab.components.base.Dropout draws by key, and vmap_safe = False says that it cannot be stacked",
         )
-
-
-def _check_gradient(who: str, choice: Resolved, g: Geometry) -> None:
-    """Along a random direction of the input, and of each parameter, the gradient is the slope that is measured."""
-    if not getattr(choice.component, "exact_gradient", True):
-        return
-    probe = _probe(choice, g).double().eval()
-    x = _input(choice.slot, g).double().requires_grad_()
-    generator = torch.Generator().manual_seed(0)
-    weights = {name: torch.randn(value.shape, generator=generator).double() for name, value in probe(x).items()}
-
-    def total() -> Tensor:
-        return torch.stack([(value * weights[name]).sum() for name, value in probe(x).items()]).sum()
-
-    torch.autograd.backward(total())
-    named = list(probe.part.named_parameters())
-    size = -(-len(named) // MOST_DIRECTIONS) or 1
-    for some in ([("the input", x)], *(named[at : at + size] for at in range(0, len(named), size))):
-        leaves = [leaf for _, leaf in some]
-        along = [torch.randn(leaf.shape, generator=generator, dtype=torch.float64) for leaf in leaves]
-        grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-        found = sum(float((grad * way).sum()) for grad, way in zip(grads, along, strict=True))
-        most = 0.01 * math.sqrt(sum(float(grad.square().sum()) for grad in grads)) + 1e-6
-        # A kink may lie in a long step, and rounding drown a short one, as where a part computes in float32.
-        gaps = [abs(_slope(total, leaves, along, 1e-3) - found)]
-        gaps += [abs(_slope(total, leaves, along, step) - found) for step in (1e-5, 1e-7) if min(gaps) > most]
-        expect(
-            min(gaps) <= most,
-            f"{who}: the gradient of {', '.join(name for name, _ in some)} is not the slope of what is computed: along "
-            f"a direction it is {found:.6g}, and off by {min(gaps):.2g}; where that is meant, exact_gradient = False "
-            "says so",
-        )
-
-
-def _slope(total: Callable[[], Tensor], leaves: Sequence[Tensor], along: Sequence[Tensor], step: float) -> float:
-    """The central difference of a function along a direction of what it depends on, which is left as it was."""
-    kept = [leaf.detach().clone() for leaf in leaves]
-    values = []
-    with torch.no_grad():
-        for way in (step, -step):
-            for leaf, own, direction in zip(leaves, kept, along, strict=True):
-                leaf.copy_(own + way * direction)
-            values.append(float(total()))
-        for leaf, own in zip(leaves, kept, strict=True):
-            leaf.copy_(own)
-    return (values[0] - values[1]) / (2 * step)
 
 
 def _check_alone(who: str, choice: Resolved, g: Geometry) -> None:
