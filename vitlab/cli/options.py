@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""What several commands share: options, and how paths are printed."""
 
 from __future__ import annotations
 
@@ -76,3 +76,8 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
         except ValueError as error:
             raise UserError(f"--set {change}: {error}") from None
     return values
+
+
+def shown(path: Path) -> str:
+    """A path as it is printed: relative where it lies below the working directory."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -21,6 +21,7 @@ from vitlab.cli.options import (
     parse_changes,
     plugin_option,
     set_option,
+    shown,
 )
 from vitlab.errors import TrialFailed, UserError
 
@@ -155,10 +156,10 @@ def _detach(file: Path, out: Path, changes: Mapping[str, Any], plugins: tuple[Pa
             "\n".join([*said[-TAIL:], f"it ended at once, with exit code {driver.returncode}; see {log}"])
         )
     if driver.returncode == 0:
-        click.echo(f"{plan.study} is answered; the answer is at the end of {_short(log)}")
+        click.echo(f"{plan.study} is answered; the answer is at the end of {shown(log)}")
         return
     click.echo(
-        f"{plan.study} runs in the background, as process {driver.pid}; its log is {_short(log)}\n"
+        f"{plan.study} runs in the background, as process {driver.pid}; its log is {shown(log)}\n"
         f"watch   {again}\n"
         f"look    vitlab status {shlex.quote(str(file))} --out {shlex.quote(str(out))}\n"
         f"stop    kill {driver.pid}   (running trials write a checkpoint)"
@@ -178,7 +179,7 @@ def _epilogue(answer: Any) -> str:
     width = max(len("Report"), len(answer.tracker)) + 3
     lines = [
         f"{answer.trained} trained, {answer.cached} taken from earlier runs.",
-        f"{'Report':{width}}{_short(answer.folder / 'report' / 'report.html')}",
+        f"{'Report':{width}}{shown(answer.folder / 'report' / 'report.html')}",
     ]
     if answer.link:
         started = answer.tracker == "MLflow" and "127.0.0.1" in answer.link
@@ -186,7 +187,3 @@ def _epilogue(answer: Any) -> str:
     elif answer.tracker:
         lines.append(f"{answer.tracker:{width}}not reached; 'vitlab sync' delivers what is missing.")
     return "\n".join(lines)
-
-
-def _short(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitlab.cli.options import json_option, out_option
+from vitlab.cli.options import json_option, out_option, shown
 
 if TYPE_CHECKING:
     from vitlab.store import TrialFolder
@@ -39,7 +39,7 @@ def command(study: Path, out: Path, as_json: bool) -> None:
         folder = store.trial(planned.trial.key, planned.trial.code)
         found = _state(folder)
         if found == "failed":
-            log = _short(folder.path / "log.txt")
+            log = shown(folder.path / "log.txt")
             failures.append(f"{planned.arm} s{planned.seed}: {folder.kind()}: {folder.failure()} ({log})")
         counts.get(planned.arm, tuning)[found] += 1
     for planned in plan.pending:
@@ -63,13 +63,9 @@ def command(study: Path, out: Path, as_json: bool) -> None:
     console.print(table)
     if driver:
         file = store.study(plan.study) / "driver.log"
-        console.print(Text(f"run by {driver}" + (f"; its log is {_short(file)}" if file.exists() else "")))
+        console.print(Text(f"run by {driver}" + (f"; its log is {shown(file)}" if file.exists() else "")))
     for failure in failures:
         console.print(Text(failure))
-
-
-def _short(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _state(folder: TrialFolder) -> str:
