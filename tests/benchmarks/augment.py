@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pictures
 import torch
 from measuring import Contender, Row, in_turns, ratios, row
 from torch import Tensor
@@ -105,4 +106,5 @@ def measure() -> list[Row]:
             "x",
             "CPU",
         ),
+        *pictures.measure(),
     ]
