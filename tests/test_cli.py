@@ -22,7 +22,8 @@ import pytest
 import yaml
 
 from vitlab import lab, report, slots
-from vitlab.cli import COMMANDS, main
+from vitlab.cli import COMMANDS, main, options
+from vitlab.cli import run as cli_run
 from vitlab.components.position import PRESETS
 from vitlab.data.options import NORMALIZATIONS
 from vitlab.errors import Interrupted
@@ -146,6 +147,25 @@ def test_failed_trials_exit_with_4_and_the_answer_still_stands(tmp_path: Path, m
     folder = next(path.parent for path in tmp_path.glob("out/trials/*/*/failure.json"))
     code, printed, err = call("logs", folder.parent.name[:10], "--out", tmp_path / "out")
     assert code == 0 and err == "" and "RuntimeError: not today" in printed and "Traceback" in printed
+
+
+def test_a_run_in_the_background_is_given_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are added later as well: its command line is read from the options there are."""
+    monkeypatch.setattr("vitlab.guests.disable", lambda names: None)  # none is installed here
+    (tmp_path / "own.py").touch()
+    values = {"workers": "2", "only": "arm=a b", "changes": "data.root=/my data", "plugins": str(tmp_path / "own.py")}
+    given = [
+        word
+        for option in cli_run.command.params
+        if isinstance(option, click.Option) and "--detach" not in option.opts
+        for _ in range(2 if option.multiple else 1)
+        for word in [option.opts[0], *([] if option.is_flag else [values.get(str(option.name), "some")])]
+    ]
+    assert {"--out", "--set", "--no-plugin", "--measure"} < set(given)
+    with cli_run.command.make_context("run", ["study.yaml", *given, "--detach"]) as context:
+        assert list(options.as_written(context, without="--detach")) == given
+    with cli_run.command.make_context("run", ["study.yaml", "--detach"]) as context:
+        assert list(options.as_written(context, without="--detach")) == []
 
 
 def test_only_takes_arms(ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

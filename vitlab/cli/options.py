@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from vitlab import guests
 from vitlab.errors import UserError
@@ -47,6 +49,7 @@ def _keep_out(context: click.Context, parameter: click.Parameter, names: tuple[s
 
     context.call_on_close(restore)
     guests.disable(names)
+    context.meta[__name__] = names
 
 
 no_plugin_option = click.option(
@@ -58,6 +61,19 @@ no_plugin_option = click.option(
     help=f"An installed plugin to do without; {guests.VARIABLE}=1 does without any.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def as_written(context: click.Context, *, without: str) -> Iterator[str]:
+    """The options that were given to a command but for one, in words that give them to it again."""
+    given = {"no_plugin": context.meta.get(__name__, ()), **context.params}
+    for option in context.command.params:
+        name = str(option.name)
+        if not isinstance(option, click.Option) or without in option.opts:
+            continue
+        if context.get_parameter_source(name) is ParameterSource.DEFAULT:
+            continue
+        for value in given[name] if option.multiple else [given[name]]:
+            yield from [option.opts[0]] if option.is_flag else [option.opts[0], str(value)]
 
 
 def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from vitlab.cli.options import (
+    as_written,
     file_argument,
     json_option,
     no_plugin_option,
@@ -25,6 +26,7 @@ from vitlab.cli.options import (
 )
 from vitlab.errors import TrialFailed, UserError
 
+DETACH = "--detach"
 LOG = "driver.log"  #: of a run that was detached, in the study's folder
 BEGIN_S = 60.0  #: how long one may take until it holds the study; a busy machine imports torch slowly
 TAIL = 20  #: lines of its log that are shown where it does not get so far
@@ -45,9 +47,11 @@ TAIL = 20  #: lines of its log that are shown where it does not get so far
 )
 @click.option("--retry-failed", is_flag=True, help="Train again what failed under the same code.")
 @click.option("--measure", is_flag=True, help="Also measure what each arm costs on this machine: speed and memory.")
-@click.option("--detach", is_flag=True, help="Run in the background, and say how to watch and to stop it.")
+@click.option(DETACH, is_flag=True, help="Run in the background, and say how to watch and to stop it.")
 @json_option
+@click.pass_context
 def command(
+    context: click.Context,
     file: Path,
     out: Path,
     changes: tuple[str, ...],
@@ -76,19 +80,7 @@ def command(
     if detach:
         if smoke:
             raise UserError("--smoke is over in moments; leave out --detach")
-        options = [
-            *(("--set", change) for change in changes),
-            *(("--plugin", str(plugin)) for plugin in plugins),
-            *((name, value) for name, value in {"--executor": executor, "--only": only}.items() if value is not None),
-            *((name, value) for name, value in {"--tracking-uri": tracking_uri}.items() if value is not None),
-            *(("--workers", str(value)) for value in [workers] if value is not None),
-            *(
-                (name,)
-                for name, asked in {"--retry-failed": retry_failed, "--measure": measure, "--json": as_json}.items()
-                if asked
-            ),
-        ]
-        _detach(file, out, values, plugins, [word for words in options for word in words])
+        _detach(file, out, values, plugins, list(as_written(context, without=DETACH)))
         return
     # A scheduler that ends the job asks by SIGTERM; it is answered like Ctrl-C, by checkpoints.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -133,13 +125,13 @@ def _detach(file: Path, out: Path, changes: Mapping[str, Any], plugins: tuple[Pa
 
     _, plan = lab.plan_study(file, changes=changes, plugins=plugins, out=out)
     store = Store(out.resolve())
-    again = shlex.join(["vitlab", "run", str(file), "--out", str(out), *options])
+    again = shlex.join(["vitlab", "run", str(file), *options])
     if runner := driver_of(plan.study, store):
         raise UserError(f"{plan.study} is run by {runner} already; '{again}' watches it")
     log = store.study(plan.study) / LOG
     log.parent.mkdir(parents=True, exist_ok=True)
     begin = log.stat().st_size if log.exists() else 0
-    command = [sys.executable, "-m", "vitlab", "run", str(file), "--out", str(out), *options]
+    command = [sys.executable, "-m", "vitlab", "run", str(file), *options]
     with open(log, "ab") as output:
         driver = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
