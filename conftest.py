@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -28,3 +29,12 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     Those of a fixture of the whole module have one.
     """
     monkeypatch.setattr("vitlab.report.write", lambda *_: [])
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data of this machine is found by accident."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("VITLAB_DATA", raising=False)
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")

@@ -24,17 +24,10 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError, OptionError
 from vitlab.slots import BUILT_IN, listing, slot
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 REAL = Path(__file__).parents[2] / "shared" / "data" / "fashion-mnist"
 SEEDS = {"split": 0, "subset": 0}
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No data of this machine is found by accident."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("VITLAB_DATA", raising=False)
-    (tmp_path / "cwd").mkdir()
-    monkeypatch.chdir(tmp_path / "cwd")
 
 
 def test_the_listing_reads_every_built_in_from_the_text() -> None:

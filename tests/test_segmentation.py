@@ -32,19 +32,12 @@ from vitlab.spec import TrainSpec
 from vitlab.training import loop
 from vitlab.training.metrics import Tally, confusion, mean_iou, metrics_of
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 SEEDS = dict.fromkeys(("init", "order", "augment", "mixup", "dropout", "drop_path", "subset", "split"), 0)
 SMALL = {"type": "digit_scenes", "image_size": 16, "digit_size": [8, 12], "train_images": 60, "test_images": 20}
 KEY = noise.key(0, "augment", 0, 0)
 MASKS = np.random.default_rng(0).integers(0, 5, (40, 12, 16)).astype(np.uint8)
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No data of this machine is found by accident."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("VITLAB_DATA", raising=False)
-    (tmp_path / "cwd").mkdir()
-    monkeypatch.chdir(tmp_path / "cwd")
 
 
 # -- digit_scenes -----------------------------------------------------------------------------------------------------
