@@ -50,6 +50,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(measuring, "ROUNDS", 2)
     monkeypatch.setattr(measuring, "PROBES", 1)
     monkeypatch.setattr(measuring, "PROBE_S", 0.02)
+    monkeypatch.setattr(measuring, "LONG_S", 10.0)
     monkeypatch.setattr(report, "write", lambda *_: [])
     threads = torch.get_num_threads()
     yield
@@ -79,6 +80,8 @@ def test_speed_is_steps_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "BLOCK_S", 10.0)
     assert measuring._speed(step, torch.device("cpu"), lambda: False) == pytest.approx(4.0, rel=1e-9)
     assert steps[0] == measuring.WARM_UP + 40
+    assert measuring._speed(step, torch.device("cpu"), lambda: True, 0.0, warm_up=0) == pytest.approx(4.0, rel=1e-9)
+    assert steps[0] == measuring.WARM_UP + 41, "one step is measured, even of what is stopped"
 
 
 def test_arms_are_measured_into_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,9 +37,9 @@ from vitlab.trial import begin_trial
 from vitlab.trial.settings import Settings as Settings
 
 ROUNDS = 5  #: processes of each arm
-PROBES = 3  #: blocks of each engine in a probe
-PROBE_S = 4.0  #: how long a probe measures, all engines together
-LONG_S = 0.2
+PROBES = 3  #: blocks of each engine in a probe, at most
+PROBE_S = 3.0  #: how long a probe measures, all engines together; a round that has begun is ended
+LONG_S = 0.1
 """A step of a trial alone that takes longer is not tried as a cohort: what stacking saves is calling kernels, some
 hundreds of them at some tens of microseconds, and beside such a step that is nothing."""
 BLOCK_S = 1.0  #: how long is measured at a time
@@ -168,8 +168,9 @@ def _engines(
 
         alone = begin(0)
         device = alone.feed.device
+        alone.advance()  # which chooses kernels and takes memory
+        step_s = min(1 / _speed(alone.advance, device, stop, block_s=0.0, warm_up=0) for _ in range(2))
         steps, images, why_not = {"loop": alone.advance}, {"loop": alone.batch_images}, {}
-        step_s = 1 / max(_speed(alone.advance, device, stop, block_s=0.0), 1e-9)  # 0 where it was stopped
         for engine in STACKINGS:
             try:
                 if step_s > LONG_S:
@@ -183,11 +184,14 @@ def _engines(
                 why_not[engine] = " ".join(str(error).split())[:200]
                 continue
             steps[engine], images[engine] = cohort.advance, alone.batch_images * members
-        block_s = PROBE_S / PROBES / len(steps)
         speeds: dict[str, list[float]] = {name: [] for name in steps}
+        began = time.perf_counter()
         for _ in range(PROBES):
             for name, step in steps.items():
-                speeds[name].append(_speed(step, device, stop, block_s) * images[name])
+                found = _speed(step, device, stop, PROBE_S / PROBES / len(steps), warm_up=0)
+                speeds[name].append(found * images[name])
+            if len(steps) == 1 or time.perf_counter() - began > PROBE_S:
+                break
         return {
             "speeds": {name: statistics.median(found) for name, found in speeds.items()},
             "why_not": why_not,
@@ -196,15 +200,19 @@ def _engines(
 
 
 def _speed(
-    step: Callable[[], object], device: torch.device, stop: Callable[[], bool], block_s: float | None = None
+    step: Callable[[], object],
+    device: torch.device,
+    stop: Callable[[], bool],
+    block_s: float | None = None,
+    warm_up: int = WARM_UP,
 ) -> float:
-    """Steps a second, by the clock on the wall, in a block of so many seconds, but of three steps at least."""
-    block_s = BLOCK_S if block_s is None else block_s
-    for _ in range(WARM_UP):
+    """Steps a second, by the clock on the wall, after some that do not count; of as many, and of one, at least."""
+    length_s = BLOCK_S if block_s is None else block_s
+    for _ in range(warm_up):
         step()
     _wait_for(device)
     began, done = time.perf_counter(), 0
-    while not stop() and (done < WARM_UP or time.perf_counter() - began < block_s):
+    while done == 0 or (not stop() and (done < warm_up or time.perf_counter() - began < length_s)):
         step()
         done += 1
     _wait_for(device)
