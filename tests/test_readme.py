@@ -70,7 +70,7 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
 
 
 def test_there_is_something_to_check() -> None:
-    assert {"run", "plan", "validate", "report", "ui"} <= {words[0] for words in of_vitlab("README.md")}
+    assert set(COMMANDS) <= {words[0] for words in of_vitlab("README.md")}
     assert any(words[:2] == ["list", "position"] for words in of_vitlab("plugins/README.md"))
 
 
