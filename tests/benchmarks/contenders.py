@@ -20,7 +20,7 @@ from vitlab.data.torchvision_import import torchvision as import_torchvision
 from vitlab.plan.values import Trial
 from vitlab.slots import slot
 from vitlab.spec import STREAMS, TrainSpec
-from vitlab.training.cohort import Cohort
+from vitlab.training.cohort import Cohort, Stacking
 from vitlab.training.loop import Training
 
 import_torchvision()  # as vitlab does; timm and vit-pytorch import it, too
@@ -218,9 +218,9 @@ def loop(one: Training) -> Contender:
     return step
 
 
-def cohort(members: list[Training]) -> Contender:
-    """A step of several trainings together, in images of all of them."""
-    stacked = Cohort(members)
+def cohort(members: list[Training], engine: Stacking = "stack") -> Contender:
+    """A step of several trainings together, in images of all of them; by the engine the rule has for small models."""
+    stacked = Cohort(members, engine)
 
     def step() -> float:
         stacked.advance()

@@ -25,6 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import augment
 import costs
+import limit
 import seeds
 import single
 import threads
@@ -40,6 +41,7 @@ GOALS: Mapping[str, Callable[[], list[Row]]] = {
     "P8": augment.measure,
     "P9": costs.journal,
     "P10": threads.measure,
+    "P13": limit.measure,
 }
 OUT = Path(__file__).parents[2] / "vitlab-runs" / "bench"
 

@@ -79,6 +79,7 @@ def to_the_tutorial() -> list[Row]:
             "tutorial": tutorial(),
             "one": loop(planned(trials[0])),
             "sixteen": cohort([planned(trial) for trial in trials]),
+            "sixteen by vmap": cohort([planned(trial) for trial in trials], "vmap"),
         },
         block_s=0.4,
     )
@@ -91,6 +92,7 @@ def to_the_tutorial() -> list[Row]:
             "CPU",
             GATE_TUTORIAL,
         ),
+        row("P1", "the same by vmap", ratios(speeds, "sixteen by vmap", "tutorial"), "x", "CPU"),
         row("P1", "one seed of it by the loop to the tutorial's code", ratios(speeds, "one", "tutorial"), "x", "CPU"),
         row("P1", "16 seeds as a cohort to one by the loop", ratios(speeds, "sixteen", "one"), "x", "CPU"),
     ]
@@ -103,6 +105,7 @@ def to_timm() -> list[Row]:
         "timm, fused AdamW": peer("timm", TINY, fused=True),
         "one": loop(training(TINY)),
         "sixteen": cohort([training(TINY, seed) for seed in range(SEEDS)]),
+        "sixteen by vmap": cohort([training(TINY, seed) for seed in range(SEEDS)], "vmap"),
     }
     speeds = in_turns(contenders)
     rows = [
@@ -116,4 +119,13 @@ def to_timm() -> list[Row]:
         )
         for other, gate in (("timm, default AdamW", GATE_TIMM), ("timm, fused AdamW", None))
     ]
+    rows.append(
+        row(
+            "P3",
+            "tiny, 16 seeds by vmap to timm, default AdamW",
+            ratios(speeds, "sixteen by vmap", "timm, default AdamW"),
+            "x",
+            "CPU",
+        )
+    )
     return [*rows, row("P3", "tiny, 16 seeds to one by the loop", ratios(speeds, "sixteen", "one"), "x", "CPU")]
