@@ -160,7 +160,7 @@ def test_what_cannot_be_stacked_is_trained_by_the_loop(tmp_path: Path, monkeypat
     monkeypatch.setattr(measuring, "require_stackable", refuse)
     probe, (said,) = probed(tmp_path)
     assert probe.engine == "loop" and set(probe.speeds) == {"loop"}
-    assert set(probe.why_not) == set(measuring.STACKINGS) and "not vmap: a part of it is declared" in said
+    assert set(probe.why_not) == set(measuring.STACKINGS) and "; not vmap or stack: a part of it is declared" in said
 
 
 def test_an_engine_that_does_not_take_a_model_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from vitlab.data import stored
 from vitlab.data.datasets import files
 from vitlab.data.datasets.folder import ImageFolder
 from vitlab.data.prepare import Batch, Feed, data_info, kept, prepare
+from vitlab.data.stored import Ahead, Request
 from vitlab.errors import DataError
 from vitlab.lab import plan_study
 from vitlab.slots import slot
@@ -172,6 +173,26 @@ def test_what_happens_to_a_picture_in_mid_training_is_said(tmp_path: Path, root:
         for step in range(one.steps_per_epoch(16) + 1):
             one.batch(step, 16)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_batches_come_to_a_gpu_and_nobody_waits_for_them(root: Path) -> None:
+    resolved = choice(root, "never", augment=["flip"], normalize="unit")
+    prepared = prepare(resolved, SEEDS)
+    here, there = (Feed(prepared, resolved.options["augment"], SEEDS, device) for device in ("cpu", "cuda"))
+    for step in range(9):
+        batch, expected = there.batch(step, 16), here.batch(step, 16)
+        assert batch.x_BCHW.is_cuda and torch.equal(batch.id_B.cpu(), expected.id_B)
+        torch.testing.assert_close(batch.x_BCHW.cpu(), expected.x_BCHW, rtol=0, atol=1e-6)
+    ahead, row_B = Ahead(prepared.train.stored, torch.device("cuda")), torch.arange(16)  # type: ignore[arg-type]
+    ahead.take(0, None, lambda at: Request(row_B, row_B))  # the first of a process may wait
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(1, 9):
+            assert ahead.take(step, None, lambda at: Request(row_B, row_B)).is_cuda
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def reading() -> list[threading.Thread]:

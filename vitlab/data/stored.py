@@ -274,7 +274,11 @@ def on_disk(source: InFiles, name: str, what: str) -> Kept:
 
 def in_memory(source: InFiles) -> Kept:
     """The images in memory."""
-    return Kept(torch.cat(list(in_order(source))).numpy(), source)
+    x_MCHW, begin = np.empty(source.shape, np.uint8), 0
+    for x_BCHW in in_order(source):
+        x_MCHW[begin : begin + len(x_BCHW)] = x_BCHW.numpy()
+        begin += len(x_BCHW)
+    return Kept(x_MCHW, source)
 
 
 def _write(source: InFiles, file: Path, what: str) -> None:

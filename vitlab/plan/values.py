@@ -107,7 +107,10 @@ class Probe:
         rest = [f"{speed:,.0f} by {engine}" for engine, speed in self.speeds.items() if engine != self.engine]
         alone = "one trial at a time" if self.engine == "loop" else f"as a cohort of {self.members}"
         first = f"{self.speeds[self.engine]:,.0f} images/s of a worker, {alone}"
-        missing = [f"; not {engine}: {reason}" for engine, reason in self.why_not.items()]
+        reasons = {
+            reason: [name for name, why in self.why_not.items() if why == reason] for reason in self.why_not.values()
+        }
+        missing = [f"; not {' or '.join(engines)}: {reason}" for reason, engines in reasons.items()]
         return f"engine {self.engine}: {', '.join([first, *rest])}{''.join(missing)}."
 
 
