@@ -14,6 +14,7 @@ from vitlab.components.attention import attention
 from vitlab.geometry import DataInfo
 from vitlab.models import innermost
 from vitlab.slots import slot
+from vitlab.testing.engines import check_engines
 from vitlab.training.cohort import why_not_stack
 
 INFO = DataInfo(image=(8, 8), channels=1, classes=3)
@@ -90,3 +91,19 @@ def test_it_is_for_processors_and_full_precision() -> None:
     assert [why_not_stack(model, precision, cpu) for precision in ("fp32", "fp64")] == [None, None]
     assert "precision bf16" in (why_not_stack(model, "bf16", cpu) or "")
     assert "this is cuda" in (why_not_stack(model, "fp32", torch.device("cuda")) or "")
+
+
+def test_the_contract_of_parts_sees_a_fault_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In what is told here, and in a part that computes another thing where its memory lies otherwise."""
+    fused, rms = slot("attention").resolve("fused"), slot("norm").resolve("rmsnorm")
+    check_engines("fused", fused)
+    check_engines("rmsnorm", rms)
+    with monkeypatch.context() as patched:
+        products = innermost._over_channels
+        patched.setattr(innermost, "_over_channels", lambda a, b: products(0.5 * a, b))
+        with pytest.raises(AssertionError, match="fused: in a ViT, with the batch innermost, its view '' differs"):
+            check_engines("fused", fused)
+    plain = rms.component.forward  # type: ignore[attr-defined]
+    monkeypatch.setattr(rms.component, "forward", lambda self, x: plain(self, x) * (1 if x.is_contiguous() else 1.001))
+    with pytest.raises(AssertionError, match="rmsnorm: in a ViT, with the batch innermost"):
+        check_engines("rmsnorm", rms)

@@ -85,7 +85,8 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
     with a reason): it builds on the CPU and on the meta device; shapes and types are kept, bfloat16 included; values
     and gradients are finite, every parameter receives a gradient, and that is the slope of what is computed; the second
     time is as the first; a state loads into another instance and computes the same; samples do not mix; what it
-    declares (``needs_bias``, ``vmap_safe``, a canonical form, ...) is true.
+    declares (``needs_bias``, ``vmap_safe``, a canonical form, ...) is true; and in a ViT that is known with the batch
+    innermost, predictions and gradients are there what they are one by one.
 
     Of a metric: however a split is cut into batches and ordered, it is the same number, within its bounds, and best
     where predictions are right; what has no label counts nowhere.

@@ -18,6 +18,7 @@ from vitlab.components.base import name_draws
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import Geometry
 from vitlab.slots import Resolved, slot
+from vitlab.testing.engines import check_engines
 from vitlab.testing.expect import during, expect
 from vitlab.testing.gradients import check_gradient
 
@@ -38,6 +39,7 @@ def check_part(who: str, choice: Resolved) -> None:
             probe = _probe(choice, g).double().eval()
             check_gradient(who, probe, dict(probe.part.named_parameters()), _input(choice.slot, g).double())
         first = False
+    check_engines(who, choice)
     expect(not first, f"{who} refuses every geometry it was offered: {'; '.join(refused)}")
 
 

@@ -1,0 +1,74 @@
+"""A part inside of a model, by every engine that takes it.
+
+K models, B images.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import stack_module_state, vmap
+
+from vitlab import noise
+from vitlab.errors import GeometryError, OptionError
+from vitlab.geometry import DataInfo
+from vitlab.slots import Resolved, slot
+from vitlab.testing.expect import during, expect
+from vitlab.training.loop import views_of
+
+K, B = 2, 3
+
+
+def check_engines(who: str, choice: Resolved) -> None:
+    """Two ViTs that have the part predict and learn alike one by one and stacked with the batch innermost.
+
+    Where such a ViT is refused, or is not known with the batch innermost, there is nothing to compare.
+    """
+    reduction = choice.component.reduction_of(choice.options) if choice.slot == "patch" else 1  # type: ignore[attr-defined]
+    side = 4 if reduction == 1 else 1
+    info = DataInfo(image=(2 * side * reduction, 2 * side * reduction), channels=3, classes=5)
+    sizes = {"type": "vit", "patch_size": side, "dim": 16, "depth": 2, "heads": 2}
+    models: list[Any] = []
+    for seed in range(K):
+        try:
+            models.append(slot("model").build({**sizes, choice.slot: choice}, info).double().eval())
+        except (OptionError, GeometryError):
+            return
+        models[-1].initialise(seed)
+    if not models[0].vmap_safe or models[0].why_not_innermost() is not None:
+        return
+    generator = torch.Generator().manual_seed(0)
+    x_KBCHW = torch.randn(K, B, info.channels, *info.image, dtype=torch.float64, generator=generator)
+    with during(f"{who}: in a ViT, stacked with the batch innermost", Exception):
+        rows, kept = stack_module_state(models)
+        found = _innermost(models[0], rows, kept, x_KBCHW)
+        slopes = _slopes(found, rows)
+    for member, model in enumerate(models):
+        wanted = views_of(model, x_KBCHW[member], "fp64")
+        for name, view in wanted.items():
+            close = torch.allclose(found[name][member], view, rtol=1e-9, atol=1e-10)
+            expect(close, f"{who}: in a ViT, with the batch innermost, its view '{name}' differs from that of a loop")
+        for name, slope in _slopes(wanted, dict(model.named_parameters())).items():
+            close = torch.allclose(slopes[name][member], slope, rtol=1e-9, atol=1e-10)
+            expect(close, f"{who}: in a ViT, with the batch innermost, the gradient of {name} differs from a loop's")
+
+
+def _innermost(model: Any, rows: dict[str, Tensor], kept: dict[str, Tensor], x_KBCHW: Tensor) -> dict[str, Tensor]:
+    passes, tensors = model.innermost(), {**rows, **kept}
+    keys_K = torch.arange(K)
+    draws = noise.Draws(dropout=keys_K, drop_path=keys_K, sample_B=torch.arange(B).expand(K, B))
+
+    def views(rows: dict[str, Tensor], features_B: Tensor, draws: noise.Draws) -> dict[str, Tensor]:
+        with noise.drawing(draws):
+            return views_of(passes.rest, features_B, "fp64", rows)
+
+    found: dict[str, Tensor] = vmap(views)(passes.rest_of(tensors), passes.features(tensors, draws, x_KBCHW), draws)
+    return found
+
+
+def _slopes(views: dict[str, Tensor], parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    total = torch.stack([view.sin().sum() for view in views.values()]).sum()
+    found = torch.autograd.grad(total, list(parameters.values()), materialize_grads=True)
+    return dict(zip(parameters, found, strict=True))
