@@ -99,9 +99,11 @@ def test_a_member_depends_on_nobody(engine: Stacking, precision: str) -> None:
 SIZES_THAT_DO_NOT_ALIGN = """
 import sys
 sys.path.insert(0, {tests!r})
-from vitlab.training.cohort import Member, round_alike, train_cohort
-round_alike()
-from test_cohort import same, state_of, training
+from pathlib import Path
+from vitlab.training.cohort import Member, train_cohort
+from vitlab.trial import run_trial
+from test_cohort import SETTINGS, same, state_of, training, trial, work
+run_trial(*work(Path({folder!r}), trial(0))[0], SETTINGS)
 odd = dict(model=dict(dim=9, heads=3, drop=0.0, drop_path=0.0), batch_size=13, steps=4, evaluations=1)
 for engine in ("vmap", "stack"):
     together = [training(seed, **odd) for seed in range(3)]
@@ -113,9 +115,9 @@ for engine in ("vmap", "stack"):
 """
 
 
-def test_a_member_depends_on_nobody_wherever_it_lies_in_memory() -> None:
-    """In a process of its own, as MKL is told before it multiplies: 9 numbers wide, 13 images."""
-    program = SIZES_THAT_DO_NOT_ALIGN.format(tests=str(Path(__file__).parent))
+def test_a_member_depends_on_nobody_wherever_it_lies_in_memory(tmp_path: Path) -> None:
+    """In a process that has trained another by the loop before, as workers do: 9 numbers wide, 13 images."""
+    program = SIZES_THAT_DO_NOT_ALIGN.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
 

@@ -18,7 +18,6 @@ Reference: arXiv:2102.02344 (HFTA).
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -126,15 +125,6 @@ def train_cohort(
             _save(active)
             saved = time.monotonic()
     return [ended.get(member) for member in members]
-
-
-def round_alike() -> None:
-    """Have matrix products round alike wherever their matrices lie in memory, which is otherwise seen in the last bits
-    of a member whose place in a stack is no multiple of 64 bytes.
-
-    It is to be called before this process has multiplied any: MKL looks once.  Elsewhere it changes nothing.
-    """
-    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 
 def require_stackable(model: Model) -> None:

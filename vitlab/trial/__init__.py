@@ -16,7 +16,7 @@ from vitlab.plan.trial import Trial
 from vitlab.result import Result
 from vitlab.slots import load_file
 from vitlab.store import Busy, TrialFolder
-from vitlab.training.cohort import Member, require_stackable, round_alike, train_cohort
+from vitlab.training.cohort import Member, require_stackable, train_cohort
 from vitlab.training.loop import Trained, Training
 from vitlab.trial.attempt import Attempt, result_of
 from vitlab.trial.failures import out_of_memory, record, sentence_of
@@ -105,7 +105,6 @@ def run_cohort(
         Busy: if another process has taken one of them over; those that have not ended may go on.
         Refused: if one of them would not be what it was planned to be; then nothing is written.
     """
-    round_alike()
     for plugin in settings.plugins:
         load_file(plugin)
     for trial, _ in work:

@@ -53,6 +53,10 @@ def torch_set(settings: Settings, device: torch.device) -> Iterator[None]:
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     if settings.deterministic and device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses to be deterministic
+    if settings.deterministic:
+        # Or MKL rounds a product by where its matrices lie in memory, and a member of a cohort by its place in it.  MKL
+        # looks at its first product in a process, so every trial says it: a worker may train one alone, and then many.
+        os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     try:
         torch.set_num_threads(settings.threads)
         torch.use_deterministic_algorithms(settings.deterministic)
