@@ -167,7 +167,7 @@ def test_what_happens_to_a_picture_in_mid_training_is_said(tmp_path: Path, root:
         copy.write_bytes(path.read_bytes())
     one = feed(tmp_path, "never", [])
     lost = prepare(choice(tmp_path, "never"), SEEDS).train.id_N[-1]
-    path = ImageFolder(root=str(tmp_path)).pictures("train").paths[int(lost)]
+    path = Path(ImageFolder(root=str(tmp_path)).pictures("train").paths[int(lost)])
     harm(path)
     with pytest.raises(DataError, match=f"^{path} {said}") as caught:
         for step in range(one.steps_per_epoch(16) + 1):

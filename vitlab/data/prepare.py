@@ -268,7 +268,8 @@ def _raw(resolved: Resolved) -> _Raw:
     for split, subset in zip(SPLITS, (train, test), strict=True):
         if not len(subset):
             raise DataError(f"{resolved.type} has no {split} images")
-    info = _seen(resolved, dataset.info())  # once more: its identity now is that of what was read
+    # Once more, where pixels have been read: its identity now is that of what was read.
+    info = _seen(resolved, given if isinstance(train.stored, stored.InFiles) else dataset.info())
     group_N = dataset.groups()
     group_N = None if group_N is None else group_N[train.id_N]
     noted = "" if train.stored is None else _name(resolved, info, BEYOND)

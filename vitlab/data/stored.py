@@ -290,9 +290,12 @@ def _write(source: InFiles, file: Path, what: str) -> None:
             f"which {FREE} times as much is asked for; XDG_CACHE_HOME says where else, and 'decoded: never' needs none"
         )
     unfinished = file.with_suffix(".part")
-    with open(unfinished, "wb") as out:
-        head = {"descr": "|u1", "fortran_order": False, "shape": source.shape}
-        np.lib.format.write_array_header_2_0(out, head)
-        for x_BCHW in in_order(source):
-            x_BCHW.numpy().tofile(out)
-    os.replace(unfinished, file)
+    try:
+        with open(unfinished, "wb") as out:
+            head = {"descr": "|u1", "fortran_order": False, "shape": source.shape}
+            np.lib.format.write_array_header_2_0(out, head)
+            for x_BCHW in in_order(source):
+                x_BCHW.numpy().tofile(out)
+        os.replace(unfinished, file)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -115,7 +115,7 @@ class ImageFolder(Dataset):
             )
         return labels
 
-    def _pictures(self, split: Split) -> list[tuple[str, Path]]:
+    def _pictures(self, split: Split) -> list[tuple[str, str]]:
         """Class and path of each picture, classes and relative paths in the order of their names."""
         base = self.root / "train" if split == "train" else self._test()
         assert base is not None  # missing() has been asked
@@ -123,39 +123,43 @@ class ImageFolder(Dataset):
         unknown = sorted(path.name for path in base.iterdir() if path.is_dir() and path.name not in labels)
         if unknown:
             raise DataError(f"image_folder: {base} has a class '{unknown[0]}' that {self.root / 'train'} has not")
-        return [(label, path) for label in labels for path in sorted(_below(base / label))]
+        # Paths are text until they are wanted as more: there may be a million of them.
+        return [(label, path) for label in labels for path in _below(os.path.join(base, label))]
 
     def _identity(self) -> str:
         """A digest over content; looked up where names, sizes, inodes and times of change are those it was made of."""
-        listed = [
-            (split, label, path.relative_to(self.root).as_posix(), path)
-            for split in SPLITS
-            for label, path in self._pictures(split)
-        ]
-        seen, sizes, latest = hashlib.blake2b(digest_size=16), [], 0.0
-        for split, label, name, path in listed:
-            stat = path.stat()
-            sizes.append(stat.st_size)
-            latest = max(latest, stat.st_ctime)
-            state = (stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
-            seen.update(f"{split}\0{label}\0{name}\0{state}\n".encode())
+        seen, latest, listed = hashlib.blake2b(digest_size=16), 0.0, []
+        before = len(os.path.join(self.root, ""))
+        for split in SPLITS:
+            for label, path in self._pictures(split):
+                stat, of = os.stat(path), f"{split}\0{label}\0{path[before:].replace(os.sep, '/')}"
+                latest = max(latest, stat.st_ctime)
+                listed.append((f"{of}\0{stat.st_size}", path))
+                state = (stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
+                seen.update(f"{of}\0{state}\n".encode())
         note = files.cache() / "identities" / seen.hexdigest()
         if (known := files.noted(note)) is not None:
             return known
         digest = hashlib.blake2b(digest_size=16)
-        for (split, label, name, path), size in zip(listed, sizes, strict=True):
-            digest.update(f"{split}\0{label}\0{name}\0{size}\0{files.checksum(path)}\n".encode())
+        for of, path in listed:
+            digest.update(f"{of}\0{files.checksum(Path(path))}\n".encode())
         identity = f"image_folder:{digest.hexdigest()}"
         if latest < time.time() - SETTLED_S:
             files.note(note, identity)
         return identity
 
 
-def _below(folder: Path) -> list[Path]:
-    """The pictures in a folder and those below it."""
-    return [
-        Path(base, name)
-        for base, _, names in os.walk(folder)
-        for name in names
-        if name.lower().endswith(SUFFIXES) and os.path.isfile(os.path.join(base, name))
-    ]
+def _below(folder: str) -> list[str]:
+    """The pictures in a folder and those below it, in the order of their names, folder by folder."""
+    found, waiting = [], [folder]
+    while waiting:
+        try:
+            entries = list(os.scandir(waiting.pop()))
+        except OSError as error:
+            raise DataError(f"image_folder: a folder cannot be listed: {error}") from None
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(entry.path)
+            elif entry.name.lower().endswith(SUFFIXES) and entry.is_file():
+                found.append(entry.path)
+    return sorted(found, key=lambda path: path.split(os.sep))

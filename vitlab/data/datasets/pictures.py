@@ -34,7 +34,7 @@ Interpolation = Literal["bilinear", "bicubic"]
 class Pictures:
     """One official split as pictures in their files, each of which can be read by itself."""
 
-    paths: Sequence[Path]
+    paths: Sequence[str]
     y_N: Tensor  #: int64, class indices
     size: Pair
     fit: Fit
@@ -45,13 +45,14 @@ class Pictures:
 
     def image(self, index: int) -> Tensor:
         """uint8 (3, H, W): as :func:`decode`."""
-        return decode(self.paths[index], self.size, self.fit)
+        return decode(Path(self.paths[index]), self.size, self.fit)
 
     def sides(self, index: int) -> Pair:
         """Rows and columns of a picture, by its header alone."""
         from PIL import Image
 
-        with _reading(self.paths[index]), Image.open(self.paths[index]) as picture:
+        path = Path(self.paths[index])
+        with _reading(path), Image.open(path) as picture:
             return picture.height, picture.width
 
     def cut(self, index: int, corners: Sequence[int], size: Pair, how: Interpolation) -> Tensor:
@@ -67,7 +68,7 @@ class Pictures:
         from PIL import Image
 
         top, left, height, width = corners
-        picture = _opened(self.paths[index], "RGB").crop((left, top, left + width, top + height))
+        picture = _opened(Path(self.paths[index]), "RGB").crop((left, top, left + width, top + height))
         resampling = Image.Resampling.BILINEAR if how == "bilinear" else Image.Resampling.BICUBIC
         return torch.from_numpy(np.array(picture.resize((size[1], size[0]), resampling))).permute(2, 0, 1)
 
