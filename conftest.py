@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+# Trials that run in this process are to round as those of workers do, whatever was multiplied here before the first.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 # A push is not to fail of examples that another one was not shown; whoever looks for new ones says so:
 # pytest --hypothesis-profile=default
