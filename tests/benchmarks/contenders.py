@@ -178,10 +178,10 @@ def planned(trial: Trial) -> Training:
     return begun({**trial.spec, "train": {**train, "steps": FOREVER}}, trial.seeds)
 
 
-def training(shape: Shape, seed: int = 0, *, bf16: bool = False) -> Training:
-    """A training of a shape, all else as vitlab does by itself."""
+def training_spec(shape: Shape, *, bf16: bool = False) -> dict[str, Any]:
+    """The spec of a training of a shape, all else as vitlab does by itself."""
     held_out = 96
-    spec = {
+    return {
         "data": {
             "type": "synthetic",
             "image_size": shape.image,
@@ -205,7 +205,11 @@ def training(shape: Shape, seed: int = 0, *, bf16: bool = False) -> Training:
             "precision": "bf16" if bf16 else "fp32",
         },
     }
-    return begun(spec, {**dict.fromkeys(STREAMS, seed), "split": 0})
+
+
+def training(shape: Shape, seed: int = 0, *, bf16: bool = False) -> Training:
+    """The same, begun."""
+    return begun(training_spec(shape, bf16=bf16), {**dict.fromkeys(STREAMS, seed), "split": 0})
 
 
 def loop(one: Training) -> Contender:

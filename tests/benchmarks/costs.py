@@ -11,7 +11,7 @@ import time
 from multiprocessing import forkserver
 from pathlib import Path
 
-from measuring import Row, in_turns, row
+from measuring import Row, in_turns, row, user_environment
 
 from vitlab.execution import Watch, execute
 from vitlab.lab import plan_study
@@ -89,8 +89,7 @@ def trials() -> list[Row]:
 def _cpu_s(*command: str) -> float:
     """CPU seconds of a process and its children."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or every command would compile vitlab, as no installation does
+    environment = {**user_environment(), "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -7,6 +7,7 @@ a core does not count; elsewhere by the wall clock.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -47,8 +48,14 @@ def row(
     goal: str, what: str, values: Iterable[float], unit: str, clock: str, gate: float | None = None, note: str = ""
 ) -> Row:
     """The line of some values, one a round."""
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    found = list(values)
+    low, median, high = statistics.quantiles(found, n=4, method="inclusive") if len(found) > 1 else 3 * found
     return Row(goal, what, median, low, high, unit, clock, gate, note)
+
+
+def user_environment() -> dict[str, str]:
+    """The variables of a process as a user starts it: one that keeps its bytecode, or it would compile all it imports."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def in_turns(

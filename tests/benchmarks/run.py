@@ -4,7 +4,7 @@
 
 Prints a table and writes it, with a figure and the numbers, to the output folder.  Contenders are run in turns
 (:mod:`measuring`); a figure is the median over rounds, with its quartiles, of ratios within a round.  Everything runs at
-one thread unless its line says otherwise.  About five minutes on two cores that do nothing else.
+one thread unless its line says otherwise.  About ten minutes on two cores that do nothing else.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import augment
 import costs
 import limit
+import memory
 import seeds
 import single
+import studies
 import threads
 import torch
 from measuring import Row
 
 GOALS: Mapping[str, Callable[[], list[Row]]] = {
     "P1": seeds.to_the_tutorial,
+    "P2": studies.tutorials,
     "P3": seeds.to_timm,
     "P4": single.measure,
     "P6": costs.trials,
@@ -42,6 +45,8 @@ GOALS: Mapping[str, Callable[[], list[Row]]] = {
     "P9": costs.journal,
     "P10": threads.measure,
     "P13": limit.measure,
+    "P15": studies.positions,
+    "memory": memory.measure,
 }
 OUT = Path(__file__).parents[2] / "vitlab-runs" / "bench"
 

@@ -1,0 +1,70 @@
+"""What a cohort holds in memory, to so many trials by themselves; each in a fresh process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+from contenders import MICRO, training_spec
+from measuring import Row, row
+
+from vitlab.plan.values import Trial
+from vitlab.spec import STREAMS
+from vitlab.store import TrialFolder
+from vitlab.trial import Settings, run_cohort, run_trial
+
+MEMBERS = 16
+GATE = 120.0
+STEPS = 2
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _held(pipe: Connection, members: int) -> None:
+    """Bytes that training takes at its peak, above what the imports have taken."""
+    torch.set_num_threads(1)
+    spec = training_spec(MICRO)
+    spec = {**spec, "train": {**spec["train"], "steps": STEPS, "evaluations": 1}}
+    with tempfile.TemporaryDirectory() as folder:
+        work = []
+        for seed in range(members):
+            seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
+            work.append((Trial(spec, seeds, (), None, key=str(seed)), TrialFolder(Path(folder) / str(seed))))
+        settings = Settings(device="cpu", every_s=0.0)
+        before = _peak()
+        if members == 1:
+            run_trial(*work[0], settings)
+        else:
+            run_cohort(work, settings)
+        held = _peak() - before
+        if not all(folder.done() for _, folder in work):
+            raise RuntimeError(f"a trial has failed: {[folder.failure() for _, folder in work]}")
+    pipe.send(held)
+
+
+def _in_a_process(members: int) -> int:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_held, args=(theirs, members))
+    process.start()
+    theirs.close()
+    found: int = ours.recv()
+    process.join()
+    return found
+
+
+def measure() -> list[Row]:
+    """A checkpoint after every step and one evaluation included."""
+    alone, together = _in_a_process(1), _in_a_process(MEMBERS)
+    share = 100 * together / (MEMBERS * alone)
+    return [
+        row("memory", f"micro, a cohort of {MEMBERS}, to {MEMBERS} trials by themselves", [share], "%", "", GATE),
+        row("memory", "micro, one trial by itself, above the imports", [alone / 2**20], "MiB", ""),
+        row("memory", f"micro, a cohort of {MEMBERS}", [together / 2**20], "MiB", ""),
+    ]

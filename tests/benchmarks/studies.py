@@ -1,0 +1,187 @@
+"""P2 and P15: whole studies, from the command to the report, to their trials one after another without vitlab.
+
+Both sides by the clock, with start-up, on all cores of this machine.  The studies are those of ``pipelines/``, shorter:
+what costs once a study or once a trial weighs more here than in them.  The other side is one process that trains one
+after another, at the thread count that is best for it; a few of its trainings are measured, and the rest take as long.
+
+    python tests/benchmarks/studies.py tutorial|timm THREADS COUNT     the other side: seconds of each training
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from measuring import Row, row, user_environment
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitlab.store import TrialFolder
+
+PIPELINES = Path(__file__).parents[2] / "pipelines"
+GATE_TUTORIAL, GATE_TIMM = 5.0, 1.3
+MEASURED = 2  #: trainings of the other side, at each thread count
+
+TUTORIAL = {
+    "data.type": "synthetic",
+    "data.image_size": 28,
+    "data.train_images": 60_000,
+    "data.test_images": 10_000,
+    "seeds": 16,
+    "train.epochs": 1,
+    "train.evaluations": 2,
+}
+"""Of ``tutorial.yaml``: 2 arms x 16 seeds, of random images of Fashion-MNIST's number and size; an epoch instead of 5."""
+TUTORIAL_TRIALS, TUTORIAL_STEPS, TUTORIAL_BATCH = 2 * 16, 421, 128
+
+POSITION = {"seeds": 8, "train.epochs": 2, "train.evaluations": 1}
+"""Of ``position.yaml``: 11 arms x 8 seeds instead of 15, 2 epochs instead of 40."""
+POSITION_TRIALS, POSITION_EPOCHS, POSITION_BATCH, POSITION_TRAIN = 11 * 8, 2, 64, 1_149
+
+
+def tutorials() -> list[Row]:
+    """P2."""
+    what = f"tutorial.yaml, {TUTORIAL_TRIALS} trials of {TUTORIAL_STEPS} steps, to the tutorial's code, one by one"
+    return _compared("P2", what, "tutorial", TUTORIAL, TUTORIAL_TRIALS, GATE_TUTORIAL)
+
+
+def positions() -> list[Row]:
+    """P15."""
+    what = f"position.yaml, {POSITION_TRIALS} trials of {POSITION_EPOCHS} epochs, to as many in timm, one by one"
+    return _compared("P15", what, "timm", POSITION, POSITION_TRIALS, GATE_TIMM, "position")
+
+
+def _compared(
+    goal: str, what: str, peer: str, changes: Mapping[str, object], trials: int, gate: float, study: str = "tutorial"
+) -> list[Row]:
+    ours, training = _study_s(study, changes)
+    theirs = {threads: _one_by_one_s(peer, threads, trials) for threads in _thread_counts()}
+    return [
+        row(goal, what, [min(theirs.values()) / ours], "x", "wall", gate),
+        row(goal, "the study, from the command to the report", [ours], "s", "wall"),
+        row(goal, "of these, from the first trial's beginning to the last one's end", [training], "s", "wall"),
+        *(row(goal, f"the others, at threads: {threads}", [took], "s", "wall") for threads, took in theirs.items()),
+    ]
+
+
+def _thread_counts() -> list[int]:
+    return sorted({1, len(os.sched_getaffinity(0))})
+
+
+def _study_s(study: str, changes: Mapping[str, object]) -> tuple[float, float]:
+    """Seconds of ``vitlab run``, which has nothing to go on from, and those in which it has trained.
+
+    MLflow and the report are as they are by default.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        line = [sys.executable, "-m", "vitlab", "run", str(PIPELINES / f"{study}.yaml"), "--out", folder]
+        line += [part for path, value in changes.items() for part in ("--set", f"{path}={value}")]
+        began = time.perf_counter()
+        ran = subprocess.run(line, env=user_environment(), capture_output=True, text=True)
+        passed = time.perf_counter() - began
+        if ran.returncode or not list(Path(folder).glob("studies/*/report/*.html")):
+            raise RuntimeError(f"{' '.join(line)} has not answered:\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
+        journals = [TrialFolder(file.parent).events()[0] for file in Path(folder).glob("trials/*/*/events.jsonl")]
+        told_ms = [event.t for events in journals for event in events]
+    return passed, (max(told_ms) - min(told_ms)) / 1e3
+
+
+def _one_by_one_s(peer: str, threads: int, trials: int) -> float:
+    """Seconds of a process that trains so many, from how long it takes to start and to train a few."""
+    line = [sys.executable, __file__, peer, str(threads), str(MEASURED)]
+    began = time.perf_counter()
+    told = subprocess.run(line, env=user_environment(), stdout=subprocess.PIPE, text=True, check=True).stdout
+    passed = time.perf_counter() - began
+    each = json.loads(told.splitlines()[-1])
+    return passed - sum(each) + trials * sum(each) / len(each)
+
+
+# -- the other side ----------------------------------------------------------------------------------------------------
+
+
+def _tutorial() -> Callable[[], None]:
+    """One training of the tutorial's network with torchvision's images, and its evaluation on test."""
+    from seeds import Pictures
+    from torch.utils.data import DataLoader, Subset
+
+    sys.path.append(str(Path(__file__).parents[1]))
+    from plain_vit import PUBLISHED, plain
+
+    pictures = Pictures()
+    train = Subset(pictures, [index % len(pictures) for index in range(TUTORIAL_STEPS * TUTORIAL_BATCH)])
+    test = Subset(pictures, range(10_000))
+
+    def once() -> None:
+        network, criterion = plain(PUBLISHED).train(), nn.CrossEntropyLoss()
+        optimizer = torch.optim.Adam(network.parameters(), lr=0.005)
+        for x_BCHW, y_B in DataLoader(train, batch_size=TUTORIAL_BATCH, shuffle=True):
+            optimizer.zero_grad()
+            criterion(network(x_BCHW), y_B).backward()
+            optimizer.step()
+        with torch.no_grad():
+            for x_BCHW, _ in DataLoader(test, batch_size=TUTORIAL_BATCH):
+                network(x_BCHW).argmax(1)
+
+    return once
+
+
+def _timm() -> Callable[[], None]:
+    """One training of timm's ViT of this size, with learned positions, on digits in memory, and its evaluations."""
+    from sklearn.datasets import load_digits
+
+    from vitlab.data.torchvision_import import torchvision
+
+    torchvision()  # which timm imports, and which does not import everywhere by itself
+    from timm.models.vision_transformer import VisionTransformer
+
+    pixels_NHW, y_N = (torch.from_numpy(found) for found in (load_digits().images, load_digits().target))
+    x_NCHW = (pixels_NHW[:, None].float() / 16 - 0.3) / 0.4
+    held_out = range(POSITION_TRAIN, len(x_NCHW), POSITION_BATCH)
+
+    def once() -> None:
+        network = VisionTransformer(
+            img_size=8, patch_size=2, in_chans=1, num_classes=10, embed_dim=32, depth=3, num_heads=4
+        ).train()
+        optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3, fused=True)
+        steps = POSITION_EPOCHS * (POSITION_TRAIN // POSITION_BATCH)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps, pct_start=0.1)
+        for drawn_B in _batches(POSITION_EPOCHS):
+            optimizer.zero_grad()
+            F.cross_entropy(network(x_NCHW[drawn_B]), y_N[drawn_B]).backward()
+            optimizer.step()
+            schedule.step()
+        network.eval()
+        with torch.no_grad():
+            for begin in held_out:
+                network(x_NCHW[begin : begin + POSITION_BATCH]).argmax(1)
+
+    return once
+
+
+def _batches(epochs: int) -> Iterator[Tensor]:
+    for _ in range(epochs):
+        order_N = torch.randperm(POSITION_TRAIN)
+        yield from order_N[: POSITION_TRAIN // POSITION_BATCH * POSITION_BATCH].view(-1, POSITION_BATCH)
+
+
+def main() -> None:
+    peer, threads, count = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    once = {"tutorial": _tutorial, "timm": _timm}[peer]()
+    seconds = []
+    for _ in range(int(count)):
+        began = time.perf_counter()
+        once()
+        seconds.append(time.perf_counter() - began)
+    print(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main()
