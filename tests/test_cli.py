@@ -335,8 +335,12 @@ def test_gc_deletes_nothing_where_a_plan_cannot_be_read(ran: tuple[Path, Path], 
     file = tmp_path / "out" / "studies" / "tiny" / "plan.json"
     file.write_text(plan)
     code, printed, err = call("gc", "--out", tmp_path / "out", "--yes")
-    assert (code, printed) == (2, "") and err.startswith(f"{file} cannot be read (") and "\n" not in err.strip()
+    assert (code, printed) == (2, "") and "nothing is deleted" in err and str(file) in err
     assert len(list((tmp_path / "out").glob("trials/*/*/result.json"))) == 4
+    for words in (["status"], ["report"], ["compare", ran[0]]):
+        code, printed, err = call(*words, ran[0], "--out", tmp_path / "out")
+        assert (code, printed) == (2, "") and err.startswith(f"{file} is no plan that can be read (")
+        assert "\n" not in err.strip()
 
 
 def test_sync_says_what_it_could_not_reach(ran: tuple[Path, Path]) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError, nearest
 from vitlab.plan.values import Plan
+from vitlab.plan.written import read_plan
 from vitlab.spec import read_document
-from vitlab.store import Store, TrialFolder, read_json
+from vitlab.store import Store, TrialFolder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,16 +24,16 @@ def open_study(path: str | Path, *, out: str | Path = OUT) -> tuple[Plan, Store]
     """The plan of a study that has been run, from its file or its folder.
 
     Raises:
-        UserError: if it has not been run in ``out``.
+        UserError: if it has not been run in ``out``, or its plan cannot be read.
     """
     path = Path(path)
     folder = path if path.is_dir() else Store(Path(out).resolve()).study(_name(path))
-    data = read_json(folder / "plan.json")
-    if data is None:
+    plan = read_plan(folder / "plan.json")
+    if plan is None:
         known = sorted(item.parent.name for item in Path(out).glob("studies/*/plan.json"))
         studies = f" Studies there: {', '.join(known)}.{nearest(folder.name, known)}" if known else ""
         raise UserError(f"study '{folder.name}' has not been run in {out}; 'vitlab run' runs it.{studies}")
-    return Plan.from_json(data), Store(folder.resolve().parent.parent)
+    return plan, Store(folder.resolve().parent.parent)
 
 
 def results(path: str | Path, *, out: str | Path = OUT) -> Results:

@@ -20,6 +20,7 @@ from vitlab.findings import OUT
 from vitlab.plan.cohorts import unprobed
 from vitlab.plan.registration import registered
 from vitlab.plan.values import Plan, Planned, Trial, Tuning, probes_of
+from vitlab.plan.written import plan_data, read_plan
 from vitlab.result import Result
 from vitlab.spec import Choice, RunSpec, Study, read_document, read_study
 from vitlab.spec.trial import SOURCES
@@ -102,27 +103,25 @@ def run(
     with sole_driver(plan, store, watch) as waited:
         if waited:
             study, plan = planned()
-        plan = _write_study(store, plan, file, changes)
 
-        plan = _probed(study, plan, store, file, changes, plugins, watch)
+        def ready(plan: Plan) -> tuple[Plan, Tracker]:
+            """The plan once engines are measured that are to be, and who is told of its trials."""
+            plan = _probed(study, plan, store, file, changes, plugins, watch)
+            return plan, _tracker(plan, store, study.run)
 
+        plan, tracker = ready(_write_study(store, plan, file, changes))
         stages = []
-        tracker = _tracker(plan, store, study.run)
         try:
             if plan.pending:
                 rivals = [item for tuning in plan.tuning if tuning.open for item in _wanted(tuning, only)]
                 stages.append(_train(plan, rivals, "*", store, study.run, plugins, retry_failed, tracker, watch))
                 _write_plan(store, _chosen(plan, store))
-                plan = _write_plan(store, planned()[1])
-                plan = _probed(study, plan, store, file, changes, plugins, watch)
-                tracker = _tracker(plan, store, study.run)
+                plan, tracker = ready(_write_plan(store, planned()[1]))
             stages.append(_train(plan, plan.trials, only, store, study.run, plugins, retry_failed, tracker, watch))
             again = planned()[1] if plan.looks is not None else plan
             if again.looks != plan.looks:
                 known = {(item.arm, item.seed) for item in plan.trials}
-                plan = _write_plan(store, again)
-                plan = _probed(study, plan, store, file, changes, plugins, watch)
-                tracker = _tracker(plan, store, study.run)
+                plan, tracker = ready(_write_plan(store, again))
                 further = [item for item in plan.trials if (item.arm, item.seed) not in known]
                 stages.append(_train(plan, further, only, store, study.run, plugins, retry_failed, tracker, watch))
             if study.run.explain:
@@ -267,7 +266,9 @@ def sync(
     changes = {"tracker": Choice(tracker or "mlflow"), "tracking_uri": tracking_uri} if elsewhere else {}
     links = []
     for file in sorted(store.root.glob("studies/*/plan.json")):
-        plan = Plan.from_json(read_json(file))
+        plan = read_plan(file)
+        if plan is None:
+            continue  # it went while this looked
         found = _tracker(plan, store, _run_spec(file.parent).model_copy(update=changes))
         if found.title:
             links.append((plan.study, found.close(sorted((file.parent / "report").glob("*")))))
@@ -347,7 +348,7 @@ def _decided(store: Store, study: Study) -> dict[str, Tuning]:
 
 def _kept(store: Store, study: Study) -> Mapping[str, Any]:
     """The plan of a study that was run before, in JSON."""
-    return read_json(store.study(study.study) / "plan.json") or {}
+    return plan_data(store.study(study.study) / "plan.json") or {}
 
 
 def _probed(
@@ -457,7 +458,7 @@ def _write_plan(store: Store, plan: Plan) -> Plan:
 
 def _registered(plan: Plan, store: Store) -> Plan:
     """The plan, with how its answer was to be judged when it was first run."""
-    earlier = read_json(store.study(plan.study) / "plan.json")
+    earlier = plan_data(store.study(plan.study) / "plan.json")
     return registered(plan, earlier, lambda *trial: store.trial(*trial).done())
 
 

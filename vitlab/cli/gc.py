@@ -10,8 +10,8 @@ import click
 
 from vitlab.cli.options import out_option
 from vitlab.errors import UserError
-from vitlab.plan.values import Plan
-from vitlab.store import Busy, TrialFolder, read_json
+from vitlab.plan.written import read_plan
+from vitlab.store import Busy, TrialFolder
 
 
 @click.command()
@@ -22,12 +22,11 @@ def command(out: Path, yes: bool) -> None:
     needed = set()
     for file in out.glob("studies/*/plan.json"):
         try:
-            plan = Plan.from_json(read_json(file))
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"{file} cannot be read ({error!r}), so nobody knows which trials it needs, and nothing is deleted; "
-                "run the study again, or delete its folder"
-            ) from None
+            plan = read_plan(file)
+        except UserError as error:
+            raise UserError(f"nobody knows which trials a study needs, so nothing is deleted: {error}") from None
+        if plan is None:
+            continue  # it went while this looked
         named = [item.trial for item in (*plan.trials, *(item for tuning in plan.tuning for item in tuning.trials))]
         needed |= {(trial.key, trial.code) for trial in (*named, *plan.prerequisites)}
     freed = 0
