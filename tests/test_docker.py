@@ -140,3 +140,11 @@ def test_what_the_readme_says_is_there() -> None:
         assert service in SERVICES
     for variable in re.findall(r"`([A-Z_]+)`", text):
         assert variable in (DOCKER / "compose.yaml").read_text() + (DOCKER / "Dockerfile").read_text()
+
+
+def test_a_build_is_sent_what_it_copies_and_no_more() -> None:
+    """Results, secrets and history of a checkout are no part of an image, nor of what its builder is sent."""
+    copied = {word for step, words in STEPS if step == "COPY" for word in words.split()[:-1]}
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert lines[1] == "*" and {line[1:] for line in lines if line.startswith("!")} == copied
+    assert "**/__pycache__" in lines and all((ROOT / name).exists() for name in copied)
