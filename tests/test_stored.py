@@ -270,6 +270,9 @@ def test_the_rule_is_what_it_says(root: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(stored, "memory", lambda: needed)
     said = kept(choice(root, "auto")) or ""
     assert said.startswith("The 90 pictures of image_folder are decoded as batches ask for them, and not kept: 0.0 GiB")
+    assert "'decoded: disk' keeps them" in said
+    cut = kept(choice(root, "auto", augment=[{"type": "random_resized_crop", "of": "picture"}])) or ""
+    assert said.startswith(cut) and "decoded: disk" not in cut
     assert not feed(root, "memory").stored and feed(root, "auto").stored
 
 

@@ -77,11 +77,13 @@ def kept(choice: Choice | str | Mapping[str, Any]) -> str | None:
     count, size = sum(map(len, found)), f"{needed / 2**30:,.1f} GiB"
     if where == "disk":
         return f"The {count:,} pictures of {resolved.type} are kept decoded in {stored.folder()}: {size}."
-    return (
+    said = (
         f"The {count:,} pictures of {resolved.type} are decoded as batches ask for them, and not kept: {size} decoded, "
-        f"on a machine with {stored.memory() / 2**30:,.1f} GiB of memory. 'decoded: disk' would keep them in "
-        f"{stored.folder()}, from where they are read many times as fast."
+        f"on a machine with {stored.memory() / 2**30:,.1f} GiB of memory."
     )
+    if _of_picture(resolved):
+        return said  # kept decoded, they would still be cut out of their files
+    return f"{said} 'decoded: disk' keeps them in {stored.folder()}, from where they are read many times as fast."
 
 
 def prepare(
