@@ -27,6 +27,7 @@ class Settings:
     plugins: tuple[str, ...]
     processes: int = 1
     micro_batch_size: int | None = None
+    engine: str = "vmap"
 
 
 def result(trial: Trial, status: str = "done", failure: str = "", wall_s: float = 0.0) -> Result:

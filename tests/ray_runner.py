@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from vitlab import trial
 from vitlab.plan.values import Trial
@@ -15,18 +16,9 @@ from vitlab.result import Result
 from vitlab.store import TrialFolder, write_json
 
 
+@dataclass(frozen=True)
 class Settings(trial.Settings):
-    def __init__(
-        self,
-        threads: int,
-        device: str,
-        deterministic: bool,
-        keep: str,
-        plugins: tuple[str, ...],
-        processes: int,
-        micro_batch_size: int | None,
-    ) -> None:
-        super().__init__(threads, device, deterministic, keep, plugins, 0.0, processes, micro_batch_size)
+    every_s: float = 0.0
 
 
 def slowed(stop: Callable[[], bool]) -> Callable[[], bool]:
