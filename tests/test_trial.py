@@ -305,7 +305,12 @@ def test_the_journal_and_the_result_tell_the_same(folder: Any) -> None:
             measured.epoch,
             measured.images,
         )
-        assert kept == measured.metrics and "system/images_per_s" in event.body["metrics"]
+        assert kept == measured.metrics
+        system = {name: value for name, value in event.body["metrics"].items() if name not in kept}
+        assert set(system) == {f"system/{name}" for name in ("images_per_s", "memory_bytes", "tflops", "mfu")}
+        done_a_second = 6 * result.circumstances.macs * system["system/images_per_s"]
+        assert system["system/tflops"] == pytest.approx(done_a_second / 1e12)
+        assert 1e8 < done_a_second / system["system/mfu"] < 1e15, "what this machine multiplies"
     assert result.outcome.metrics == result.outcome.history[-1].metrics
     assert (result.outcome.steps, result.outcome.images) == (24, 24 * 16)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shutil
@@ -31,6 +32,7 @@ from vitlab.trial.circumstances import attention_of, kernels_of_first_pass, size
 from vitlab.trial.failures import record
 from vitlab.trial.models import begun, distillation_of, fit_head
 from vitlab.trial.settings import Settings, dtype_of
+from vitlab.trial.utilisation import matrix_rate, utilisation
 
 
 def result_of(folder: TrialFolder, settings: Settings) -> Result | None:
@@ -65,6 +67,7 @@ class Attempt:
         self.first_began = starts[0].t / 1000 if starts else self.began
         self.told = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
         self.size = 0, 0  #: parameters and multiply-accumulates
+        self.rate = math.nan  #: operations a second that could be done here
         self.before_s = 0.0  #: seconds that earlier attempts put into what is gone on from
 
     def train(self, stop: Callable[[], bool], note: str = "") -> Result | None:
@@ -110,6 +113,7 @@ class Attempt:
             training.load(resume)
         parts.met(model, training.step)
         stored = "images are read as batches ask for them" if feed.stored else ""
+        self.rate = self.peers.count * matrix_rate(self.device, self._numerics()["processor"], spec.precision)
         self.announce(training, "; ".join(filter(None, (damage, note, stored))))
         self.kernels = kernels_of_first_pass(model)
         self.sight = Sight(prepared.info, prepared.mean, prepared.std)
@@ -187,7 +191,7 @@ class Attempt:
                 step=measurement.step,
                 epoch=measurement.epoch,
                 images=measurement.images,
-                metrics=dict(measurement.metrics),
+                metrics={**measurement.metrics, **utilisation(measurement.metrics, self.size[1], self.rate)},
             )
 
     def conclude(self, trained: Trained, model: Model, circumstances: Circumstances) -> Result:
