@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -354,6 +355,18 @@ def test_a_stopped_cohort_goes_on_and_says_nothing_twice(tmp_path: Path) -> None
     for _, folder in stopped:
         steps_told = [event.body["step"] for event in folder.events()[0] if event.kind == "metrics"]
         assert steps_told == [3, 6, 9]
+
+
+def test_a_result_names_every_engine_that_had_a_part_in_it(tmp_path: Path) -> None:
+    def after(steps: int) -> Callable[[], bool]:
+        calls = iter(range(steps))
+        return lambda: next(calls, None) is None
+
+    items = work(tmp_path, trial(0))
+    assert run_trial(*items[0], SETTINGS, after(2)) is None
+    run_cohort(items, SETTINGS, after(2))
+    run_trial(*items[0], SETTINGS)
+    assert results(items)[0].circumstances.numerics["engine"] == "loop+vmap"
 
 
 def test_what_cannot_be_stacked_is_trained_by_itself_and_says_why(

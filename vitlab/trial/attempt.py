@@ -174,8 +174,8 @@ class Attempt:
         if found is None:
             return None, ""
         self.before_s = found["wall_s"]
-        if self.engine not in found["engine"].split("+"):
-            self.engine = f"{found['engine']}+{self.engine}"
+        known = found["engine"]
+        self.engine = known if self.engine in known.split("+") else f"{known}+{self.engine}"
         return found["training"], ""
 
     def save(self, state: Mapping[str, Any]) -> None:
