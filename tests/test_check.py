@@ -23,7 +23,7 @@ import yaml
 from click.testing import CliRunner
 from scipy import stats
 
-from vitlab import checking, findings
+from vitlab import checking, findings, lab
 from vitlab.cli import cli, main
 from vitlab.cli.check import command
 from vitlab.data.augment.geometric import Crop
@@ -88,6 +88,16 @@ def test_unchanged_code_passes_identically(accepted: Path) -> None:
     assert {finding["check"] for finding in said["findings"]} == {
         "plan", "key", "params", "macs", "trace fp64", "trace fp32",
     }  # fmt: skip
+
+
+def test_a_second_look_of_the_study_is_no_affair_of_the_gates(accepted: Path) -> None:
+    """Its plan depends on results, which the store holds; the baseline was accepted before there were any."""
+    twice = ("--set", "seeds={count: 2, escalate_to: 4}", "--set", "analysis.alpha=1e-9")
+    changes = {"seeds": {"count": 2, "escalate_to": 4}, "analysis.alpha": 1e-9}
+    _, plan = lab.plan_study(accepted / "gate.yaml", out=accepted / "out", changes=changes)
+    assert plan.looks is not None and plan.looks.open == ("position=none",)
+    once = vitlab(accepted, "--json", "--tier", "exact", "--set", "seeds=2", "--set", "analysis.alpha=1e-9")
+    assert vitlab(accepted, "--json", "--tier", "exact", *twice).stdout == once.stdout
 
 
 def test_trained_again_it_passes_identically(accepted: Path, tmp_path: Path) -> None:

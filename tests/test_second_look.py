@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import handmade
 import numpy as np
 import pytest
 import yaml
@@ -16,9 +19,11 @@ from vitlab import lab
 from vitlab.errors import SpecError
 from vitlab.plan.registration import changes, registered, registration
 from vitlab.plan.values import Arm, Looks, Plan
-from vitlab.report.judgement import judge
+from vitlab.report.judgement import judge, refusals
 from vitlab.report.render import _Made
+from vitlab.report.second_look import left_open
 from vitlab.spec import Analysis, Study
+from vitlab.store import Store
 
 FIRST, SECOND = tuple(range(5)), tuple(range(10))
 
@@ -156,3 +161,68 @@ def test_further_seeds_are_the_smallest_others():
     made = Study.model_validate({"study": "s", "base": base, "seeds": {"values": [7, 1], "escalate_to": 5}})
     assert made.seeds.all == (7, 1, 0, 2, 3)
     assert Study.model_validate({"study": "s", "base": base, "seeds": 3}).seeds.all == (0, 1, 2)
+
+
+# -- what is open, of studies made by hand ----------------------------------------------------------------------------
+
+SEEDS = Looks((0, 1, 2, 3), tuple(range(8)))
+BASE, FAR, NEAR = [0.80, 0.81, 0.79, 0.80], [0.500, 0.511, 0.489, 0.501], [0.81, 0.80, 0.80, 0.82]
+
+
+def registered_study(root: Path, arms: dict[str, list[float | None]], known: Sequence[str]) -> tuple[Plan, Store]:
+    """A study of two looks, in whose first run there were only some of its arms."""
+    plan, store = handmade.study(root, arms, looks=SEEDS)
+    few = replace(plan, arms=tuple(arm for arm in plan.arms if arm.name in known))
+    return replace(plan, registered=registration(few)), store
+
+
+def test_nothing_is_opened_before_all_that_were_registered_have_ended(tmp_path):
+    arms = {"baseline": BASE, "far": FAR, "near": NEAR}
+    assert left_open(*registered_study(tmp_path / "a", arms, list(arms))) == ("near",)
+    assert left_open(*registered_study(tmp_path / "b", {**arms, "far": [*FAR[:3], None]}, list(arms))) == ()
+
+
+def test_what_was_opened_stays_open_when_an_arm_is_added_or_made_anew(tmp_path):
+    arms = {"baseline": BASE, "far": FAR, "near": NEAR}
+    added = registered_study(tmp_path / "a", {**arms, "new": [None] * 4}, list(arms))
+    assert left_open(*added) == left_open(*added, before=("near",)) == ("near",)
+    anew = registered_study(tmp_path / "b", {**arms, "far": [None] * 4}, list(arms))
+    assert left_open(*anew) == () and left_open(*anew, before=("near",)) == ("near",)
+    itself = registered_study(tmp_path / "c", {**arms, "near": [None] * 4}, list(arms))
+    assert left_open(*itself, before=("near",)) == ()
+
+
+def test_a_trial_that_failed_is_to_be_trained_again_before_there_are_more_seeds(tmp_path):
+    plan, store = registered_study(tmp_path, {"baseline": BASE, "near": [*NEAR[:3], None]}, ["baseline", "near"])
+    failed = plan.trials[-1].trial
+    store.trial(failed.key, failed.code).fail("memory ran out", kind="oom")
+    assert left_open(plan, store) == ()
+    [said] = [note for note in handmade.document(plan, store)["notes"] if note.startswith("Two looks")]
+    assert "near may be given further seeds once 'vitlab run --retry-failed' has trained what failed." in said
+
+
+def test_what_is_said_of_looks_is_what_was_seen(tmp_path):
+    def said(plan: Plan, store: Store) -> str:
+        return next(note for note in handmade.document(plan, store)["notes"] if note.startswith("Two looks"))
+
+    settled = registered_study(tmp_path / "a", {"baseline": BASE, "far": FAR}, ["baseline", "far"])
+    assert said(*settled).endswith("The first settled all that can be judged, so no further seeds were trained.")
+    left = registered_study(tmp_path / "b", {"baseline": BASE, "near": NEAR}, ["baseline", "near"])
+    assert said(*left).endswith("near may be given further seeds by the next 'vitlab run'.")
+
+
+def test_a_comparison_is_refused_for_what_stands_behind_it_at_its_own_look(tmp_path):
+    """The baseline has more seeds for another arm's sake, so more teachers than one that was settled before."""
+    plan, _ = handmade.study(tmp_path, {"baseline": [*BASE, *BASE], "far": FAR})
+    taught = tuple(
+        replace(
+            item, trial=replace(item.trial, needs={"teacher": f"t{item.seed % 2 if item.seed < 4 else item.seed}/c"})
+        )
+        for item in plan.trials
+    )
+    plan = replace(plan, trials=taught, looks=SEEDS)
+    assert refusals(plan, SEEDS.first) == {} and "far" in refusals(plan)
+    rows = judge(
+        plan, {"far": "baseline"}, {"baseline": dict(enumerate(BASE)), "far": dict(enumerate(FAR))}, {}, {}, {"far": 0}
+    )
+    assert rows["far"]["refused"] is None and rows["far"]["p_corrected"] < 0.05

@@ -119,7 +119,12 @@ def _planned(asked: Asked) -> tuple[Study, Plan]:
     """The study, with the gate's settings, and its plan once its data is here."""
 
     def plan_study() -> tuple[Study, Plan]:
-        return lab.plan_study(asked.file, changes=asked.changes, plugins=asked.plugins, out=asked.out)
+        study, plan = lab.plan_study(asked.file, changes=asked.changes, plugins=asked.plugins, out=asked.out)
+        if plan.looks is None:
+            return study, plan
+        # What a second look trains depends on results, and the gate has one of its own.
+        once = {**asked.changes, "seeds": _seeds(study)}
+        return lab.plan_study(asked.file, changes=once, plugins=asked.plugins, out=asked.out)
 
     study, plan = plan_study()
     if study.tune is not None:
@@ -146,7 +151,7 @@ def _trained(asked: Asked, study: Study, seeds: Sequence[int] | None, arms: Sequ
         TrialFailed: if trials fail.
     """
     changes = {**asked.changes, "study": f"{study.study[:LONGEST]}-check"}
-    changes["seeds"] = {"values": list(seeds or study.seeds.values), "vary": list(study.seeds.vary)}
+    changes["seeds"] = _seeds(study) | ({} if seeds is None else {"values": list(seeds)})
     for only in arms or ("*",):
         answer = lab.run(
             asked.file, out=asked.out, changes=changes, plugins=asked.plugins, only=only, watch=asked.watch
@@ -154,6 +159,11 @@ def _trained(asked: Asked, study: Study, seeds: Sequence[int] | None, arms: Sequ
         if answer.failed:
             raise TrialFailed(f"{answer.failed} trials failed, so nothing is judged; 'vitlab logs' shows why.")
     return gate.values_of(answer.plan, answer.store, study)
+
+
+def _seeds(study: Study) -> dict[str, list[Any]]:
+    """The seeds of a study's first look, as a file has them."""
+    return {"values": list(study.seeds.values), "vary": list(study.seeds.vary)}
 
 
 def _arms(plan: Plan) -> str:

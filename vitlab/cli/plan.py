@@ -147,7 +147,7 @@ def _table(
         console.print(Text(_priced(plan, costs, device_tflops)))
     trained = sum(cached.values())
     waiting = f", {len(plan.pending)} more once their knobs are tuned" if plan.pending else ""
-    if plan.looks is not None and not plan.looks.open:
+    if plan.looks is not None and not plan.looks.open and trained < len(plan.trials):
         waiting += f", up to {len(plan.looks.second)} seeds of what {len(plan.looks.first)} leave open"
     console.print(
         f"{len(plan.trials)} trials, {trained} of them trained already{waiting}; metric {plan.analysis.metric}."

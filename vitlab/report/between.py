@@ -11,7 +11,7 @@ from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.report import words
 from vitlab.report.document import plain
 from vitlab.report.frame import results
-from vitlab.report.judgement import refusals, summary
+from vitlab.report.judgement import summary
 from vitlab.store import Store
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
         alone = [name for name in here if name not in there]
         if alone:
             notes.append(f"In {label} alone, and not compared: {', '.join(alone)}.")
-    found = summary(pd.concat(frames, ignore_index=True), both, refusals(both) | refused)
+    found = summary(pd.concat(frames, ignore_index=True), both, refused)
     found["exploratory"] = found["exploratory"].mask(found["baseline"].notna(), UNREGISTERED)
     return Between(both, found, tuple(notes))
 

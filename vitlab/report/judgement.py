@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitlab import statistics
@@ -90,14 +90,16 @@ MEANINGS = {
 COLUMNS = tuple(MEANINGS)
 
 
-def refusals(plan: Plan) -> dict[str, str]:
-    """Arm to the reason why its comparison is not judged, where it is not.
+def refusals(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, str]:
+    """Arm to the reason why its comparison is not judged at some seeds, or at all there are, where it is not.
 
     Arms that differ by the trial they start from (a teacher, a pre-trained body) are compared by samples of that
     trial: five students of one teacher are one sample of the teacher.
     """
     behind: dict[str, dict[str, set[str]]] = {}
     for planned in plan.trials:
+        if seeds is not None and planned.seed not in seeds:
+            continue
         for role, needed in planned.trial.needs.items():
             behind.setdefault(planned.arm, {}).setdefault(role, set()).add(needed.partition("/")[0])
     found = {}
@@ -137,7 +139,7 @@ def broken(frame: pd.DataFrame, analysis: Analysis) -> dict[str, list[int]]:
     return found
 
 
-def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] | None = None) -> pd.DataFrame:
+def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}) -> pd.DataFrame:
     """One row per arm: what it reached, and how it differs from its baseline.
 
     Columns are those of ``MEANINGS``, and behind them the test metric of the judged one's name, if there is any.
@@ -145,14 +147,13 @@ def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] | None =
     Args:
         frame: see :func:`vitlab.report.frame.results`.
         plan: says how to judge, and what was registered.
-        refused: arm to the reason why its comparison is not judged; by default :func:`refusals` is asked.
+        refused: arm to a reason why its comparison is not judged, beside those of :func:`refusals`.
     """
     import pandas as pd
 
     analysis, values = plan.analysis, usable(frame, plan.analysis)
     grouped = {str(arm): rows for arm, rows in frame.groupby("arm", sort=False)}
     compared = {arm: str(rows["baseline"].iloc[0]) for arm, rows in grouped.items() if rows["baseline"].notna().all()}
-    refused = refusals(plan) if refused is None else refused
     waiting = awaited(frame, plan, compared)
     judgements = judge(plan, compared, values, broken(frame, analysis), refused, waiting)
     test = f"test/{analysis.metric.partition('/')[2]}"
@@ -201,19 +202,19 @@ def judge(
         compared: arm to its baseline.
         values: arm to what its seeds reached.
         lost: arm to its seeds that diverged or failed.
-        refused: arm to the reason why its comparison is not judged.
+        refused: see :func:`summary`.
         waiting: see :func:`awaited`.
     """
     family = _Family.of(plan, compared)
     if plan.looks is None:
-        rows = _look(plan, compared, values, lost, refused, family)
+        rows = _look(plan, compared, values, lost, refusals(plan) | dict(refused), family)
     else:
         first = set(plan.looks.first)
         early = {arm: {seed: value for seed, value in known.items() if seed in first} for arm, known in values.items()}
         gone = {arm: [seed for seed in seeds if seed in first] for arm, seeds in lost.items()}
-        rows = _look(plan, compared, early, gone, refused, family)
+        rows = _look(plan, compared, early, gone, refusals(plan, first) | dict(refused), family)
         ready = {arm: compared[arm] for arm in plan.looks.open if arm in compared and not waiting[arm]}
-        rows |= _look(plan, ready, values, lost, refused, family, look=2)
+        rows |= _look(plan, ready, values, lost, refusals(plan) | dict(refused), family, look=2)
     return {arm: {**row, "awaited": waiting[arm]} for arm, row in rows.items()}
 
 

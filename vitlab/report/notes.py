@@ -158,17 +158,32 @@ def _looks(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
     if plan.looks is None:
         return []
     first, second = len(plan.looks.first), len(plan.looks.second)
-    said = f"Two looks share alpha, at {words.count(first, 'seed')} and at {second}: "
-    said += "p values and intervals hold for both together"
+    said = [
+        f"Two looks share alpha, at {words.count(first, 'seed')} and at {second}: p values and intervals of "
+        "differences hold for both together."
+    ]
     compared = [row for row in rows if row["baseline"] is not None]
-    if plan.looks.open:
-        open_ = [row["arm"] for row in compared if row["arm"] in plan.looks.open]
-        said += f". The first left {_names(open_)} open, so these, and what they are compared with, have {second} seeds"
-        if any(row["awaited"] for row in compared if row["arm"] in open_):
-            said += "; until all of them have ended, what is said is what the first look saw"
-    elif not any(row["awaited"] for row in compared):
-        said += ". The first settled all that can be judged, so no further seeds were trained"
-    return [f"{said}."]
+    opened = [row for row in compared if row["arm"] in plan.looks.open]
+    if opened:
+        which = _names([row["arm"] for row in opened])
+        awaited = any(row["awaited"] for row in opened)
+        until = "; until all of them have ended, what is said is what the first look saw" if awaited else ""
+        said.append(
+            f"The first left {which} open, so these, and what they are compared with, have {second} seeds{until}."
+        )
+    left = [row for row in compared if row not in opened and words.verdict(row, plan.analysis) == "cannot tell"]
+    left = [row for row in left if row["refused"] is None and not row["awaited"]]
+    failed = {row["arm"] for row in rows if row["failed"]}
+    stuck = [row["arm"] for row in left if failed & {row["arm"], row["baseline"]}]
+    if stuck:
+        said.append(
+            f"{_names(stuck)} may be given further seeds once 'vitlab run --retry-failed' has trained what failed."
+        )
+    elif left:
+        said.append(f"{_names([row['arm'] for row in left])} may be given further seeds by the next 'vitlab run'.")
+    elif not opened and not any(row["awaited"] for row in compared):
+        said.append("The first settled all that can be judged, so no further seeds were trained.")
+    return [" ".join(said)]
 
 
 def _names(arms: Sequence[str]) -> str:
@@ -181,23 +196,25 @@ def _seeds(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
     seeds = sorted({planned.seed for planned in plan.trials})
     if not seeds:
         return []
-    if len(seeds) == 1:
+    if len(seeds) == 1 and plan.looks is None:
         return [f"One seed ({seeds[0]}): no spread, no interval, no test. Ask for seeds: 3 or more to compare."]
     streams: dict[str, set[int]] = {}
     for planned in plan.trials:
         for stream, value in planned.trial.seeds.items():
             streams.setdefault(stream, set()).add(value)
     varied = [stream for stream, values in streams.items() if len(values) > 1]
-    said = [f"{words.count(len(seeds), 'seed')} ({_listed(seeds)}) vary {', '.join(varied) or 'nothing'}."]
+    first = seeds if plan.looks is None else plan.looks.first
+    more = f", and {len(seeds)} of what was left open," if len(seeds) > len(first) else ""
+    said = [f"{words.count(len(first), 'seed')} ({_listed(first)}){more} vary {', '.join(varied) or 'nothing'}."]
     if "split" in streams and "split" not in varied:
         said[0] += " The validation split is the same in all: intervals speak of training anew on this split."
     pairs = [row["pairs"] for row in rows if row["test"] == "paired t"]
     family = next((row["family"] for row in rows if row["family"]), 0)
     level = simultaneous(plan.level, family, plan.analysis.correction)
-    if pairs and smallest_sign_flip_p(max(pairs)) > level:
+    if pairs and smallest_sign_flip_p(min(pairs)) > level:
         said.append(
-            f"{words.count(max(pairs), 'pair')} cannot convince an exact sign-flip test (its smallest p is "
-            f"{smallest_sign_flip_p(max(pairs)):.2g}): p rests on differences between seeds being roughly normal."
+            f"{words.count(min(pairs), 'pair')} cannot convince an exact sign-flip test (its smallest p is "
+            f"{smallest_sign_flip_p(min(pairs)):.2g}): p rests on differences between seeds being roughly normal."
         )
     return said
 

@@ -1,13 +1,15 @@
 """The second look of a study: which comparisons ``seeds.escalate_to`` gives more seeds.
 
-It is asked in planning, and answered from results alone, so that whoever plans the same study from the same results
-plans the same trials.  What a look costs stands in :mod:`vitlab.report.judgement`.
+It is asked in planning, and answered from results and from what was answered before, so that whoever plans the same
+study from the same results plans the same trials, and a second look that was begun is not forgotten.  What a look costs
+stands in :mod:`vitlab.report.judgement`.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
+from vitlab.plan.registration import added
 from vitlab.plan.values import Plan
 from vitlab.report import words
 from vitlab.report.document import plain
@@ -16,23 +18,38 @@ from vitlab.report.judgement import summary
 from vitlab.store import Store
 
 
-def left_open(plan: Plan, store: Store) -> tuple[str, ...]:
-    """Arms whose comparison the first seeds have not decided, though they could be judged; none before all have ended.
+def left_open(plan: Plan, store: Store, before: Sequence[str] = ()) -> tuple[str, ...]:
+    """Arms whose comparison the first seeds have not decided, though they could be judged.
+
+    The comparisons that were registered are judged together, so none of them is opened before all of them have ended.
+    What is open stays so while its own first seeds are those that were seen.
 
     Args:
-        plan: with the seeds of the first look, and with what was registered.
+        plan: with the seeds of the first look alone, and with what was registered.
         store: where the results are.
+        before: what was open in the plan before this one.
     """
     if plan.looks is None or plan.pending:
         return ()
-    first = replace(plan, looks=replace(plan.looks, open=()))
-    found = gather(first, store)
-    if any(item.status in ("running", "missing") for item in found):
-        return ()
-    rows = plain(summary(table(first, found), first))
-    return tuple(row["arm"] for row in rows if _judged(row) and words.verdict(row, plan.analysis) == "cannot tell")
+    rows = plain(summary(table(plan, gather(plan, store)), plan))
+    waiting = {row["arm"] for row in rows if row["awaited"]}
+    known = {row["arm"] for row in rows if row["arm"] in before} - waiting
+    if not waiting - added(plan):
+        failed = {row["arm"]: row["failed"] for row in rows}
+        known |= {row["arm"] for row in rows if row["arm"] not in waiting and may_be_settled(row, plan, failed)}
+    return tuple(row["arm"] for row in rows if row["arm"] in known)
 
 
-def _judged(row: words.Row) -> bool:
-    """Whether more seeds may help: not where a comparison is refused, or one side has nothing but failures."""
-    return row["refused"] is None and row["difference"] is not None
+def may_be_settled(row: words.Row, plan: Plan, failed: Mapping[str, int]) -> bool:
+    """Whether a comparison is open, and more seeds may settle it.
+
+    Not where it is refused, and not where a trial of it failed: that is no result, and is to be trained again first.
+
+    Args:
+        row: of its summary.
+        plan: says how it is judged.
+        failed: arm to how many of its trials failed.
+    """
+    if row["refused"] is not None or row["difference"] is None or failed[row["arm"]] or failed.get(row["baseline"]):
+        return False
+    return words.verdict(row, plan.analysis) == "cannot tell"
