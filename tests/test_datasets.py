@@ -394,6 +394,16 @@ def test_the_identity_of_a_folder_is_its_content(tmp_path: Path) -> None:
     assert b.info().identity not in (moved, before)
 
 
+@pytest.mark.parametrize("root", [".", "./", "../a", "../a/", "../../{0}/a"])
+def test_the_identity_of_a_folder_is_not_how_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
+) -> None:
+    small_folder(tmp_path / "a")
+    absolute = ImageFolder(root=str(tmp_path / "a")).info().identity
+    monkeypatch.chdir(tmp_path / "a")
+    assert ImageFolder(root=root.format(tmp_path.name)).info().identity == absolute
+
+
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
     nowhere = {"type": "image_folder", "root": str(tmp_path / "nowhere")}
     with pytest.raises(DataError, match=r"no folder .*nowhere; to plan without it.*num_classes"):

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -318,3 +319,24 @@ def test_an_identity_is_remembered_until_a_picture_is_written_to(
     time.sleep(0.02)
     path.write_bytes(content.getvalue())
     assert ImageFolder(root=str(tmp_path)).info().identity != first
+
+
+def test_an_identity_is_not_remembered_of_pictures_just_written_however_long_they_are_read(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, checksum = time.time(), files.checksum
+    for path in root.rglob("*.jpg"):
+        path.chmod(0o644)  # changes the time of change
+        late = max(late, path.stat().st_ctime)
+
+    def slow(path: Path) -> str:
+        nonlocal late
+        late += 1.0
+        return checksum(path)
+
+    monkeypatch.setattr("vitlab.data.datasets.folder.time", SimpleNamespace(time=lambda: late))
+    monkeypatch.setattr(files, "checksum", slow)
+    ImageFolder(root=str(root)).info()
+    assert not (cache / "identities").exists()
+    ImageFolder(root=str(root)).info()
+    assert len(list((cache / "identities").iterdir())) == 1, "they have settled"

@@ -128,8 +128,8 @@ class ImageFolder(Dataset):
 
     def _identity(self) -> str:
         """A digest over content; looked up where names, sizes, inodes and times of change are those it was made of."""
-        seen, latest, listed = hashlib.blake2b(digest_size=16), 0.0, []
-        before = len(os.path.join(self.root, ""))
+        begun, seen, latest, listed = time.time(), hashlib.blake2b(digest_size=16), 0.0, []
+        before = len(str(self.root / "train")) - len("train")  # of what is '.', nothing stands in a path
         for split in SPLITS:
             for label, path in self._pictures(split):
                 stat, of = os.stat(path), f"{split}\0{label}\0{path[before:].replace(os.sep, '/')}"
@@ -144,7 +144,7 @@ class ImageFolder(Dataset):
         for of, path in listed:
             digest.update(f"{of}\0{files.checksum(Path(path))}\n".encode())
         identity = f"image_folder:{digest.hexdigest()}"
-        if latest < time.time() - SETTLED_S:
+        if latest < begun - SETTLED_S:  # reading them may take longer than that
             files.note(note, identity)
         return identity
 
