@@ -19,10 +19,11 @@ from jobs import HERE, PATIENCE_S, ends, job, until
 
 from vitlab import slots
 from vitlab.errors import OptionError, UserError
+from vitlab.executors import Job
 from vitlab.executors import slurm as room
 from vitlab.executors.slurm import Pack, Slurm
 from vitlab.spec import Choice, RunSpec
-from vitlab.store import TrialFolder, read_json
+from vitlab.store import TrialFolder, read_json, write_json
 
 pytest.importorskip("submitit")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Slurm runs on Linux")
@@ -192,10 +193,39 @@ def test_a_job_whose_driver_died_as_it_submitted_it_is_found(
 
 def test_a_job_that_was_never_submitted_is_not_waited_for(cluster: Path, tmp_path: Path) -> None:
     work = job(tmp_path, "finish")
-    folder = tmp_path / "slurm" / "abc"
-    folder.mkdir(parents=True)
-    (folder / "pack.json").write_text(json.dumps({"job": None, "trials": {str(work.folder): [str(work.folder)]}}))
+    folder = unsubmitted(work)
     assert TinySlurm(RunSpec(device="cpu")).reattach([work]) == [] and (folder / "ended").exists()
+
+
+def unsubmitted(work: Job) -> Path:
+    """A pack as its driver leaves it for the moment before sbatch has answered."""
+    folder = work.folder.parents[2] / "slurm" / "abc"
+    write_json(folder / "pack.json", {"job": None, "trials": {str(work.folder): [str(work.folder)]}})
+    return folder
+
+
+def test_a_pack_of_another_study_is_left_to_its_driver(cluster: Path, tmp_path: Path) -> None:
+    theirs, ours = job(tmp_path, "finish"), job(tmp_path, "train")
+    folder = unsubmitted(theirs)
+    (cluster / "squeue").write_text("#!/bin/sh\ntouch $FAKE/asked\n")
+    assert TinySlurm(RunSpec(device="cpu")).reattach([ours]) == []
+    assert not (folder / "ended").exists() and not (cluster / "asked").exists()
+
+
+@pytest.mark.parametrize("squeue", ["#!/bin/sh\necho 'slurm_load_jobs error' >&2; exit 1\n", None])
+def test_a_slurm_that_does_not_answer_is_not_taken_to_have_no_job(
+    squeue: str | None, cluster: Path, tmp_path: Path
+) -> None:
+    work = job(tmp_path, "finish")
+    folder = unsubmitted(work)
+    if squeue is None:
+        (cluster / "squeue").unlink()
+    else:
+        (cluster / "squeue").write_text(squeue)
+    because = "No such file" if squeue is None else r"\(slurm_load_jobs error\)"
+    with pytest.raises(UserError, match=f"does not say whether it has the job vitlab-abc .*{because}"):
+        TinySlurm(RunSpec(device="cpu")).reattach([work])
+    assert not (folder / "ended").exists()
 
 
 def read_ends(folder: Path) -> list[str]:

@@ -176,11 +176,13 @@ class Slurm(Executor):
                 if mine:
                     others = tuple(Companion(job.name, job.folder, job.trial) for job in mine[1:])
                     found[name] = replace(mine[0], companions=others)
+            if not found:
+                continue  # another study's, whose driver may be about to submit it
             job_id = record["job"] or _found(folder)
             sent = _Sent(folder, self._submitit.SlurmJob(folder=folder, job_id=job_id or "0"), found)
             if job_id is None or sent.slurm.done(force_check=True):
                 (folder / "ended").touch()  # what became of its trials stands in their folders
-            elif found:
+            else:
                 self._sent.append(sent)
         return [job for sent in self._sent for job in sent.jobs.values()]
 
@@ -306,14 +308,22 @@ def _name(folder: Path) -> str:
 
 
 def _found(folder: Path) -> str | None:
-    """The number of a pack's job whose driver died before it could note it; None where Slurm never had it."""
+    """The number of a pack's job whose driver died before it could note it; None where Slurm never had it.
+
+    Raises:
+        UserError: if Slurm does not say: what it has would be submitted twice.
+    """
     with suppress(FileNotFoundError):
         return (folder / "started").read_text() or None
     asked = ["squeue", "--noheader", "--format=%A", f"--name={_name(folder)}"]
-    with suppress(OSError):
-        said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split()
-        return said[0] if said else None
-    return None
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError) as error:
+        because = " ".join((getattr(error, "stderr", None) or str(error)).split())
+        raise UserError(
+            f"Slurm does not say whether it has the job {_name(folder)} ({because}); run again when squeue answers"
+        ) from error
+    return said[0] if said else None
 
 
 def _root(job: Job) -> Path:
