@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +23,7 @@ from vitlab import noise
 from vitlab.data import stored
 from vitlab.data.datasets import files
 from vitlab.data.datasets.folder import ImageFolder
+from vitlab.data.datasets.pictures import Pictures
 from vitlab.data.prepare import Batch, Feed, data_info, kept, prepare
 from vitlab.data.stored import Ahead, Request
 from vitlab.errors import DataError
@@ -248,6 +252,79 @@ def test_what_is_kept_on_disk_is_written_once(root: Path, cache: Path, monkeypat
     assert len(again.batch(0, 8).id_B) == len(first.batch(0, 8).id_B)
     held = np.load(next((cache / "decoded").glob("*.train.npy")), mmap_mode="r")
     assert held.shape == (75, 3, 24, 20)
+
+
+@pytest.mark.parametrize("decoded", PLACES)
+@pytest.mark.parametrize("augment", [[], [{"type": "random_resized_crop", "of": "picture"}]])
+def test_what_was_changed_while_it_was_read_is_kept_under_no_name(
+    root: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoded: str, augment: list[Any]
+) -> None:
+    """The picture is put back, so what the first identity stands for is asked for a second time."""
+    shutil.copytree(root, tmp_path / "copy")
+    path = tmp_path / "copy" / "train" / "dog" / "7.jpg"
+    content, image = path.read_bytes(), Pictures.image
+
+    def replaced(self: Pictures, index: int) -> torch.Tensor:
+        if path.samefile(self.paths[index]):
+            Image.new("RGB", (30, 30), (9, 8, 7)).save(path)
+        return image(self, index)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Pictures, "image", replaced)
+        with pytest.raises(DataError, match="image_folder was changed while it was read: image_folder:"):
+            feed(tmp_path / "copy", decoded, augment)
+    assert not [file for file in cache.glob("decoded/*") if file.suffix != ".lock"]
+    path.write_bytes(content)
+    found, expected = feed(tmp_path / "copy", decoded, augment), feed(root, "never", augment)
+    assert all(map(same, found.evaluation("train", 9), expected.evaluation("train", 9)))
+
+
+@pytest.mark.parametrize("harm", ["empty", "short", "dtype", "shape"])
+def test_a_file_of_decoded_pictures_that_does_not_hold_them_is_written_anew(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    monkeypatch.setattr("vitlab.data.prepare._remembered", OrderedDict())
+    expected = feed(root, "disk").batch(0, 40)
+    file = next((cache / "decoded").glob("*.train.npy"))
+    x_MCHW = np.load(file)
+    if harm == "empty":
+        file.write_bytes(b"")
+    elif harm == "short":
+        file.write_bytes(file.read_bytes()[:-1])
+    else:
+        np.save(file, x_MCHW.view(np.int8) if harm == "dtype" else x_MCHW[:-1])
+    monkeypatch.setattr("vitlab.data.prepare._remembered", OrderedDict())
+    assert same(feed(root, "disk").batch(0, 40), expected)
+    assert np.array_equal(np.load(file), x_MCHW)
+
+
+def test_a_file_is_on_disk_before_it_has_its_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int, int]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def synced(number: int) -> None:
+        told.append(("synced", os.fstat(number).st_ino, os.fstat(number).st_size))
+        fsync(number)
+
+    def named(source: Path, target: Path) -> None:
+        told.append(("named", os.stat(source).st_ino, os.stat(source).st_size))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", named)
+    monkeypatch.setattr("vitlab.data.prepare._remembered", OrderedDict())
+    feed(root, "disk", normalize="unit")
+    held = [entry for entry in told if entry[2] > 15 * 3 * 24 * 20]
+    assert [entry[0] for entry in held] == ["synced", "named"] * 2
+    assert held[0][1:] == held[1][1:] and held[2][1:] == held[3][1:]
+
+
+def test_pictures_that_memory_does_not_hold_are_a_sentence(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitlab.data.prepare._remembered", OrderedDict())
+    monkeypatch.setattr("vitlab.data.datasets.pictures.os.sysconf", lambda name: 300)
+    cut = [{"type": "random_resized_crop", "of": "picture"}]
+    with pytest.raises(DataError, match=r"image_folder: the pictures of its train split need 0\.0 GiB decoded"):
+        feed(root, "memory", cut)
 
 
 def test_a_disk_without_room_is_a_sentence(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ import dataclasses
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -156,6 +156,7 @@ class _Raw:
     info: DataInfo
     validation: float
     noted: str  #: name of a note of its statistics; empty where its images are in memory
+    check: Callable[[], object]  #: see :func:`_check_unchanged`
 
     @cached_property
     def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -170,6 +171,7 @@ class _Raw:
         count_CL = sum(levels(x_BCHW) for x_BCHW in stored.in_order(pixels, self.train.row_N))
         assert isinstance(count_CL, torch.Tensor)
         found = moments(count_CL)
+        self.check()
         files.note(note, json.dumps(found))
         return found
 
@@ -266,20 +268,35 @@ def _raw(resolved: Resolved) -> _Raw:
     if known in _remembered:
         _remembered.move_to_end(known)
         return _remembered[known]
-    train, test = _read(dataset, resolved, _seen(resolved, given))
+    check = partial(_check_unchanged, dataset, resolved, given.identity)
+    train, test = _read(dataset, resolved, _seen(resolved, given), check)
     for split, subset in zip(SPLITS, (train, test), strict=True):
         if not len(subset):
             raise DataError(f"{resolved.type} has no {split} images")
-    # Once more, where pixels have been read: its identity now is that of what was read.
-    info = _seen(resolved, given if isinstance(train.stored, stored.InFiles) else dataset.info())
+    info = _seen(resolved, given if isinstance(train.stored, stored.InFiles) else check())
     group_N = dataset.groups()
     group_N = None if group_N is None else group_N[train.id_N]
     noted = "" if train.stored is None else _name(resolved, info, BEYOND)
-    raw = _Raw(train, test, group_N, dataset.held_out(), info, dataset.validation, noted)
+    raw = _Raw(train, test, group_N, dataset.held_out(), info, dataset.validation, noted, check)
     _remembered[known] = raw
     while len(_remembered) > KEPT:
         _remembered.popitem(last=False)
     return raw
+
+
+def _check_unchanged(dataset: Dataset, resolved: Resolved, identity: str | None) -> DataInfo:
+    """The data as stored, after some of it was read; what was not here before may have been fetched.
+
+    Raises:
+        DataError: if it is no longer what it was.
+    """
+    now = dataset.info()
+    if identity not in (None, now.identity):
+        raise DataError(
+            f"{resolved.type} was changed while it was read: {identity} before, {now.identity} after; run again when "
+            "nobody writes to it"
+        )
+    return now
 
 
 def _name(resolved: Resolved, info: DataInfo, but: Sequence[str]) -> str:
@@ -297,7 +314,7 @@ def _name(resolved: Resolved, info: DataInfo, but: Sequence[str]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _read(dataset: Dataset, resolved: Resolved, seen: DataInfo) -> list[Subset]:
+def _read(dataset: Dataset, resolved: Resolved, seen: DataInfo, check: Callable[[], object]) -> list[Subset]:
     """Both official splits, in memory or stored."""
     found = [dataset.pictures(split) for split in SPLITS]
     pictures = [one for one in found if one is not None]
@@ -309,9 +326,9 @@ def _read(dataset: Dataset, resolved: Resolved, seen: DataInfo) -> list[Subset]:
         source = stored.InFiles(one, seen.channels, seen.image)
         pixels: stored.Stored = source
         if where == "disk":
-            pixels = stored.on_disk(source, f"{name}.{split}", f"{resolved.type}: its {split} split")
+            pixels = stored.on_disk(source, f"{name}.{split}", f"{resolved.type}: its {split} split", check)
         elif where == "memory":
-            pixels = stored.in_memory(source)
+            pixels = stored.in_memory(source, f"{resolved.type}: the pictures of its {split} split")
         id_N, y_N = _of_classes(one.y_N, resolved)
         subsets.append(Subset(pixels, id_N, y_N, id_N))
     return subsets

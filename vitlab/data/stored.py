@@ -27,7 +27,7 @@ from torch import Tensor
 
 from vitlab.data.augment.base import Boxes
 from vitlab.data.datasets import files
-from vitlab.data.datasets.pictures import Decoded, Interpolation, Pictures
+from vitlab.data.datasets.pictures import Decoded, Interpolation, Pictures, check_memory
 from vitlab.data.pixels import resized, with_channels
 from vitlab.errors import DataError
 from vitlab.geometry import Pair
@@ -248,13 +248,16 @@ def folder() -> Path:
     return files.cache() / "decoded"
 
 
-def on_disk(source: InFiles, name: str, what: str) -> Kept:
+def on_disk(source: InFiles, name: str, what: str, check: Callable[[], object]) -> Kept:
     """The images in a file that is written once for all processes of the machine, and mapped by each.
+
+    A file that is there and does not hold them, such as one that a crash of the machine has cut off, is written anew.
 
     Args:
         source: the pictures.
         name: of the file; it stands for what it holds.
         what: the data set, for sentences.
+        check: raises where the pictures are not those that the name stands for; called when they have been read.
 
     Raises:
         DataError: if a picture cannot be read, or the disk does not hold them.
@@ -264,16 +267,24 @@ def on_disk(source: InFiles, name: str, what: str) -> Kept:
         file.parent.mkdir(parents=True, exist_ok=True)
         with open(file.with_suffix(".lock"), "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not file.exists():
-                _write(source, file, what)
-        x_MCHW = np.load(file, mmap_mode="r", allow_pickle=False)
+            x_MCHW = _mapped(file, source.shape)
+            if x_MCHW is None:
+                _write(source, file, what, check)
+                x_MCHW = _mapped(file, source.shape)
     except (OSError, ValueError) as error:
         raise DataError(f"{what} could not be kept decoded in {file}: {error}") from None
+    if x_MCHW is None:
+        raise DataError(f"{what} could not be kept decoded in {file}: it does not hold what was written to it")
     return Kept(x_MCHW, source)
 
 
-def in_memory(source: InFiles) -> Kept:
-    """The images in memory."""
+def in_memory(source: InFiles, what: str) -> Kept:
+    """The images in memory.
+
+    Raises:
+        DataError: if a picture cannot be read, or memory does not hold them.
+    """
+    check_memory(_size(source), what)
     x_MCHW, begin = np.empty(source.shape, np.uint8), 0
     for x_BCHW in in_order(source):
         x_MCHW[begin : begin + len(x_BCHW)] = x_BCHW.numpy()
@@ -281,8 +292,22 @@ def in_memory(source: InFiles) -> Kept:
     return Kept(x_MCHW, source)
 
 
-def _write(source: InFiles, file: Path, what: str) -> None:
-    needed = int(np.prod(source.shape, dtype=np.int64))
+def _size(source: InFiles) -> int:
+    return int(np.prod(source.shape, dtype=np.int64))
+
+
+def _mapped(file: Path, shape: tuple[int, ...]) -> np.ndarray | None:
+    """The images in a file; None where it is not there, or is something else."""
+    try:
+        x_MCHW = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (FileNotFoundError, ValueError, EOFError):
+        return None
+    known = isinstance(x_MCHW, np.ndarray) and (x_MCHW.shape, x_MCHW.dtype) == (shape, np.uint8)
+    return x_MCHW if known else None
+
+
+def _write(source: InFiles, file: Path, what: str, check: Callable[[], object]) -> None:
+    needed = _size(source)
     free = shutil.disk_usage(file.parent).free
     if FREE * needed > free:
         raise DataError(
@@ -296,6 +321,9 @@ def _write(source: InFiles, file: Path, what: str) -> None:
             np.lib.format.write_array_header_2_0(out, head)
             for x_BCHW in in_order(source):
                 x_BCHW.numpy().tofile(out)
+            out.flush()
+            os.fsync(out.fileno())  # a name that outlives a crash of the machine must not stand for less
+        check()
         os.replace(unfinished, file)
     finally:
         unfinished.unlink(missing_ok=True)
