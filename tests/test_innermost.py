@@ -8,11 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import stack_module_state
 
+from vitlab import noise
 from vitlab.components import patch
 from vitlab.components.attention import attention
+from vitlab.components.norm import NoNorm
+from vitlab.components.position.additive import Learned
 from vitlab.geometry import DataInfo
 from vitlab.models import innermost
+from vitlab.models.vit import ViT
 from vitlab.slots import slot
 from vitlab.testing.engines import check_engines
 from vitlab.training.cohort import why_not_stack
@@ -84,6 +89,75 @@ def test_a_class_of_somebody_else_is_not_known(monkeypatch: pytest.MonkeyPatch) 
     model.blocks[1].attn.__class__ = Mine
     assert "blocks.1.attn is a Mine" in (model.why_not_innermost() or "")
     assert "a ResNet8 is not known" in (slot("model").build({"type": "resnet8"}, INFO).why_not_innermost() or "")
+
+
+@pytest.mark.parametrize("method", ["forward", "forward_features", "forward_head", "_with_prefix"])
+def test_a_model_that_does_another_thing_is_not_known(method: str) -> None:
+    """What is told here is never asked of the model: it would be trained as if it had not changed it."""
+    model = built()
+    mine = type("Mine", (ViT,), {method: lambda self, x: getattr(ViT, method)(self, x)})
+    model.__class__ = type("Other", (ViT,), {})
+    assert model.why_not_innermost() is None
+    model.__class__ = mine
+    assert "a Mine is not known" in (model.why_not_innermost() or "")
+
+
+@pytest.mark.parametrize(
+    "at", ["blocks.1", "blocks.1.attn.qkv", "blocks.1.attn.proj", "blocks.1.attn.attn_drop", "blocks.1.attn.proj_drop"]
+)
+def test_a_part_of_somebody_else_in_the_place_of_one_that_is_told_here_is_not_known(at: str) -> None:
+    model = built()
+    part = model.get_submodule(at)
+    part.__class__ = type("Mine", (type(part),), {})
+    assert model.why_not_innermost() == f"{at} is a Mine, which is not known with the batch innermost"
+
+
+def test_norms_of_queries_and_hooks_of_positions_count_by_what_they_are() -> None:
+    model = built()
+    attend = model.blocks[0].attn
+    attend.q_norm.__class__ = type("Mine", (NoNorm,), {"forward": lambda self, x: 2 * x})
+    assert "blocks.0.attn normalises queries" in (model.why_not_innermost() or "")
+    for hook, sentence in (("rotation", "rotates queries and keys"), ("bias", "has a bias")):
+        model = built()
+        model.position.__class__ = type("Mine", (Learned,), {hook: lambda self, layer: None})
+        assert sentence in (model.why_not_innermost() or "")
+
+
+@pytest.mark.parametrize(
+    ("at", "method"),
+    [
+        ("position", "add"),
+        ("pos_drop", "forward"),
+        ("blocks.0.norm1", "forward"),
+        ("blocks.0.ls1", "forward"),
+        ("blocks.0.drop_path2", "forward"),
+        ("blocks.0.mlp.fc1", "forward"),
+        ("blocks.0.mlp.act", "forward"),
+        ("blocks.0.mlp.drop1", "forward"),
+        ("norm", "forward"),
+    ],
+)
+def test_parts_of_derived_classes_do_their_own_work(at: str, method: str) -> None:
+    """Two models with a part that doubles what its base does predict what they predict one by one."""
+    models = [built(norm="none").double().eval() for _ in range(2)]
+    x_KBCHW = drawn(2, 3, 1, 8, 8).detach()
+    for seed, model in enumerate(models):
+        model.initialise(seed)
+        part, base = model.get_submodule(at), type(model.get_submodule(at))
+        before = model.forward_features(x_KBCHW[seed])
+
+        def twice(self: Any, *given: Any, base: Any = base) -> Any:
+            return 2 * getattr(base, method)(self, *given)
+
+        part.__class__ = type("Mine", (base,), {method: twice})
+        assert not torch.allclose(model.forward_features(x_KBCHW[seed]), before)
+    assert models[0].why_not_innermost() is None
+    rows, kept = stack_module_state(models)
+    keys_K = torch.arange(2)
+    draws = noise.Draws(dropout=keys_K, drop_path=keys_K, sample_B=torch.arange(3).expand(2, 3))
+    found = models[0].innermost().features({**rows, **kept}, draws, x_KBCHW)
+    for member, model in enumerate(models):
+        torch.testing.assert_close(found[member], model.forward_features(x_KBCHW[member]), rtol=1e-9, atol=1e-10)
 
 
 def test_it_is_for_processors_and_full_precision() -> None:

@@ -36,6 +36,13 @@ from vitlab.models.contract import Model
 if TYPE_CHECKING:
     from vitlab.models.vit import Block, ViT
 
+RETOLD = ("forward", "forward_features", "forward_head", "_with_prefix")
+"""Methods of :class:`vitlab.models.vit.ViT` in whose place the passes stand; a model with others is not known.  And a
+block is a :class:`vitlab.models.vit.Block`, of no derived class."""
+
+OF_ATTENTION = (nn.Linear, nn.ModuleList, attention.OneHead, norm.NoNorm, Dropout)
+"""What the attentions are made of that are told here.  Exactly these, as with the attentions themselves."""
+
 Rows = Mapping[str, Tensor]
 """Parameters and buffers by name, each with the members in front."""
 
@@ -43,16 +50,22 @@ Rows = Mapping[str, Tensor]
 def why_not(model: ViT) -> str | None:
     """Why a model cannot be computed like this, in one sentence; None where it can."""
     position = model.position
-    for what, needed in (("rotates queries and keys", position.needs_rotation), ("has a bias", position.needs_bias)):
-        if needed:
+    for what, needed, hook in (
+        ("rotates queries and keys", position.needs_rotation, "rotation"),
+        ("has a bias", position.needs_bias, "bias"),
+    ):
+        if needed or not _is_of(Position, hook, position):
             return f"attention that {what} is not known with the batch innermost"
     for path, block in model.blocks.named_children():
         attend = cast("Block", block).attn
         where = f"blocks.{path}.attn"
         if type(attend) not in attention.SOFTMAX:
             return f"{where} is a {type(attend).__name__}, which is not known with the batch innermost"
-        if not all(isinstance(part, norm.NoNorm) for part in (attend.q_norm, attend.k_norm)):
+        if not all(type(part) is norm.NoNorm for part in (attend.q_norm, attend.k_norm)):
             return f"{where} normalises queries and keys, which is not known with the batch innermost"
+        for name, part in attend.named_modules():
+            if name and type(part) not in OF_ATTENTION:
+                return f"{where}.{name} is a {type(part).__name__}, which is not known with the batch innermost"
         if cast(Dropout, attend.attn_drop).p > 0:
             return f"{where} drops weights, which is not known with the batch innermost"
     return None
@@ -124,8 +137,9 @@ class _Pass:
     def _positions(self, hook: str, x_KDTB: Tensor, layer: int) -> Tensor:
         """What the encoding adds to the tokens of a layer, or how it mixes them."""
         position = self.model.position
-        idle = isinstance(position, Additive) and hook == "add" and layer not in position.layers
-        if idle or getattr(type(position), hook) is getattr(Position, hook):
+        if _is_of(Position, hook, position):
+            return x_KDTB
+        if hook == "add" and _is_of(Additive, hook, position) and layer not in cast(Additive, position).layers:
             return x_KDTB
         return self._tokenwise("position", x_KDTB, lambda part, x_BTD: getattr(part, hook)(x_BTD, layer))
 
@@ -167,7 +181,7 @@ class _Pass:
             weight_KD, bias_KD = self.rows[f"{at}.weight"], self.rows[f"{at}.bias"]
             y_KDM: Tensor = _Normalise.apply(x_KDTB.flatten(2), weight_KD, bias_KD, part.eps)  # type: ignore[no-untyped-call]
             return y_KDM.view(x_KDTB.shape)
-        if type(part) is mlp.GeluMLP:
+        if type(part) is mlp.GeluMLP and _types(part.fc1, part.act, part.fc2) == (nn.Linear, nn.GELU, nn.Linear):
             return self._mlp(at, x_KDTB)
         return self._tokenwise(at, x_KDTB, lambda part, x_BTD: part(x_BTD))
 
@@ -295,5 +309,14 @@ def _below(at: str, rows: Rows) -> dict[str, Tensor]:
 
 
 def _idle(part: nn.Module) -> bool:
-    """Whether a part changes nothing."""
-    return isinstance(part, nn.Identity | norm.NoNorm) or (isinstance(part, Dropout | DropPath) and part.p == 0)
+    """Whether a part changes nothing.  One of a derived class may do anything."""
+    return type(part) in (nn.Identity, norm.NoNorm) or (type(part) in (Dropout, DropPath) and cast(Any, part).p == 0)
+
+
+def _is_of(base: type, method: str, part: nn.Module) -> bool:
+    """Whether a part has a method from that very class."""
+    return getattr(type(part), method) is getattr(base, method)
+
+
+def _types(*parts: nn.Module) -> tuple[type, ...]:
+    return tuple(type(part) for part in parts)

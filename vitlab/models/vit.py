@@ -205,9 +205,11 @@ class ViT(Model):
         return self.head.views(output)
 
     def why_not_innermost(self) -> str | None:
-        own = type(self)
-        if own.forward is not ViT.forward or own.forward_features is not ViT.forward_features:
+        if any(getattr(type(self), name) is not getattr(ViT, name) for name in innermost.RETOLD):
             return super().why_not_innermost()
+        for path, block in self.blocks.named_children():
+            if type(block) is not Block:
+                return f"blocks.{path} is a {type(block).__name__}, which is not known with the batch innermost"
         return innermost.why_not(self)
 
     def innermost(self) -> innermost.Passes:
