@@ -22,7 +22,7 @@ from vitlab import lab
 from vitlab.components.base import Part, stacked
 from vitlab.data.prepare import Feed, prepare
 from vitlab.geometry import Work
-from vitlab.plan.cohorts import LARGEST, MOST, NARROW, engine_of, grouped, stack_key
+from vitlab.plan.cohorts import LARGEST, MOST, NARROW, engine_of, grouped, shape, stack_key
 from vitlab.plan.values import Planned, Trial
 from vitlab.result import Result
 from vitlab.slots import listing, slot
@@ -488,6 +488,17 @@ def test_members_have_one_shape_and_places_are_filled() -> None:
     )
     assert stack_key(trial(0)) != stack_key(trial(0, batch_size=8))
     assert stack_key(trial(0)) != stack_key(trial(0, loss={"type": "cross_entropy", "label_smoothing": 0.1}))
+
+
+def test_speed_depends_on_whether_pictures_are_cut_and_on_no_other_augmentation() -> None:
+    cut = {"type": "random_resized_crop", "of": "picture"}
+    augments: list[list[Any]] = [[], ["flip"], ["random_resized_crop"], [cut], [{**cut, "scale": [0.5, 1.0]}, "flip"]]
+    data = {"type": "image_folder", "root": "nowhere", "num_classes": 2}
+    plain, flipped, cropped, pictures, others = (
+        shape(replace(trial(0), spec={**trial(0).spec, "data": resolved.plain()}))
+        for resolved in (slot("dataset").resolve({**data, "augment": augment}) for augment in augments)
+    )
+    assert plain == flipped == cropped != pictures == others
 
 
 def test_the_engine_is_a_function_of_the_trial() -> None:

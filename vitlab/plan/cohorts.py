@@ -82,9 +82,15 @@ def stackable(trial: Trial) -> bool:
 
 
 def shape(trial: Trial) -> str:
-    """A digest of what decides how fast a trial trains: its spec without seeds, lengths, rates and augmentations."""
+    """A digest of what decides how fast a trial trains: its spec without seeds, lengths, rates and augmentations.
+
+    Of these it has whether images are cut out of pictures in files, which then are decoded for every batch.
+    """
     beside = (*FREE, *LENGTHS, "evaluations")
-    spec = {**trial.spec, "train": _without(trial.spec["train"], beside), "data": _without(trial.spec["data"], AUGMENT)}
+    data = _without(trial.spec["data"], AUGMENT)
+    if any(change.get("of") == "picture" for change in trial.spec["data"].get("augment", ())):
+        data["of"] = "picture"
+    spec = {**trial.spec, "train": _without(trial.spec["train"], beside), "data": data}
     return key_of(spec)[:32]
 
 
