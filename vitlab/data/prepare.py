@@ -268,7 +268,9 @@ def _raw(resolved: Resolved) -> _Raw:
     if known in _remembered:
         _remembered.move_to_end(known)
         return _remembered[known]
-    check = partial(_check_unchanged, dataset, resolved, given.identity)
+    # What has no pictures may be fetched by reading it; its identity then is that of what was read.
+    before = None if type(dataset).pictures is Dataset.pictures else given.identity
+    check = partial(_check_unchanged, dataset, resolved, before)
     train, test = _read(dataset, resolved, _seen(resolved, given), check)
     for split, subset in zip(SPLITS, (train, test), strict=True):
         if not len(subset):
@@ -285,7 +287,12 @@ def _raw(resolved: Resolved) -> _Raw:
 
 
 def _check_unchanged(dataset: Dataset, resolved: Resolved, identity: str | None) -> DataInfo:
-    """The data as stored, after some of it was read; what was not here before may have been fetched.
+    """The data as stored, after some of it was read.
+
+    Args:
+        dataset: what was read.
+        resolved: the same.
+        identity: that it had before; None if any will do.
 
     Raises:
         DataError: if it is no longer what it was.
