@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from vitlab.slots import slot
 from vitlab.spec import STREAMS
 from vitlab.store import Busy, TrialFolder, read_json
 from vitlab.training import checkpoint
-from vitlab.trial import Settings, circumstances, run_trial
+from vitlab.trial import Settings, attempt, circumstances, run_cohort, run_trial, utilisation
 from vitlab.trial.models import load_model
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
@@ -310,9 +311,118 @@ def test_the_journal_and_the_result_tell_the_same(folder: Any) -> None:
         assert set(system) == {f"system/{name}" for name in ("images_per_s", "memory_bytes", "tflops", "mfu")}
         done_a_second = 6 * result.circumstances.macs * system["system/images_per_s"]
         assert system["system/tflops"] == pytest.approx(done_a_second / 1e12)
-        assert 1e8 < done_a_second / system["system/mfu"] < 1e15, "what this machine multiplies"
+        rate = utilisation.matrix_rate(torch.device(events[0].body["numerics"]["device"]), "fp32")
+        assert system["system/mfu"] == pytest.approx(done_a_second / rate)
     assert result.outcome.metrics == result.outcome.history[-1].metrics
     assert (result.outcome.steps, result.outcome.images) == (24, 24 * 16)
+
+
+def test_the_matrix_rate_is_that_of_the_fastest_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of our own, of products of which another clock would see nothing; threads share their time."""
+    ticks = iter([0.0, 4.0, 5.0, 7.0, 10.0, 13.0, 20.0, 28.0])
+    monkeypatch.setattr(utilisation, "_threads", lambda: 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(utilisation, "time", SimpleNamespace(process_time=lambda: next(ticks), perf_counter=None))
+        rate = utilisation._measured(torch.device("cpu"), "fp32")
+    assert rate == 2 * 1024**3 / (2.0 / 2)
+    assert next(ticks, None) is None
+
+
+def test_threads_count_as_far_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utilisation.os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
+    monkeypatch.setattr(utilisation.sys, "platform", "linux")
+    for threads, counted in ((1, 1), (2, 2), (7, 2)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert utilisation._threads() == counted
+
+
+@pytest.fixture
+def rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
+    """The rate a new process finds that measures ``measured``, and which the next ones remember."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+
+    def found(measured: float, precision: str = "fp32", device: str = "cpu") -> float:
+        monkeypatch.setattr(utilisation, "_rates", {})
+        monkeypatch.setattr(utilisation, "_fastest", lambda device, precision: measured)
+        monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+        return utilisation.matrix_rate(torch.device(device), precision)
+
+    return found
+
+
+def test_a_matrix_rate_is_remembered_under_all_that_it_follows_from(
+    rates: Callable[..., float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    assert [rates(1.0), rates(2.0)] == [1.0, 1.0]
+    assert [rates(3.0, "fp64"), rates(4.0, "fp64"), rates(5.0)] == [3.0, 3.0, 1.0]
+    for number, (what, name, other) in enumerate(
+        [
+            (utilisation, "_threads", lambda: 77),
+            (utilisation, "_processor", lambda: "another processor"),
+            (torch.backends.cpu, "get_cpu_capability", lambda: "ABACUS"),
+            (torch, "__version__", "0"),
+        ]
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(what, name, other)
+            assert [rates(10.0 + number), rates(1e6)] == [10.0 + number] * 2, name
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert [rates(20.0), rates(21.0)] == [20.0, 20.0]
+    monkeypatch.delenv("MKL_CBWR")
+    assert rates(22.0) == 1.0
+
+
+def test_of_a_gpu_that_others_use_the_highest_rate_counts(rates: Callable[..., float]) -> None:
+    assert [rates(rate, device="cuda") for rate in (2.0, 1.0, 3.0, 1.0)] == [2.0, 2.0, 3.0, 3.0]
+
+
+def test_a_damaged_file_of_rates_is_measured_anew(rates: Callable[..., float], tmp_path: Path) -> None:
+    assert rates(1.0) == 1.0
+    (file,) = (tmp_path / "cache" / "vitlab").glob("matrix_rates*")
+    whole = file.read_text()
+    for number, damage in enumerate(
+        ("{", "[]", "{}", *(whole.replace("1.0}", f"{bad}}}") for bad in ("-1.0", "NaN", '""')))
+    ):
+        assert damage != whole
+        file.write_text(damage)
+        assert rates(2.0 + number) == 2.0 + number
+
+
+def test_a_product_that_fails_is_no_reason_not_to_train(
+    folder: Any, rates: Callable[..., float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = done(run_trial(trial(), folder("usual"), Settings(device="cpu")))
+    rates(1.0, "fp64")  # so that nothing of fp32 is known
+
+    def fail(device: torch.device, precision: str) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(utilisation, "_fastest", fail)
+    monkeypatch.setattr(utilisation, "_processor", lambda: "a processor that nobody measured")
+    result = done(run_trial(trial(), folder("t"), Settings(device="cpu")))
+    assert result.outcome.weights == usual.outcome.weights
+    assert "cannot be measured: CUDA out of memory" in capsys.readouterr().err
+    for measured in folder("t").events()[0][1:-1]:
+        system = {name for name in measured.body["metrics"] if name.startswith("system/")}
+        assert system == {f"system/{name}" for name in ("images_per_s", "memory_bytes", "tflops")}
+
+
+def test_matrices_are_no_memory_of_the_trial(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are multiplied before its peak begins to count."""
+    asked: list[str] = []
+
+    def reset(device: torch.device) -> None:
+        asked.append("reset")
+        raise InterruptedError
+
+    monkeypatch.setattr(torch.cuda, "init", lambda: asked.append("init"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
+    monkeypatch.setattr(attempt, "matrix_rate", lambda *_: asked.append("rate") or 1.0)
+    with pytest.raises(InterruptedError):
+        attempt.Attempt(trial(), folder("t"), Settings(), torch.device("cuda")).begin("loop")
+    assert asked == ["init", "rate", "reset"]
 
 
 def test_a_model_is_counted_once_under_one_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,6 +475,14 @@ def test_attention_is_recorded_by_the_kernel_that_ran(folder: Any) -> None:
     ):
         result = done(run_trial(trial(model=options, train={"steps": 1}), folder(kernel), Settings()))
         assert result.circumstances.numerics["attention"] == kernel
+
+
+@pytest.mark.parametrize("engine", ["vmap", "stack"])
+def test_of_every_member_of_a_cohort_the_kernel_of_attention_is_recorded(engine: str, folder: Any) -> None:
+    together = [(trial(seed, train={"steps": 1}), folder(f"{seed}")) for seed in range(2)]
+    run_cohort(together, Settings(device="cpu", engine=engine))
+    numerics = [done(where.result()).circumstances.numerics for _, where in together]
+    assert [(found["engine"], found["attention"]) for found in numerics] == [(engine, "explicit")] * 2
 
 
 def test_predictions_hold_every_image_and_agree_with_the_metrics(folder: Any) -> None:

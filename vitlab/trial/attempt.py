@@ -88,9 +88,11 @@ class Attempt:
         self.open()
         if self.device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
+        spec = TrainSpec.model_validate(trial.spec["train"])
+        self.rate = self.peers.count * matrix_rate(self.device, spec.precision)
+        if self.device.type == "cuda":  # after what was measured, which is none of the trial's memory
             torch.cuda.reset_peak_memory_stats(self.device)  # an inline trial is not the first in its process
         self.engine = engine
-        spec = TrainSpec.model_validate(trial.spec["train"])
         data: Resolved = slot("dataset").resolve(trial.spec["data"])
         prepared = prepare(data, trial.seeds)
         if trial.data is not None and prepared.info.identity != trial.data:
@@ -113,9 +115,8 @@ class Attempt:
             training.load(resume)
         parts.met(model, training.step)
         stored = "images are read as batches ask for them" if feed.stored else ""
-        self.rate = self.peers.count * matrix_rate(self.device, self._numerics()["processor"], spec.precision)
         self.announce(training, "; ".join(filter(None, (damage, note, stored))))
-        self.kernels = kernels_of_first_pass(model)
+        self.kernels = kernels_of_first_pass(model, engine != "loop")
         self.sight = Sight(prepared.info, prepared.mean, prepared.std)
         return training
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 import vitlab
+from vitlab.components.attention import Auto
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.models.cost import cost_of, macs, parameters
@@ -55,9 +56,13 @@ def _work(model: Model, info: DataInfo) -> int:
         return 0
 
 
-def kernels_of_first_pass(model: Model) -> set[str]:
-    """A set that will hold the kernels that parts chose by themselves in the first forward pass, a training step's."""
-    kernels: set[str] = set()
+def kernels_of_first_pass(model: Model, together: bool) -> set[str]:
+    """A set that will hold the kernels that parts chose by themselves in the first forward pass, a training step's.
+
+    Of a cohort (``together``) the model of one member does the work of all, and of steps with the batch innermost none
+    does; but what ``auto`` chooses is known: there, it is always explicit.
+    """
+    kernels = {"explicit" for module in model.modules() if together and isinstance(module, Auto)}
 
     def look(*_: Any) -> None:
         found = (getattr(module, "kernel", None) for module in model.modules())
