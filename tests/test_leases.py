@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ import pytest
 from vitlab import leases
 from vitlab.errors import UserError
 from vitlab.leases import DRIVER, Busy, Taken, held, hold, holder, process
-from vitlab.store import TrialFolder
+from vitlab.store import TrialFolder, temporary, write_bytes
 
 SILENT_S = 2.0
 
@@ -80,6 +82,56 @@ def test_a_file_that_cannot_be_locked_is_said_plainly(tmp_path: Path, monkeypatc
         pass
 
 
+def no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"), [("mkdir", "Not a directory"), ("open", "Is a directory"), ("beside", "No space left on device")]
+)
+def test_where_nothing_can_be_written_nothing_can_be_held_and_a_sentence_says_why(
+    broken: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = TrialFolder(tmp_path / "key" / "code")
+    if broken == "mkdir":
+        (tmp_path / "key").touch()
+    elif broken == "open":
+        folder.lock.mkdir(parents=True)
+    else:
+        without_locks(monkeypatch)
+        monkeypatch.setattr(leases, "_buried", no_room)
+        folder.path.mkdir(parents=True)
+        (folder.path / "lock.held").touch()
+    with pytest.raises(UserError, match=rf"code/lock cannot be written \({why}\)"), folder.lease():
+        pass
+    if broken == "open":
+        write_bytes(folder.path / "result.json", b"{}")
+        write_bytes(folder.checkpoint / "last.safetensors", b"")
+        folder.tidy()  # which is no reason to give up
+        assert folder.checkpoint.exists()
+
+
+def test_a_heartbeat_that_a_full_disk_cut_short_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_locks(monkeypatch)
+    monkeypatch.setattr(leases, "SILENT_S", 120.0)
+    with monkeypatch.context() as full:
+        full.setattr(leases, "open", lambda path, mode, **how: Full(path, mode), raising=False)
+        with pytest.raises(UserError, match="No space left"), hold(tmp_path / "lock"):
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    with hold(tmp_path / "lock"):
+        assert held(tmp_path / "lock")
+
+
+class Full(io.FileIO):
+    """A file on a disk that has room for its name, and for nothing in it."""
+
+    def write(self, data: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_who_holds_a_lock_stands_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     me = process(os.getpid())
     assert me.split("/")[1] == str(os.getpid()) and process(2**22 + 1) == ""
@@ -123,10 +175,12 @@ def _hold_and_write(path: Path, parent: Connection) -> None:
             folder.emit("start", attempt=1)
             parent.send(process(os.getpid()))
             parent.recv()
-            try:
-                folder.emit("metrics", step=1)
-            except Taken:
-                parent.send("taken")
+            for write in (folder.mend, lambda: folder.emit("metrics", step=1)):
+                try:
+                    write()
+                    parent.send("written")
+                except Taken:
+                    parent.send("taken")
         parent.send("left")
 
 
@@ -148,9 +202,14 @@ def test_a_holder_that_was_silent_for_too_long_is_taken_for_dead_and_stops(
         with ExitStack() as lease:
             until(lambda: _entered(lease, folder))
             folder.emit("start", attempt=2)
+            folder.fail("memory ran out")
+            unfinished = temporary(folder.weights)
+            unfinished.touch()
             os.kill(other.pid, signal.SIGCONT)
             ours.send("write")
-            assert [ours.recv(), ours.recv()] == ["taken", "left"]
+            assert [ours.recv(), ours.recv(), ours.recv()] == ["taken", "taken", "left"]
+            assert folder.failure() == "memory ran out" and unfinished.exists()
+            folder.mend()
             assert folder.held() and holder(folder.lock)[0] == process(os.getpid()), "it has not let go for us"
             folder.emit("end", status="done")
         assert [event.body.get("attempt") for event in folder.events()[0]] == [1, 2, None]
@@ -202,6 +261,44 @@ def test_of_several_who_find_a_dead_holder_one_goes_on(tmp_path: Path, monkeypat
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_who_cannot_see_the_other_driver_for_its_clock_looks_on_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock here is ahead of the file system's: to look at, the lease of the other seems silent."""
+    from vitlab import execution
+    from vitlab.driver import sole_driver
+    from vitlab.store import Store
+
+    without_locks(monkeypatch)
+    monkeypatch.setattr(leases, "SILENT_S", 120.0)
+    monkeypatch.setattr(leases, "time", SimpleNamespace(time=lambda: time.time() + 1000))
+    monkeypatch.setattr(execution, "LOOK_S", 0.01)
+    store = Store(tmp_path)
+    lease = store.driver("tiny").with_name("driver.lock.held")
+    lease.parent.mkdir(parents=True)
+    lease.write_text("far/3/4  1\n")
+    told: list[str] = []
+
+    class Ear(execution.Watch):
+        def planned(self, *_: object) -> None:
+            told.append("planned")
+
+        def say(self, sentence: str) -> None:
+            told.append(sentence)
+            assert len(told) < 9
+
+        def tick(self) -> None:
+            told.append("tick")
+            if told.count("tick") == 3:
+                lease.unlink()
+
+    plan: Any = SimpleNamespace(study="tiny", trials=(), tuning=())
+    with sole_driver(plan, store, Ear()) as waited:
+        assert waited and lease.exists()
+    said = "tiny is run by process 3 on far; this one looks on until that ends."
+    assert told == [said, "planned", "tick", "tick", "tick"]
+
+
 SPEC = {
     "data": {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6},
     "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
@@ -243,3 +340,30 @@ def test_a_training_that_was_taken_over_leaves_all_to_the_other(
     for _, each in work:
         assert each.failure() is None and not each.done()
         assert each.held() == (each is folder), "what was not taken over is let go of"
+
+
+@pytest.mark.parametrize("at", ["require_stackable", "begin"])
+def test_a_cohort_of_which_one_was_taken_over_as_it_began_is_not_taken_to_be_impossible_to_stack(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitlab import trial as room
+    from vitlab.plan.values import Trial
+    from vitlab.spec import STREAMS
+    from vitlab.trial.attempt import Attempt
+
+    work = [
+        (Trial(SPEC, dict.fromkeys(STREAMS, seed), (), None, key=f"k{seed}"), TrialFolder(tmp_path / f"{seed}"))
+        for seed in range(2)
+    ]
+    failed: list[Attempt] = []
+
+    def taken(*_: object) -> None:
+        raise Taken("was taken over")
+
+    monkeypatch.setattr(*((room, at, taken) if at == "require_stackable" else (Attempt, at, taken)))
+    monkeypatch.setattr(Attempt, "failed", lambda self, error: failed.append(self))
+    with pytest.raises(Taken):
+        room.run_cohort(work, room.Settings(device="cpu"))
+    for _, folder in work:
+        assert not folder.done() and not any("note" in event.body for event in folder.events()[0])
+    assert failed == []

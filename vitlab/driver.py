@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from vitlab.execution import Watch, distinct, look_on
 from vitlab.plan.values import Plan
@@ -14,23 +15,30 @@ from vitlab.store import Busy, Store, held, hold, holder
 def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
     """Hold the study; as long as another process does, look on.  Yields whether there was one."""
     lock = store.driver(plan.study)
-    waited = False
+    told: set[str] = set()
     with ExitStack() as held_here:
-        while True:
+
+        def busy() -> bool:
+            """Whether another process has it; else this one has it now: only taking it tells, see :func:`held`."""
             try:
                 held_here.enter_context(hold(lock))
-                break
+                return False
             except Busy:
-                waited = True
-            other = driver_of(plan.study, store) or "another process"
-            watch.say(f"{plan.study} is run by {other}; this one looks on until that ends.")
+                other = _named(lock)
+            if other not in told:
+                told.add(other)
+                watch.say(f"{plan.study} is run by {other}; this one looks on until that ends.")
+            return True
+
+        waited = busy()
+        if waited:
             trials = distinct(
                 [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
             )
             left = [item for item in trials if not store.trial(item.trial.key, item.trial.code).done()]
             watch.planned(plan, left, store)
             try:
-                look_on(trials, store, lambda: held(lock), watch)
+                look_on(trials, store, busy, watch)
             finally:
                 watch.close()
         yield waited
@@ -39,7 +47,10 @@ def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
 def driver_of(study: str, store: Store) -> str:
     """Who runs a study at present, in words; empty where nobody does."""
     lock = store.driver(study)
-    if not held(lock):
-        return ""
+    return _named(lock) if held(lock) else ""
+
+
+def _named(lock: Path) -> str:
+    """Who took the lock of a study last, in words."""
     host, _, rest = holder(lock)[0].partition("/")
     return f"process {rest.partition('/')[0]} on {host}" if host else "another process"

@@ -48,7 +48,12 @@ def hold(file: Path) -> Iterator[None]:
         Busy: if another process holds it.
         UserError: if nothing can be held there, such as in a folder that cannot be written.
     """
-    with _held_here(file):
+    try:
+        lease = _held_here(file)
+    except OSError as error:
+        why = error.strerror or error
+        raise UserError(f"{file} cannot be written ({why}), and who writes there has to hold it") from None
+    with lease:
         yield
 
 
@@ -64,7 +69,11 @@ def require(file: Path) -> None:
 
 
 def held(file: Path) -> bool:
-    """Whether some process holds the lease of a file.  Looking writes nothing."""
+    """Whether some process holds the lease of a file.  Looking writes nothing.
+
+    So a heartbeat is judged by the local clock: where that is ahead of the file system's by more than
+    :data:`SILENT_S`, this may say no and :func:`hold` say :class:`Busy`.
+    """
     try:
         with open(file, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -100,7 +109,13 @@ def process(pid: int) -> str:
 
 
 def _held_here(file: Path) -> AbstractContextManager[Any]:
-    """See :func:`hold`; leaving it lets go."""
+    """See :func:`hold`; leaving it lets go.
+
+    Raises:
+        Busy: as there.
+        UserError: if the file cannot be locked.
+        OSError: if nothing can be written there.
+    """
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -148,6 +163,7 @@ class _Heartbeat:
 
     Raises:
         Busy: if somebody else holds it.
+        OSError: if it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -178,10 +194,15 @@ class _Heartbeat:
 
     def _made(self) -> bool:
         try:
-            with open(self._path, "x", encoding="utf-8") as file:
-                file.write(self._word)
+            file = open(self._path, "x", encoding="utf-8")  # noqa: SIM115  # what comes after has another remedy
         except FileExistsError:
             return False
+        try:
+            with file:
+                file.write(self._word)
+        except OSError:  # a full disk; left as it is, it would keep everybody out
+            self._path.unlink(missing_ok=True)
+            raise
         return True
 
     def _beat(self) -> None:

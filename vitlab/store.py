@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitlab.errors import UserError
 from vitlab.leases import DRIVER as DRIVER
 from vitlab.leases import Busy as Busy
 from vitlab.leases import held as held
@@ -90,7 +91,7 @@ class TrialFolder:
     def tidy(self) -> None:
         """Remove the checkpoint of a trial that has ended, which a worker that was killed right then has left."""
         if self.checkpoint.exists() and self.done():
-            with suppress(Busy, OSError), self.lease():
+            with suppress(Busy, OSError, UserError), self.lease():
                 shutil.rmtree(self.checkpoint)
 
     def failure(self) -> str | None:
@@ -168,7 +169,11 @@ class TrialFolder:
 
         A torn last line is cut off the journal, what a killed writer left half done goes, and why an earlier attempt
         failed is no longer what keeps the trial.
+
+        Raises:
+            Taken: if another process has taken the trial over; then nothing is touched.
         """
+        self.require()
         self.forgive()
         cut_torn_line(self.path / "events.jsonl")
         for name in (self.weights.name, self.predictions.name, self.spec.name, "result.json"):

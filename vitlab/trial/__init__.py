@@ -159,6 +159,8 @@ def _together(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> None:
     for attempt in attempts:
         try:
             begun.append((attempt, attempt.begin(attempt.settings.engine)))
+        except Busy:  # it was taken over
+            raise
         except Exception as error:
             if out_of_memory(error):
                 raise
@@ -170,6 +172,8 @@ def _together(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> None:
         members = [Member(training, attempt.tell, attempt.save) for attempt, training in begun]
         how = begun[0][0].stacking if begun else "vmap"
         ended = train_cohort(members, engine=how, stop=stop, every_s=attempts[0].settings.every_s)
+    except Busy:  # one was taken over, which says nothing of stacking
+        raise
     except Exception as error:
         if out_of_memory(error) or [training.step for _, training in begun] != steps:
             raise
@@ -177,6 +181,8 @@ def _together(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> None:
         for attempt, _ in begun:
             try:
                 attempt.train(stop, note)
+            except Busy:  # it was taken over
+                raise
             except Exception as own:
                 attempt.failed(own)
         return
