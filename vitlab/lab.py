@@ -179,7 +179,8 @@ def plan_study(
     if plan.looks is not None:
         from vitlab.report.second_look import left_open
 
-        before = (_kept(store, study).get("looks") or {}).get("open", ())
+        kept = _kept(store, study).get("looks") or {}
+        before = kept["open"] if tuple(kept.get("first", ())) == plan.looks.first else ()
         if unsettled := left_open(_registered(plan, store), store, before):
             plan = make_plan(study, document, problems, data_info, _count, decided, probes, unsettled)
     plan = replace(plan, notes=(*plan.notes, *_stored(plan)))

@@ -147,9 +147,14 @@ class Plan:
     looks: Looks | None = None  #: where there may be two of them
 
     @property
+    def sharing(self) -> int:
+        """How many looks share alpha."""
+        return 1 if self.looks is None else 2
+
+    @property
     def level(self) -> float:
         """Alpha of a look at the results: looking twice spends half of it each time."""
-        return self.analysis.alpha / (1 if self.looks is None else 2)
+        return self.analysis.alpha / self.sharing
 
     @property
     def paths(self) -> list[str]:

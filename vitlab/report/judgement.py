@@ -279,7 +279,7 @@ class _Family:
         self, plan: Plan, arms: Sequence[str], later: Sequence[str], gone: int, why: Mapping[str, Sequence[str]]
     ) -> None:
         self.alpha, self.correction = plan.level, plan.analysis.correction
-        self.looks = 1 if plan.looks is None else 2
+        self.looks = plan.sharing
         self.first = [arm for arm in arms if arm not in later]
         self.all = list(arms)
         self.gone = gone  # comparisons that were registered and are not made: they have had their chance
@@ -306,9 +306,7 @@ class _Family:
         found: dict[str, float] = {}
         for family in (self.all, self.first) if self.all != self.first else (self.all,):
             values = [*(p.get(arm, math.nan) for arm in family), *[math.nan] * self.gone]
-            after = [self.looks * value for value in statistics.corrected(values, self.correction)]
-            after = [value if math.isnan(value) else min(1.0, value) for value in after]
-            found |= dict(zip(family, after, strict=False))
+            found |= dict(zip(family, statistics.corrected(values, self.correction, self.looks), strict=False))
         return found
 
 

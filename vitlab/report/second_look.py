@@ -22,12 +22,12 @@ def left_open(plan: Plan, store: Store, before: Sequence[str] = ()) -> tuple[str
     """Arms whose comparison the first seeds have not decided, though they could be judged.
 
     The comparisons that were registered are judged together, so none of them is opened before all of them have ended.
-    What is open stays so while its own first seeds are those that were seen.
+    What was open stays so once its first seeds have all ended: either look is sound by itself.
 
     Args:
         plan: with the seeds of the first look alone, and with what was registered.
         store: where the results are.
-        before: what was open in the plan before this one.
+        before: what was open in the plan before this one, at the same first seeds.
     """
     if plan.looks is None or plan.pending:
         return ()

@@ -112,9 +112,7 @@ def interactions(plan: Plan, frame: pd.DataFrame) -> list[dict[str, Any]]:
                 found.append((f"{first}={a}", f"{second}={b}", f"{first}={at[i]}, {second}={at[j]}", cells))
     level = statistics.simultaneous(plan.level, len(found), plan.analysis.correction)
     contrasts = [statistics.interaction(*cells, alpha=level) for *_, cells in found]
-    corrected = statistics.corrected([contrast.p for contrast in contrasts], plan.analysis.correction)
-    looks = 1 if plan.looks is None else 2
-    p = [value if math.isnan(value) else min(1.0, looks * value) for value in corrected]
+    p = statistics.corrected([contrast.p for contrast in contrasts], plan.analysis.correction, plan.sharing)
     return [
         {"first": first, "second": second, "against": against, "pairs": contrast.pairs, "family": len(found)}
         | _numbers({"difference": contrast.difference, "low": contrast.low, "high": contrast.high})

@@ -26,14 +26,14 @@ def simultaneous(alpha: float, family: int, method: Correction = "holm") -> floa
     return alpha if method == "none" else alpha / max(1, family)
 
 
-def corrected(p_values: Sequence[float], method: Correction = "holm") -> list[float]:
-    """p values corrected for the family they form, in the order given.
+def corrected(p_values: Sequence[float], method: Correction = "holm", looks: int = 1) -> list[float]:
+    """p values corrected for the family they form, and for the looks that share alpha, in the order given.
 
     NaN stands for a comparison that was planned and cannot be judged: it stays NaN, and counts in the family.
     """
     p = np.asarray(p_values, dtype=float)
     if method == "none" or len(p) == 0:
-        return [float(value) for value in p]
+        return [float(value) for value in np.minimum(looks * p, 1.0)]
     from statsmodels.stats.multitest import multipletests
 
     gc.freeze()  # it sweeps the whole heap on every call, which frozen objects are no part of: a second, beside torch
@@ -41,7 +41,7 @@ def corrected(p_values: Sequence[float], method: Correction = "holm") -> list[fl
         adjusted = multipletests(np.where(np.isnan(p), 1.0, p), method=method)[1]
     finally:
         gc.unfreeze()
-    return [NAN if math.isnan(value) else float(new) for value, new in zip(p, adjusted, strict=True)]
+    return [NAN if math.isnan(value) else min(1.0, looks * float(new)) for value, new in zip(p, adjusted, strict=True)]
 
 
 def power(effect: float, se: float, df: float, alpha: float = 0.05) -> float:
