@@ -129,6 +129,45 @@ def test_what_sbatch_is_told(cluster: Path, tmp_path: Path) -> None:
     assert "gpus-per-node" not in flags((cluster / "script.4713").read_text())
 
 
+def test_refills_keep_to_the_number_of_jobs_and_make_full_packs(cluster: Path, tmp_path: Path) -> None:
+    """40 trials of different lengths, refilled one by one as they end, as the driver does it."""
+    (cluster / "hold").touch()  # nothing runs: this test ends trials and Slurm jobs itself
+    executor = Slurm(RunSpec(device="cpu"), pack=4, jobs=3)
+    assert executor.slots == 12
+    todo, running, done, most = [job(tmp_path, f"t{number}") for number in range(40)], 0, 0, 0
+    sizes: list[int] = []
+    for tick in range(400):
+        while todo and running < executor.slots:
+            executor.submit(todo.pop(0))
+            running += 1
+        ended = executor.poll(0.0)
+        running, done = running - len(ended), done + len(ended)
+        alive = [folder for folder in (tmp_path / "slurm").iterdir() if not list(folder.glob("*_result.pkl"))]
+        most = max(most, len(alive))
+        for folder in alive:
+            record = read_json(folder / "pack.json")
+            finished = read_ends(folder)
+            if len(finished) == len(record["trials"]):
+                (folder / f"{record['job']}_0_result.pkl").touch()  # as submitit writes it at the end of a Slurm job
+                sizes.append(len(finished))
+            elif tick % (1 + len(finished)) == 0:  # one trial at a time, so that every refill comes alone
+                with (folder / "ends.jsonl").open("a") as lines:
+                    lines.write(json.dumps([list(record["trials"])[len(finished)], "done", ""]) + "\n")
+        if done == 40:
+            break
+    assert done == 40 and most == 3
+    assert sorted(sizes, reverse=True)[:9] == [4] * 9 and len(sizes) <= 11
+
+
+def test_fewer_workers_than_a_pack_holds_are_sent_at_once(cluster: Path, tmp_path: Path) -> None:
+    (cluster / "hold").touch()
+    executor = Slurm(RunSpec(device="cpu", workers=2), pack=4, jobs=3)
+    for do in ("a", "b"):
+        executor.submit(job(tmp_path, do))
+    assert executor.poll(0.0) == [] and (cluster / "script.4711").exists()
+    assert not (cluster / "script.4712").exists()
+
+
 def test_a_pack_is_preempted_found_again_and_ends(cluster: Path, tmp_path: Path) -> None:
     work = [job(tmp_path, do) for do in ("resume", "finish", "raise")]
     first = TinySlurm(RunSpec(device="cpu"), pack=3)

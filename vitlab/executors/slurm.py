@@ -90,7 +90,7 @@ class Slurm(Executor):
         Args:
             run: where and how trials run; ``workers`` is trials at a time.
             pack: trials of one Slurm job.
-            jobs: Slurm jobs at a time.
+            jobs: Slurm jobs at a time; trials that are ready meanwhile wait for the next pack.
             minutes: time limit of a Slurm job; trials may take longer.
             mem_gb: memory of a Slurm job; by default what the partition gives.
             partition: as of sbatch; by default the site's.
@@ -106,7 +106,8 @@ class Slurm(Executor):
         super().__init__(run)
         self._submitit = _submitit()
         self._pack = pack
-        self._slots = run.workers or pack * jobs
+        self._slots = min(run.workers or pack * jobs, pack * jobs)
+        self._jobs = min(jobs, math.ceil(self._slots / pack))
         self._requeues = requeues
         named = {"partition": partition, "account": account, "qos": qos, "constraint": constraint}
         self._parameters: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
@@ -129,13 +130,16 @@ class Slurm(Executor):
         return self._slots
 
     def submit(self, job: Job) -> None:
-        """Begin a job: it is packed with others that are submitted before the next :meth:`poll`."""
+        """Queue a job for the next pack, which :meth:`poll` sends when fewer than ``jobs`` are with Slurm.
+
+        A driver submits a job for each that has ended, so by the time that a whole pack has, the next one is full.
+        """
         self._waiting.append(job)
 
     def poll(self, timeout_s: float) -> list[Ended]:
-        for begin in range(0, len(self._waiting), self._pack):
-            self._send(self._waiting[begin : begin + self._pack])
-        self._waiting.clear()
+        while self._waiting and len(self._sent) < self._jobs:
+            self._send(self._waiting[: self._pack])
+            del self._waiting[: self._pack]
         deadline = time.monotonic() + timeout_s
         while True:
             self._look()
@@ -222,20 +226,23 @@ class Slurm(Executor):
         return [sent for sent in self._sent if sent.jobs]
 
     def _look(self) -> None:
-        """Note the trials that have ended, and the packs that have gone without a word."""
+        """Collect the trials that have ended, and forget the packs whose Slurm job has ended."""
         due = time.monotonic() - self._asked_at >= STATE_S
-        for sent in self._running():
+        remaining = []
+        for sent in self._sent:
+            over = sent.slurm.paths.result_pickle.exists() or (due and sent.slurm.done(force_check=True))
             self._read(sent)
             if not sent.jobs:
                 (sent.folder / "ended").touch()
-            elif sent.slurm.paths.result_pickle.exists() or (due and sent.slurm.done(force_check=True)):
-                self._read(sent)  # it may have said more before it went
+            elif over:
                 state = str(sent.slurm.state).split(" ")[0]
                 because = f"its Slurm job {sent.slurm.job_id} ended ({state}) before it did; see {sent.folder}"
                 self._end(sent, STATES.get(state, "lost"), because)
+            if not over:
+                remaining.append(sent)
         if due:
             self._asked_at = time.monotonic()
-        self._sent = self._running()
+        self._sent = remaining
 
     def _read(self, sent: _Sent) -> None:
         lines, sent.read = read_lines(sent.folder / "ends.jsonl", sent.read)
@@ -258,7 +265,8 @@ class Pack:
 
     def __init__(self, folder: Path, run: RunSpec, jobs: tuple[Job, ...], runner: str) -> None:
         self.folder = folder
-        self.run = run.model_copy(update={"workers": None})  # the driver's; here it is the job that sets the limit
+        # The job sets the limit here, not the driver's workers; and a URI with a password is not pickled to disk.
+        self.run = run.model_copy(update={"workers": None, "tracking_uri": None})
         self.jobs = jobs
         self.runner = runner
         self._local: Local | None = None
