@@ -24,7 +24,7 @@ from jobs import HERE, PATIENCE_S, alive, ends, job, until
 from vitlab import slots, store
 from vitlab.errors import UserError
 from vitlab.execution import Watch, _drive
-from vitlab.executors import Executor, Inline, Local, base, machine
+from vitlab.executors import Companion, Executor, Inline, Local, base, machine, worker
 from vitlab.plan.values import Planned
 from vitlab.spec import Choice, RunSpec
 from vitlab.store import TrialFolder, process, read_json
@@ -490,6 +490,18 @@ def test_ctrl_c_is_for_the_driver(local: Callable[..., Local], tmp_path: Path) -
     assert executor.poll(0.3) == [] and alive(pid)
 
 
+def test_what_an_earlier_attempt_logged_stays_when_a_trial_joins_a_cohort(tmp_path: Path) -> None:
+    first, second = job(tmp_path, "first"), job(tmp_path, "second")
+    log = second.folder / "log.txt"
+    log.parent.mkdir(parents=True)
+    log.write_text("Segmentation fault\n")
+    worker.note_companions(replace(first, companions=(Companion("second/s0", second.folder, second.trial),)))
+    assert log.read_text().splitlines() == [
+        "Segmentation fault",
+        f"trained along with first/s0, whose log is {first.folder / 'log.txt'}",
+    ]
+
+
 # -- the next driver --------------------------------------------------------------------------------------------------
 
 
@@ -532,18 +544,23 @@ def test_a_stopped_orphan_is_killed_and_nobody_elses_worker(
     gone.wait()
     assert name and not base.is_alive(name)
     holders = {}
-    for kind, driver in {"orphan": name, "worker": process(os.getpid())}.items():
+    for kind, driver in {"orphan": name, "worker": process(os.getpid()), "victim": name}.items():
         command = [sys.executable, "-c", STOPPED, job(tmp_path, kind).folder]
         holders[kind] = subprocess.Popen(command, env={**os.environ, store.DRIVER: driver})
     try:
-        work = [job(tmp_path, kind) for kind in holders]
-        for item in work:
-            until(TrialFolder(item.folder).held)
+        work = [job(tmp_path, kind) for kind in ("orphan", "worker", "forged")]
+        for kind in holders:
+            until(TrialFolder(job(tmp_path, kind).folder).held)
+        forged = hold(TrialFolder(work[2].folder))
+        # Somebody who may write to the folder holds its lock, and names a process that holds another trial's.
+        (work[2].folder / "lock").write_text(f"{process(holders['victim'].pid)} {name}\n")
         executor = local()
         assert executor.reattach(work) == work
         assert ends(executor, 1)["orphan"].how == "lost"
         assert holders["orphan"].wait() == -signal.SIGKILL
         assert executor.poll(0.6) == [] and holders["worker"].poll() is None
+        assert holders["victim"].poll() is None and not base.end_orphan(TrialFolder(work[2].folder))
+        forged.close()
     finally:
         for holder in holders.values():
             holder.kill()

@@ -306,6 +306,25 @@ def test_features_behind_a_stem_are_not_drawn_as_colours(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("no_report")
+def test_an_arm_whose_trial_is_being_written_is_named_and_not_passed_over(tmp_path: Path) -> None:
+    from types import SimpleNamespace
+
+    from vitlab.examination import examine_arms
+    from vitlab.store import Store
+
+    store = Store(tmp_path)
+    folder = store.trial("k", "c")
+    folder.path.mkdir(parents=True)
+    (folder.path / "result.json").touch()
+    trial = SimpleNamespace(key="k", code="c")
+    plan: Any = SimpleNamespace(
+        trials=[SimpleNamespace(arm="plain", trial=trial)], arms=[SimpleNamespace(name="plain")]
+    )
+    with folder.lease():
+        [sentence] = examine_arms(plan, store, [0])
+    assert sentence.startswith("plain is not explained: another process is writing its trial")
+
+
 def test_a_study_explains_the_first_seed_of_every_arm_it_can(tmp_path: Path) -> None:
     study = {
         "study": "explained",

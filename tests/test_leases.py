@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 
 from vitlab import leases
 from vitlab.errors import UserError
-from vitlab.leases import DRIVER, Busy, Taken, held, hold, holder, process
+from vitlab.leases import DRIVER, Busy, Taken, held, hold, holder, locks, process
 from vitlab.store import TrialFolder, temporary, write_bytes
 
 SILENT_S = 2.0
@@ -139,6 +140,47 @@ def test_who_holds_a_lock_stands_in_it(tmp_path: Path, monkeypatch: pytest.Monke
     with hold(tmp_path / "lock"):
         assert holder(tmp_path / "lock") == (me, "elsewhere/1/2")
     assert holder(tmp_path / "none") == ("", "")
+
+
+def test_hold_waits_for_processes_that_only_look(tmp_path: Path) -> None:
+    """A look shares the lock; this one takes longer than any."""
+    (tmp_path / "lock").touch()
+    look = open(tmp_path / "lock", "rb")  # noqa: SIM115
+    fcntl.flock(look, fcntl.LOCK_SH)
+    with ThreadPoolExecutor(1) as pool:
+        entered = pool.submit(lambda: ExitStack().enter_context(hold(tmp_path / "lock")))
+        time.sleep(0.1)
+        assert not entered.done()
+        look.close()
+        entered.result(timeout=60)
+
+
+def test_hold_of_a_held_lease_is_busy_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", None)
+    with hold(tmp_path / "lock"), pytest.raises(Busy), hold(tmp_path / "lock"):
+        pass
+
+
+def test_locks_is_true_of_the_process_that_holds_the_lock_alone(tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    other = multiprocessing.get_context("spawn").Process(target=_hold, args=(tmp_path, theirs))
+    other.start()
+    try:
+        assert ours.recv() and other.pid is not None
+        lock, name, me = tmp_path / "lock", process(other.pid), process(os.getpid())
+        assert locks(name, lock) and holder(lock)[0] == name
+        assert not locks(f"{name}0", lock) and not locks("", lock)
+        with open(lock, "a+", encoding="utf-8") as opened:  # an open file is no lock
+            opened.truncate(0)
+            opened.write(f"{me} gone/1/2\n")
+            opened.flush()
+            assert holder(lock)[0] == me and not locks(me, lock) and locks(name, lock)
+        lock.unlink()
+        lock.touch()
+        assert not locks(name, lock), "that is another file"
+    finally:
+        other.kill()
+        other.join()
 
 
 def _hold(path: Path, ready: Connection) -> None:

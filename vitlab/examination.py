@@ -40,7 +40,7 @@ def examine_arms(plan: Plan, store: Store, images: Sequence[int]) -> list[str]:
             with folder.lease():
                 examine(folder, missing)
         except Busy:
-            continue  # whoever holds it is at this very work
+            sentences.append(f"{arm} is not explained: another process is writing its trial; run again to explain it")
         except (VitlabError, NotImplementedError) as error:
             sentences.append(f"{arm} is not explained: {error}")
     return sentences

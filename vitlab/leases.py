@@ -14,13 +14,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import random
+import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from vitlab.errors import UserError
 
@@ -29,6 +31,7 @@ DRIVER = "VITLAB_DRIVER"
 
 BEAT_S = 10.0  #: how often a holder says that it is there
 SILENT_S = 120.0  #: how long it may say nothing; NFS shows files as they were up to a minute ago
+LOOKS = 500  #: how often :func:`hold` tries again, some milliseconds apart, while processes only look
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  #: what says that there are none here
 
 
@@ -93,6 +96,32 @@ def holder(file: Path) -> tuple[str, str]:
     return "", ""
 
 
+def locks(name: str, file: Path) -> bool:
+    """Return whether a process of this user holds the lock of a file, by the word of the kernel alone.
+
+    What stands in the file can be written by anyone who may write there.
+
+    Args:
+        name: the process, as :func:`process` names it.
+        file: the file.
+    """
+    pid = name.partition("/")[2].partition("/")[0]
+    if not pid.isdecimal() or process(int(pid)) != name:
+        return False
+    with suppress(OSError):
+        there = Path("/proc") / pid
+        if there.stat().st_uid != os.geteuid():
+            return False
+        inode = os.stat(file)
+        for descriptor in (there / "fd").iterdir():
+            with suppress(OSError):  # closed in between
+                if os.path.samestat(descriptor.stat(), inode):
+                    info = (there / "fdinfo" / descriptor.name).read_text()
+                    if re.search(rf"^lock:.* FLOCK .* WRITE {pid} ", info, re.MULTILINE):
+                        return process(int(pid)) == name
+    return False
+
+
 def process(pid: int) -> str:
     """A name that no other process has, ``HOST/PID/WHEN IT BEGAN``; empty if it has ended, or the system does not tell.
 
@@ -123,7 +152,7 @@ def _held_here(file: Path) -> AbstractContextManager[Any]:
         except FileNotFoundError:
             continue  # the folder went while this looked
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(lock)
             if _is_still(file, lock.fileno()):  # or it was deleted in between, and its lock keeps nobody out
                 with suppress(OSError):  # a full disk
                     lock.truncate(0)
@@ -141,6 +170,27 @@ def _held_here(file: Path) -> AbstractContextManager[Any]:
                 f"{file} cannot be locked ({error.strerror}), and two processes could write one trial"
             ) from None
         lock.close()
+
+
+def _lock(file: IO[str]) -> None:
+    """Lock an open file for this process alone.
+
+    :func:`held` shares the lock for a moment.  Whoever can share it, too, knows that nobody holds it for itself.
+
+    Raises:
+        BlockingIOError: if another process holds the lock.
+        OSError: if the file cannot be locked.
+    """
+    for remaining in reversed(range(LOOKS)):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_UN)
+            if not remaining:
+                raise
+        time.sleep(0.001 + 0.004 * random.random())  # two that do this at once would meet again and again
 
 
 def _is_still(file: Path, descriptor: int) -> bool:

@@ -32,6 +32,7 @@ from vitlab.leases import Busy as Busy
 from vitlab.leases import held as held
 from vitlab.leases import hold as hold
 from vitlab.leases import holder as holder
+from vitlab.leases import locks as locks
 from vitlab.leases import process as process
 from vitlab.leases import require
 from vitlab.result import Result

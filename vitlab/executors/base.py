@@ -38,7 +38,7 @@ from vitlab.errors import Lost, OutOfMemory, Refused, VitlabError
 from vitlab.plan.values import Trial
 from vitlab.slots import Slot
 from vitlab.spec import RunSpec
-from vitlab.store import Busy, TrialFolder, holder, process
+from vitlab.store import Busy, TrialFolder, holder, locks, process
 
 How = Literal["done", "failed", "oom", "timeout", "preempted", "lost", "refused", "stopped"]
 
@@ -327,13 +327,17 @@ def wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:
 
 
 def end_orphan(folder: TrialFolder) -> bool:
-    """End the worker that holds a trial if its driver is dead: it should have left, so it is stopped or stuck.
+    """Kill the worker that holds a trial if its driver is dead: it should have left, so it is stopped or stuck.
+
+    A lock file may be written by others, so the process it names is killed only if it holds that very lock.
 
     Returns:
-        whether it was one; of a worker on another machine nobody can tell.
+        whether there was one on this machine.
     """
     who, driver = holder(folder.lock)
-    return bool(driver) and not is_alive(driver) and driver.split("/")[0] == who.split("/")[0] and kill(who)
+    if not driver or is_alive(driver) or driver.split("/")[0] != who.split("/")[0]:
+        return False
+    return locks(who, folder.lock) and kill(who)
 
 
 def is_alive(name: str) -> bool:

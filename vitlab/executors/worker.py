@@ -83,11 +83,11 @@ def log_to(folder: Path) -> None:
 
 
 def note_companions(job: Job) -> None:
-    """Say in the logs of a cohort's further members where they were trained."""
+    """Append to the logs of a cohort's other members where they are trained."""
     for companion in job.companions:
         companion.folder.mkdir(parents=True, exist_ok=True)
-        note = f"trained along with {job.name}, whose log is {job.folder / 'log.txt'}\n"
-        (companion.folder / "log.txt").write_text(note, encoding="utf-8")
+        with open(companion.folder / "log.txt", "a", encoding="utf-8") as log:
+            log.write(f"trained along with {job.name}, whose log is {job.folder / 'log.txt'}\n")
 
 
 def _listen(driver: Connection, stop: threading.Event) -> None:
