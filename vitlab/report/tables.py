@@ -210,7 +210,7 @@ def scaling_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
 
 def front_columns(fronts: Mapping[str, Mapping[str, bool]]) -> list[Column]:
     """The table of fronts: which arms no other one beats both in cost and in what is reached."""
-    names = {"params": "parameters", "macs": "MACs", "images_per_s": "images/s in training", **MEASURED}
+    names = {"params": "parameters", "macs": "MACs", **MEASURED}
     return (
         [
             Column("cheapest for what they reach, by", tuple(names[cost] for cost in fronts), right=False),

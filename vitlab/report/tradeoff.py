@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 SIZES = {"params": "parameters", "macs": "MACs per image", "images": "training images seen"}
-COSTS = {"params": "parameters", "macs": "MACs per image", "images_per_s": "images/s in training", **costs.MEASURED}
-FASTER = ("images_per_s", *costs.SPEEDS)  #: of which more is better
+COSTS = {"params": "parameters", "macs": "MACs per image", **costs.MEASURED}
+"""What is traded.  Speed is part of it only where it was measured of each arm alone: trials share their machine."""
 SPAN = 2.0  #: largest over smallest size from which on a scaling is worth a fit
 APART = 1.05  #: largest over smallest cost from which on there is something to trade
 
@@ -73,15 +73,13 @@ def fallen(plan: Plan, value: float) -> float:
 
 
 def fronts(plan: Plan, rows: Sequence[Row]) -> dict[str, dict[str, bool]]:
-    """Cost to arm to whether no other arm is as cheap and as good, for every cost in which the arms differ."""
+    """Return, for every cost in which the arms differ, which arms no other arm beats in both cost and result."""
     found = {}
     for cost in COSTS:
-        if cost == "images_per_s" and any("train_images_per_s" in row for row in rows):
-            continue  # it was measured better
         known = [row for row in rows if row["mean"] is not None and row.get(cost) is not None and row[cost] > 0]
         if len(known) < 2 or max(row[cost] for row in known) < APART * min(row[cost] for row in known):
             continue
-        dear = [-row[cost] if cost in FASTER else row[cost] for row in known]
+        dear = [-row[cost] if cost in costs.SPEEDS else row[cost] for row in known]
         good = [row["mean"] if plan.analysis.goal == "max" else -row["mean"] for row in known]
         stands = statistics.pareto(dear, good)
         found[cost] = {row["arm"]: on for row, on in zip(known, stands, strict=True)}
