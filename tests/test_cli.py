@@ -132,7 +132,9 @@ def test_failed_trials_exit_with_4_and_the_answer_still_stands(tmp_path: Path, m
     )
     file = write(tmp_path, design={"one_at_a_time": {"train.optimizer": ["sour"]}}, seeds=1)
     command = ("run", file, "--out", tmp_path / "out", "--plugin", tmp_path / "sour.py", "--json")
-    code, printed, err = call(*command)
+    code, printed, err = call(*command[:-1])
+    assert code == 4 and "\n1 trained, 0 taken from earlier runs, 1 failed.\n" in printed
+    code, printed, err = call(*command, "--retry-failed")
     assert code == 4 and parsed(printed)["study"] == "tiny"
     assert "1 trial failed; 'vitlab logs' shows why" in err and "not today" in err
     assert (tmp_path / "out" / "studies" / "tiny" / "report" / "report.html").exists()

@@ -323,6 +323,9 @@ def test_trials_of_a_cohort_leave_what_each_would_have_left(tmp_path: Path) -> N
         assert results(alone)[0].outcome == result.outcome
         assert result.circumstances.numerics["engine"] == "vmap"
         events, _ = together[seed][1].events()
+        (end,) = [event for event in events if event.kind == "end"]
+        assert abs(result.circumstances.ended - end.t / 1000) < 60
+        assert result.circumstances.ended > result.circumstances.started + result.circumstances.wall_s, "its share"
         assert [event.kind for event in events] == ["start", "metrics", "metrics", "metrics", "end"]
         assert together[seed][1].weights.exists() and not together[seed][1].checkpoint.exists()
 

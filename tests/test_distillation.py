@@ -365,7 +365,9 @@ def test_a_second_study_takes_the_teacher_of_the_first(taught: Answer, tmp_path:
     before = trials(out)
     other = study(tmp_path, "other", base={**base(alpha=0.9), "model": VIT}, design=None, seeds=2)
     answer = vitlab.run(other, out=out)
-    assert (answer.trained, answer.cached) == (2, 0) and before.items() <= trials(out).items()
+    assert (answer.trained, answer.cached) == (2, 2) and before.items() <= trials(out).items()
+    made = json.loads((answer.folder / "report" / "report.json").read_text())["made"]
+    assert (made["trained"], made["cached"]) == (2, 2), "two students, and the teachers of the first study"
     convnets = study(tmp_path, "convnets", base=TEACHER, design=None, seeds=2)
     answer = vitlab.run(convnets, out=out)
     assert (answer.trained, answer.cached) == (0, 2)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import itertools
+import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -45,7 +47,7 @@ def test_results_have_a_row_a_trial_and_the_columns_promised(tmp_path):
     assert list(results.columns) == [
         *("study", "arm", "baseline", "seed", "trial", "code", "status", "failure_kind", "failure", "model.position"),
         *("val/accuracy", "test/accuracy", "train/loss"),
-        *("params", "macs", "steps", "images", "wall_s", "engine", "threads", "device", "origins"),
+        *("params", "macs", "steps", "images", "wall_s", "ended", "engine", "threads", "device", "origins"),
     ]
     assert len(results) == 20
     row = results[(results["arm"] == "position=none") & (results["seed"] == 3)].iloc[0]
@@ -695,6 +697,24 @@ def test_how_it_was_made_tells_trained_from_cached(tmp_path):
     assert made["data"] == [{"set": "digits", "identity": "sha256:c0ffee"}]
     assert made["wall_s"] == pytest.approx(20 * 7.5)
     assert "1 trained in the last run, 19 taken from earlier runs" in text_of(plan, store, "md")
+
+
+def test_the_end_is_when_the_result_was_written(tmp_path):
+    """Not when it began plus what it took: a trial of a batch takes a share of its time, and a paused one waits."""
+    plan, store = study(tmp_path, {"baseline": [None, None]})
+    first, second = (item.trial for item in plan.trials)
+    timed = result_of(first, {"val/accuracy": 0.9})
+    timed = dataclasses.replace(timed, circumstances=dataclasses.replace(timed.circumstances, ended=1.79e9 + 600.25))
+    store.trial(first.key, first.code).finish(timed)
+    assert document(plan, store)["made"]["ended"] == "2026-09-21 14:23 UTC"
+    old = json.loads(json.dumps(result_of(second, {"val/accuracy": 0.9}).to_json()))
+    del old["circumstances"]["ended"]  # as it was written before that was noted
+    file = store.trial(second.key, second.code).path / "result.json"
+    write_json(file, old)
+    os.utime(file, (1.79e9 + 1200, 1.79e9 + 1200))
+    assert document(plan, store)["made"]["ended"] == "2026-09-21 14:33 UTC"
+    ended = frame.results(plan, store)["ended"]
+    assert ended.tolist() == [pd.Timestamp(1.79e9 + after, unit="s", tz="UTC") for after in (600.25, 1200)]
 
 
 def test_two_folders_of_one_kind_of_data_are_two_sets_of_data(tmp_path):

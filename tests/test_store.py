@@ -21,7 +21,7 @@ from vitlab.store import (
 def result() -> Result:
     history = (Measurement(1, 0.5, 8, {"val/accuracy": 0.1 + 0.2}), Measurement(2, 1.0, 16, {"val/loss": float("nan")}))
     outcome = Outcome({"val/accuracy": 1 / 3}, history, "abc", 2, 16)
-    circumstances = Circumstances(1.5, 2.5, "here", 1, 10, 20, 30, {"torch": "2"}, {"threads": 1})
+    circumstances = Circumstances(1.5, 2.5, "here", 1, 10, 20, 30, {"torch": "2"}, {"threads": 1}, 4.0)
     return Result("key", "code", "done", outcome, circumstances)
 
 

@@ -40,9 +40,9 @@ def results(path: str | Path, *, out: str | Path = OUT) -> Results:
     """The results of a study as a frame, one row per trial, whatever became of it.
 
     Columns: ``study, arm, baseline, seed, trial, code, status, failure_kind, failure``, one per varied path,
-    ``val/...``, ``test/...`` and ``train/...``, and ``params, macs, steps, images, wall_s, engine, threads, device,
-    origins``.  Types and meanings stand in ``BEFORE`` and ``AFTER`` of :mod:`vitlab.report.frame`.  In a notebook the
-    frame shows what a reader looks up about each trial.
+    ``val/...``, ``test/...`` and ``train/...``, and ``params, macs, steps, images, wall_s, ended, engine, threads,
+    device, origins``.  Types and meanings stand in ``BEFORE`` and ``AFTER`` of :mod:`vitlab.report.frame`.  In a
+    notebook the frame shows what a reader looks up about each trial.
 
     Raises:
         UserError: if the study has not been run in ``out``.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Answer:
-    """What ``run`` leaves behind."""
+    """The outcome of a run; it counts trainings, each once, those by which knobs are tuned among them."""
 
     plan: Plan
     store: Store
-    trained: int
-    cached: int
-    failed: int
+    trained: int  #: by this run
+    cached: int  #: taken from earlier runs
+    failed: int  #: without a result after this run
     tracker: str  #: what people call the tracker; empty where the study has none
     link: str | None  #: where the tracker shows it; None where it could not be reached
 
@@ -110,7 +111,7 @@ def run(
             return plan, _tracker(plan, store, study.run)
 
         plan, tracker = ready(_write_study(store, plan, file, changes))
-        stages = []
+        stages: list[Mapping[str, str]] = []
         try:
             if plan.pending:
                 rivals = [item for tuning in plan.tuning if tuning.open for item in _wanted(tuning, only)]
@@ -140,8 +141,10 @@ def run(
             link = tracker.close(files)
     reasons = {tuning.failure for tuning in plan.tuning if tuning.failure}
     untuned = len(study.seeds.values) * sum(arm.skip in reasons for arm in plan.arms)
-    trained, cached, failed = (sum(numbers) for numbers in zip(*stages, strict=True))
-    return Answer(plan, store, trained, cached, failed + untuned, tracker.title, link)
+    # What one stage has trained is found by the next one.
+    counts = Counter({name: how for stage in reversed(stages) for name, how in stage.items()}.values())
+    trained, cached, failed = counts["trained"], counts["cached"], counts["failed"] + untuned
+    return Answer(plan, store, trained, cached, failed, tracker.title, link)
 
 
 def plan_study(
@@ -290,14 +293,22 @@ def _train(
     retry_failed: bool,
     tracker: Tracker,
     watch: Watch,
-) -> tuple[int, int, int]:
-    """Train what is missing of some trials.  Returns how many were trained, were there already, and failed."""
+) -> dict[str, str]:
+    """Train what is missing of some trials.
+
+    Returns:
+        trained, cached (there already) or failed, for every training by its ``key/code``, those that the trials start
+        from among them.
+    """
     starters = [*(planned.trial for planned in trials), *plan.prerequisites]
     needed = {name for trial in starters for name in trial.needs.values()}
     missing: list[Planned] = []
+    sources = {f"{trial.key}/{trial.code}": store.trial(trial.key, trial.code) for trial in plan.prerequisites}
+    outcomes = {name: "cached" for name, folder in sources.items() if folder.usable()}
     for planned in trials:
         if _is_there(store, planned, needed):
             _folder(store, planned).tidy()
+            outcomes[_name(planned)] = "cached"
         else:
             missing.append(planned)
     parked: list[Planned] = []
@@ -315,10 +326,16 @@ def _train(
         watch.say(f"{_trials(len(parked))} failed before under this code; --retry-failed trains them again.")
     watch.planned(replace(plan, trials=tuple(trials)), todo, store)
     try:
-        failed = execute(todo, store, run_spec, plugins, tracker, watch, plan.probes)
+        execute(todo, store, run_spec, plugins, tracker, watch, plan.probes)
     finally:
         watch.close()
-    return len(todo), len(trials) - len(missing), failed + len(parked)
+    for planned in todo:
+        outcomes[_name(planned)] = "trained" if _folder(store, planned).done() else "failed"
+    return outcomes | {_name(planned): "failed" for planned in parked}
+
+
+def _name(planned: Planned) -> str:
+    return f"{planned.trial.key}/{planned.trial.code}"
 
 
 def _wanted(tuning: Tuning, only: str) -> list[Planned]:

@@ -51,6 +51,7 @@ class Circumstances:
     memory_bytes: int  #: peak of the process (CPU) or of the allocator (CUDA)
     versions: Mapping[str, str]
     numerics: Mapping[str, Any]  #: torch, device, engine, attention kernel, threads, precision
+    ended: float = 0.0  #: seconds since 1970; read from the file where an older version did not write it
 
 
 @dataclass(frozen=True)

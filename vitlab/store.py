@@ -22,7 +22,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,14 @@ class TrialFolder:
 
     def result(self) -> Result | None:
         """The result, if the trial has ended."""
-        data = read_json(self.path / "result.json")
-        return Result.from_json(data) if data is not None else None
+        file = self.path / "result.json"
+        data = read_json(file)
+        if data is None:
+            return None
+        result = Result.from_json(data)
+        if result.circumstances.ended:
+            return result
+        return replace(result, circumstances=replace(result.circumstances, ended=file.stat().st_mtime))
 
     def done(self) -> bool:
         """Whether the trial has ended, without reading its result."""

@@ -90,7 +90,8 @@ def work(root: Path, numbers: range, points: int, step_s: float) -> None:
             folder.emit("end", status="done")
             final = {"val/accuracy": draws.random(), "val/loss": math.nan, "test/accuracy": draws.random()}
             outcome = Outcome(final, tuple(history), "0" * 64, points, 16 * points)
-            around = Circumstances(began, time.time() - began, "here", 1, 100, 1000, 10**6, {}, {})
+            ended = time.time()
+            around = Circumstances(began, ended - began, "here", 1, 100, 1000, 10**6, {}, {}, ended)
             folder.finish(Result(trial.key, trial.code, "done", outcome, around))
 
 
@@ -106,7 +107,7 @@ def expected(store: Store, plan: Plan) -> Points:
                 found.update((trial.key, name, event["t"], event["step"], _said(v)) for name, v in values.items())
         result = json.loads((path / "result.json").read_text())
         around, outcome = result["circumstances"], result["outcome"]
-        t = int((around["started"] + around["wall_s"]) * 1000)
+        t = int(around["ended"] * 1000)
         finals = {f"final/{name}": value for name, value in outcome["metrics"].items()}
         finals |= {f"cost/{name}": around[name] for name in ("params", "macs", "wall_s", "memory_bytes")}
         finals["cost/images_per_s"] = outcome["images"] / around["wall_s"]

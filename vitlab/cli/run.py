@@ -169,8 +169,9 @@ def _pattern(only: str | None) -> str:
 
 def _epilogue(answer: Any) -> str:
     width = max(len("Report"), len(answer.tracker)) + 3
+    failed = f", {answer.failed} failed" if answer.failed else ""
     lines = [
-        f"{answer.trained} trained, {answer.cached} taken from earlier runs.",
+        f"{answer.trained} trained, {answer.cached} taken from earlier runs{failed}.",
         f"{'Report':{width}}{shown(answer.folder / 'report' / 'report.html')}",
     ]
     if answer.link:

@@ -18,14 +18,14 @@ from vitlab import __version__
 from vitlab.plan.tune import edges, name_of
 from vitlab.plan.values import Plan
 from vitlab.report import costs, looks, tradeoff, words
-from vitlab.report.frame import Found, prerequisites
+from vitlab.report.frame import Found, prerequisites, rivals
 from vitlab.report.notes import notes
 from vitlab.store import Store, read_json
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FORM = 7  #: counts changes of this document; a stored one of another form is made anew
+FORM = 8  #: counts changes of this document; a stored one of another form is made anew
 BUILT_IN = "vitlab"
 
 
@@ -51,7 +51,7 @@ def document(
         "cost": cost,
         "explained": looks.explained(plan, store),
         "notes": [*notes(plan, [*needed, *found], frame, rows), *costs.notes(outdated)],
-        "made": made(plan, store, [*needed, *found]),
+        "made": made(plan, store, [*needed, *rivals(plan, store), *found]),
         "trials": plain(frame),
     }
 
@@ -62,7 +62,8 @@ def state(plan: Plan, store: Store) -> str:
     Taken before trials are read: what ends in between makes a report old, never one that is taken for new.
     """
     ends = []
-    for trial in (*(planned.trial for planned in plan.trials), *plan.prerequisites):
+    tuned = (planned.trial for tuning in plan.tuning for planned in tuning.trials)
+    for trial in (*(planned.trial for planned in plan.trials), *plan.prerequisites, *tuned):
         folder = store.trial(trial.key, trial.code)
         ended = [(folder.path / name) for name in ("result.json", "failure.json")]
         ends.append([path.stat().st_mtime_ns if path.exists() else 0 for path in ended] + [folder.held()])
@@ -75,10 +76,11 @@ def state(plan: Plan, store: Store) -> str:
 
 
 def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame in JSON values; what is missing or not finite is None."""
+    """Return the rows of a frame in JSON values: None for what is missing or not finite, ISO 8601 for times."""
     rows = []
     for record in frame.astype(object).where(frame.notna(), None).to_dict(orient="records"):
         row = {str(name): getattr(value, "item", lambda value=value: value)() for name, value in record.items()}
+        row = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in row.items()}
         rows.append({n: None if isinstance(v, float) and not math.isfinite(v) else v for n, v in row.items()})
     return rows
 
@@ -120,7 +122,8 @@ def heads(plan: Plan, frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def made(plan: Plan, store: Store, found: Sequence[Found]) -> dict[str, Any]:
-    """How it was made: command, versions, data, time."""
+    """Return how it was made: command, versions, data, time, and what became of each distinct training."""
+    found = list({(item.planned.trial.key, item.planned.trial.code): item for item in found}.values())
     ended = [item.result for item in found if item.result is not None]
     began = store.study(plan.study) / "changes.json"  # written when a run begins, and not again
     fresh = 0
@@ -137,7 +140,7 @@ def made(plan: Plan, store: Store, found: Sequence[Found]) -> dict[str, Any]:
             if str(value):  # what has no attention names no kernel of it
                 numerics.setdefault(name, set()).add(str(value))
     data = {(str(item.planned.trial.spec["data"]["type"]), item.planned.trial.data) for item in found}
-    last = max((result.circumstances.started + result.circumstances.wall_s for result in ended), default=None)
+    last = max((result.circumstances.ended for result in ended), default=None)
     return {
         "command": _command(store.study(plan.study)),
         "versions": {name: ", ".join(sorted(known)) for name, known in sorted(versions.items())},
@@ -148,7 +151,7 @@ def made(plan: Plan, store: Store, found: Sequence[Found]) -> dict[str, Any]:
         "ended": None if last is None else datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "trained": fresh,
         "cached": len(ended) - fresh,
-        "trials": {name: sum(item.status == name for item in found) for name in ("done", "diverged", "failed")},
+        "failed": sum(item.status == "failed" for item in found),
     }
 
 
@@ -157,7 +160,8 @@ def made_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
     made = doc["made"]
     if made is None:
         return []
-    total = made["trained"] + made["cached"]
+    total = made["trained"] + made["cached"] + made["failed"]
+    failed = f", {made['failed']} failed" if made["failed"] else ""
     guests = [origin for origin in made["components"] if origin.split(" ")[1:2] != [BUILT_IN]]
     data = [f"{item['set']} ({item['identity'] or 'not here yet'})" for item in made["data"]]
     lines = [
@@ -166,7 +170,8 @@ def made_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             "Training",
             f"{words.duration(made['wall_s'])} in all, {words.count(total, 'trial')}: {made['trained']} trained in the "
-            f"last run, {made['cached']} taken from earlier runs" + (f"; ended {made['ended']}" if total else ""),
+            f"last run, {made['cached']} taken from earlier runs{failed}"
+            + (f"; ended {made['ended']}" if made["ended"] else ""),
         ),
         ("Numerics", ", ".join(f"{name} {value}" for name, value in made["numerics"].items())),
         ("Versions", ", ".join(f"{name} {value}" for name, value in made["versions"].items())),

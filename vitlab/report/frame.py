@@ -47,6 +47,7 @@ AFTER = {
     "steps": ("Int64", "optimizer steps done"),
     "images": ("Int64", "training images seen"),
     "wall_s": ("float64", "seconds it took, all attempts together"),
+    "ended": ("datetime64[ms, UTC]", "when it ended; missing where it has no result"),
     "engine": ("string", "how it was computed: loop, vmap or stack, or several joined by +"),
     "threads": ("Int64", "threads it was computed with"),
     "device": ("string", "cpu or cuda"),
@@ -89,6 +90,11 @@ def prerequisites(plan: Plan, store: Store) -> list[Found]:
         Planned(f"prerequisite {trial.key[:8]}", trial.seeds.get("init", 0), trial) for trial in plan.prerequisites
     ]
     return _finder(plan, store, named)
+
+
+def rivals(plan: Plan, store: Store) -> list[Found]:
+    """Return the trials by which knobs are tuned, with what became of them."""
+    return _finder(plan, store, [planned for tuning in plan.tuning for planned in tuning.trials])
 
 
 def judged(analysis: Analysis) -> str:
@@ -138,6 +144,7 @@ def table(plan: Plan, found: Sequence[Found]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=[*BEFORE, *plan.paths, *metrics, *AFTER])
     for path in plan.paths:
         frame[path] = _column(frame[path].tolist())
+    frame["ended"] = pd.to_datetime(frame["ended"].astype("float64"), unit="s", utc=True)
     fixed = {name: kind for name, (kind, _) in (BEFORE | AFTER).items()}
     return frame.astype(fixed | dict.fromkeys(metrics, "float64"))
 
@@ -258,6 +265,7 @@ def _of_result(result: Result, analysis: Analysis) -> dict[str, Any]:
         "steps": outcome.steps,
         "images": outcome.images,
         "wall_s": circumstances.wall_s,
+        "ended": circumstances.ended,
         "engine": numerics.get("engine"),
         "threads": numerics.get("threads"),
         "device": numerics.get("device"),

@@ -115,7 +115,7 @@ def points(event: Event) -> list[Point]:
 def final_points(result: Result, analysis: Analysis) -> list[Point]:
     """Final values and costs, at step 0."""
     around, outcome = result.circumstances, result.outcome
-    t = int((around.started + around.wall_s) * 1000)
+    t = int(around.ended * 1000)
     values = {f"final/{name}": value for name, value in outcome.metrics.items()}
     seen = [moment.metrics[analysis.metric] for moment in outcome.history if analysis.metric in moment.metrics]
     finite = [value for value in seen if math.isfinite(value)]

@@ -130,7 +130,7 @@ def _train(store: Store, plan: Plan, *, events: int | None = None, began: int = 
         write_bytes(folder.path / "events.jsonl", "".join(f"{line}\n" for line in journal[:events]).encode())
         if events is None:
             outcome = Outcome(history[-1].metrics, tuple(history), "0" * 64, 4, 64)
-            around = Circumstances(began / 1000, 1.0, "here", 1, 100, 1000, 10**6, {}, {})
+            around = Circumstances(began / 1000, 1.0, "here", 1, 100, 1000, 10**6, {}, {}, began / 1000 + 1)
             folder.finish(Result(planned.trial.key, planned.trial.code, "done", outcome, around))
 
 

@@ -171,8 +171,7 @@ def _end(folder: TrialFolder, last_t: int, final: bool) -> tuple[str, End | None
     """Which end a trial has come to, and what there is to say of it."""
     result = folder.result()
     if result is not None:
-        around = result.circumstances
-        return "result", End(result.status, int((around.started + around.wall_s) * 1000), result.failure, result)
+        return "result", End(result.status, int(result.circumstances.ended * 1000), result.failure, result)
     failure = read_json(folder.path / "failure.json")
     if failure is not None and last_t <= failure["time"] * 1000:  # it has not begun again since
         return f"failure {failure['time']}", End("failed", int(failure["time"] * 1000), str(failure["failure"]))

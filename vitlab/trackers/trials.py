@@ -282,7 +282,7 @@ def _is_of(run: Any, began: int) -> bool:
 
 def _ended_at(result: Result) -> int:
     """Milliseconds since 1970."""
-    return int((result.circumstances.started + result.circumstances.wall_s) * 1000)
+    return int(result.circumstances.ended * 1000)
 
 
 def _failed(failure: Mapping[str, Any] | None, known: Delivered) -> str:

@@ -162,6 +162,7 @@ class Attempt:
             memory_bytes=peak_memory(self.device),
             versions=versions(),
             numerics={**self._numerics(), "attention": attention_of(self.kernels, self.trial.spec["model"])},
+            ended=time.time(),
         )
         return self.conclude(trained, training.model, circumstances)
 
