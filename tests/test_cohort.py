@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import re
@@ -28,10 +29,12 @@ from vitlab.result import Result
 from vitlab.slots import listing, slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.spec.run import Engine
+from vitlab.spec.trial import InitFrom
 from vitlab.store import TrialFolder
 from vitlab.training import cohort as cohorts
 from vitlab.training.cohort import Cohort, Member, Stacking, require_stackable, train_cohort, why_not_stack
 from vitlab.training.loop import Trained, Training, complete
+from vitlab.training.start import start_from
 from vitlab.trial import Settings, run_cohort, run_trial
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
@@ -39,13 +42,20 @@ MODEL = {"type": "vit", "patch_size": 4, "dim": 16, "depth": 2, "heads": 2, "dro
 TRAIN = {"steps": 9, "batch_size": 16, "evaluations": 3, "optimizer": {"type": "adamw", "lr": 3e-3}}
 
 
-def training(seed: int = 0, *, data: dict[str, Any] = {}, model: dict[str, Any] = {}, **train: Any) -> Training:
+def training(
+    seed: int = 0, *, data: dict[str, Any] = {}, model: dict[str, Any] = {}, frozen: bool = False, **train: Any
+) -> Training:
     seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
     spec = TrainSpec.model_validate({**TRAIN, **train})
     choice = slot("dataset").resolve({**DATA, **data})
     prepared = prepare(choice, seeds)
     built = slot("model").build({**MODEL, **model}, prepared.info)
     built.initialise(seed)
+    if frozen:
+        source = slot("model").build({**MODEL, **model}, prepared.info)
+        source.initialise(seed)
+        source.train()(torch.randn(32, 1, 8, 8, generator=torch.Generator().manual_seed(seed)))  # statistics of a body
+        start_from(built, source, InitFrom.model_validate({"checkpoint": "x", "freeze": "body"}))
     dtype = torch.float64 if spec.precision == "fp64" else torch.float32
     feed = Feed(prepared, choice.options["augment"], seeds, dtype=dtype)
     return Training(built.to(dtype), feed, spec, seeds, prepared.info.task, None)
@@ -236,6 +246,81 @@ def test_in_float32_it_is_the_loop_but_for_rounding() -> None:
     for before, after in zip(wanted, found, strict=True):
         assert before is not None and after is not None
         assert after.metrics == pytest.approx(before.metrics, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["vmap", "stack"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_averages_of_weights_follow_the_stack(engine: Stacking, count: int) -> None:
+    """Averages, their evaluations and what a checkpoint holds of them, against those of the loop."""
+    how: dict[str, Any] = {"precision": "fp64", "ema": {"decay": 0.9}}
+    alone, together = ([training(seed, **how) for seed in range(count)] for _ in range(2))
+    wanted: list[Trained | None] = [complete(one) for one in alone]
+    kept: list[list[Any]] = [[] for _ in range(count)]
+    members = [Member(one, save=kept[m].append) for m, one in enumerate(together)]
+    calls = iter(range(4))
+    train_cohort(members, engine=engine, stop=lambda: next(calls, None) is None, every_s=0.0)
+    together = [training(seed, **how) for seed in range(count)]
+    for one, states in zip(together, kept, strict=True):
+        one.load(_copied(states[-1]))
+    found = train_cohort([Member(one) for one in together], engine=engine)
+    for one, other, before, after in zip(alone, together, wanted, found, strict=True):
+        assert one.average is not None and other.average is not None and before is not None and after is not None
+        averages, weights = one.average.state_dict(), state_of(one)
+        for name, average in other.average.state_dict().items():
+            torch.testing.assert_close(average, averages[name], rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close(state_of(other)[name], weights[name], rtol=1e-8, atol=1e-10)
+        for mine, theirs in zip(after.history, before.history, strict=True):
+            assert mine.metrics == pytest.approx(theirs.metrics, rel=1e-8, abs=1e-10)
+
+
+def test_a_training_with_a_teacher_is_not_stacked() -> None:
+    one = training()
+    one.distillation = object()  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="distillation cannot be stacked"):
+        Cohort([one])
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "stack"])
+def test_a_frozen_body_is_in_evaluation_mode(engine: str) -> None:
+    """Against logistic regression of torch's on features in evaluation mode: batch norm, dropout, drop path."""
+    model = {
+        "patch": "conv_stem",
+        "drop": 0.3,
+        "drop_path": 0.5,
+        "attention": {"type": "fused", "drop": 0.2 if engine == "loop" else 0.0, "proj_drop": 0.3},
+        "mlp": {"type": "gelu", "drop": 0.3},
+    }
+    how: dict[str, Any] = {"precision": "fp64", "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.0}}
+    how |= {"schedule": "constant", "steps": 5, "evaluations": 1}
+    trainings = [training(seed, model=model, frozen=True, **how) for seed in range(2)]
+    expected, before = [], [state_of(one) for one in trainings]
+    for one in trainings:
+        assert one.model.training, "what is not frozen is trained"
+        body = copy.deepcopy(one.model).eval()
+        layer = torch.nn.Linear(16, 6, dtype=torch.float64)
+        layer.load_state_dict(one.model.get_submodule("head.fc").state_dict())
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        for step in range(5):
+            batch = one.feed.batch(step, one.spec.batch_size, one.spec.repeats, [range(16)])
+            with torch.no_grad():
+                x_BD = body.forward_features(batch.x_BCHW)[:, 0]
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(layer(x_BD), batch.y_B).backward()
+            optimizer.step()
+        expected.append(layer.state_dict())
+    if engine == "loop":
+        for one in trainings:
+            complete(one)
+    else:
+        assert why_not_stack(trainings[0].model, "fp64", trainings[0].feed.device) is None
+        train_cohort([Member(one) for one in trainings], engine=engine)  # type: ignore[arg-type]
+    for one, state, head in zip(trainings, before, expected, strict=True):
+        after = state_of(one)
+        for name in state.keys() - {"head.fc.weight", "head.fc.bias"}:
+            assert torch.equal(after[name], state[name]), name
+        assert state["patch_embed.convs.0.norm.running_mean"].any()
+        torch.testing.assert_close(after["head.fc.weight"], head["weight"], rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(after["head.fc.bias"], head["bias"], rtol=1e-10, atol=1e-12)
 
 
 # -- how many kernels -------------------------------------------------------------------------------------------------

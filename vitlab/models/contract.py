@@ -5,8 +5,8 @@ B batch, C channels, H and W pixels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, Self
 
 from torch import Tensor, nn
 
@@ -21,6 +21,8 @@ State = Mapping[str, Tensor]
 
 class Model(nn.Module):
     """Contract: ``Model(data, *, options)``, a module from images to a NamedTuple of logits."""
+
+    _frozen: tuple[str, ...] = ()  #: paths of the modules that stay in evaluation mode
 
     @classmethod
     def why_not(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
@@ -67,6 +69,27 @@ class Model(nn.Module):
                 exempt |= {f"{path}.{name}" for name in part.no_weight_decay()}
         return exempt
 
+    def freeze(self, trained: Collection[str]) -> None:
+        """Freeze everything except some entries of the state.
+
+        Frozen parameters get no gradient.  Frozen modules stay in evaluation mode whatever :meth:`train` is called
+        with: no dropout, no drop path, and batch norm uses its running statistics and leaves them as they are.
+
+        Args:
+            trained: names of the parameters and buffers that are still trained.
+        """
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name in trained)
+        self._frozen = tuple(_frozen_below(self, "", trained))
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of all modules that are not frozen."""
+        super().train(mode)
+        for path in self._frozen:
+            self.get_submodule(path).eval()
+        return self
+
     def why_not_innermost(self) -> str | None:
         """Why its passes cannot be computed with the batch innermost, in one sentence; None where they can."""
         return f"a {type(self).__name__} is not known with the batch innermost"
@@ -100,6 +123,21 @@ class Innermost(Protocol):
             draws: what their layers draw from, each with the models in front.
             x_KBCHW: their images.
         """
+
+
+def _frozen_below(module: nn.Module, path: str, trained: Collection[str]) -> Iterator[str]:
+    """Yield the paths of the outermost submodules that hold no trained entry.
+
+    A module without any entries, such as dropout, counts as part of the frozen body where its parent also holds frozen
+    entries, and as part of the head where all entries of its parent are trained.
+    """
+    for name, child in module.named_children():
+        below = f"{path}{name}."
+        held = [f"{below}{entry}" in trained for entry in child.state_dict()]
+        if not any(held):
+            yield below.removesuffix(".")
+        elif not all(held):
+            yield from _frozen_below(child, below, trained)
 
 
 model = Slot("model", Model)

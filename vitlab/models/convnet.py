@@ -9,7 +9,7 @@ of the same name, and the other way round, where stem, channels and classes are 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -79,14 +79,6 @@ class ConvNet(Model):
         for layer in body:
             x_BCHW = layer(x_BCHW)
         return Logits(fc(x_BCHW.flatten(1)))
-
-    def train(self, mode: bool = True) -> Self:
-        """As torch's, but a batch norm that is frozen keeps its running statistics, and uses them."""
-        super().train(mode)
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d) and not module.weight.requires_grad:
-                module.eval()
-        return self
 
     def layer_of(self, name: str) -> int:
         """0 the stem, the residual blocks from 1, the classifier."""

@@ -310,7 +310,9 @@ def _below(at: str, rows: Rows) -> dict[str, Tensor]:
 
 def _idle(part: nn.Module) -> bool:
     """Whether a part changes nothing.  One of a derived class may do anything."""
-    return type(part) in (nn.Identity, norm.NoNorm) or (type(part) in (Dropout, DropPath) and cast(Any, part).p == 0)
+    if type(part) in (Dropout, DropPath):
+        return cast(Any, part).p == 0 or not part.training
+    return type(part) in (nn.Identity, norm.NoNorm)
 
 
 def _is_of(base: type, method: str, part: nn.Module) -> bool:

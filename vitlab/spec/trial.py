@@ -120,7 +120,8 @@ class InitFrom(Source):
     """Of a fitted head: weight of the sum of its squared weights beside the sum of the squared errors; 1 by default."""
     tokens: Literal["same", "convert"] = "same"
     """Tokens before the patches that only one of the two models has: refused, or left out here and new there."""
-    freeze: Literal["nothing", "body"] = "nothing"  #: what is not trained: the body leaves a linear probe
+    freeze: Literal["nothing", "body"] = "nothing"
+    """What is not trained; ``body`` leaves a linear probe, and the body in evaluation mode."""
 
     @model_validator(mode="before")
     @classmethod

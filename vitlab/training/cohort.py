@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -144,9 +145,15 @@ def why_not_stack(model: Model, precision: str, device: torch.device) -> str | N
 
 
 class Cohort:
-    """Trainings that stand at one step, their weights stacked."""
+    """Trainings that stand at one step, their weights stacked.
+
+    Raises:
+        ValueError: if one of them learns from a teacher, which is not stacked.
+    """
 
     def __init__(self, trainings: Sequence[Training], engine: Stacking = "vmap") -> None:
+        if any(training.distillation is not None for training in trainings):
+            raise ValueError("a training with distillation cannot be stacked: its teacher has no stacked form")
         self.trainings = list(trainings)
         self.engine = engine
         self.rows = range(len(trainings)) if len(trainings) > 1 else [0, 0]  # whose row each is
@@ -210,16 +217,19 @@ class Cohort:
         rows = {**self.learned, **self.kept}
         found: list[list[Evaluated]] = [[] for _ in self.trainings]
         self.model.eval()
-        for split in splits:
-            tallies = [Tally(training.metrics) for training in self.trainings]
-            for batch in evaluation_batches(first.feed, split, first.task):
-                views = vmap(views_of, in_dims=(None, None, None, 0))(
-                    self.model, batch.x_BCHW, first.spec.precision, rows
-                )
-                for member, tally in enumerate(tallies):
-                    tally.add({name: view[member] for name, view in views.items()}, batch.y_B, batch.id_B)
-            for evaluated, tally in zip(found, tallies, strict=True):
-                evaluated.append(Evaluated(split, tally.metrics(), tally.columns()))
+        with ExitStack() as averages:
+            for training in self.trainings:  # each writes its average into its rows of the stack
+                averages.enter_context(training.averaged())
+            for split in splits:
+                tallies = [Tally(training.metrics) for training in self.trainings]
+                for batch in evaluation_batches(first.feed, split, first.task):
+                    views = vmap(views_of, in_dims=(None, None, None, 0))(
+                        self.model, batch.x_BCHW, first.spec.precision, rows
+                    )
+                    for member, tally in enumerate(tallies):
+                        tally.add({name: view[member] for name, view in views.items()}, batch.y_B, batch.id_B)
+                for evaluated, tally in zip(found, tallies, strict=True):
+                    evaluated.append(Evaluated(split, tally.metrics(), tally.columns()))
         self.model.train()
         for training in self.trainings:
             training.leave_out(time.perf_counter() - began)

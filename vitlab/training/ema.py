@@ -22,8 +22,9 @@ class Average:
 
     def __init__(self, model: Model, how: Ema) -> None:
         self.how = how
-        self._now: dict[str, Tensor] = dict(model.state_dict())  # these are the model's own, and change with it
-        self._averaged = {name: value.clone() for name, value in self._now.items()}
+        # Parameters and buffers themselves: a cohort gives them other storage, which detached tensors would not follow.
+        self._now: dict[str, Tensor] = dict(model.state_dict(keep_vars=True))
+        self._averaged = {name: value.detach().clone() for name, value in self._now.items()}
         self._moving = [name for name, value in self._now.items() if value.is_floating_point()]
         self._counting = [name for name in self._now if name not in self._moving]
 
@@ -44,7 +45,7 @@ class Average:
     @contextmanager
     def standing_in(self) -> Iterator[None]:
         """Inside the block the model has the averaged weights, and afterwards its own again."""
-        own = {name: value.clone() for name, value in self._now.items()}
+        own = {name: value.detach().clone() for name, value in self._now.items()}
         self.replace()
         try:
             yield

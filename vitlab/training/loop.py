@@ -340,7 +340,7 @@ class Training:
 
     def evaluate(self, split: Split) -> Evaluated:
         """Evaluate the weights that are to be kept."""
-        with self._averaged(), self._watching() as seen:
+        with self.averaged(), self._watching() as seen:
             found, columns = evaluate(self.model, self.feed, split, self.task, self.spec.precision, self.metrics)
         return Evaluated(split, {**found, **seen}, columns)
 
@@ -378,8 +378,8 @@ class Training:
         """What is to be seen of an evaluation beside its metrics."""
         return self.distillation.watching(self.model) if self.distillation is not None else nullcontext({})
 
-    def _averaged(self) -> AbstractContextManager[None]:
-        """Inside, the model has the weights that are evaluated."""
+    def averaged(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the weights that are evaluated."""
         return self.average.standing_in() if self.average is not None else nullcontext()
 
     def save(self, write: Callable[[State], None]) -> None:

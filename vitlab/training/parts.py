@@ -79,7 +79,7 @@ class Parts(Whole):
 
     def require(self, model: nn.Module, count: int) -> None:
         for path, module in model.named_modules():
-            if isinstance(module, _BatchNorm):
+            if isinstance(module, _BatchNorm) and module.training:  # a frozen one uses its running statistics
                 raise UserError(
                     f"{path} normalises by the statistics of a whole batch, which cannot be computed in parts: leave "
                     "out run.micro_batch_size, and have one process train a trial (run.resources)"

@@ -56,9 +56,7 @@ def start_from(model: Model, source: Model, how: InitFrom) -> None:
         raise WeightsError(f"these weights do not fit this model: {', '.join(sentences)}{hint}")
     model.load_state_dict({**own, **given})
     if how.freeze == "body":
-        trained = head_names(model)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in trained)
+        model.freeze(head_names(model))
 
 
 def head_names(model: Model) -> set[str]:
