@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import json
 import sys
 import textwrap
 import types
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from vitlab.data.prepare import prepare
 from vitlab.errors import SpecError
 from vitlab.geometry import Work
 from vitlab.lab import plan_study
@@ -536,6 +538,86 @@ def test_a_body_has_not_seen_the_images_its_trials_are_judged_by(tmp_path: Path)
     for item in found.trials:
         body = bodies[item.trial.needs["init_from"]]
         assert (body.seeds["init"], body.seeds["split"]) == (7, item.seed)
+
+
+OTHER: dict[str, Any] = {**BASE, "data": {"type": "synthetic", "image_size": 8, "num_classes": 10}}
+HELD_OUT = {"type": "digits", "validation": 0.4}
+
+
+@pytest.mark.parametrize(
+    ("base", "sentence"),
+    [
+        (
+            {**BASE, "data": HELD_OUT, "init_from": {"trial": BASE}},
+            "the pretraining's data.validation is 0.2, and here it is 0.4",
+        ),
+        (
+            {**BASE, "data": HELD_OUT, "init_from": {"trial": {**OTHER, "init_from": {"trial": BASE}}}},
+            "the pretraining's pretraining's data.validation is 0.2, and here it is 0.4",
+        ),
+        (
+            {
+                **BASE,
+                "data": HELD_OUT,
+                "init_from": {"trial": {**OTHER, "distill": {"teacher": {"trial": BASE}}}},
+            },
+            "the pretraining's teacher's data.validation is 0.2, and here it is 0.4",
+        ),
+    ],
+    ids=["body", "body-of-body", "teacher-of-body"],
+)
+def test_weights_from_another_validation_split_are_refused(base: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        plan(tmp_path, base=base)
+    assert len(caught.value.problems) == 1 and sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data", [{"validation": 0.2}, {"fraction": 0.5}, {"per_class": 5}, {"classes": [0, 1]}, {"size": 16}]
+)
+def test_what_decides_no_split_may_differ_in_a_pretraining(data: dict[str, Any], tmp_path: Path) -> None:
+    """Seen in the images themselves: none that is trained on before is validated on here."""
+    before = {**BASE, "data": {"type": "digits", **data}}
+    found = plan(tmp_path, base={**BASE, "init_from": {"trial": before}}, seeds={"count": 2, "vary": ["split"]})
+    bodies = {f"{trial.key}/{trial.code}": trial for trial in found.prerequisites}
+    for item in found.trials:
+        body = bodies[item.trial.needs["init_from"]]
+        seen, judged = (prepare(one.spec["data"], one.seeds) for one in (body, item.trial))
+        assert not set(seen.train.id_N.tolist()) & set(judged.val.id_N.tolist())
+
+
+def test_a_pretraining_two_steps_back_has_the_split_of_its_trial(tmp_path: Path) -> None:
+    """Whatever is between them, and whatever seed it names."""
+    between = {**OTHER, "init_from": {"trial": BASE, "seed": 7}}
+    base = {**BASE, "init_from": {"trial": between, "seed": 7}}
+    found = plan(tmp_path, base=base, seeds={"count": 2, "vary": ["init", "split"]})
+    by_name = {f"{trial.key}/{trial.code}": trial for trial in found.prerequisites}
+    for item in found.trials:
+        first = by_name[by_name[item.trial.needs["init_from"]].needs["init_from"]]
+        assert (first.seeds["init"], first.seeds["split"]) == (7, item.seed)
+
+
+def test_a_file_that_a_trial_left_is_known_by_its_split(tmp_path: Path) -> None:
+    left = plan(tmp_path, base=BASE, seeds=1).trials[0].trial
+    after = plan(tmp_path, base={**OTHER, "init_from": {"trial": BASE}}, seeds=1)
+    (needed,) = after.trials[0].trial.needs.values()
+    for name, trial in ((needed, left), ("after/code", after.trials[0].trial)):
+        folder = tmp_path / "trials" / name
+        folder.mkdir(parents=True)
+        (folder / "spec.json").write_text(json.dumps(trial.to_json()))
+        (folder / "weights.safetensors").write_bytes(b"")
+
+    def notes(name: str, **data: Any) -> list[str]:
+        source = {"checkpoint": str(tmp_path / "trials" / name / "weights.safetensors")}
+        base = {**BASE, "data": {"type": "digits", **data}, "init_from": source}
+        return [note for note in plan(tmp_path, base=base, seeds=1).notes if "seen in pretraining" in note]
+
+    assert notes(needed) == notes("after/code") == []
+    for name in (needed, "after/code"):  # the trial itself, and one that took its weights
+        (note,) = notes(name, validation=0.4)
+        assert "another split of digits (data.validation is 0.2, and here it is 0.4)" in note
+    (tmp_path / "trials" / needed / "spec.json").write_text("[1]")
+    assert notes(needed, validation=0.4) == [], "no spec of a trial"
 
 
 # -- engines ----------------------------------------------------------------------------------------------------------

@@ -11,10 +11,11 @@ from typing import Any
 from vitlab.errors import Problem
 from vitlab.plan.design import Draft
 from vitlab.plan.key import code_of_modules, key_of
-from vitlab.plan.resolve import ResolvedTrial, Resolver, changed
+from vitlab.plan.resolve import ResolvedTrial, Resolver, changed, other_split, same_images
 from vitlab.plan.rules import RuleFault, holds, parse
 from vitlab.plan.values import Trial
 from vitlab.spec import Document, Seeds, Study
+from vitlab.spec.trial import SOURCES
 from vitlab.store import read_json
 
 
@@ -75,20 +76,30 @@ class Workshop:
 
 
 def trial_of(
-    resolved: ResolvedTrial, seed: int, seeds: Seeds, prerequisites: dict[str, Trial], split: int | None = None
+    resolved: ResolvedTrial,
+    seed: int,
+    seeds: Seeds,
+    prerequisites: dict[str, Trial],
+    splits: Mapping[str, int] = {},
 ) -> Trial:
-    """A trial with its seeds and its key; the trials it needs are added to ``prerequisites``.
+    """Return a trial with its seeds and its key, and add the trials it needs to ``prerequisites``.
 
-    ``split`` is the seed of that stream, where it is not the study's: neither a teacher nor a body that was trained on
-    the same data may have seen the images that their trial is judged by.
+    Args:
+        resolved: the trial without seeds.
+        seed: of the replicate.
+        seeds: of the study.
+        prerequisites: by key.
+        splits: type of data set to the seed of ``split`` that replaces the study's: no trial whose weights another one
+            takes, however indirectly, may be trained on the images that this one is judged by.
     """
-    streams = seeds.streams(seed) | ({} if split is None else {"split": split})
+    data = resolved.plain["data"]["type"]
+    streams = seeds.streams(seed) | ({"split": splits[data]} if data in splits else {})
+    splits = {data: streams["split"], **splits}
     needs: dict[str, str] = {}
     for role, needed in resolved.needs.items():
         own = seed if needed.seed == "same" else needed.seed
-        same = needed.trial.plain["data"]["type"] == resolved.plain["data"]["type"]
-        shared = streams["split"] if same or role == "teacher" else None
-        other = trial_of(needed.trial, own, seeds, prerequisites, shared)
+        taught = {needed.trial.plain["data"]["type"]: streams["split"]} if role == "teacher" else {}
+        other = trial_of(needed.trial, own, seeds, prerequisites, {**taught, **splits})
         prerequisites[other.key] = other
         needs[role] = f"{other.key}/{other.code}"
     identity = {
@@ -109,36 +120,56 @@ def trial_of(
     )
 
 
-def teachers_in_files(arms: Iterable[Making], seeds: Seeds) -> list[str]:
-    """What to say of arms whose teacher is a file: it may know the images that they are judged by.
+def notes_on_files(arms: Iterable[Making], seeds: Seeds) -> list[str]:
+    """Return notes on the arms that take weights from files which may come from training on their validation images.
 
-    Of a file that a trial has left, its spec beside it says on what it was trained.
+    The spec beside a file that a trial left says what the trial, and those whose weights it took, were trained on.  Of
+    a teacher from elsewhere nothing is known.
     """
     found: dict[str, list[str]] = {}
     for arm in arms:
-        teacher = arm.trial.plain.get("distill", {}).get("teacher", {})
         if arm.skip:
             continue
-        how = ""
-        if teacher.get("pretrained") is not None:
-            how = _unknown(teacher["pretrained"])
-        elif teacher.get("checkpoint") is not None:
-            how = _has_seen(FilePath(teacher["checkpoint"]), arm.trial.plain["data"], seeds)
-        if how:
-            found.setdefault(how, []).append(f"'{arm.name}'")
-    return [f"Validation seen by teacher: of {', '.join(names)}, {how}." for how, names in found.items()]
+        for role, path in SOURCES.items():
+            source: Any = arm.trial.plain
+            for part in path:
+                source = source.get(part) or {}
+            how = ""
+            if source.get("pretrained") is not None:
+                how = _unknown(source["pretrained"])
+            elif source.get("checkpoint") is not None:
+                file = FilePath(source["checkpoint"])
+                left = _has_seen(file, arm.trial, seeds)
+                how = left or (_unknown(file.name) if left is None and role == "teacher" else "")
+            if how:
+                found.setdefault(f"{_SEEN_BY[role]}: of {{arms}}, {how}.", []).append(f"'{arm.name}'")
+    return [note.replace("{arms}", ", ".join(names)) for note, names in found.items()]
 
 
-def _has_seen(file: FilePath, data: Mapping[str, Any], seeds: Seeds) -> str:
-    """What is known of a file of weights having been trained on validation images of this data; empty if it was not."""
-    left = read_json(file.with_name("spec.json"))
-    if left is None:
-        return _unknown(file.name)
-    theirs, splits = left["spec"]["data"], {seeds.streams(seed)["split"] for seed in seeds.all}
-    held_out = all(theirs.get(name) == data.get(name) for name in ("validation", "classes"))
-    if theirs["type"] != data["type"] or (held_out and splits == {left["seeds"]["split"]}):
-        return ""
-    return f"the teacher in {file.parent.name[:8]}/{file.name} was trained on another split of {data['type']}"
+_SEEN_BY = {"init_from": "Validation seen in pretraining", "teacher": "Validation seen by teacher"}
+
+
+def _has_seen(file: FilePath, trial: ResolvedTrial, seeds: Seeds) -> str | None:
+    """Say how the training behind a file may have used a trial's validation images.
+
+    Returns:
+        a clause, empty if it did not; None where no spec beside the file says what it was trained on.
+    """
+    try:
+        left = Trial.from_json(read_json(file.with_name("spec.json")))
+        theirs, identity, split = left.spec["data"], left.data, left.seeds["split"]
+        mine = trial.plain["data"]
+        if same_images(mine, trial.info.identity, theirs, identity):
+            reason = other_split(mine, theirs)
+            if reason is not None or {seeds.streams(seed)["split"] for seed in seeds.all} != {split}:
+                why = f" ({reason})" if reason else ""
+                return f"{file.parent.name[:8]}/{file.name} was trained on another split of {mine['type']}{why}"
+    except (KeyError, TypeError, ValueError):
+        return None  # no such file, or of something else
+    for needed in left.needs.values():
+        if before := _has_seen(file.parents[2] / needed / file.name, trial, seeds):
+            return before
+    return ""
 
 
 def _unknown(teacher: str) -> str:

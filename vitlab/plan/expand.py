@@ -12,7 +12,7 @@ from typing import Any
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.geometry import Work
 from vitlab.plan import judged, match, tune
-from vitlab.plan.arms import Making, Workshop, rules_of, teachers_in_files, trial_of
+from vitlab.plan.arms import Making, Workshop, notes_on_files, rules_of, trial_of
 from vitlab.plan.cohorts import engine_of
 from vitlab.plan.design import MOST, DesignFault, Draft, drafts, name_of, short_names
 from vitlab.plan.key import key_of
@@ -145,7 +145,7 @@ def _plan(
     for arm in arms.values():
         if arm.aliases:
             said.append(f"'{arm.name}' is also {', '.join(repr(name) for name in arm.aliases)}: the same trial.")
-    said += teachers_in_files(arms.values(), seeds)
+    said += notes_on_files(arms.values(), seeds)
     if any(arm.trial.info.identity is None for arm in arms.values()):
         said.append("data not here: keys are pending until it is.")
     return Plan(

@@ -121,6 +121,11 @@ class Resolver:
             if info is not None:
                 teacher = needs["teacher"].trial if "teacher" in needs else None
                 faults += [(("distill", "teacher"), sentence) for sentence in _unsuitable(plain, info, teacher)]
+        if info is not None and isinstance(plain.get("data"), Mapping):
+            places = {"init_from": ("init_from", "trial"), "teacher": ("distill", "teacher")}
+            for role, needed in needs.items():
+                reason = _other_split_below(plain["data"], info.identity, role, needed.trial)
+                faults += [(places[role], reason)] if reason else []
         if faults:
             raise Faults(faults)
         assert info is not None
@@ -260,12 +265,63 @@ def _unsuitable(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial
         yield f"the teacher's classes are {_listed(teacher.info.labels)}, and those here {_listed(info.labels)}"
     elif same and mine["classes"] != theirs["classes"]:
         yield f"the teacher's data.classes is {theirs['classes']}, and here it is {mine['classes']}"
-    here, there = (data["validation"] or slot("dataset").get(data["type"]).validation for data in (mine, theirs))
-    if same and here != there:
-        yield (
-            f"the teacher's data.validation is {there:g}, and here it is {here:g}: with different shares one is "
-            "trained on images that the other is judged by"
-        )
+
+
+def same_images(
+    mine: Mapping[str, Any], my_identity: str | None, theirs: Mapping[str, Any], their_identity: str | None
+) -> bool:
+    """Return whether two trials may take their training and validation images from the same pictures.
+
+    Args:
+        mine: ``data`` of one trial, in full.
+        my_identity: of its data; None while unknown.
+        theirs: ``data`` of the other.
+        their_identity: of its data; None while unknown.
+    """
+    differ = None not in (my_identity, their_identity) and my_identity != their_identity
+    return bool(mine["type"] == theirs["type"] and not differ)
+
+
+def other_split(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """Say why two trials on the same images hold out different ones under one seed: ``NAME is THEIRS, ... MINE``.
+
+    Fractions, images per class, colours and sizes do not matter: none of them decides which images are held out.  A
+    subset of the classes does so only where whole groups are held out.
+    """
+    here, there = (_held_out(data) for data in (mine, theirs))
+    if here != there:
+        return f"data.validation is {there}, and here it is {here}"
+    room = slot("dataset")
+    grouped = room.get(mine["type"]).groups is not room.contract.groups
+    if grouped and mine.get("classes") != theirs.get("classes"):
+        return f"data.classes is {theirs.get('classes')}, and here it is {mine.get('classes')}"
+    return None
+
+
+def _held_out(data: Mapping[str, Any]) -> str:
+    """Return the share of the training images that is held out, or that the authors choose them."""
+    room = slot("dataset")
+    component: Any = room.get(data["type"])
+    share = data.get("validation")
+    if share is None and component.held_out is not room.contract.held_out:
+        return "unset (the authors' own images)"
+    return f"{component.validation if share is None else share:g}"
+
+
+def _other_split_below(data: Mapping[str, Any], identity: str | None, role: str, source: ResolvedTrial) -> str | None:
+    """Say why a trial may have been validated on images that one of the trials before it was trained on."""
+    whose = {"init_from": "pretraining's", "teacher": "teacher's"}
+    waiting = [(f"the {whose[role]}", source)]
+    while waiting:
+        name, trial = waiting.pop(0)
+        theirs = trial.plain["data"]
+        if same_images(data, identity, theirs, trial.info.identity) and (reason := other_split(data, theirs)):
+            return (
+                f"{name} {reason}: with different splits one is trained on images that the other is judged by; give "
+                "both the same"
+            )
+        waiting += [(f"{name} {whose[other]}", needed.trial) for other, needed in trial.needs.items()]
+    return None
 
 
 def _listed(labels: tuple[str, ...]) -> str:
