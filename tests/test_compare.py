@@ -140,7 +140,8 @@ def test_what_cannot_be_compared_is_said(out: Path) -> None:
     change(out, "moved", trials=tuple(moved))
     found = vitlab.compare("old", "moved", out=out)
     assert found["p"].isna().all() and found["difference"].notna().sum() == 2
-    assert found.answers[0].startswith("cannot tell: ") and "different data" in found.answers[0]
+    assert found["verdict"].dropna().tolist() == ["refused"] * 2
+    assert found.answers[0].startswith("refused: ") and "different data" in found.answers[0]
 
 
 def test_a_study_beside_itself_is_the_same(out: Path) -> None:

@@ -28,7 +28,7 @@ from vitlab import report
 from vitlab.errors import UserError
 from vitlab.plan import registration
 from vitlab.plan.values import Arm, Plan, Planned
-from vitlab.report import figures, frame, judgement, tables, words
+from vitlab.report import figures, frame, judgement, tables, verdict, words
 from vitlab.spec import Analysis
 from vitlab.store import Store, read_json, write_json
 
@@ -230,6 +230,30 @@ def test_a_margin_makes_equivalence_a_verdict(tmp_path):
     assert "shown to be equivalent within 1.0 points (90 % interval" in said[1] and "cannot tell" not in said[1]
     assert "not shown to be equivalent" in said[0] and "below" in said[0]
     assert "equivalent" in text_of(plan, store, "md")
+
+
+def test_the_verdict_is_one_word_in_every_format(tmp_path, undrawn):
+    """Arms whose differences leave no doubt about what the verdict has to be."""
+    near = [value + shift for value, shift in zip(BASE, (1e-4, -1e-4, 0.0, 2e-4, -2e-4), strict=True)]
+    wide = [0.99, 0.90, 1.0, 0.89, 0.97]
+    arms = {"baseline": BASE, "up": [value + 0.01 + noise for value, noise in zip(BASE, near, strict=True)]}
+    arms |= {"down": NONE, "equal": BASE, "near": near, "wide": wide, "taught": NONE}
+    plan, store = study(tmp_path, arms, analysis=Analysis(margin=0.002))
+    plan = _with_teachers(plan, {"baseline": ["k1/c"] * 5, "taught": ["k2/c"] * 5})
+    expected = [None, "better", "worse", "same", "equivalent", "cannot tell", "refused"]
+    assert expected[1:] == list(verdict.Verdict) == list(verdict.MEANINGS)
+    summary = judgement.summary(frame.results(plan, store), plan)
+    assert summary["verdict"].dtype == "string" and summary["verdict"].isna().tolist() == [True, *[False] * 6]
+    assert summary["verdict"].tolist()[1:] == expected[1:]
+    assert summary["refused"].notna().tolist() == [*[False] * 6, True]
+    doc = document(plan, store)
+    assert [row["verdict"] for row in doc["arms"]] == expected
+    report.write(plan, store, tmp_path / "report")
+    assert pd.read_csv(tmp_path / "report" / "summary.csv")["verdict"].tolist()[1:] == expected[1:]
+    html = text_of(plan, store, "html")
+    assert re.findall(r'<td class="verdict"[^>]*>(.*?)</td>', html) == ["", *expected[1:]]
+    assert [answer.partition(":")[0] for answer in doc["answers"][-2:]] == expected[-2:]
+    assert re.findall(r'<li class="([\w-]+)">', html) == [word.replace(" ", "-") for word in expected[1:]]
 
 
 def test_a_loss_is_shown_raw_and_less_is_better(tmp_path):
@@ -460,7 +484,7 @@ def test_students_of_one_teacher_are_one_sample_of_the_teacher(tmp_path):
     plan = _with_teachers(plan, {"baseline": ["k1/c"] * 5, "big teacher": ["k2/c"] * 5})
     doc = document(plan, store)
     assert doc["answers"][0] == (
-        "cannot tell: big teacher is 3.1 points below baseline, but the arms differ by their teacher, of which 1 "
+        "refused: big teacher is 3.1 points below baseline, but the arms differ by their teacher, of which 1 "
         "training stands behind an arm: fewer than 3 are no sample."
     )
     assert doc["arms"][1]["p"] is doc["arms"][1]["difference_low"] is doc["arms"][1]["better"] is None

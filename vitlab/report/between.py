@@ -36,7 +36,7 @@ class Between:
             "study": self.plan.study,
             "question": self.plan.question,
             "analysis": self.plan.analysis.model_dump(mode="json"),
-            "overview": words.overview(rows, self.plan.analysis),
+            "overview": words.overview(rows),
             "answers": words.answers(rows, self.plan.analysis),
             "arms": rows,
             **{"tuning": [], "heads": [], "scaling": [], "fronts": {}, "interactions": [], "cost": []},

@@ -41,7 +41,7 @@ def document(
         "study": plan.study,
         "question": plan.question,
         "analysis": plan.analysis.model_dump(mode="json"),
-        "overview": words.overview(rows, plan.analysis),
+        "overview": words.overview(rows),
         "answers": words.answers(rows, plan.analysis),
         "arms": rows,
         "skipped": [{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],

@@ -22,6 +22,7 @@ import numpy as np
 from vitlab.plan.values import Plan
 from vitlab.report import words
 from vitlab.report.frame import usable
+from vitlab.report.verdict import Verdict
 from vitlab.statistics import mean_interval
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame) -> Figure | Non
         left.grid(axis="x", color=RULE, linewidth=0.5)
         left.set_axisbelow(True)
         if right is not None:
-            _marks(right, [_difference(place[name], rows[name], plan) for name in compared], scale, [0.0])
+            _marks(right, [_difference(place[name], rows[name]) for name in compared], scale, [0.0])
             right.axvline(0, color=GREY, linewidth=0.9, zorder=1)
             baselines = {rows[name]["baseline"] for name in compared}
             against = shortened(baselines.pop(), 24) if len(baselines) == 1 else "its baseline"
@@ -365,10 +366,9 @@ class _Mark:
     fill: str
 
 
-def _difference(y: float, row: words.Row, plan: Plan) -> _Mark:
-    found = words.verdict(row, plan.analysis)
-    colour = {"better": BETTER, "worse": WORSE}.get(found, GREY)
-    fill = colour if found in ("better", "worse") else PAPER
+def _difference(y: float, row: words.Row) -> _Mark:
+    colour = {Verdict.BETTER: BETTER, Verdict.WORSE: WORSE}.get(row["verdict"])
+    fill, colour = colour or PAPER, colour or GREY
     return _Mark(y, row["difference"], row["difference_low"], row["difference_high"], colour, fill)
 
 

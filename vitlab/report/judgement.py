@@ -20,6 +20,7 @@ from vitlab import statistics
 from vitlab.plan.registration import added, changes
 from vitlab.plan.values import Plan
 from vitlab.report.frame import STATUSES, usable
+from vitlab.report.verdict import Verdict, decide
 from vitlab.spec import Analysis
 from vitlab.statistics import Contrast
 
@@ -44,6 +45,11 @@ MEANINGS = {
     "sd": ("float64", "their sample standard deviation; missing for one"),
     "low": ("float64", "t-interval of the mean, of level 1 - alpha"),
     "high": ("float64", "its upper end"),
+    "verdict": (
+        "string",
+        f"{', '.join(list(Verdict)[:-1])} or {Verdict.REFUSED}; missing where the arm is compared with nothing",
+    ),
+    "refused": ("string", "why the comparison is not judged, where the verdict is refused"),
     "test": ("string", "how it was compared: paired t, Welch t, sign flip or none (too few values)"),
     "look": ("Int64", "the look that the comparison was judged at: 2 where the first had left it open"),
     "looks": ("Int64", "looks that share alpha: 2 where seeds.escalate_to allows a second, else 1"),
@@ -79,7 +85,6 @@ MEANINGS = {
     "equal_high": ("float64", "its upper end"),
     "p_equal": ("float64", "p of the test that the difference lies within the margin, alone"),
     "p_equal_corrected": ("float64", "the same, corrected for the family and the looks"),
-    "refused": ("string", "why the comparison is not judged, where it is not"),
     "exploratory": ("string", "what about it was decided after the study was first run"),
     "params": ("Int64", "parameters of the model"),
     "macs": ("Int64", "multiply-accumulates of one image, forward"),
@@ -142,7 +147,8 @@ def broken(frame: pd.DataFrame, analysis: Analysis) -> dict[str, list[int]]:
 def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}) -> pd.DataFrame:
     """One row per arm: what it reached, and how it differs from its baseline.
 
-    Columns are those of ``MEANINGS``, and behind them the test metric of the judged one's name, if there is any.
+    Columns are those of ``MEANINGS``, followed by the mean of the test metric of the same name and its standard
+    deviation (``test/NAME``, ``test/NAME_sd``), if there is one.
 
     Args:
         frame: see :func:`vitlab.report.frame.results`.
@@ -166,10 +172,12 @@ def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}) ->
         row |= judgements.get(arm, {})
         row |= {"params": rows["params"].max(), "macs": rows["macs"].max(), "wall_s": rows["wall_s"].sum()}
         row["images_per_s"] = (rows["images"] / rows["wall_s"]).median() if rows["wall_s"].gt(0).any() else math.nan
+        row["verdict"] = decide(dict.fromkeys(MEANINGS) | row, analysis)
         if test in rows:
-            row[test] = rows.loc[rows["seed"].isin(list(values[arm])), test].mean()
+            tested = rows.loc[rows["seed"].isin(list(values[arm])), test]
+            row |= {test: tested.mean(), f"{test}_sd": tested.std()}
         rows_out.append(row)
-    tests = [test] if test in frame else []
+    tests = [test, f"{test}_sd"] if test in frame else []
     types = {name: kind for name, (kind, _) in MEANINGS.items()} | dict.fromkeys(tests, "float64")
     return pd.DataFrame(rows_out, columns=list(types)).astype(types)
 

@@ -171,7 +171,7 @@ def _looks(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
         said.append(
             f"The first left {which} open, so these, and what they are compared with, have {second} seeds{until}."
         )
-    left = [row for row in compared if row not in opened and words.verdict(row, plan.analysis) == "cannot tell"]
+    left = [row for row in compared if row not in opened and row["verdict"] == "cannot tell"]
     left = [row for row in left if row["refused"] is None and not row["awaited"]]
     failed = {row["arm"] for row in rows if row["failed"]}
     stuck = [row["arm"] for row in left if failed & {row["arm"], row["baseline"]}]
@@ -223,7 +223,7 @@ def _doubted(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
     """Verdicts that a second opinion does not share."""
     said = []
     for row in rows:
-        if row["test"] != "paired t" or words.verdict(row, plan.analysis) not in ("better", "worse"):
+        if row["test"] != "paired t" or row["verdict"] not in ("better", "worse"):
             continue
         low, high = row["difference_low"], row["difference_high"]
         level = simultaneous(plan.level, row["family"], plan.analysis.correction)

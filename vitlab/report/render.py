@@ -17,6 +17,7 @@ from vitlab.errors import UserError, nearest
 from vitlab.plan.values import Plan
 from vitlab.report import looks, tables, words
 from vitlab.report.document import document, made_lines, plain, state
+from vitlab.report.verdict import Verdict
 from vitlab.spec import Analysis
 from vitlab.store import Store, read_json, write_bytes
 
@@ -206,7 +207,7 @@ def _rich_table(columns: Sequence[tables.Column]) -> Any:
         table.add_column(Text(column.title), justify=justify, no_wrap=column.right, overflow="fold")  # type: ignore[arg-type]
     verdicts = next((column.cells for column in columns if column.title == "verdict"), ())
     for index, cells in enumerate(zip(*(column.cells for column in columns), strict=True)):
-        style = "dim" if verdicts and verdicts[index].startswith("cannot tell") else ""
+        style = "dim" if verdicts and verdicts[index].startswith((Verdict.CANNOT_TELL, Verdict.REFUSED)) else ""
         table.add_row(*(Text(_printable(cell)) for cell in cells), style=style)
     return table
 
@@ -329,13 +330,14 @@ def _html(made: _Made, drawn: Mapping[str, Figure]) -> str:
     )
     analysis, rows = made.plan.analysis, made.doc["arms"]
     said = captions(made.plan)
-    kinds = [words.verdict(row, analysis).replace(" ", "-") for row in rows]
+    kinds = [(row["verdict"] or "").replace(" ", "-") for row in rows]
     marks = [kind for kind in kinds if kind] or [""] * len(made.doc["answers"])
     answers = list(zip(made.doc["answers"], marks, strict=True))
+    claims = [answer for answer in answers if answer[1] not in ("cannot-tell", "refused")]
     page = environment.get_template("report.html.j2").render(
         doc=made.doc,
         # Of many answers, those that claim something come first, and the rest waits behind them.
-        answers=[answer for answer in answers if answer[1] != "cannot-tell"] if made.doc["overview"] else answers,
+        answers=claims if made.doc["overview"] else answers,
         few=words.FEW,
         all_answers=answers if made.doc["overview"] else [],
         arms=_table(_columns(made.doc), kinds),

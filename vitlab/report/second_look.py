@@ -15,6 +15,7 @@ from vitlab.report import words
 from vitlab.report.document import plain
 from vitlab.report.frame import gather, table
 from vitlab.report.judgement import summary
+from vitlab.report.verdict import Verdict
 from vitlab.store import Store
 
 
@@ -50,6 +51,6 @@ def may_be_settled(row: words.Row, plan: Plan, failed: Mapping[str, int]) -> boo
         plan: says how it is judged.
         failed: arm to how many of its trials failed.
     """
-    if row["refused"] is not None or row["difference"] is None or failed[row["arm"]] or failed.get(row["baseline"]):
+    if row["difference"] is None or failed[row["arm"]] or failed.get(row["baseline"]):
         return False
-    return words.verdict(row, plan.analysis) == "cannot tell"
+    return bool(row["verdict"] == Verdict.CANNOT_TELL)

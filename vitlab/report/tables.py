@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitlab.report.costs import MEASURED, SPEEDS
+from vitlab.report.verdict import Verdict
 from vitlab.report.words import (
     DASH,
     MINUS,
@@ -22,7 +23,6 @@ from vitlab.report.words import (
     p_value,
     percent,
     undone,
-    verdict,
     widths,
 )
 from vitlab.spec import Analysis
@@ -94,10 +94,11 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
 
 
 def _verdict_cell(row: Row, analysis: Analysis) -> str:
-    found = verdict(row, analysis)
-    if found == "cannot tell":
-        return found if undone(row, analysis) is None else f"{found} ({count(row['broken'], 'broken seed')})"
-    return f"{found} (exploratory)" if row["exploratory"] and found else found
+    verdict = row["verdict"] or ""
+    if verdict == Verdict.CANNOT_TELL and undone(row, analysis) is not None:
+        return f"{verdict} ({count(row['broken'], 'broken seed')})"
+    claimed = verdict not in ("", Verdict.CANNOT_TELL, Verdict.REFUSED)
+    return f"{verdict} (exploratory)" if row["exploratory"] and claimed else verdict
 
 
 def detail_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from vitlab.report.verdict import Row as Row
+from vitlab.report.verdict import Verdict, is_equivalent, of_complete_pairs
 from vitlab.spec import Analysis
-
-Row = Mapping[str, Any]
 
 MINUS, TIMES, DASH = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 FEW = 12  #: comparisons that are read one by one; of more, an overview comes first
@@ -124,63 +123,33 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {whole % 60:02} s" if minutes else f"{seconds:.3g} s"
 
 
-def verdict(row: Row, analysis: Analysis) -> str:
-    """``better``, ``worse``, ``same`` (equal at every seed), ``equivalent`` (within the margin of the analysis),
-    ``cannot tell``; nothing for an arm without a baseline.
-
-    Where seeds diverged or failed, both comparisons have to say so: that of complete pairs, and that with chance in
-    the place of what is missing.
-    """
-    if row["baseline"] is None:
-        return ""
-    found = _of_pairs(row, analysis)
-    return found if not row["broken"] or _supported(row, analysis, found) else "cannot tell"
-
-
-def undone(row: Row, analysis: Analysis) -> str | None:
-    """The verdict of what is complete, where seeds that diverged or failed have undone it."""
-    found = _of_pairs(row, analysis)
-    return found if row["broken"] and found != verdict(row, analysis) else None
+def undone(row: Row, analysis: Analysis) -> Verdict | None:
+    """Return the verdict of the complete pairs, if seeds that diverged or failed have undone it."""
+    if not row["broken"] or row["verdict"] == Verdict.REFUSED:
+        return None
+    complete = of_complete_pairs(row, analysis)
+    return complete if complete != row["verdict"] else None
 
 
 def answer(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
     """One sentence about one comparison."""
-    found = verdict(row, analysis)
-    said = _sentence(row, analysis, scale, decimals, found)
-    if found == "cannot tell":
-        return f"cannot tell: {said}"
+    said = _sentence(row, analysis, scale, decimals)
+    if row["verdict"] in (Verdict.CANNOT_TELL, Verdict.REFUSED):
+        return f"{row['verdict']}: {said}"
     hedges = [*(["preliminary"] if row["awaited"] else []), *(["exploratory"] if row["exploratory"] else [])]
     return f"{' and '.join(hedges)}: {said}" if hedges else said
 
 
-def _of_pairs(row: Row, analysis: Analysis) -> str:
-    """The verdict of what is complete."""
-    if row["test"] == "sign flip" and row["difference"] == 0:
-        return "same"
-    if row["p_corrected"] is None or row["p_corrected"] > analysis.alpha:
-        return "equivalent" if _within(row, analysis) else "cannot tell"
-    return "better" if (row["difference"] > 0) == (analysis.goal == "max") else "worse"
-
-
-def _supported(row: Row, analysis: Analysis, found: str) -> bool:
-    """Whether a verdict stands with chance in the place of the seeds that diverged or failed."""
-    if found == "equivalent":
-        return row["chance_p_equal"] is not None and row["chance_p_equal"] < analysis.alpha
-    if found not in ("better", "worse") or row["chance_p"] is None or row["chance_p"] > analysis.alpha:
-        return False
-    return bool((row["chance_difference"] > 0) == (row["difference"] > 0))
-
-
-def _sentence(row: Row, analysis: Analysis, scale: Scale, decimals: int, found: str) -> str:
-    arm, baseline = row["arm"], row["baseline"]
+def _sentence(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
+    arm, baseline, found = row["arm"], row["baseline"], row["verdict"]
     if row["n"] == 0:
         return _none_of(row)
     if row["difference"] is None:
         return f"{baseline}, with which {arm} is compared, has no trial that can be judged."
-    if found == "same":
+    if found == Verdict.SAME:
         return f"{arm} and {baseline} reached the same {scale.metric} at each of {count(row['pairs'], 'seed')}."
     said = f"{arm} is {_distance(row['difference'], scale, decimals)} {baseline}"
-    if analysis.goal == "min" and found in ("better", "worse"):
+    if analysis.goal == "min" and found in (Verdict.BETTER, Verdict.WORSE):
         said += f", which is {found}"
     if row["refused"]:
         return f"{said}, but {row['refused']}."
@@ -197,13 +166,13 @@ def _sentence(row: Row, analysis: Analysis, scale: Scale, decimals: int, found: 
     said += f" ({interval_name(row, analysis)} {low} to {high}, p {_equals(row['p_corrected'], analysis.alpha)}{over})"
     if analysis.margin is not None and row["p_equal"] is not None:
         low, high = (scale.number(row[end], decimals) for end in ("equal_low", "equal_high"))
-        shown = "" if _within(row, analysis) else "not "
+        shown = "" if is_equivalent(row, analysis) else "not "
         said += (
             f"; {shown}shown to be equivalent within {scale.amount(analysis.margin, decimals)} "
             f"({interval_name(row, analysis, 2 * analysis.alpha)} {low} to {high})"
         )
     said += _with_chance(row, analysis, scale, decimals)
-    if found != "cannot tell" or undone(row, analysis) is not None:
+    if found != Verdict.CANNOT_TELL or undone(row, analysis) is not None:
         return f"{said}."
     said += f"; {count(row['pairs'] or row['n'], 'seed')} could have detected"
     said += f" {scale.amount(row['detectable'], decimals)} with 80 % power"
@@ -263,13 +232,13 @@ def answers(rows: Sequence[Row], analysis: Analysis) -> list[str]:
     return [reached(row, analysis, scale, decimals) for row in rows]
 
 
-def overview(rows: Sequence[Row], analysis: Analysis) -> str:
-    """How many comparisons came to which verdict; nothing where there are so few that each is read."""
-    counts = Counter(verdict(row, analysis) for row in rows if row["baseline"] is not None)
+def overview(rows: Sequence[Row]) -> str:
+    """Return the number of comparisons per verdict; nothing where there are so few that each is read."""
+    counts = Counter(row["verdict"] for row in rows if row["baseline"] is not None)
     if counts.total() <= FEW:
         return ""
-    found = [name for name in ("better", "worse", "same", "equivalent", "cannot tell") if counts[name]]
-    return f"Of {count(counts.total(), 'comparison')}: {', '.join(f'{counts[name]} {name}' for name in found)}."
+    verdicts = [f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]]
+    return f"Of {count(counts.total(), 'comparison')}: {', '.join(verdicts)}."
 
 
 def _none_of(row: Row) -> str:
@@ -285,12 +254,6 @@ def _distance(difference: float, scale: Scale, decimals: int) -> str:
     if float(scale.number(abs(difference), decimals)) == 0:
         said = f"less than {scale.amount(10.0**-decimals / scale.factor, decimals)}"
     return f"{said} {where}"
-
-
-def _within(row: Row, analysis: Analysis) -> bool:
-    """Whether the difference was shown to lie within the margin of the analysis."""
-    p = row["p_equal_corrected"]
-    return analysis.margin is not None and p is not None and bool(p < analysis.alpha)
 
 
 def _too_few(row: Row) -> str:
