@@ -5,6 +5,7 @@ A hook of MkDocs.  :func:`pages` needs nothing but vitlab, so that tests read th
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -14,10 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitlab import slots
+import vitlab
+from vitlab import findings, slots
 from vitlab.cli import COMMANDS
 from vitlab.cli.show import shown_default, shown_type
-from vitlab.report import frame, judgement
+from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
+from vitlab.lab import Answer
+from vitlab.report import frame, judgement, verdict
+from vitlab.training.artifacts import Transform
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -56,7 +61,7 @@ def pages() -> dict[str, str]:
     """Path below the pages to Markdown: the study file, the commands, and every slot with its built-in components."""
     study = (ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
     found = {"reference/study.md": study, "reference/commands.md": "\n".join(_commands())}
-    found["reference/frames.md"] = "\n".join(_frames())
+    found["reference/python.md"] = "\n".join(_python())
     for name in slots.ROOMS:
         found[f"reference/{name}.md"] = "\n".join(_slot(name))
     return found
@@ -114,7 +119,11 @@ def _options(fields: dict[str, Any], schema: dict[str, Any], meanings: dict[str,
 
 def _meanings(component: type) -> dict[str, str]:
     """What the constructor's docstring says of its arguments."""
-    text = inspect.getdoc(component.__init__) or ""  # type: ignore[misc]
+    return _arguments(inspect.getdoc(component.__init__) or "")  # type: ignore[misc]
+
+
+def _arguments(text: str) -> dict[str, str]:
+    """The entries of a docstring's "Args:" section."""
     _, found, arguments = text.partition("Args:\n")
     if not found:
         return {}
@@ -123,14 +132,25 @@ def _meanings(component: type) -> dict[str, str]:
     return {name: " ".join(said.split()) for name, said in entries}
 
 
-def _frames() -> Iterator[str]:
-    yield "# Frames\n"
+def _python() -> Iterator[str]:
+    yield "# Python API\n"
     yield (
-        "What `vitlab.results`, `vitlab.compare` and the files of a report hold, as pandas frames. The columns named "
-        "here are there whatever the study, in this order and of these types.\n"
+        "`import vitlab` takes no time: a name is loaded when it is first used. A study is named by its file or its "
+        "folder in the output folder. Frames are pandas frames; they have the columns named here whatever the study, "
+        "in this order and of these types.\n"
     )
-    yield "## Results {#results}\n"
-    yield "`vitlab.results(path)`, `results.parquet` and `results.csv`: a row for every trial, whatever became of it.\n"
+    yield from _function("run")
+    yield "`repr(answer)` is one line; in a notebook an answer shows its sentences and a link to the report.\n"
+    yield "| of an `Answer` | meaning |\n| --- | --- |"
+    for name in ("answers", "results", "compare", "history", "folder", "report"):
+        member = inspect.getattr_static(Answer, name)
+        call = "" if isinstance(member, property) else "()"
+        yield f"| `{name}{call}` | {_inline(inspect.getdoc(member) or '')} |"
+    for field in dataclasses.fields(Answer):
+        yield f"| `{field.name}` | {ANSWER[field.name]} |"
+    yield ""
+    yield from _function("results")
+    yield "Also `results.parquet` and `results.csv` of a report. A row for every trial, whatever became of it.\n"
     between = {
         "PATH": ("int64, float64 or string", "one for every path the study varies, such as `model.patch_size`"),
         "val/NAME, test/NAME, train/NAME": (
@@ -139,15 +159,75 @@ def _frames() -> Iterator[str]:
         ),
     }
     yield from _meanings_of(frame.BEFORE | between | frame.AFTER)
-    yield "## History {#history}\n"
-    yield "`history.parquet`: a row for every measurement.\n"
-    yield from _meanings_of(frame.HISTORY)
-    yield "## Comparisons {#comparisons}\n"
+    yield from _function("compare")
     yield (
-        "`vitlab.compare(path)`, `vitlab.compare(first, second)` and `summary.csv`: a row for every arm. Values are "
-        "shares of one where the report shows percent. Behind these columns stands the mean of `test/NAME`.\n"
+        "Also `summary.csv` of a report. A row for every arm. Values are shares of one where the report shows percent. "
+        "After these columns follow the mean and the standard deviation of `test/NAME`, if it was measured.\n"
     )
     yield from _meanings_of(judgement.MEANINGS)
+    yield "The column `verdict` has the word that the sentences and the tables of the report have:\n"
+    yield "| verdict | meaning |\n| --- | --- |"
+    for word, meaning in verdict.MEANINGS.items():
+        yield f"| `{word}` | {meaning} |"
+    yield ""
+    yield from _function("history")
+    yield "Also `history.parquet` of a report. A row for every measurement.\n"
+    yield from _meanings_of(frame.HISTORY)
+    yield from _function("predictions")
+    yield from _meanings_of(findings.PREDICTIONS)
+    yield from _function("load")
+    yield f"`transform` is a `Transform`: {_inline(inspect.getdoc(Transform) or '')}\n"
+    yield "`model(transform(image))` is a NamedTuple, as the arm's head has it:\n"
+    yield "| NamedTuple | fields | meaning |\n| --- | --- | --- |"
+    for logits in (Logits, Probabilities, DistilledLogits, DistilledProbabilities):
+        fields = ", ".join(f"`{name}`" for name in logits._fields)
+        yield f"| `{logits.__name__}` | {fields} | {_inline(' '.join((inspect.getdoc(logits) or '').split()))} |"
+    yield '\n`model.views(output)[""]` are the logits of the prediction, whatever the head.\n'
+    yield "## Errors {#errors}\n"
+    yield "Everything raised on purpose is a `vitlab.VitlabError`.\n"
+    yield "| error | meaning |\n| --- | --- |"
+    for error in (vitlab.VitlabError, vitlab.UserError, vitlab.SpecError):
+        yield f"| `vitlab.{error.__name__}` | {_inline((inspect.getdoc(error) or '').partition(chr(10))[0])} |"
+    yield ""
+
+
+ANSWER = {
+    "plan": "every trial of the study, in order",
+    "store": "the output folder",
+    "trained": "trials that this run trained or tried to train",
+    "cached": "trials that were there already",
+    "failed": "trials that failed",
+    "tracker": "name of the tracker; empty without one",
+    "link": "address of the study in the tracker; None if it could not be reached",
+}
+"""Fields of an answer."""
+
+
+def _function(name: str) -> Iterator[str]:
+    """A public function: its signature, its docstring, and a table of its arguments."""
+    function = getattr(vitlab, name)
+    text = inspect.getdoc(function) or ""
+    prose, arguments = re.split(r"\n(?:Args|Raises|Returns):\n", text)[0], _arguments(text)
+    yield f"## `vitlab.{name}` {{#{name}}}\n"
+    parameters = ",\n".join(f"    {parameter}" for parameter in _parameters(function))
+    yield f"```python\nvitlab.{name}(\n{parameters},\n)\n```\n"
+    yield f"{_prose(prose)}\n"
+    if arguments:
+        yield "| argument | meaning |\n| --- | --- |"
+        for argument, meaning in arguments.items():
+            yield f"| `{argument}` | {_inline(meaning)} |"
+        yield ""
+
+
+def _parameters(function: Any) -> Iterator[str]:
+    star = False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not star:
+            star = True
+            yield "*"
+        default = parameter.default
+        shown = "" if default is parameter.empty else f" = {(str(default) if isinstance(default, Path) else default)!r}"
+        yield f"{parameter.name}: {parameter.annotation}{shown}"
 
 
 def _meanings_of(columns: Mapping[str, tuple[str, str]]) -> Iterator[str]:

@@ -14,8 +14,12 @@ from types import ModuleType
 
 import pytest
 
+import vitlab
 from vitlab import slots
 from vitlab.cli import COMMANDS
+from vitlab.components.head import Logits
+from vitlab.report.frame import AFTER, BEFORE, HISTORY
+from vitlab.report.judgement import MEANINGS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "pages").rglob("*.md"))
@@ -101,6 +105,24 @@ def test_the_reference_has_every_component_with_every_option(name: str, referenc
                 assert rows[option][2] == f"`{parameter.default}`", (component, option)
         if (papers := re.findall(r"arXiv:(\d{4}\.\d{4,5})", inspect.getdoc(cls) or "")) and parameters:
             assert all(f"https://arxiv.org/abs/{paper}" in section for paper in papers), component
+
+
+def test_the_reference_has_every_public_function_with_every_argument(reference: dict[str, str]) -> None:
+    text = reference["reference/python.md"]
+    sections = dict(re.findall(r"(?ms)^## `vitlab\.(\w+)` \{#\w+\}\n(.*?)(?=^## |\Z)", text))
+    public = {name: getattr(vitlab, name) for name in vitlab.__all__}
+    functions = {name: member for name, member in public.items() if inspect.isfunction(member)}
+    assert sections.keys() == functions.keys() and "history" in sections
+    for name, function in functions.items():
+        for argument in inspect.signature(function).parameters:
+            assert re.search(rf"(?m)^    {argument}\b", sections[name]), (name, argument)
+    errors = {name for name, member in public.items() if inspect.isclass(member)}
+    assert {f"vitlab.{name}" for name in errors} <= set(re.findall(r"(?m)^\| `([\w.]+)` \|", text))
+    for name, columns in (("results", BEFORE | AFTER), ("compare", MEANINGS), ("history", HISTORY)):
+        rows = set(re.findall(r"(?m)^\| `([\w./]+)` \|", sections[name]))
+        assert columns.keys() <= rows, name
+    fields = re.findall(r"(?m)^\| `Logits` \| (.*?) \|", sections["load"])
+    assert fields == [", ".join(f"`{name}`" for name in Logits._fields)]
 
 
 def test_the_reference_has_bounds_and_every_command(reference: dict[str, str]) -> None:

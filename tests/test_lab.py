@@ -13,8 +13,10 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
+from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pandas as pd
 import pytest
@@ -28,8 +30,10 @@ from vitlab.cli import cli
 from vitlab.data.prepare import prepare
 from vitlab.errors import SpecError, UserError
 from vitlab.execution import Watch
+from vitlab.findings import PREDICTIONS
 from vitlab.lab import Answer, sync
 from vitlab.plan.values import Planned
+from vitlab.report.frame import HISTORY
 from vitlab.slots import slot
 from vitlab.store import Store, hold, read_json, write_json
 
@@ -82,6 +86,60 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Answ
     folder = tmp_path_factory.mktemp("answered")
     file = study(folder)
     return file, folder / "out", vitlab.run(file, out=folder / "out")
+
+
+# -- in Python --------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_shows_its_sentences_and_leads_to_the_report(
+    answered: tuple[Path, Path, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out, answer = answered
+    assert answer.plan.study in repr(answer) and str(answer.report) in repr(answer) and len(repr(answer)) < 400
+    assert answer.answers == answer.compare().answers == vitlab.compare(file, out=out).answers
+    assert type(answer.results()) is type(vitlab.results(file, out=out))
+    for folder, absolute in ((out.parent, False), (file.parent / "elsewhere", True)):
+        folder.mkdir(exist_ok=True)
+        monkeypatch.chdir(folder)
+        html = answer._repr_html_()
+        assert all(escape(sentence) in html for sentence in answer.answers)
+        (link,) = re.findall(r'href="([^"]+)"', html)
+        assert link.startswith("file://") == absolute
+        assert Path(unquote(urlsplit(link).path) if absolute else folder / unquote(link)) == answer.report
+    assert answer.report.is_file()
+
+
+def test_curves_are_those_of_the_trials(answered: tuple[Path, Path, Answer]) -> None:
+    file, out, answer = answered
+    curves = vitlab.history(file, out=out)
+    assert {name: str(kind) for name, kind in curves.dtypes.items()} == {
+        name: kind for name, (kind, _) in HISTORY.items()
+    }
+    pd.testing.assert_frame_equal(curves, answer.history())
+    for planned in answer.plan.trials:
+        stored = json.loads((Store(out).trial(planned.trial.key, planned.trial.code).path / "result.json").read_text())
+        expected = {
+            (moment["step"], metric): value
+            for moment in stored["outcome"]["history"]
+            for metric, value in moment["metrics"].items()
+        }
+        mine = curves[(curves["arm"] == planned.arm) & (curves["seed"] == planned.seed)]
+        found = dict(zip(zip(mine["step"], mine["metric"], strict=True), mine["value"], strict=True))
+        assert found == {key: value for key, value in expected.items() if not key[1].startswith("system/")} and found
+
+
+def test_predictions_have_the_columns_promised(answered: tuple[Path, Path, Answer]) -> None:
+    file, out, _ = answered
+    found = vitlab.predictions(file, out=out)
+    assert {name: str(kind) for name, kind in found.dtypes.items()} == {
+        name: kind for name, (kind, _) in PREDICTIONS.items() if name != "pixel_accuracy"
+    }
+
+
+@pytest.mark.parametrize("name", ["run", "results", "compare", "history", "predictions", "load"])
+def test_a_study_is_a_path(name: str) -> None:
+    with pytest.raises(UserError, match=r"named by the path of its file or folder; found a dict\. Write its content"):
+        getattr(vitlab, name)({"study": "s"})
 
 
 # -- nothing is computed twice ----------------------------------------------------------------------------------------
@@ -346,6 +404,9 @@ def test_a_loaded_model_gives_the_stored_predictions(answered: tuple[Path, Path,
     _, _, answer = answered
     stored = vitlab.predictions(answer.folder).query("arm == 'position=none' and seed == 1 and split == 'test'")
     model, transform = vitlab.load(answer.folder, arm="position=none", seed=1)
+    assert repr(transform).startswith("Transform(channels=1, image=8x8, mean=(0.3") and "device='cpu'" in repr(
+        transform
+    )
     trial = answer.plan.find("position=none", 1)
     images = prepare(slot("dataset").resolve(trial.spec["data"]), trial.seeds).test
     assert list(images.id_N) == list(stored["id"])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vitlab.errors import UserError as UserError
     from vitlab.errors import VitlabError as VitlabError
     from vitlab.findings import compare as compare
+    from vitlab.findings import history as history
     from vitlab.findings import load as load
     from vitlab.findings import predictions as predictions
     from vitlab.findings import results as results
@@ -25,13 +26,25 @@ _HOMES = {
     "UserError": "vitlab.errors",
     "VitlabError": "vitlab.errors",
     "compare": "vitlab.findings",
+    "history": "vitlab.findings",
     "load": "vitlab.findings",
     "predictions": "vitlab.findings",
     "results": "vitlab.findings",
     "run": "vitlab.lab",
 }
 
-__all__ = ["SpecError", "UserError", "VitlabError", "__version__", "compare", "load", "predictions", "results", "run"]
+__all__ = [
+    "SpecError",
+    "UserError",
+    "VitlabError",
+    "__version__",
+    "compare",
+    "history",
+    "load",
+    "predictions",
+    "results",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

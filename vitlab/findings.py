@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
 
 OUT = Path("vitlab-runs")
 """Where everything is written unless told otherwise."""
+PREDICTIONS = {
+    "split": ("string", "val or test"),
+    "id": ("int64", "index of the image in the official split"),
+    "label": ("int64", "its class; not of dense labels"),
+    "prediction": ("int64", "the most probable class; not of dense labels"),
+    "probability": ("float32", "probability of that class; not of dense labels"),
+    "pixel_accuracy": ("float32", "share of correct pixels; of dense labels only"),
+    "loss": ("float32", "the loss of this image"),
+    "arm": ("string", "the arm"),
+    "seed": ("int64", "the replicate"),
+}
+"""Columns of :func:`predictions`, with their types and meanings."""
 
 
 def open_study(path: str | Path, *, out: str | Path = OUT) -> tuple[Plan, Store]:
@@ -26,7 +39,7 @@ def open_study(path: str | Path, *, out: str | Path = OUT) -> tuple[Plan, Store]
     Raises:
         UserError: if it has not been run in ``out``, or its plan cannot be read.
     """
-    path = Path(path)
+    path = study_path(path)
     folder = path if path.is_dir() else Store(Path(out).resolve()).study(_name(path))
     plan = read_plan(folder / "plan.json")
     if plan is None:
@@ -73,8 +86,31 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
     return Compared.of(found.summary, found.plan.analysis, found.notes)
 
 
+def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
+    """Return the curves of a study as a frame in long form: one row per trial, step and metric.
+
+    Columns: ``trial, arm, seed, step, epoch, metric, value, time``, see ``HISTORY`` in :mod:`vitlab.report.frame`.
+    Trials that are still training have the measurements made so far.  The mean validation accuracy of every arm::
+
+        curves = vitlab.history("ablation.yaml").query("metric == 'val/accuracy'")
+        curves.groupby(["arm", "step"])["value"].mean().unstack("arm").plot()
+
+    Raises:
+        UserError: if the study has not been run in ``out``.
+    """
+    from vitlab.report import frame
+
+    return frame.history(*open_study(path, out=out))
+
+
 def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
-    """Per-example predictions of every finished trial of a study, with the arm and the seed they belong to."""
+    """Return the predictions of every finished trial of a study, one row per image and split.
+
+    Columns are those of ``PREDICTIONS`` in :mod:`vitlab.findings`.
+
+    Raises:
+        UserError: if the study has not been run in ``out``.
+    """
     import pandas as pd
 
     plan, store = open_study(path, out=out)
@@ -83,7 +119,9 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
         folder = store.trial(planned.trial.key, planned.trial.code)
         if folder.predictions.exists():
             frames.append(pd.read_parquet(folder.predictions).assign(arm=planned.arm, seed=planned.seed))
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    if not frames:
+        return pd.DataFrame()
+    return pd.concat(frames, ignore_index=True).astype({"split": "string", "arm": "string"})
 
 
 def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | Path = OUT) -> Any:
@@ -100,7 +138,7 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
     """
     from vitlab.trial.models import load_model
 
-    folder = TrialFolder(Path(path))
+    folder = TrialFolder(study_path(path))
     if folder.weights.is_file() and folder.spec.is_file():
         return load_model(folder)
     plan, store = open_study(path, out=out)
@@ -109,6 +147,20 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def study_path(path: str | Path) -> Path:
+    """Return ``path`` as a path.
+
+    Raises:
+        UserError: if it is no path, such as the content of a study.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(
+            f"a study is named by the path of its file or folder; found a {type(path).__name__}. "
+            "Write its content to a file first, with yaml.safe_dump."
+        )
+    return Path(path)
 
 
 def _name(file: Path) -> str:

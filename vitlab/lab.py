@@ -10,14 +10,16 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from vitlab import admission, slots
 from vitlab.driver import sole_driver
 from vitlab.errors import DataError, SpecError, TrialFailed, UserError, nearest
 from vitlab.execution import Watch, distinct, execute, with_prerequisites
-from vitlab.findings import OUT
+from vitlab.findings import OUT, study_path
 from vitlab.plan.cohorts import unprobed
 from vitlab.plan.registration import registered
 from vitlab.plan.values import Plan, Planned, Trial, Tuning, probes_of
@@ -32,12 +34,16 @@ if TYPE_CHECKING:
 
     from vitlab.geometry import DataInfo
     from vitlab.models.cost import Cost
+    from vitlab.report.notebook import Compared, Results
     from vitlab.trackers import Tracker
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer:
-    """The outcome of a run; it counts trainings, each once, those by which knobs are tuned among them."""
+    """The result of :func:`run`: counts of trainings, the answers, and the frames behind them.
+
+    Each training counts once, those by which knobs are tuned among them.
+    """
 
     plan: Plan
     store: Store
@@ -52,11 +58,51 @@ class Answer:
         """The study's folder, with its report."""
         return self.store.study(self.plan.study)
 
-    def results(self) -> pd.DataFrame:
-        """One row per trial."""
+    @property
+    def report(self) -> Path:
+        """The report as a page."""
+        return self.folder / "report" / "report.html"
+
+    @property
+    def answers(self) -> list[str]:
+        """One sentence per comparison."""
+        return self.compare().answers
+
+    def results(self) -> Results:
+        """Return one row per trial, see :func:`vitlab.results`."""
+        from vitlab.report import frame
+        from vitlab.report.notebook import Results
+
+        return Results(frame.results(self.plan, self.store))
+
+    def compare(self) -> Compared:
+        """Return one row per arm, see :func:`vitlab.compare`."""
+        from vitlab.report.notebook import Compared
+
+        return Compared.of_study(self.plan, self.store)
+
+    def history(self) -> pd.DataFrame:
+        """Return the curves, see :func:`vitlab.history`."""
         from vitlab.report import frame
 
-        return frame.results(self.plan, self.store)
+        return frame.history(self.plan, self.store)
+
+    def __repr__(self) -> str:
+        return f"<Answer {self.plan.study}: {self._counts}; {self.report}>"
+
+    def _repr_html_(self) -> str:
+        """Return the question, the answers, the counts and a link to the report; every text is escaped."""
+        answers = "".join(f"<li>{escape(answer)}</li>" for answer in self.answers)
+        here = Path.cwd()
+        # A notebook serves the files below its folder, and no others.
+        link = self.report.relative_to(here).as_posix() if self.report.is_relative_to(here) else self.report.as_uri()
+        shown = f'<a href="{escape(quote(link, safe="/:%"))}" target="_blank">{escape(self.report.name)}</a>'
+        question = escape(self.plan.question or self.plan.study)
+        return f"<div><b>{question}</b><ul>{answers}</ul><p>{escape(self._counts)}. Report: {shown}</p></div>"
+
+    @property
+    def _counts(self) -> str:
+        return f"{self.trained} trained, {self.cached} cached, {self.failed} failed"
 
 
 def run(
@@ -83,14 +129,17 @@ def run(
         only: arms to train, as a shell pattern; the report still shows all.
         retry_failed: train again what failed under the same code.
         measure: measure what every arm costs on this machine, and put it into the report; see :mod:`vitlab.measuring`.
-        watch: is told what happens.
+        watch: shows the progress; by default an updating display in a notebook, a live table in a terminal, and plain
+            lines on stderr elsewhere.  ``vitlab.execution.Watch()`` shows nothing.
 
     Raises:
         SpecError: with every mistake of the file; nothing is written then.
-        UserError: if ``only`` names no arm; nothing is written then, either.
+        UserError: if ``file`` is no path, or ``only`` names no arm; nothing is written then, either.
         Interrupted: after Ctrl-C, once every running trial has written its checkpoint.
     """
-    watch = watch or Watch()
+    from vitlab.watch import watch_on
+
+    file, watch = study_path(file), watch or watch_on()
     store = Store(Path(out).resolve())
 
     def planned() -> tuple[Study, Plan]:

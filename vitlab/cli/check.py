@@ -79,8 +79,8 @@ def command(
         return
 
     from vitlab import checking
-    from vitlab.cli.watch import watch_on
     from vitlab.regression import words
+    from vitlab.watch import watch_on
 
     asked = checking.Asked(file, baseline, out, parse_changes(changes), plugins, watch_on())
     if plan_only:

@@ -71,7 +71,7 @@ def command(
     Trials that have been trained before, by this or another study, are not trained again.
     """
     from vitlab import lab
-    from vitlab.cli.watch import watch_on
+    from vitlab.watch import watch_on
 
     values = parse_changes(changes)
     for path, value in {"run.executor": executor, "run.workers": workers, "run.tracking_uri": tracking_uri}.items():

@@ -70,6 +70,11 @@ class Transform:
         x_BCHW = torch.cat([resized(with_channels(x_1CHW, info.channels), info.image) for x_1CHW in batch])
         return self._normalize(x_BCHW.to(self.device))
 
+    def __repr__(self) -> str:
+        height, width = self.sight.info.image
+        size = f"channels={self.sight.info.channels}, image={height}x{width}"
+        return f"Transform({size}, mean={self.sight.mean}, std={self.sight.std}, device={str(self.device)!r})"
+
     def seen(self, x_BCHW: Tensor) -> Tensor:
         """(B, C, H, W), float64 in [0, 1]: what a person would see of a batch that this transform has made."""
         mean_C11, std_C11 = (

@@ -1,0 +1,80 @@
+"""Progress of a run, as a notebook and as plain lines show it."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import handmade
+import pytest
+
+from vitlab import watch
+
+
+class Display:
+    """``IPython.display.display`` as a kernel has it: what was shown, and every update."""
+
+    def __init__(self) -> None:
+        self.shown: list[Any] = []
+
+    def display(self, item: Any, *, display_id: bool) -> Display:
+        assert display_id
+        self.shown.append(item)
+        return self
+
+    def update(self, item: Any) -> None:
+        self.shown.append(item)
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Display:
+    display = Display()
+    shell = types.SimpleNamespace(kernel=object())
+    ipython = types.SimpleNamespace(get_ipython=lambda: shell, display=types.SimpleNamespace(display=display.display))
+    monkeypatch.setitem(sys.modules, "IPython", ipython)  # type: ignore[arg-type]
+    return display
+
+
+def test_only_a_kernel_is_a_notebook(notebook: Display, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(watch.watch_on(), watch.NotebookView)
+    for shell in (None, object()):  # imported by a script; IPython in a terminal
+        monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda shell=shell: shell)
+        assert isinstance(watch.watch_on(), watch.PlainLines)
+    monkeypatch.delitem(sys.modules, "IPython")
+    assert isinstance(watch.watch_on(), watch.PlainLines)
+
+
+def test_a_notebook_has_one_output_that_is_updated(
+    notebook: Display, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, store = handmade.study(tmp_path, {"baseline": [None] * 2, "<b>": [None] * 2})
+    view = watch.watch_on()
+    view.planned(plan, plan.trials, store)
+    for planned in plan.trials[:2]:
+        view.started(planned)
+    folder = store.trial(plan.trials[1].trial.key, plan.trials[1].trial.code)
+    folder.path.mkdir(parents=True)
+    folder.emit("metrics", step=50, epoch=2.5, images=1, metrics={"val/accuracy": 0.25})
+    view.started(plan.trials[2])
+    view.ended(plan.trials[0], "done", "")
+    view.ended(plan.trials[2], "failed", "out of <memory>\nat line 3")
+    monkeypatch.setattr(watch, "NOTEBOOK_REFRESH_S", -1.0)
+    view.tick()
+    view.close()
+    first, running, last = notebook.shown
+    assert "0 of 4 trials" in repr(first) and "2 of 4 trials" in repr(running)
+    html = running._repr_html_()
+    assert "baseline s1" in html and "epoch 2.5" in html and "val/accuracy 0.25" in html and "left" in html
+    assert '<progress max="4" value="2">' in html and "baseline s0" not in html
+    assert "baseline s1" not in last._repr_html_() and "2 of 4 trials" in repr(last)
+    assert capsys.readouterr().out == "<b> s0 failed: out of <memory>\n"
+
+
+def test_names_are_no_markup_in_a_notebook(notebook: Display, tmp_path: Path) -> None:
+    plan, store = handmade.study(tmp_path, {"baseline": [None], "<b>": [None]})
+    view = watch.NotebookView()
+    view.planned(plan, plan.trials, store)
+    view.started(plan.trials[1])
+    assert "&lt;b&gt; s0" in view._draw()._repr_html_() and "<b>" not in view._draw()._repr_html_()
