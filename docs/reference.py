@@ -194,9 +194,9 @@ def _python() -> Iterator[str]:
 ANSWER = {
     "plan": "every trial of the study, in order",
     "store": "the output folder",
-    "trained": "trials that this run trained or tried to train",
-    "cached": "trials that were there already",
-    "failed": "trials that failed",
+    "trained": "trainings of this run",
+    "cached": "trainings taken from earlier runs",
+    "failed": "trainings without a result after this run",
     "tracker": "name of the tracker; empty without one",
     "link": "address of the study in the tracker; None if it could not be reached",
 }
