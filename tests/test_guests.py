@@ -121,7 +121,7 @@ def test_versions_that_a_study_requires(tmp_path: Path) -> None:
     told = called(tmp_path / "site", *calls)
     for n, ((text, sentence), said) in enumerate(zip(requirements.items(), told, strict=True)):
         if sentence is None:
-            assert said["code"] == 0 and "1 arms, 3 trials" in said["out"], (text, said)
+            assert said["code"] == 0 and "1 arm, 3 trials" in said["out"], (text, said)
         else:
             assert said["code"] == 2 and said["err"].startswith(f"{n}.yaml:3:21: {sentence}"), (text, said)
             assert said["err"].count("\n") == 1

@@ -361,6 +361,8 @@ def test_what_is_changed_after_the_first_run_is_exploratory(tmp_path):
         **{"metric": "val/accuracy", "goal": "max", "at": "last", "margin": None, "correction": "holm"},
         **{"alpha": 0.05, "sides": 2, "seeds": [0, 1, 2, 3, 4], "escalate_to": None},
         "family": [[arm, "baseline"] for arm in list(POSITIONS)[1:]],
+        "arms": {},
+        "known": {"results": 0, "trials": 20, "comparisons": []},
     }
     assert not any(
         "xploratory" in text for text in (*document(first, store)["notes"], *document(first, store)["answers"])
@@ -371,7 +373,7 @@ def test_what_is_changed_after_the_first_run_is_exploratory(tmp_path):
     fresh = registration.registered(changed, read_json(folder), lambda key, code: False)
     assert fresh.registered["alpha"] == 0.1
     later = registration.registered(changed, read_json(folder), lambda key, code: key in ended)
-    assert later.registered == first.registered and later.analysis.alpha == 0.1
+    assert later.registered == {**first.registered, "seen": True} and later.analysis.alpha == 0.1
     doc = document(later, store)
     assert any(
         note.startswith("Exploratory: since the study was first run, correction was holm and is none;")
@@ -381,6 +383,78 @@ def test_what_is_changed_after_the_first_run_is_exploratory(tmp_path):
     assert doc["answers"][1].startswith("cannot tell: ")  # what claims nothing need not be hedged
     assert "worse (exploratory)" in text_of(later, store, "md")
     assert Plan.from_json(later.to_json()) == later
+
+
+def test_what_was_registered_stays_though_a_later_run_was_stopped_at_once(tmp_path):
+    """Its trials, of changed code, have no results; those of the run before had."""
+    plan, _ = study(tmp_path)
+    first = registration.registered(plan, None, lambda key, code: False)
+    edited = dataclasses.replace(
+        plan,
+        trials=tuple(dataclasses.replace(p, trial=dataclasses.replace(p.trial, code="edited")) for p in plan.trials),
+    )
+
+    def ended(key, code):
+        return code != "edited"
+
+    stopped = registration.registered(edited, first.to_json(), ended)
+    other = dataclasses.replace(edited, analysis=Analysis(metric="val/loss", goal="min"))
+    assert registration.changes(registration.registered(other, stopped.to_json(), ended)) == [
+        "metric was val/accuracy and is val/loss",
+        "goal was max and is min",
+    ]
+
+
+@pytest.mark.parametrize("which", ["position=none", "baseline"])
+def test_an_arm_that_was_exchanged_under_its_name_is_exploratory(tmp_path, which):
+    plan, store = study(tmp_path, identities={arm: f"{arm} as it was" for arm in POSITIONS})
+    first = registration.registered(plan, None, lambda key, code: False)
+    now = dataclasses.replace(plan, identities={**plan.identities, which: "another"})
+    later = registration.registered(now, first.to_json(), lambda key, code: True)
+    doc = document(later, store)
+    assert f"Exploratory: arm '{which}' was changed after results were seen." in doc["notes"]
+    rows = {row["arm"]: row["exploratory"] for row in doc["arms"]}
+    touched = {arm for arm, reason in rows.items() if reason}
+    assert touched == ({"position=none"} if which == "position=none" else set(POSITIONS) - {"baseline"})
+    assert doc["answers"][0].startswith("exploratory: position=none is 3.1 points below")
+    every = dataclasses.replace(plan, identities=dict.fromkeys(POSITIONS, "another"))
+    later = registration.registered(every, first.to_json(), lambda key, code: True)
+    assert "Exploratory: every arm was changed after results were seen." in document(later, store)["notes"]
+
+
+def test_a_comparison_whose_results_were_there_before_it_was_registered_is_exploratory(tmp_path):
+    """As those of a second study, with more seeds, that takes the trials of the first from the store."""
+    plan, store = study(tmp_path)
+    none = {item.trial.key for item in plan.trials if item.arm in ("baseline", "position=none") and item.seed < 2}
+    again = registration.registered(plan, None, lambda key, code: key in none)
+    doc = document(again, store)
+    assert (
+        "Exploratory: 4 of 20 trials had results before this plan was registered, those of position=none on both "
+        "sides of the comparison."
+    ) in doc["notes"]
+    assert [bool(row["exploratory"]) for row in doc["arms"]] == [False, True, False, False]
+    base = {item.trial.key for item in plan.trials if item.arm == "baseline"}
+    shared = registration.registered(plan, None, lambda key, code: key in base)
+    doc = document(shared, store)
+    assert "5 of 20 trials had results before this plan was registered, of no comparison on both sides." in doc["notes"]
+    assert not any(row["exploratory"] for row in doc["arms"])
+
+
+def test_a_plan_of_an_earlier_version_is_read_and_an_earlier_version_reads_this_one(tmp_path):
+    plan, store = study(tmp_path, identities={arm: arm for arm in POSITIONS})
+    plan = registration.registered(plan, None, lambda key, code: False)
+    data = plan.to_json()
+    # An earlier version reads arms and looks by exactly these names, and leaves alone what else a plan holds.
+    fields = {"name", "values", "baseline", "aliases", "skip", "note", "classes", "engine"}
+    assert {*data["arms"][0]} == fields and Plan.from_json(data) == plan
+    old = {name: value for name, value in data.items() if name != "identities"}
+    old["registered"] = {name: old["registered"][name] for name in old["registered"] if name not in ("arms", "known")}
+    read = Plan.from_json(old)
+    assert not any(
+        "xploratory" in text for text in (*document(read, store)["notes"], *document(read, store)["answers"])
+    )
+    later = registration.registered(dataclasses.replace(plan, analysis=Analysis(alpha=0.1)), old, lambda *_: True)
+    assert registration.changes(later) == ["alpha was 0.05 and is 0.1"] and registration.altered(later) == []
 
 
 def test_an_arm_that_joins_later_is_corrected_for_all_and_one_that_left_still_counts(tmp_path):

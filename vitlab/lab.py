@@ -148,7 +148,7 @@ def run(
     study, plan = planned()
     arms = [arm.name for arm in plan.arms]
     if not any(_is_asked(arm, only) for arm in arms):
-        raise UserError(f"no arm is called '{only}'.{nearest(only, arms)} Arms: {', '.join(arms)}.")
+        raise UserError(f"no arm is called '{only}'.{nearest(only, arms)} Arms: {'; '.join(arms)}.")
     plan = _with_data(plan, store, file, lambda: planned()[1])
     with sole_driver(plan, store, watch) as waited:
         if waited:

@@ -47,12 +47,9 @@ class PlainLines(Watch):
 
     def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         self._total, self._done, self._since = len(todo), 0, time.monotonic()
-        cached = _not_to_train(plan, todo)
         skipped = sum(1 for arm in plan.arms if arm.skip)
         click.echo(
-            f"{plan.study}: {len(plan.arms)} arms, {len(plan.trials)} trials; {len(todo)} to train, {cached} not"
-            + (f", {count(skipped, 'arm')} skipped" if skipped else ""),
-            err=True,
+            f"{plan.study}: {_size(plan, todo)}" + (f", {count(skipped, 'arm')} skipped" if skipped else ""), err=True
         )
 
     def ended(self, planned: Planned, how: str, detail: str) -> None:
@@ -105,10 +102,7 @@ class LiveView(_Board):
 
     def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         super().planned(plan, todo, store)
-        self._console.print(
-            f"[bold]{plan.study}[/]  {len(plan.arms)} arms, {len(plan.trials)} trials; "
-            f"{len(todo)} to train, {_not_to_train(plan, todo)} not"
-        )
+        self._console.print(f"[bold]{plan.study}[/]  {_size(plan, todo)}")
         if todo:
             self._live = Live(self._draw(), console=self._console, auto_refresh=False, transient=True)
             self._live.start()
@@ -148,7 +142,7 @@ class NotebookView(_Board):
 
     def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
         super().planned(plan, todo, store)
-        self._head = f"{plan.study}: {len(plan.arms)} arms, {len(plan.trials)} trials, {len(todo)} to train"
+        self._head = f"{plan.study}: {_size(plan, todo)}"
         self._handle = sys.modules["IPython"].display.display(self._draw(), display_id=True)
 
     def tick(self) -> None:
@@ -221,7 +215,8 @@ def _left(since: float, done: int, total: int) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds % 60:02} s"
 
 
-def _not_to_train(plan: Plan, todo: Sequence[Planned]) -> int:
-    """Trials of the plan that are left as they are; ``todo`` may hold prerequisites, which stand in no arm."""
+def _size(plan: Plan, todo: Sequence[Planned]) -> str:
+    """Return the size of a plan in words; ``todo`` may hold prerequisites, which stand in no arm."""
     chosen = {(planned.arm, planned.seed) for planned in todo}
-    return sum((planned.arm, planned.seed) not in chosen for planned in plan.trials)
+    rest = sum((planned.arm, planned.seed) not in chosen for planned in plan.trials)
+    return f"{count(len(plan.arms), 'arm')}, {count(len(plan.trials), 'trial')}; {len(todo)} to train, {rest} not"

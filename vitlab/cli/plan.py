@@ -197,7 +197,7 @@ def _probed(plan: Any) -> Iterator[str]:
             yield f"{', '.join(arms[known])}: {probe.said}"
     if left := unprobed(trials, plan.probes):
         names = dict.fromkeys(planned.arm for some in left.values() for planned in some)
-        yield f"{', '.join(names)}: the engine is measured when the study is run; until then it is as the rule has it."
+        yield f"{'; '.join(names)}: the engine is measured when the study is run; until then it is as the rule has it."
 
 
 def _tuning(tuning: Any, done: dict[tuple[str, int], bool]) -> str:

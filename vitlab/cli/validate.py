@@ -19,6 +19,7 @@ from vitlab.errors import Problem, SpecError
 def command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Path, ...], build: bool) -> None:
     """Check study FILES against the installed components.  Writes nothing."""
     from vitlab import lab
+    from vitlab.report.words import count
 
     problems: list[Problem] = []
     for file in files:
@@ -31,8 +32,8 @@ def command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Pa
             lab.costs(plan)
         skipped = sum(1 for arm in plan.arms if arm.skip)
         click.echo(
-            f"{file}: {len(plan.arms)} arms, {len(plan.trials) + len(plan.pending)} trials"
-            + (f", {skipped} arms skipped" if skipped else "")
+            f"{file}: {count(len(plan.arms), 'arm')}, {count(len(plan.trials) + len(plan.pending), 'trial')}"
+            + (f", {count(skipped, 'arm')} skipped" if skipped else "")
         )
     if problems:
         raise SpecError(problems)

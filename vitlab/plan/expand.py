@@ -172,7 +172,14 @@ def _plan(
         pending=tuple(pending),
         probes=probes,
         looks=looks,
+        identities={arm.name: _identity(arm, study) for arm in arms.values() if not arm.skip},
     )
+
+
+def _identity(arm: Making, study: Study) -> str:
+    """A digest of what an arm trains; knobs that matching and tuning choose follow from it."""
+    match, tuned = (None if how is None else how.model_dump(mode="json") for how in (study.match, study.tune))
+    return key_of({"trial": arm.key, "data": arm.trial.info.identity, "match": match, "tune": tuned})[:32]
 
 
 def _keyless(resolved: ResolvedTrial, streams: Mapping[str, int]) -> Trial:

@@ -168,7 +168,7 @@ def solve(
     by_name = {arm.name: arm for arm in arms.values()}
     for index, name in enumerate(asked.spare):
         if name not in by_name:
-            sentence = f"no arm is called '{name}'.{nearest(name, list(by_name))} Arms: {', '.join(by_name)}."
+            sentence = f"no arm is called '{name}'.{nearest(name, list(by_name))} Arms: {'; '.join(by_name)}."
             raise SpecError([make.document.problem(("match", "except", index), sentence)])
     base, compared = key_of(make.resolved_base.identity), set(baselines.values())
     unmatched: dict[str, str] = {}

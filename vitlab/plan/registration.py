@@ -1,7 +1,8 @@
 """What a study said about its judgement before its results were known: kept in plan.json from the first run on.
 
-Metric, goal, correction, margin, sides, seeds, those of a second look among them, and the family of comparisons are
-frozen once a trial has ended.  A later change of the file is obeyed, and what it leads to is called exploratory.
+Metric, goal, correction, margin, sides, seeds, those of a second look among them, the family of comparisons and what
+each arm trains are frozen once a trial has ended, and stay so.  A later change of the file is obeyed, and what it leads
+to is called exploratory.  So is a comparison whose results were there already when it was registered.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ JUDGED_BY = ("metric", "goal", "at", "margin", "correction", "alpha", "sides")
 
 
 def registration(plan: Plan) -> dict[str, Any]:
-    """How the answer of a plan is to be judged, in JSON values."""
+    """Return how the answer of a plan is to be judged, in JSON values."""
     analysis = plan.analysis.model_dump(mode="json")
     return {
         **{name: analysis[name] for name in JUDGED_BY if name in analysis},
@@ -26,6 +27,7 @@ def registration(plan: Plan) -> dict[str, Any]:
         ),
         "escalate_to": None if plan.looks is None else len(plan.looks.second),
         "family": family(plan),
+        "arms": dict(plan.identities),
     }
 
 
@@ -35,26 +37,27 @@ def family(plan: Plan) -> list[list[str]]:
 
 
 def registered(plan: Plan, earlier: Mapping[str, Any] | None, ended: Callable[[str, str], bool]) -> Plan:
-    """The plan with what was registered when it was first run.
+    """Return the plan with what was registered when it was first run.
 
     Args:
         plan: as the file says now.
         earlier: the plan.json of the run before.
-        ended: whether the trial of a key and a code has a result.  Where no trial of the earlier plan has one, nothing
-            was known that could have led to a change, and what the file says now is registered.
+        ended: whether the trial of a key and a code has a result.  As long as no trial of any earlier plan has one,
+            nothing was known that could have led to a change, and what the file says now is registered.
     """
     first = (earlier or {}).get("registered")
     if (
         earlier is not None
         and first is not None
-        and any(ended(item["key"], item["code"]) for item in earlier["trials"])
+        and (first.get("seen") or any(ended(item["key"], item["code"]) for item in earlier["trials"]))
     ):
-        return replace(plan, registered=first)
-    return replace(plan, registered=registration(plan))
+        arms = {**plan.identities, **first.get("arms", {})}
+        return replace(plan, registered={**first, "arms": arms, "seen": True})
+    return replace(plan, registered={**registration(plan), "known": _known(plan, ended)})
 
 
 def changes(plan: Plan) -> list[str]:
-    """What every comparison is exploratory for: each change since the first run as a clause."""
+    """Return what every comparison is exploratory for: each change since the first run as a clause."""
     first, now = plan.registered, registration(plan)
     if first is None:
         return []
@@ -79,12 +82,36 @@ def added(plan: Plan) -> set[str]:
     return {arm for arm, baseline in family(plan) if (arm, baseline) not in known}
 
 
+def altered(plan: Plan) -> list[str]:
+    """Return the arms that train something else than they did when they were registered under their names."""
+    known = (plan.registered or {}).get("arms", {})
+    return [arm for arm, identity in plan.identities.items() if known.get(arm, identity) != identity]
+
+
+def known_before(plan: Plan) -> tuple[int, int, list[str]]:
+    """Return how many trials had results before the plan was registered, of how many, and whose comparison had any."""
+    known = (plan.registered or {}).get("known") or {"results": 0, "trials": 0, "comparisons": []}
+    return known["results"], known["trials"], known["comparisons"]
+
+
 def removed(plan: Plan) -> list[str]:
     """Arms whose comparison was among those of the first run and is no longer; it still counts in the family."""
     if plan.registered is None:
         return []
     known = [(arm.name, arm.baseline) for arm in plan.arms]  # one that cannot run is still there, and says why
     return [arm for arm, baseline in plan.registered["family"] if (arm, baseline) not in known]
+
+
+def _known(plan: Plan, ended: Callable[[str, str], bool]) -> dict[str, Any]:
+    """Which trials have results already; a comparison is known where both of its arms have one at the same seed."""
+    trials = {(item.arm, item.seed): (item.trial.key, item.trial.code) for item in plan.trials}
+    results = {trial for trial in trials.values() if ended(*trial)}
+    seeds: dict[str, set[int]] = {}
+    for (arm, seed), trial in trials.items():
+        if trial in results:
+            seeds.setdefault(arm, set()).add(seed)
+    compared = [arm for arm, baseline in family(plan) if seeds.get(arm, set()) & seeds.get(baseline, set())]
+    return {"results": len(results), "trials": len(set(trials.values())), "comparisons": compared}
 
 
 def _said(value: Any) -> str:

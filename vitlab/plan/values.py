@@ -145,6 +145,8 @@ class Plan:
     registered: Mapping[str, Any] | None = None
     """How the answer was to be judged when the study was first run, see :mod:`vitlab.plan.registration`."""
     looks: Looks | None = None  #: where there may be two of them
+    identities: Mapping[str, str] = field(default_factory=dict)
+    """Arm to a digest of what it trains, without seeds and code, and of how it is matched and tuned."""
 
     @property
     def sharing(self) -> int:
@@ -176,7 +178,7 @@ class Plan:
         arms = [known.name for known in self.arms]
         seeds = ", ".join(map(str, sorted({planned.seed for planned in self.trials})))
         hint = nearest(arm, arms) if arm not in arms else ""
-        raise UserError(f"no trial of arm '{arm}' with seed {seed}.{hint} Arms: {', '.join(arms)}; seeds: {seeds}.")
+        raise UserError(f"no trial of arm '{arm}' with seed {seed}.{hint} Arms: {'; '.join(arms)}. Seeds: {seeds}.")
 
     def to_json(self) -> dict[str, Any]:
         """JSON in which the resolved spec of an arm is written once, not once a seed."""
@@ -197,6 +199,7 @@ class Plan:
             "probes": {shape: asdict(probe) for shape, probe in self.probes.items()},
             "registered": None if self.registered is None else dict(self.registered),
             "looks": None if self.looks is None else asdict(self.looks),
+            "identities": dict(self.identities),
         }
 
     @classmethod
@@ -216,6 +219,7 @@ class Plan:
             pending=placed(data.get("pending", ())),
             probes=probes_of(data),
             registered=data.get("registered"),
+            identities=data.get("identities", {}),
             looks=None if (looks := data.get("looks")) is None else Looks(**{n: tuple(v) for n, v in looks.items()}),
         )
 

@@ -63,7 +63,7 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
     if not common:
         raise UserError(
             f"no arm of {plans[1].study} is called as one of {plans[0].study}. "
-            f"Arms: {', '.join(names[1])}; and {', '.join(names[0])}."
+            f"Arms of {plans[1].study}: {'; '.join(names[1])}. Arms of {plans[0].study}: {'; '.join(names[0])}."
         )
     labels = [plan.study for plan in plans]
     if labels[0] == labels[1]:
@@ -100,7 +100,7 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
     for label, here, there in ((labels[0], names[0], names[1]), (labels[1], names[1], names[0])):
         alone = [name for name in here if name not in there]
         if alone:
-            notes.append(f"In {label} alone, and not compared: {', '.join(alone)}.")
+            notes.append(f"In {label} alone, and not compared: {'; '.join(alone)}.")
     found = summary(pd.concat(frames, ignore_index=True), both, refused)
     found["exploratory"] = found["exploratory"].mask(found["baseline"].notna(), UNREGISTERED)
     return Between(both, found, tuple(notes))

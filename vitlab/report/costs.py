@@ -55,7 +55,7 @@ def notes(outdated: Sequence[str]) -> list[str]:
     if not outdated:
         return []
     return [
-        f"What {', '.join(outdated)} cost was measured under other code or another spec and is left out; "
+        f"What {'; '.join(outdated)} cost was measured under other code or another spec and is left out; "
         "'vitlab run --measure' measures again."
     ]
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitlab import statistics
-from vitlab.plan.registration import added, changes
+from vitlab.plan.registration import added, altered, changes, known_before
 from vitlab.plan.values import Plan
 from vitlab.report.frame import STATUSES, usable
 from vitlab.report.verdict import Verdict, decide
@@ -298,9 +298,14 @@ class _Family:
         later = added(plan)
         first = 0 if plan.registered is None else len(plan.registered["family"])
         here = sum(arm not in later for arm in compared)
-        said = changes(plan)
-        extra = {arm: ["this comparison was added after the first run"] if arm in later else [] for arm in compared}
-        why = {arm: [*said, *extra[arm]] for arm in compared}
+        reasons = {
+            "this comparison was added after the first run": later,
+            "results of it were there before it was registered": known_before(plan)[2],
+        }
+        why = {arm: [*changes(plan), *(text for text, arms in reasons.items() if arm in arms)] for arm in compared}
+        for changed in altered(plan):
+            for arm in (arm for arm, baseline in compared.items() if changed in (arm, baseline)):
+                why[arm].append(f"arm '{changed}' was changed after results were seen")
         return cls(plan, list(compared), list(later), max(0, first - here), why)
 
     def size(self, arm: str) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitlab.plan.match import overlap
-from vitlab.plan.registration import added, changes, removed
+from vitlab.plan.registration import added, altered, changes, known_before, removed
 from vitlab.plan.tune import edges
 from vitlab.plan.values import Plan
 from vitlab.report import words
@@ -188,7 +188,7 @@ def _looks(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
 
 def _names(arms: Sequence[str]) -> str:
     """Some arms by name, many by number."""
-    return ", ".join(arms) if len(arms) <= SHOWN else f"{len(arms):,} comparisons"
+    return "; ".join(arms) if len(arms) <= SHOWN else f"{len(arms):,} comparisons"
 
 
 def _seeds(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
@@ -248,15 +248,29 @@ def _exploratory(plan: Plan) -> list[str]:
         f"Exploratory: since the study was first run, {change}; every verdict was reached with the results known."
         for change in changes(plan)
     ]
-    later, gone = sorted(added(plan)), removed(plan)
+    later, gone, changed = sorted(added(plan)), removed(plan), altered(plan)
+    if len(changed) > 1 and set(changed) == set(plan.identities):
+        said.append("Exploratory: every arm was changed after results were seen.")
+    else:
+        said += _some(
+            [f"Exploratory: arm '{arm}' was changed after results were seen." for arm in changed], "arms of this kind"
+        )
     if later:
         said.append(
-            f"Exploratory: {', '.join(later)} joined the family of comparisons after the first run, and "
+            f"Exploratory: {_names(later)} joined the family of comparisons after the first run, and "
             f"{'is' if len(later) == 1 else 'are'} corrected for all of them."
         )
     if gone:
         said.append(
-            f"{', '.join(gone)} left the family of comparisons after the first run; it still counts in the correction."
+            f"{_names(gone)} left the family of comparisons after the first run; it still counts in the correction."
+        )
+    results, trials, compared = known_before(plan)
+    if results:
+        before = f"{results:,} of {words.count(trials, 'trial')} had results before this plan was registered"
+        said.append(
+            f"Exploratory: {before}, those of {_names(compared)} on both sides of the comparison."
+            if compared
+            else f"{before}, of no comparison on both sides."
         )
     return said
 

@@ -217,7 +217,7 @@ def front_columns(fronts: Mapping[str, Mapping[str, bool]]) -> list[Column]:
             Column("cheapest for what they reach, by", tuple(names[cost] for cost in fronts), right=False),
             Column(
                 "arms",
-                tuple(", ".join(arm for arm, on in stands.items() if on) for stands in fronts.values()),
+                tuple("; ".join(arm for arm, on in stands.items() if on) for stands in fronts.values()),
                 right=False,
             ),
         ]
