@@ -1,7 +1,10 @@
 """The store: files whole or not at all, leases, journals that survive being cut."""
 
 import json
+import logging
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from vitlab.result import Circumstances, Measurement, Outcome, Result
 from vitlab.store import (
     Store,
     TrialFolder,
+    abandoned,
     read_json,
     temporary,
     write_bytes,
@@ -112,7 +116,7 @@ def test_a_line_that_the_disk_has_damaged_is_passed_over(tmp_path: Path) -> None
 def test_a_torn_line_waits_and_is_mended(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     folder.emit("start", attempt=1)
-    folder.emit("metrics", step=1, metrics={"a": 1.0})
+    folder.emit("metrics", step=1, epoch=0.5, metrics={"a": 1.0})
     with open(tmp_path / "events.jsonl", "a") as journal:
         journal.write('{"t": 1, "kind": "met')
     events, offset = folder.events()
@@ -145,3 +149,182 @@ def test_an_attempt_that_goes_on_is_no_longer_kept_by_an_earlier_failure(tmp_pat
     with folder.lease():
         folder.mend()
     assert folder.failure() is None
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------
+
+
+def damaged(file: Path, damage: str) -> None:
+    """Damage a stored JSON file in one of the ways that disks, editors and killed programs do."""
+    data = file.read_bytes()
+    if damage == "folder":
+        file.unlink()
+        file.mkdir()
+        return
+    file.write_bytes(
+        {
+            "empty": b"",
+            "cut": data[: len(data) // 2],
+            "no text": b"\xff\xfe" + data,
+            "zeros": bytes(len(data)),
+            "list": b"[1, 2]",
+            "number": b"7",
+            "foreign": b'{"name": "app", "version": 3}',
+            "deep": b"[" * 100_000,
+            "surrogate": data.replace(b'"here"', b'"\\ud800"').replace(b'"because"', b'"\\ud800"'),
+        }[damage]
+    )
+
+
+DAMAGES = ["folder", "empty", "cut", "no text", "zeros", "list", "number", "foreign", "deep", "surrogate"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_result_counts_as_absent_and_is_set_aside_by_the_next_attempt(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Store(tmp_path).trial("key", "code")
+    folder.finish(result())
+    assert folder.done()
+    file = folder.path / "result.json"
+    damaged(file, damage)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert folder.result() is None and not folder.done()
+    (record,) = caplog.records
+    assert str(file) in record.getMessage() and "\n" not in record.getMessage()
+    assert file.exists(), "reading moves nothing"
+    with folder.lease():
+        folder.mend()
+    (aside,) = folder.path.glob("result.json.damaged-*")
+    assert not file.exists() and aside.is_dir() == (damage == "folder")
+    folder.finish(result())
+    assert folder.done() and aside.exists()
+
+
+def test_results_of_other_types_are_damaged(tmp_path: Path) -> None:
+    folder = Store(tmp_path).trial("key", "code")
+    file = folder.path / "result.json"
+    whole = result().to_json()
+    for changed in (
+        {**whole, "outcome": {**whole["outcome"], "steps": "2"}},
+        {**whole, "outcome": {**whole["outcome"], "steps": 2.5}},
+        {**whole, "outcome": {**whole["outcome"], "metrics": {"val/accuracy": "0.5"}}},
+        {**whole, "outcome": {**whole["outcome"], "metrics": {"val/accuracy": True}}},
+        {**whole, "outcome": {**whole["outcome"], "history": [1]}},
+        {**whole, "outcome": {name: value for name, value in whole["outcome"].items() if name != "weights"}},
+        {**whole, "circumstances": {**whole["circumstances"], "wall_s": float("nan")}},
+        {**whole, "circumstances": {**whole["circumstances"], "params": float("inf")}},
+        {**whole, "circumstances": {**whole["circumstances"], "started": 1e300}},
+        {**whole, "status": "fine"},
+        {**whole, "key": "another"},
+    ):
+        write_json(file, changed)
+        assert folder.result() is None, changed
+    write_json(file, whole)
+    assert repr(folder.result()) == repr(result())
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_failure_keeps_nobody_from_the_trial(tmp_path: Path, damage: str) -> None:
+    folder = TrialFolder(tmp_path)
+    folder.give_up("because", "error")
+    assert folder.given_up() and folder.failure() == "because"
+    damaged(tmp_path / "failure.json", damage)
+    assert not folder.given_up() and folder.failure() is None and folder.kind() == "error"
+    folder.mend()
+    assert len(list(tmp_path.glob("failure.json.damaged-*"))) == 1
+    folder.fail("again")
+    assert folder.failure() == "again"
+
+
+@pytest.mark.parametrize("damage", DAMAGES[:-1])
+def test_whoever_writes_a_damaged_file_again_sets_it_aside_first(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "changes.json"
+    write_json(file, {"seeds": 3})
+    damaged(file, damage)
+    assert read_json(file, lambda data: data["seeds"]) is None
+    write_json(file, {"seeds": 4})
+    assert read_json(file) == {"seeds": 4}
+    assert len(list(tmp_path.glob("changes.json.damaged-*"))) == 1
+
+
+def test_a_folder_in_place_of_the_journal_or_the_checkpoint_is_set_aside(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path)
+    (tmp_path / "events.jsonl").mkdir()
+    folder.checkpoint.write_bytes(b"no folder")
+    assert folder.events() == ([], 0)
+    folder.mend()
+    folder.emit("start", attempt=1)
+    assert [event.kind for event in folder.events()[0]] == ["start"]
+    names = sorted(path.name.partition(".damaged-")[0] for path in tmp_path.iterdir())
+    assert names == ["checkpoint", "events.jsonl", "events.jsonl"] and not folder.checkpoint.exists()
+
+
+def test_lines_of_the_journal_of_other_types_are_passed_over(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path)
+    folder.emit("metrics", step=1, epoch=0.5, metrics={"a": 1.0})
+    for line in (
+        {"t": "1", "kind": "metrics", "step": 1, "epoch": 0.5, "metrics": {}},
+        {"t": 1e400, "kind": "start"},
+        {"t": 1, "kind": ["start"]},
+        {"t": 1, "kind": "metrics", "step": "1", "epoch": 0.5, "metrics": {}},
+        {"t": 1, "kind": "metrics", "step": 1, "epoch": 0.5},
+        {"t": 1, "kind": "metrics", "step": 1, "epoch": 0.5, "metrics": {"a": None}},
+        {"t": 1, "kind": "metrics", "step": 1, "epoch": float("nan"), "metrics": {}},
+    ):
+        with open(tmp_path / "events.jsonl", "a") as journal:
+            journal.write(json.dumps(line) + "\n")
+    assert [event.body["step"] for event in folder.events()[0]] == [1]
+
+
+def test_weights_that_are_cut_are_not_usable(tmp_path: Path) -> None:
+    from safetensors.numpy import save
+
+    folder = TrialFolder(tmp_path)
+    folder.finish(result())
+    write_json(folder.spec, {})
+    assert not folder.usable()
+    data = save({"a": __import__("numpy").zeros(100)}, {"vitlab": "{}"})
+    for content, expected in ((data, True), (data[:-1], False), (b"", False), (b"{}", False), (data, True)):
+        write_bytes(folder.weights, content)
+        assert folder.usable() == expected
+    folder.weights.unlink()
+    folder.weights.mkdir()
+    assert not folder.usable()
+
+
+# -- what killed processes leave --------------------------------------------------------------------------------------
+
+
+def test_temporary_files_are_abandoned_once_their_process_has_ended(tmp_path: Path) -> None:
+    code = "import sys\nfrom pathlib import Path\nfrom vitlab.store import temporary\ntemporary(Path(sys.argv[1])).touch()"
+    for name in ("plan.json", "mlflow.db"):
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=True)
+    dead = sorted(tmp_path.iterdir())
+    journal = dead[0].with_name(f"{dead[0].name}-journal")
+    journal.touch()
+    mine = temporary(tmp_path / "plan.json")
+    mine.touch()
+    elsewhere = mine.with_name(".plan.json.otherhost~1~2~3.0123456789abcdef")
+    old = mine.with_name(".study.yaml.0123456789abcdef")
+    for file in (elsewhere, old, tmp_path / ".hidden", tmp_path / ".mlflow.lock", tmp_path / "plan.json"):
+        file.touch()
+    assert abandoned(tmp_path) == sorted([*dead, journal])
+    for file in (elsewhere, old, mine):
+        os.utime(file, (0, 0))
+    assert abandoned(tmp_path) == sorted([*dead, journal, elsewhere, old]), "that of a living process never is"
+
+
+def test_clear_deletes_what_killed_drivers_left_and_nothing_else(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    report = store.study("tiny") / "report"
+    report.mkdir(parents=True)
+    left = [folder / ".x.json.0123456789abcdef" for folder in (tmp_path, store.study("tiny"), report)]
+    kept = [store.study("tiny") / "plan.json", report / "report.html", temporary(report / "report.html")]
+    for file in (*left, *kept):
+        file.touch()
+        os.utime(file, (0, 0))
+    assert store.leftovers() == sorted(left)
+    store.clear("tiny")
+    assert [file.exists() for file in left] == [False] * 3 and all(file.exists() for file in kept)

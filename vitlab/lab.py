@@ -27,7 +27,7 @@ from vitlab.plan.written import plan_data, read_plan
 from vitlab.result import Result
 from vitlab.spec import Choice, RunSpec, Study, read_document, read_study
 from vitlab.spec.trial import SOURCES
-from vitlab.store import Store, TrialFolder, read_json, write_bytes, write_json
+from vitlab.store import Store, TrialFolder, mapping, read_json, write_bytes, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -153,6 +153,7 @@ def run(
     with sole_driver(plan, store, watch) as waited:
         if waited:
             study, plan = planned()
+        store.clear(plan.study)
 
         def ready(plan: Plan) -> tuple[Plan, Tracker]:
             """The plan once engines are measured that are to be, and who is told of its trials."""
@@ -356,7 +357,7 @@ def _train(
     outcomes = {name: "cached" for name, folder in sources.items() if folder.usable()}
     for planned in trials:
         if _is_there(store, planned, needed):
-            _folder(store, planned).tidy()
+            _folder(store, planned).tidy(planned.trial.to_json())
             outcomes[_name(planned)] = "cached"
         else:
             missing.append(planned)
@@ -538,7 +539,7 @@ def _without_memory() -> Any:
 
 def _run_spec(folder: Path) -> RunSpec:
     """How a study was last run: its file, and what was changed on the command line."""
-    changes: Mapping[str, Any] = read_json(folder / "changes.json") or {}
+    changes = read_json(folder / "changes.json", mapping) or {}
     study, _, problems = read_study(folder / "study.yaml", {_rooted(path): value for path, value in changes.items()})
     if study is None:
         raise SpecError(problems)

@@ -8,19 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
 
 Status = Literal["done", "diverged", "failed"]
+
+Number = Annotated[float, Field(strict=True)]
+"""A number that may be NaN or infinite, such as a metric of a training that diverged."""
+
+Seconds = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1e11)]
+"""A time since 1970, or a duration."""
+
+Millis = Annotated[int, Field(strict=True, ge=0, le=10**14)]
+"""Milliseconds since 1970."""
+
+Count = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 
 
 @dataclass(frozen=True)
 class Measurement:
     """Metrics at one moment of a training.  Names are ``train|val|test|system/NAME``."""
 
-    step: int  #: optimizer steps done
-    epoch: float
-    images: int
-    metrics: Mapping[str, float]
+    step: Count  #: optimizer steps done
+    epoch: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
+    images: Count
+    metrics: Mapping[str, Number]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What every ``metrics`` line of a journal holds, whatever else it does."""
+
+    step: Count
+    epoch: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
+    metrics: Mapping[str, Number]
 
 
 @dataclass(frozen=True)
@@ -31,27 +53,27 @@ class Outcome:
     SHA-256 over the final weights, names and bytes.
     """
 
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Number]
     history: tuple[Measurement, ...]
     weights: str
-    steps: int
-    images: int
+    steps: Count
+    images: Count
 
 
 @dataclass(frozen=True)
 class Circumstances:
     """How it came about."""
 
-    started: float  #: seconds since 1970
-    wall_s: float
+    started: Seconds
+    wall_s: Seconds
     host: str
-    attempts: int
-    params: int
-    macs: int  #: multiply-accumulates of one forward pass of one image
-    memory_bytes: int  #: peak of the process (CPU) or of the allocator (CUDA)
+    attempts: Count
+    params: Count
+    macs: Count  #: multiply-accumulates of one forward pass of one image
+    memory_bytes: Count  #: peak of the process (CPU) or of the allocator (CUDA)
     versions: Mapping[str, str]
     numerics: Mapping[str, Any]  #: torch, device, engine, attention kernel, threads, precision
-    ended: float = 0.0  #: seconds since 1970; read from the file where an older version did not write it
+    ended: Seconds = 0.0  #: since 1970; read from the file where an older version did not write it
 
 
 @dataclass(frozen=True)
@@ -69,13 +91,34 @@ class Result:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Result:
-        outcome = dict(data["outcome"])
-        outcome["history"] = tuple(Measurement(**item) for item in outcome["history"])
-        return cls(
-            **{
-                **data,
-                "outcome": Outcome(**outcome),
-                "circumstances": Circumstances(**data["circumstances"]),
-            }
-        )
+    def from_json(cls, data: Any) -> Result:
+        """Return the result in JSON values.
+
+        Raises:
+            ValueError: if a value is missing or of another type, naming it.
+        """
+        return _RESULT.validate_python(data)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How the last attempt at a trial ended, if it ended without a result."""
+
+    failure: str  #: one sentence
+    kind: str = "error"  #: error, oom, timeout, preempted or lost
+    traceback: str = ""
+    time: Seconds = 0.0  #: since 1970
+    given_up: Annotated[bool, Field(strict=True)] = False  #: whether it is not tried again unless somebody asks
+
+    @classmethod
+    def from_json(cls, data: Any) -> Failure:
+        """Return the failure in JSON values.
+
+        Raises:
+            ValueError: if a value is missing or of another type, naming it.
+        """
+        return _FAILURE.validate_python(data)
+
+
+_RESULT = TypeAdapter(Result)
+_FAILURE = TypeAdapter(Failure)

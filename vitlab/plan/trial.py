@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, TypeAdapter
+
+
+def _complete(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a spec that names its components.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    for part in ("data", "model", "train"):
+        if not isinstance(spec.get(part), Mapping):
+            raise ValueError(f"spec.{part} is no mapping")
+    for part in ("data", "model"):
+        if not isinstance(spec[part].get("type"), str):
+            raise ValueError(f"spec.{part} names no component")
+    return spec
 
 
 @dataclass(frozen=True)
@@ -15,7 +32,8 @@ class Trial:
     Two trials with equal key and code have equal outcomes on one kind of machine.
     """
 
-    spec: Mapping[str, Any]  #: ``data``, ``model`` and ``train``, with every option resolved
+    spec: Annotated[Mapping[str, Any], AfterValidator(_complete)]
+    """``data``, ``model`` and ``train``, with every option resolved."""
     seeds: Mapping[str, int]  #: stream to seed
     origins: tuple[str, ...]  #: ``slot:name source version`` of every component, sorted
     data: str | None  #: identity of the data set; None while it is not here, and then the key is pending
@@ -29,5 +47,13 @@ class Trial:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Trial:
-        return cls(**{**data, "origins": tuple(data["origins"])})
+    def from_json(cls, data: Any) -> Trial:
+        """Return the trial in JSON values.
+
+        Raises:
+            ValueError: if a value is missing or of another type, naming it.
+        """
+        return _TRIAL.validate_python(data)
+
+
+_TRIAL = TypeAdapter(Trial)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, TypeAdapter
 
 from vitlab.errors import UserError, nearest
 from vitlab.plan.trial import Trial as Trial
@@ -78,17 +80,16 @@ class Tuning:
         return {**vars(self), "rivals": rivals}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Tuning:
-        rivals = [
-            Rival(
-                rival["values"],
-                tuple(_with_spec(item, rival["spec"]) for item in rival["trials"]),
-                rival["score"],
-                rival["wall_s"],
-            )
-            for rival in data["rivals"]
-        ]
-        return cls(**{**data, "rivals": tuple(rivals)})
+    def from_json(cls, data: Any) -> Tuning:
+        """Return the tuning in JSON values.
+
+        Raises:
+            ValueError, LookupError, TypeError, AttributeError: if a value is missing or of another type.
+        """
+        tuning = _TUNING.validate_python(_tuning_with_specs(data))
+        if tuning.winner is not None and not 0 <= tuning.winner < len(tuning.rivals):
+            raise ValueError(f"there is no rival {tuning.winner}")
+        return tuning
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,38 @@ class Looks:
 
 
 @dataclass(frozen=True)
+class _Known:
+    """Results that were there when a study was registered."""
+
+    results: int
+    trials: int
+    comparisons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Registered:
+    """The parts of a registration that are read by name, see :mod:`vitlab.plan.registration`."""
+
+    seeds: tuple[int, ...]
+    family: tuple[tuple[str, str], ...]
+    arms: Mapping[str, str] = field(default_factory=dict)
+    known: _Known | None = None
+
+
+_REGISTERED = TypeAdapter(_Registered)
+
+
+def _registration(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a registration in JSON values.
+
+    Raises:
+        ValueError: if a value is missing or of another type, naming it.
+    """
+    _REGISTERED.validate_python(data)
+    return data
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything a study will run, in order."""
 
@@ -142,7 +175,7 @@ class Plan:
     pending: tuple[Planned, ...] = ()
     """Trials of arms whose tuning is still open: without a key, and with the knobs that the base has."""
     probes: Mapping[str, Probe] = field(default_factory=dict)  #: by :func:`vitlab.plan.cohorts.shape`
-    registered: Mapping[str, Any] | None = None
+    registered: Annotated[Mapping[str, Any], AfterValidator(_registration)] | None = None
     """How the answer was to be judged when the study was first run, see :mod:`vitlab.plan.registration`."""
     looks: Looks | None = None  #: where there may be two of them
     identities: Mapping[str, str] = field(default_factory=dict)
@@ -203,31 +236,39 @@ class Plan:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        def placed(items: Iterable[Mapping[str, Any]]) -> tuple[Planned, ...]:
-            return tuple(_with_spec(item, data["specs"][item["arm"]]) for item in items)
+    def from_json(cls, data: Any) -> Plan:
+        """Return the plan in JSON values.
 
-        return cls(
-            study=data["study"],
-            question=data["question"],
-            arms=tuple(Arm(**{**arm, "aliases": tuple(arm["aliases"])}) for arm in data["arms"]),
-            trials=placed(data["trials"]),
-            analysis=Analysis.model_validate(data["analysis"]),
-            prerequisites=tuple(Trial.from_json(item) for item in data["prerequisites"]),
-            notes=tuple(data["notes"]),
-            tuning=tuple(Tuning.from_json(item) for item in data.get("tuning", ())),
-            pending=placed(data.get("pending", ())),
-            probes=probes_of(data),
-            registered=data.get("registered"),
-            identities=data.get("identities", {}),
-            looks=None if (looks := data.get("looks")) is None else Looks(**{n: tuple(v) for n, v in looks.items()}),
+        Raises:
+            ValueError, LookupError, TypeError, AttributeError: if a value is missing or of another type, or names
+                an arm that is not there.
+        """
+
+        def placed(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+            return [_with_spec(item, data["specs"][item["arm"]]) for item in items]
+
+        plan = _PLAN.validate_python(
+            {
+                **data,
+                "trials": placed(data["trials"]),
+                "pending": placed(data.get("pending", ())),
+                "tuning": [Tuning.from_json(item) for item in data.get("tuning", ())],
+                "probes": probes_of(data),
+            }
         )
+        known = {arm.name for arm in plan.arms}
+        named = {item.arm for item in (*plan.trials, *plan.pending)} | {arm.baseline for arm in plan.arms} - {None}
+        if named - known:
+            raise ValueError(f"there is no arm {sorted(map(str, named - known))[0]!r}")
+        return plan
 
 
 def probes_of(plan: Mapping[str, Any]) -> dict[str, Probe]:
     """The probes of a plan in JSON; those of a form that is no longer written are measured anew."""
     known = set(Probe.__dataclass_fields__)
-    return {shape: Probe(**probe) for shape, probe in plan.get("probes", {}).items() if known == set(probe)}
+    return {
+        shape: _PROBE.validate_python(probe) for shape, probe in plan.get("probes", {}).items() if known == set(probe)
+    }
 
 
 def _without_spec(planned: Planned) -> dict[str, Any]:
@@ -237,6 +278,19 @@ def _without_spec(planned: Planned) -> dict[str, Any]:
     return {"arm": planned.arm, "seed": planned.seed, **trial}
 
 
-def _with_spec(item: Mapping[str, Any], spec: Mapping[str, Any]) -> Planned:
+def _with_spec(item: Mapping[str, Any], spec: Any) -> dict[str, Any]:
+    """Return a planned trial in JSON, its spec included."""
     rest = {name: value for name, value in item.items() if name not in ("arm", "seed")}
-    return Planned(item["arm"], item["seed"], Trial.from_json({"spec": spec, **rest}))
+    return {"arm": item["arm"], "seed": item["seed"], "trial": {"spec": spec, **rest}}
+
+
+def _tuning_with_specs(data: Mapping[str, Any]) -> dict[str, Any]:
+    rivals = [
+        {**rival, "trials": [_with_spec(item, rival["spec"]) for item in rival["trials"]]} for rival in data["rivals"]
+    ]
+    return {**data, "rivals": rivals}
+
+
+_PLAN = TypeAdapter(Plan)
+_TUNING = TypeAdapter(Tuning)
+_PROBE = TypeAdapter(Probe)

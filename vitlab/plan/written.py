@@ -8,7 +8,7 @@ from typing import Any
 
 from vitlab.errors import UserError
 from vitlab.plan.values import Plan
-from vitlab.store import read_json
+from vitlab.store import Damaged, load_json, mapping, read_json
 
 
 def read_plan(file: Path) -> Plan | None:
@@ -17,30 +17,20 @@ def read_plan(file: Path) -> Plan | None:
     Raises:
         UserError: if it holds none, or one of another version.
     """
-    data = plan_data(file)
     try:
-        return None if data is None else Plan.from_json(data)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise _unreadable(file, error) from None
+        return load_json(file, Plan.from_json)
+    except Damaged as error:
+        raise UserError(
+            f"{file} is no plan that can be read ({error}); 'vitlab run' sets it aside, plans the study anew, and "
+            "trains nothing that is there"
+        ) from None
 
 
 def plan_data(file: Path) -> Mapping[str, Any] | None:
-    """The same as it stands there, for what one of another version may hold as well.
+    """Return the JSON of the plan in a file, or None if the file does not exist or is damaged."""
 
-    Raises:
-        UserError: if it is no JSON.
-    """
-    try:
-        data = read_json(file)
-    except ValueError as error:
-        raise _unreadable(file, error) from None
-    if data is not None and not isinstance(data, Mapping):
-        raise _unreadable(file, TypeError(f"{type(data).__name__}, no mapping"))
-    return data
+    def checked(data: Any) -> Mapping[str, Any]:
+        Plan.from_json(data)
+        return mapping(data)
 
-
-def _unreadable(file: Path, error: Exception) -> UserError:
-    return UserError(
-        f"{file} is no plan that can be read ({error!r}); without it, 'vitlab run' plans the study anew, and trains "
-        "nothing that is there"
-    )
+    return read_json(file, checked)

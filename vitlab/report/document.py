@@ -20,7 +20,7 @@ from vitlab.plan.values import Plan
 from vitlab.report import costs, looks, tradeoff, words
 from vitlab.report.frame import Found, prerequisites, rivals
 from vitlab.report.notes import notes
-from vitlab.store import Store, read_json
+from vitlab.store import Store, mapping, read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -193,7 +193,7 @@ def _again(made: Mapping[str, Any]) -> str:
 def _command(folder: Path) -> str:
     """What was asked for; where it was to run, and whom it was told, are no part of what was found."""
     said = ["vitlab run study.yaml"]
-    for path, value in (read_json(folder / "changes.json") or {}).items():
+    for path, value in (read_json(folder / "changes.json", mapping) or {}).items():
         if path.partition(".")[0] != "run":
             text = value if isinstance(value, str) else json.dumps(value)
             said.append(f"--set {shlex.quote(f'{path}={text}')}")

@@ -100,7 +100,7 @@ def stored(plan: Plan, store: Store, format: str) -> str | bytes | None:
             return _FROM_DOCUMENT[format](doc)
         data = (folder / FILES[format]).read_bytes()
         return data if format == "parquet" else data.decode()
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # damaged, and rendered anew
         return None
 
 

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from vitlab.store import read_json, write_json
 
 
@@ -42,16 +44,17 @@ class Offsets:
     @classmethod
     def read(cls, file: Path, address: str) -> Offsets:
         """What the file says; what another version says of runs is dropped, and they are delivered again."""
-        data = (read_json(file) or {}).get(address, {})
-        found = cls(file, address, data.get("experiment", ""), metrics=list(data.get("metrics", [])))
-        found.images = dict(data.get("images", {}))
-        with suppress(TypeError):
-            found.runs = {name: Delivered(**item) for name, item in data.get("runs", {}).items()}
+        data = (read_json(file, _ACCOUNTS.validate_python) or {}).get(address, {})
+        found = cls(file, address)
+        with suppress(ValueError):
+            account = _ACCOUNT.validate_python({"file": file, "address": address, **data, "runs": {}})
+            found.experiment, found.metrics, found.images = account.experiment, account.metrics, account.images
+            found.runs = _RUNS.validate_python(data.get("runs", {}))
         return found
 
     def commit(self) -> None:
         """Write what has been delivered; other addresses keep theirs."""
-        whole: dict[str, Any] = read_json(self.file) or {}
+        whole = read_json(self.file, _ACCOUNTS.validate_python) or {}
         runs = {name: asdict(item) for name, item in self.runs.items()}
         now = {"experiment": self.experiment, "metrics": self.metrics, "images": self.images, "runs": runs}
         if whole.get(self.address) != now:
@@ -66,3 +69,8 @@ class Offsets:
         """Remember keys of images."""
         for key, step in steps.items():
             self.images[key] = min(step, self.images.get(key, step))
+
+
+_ACCOUNTS = TypeAdapter(dict[str, dict[str, Any]])  #: by address
+_ACCOUNT = TypeAdapter(Offsets)
+_RUNS = TypeAdapter(dict[str, Delivered])

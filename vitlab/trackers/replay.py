@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from pydantic import TypeAdapter
+
 from vitlab.result import Result
 from vitlab.store import Event, TrialFolder, read_json, write_json
 from vitlab.trackers.base import Tracker
@@ -155,16 +157,20 @@ class _Account:
     @classmethod
     def read(cls, file: Path, place: str) -> _Account:
         """What the file says; what another version has written is dropped, and delivered anew."""
-        data = (read_json(file) or {}).get(place, {})
+        data = (read_json(file, _ACCOUNTS.validate_python) or {}).get(place, {})
         account = cls(file, place, {}, data)
-        with suppress(TypeError):
-            account.trials = {name: _Delivered(**item) for name, item in data.items()}
+        with suppress(ValueError):
+            account.trials = _TRIALS.validate_python(data)
         return account
 
     def commit(self) -> None:
         now = {name: asdict(item) for name, item in self.trials.items()}
         if now != self.seen:
-            write_json(self.file, {**(read_json(self.file) or {}), self.place: now})
+            write_json(self.file, {**(read_json(self.file, _ACCOUNTS.validate_python) or {}), self.place: now})
+
+
+_ACCOUNTS = TypeAdapter(dict[str, dict[str, Any]])  #: by place
+_TRIALS = TypeAdapter(dict[str, _Delivered])
 
 
 def _end(folder: TrialFolder, last_t: int, final: bool) -> tuple[str, End | None]:
@@ -172,9 +178,9 @@ def _end(folder: TrialFolder, last_t: int, final: bool) -> tuple[str, End | None
     result = folder.result()
     if result is not None:
         return "result", End(result.status, int(result.circumstances.ended * 1000), result.failure, result)
-    failure = read_json(folder.path / "failure.json")
-    if failure is not None and last_t <= failure["time"] * 1000:  # it has not begun again since
-        return f"failure {failure['time']}", End("failed", int(failure["time"] * 1000), str(failure["failure"]))
+    failure = folder.last_failure()
+    if failure is not None and last_t <= failure.time * 1000:  # it has not begun again since
+        return f"failure {failure.time}", End("failed", int(failure.time * 1000), failure.failure)
     if final and last_t and not folder.held():
         return "stopped", End("stopped", last_t)
     return "", None

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from vitlab.store import Busy, hold
+from vitlab.store import Busy, hold, temporary
 from vitlab.trackers.address import Address
 
 SETTINGS = {
@@ -118,7 +118,7 @@ def initialise(database: Path) -> None:
         from mlflow import MlflowClient
 
         # A name that no process has had before: MLflow takes one that it has opened for made.
-        made = database.with_name(f".{database.name}.{os.getpid()}.{time.time_ns()}")
+        made = temporary(database)
         uri = f"sqlite:///{made}"
         MlflowClient(tracking_uri=uri, registry_uri=uri)
         os.replace(made, database)

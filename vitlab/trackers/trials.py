@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.plan.values import Plan
-from vitlab.result import Result
-from vitlab.store import Store, TrialFolder, read_json
+from vitlab.result import Failure, Result
+from vitlab.store import Store, TrialFolder
 from vitlab.trackers import images, records, service
 from vitlab.trackers.offsets import Delivered, Offsets
 from vitlab.trackers.records import Point
@@ -128,7 +128,7 @@ class TrialRuns:
         if known is not None and ended and (known.files == known.offset or not files_now):
             return
         result = folder.result()
-        failure = read_json(folder.path / "failure.json") if result is None else None
+        failure = folder.last_failure() if result is None else None
         if known is None and not size and result is None and failure is None:
             return
         if known is None:
@@ -240,11 +240,11 @@ class TrialRuns:
             self.client.set_tag(known.run, "mlflow.note.content", result.failure)
         self._terminate(known, FINISHED if result.status == "done" else FAILED, _ended_at(result))
 
-    def _end_with_failure(self, known: Delivered, failure: Mapping[str, Any]) -> None:
+    def _end_with_failure(self, known: Delivered, failure: Failure) -> None:
         self.client.set_tag(known.run, "vitlab.status", "failed")
-        self.client.set_tag(known.run, "mlflow.note.content", str(failure["failure"]))
-        self.client.log_text(known.run, f"{failure['failure']}\n\n{failure.get('traceback', '')}", "failure.txt")
-        self._terminate(known, FAILED, int(failure["time"] * 1000))
+        self.client.set_tag(known.run, "mlflow.note.content", failure.failure)
+        self.client.log_text(known.run, f"{failure.failure}\n\n{failure.traceback}", "failure.txt")
+        self._terminate(known, FAILED, int(failure.time * 1000))
 
     def _terminate(self, known: Delivered, status: str, end_ms: int | None) -> None:
         self.client.set_terminated(known.run, status, end_time=end_ms)
@@ -285,9 +285,9 @@ def _ended_at(result: Result) -> int:
     return int(result.circumstances.ended * 1000)
 
 
-def _failed(failure: Mapping[str, Any] | None, known: Delivered) -> str:
+def _failed(failure: Failure | None, known: Delivered) -> str:
     """Names the failure that ended the trial; empty where it has begun again since."""
     if failure is None:
         return ""
-    went_on = known.last_kind not in ("", "end") and known.last_t > failure["time"] * 1000
-    return "" if went_on else f"failure {failure['time']}"
+    went_on = known.last_kind not in ("", "end") and known.last_t > failure.time * 1000
+    return "" if went_on else f"failure {failure.time}"

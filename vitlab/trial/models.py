@@ -14,6 +14,7 @@ import torch
 
 from vitlab import noise
 from vitlab.data.prepare import Feed, Prepared
+from vitlab.errors import WeightsError
 from vitlab.models.contract import Model
 from vitlab.plan.key import DISTILLATION, PROBE, READER
 from vitlab.plan.trial import Trial
@@ -32,7 +33,9 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
         WeightsError: if the trial has not ended or kept no weights.
     """
     state, sight = read_weights(folder.weights)
-    trial = Trial.from_json(read_json(folder.spec))
+    trial = read_json(folder.spec, Trial.from_json)
+    if trial is None:
+        raise WeightsError(f"{folder.spec} does not exist or is damaged; 'vitlab run' writes it again")
     model: Model = slot("model").build(trial.spec["model"], sight.info)
     dtype = dtype_of(trial.spec["train"])
     model.to(dtype).load_state_dict(state)

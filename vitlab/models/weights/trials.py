@@ -20,7 +20,7 @@ from vitlab.models.weights.files import Contents
 from vitlab.models.weights.known import Known
 from vitlab.models.weights.names import Canonical, Format, State
 from vitlab.slots import slot
-from vitlab.store import TrialFolder, read_json
+from vitlab.store import TrialFolder, mapping, read_json
 
 HEADER = "vitlab"
 """Where a trial's file says what its model sees; written by :mod:`vitlab.training.artifacts`."""
@@ -112,7 +112,7 @@ def trained(contents: Contents) -> Trained:
         WeightsError: if the trial's spec does not stand beside it, or is not the spec of this file.
     """
     folder = TrialFolder(contents.file.parent)
-    spec = read_json(folder.spec)
+    spec = read_json(folder.spec, mapping)
     if spec is None:
         raise WeightsError(f"these are the weights of a trial, and its {folder.spec.name} is not beside them")
     try:
