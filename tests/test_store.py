@@ -298,7 +298,9 @@ def test_weights_that_are_cut_are_not_usable(tmp_path: Path) -> None:
 
 
 def test_temporary_files_are_abandoned_once_their_process_has_ended(tmp_path: Path) -> None:
-    code = "import sys\nfrom pathlib import Path\nfrom vitlab.store import temporary\ntemporary(Path(sys.argv[1])).touch()"
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom vitlab.store import temporary\ntemporary(Path(sys.argv[1])).touch()"
+    )
     for name in ("plan.json", "mlflow.db"):
         subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=True)
     dead = sorted(tmp_path.iterdir())

@@ -279,7 +279,9 @@ class Store:
     def leftovers(self) -> list[Path]:
         """Return what nothing reads any more: abandoned temporary files, and what was set aside as damaged."""
         folders = [self.root, *(path for path in self.root.glob("studies/**") if path.is_dir())]
-        folders += [path for depth in ("*", "*/*", "*/*/*") for path in self.root.glob(f"trials/{depth}") if path.is_dir()]
+        folders += [
+            path for depth in ("*", "*/*", "*/*/*") for path in self.root.glob(f"trials/{depth}") if path.is_dir()
+        ]
         aside = [path for folder in folders for path in folder.glob(f"*{DAMAGED}*")]
         return sorted({*aside, *(file for folder in folders for file in abandoned(folder))})
 
