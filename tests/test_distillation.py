@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -537,13 +539,22 @@ def test_weights_that_torchvision_publishes(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
     models = torchvision("torchvision.models")
     (tmp_path / "checkpoints").mkdir()
-    torch.save(models.resnet18().state_dict(), tmp_path / "checkpoints" / "resnet18-f37072fd.pth")
+    file = tmp_path / "checkpoints" / "resnet18-f37072fd.pth"
+    torch.save(models.resnet18().state_dict(), file)
     theirs = models.resnet18(weights=RESNET18.partition(".")[2]).eval()
+    with pytest.raises(WeightsError, match=r"resnet18-f37072fd\.pth is not the expected file: .* expected is f37072fd"):
+        open_pretrained(RESNET18)
+    published = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
+    file = file.rename(file.with_name(f"resnet18-{published}.pth"))
+    weights = models.get_weight(RESNET18)
+    ours = SimpleNamespace(url=f"https://host/{file.name}", transforms=weights.transforms, meta=weights.meta)
+    get_weight = models.get_weight
+    monkeypatch.setattr(models, "get_weight", lambda name: ours if name == RESNET18 else get_weight(name))
     found = open_pretrained(RESNET18)
     x_BCHW = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(found.model(x_BCHW).logits, theirs(x_BCHW), rtol=1e-4, atol=1e-4)
-    sees = models.get_weight(RESNET18).transforms()
+    sees = weights.transforms()
     assert (list(found.mean), list(found.std), found.info.image) == (sees.mean, sees.std, (224, 224))
     assert found.info.labels[:2] == ("tench", "goldfish") and found.info.classes == 1000
 
@@ -566,9 +577,11 @@ def test_a_plan_with_published_weights_fetches_nothing(tmp_path: Path) -> None:
     plan = planned(tmp_path, base=taught, design=None)
     assert any("Validation seen by teacher" in note and RESNET18 in note for note in plan.notes)
     other = planned(
-        tmp_path, base={**base(teacher={"pretrained": RESNET18.replace("V1", "V2")}), "data": data}, design=None
+        tmp_path, base={**base(teacher={"pretrained": "ResNet50_Weights.IMAGENET1K_V2"}), "data": data}, design=None
     )
     assert plan.trials[0].trial.key != other.trials[0].trial.key
+    with pytest.raises(SpecError, match=r"no weights called 'ResNet18_Weights.IMAGENET1K_V7'.*IMAGENET1K_V1"):
+        planned(tmp_path, base=base(teacher={"pretrained": RESNET18.replace("V1", "V7")}), design=None)
     with pytest.raises(SpecError, match="DEFAULT are other weights in other versions"):
         planned(tmp_path, base=base(teacher={"pretrained": "ResNet18_Weights.DEFAULT"}), design=None)
     with pytest.raises(SpecError, match="exactly one of checkpoint, trial, pretrained"):

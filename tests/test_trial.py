@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import random
+import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +21,8 @@ from pyarrow import parquet
 
 from vitlab.data.prepare import prepare
 from vitlab.errors import DataError, TrialFailed, UserError, VitlabError, WeightsError
+from vitlab.models.weights.files import read_file
+from vitlab.plan.checkpoints import digests_of, identity_of
 from vitlab.plan.key import code_of
 from vitlab.plan.values import Trial
 from vitlab.result import Result
@@ -288,6 +293,62 @@ def test_weights_that_do_not_fit_are_refused_by_name(pretrained: Trial, tmp_path
     ):
         with pytest.raises(WeightsError, match=sentence):
             run_trial(fine_tuning(pretrained, model=model), after, Settings())
+
+
+def by_file(role: str, file: Path, digests: Any) -> Trial:
+    source = {"checkpoint": str(file)}
+    how = {"init_from": source} if role == "init_from" else {"distill": {"teacher": source, "kind": "hard"}}
+    spec = {**trial(1).spec, **how}
+    return Trial(spec, dict.fromkeys(STREAMS, 1), (), None, files={role: digests} if digests else {}, key="after")
+
+
+@pytest.mark.parametrize("role", ["init_from", "teacher"])
+def test_a_checkpoint_replaced_since_the_plan_fails_the_trial(role: str, pretrained: Trial, tmp_path: Path) -> None:
+    """At the first attempt and at a later one; a plan of an older version has nothing to compare with."""
+    left, after = tmp_path / "before" / "code", tmp_path / "after"
+    file = left / "weights.safetensors"
+    own = digests_of(file)
+    assert own == {"weights.safetensors": hashlib.sha256(file.read_bytes()).hexdigest()}
+    what = by_file(role, file, own)
+    expected = done(run_trial(what, TrialFolder(after / "whole"), Settings()))
+    assert run_trial(what, TrialFolder(after / "resumed"), Settings(), stop_after(9)) is None
+    good = file.read_bytes()
+    shutil.rmtree(left)
+    done(run_trial(replace(pretrained, seeds=dict.fromkeys(STREAMS, 5)), TrialFolder(left), Settings()))
+    assert file.read_bytes() != good
+    for name in ("new", "resumed"):
+        folder = TrialFolder(after / name)
+        with pytest.raises(WeightsError, match=r"weights\.safetensors is not the expected file: .*; put the expected"):
+            run_trial(what, folder, Settings())
+        assert folder.result() is None
+    other = done(run_trial(by_file(role, file, None), TrialFolder(after / "old"), Settings()))
+    assert other.outcome.metrics != expected.outcome.metrics, "and this is what it would have come to"
+    file.write_bytes(good)
+    assert done(run_trial(what, TrialFolder(after / "resumed"), Settings())).outcome == expected.outcome
+
+
+def test_a_description_beside_a_checkpoint_is_part_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"weights")
+    bare = digests_of(file)
+    assert identity_of(bare) == bare["model.safetensors"] == hashlib.sha256(b"weights").hexdigest()
+    beside = tmp_path / "config.json"
+    beside.write_text('{"layer_norm_eps": 1e-6}')
+    described = digests_of(file)
+    assert list(described) == ["model.safetensors", "config.json"] and identity_of(described) != identity_of(bare)
+    for digests in (bare, {**described, "config.json": "0" * 64}, {**described, "preprocessor_config.json": "1" * 64}):
+        with pytest.raises(WeightsError, match=r"config\.json is not the expected file"):
+            read_file(file, digests)
+    with pytest.raises(WeightsError, match="is not a safetensors file"):  # past the comparison
+        read_file(file, described)
+
+
+def test_replaced_weights_of_a_needed_trial_fail_those_who_take_them(pretrained: Trial, tmp_path: Path) -> None:
+    before = TrialFolder(tmp_path / "before" / "code")
+    done(run_trial(trial(5), TrialFolder(tmp_path / "other" / "code"), Settings()))
+    before.weights.write_bytes(TrialFolder(tmp_path / "other" / "code").weights.read_bytes())
+    with pytest.raises(WeightsError, match="not the weights that the trial ended with"):
+        run_trial(fine_tuning(pretrained), TrialFolder(tmp_path / "after" / "code"), Settings())
 
 
 # -- what is written --------------------------------------------------------------------------------------------------

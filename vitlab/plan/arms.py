@@ -115,6 +115,7 @@ def trial_of(
         resolved.origins,
         resolved.info.identity,
         needs,
+        resolved.files,
         key=key_of(identity),
         code=code_of_modules(resolved.modules, needs),
     )

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from vitlab.errors import DataError, GeometryError, OptionError, Path
+from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError
 from vitlab.geometry import DataInfo
-from vitlab.plan.key import modules_beside, modules_of
+from vitlab.plan.checkpoints import digests_of, identity_of
+from vitlab.plan.key import PUBLISHED, modules_beside, modules_of
 from vitlab.slots import ROOMS, Resolved, slot
 from vitlab.spec import TrialSpec
 from vitlab.spec.sentences import sentences
@@ -45,6 +44,7 @@ class ResolvedTrial:
     model: Resolved
     why_not: str  #: why these components cannot work together; empty where they can
     needs: Mapping[str, Prerequisite] = field(default_factory=dict)  #: role to the trial whose weights it takes
+    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  #: role to the digests of its checkpoint
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Resolver:
         metrics = self._metrics(plain, identity, info, faults)
         if info is not None and info.task != "classification" and _get(plain, ("train", "mix")) is not None:
             faults.append((("train", "mix"), f"mixing joins the classes of images, and the task here is {info.task}"))
-        needs = self._needs(plain, identity, faults)
+        needs, files = self._needs(plain, identity, faults)
         if isinstance(plain.get("distill"), Mapping):
             _forget_what_is_not_read(identity["distill"])
             if info is not None:
@@ -133,13 +133,17 @@ class Resolver:
         known = [*parts.values(), *metrics]
         origins = sorted(set().union(*(part.origins for part in known)))
         modules = modules_beside(plain).union(*(part.modules for part in known))
-        return ResolvedTrial(plain, identity, tuple(origins), modules, info, model, why_not, needs)
+        return ResolvedTrial(plain, identity, tuple(origins), modules, info, model, why_not, needs, files)
 
     def _needs(
         self, plain: dict[str, Any], identity: dict[str, Any], faults: list[tuple[Path, str]]
-    ) -> dict[str, Prerequisite]:
-        """The trials whose weights a trial takes, put into its identity; a checkpoint file counts by its content."""
-        needs = {}
+    ) -> tuple[dict[str, Prerequisite], dict[str, dict[str, str]]]:
+        """Return the trials whose weights a trial takes, and the digests of the checkpoints, each by its role.
+
+        Both are put into its identity, where a checkpoint counts by its content.
+        """
+        needs: dict[str, Prerequisite] = {}
+        files: dict[str, dict[str, str]] = {}
         for role, path in SOURCES.items():
             source, identified = _get(plain, path), _get(identity, path)
             if not isinstance(source, Mapping):
@@ -149,8 +153,21 @@ class Resolver:
                 if not file.is_file():
                     faults.append(((*path, "checkpoint"), f"no such file: {file}"))
                 else:
-                    identified["checkpoint"] = _content(file.resolve(), file.stat().st_mtime_ns)
-                    _put(plain, (*path, "checkpoint"), str(file.resolve()))
+                    file = file.resolve()
+                    files[role] = digests_of(file)
+                    identified["checkpoint"] = identity_of(files[role])
+                    _put(plain, (*path, "checkpoint"), str(file))
+            elif isinstance(source.get("pretrained"), str):
+                # By name, as planning imports no torch; only a study that names published weights needs torchvision.
+                reader: Any = importlib.import_module(PUBLISHED)
+                try:
+                    digest = reader.digest_of(source["pretrained"])
+                except WeightsError as error:
+                    faults.append(((*path, "pretrained"), str(error)))
+                except ImportError:
+                    pass  # where torchvision is not installed, the name alone stands for them
+                else:
+                    identified["pretrained"] = {"name": source["pretrained"], "sha256": digest}
             elif isinstance(source.get("trial"), Mapping):
                 named = source["trial"]
                 if role == "teacher" and "data" not in named:
@@ -167,7 +184,7 @@ class Resolver:
                 identified["trial"] = trial.identity
                 _put(plain, (*path, "trial"), trial.plain)
                 needs[role] = Prerequisite(trial, source.get("seed", "same"))
-        return needs
+        return needs, files
 
     def _metrics(
         self, plain: dict[str, Any], identity: dict[str, Any], info: DataInfo | None, faults: list[tuple[Path, str]]
@@ -326,13 +343,6 @@ def _other_split_below(data: Mapping[str, Any], identity: str | None, role: str,
 
 def _listed(labels: tuple[str, ...]) -> str:
     return ", ".join(labels[:4]) + (", ..." if len(labels) > 4 else "")
-
-
-@cache
-def _content(file: FilePath, changed_ns: int) -> str:
-    """Digest of a file's content; read again only when the file has changed."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _copy(value: Any) -> Any:

@@ -40,6 +40,8 @@ class Trial:
     needs: Mapping[str, str] = field(
         default_factory=dict
     )  #: role to key of the trial whose weights this one starts from
+    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Role to the SHA-256 of each file of the checkpoint this trial was planned with, by name; compared when opened."""
     key: str = ""
     code: str = ""
 

@@ -22,17 +22,24 @@ from vitlab.slots import slot
 from vitlab.spec.trial import Distill, InitFrom
 from vitlab.store import TrialFolder, read_json
 from vitlab.training.artifacts import Sight, Transform, read_weights
+from vitlab.training.checkpoint import digest
 from vitlab.training.start import start_from
 from vitlab.trial.settings import dtype_of
 
 
 def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
-    """The trained model of a trial, in evaluation mode on the CPU, and the transform from images to its input.
+    """Return the trained model of a trial, in evaluation mode on the CPU, and the transform from images to its input.
 
     Raises:
-        WeightsError: if the trial has not ended or kept no weights.
+        WeightsError: if the trial has not ended or kept no weights, or they are not those it ended with.
     """
     state, sight = read_weights(folder.weights)
+    result = folder.result()
+    if result is not None and result.outcome.weights not in ("", digest(state)):
+        raise WeightsError(
+            f"{folder.weights} has changed: these are not the weights that the trial ended with; delete "
+            f"{folder.path} and run the study again"
+        )
     trial = read_json(folder.spec, Trial.from_json)
     if trial is None:
         raise WeightsError(f"{folder.spec} does not exist or is damaged; 'vitlab run' writes it again")
@@ -70,7 +77,8 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
     teacher: Model | None = None
     if how.teacher is not None and how.teacher.checkpoint is not None:
         size = None if how.teacher.size is None else (how.teacher.size, how.teacher.size)
-        opened = _opened(how.teacher.checkpoint, {"heads": how.teacher.heads, "image": size}, "keep")
+        said = {"heads": how.teacher.heads, "image": size}
+        opened = _opened(how.teacher.checkpoint, said, "keep", trial.files.get("teacher"))
         teacher, theirs = opened.model, Sight(opened.info, opened.mean, opened.std)
     elif how.teacher is not None and how.teacher.pretrained is not None:
         weights: Any = importlib.import_module(READER)
@@ -96,7 +104,8 @@ def _start_from_others(model: Model, trial: Trial, folder: TrialFolder) -> None:
     how = InitFrom.model_validate(named)
     if how.checkpoint is not None:
         heads = getattr(getattr(model, "geometry", None), "heads", None)  # which hardly any file says
-        source = _opened(how.checkpoint, {"heads": heads}, "keep" if how.head == "keep" else "new").model
+        head: Literal["keep", "new"] = "keep" if how.head == "keep" else "new"
+        source = _opened(how.checkpoint, {"heads": heads}, head, trial.files.get("init_from")).model
     else:
         source, _ = _needed("init_from", trial, folder)
     start_from(model, source, how)
@@ -107,7 +116,14 @@ def _needed(role: str, trial: Trial, folder: TrialFolder) -> tuple[Model, Transf
     return load_model(TrialFolder(folder.path.parents[1] / trial.needs[role]))
 
 
-def _opened(file: str, said: Mapping[str, Any], head: Literal["keep", "new"]) -> Any:
-    """The model of a checkpoint file, with what the study has ``said`` of it."""
+def _opened(file: str, said: Mapping[str, Any], head: Literal["keep", "new"], digests: Mapping[str, str] | None) -> Any:
+    """Open a checkpoint, if it still is the one the trial was planned with.
+
+    Args:
+        file: of weights.
+        said: what the study says of it.
+        head: see :func:`vitlab.models.weights.open_model`.
+        digests: of the trial's plan; None for plans older than that.
+    """
     weights: Any = importlib.import_module(READER)
-    return weights.open_model(Path(file), said=weights.Known(**said), head=head)
+    return weights.open_model(Path(file), said=weights.Known(**said), head=head, digests=digests)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
 import pickle
@@ -14,13 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from vitlab.errors import WeightsError
 from vitlab.models.weights.known import some
+from vitlab.plan.checkpoints import DESCRIPTIONS, files_of
 from vitlab.store import write_bytes
 
 Container = Literal["safetensors", "torch", "npz"]
@@ -37,7 +38,6 @@ SUFFIXES: Mapping[str, Container] = {
 WRAPPERS = ("state_dict", "model", "model_ema", "state_dict_ema")
 """Keys under which training scripts keep weights, beside an optimizer's state; the first that is there is opened."""
 
-_CALLED_BY_THE_HUB = ("model.safetensors", "pytorch_model.bin")
 _DISTRIBUTED = "module."
 
 
@@ -55,24 +55,32 @@ class Contents:
     preprocessor: Mapping[str, Any] = field(default_factory=dict)  #: of its ``preprocessor_config.json``
 
 
-def read_file(file: Path) -> Contents:
+def read_file(file: Path, digests: Mapping[str, str] | None = None) -> Contents:
     """Read a ``.safetensors``, a ``.pth``, ``.pt`` or ``.bin`` of torch, or an ``.npz``; on the CPU.
 
     The hub's ``config.json`` is read with a file that bears the hub's name, ``model.safetensors`` or
     ``pytorch_model.bin``, for only then does it belong to it.
 
+    Args:
+        file: of weights.
+        digests: name to SHA-256, or how it begins, of this file and of those that are read with it; what is loaded are
+            the very bytes that were compared.  None: not compared.
+
     Raises:
-        WeightsError: if it is not there, is damaged, is not what it is called, or holds no tensors.
+        WeightsError: if it is not there, is damaged, is not what it is called, holds no tensors, or is not the file
+            that ``digests`` describes.
     """
     if not file.is_file():
         raise WeightsError(f"{file} is a folder; name the file in it" if file.is_dir() else f"no such file: {file}")
     container = container_of(file)
-    found = _container_by_content(file)
+    data, *beside = [_content(each, digests) for each in files_of(file)]
+    assert data is not None
+    found = _container_by_content(data)
     if found is not None and found != container:
         raise WeightsError(f"{file} is called {file.suffix}, and what is in it is {_ARTICLE[found]}")
     read = {"safetensors": _safetensors, "torch": _torch, "npz": _npz}[container]
     try:
-        content, header = read(file)
+        content, header = read(data)
     except Exception as error:  # a damaged or hostile file makes the readers raise anything
         raise WeightsError(f"{file} is not {_ARTICLE[container]} that can be read: {_reason(error)}") from None
     content, opened, left = _unwrapped(content)
@@ -83,7 +91,9 @@ def read_file(file: Path) -> Contents:
     if all(name.startswith(_DISTRIBUTED) for name in tensors):
         tensors = {name.removeprefix(_DISTRIBUTED): value for name, value in tensors.items()}
         opened.append(_DISTRIBUTED.removesuffix("."))
-    of_hub = file.name in _CALLED_BY_THE_HUB
+    config, preprocessor = (
+        _json(file.with_name(name), each) for name, each in zip(DESCRIPTIONS, beside or (None, None), strict=True)
+    )
     return Contents(
         file,
         container,
@@ -91,8 +101,8 @@ def read_file(file: Path) -> Contents:
         tuple(opened),
         tuple(left),
         header,
-        _json(file.with_name("config.json")) if of_hub else {},
-        _json(file.with_name("preprocessor_config.json")) if of_hub else {},
+        config,
+        preprocessor,
     )
 
 
@@ -140,38 +150,62 @@ _ARTICLE = {
 }
 
 
-def _container_by_content(file: Path) -> Container | None:
+def _content(file: Path, digests: Mapping[str, str] | None) -> bytes | None:
+    """Return what stands in a file, None if it does not exist.
+
+    Raises:
+        WeightsError: if it is not the file that ``digests`` describes.
+    """
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        data = None
+    except OSError as error:
+        raise WeightsError(f"{file} cannot be read: {error}") from None
+    if digests is None:
+        return data
+    existing = "" if data is None else hashlib.sha256(data).hexdigest()
+    expected = digests.get(file.name, "")
+    if not existing.startswith(expected) or bool(existing) != bool(expected):
+        one, other = (value[:16] or "that of no file" for value in (existing, expected))
+        raise WeightsError(
+            f"{file} is not the expected file: its SHA-256 begins with {one}, expected is {other}; put the expected "
+            "file there, or plan again with 'vitlab run'"
+        )
+    return data
+
+
+def _container_by_content(data: bytes) -> Container | None:
     """What is in a file by its first bytes, or None where they do not say."""
-    with open(file, "rb") as stream:
-        start = stream.read(9)
-        if start[:2] == b"PK":
-            try:
-                with zipfile.ZipFile(stream) as opened:
-                    names = opened.namelist()
-            except (zipfile.BadZipFile, OSError):
-                return None
-            return "npz" if names and all(name.endswith(".npy") for name in names) else "torch"
-    if start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05":
+    if data[:2] == b"PK":
+        try:
+            with zipfile.ZipFile(io.BytesIO(data)) as opened:
+                names = opened.namelist()
+        except (zipfile.BadZipFile, OSError):
+            return None
+        return "npz" if names and all(name.endswith(".npy") for name in names) else "torch"
+    if data[:1] == b"\x80" and data[1:2] in b"\x02\x03\x04\x05":
         return "torch"
-    return "safetensors" if start[8:9] == b"{" else None
+    return "safetensors" if data[8:9] == b"{" else None
 
 
-def _safetensors(file: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
-    with safetensors.safe_open(file, framework="pt") as opened:
-        return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
+def _safetensors(data: bytes) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+    tensors = safetensors.torch.load(data)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return tensors, header.get("__metadata__") or {}
 
 
-def _torch(file: Path) -> tuple[Mapping[Any, Any], Mapping[str, str]]:
+def _torch(data: bytes) -> tuple[Mapping[Any, Any], Mapping[str, str]]:
     # Training scripts keep their arguments beside the weights; a Namespace holds names and values, and runs nothing.
     with torch.serialization.safe_globals([argparse.Namespace]):
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if not isinstance(content, Mapping):
         raise ValueError(f"it holds a {type(content).__name__}, and not tensors by name")
     return content, {}
 
 
-def _npz(file: Path) -> tuple[dict[str, Any], Mapping[str, str]]:
-    with open(file, "rb") as stream, np.load(stream, allow_pickle=False) as opened:  # numpy alone forgets to close it
+def _npz(data: bytes) -> tuple[dict[str, Any], Mapping[str, str]]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as opened:
         return {name: _from_numpy(opened[name]) for name in opened.files}, {}
 
 
@@ -195,14 +229,12 @@ def _unwrapped(content: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], list[str]
         content = content[inner]
 
 
-def _json(file: Path) -> Mapping[str, Any]:
+def _json(file: Path, data: bytes | None) -> Mapping[str, Any]:
     try:
-        data = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
+        content = {} if data is None else json.loads(data)
+    except ValueError as error:
         raise WeightsError(f"{file} cannot be read: {error}") from None
-    return data if isinstance(data, Mapping) else {}
+    return content if isinstance(content, Mapping) else {}
 
 
 def _reason(error: Exception) -> str:

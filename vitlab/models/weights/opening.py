@@ -90,7 +90,12 @@ def read(file: Path, form: str | None = None) -> Checkpoint:
     Raises:
         WeightsError: one sentence that names the file, and the first keys that are to blame.
     """
-    contents = read_file(file)
+    return understood(read_file(file), form)
+
+
+def understood(contents: Contents, form: str | None = None) -> Checkpoint:
+    """Understand what stands in a file; as :func:`read`, for content that has been read."""
+    file = contents.file
     try:
         if of_a_trial(contents) and form is None:
             mine = trained(contents)
@@ -125,6 +130,7 @@ def open_model(
     head: Literal["keep", "new"] = "keep",
     pre_logits: Literal["keep", "drop"] = "keep",
     classes: int | None = None,
+    digests: Mapping[str, str] | None = None,
 ) -> Opened:
     """The model that a file of weights belongs to, built from what its tensors show, with its weights.
 
@@ -136,14 +142,15 @@ def open_model(
         head: the head in the file, or a new one, of zeros.
         pre_logits: the hidden layer before the head; it can go only with the head that reads it.
         classes: outputs of a new head; by default as many as the old one had.
+        digests: what the file is expected to be; see :func:`vitlab.models.weights.files.read_file`.
 
     Raises:
         WeightsError: one sentence that names the file, and the first keys that are missing, unknown or misshapen.
     """
-    contents = read_file(file)
+    contents = read_file(file, digests)
     if form is None and head == "keep" and is_convnet(contents.tensors) and not of_a_trial(contents):
         return _convnet(contents, said)
-    checkpoint = read(file, form)
+    checkpoint = understood(contents, form)
     if checkpoint.trained is not None:
         mine = checkpoint.trained
         return Opened(mine.model, mine.info, mine.mean, mine.std, ())
