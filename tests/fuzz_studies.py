@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mutations import mutate_text, mutate_tree
 
 PIPELINES = sorted((Path(__file__).parents[1] / "pipelines").rglob("*.yaml"))
+SOURCES = [(re.sub(r"(?m)^#.*\n", "", text), yaml.safe_load(text)) for text in map(Path.read_text, PIPELINES)]
 LIMIT_S = 60  #: CPU time of a mutant
 WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree"}
 SPAWNS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "socket.connect"}
@@ -102,13 +103,15 @@ GUARD = Guard()
 def mutant(seed: int, index: int) -> tuple[bytes, dict[str, Any]]:
     """Return the content of a mutated study file, and what ``--set`` changes in it."""
     rng = Random(f"{seed}:{index}")
-    source = rng.choice(PIPELINES).read_text()
+    text, tree = SOURCES[rng.randrange(len(SOURCES))]
     changes: dict[str, Any] = {}
     if rng.random() < 0.65:
-        tree = mutate_tree(rng, yaml.safe_load(source), changes=rng.choice((1, 1, 2, 4)))
-        text = _dumped(tree) if rng.random() < 0.8 else _with_alias(rng, _dumped(tree))
+        tree = mutate_tree(rng, tree, changes=rng.choice((1, 1, 2, 4)))
+        text = json.dumps(tree, indent=1, ensure_ascii=False)  # which is YAML as well
+        if rng.random() < 0.3:
+            text = _with_alias(rng, str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=1000)))
     else:
-        text = mutate_text(rng, re.sub(r"(?m)^#.*\n", "", source), changes=rng.choice((1, 1, 2, 4)))
+        text = mutate_text(rng, text, changes=rng.choice((1, 1, 2, 4)))
     if rng.random() < 0.1:
         for _ in range(rng.randint(1, 2)):
             path = rng.choice(
@@ -129,10 +132,6 @@ def mutant(seed: int, index: int) -> tuple[bytes, dict[str, Any]]:
             )
             changes[path] = mutate_tree(rng, rng.choice((8, "none", ["a", 1], {"type": "vit"}, None)), changes=1)
     return text.encode("utf-8", "surrogatepass"), changes
-
-
-def _dumped(tree: Any) -> str:
-    return str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=1000))
 
 
 def _with_alias(rng: Random, text: str) -> str:
@@ -204,8 +203,9 @@ def _plan(file: Path, changes: dict[str, Any], folder: Path) -> None:
     from vitlab.plan import Plan
 
     _, plan = lab.plan_study(file, changes=changes, out=folder / "out")
-    written = json.dumps(plan.to_json())
-    assert json.dumps(Plan.from_json(json.loads(written)).to_json()) == written
+    if len(plan.trials) < 50:
+        written = json.dumps(plan.to_json())
+        assert json.dumps(Plan.from_json(json.loads(written)).to_json()) == written
     for data in {json.dumps(trial.spec["data"], sort_keys=True) for _, trial in _distinct(plan)}:
         missing(json.loads(data))
 

@@ -25,8 +25,10 @@ except vitlab.SpecError as error:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import ClassVar
 
@@ -54,6 +56,7 @@ class Problem:
     line: int
     column: int
     message: str
+    source: str = field(default="", compare=False, repr=False)  #: the line of the file
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
@@ -64,8 +67,24 @@ class SpecError(UserError):
     """A study file is wrong.  ``problems`` lists every mistake found, in the order of the file."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems: Sequence[Problem] = sorted(set(problems))
+        self.problems: Sequence[Problem] = _without_repeated_lists(sorted(set(problems)))
         super().__init__("\n".join(map(str, self.problems)))
+
+
+_LIST = re.compile(r" (?:Allowed here|Options|Installed|Reported|Streams|There): [^:]*\.$")
+
+
+def _without_repeated_lists(problems: Iterable[Problem]) -> list[Problem]:
+    """Return the problems with each list of all that is allowed in the first of those that end with it alone."""
+    kept, seen = [], set()
+    for problem in problems:
+        match = _LIST.search(problem.message)
+        if match is not None and match[0] in seen:
+            problem = replace(problem, message=problem.message[: match.start()])
+        elif match is not None:
+            seen.add(match[0])
+        kept.append(problem)
+    return kept
 
 
 class UnknownComponent(UserError):
@@ -77,10 +96,21 @@ class ClashError(UserError):
 
 
 class OptionError(UserError):
-    """Options a component does not accept.  ``faults`` pairs the path inside the options with a sentence."""
+    """Options that a component does not accept.
 
-    def __init__(self, faults: Sequence[tuple[Path, str]]) -> None:
+    Attributes:
+        faults: paths inside the options and sentences.
+        sound: the choice with defaults in the place of ``wrong`` options, where it can still be examined together
+            with others; else None.
+        wrong: names of options.
+    """
+
+    def __init__(
+        self, faults: Sequence[tuple[Path, str]], sound: object = None, wrong: Collection[str | int] = ()
+    ) -> None:
         self.faults = faults
+        self.sound = sound
+        self.wrong = wrong
         super().__init__("; ".join(f"{'.'.join(map(str, path))}: {text}" if path else text for path, text in faults))
 
 
@@ -130,7 +160,122 @@ class Interrupted(VitlabError):
     exit_code: ClassVar[int] = 130
 
 
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "learningrate": ("lr",),
+    "baselr": ("lr",),
+    "wd": ("weight_decay",),
+    "bs": ("batch_size",),
+    "batch": ("batch_size",),
+    "minibatch": ("batch_size",),
+    "numepochs": ("epochs",),
+    "maxepochs": ("epochs",),
+    "maxsteps": ("steps",),
+    "iterations": ("steps",),
+    "iters": ("steps",),
+    "gradclip": ("clip_grad",),
+    "clip": ("clip_grad",),
+    "optim": ("optimizer",),
+    "scheduler": ("schedule",),
+    "lrscheduler": ("schedule",),
+    "criterion": ("loss",),
+    "evalevery": ("evaluations",),
+    "amp": ("precision",),
+    "float32": ("fp32",),
+    "float64": ("fp64",),
+    "bfloat16": ("bf16",),
+    "fp16": ("bf16",),
+    "float16": ("bf16",),
+    "half": ("bf16",),
+    "gpus": ("gpu", "resources"),
+    "gpu": ("cuda", "resources"),
+    "numworkers": ("workers",),
+    "maximize": ("max",),
+    "maximise": ("max",),
+    "maximum": ("max",),
+    "higher": ("max",),
+    "minimize": ("min",),
+    "minimise": ("min",),
+    "minimum": ("min",),
+    "lower": ("min",),
+    "fdr": ("holm",),
+    "bh": ("holm",),
+    "benjaminihochberg": ("holm",),
+    "acc": ("accuracy",),
+    "top1": ("accuracy",),
+    "meaniou": ("miou",),
+    "flash": ("sdpa",),
+    "flashattention": ("sdpa",),
+    "rope": ("rope2d",),
+    "rotary": ("rope2d",),
+    "ape": ("learned",),
+    "numheads": ("heads",),
+    "nheads": ("heads",),
+    "numlayers": ("depth",),
+    "nlayers": ("depth",),
+    "layers": ("depth",),
+    "embeddim": ("dim",),
+    "hiddensize": ("dim",),
+    "dmodel": ("dim",),
+    "width": ("dim",),
+    "patch": ("patch_size", "patch"),
+    "dropout": ("drop",),
+    "droppathrate": ("drop_path",),
+    "mlpratio": ("mlp",),
+    "dataset": ("data",),
+    "network": ("model",),
+    "seed": ("seeds",),
+    "replicates": ("seeds",),
+    "layernorm": ("layer", "layer_norm"),
+    "ce": ("cross_entropy",),
+    "parameters": ("params",),
+    "flops": ("macs",),
+}
+"""What people call things elsewhere, in lower case without ``_``, ``-`` and spaces, and what they are called here."""
+
+
+def closest(name: str, allowed: Iterable[str]) -> str | None:
+    """Return which of ``allowed`` is most likely meant by ``name``: in any case, by synonym or by spelling."""
+    known = list(allowed)
+    plain = _plain(name)
+    by_plain = {_plain(one): one for one in reversed(known)}
+    if plain in by_plain:
+        return by_plain[plain]
+    for synonym in SYNONYMS.get(plain, ()):
+        if synonym in known:
+            return synonym
+    close = get_close_matches(plain, by_plain, n=1, cutoff=0.6)
+    return by_plain[close[0]] if close else None
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """`` Did you mean 'x'?`` with the closest of ``allowed``, or nothing where none is close."""
-    close = get_close_matches(name, list(allowed), n=1, cutoff=0.6)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    """Return `` Did you mean 'x'?`` with the closest of ``allowed``, or nothing where none is close."""
+    close = closest(name, allowed)
+    return f" Did you mean '{close}'?" if close is not None else ""
+
+
+def _plain(name: str) -> str:
+    """Return a name in lower case, in Latin letters where others look like these, without what separates words."""
+    return name.translate(LOOKALIKES).casefold().replace("_", "").replace("-", "").replace(" ", "")
+
+
+LOOKALIKES = str.maketrans(
+    "\u0430\u0435\u043e\u0440\u0441\u0443\u0445\u0456\u0458\u0455\u043a\u043c\u0442\u043d\u0432\u0410\u0415\u041e\u0420\u0421\u0423\u0425\u0406\u041a\u041c\u0422\u041d\u0412"
+    "\u03bf\u03b1\u03bd\u03b9\u03ba\u03c1\u03c4\u03c5\u03c7\u0391\u0392\u0395\u0396\u0397\u0399\u039a\u039c\u039d\u039f\u03a1\u03a4\u03a5\u03a7",
+    "aeopcyxijskmthbAEOPCYXIKMTHBoavikptuxABEZHIKMNOPTYX",
+)
+"""Cyrillic and Greek letters that look like Latin ones."""
+
+QUOTES = "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u2039\u203a"  #: typographic ones
+
+
+def letters(text: str) -> str:
+    """Return a sentence on characters of ``text`` that look like others, or nothing where there are none."""
+    for character in text:
+        code = f"U+{ord(character):04X}, {unicodedata.name(character, 'a character without a name')}"
+        if character in QUOTES:
+            return f" '{character}' is a typographic quote ({code}); YAML needs ' or \"."
+        if ord(character) in LOOKALIKES:
+            return f" '{character}' ({code}) only looks like the letter '{character.translate(LOOKALIKES)}'."
+        if not character.isascii() and (character.isspace() or unicodedata.category(character) in ("Cf", "Zs")):
+            return f" It holds an invisible character ({code}); remove it."
+    return ""

@@ -224,8 +224,9 @@ def plan_study(
     from vitlab.plan import make_plan
 
     store = Store(Path(out).resolve())
-    decided = _decided(store, study) if study is not None and study.tune is not None else {}
-    measured = study is not None and study.run.engine == "measured"
+    sound = study is not None and not problems
+    decided = _decided(store, study) if study is not None and sound and study.tune is not None else {}
+    measured = study is not None and sound and study.run.engine == "measured"
     probes = probes_of(_kept(store, study)) if study is not None and measured else {}
     plan = make_plan(study, document, problems, data_info, _count, decided, probes)
     assert study is not None
@@ -541,7 +542,7 @@ def _run_spec(folder: Path) -> RunSpec:
     """How a study was last run: its file, and what was changed on the command line."""
     changes = read_json(folder / "changes.json", mapping) or {}
     study, _, problems = read_study(folder / "study.yaml", {_rooted(path): value for path, value in changes.items()})
-    if study is None:
+    if study is None or problems:
         raise SpecError(problems)
     return _own(study.run)
 

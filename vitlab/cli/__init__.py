@@ -76,7 +76,9 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except VitlabError as error:
-        click.echo(str(error), err=True)
+        from vitlab.cli import errors
+
+        errors.show(error)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from vitlab.errors import nearest
 from vitlab.geometry import Pair
@@ -72,8 +72,8 @@ def _normalize(value: Any) -> Any:
     raise ValueError(f"found {value!r}; allowed: {', '.join(names)}, or {{mean: [...], std: [...]}}.{guess}")
 
 
-def _distinct(value: list[int] | None) -> list[int] | None:
-    if value is not None and len(set(value)) < len(value):
+def _distinct(value: list[int]) -> list[int]:
+    if len(set(value)) < len(value):
         raise ValueError("a class is listed twice")
     return value
 
@@ -93,6 +93,6 @@ class DataOptions(Frozen):
     """Share of the training split held out; None: the data set's own, 0.1 for most."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  #: share of what remains to train on, nested and stratified
     per_class: Annotated[int, Field(gt=0)] | None = None  #: of that, so many images of each class; nested; None: all
-    classes: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2), BeforeValidator(_distinct)] | None = None
+    classes: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2), AfterValidator(_distinct)] | None = None
     """Only these classes, relabelled 0, 1, ... in the order given; None: all."""
     augment: list[Annotated[Choice | str, Pick("augment")]] = Field(default_factory=list)

@@ -11,7 +11,8 @@ import dataclasses
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -51,12 +52,15 @@ def data_info(choice: Choice | str | Mapping[str, Any]) -> DataInfo:
         DataError: if they do not fit this data set, or what is here is not what it was said to be.
     """
     resolved = _resolved(choice)
-    return _seen(resolved, _build(resolved).info())
+    with _reading(resolved):
+        return _seen(resolved, _build(resolved).info())
 
 
 def missing(choice: Choice | str | Mapping[str, Any]) -> str | None:
     """Why the data could not be read now, in one sentence; None if nothing is known to stand in the way."""
-    return _build(_resolved(choice)).missing()
+    resolved = _resolved(choice)
+    with _reading(resolved):
+        return _build(resolved).missing()
 
 
 def kept(choice: Choice | str | Mapping[str, Any]) -> str | None:
@@ -67,9 +71,10 @@ def kept(choice: Choice | str | Mapping[str, Any]) -> str | None:
     """
     resolved = _resolved(choice)
     dataset = _build(resolved)
-    if type(dataset).pictures is Dataset.pictures or dataset.missing() is not None:
-        return None
-    pictures, seen = [dataset.pictures(split) for split in SPLITS], _seen(resolved, dataset.info())
+    with _reading(resolved):
+        if type(dataset).pictures is Dataset.pictures or dataset.missing() is not None:
+            return None
+        pictures, seen = [dataset.pictures(split) for split in SPLITS], _seen(resolved, dataset.info())
     found = [one for one in pictures if one is not None]
     where, needed = _place(resolved, found, seen)
     if where == "memory":
@@ -177,6 +182,16 @@ class _Raw:
 
 
 _remembered: OrderedDict[str, _Raw] = OrderedDict()
+
+
+@contextmanager
+def _reading(resolved: Resolved) -> Iterator[None]:
+    """Turn what the system says of a file into a DataError: it is not allowed, or no file can have such a name."""
+    try:
+        yield
+    except OSError as error:
+        where = "" if error.filename is None else f": {error.filename!s:.200}"
+        raise DataError(f"{resolved.type} cannot be read: {error.strerror or error}{where}") from None
 
 
 def _resolved(choice: Choice | str | Mapping[str, Any]) -> Resolved:

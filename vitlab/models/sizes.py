@@ -54,7 +54,7 @@ def spelled_out(options: Mapping[str, Any]) -> dict[str, Any]:
     The ratio is that of the plain MLP, ``gelu``; any other keeps a ratio of its own.
     """
     name = options.get("size") or DEFAULT
-    if name not in SIZES:
+    if not isinstance(name, str) or name not in SIZES:
         return dict(options)  # validation will say so, and name the sizes
     size = SIZES[name]
     full = dict(options)

@@ -16,7 +16,7 @@ from vitlab.plan.arms import Making, Workshop, notes_on_files, rules_of, trial_o
 from vitlab.plan.cohorts import engine_of
 from vitlab.plan.design import MOST, DesignFault, Draft, drafts, name_of, short_names
 from vitlab.plan.key import key_of
-from vitlab.plan.resolve import Faults, Inform, ResolvedTrial, Resolver, changed
+from vitlab.plan.resolve import Faults, Inform, Partial, ResolvedTrial, Resolver, changed
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import Arm, Looks, Plan, Planned, Probe, Tuning
 from vitlab.spec import Document, Study
@@ -37,7 +37,7 @@ def make_plan(
     """Plan a study.
 
     Args:
-        study: as read, or None where the shape of the file is wrong; its base is then still checked.
+        study: as read; where there are problems, what is sound of it, and None where too little is.
         document: where everything stands, for the sentences about what is wrong.
         problems: what reading has found already.
         inform: tells what a model sees of a data set.
@@ -53,49 +53,77 @@ def make_plan(
     resolver = Resolver(inform)
     base = document.data.get("base")
     problems = list(problems)
-    resolved_base = None
-    if isinstance(base, Mapping):
-        try:
-            resolved_base = resolver.resolve(base)
-        except Faults as error:
-            found = [document.problem(("base", *path), sentence) for path, sentence in error.faults]
-            # Where the shape is wrong, reading has said so at the same place already.
-            places = {(problem.line, problem.column) for problem in problems}
-            problems += [problem for problem in found if (problem.line, problem.column) not in places]
+    sound = not problems
     rules = rules_of(study, document, problems)
-    if study is None or resolved_base is None:
+    if study is None or not isinstance(base, Mapping):
         raise SpecError(problems)
-    assert isinstance(base, Mapping)
-    study = judged.with_goal(study, resolved_base)
-    make = Workshop(study, document, base, resolved_base, resolver, rules)
+    resolved_base: ResolvedTrial | Partial
+    known: list[tuple[Path, str]] = []
+    try:
+        resolved_base = resolver.resolve(base)
+    except Faults as error:
+        resolved_base, known = error.partial, error.faults
+        # That something is missing has been said by reading.
+        new = [(path, sentence) for path, sentence in known if sound or len(path) > 1 or path[0] in base]
+        problems += [document.problem(("base", *path), sentence) for path, sentence in new]
 
+    def at(values: Mapping[str, Any]) -> ResolvedTrial | Partial:
+        """Resolve the base with some values.
+
+        Raises:
+            Faults: if something is wrong that is not wrong with the base itself.
+        """
+        try:
+            return resolver.resolve(changed(base, values, resolved_base.plain))
+        except Faults as error:
+            if own := [fault for fault in error.faults if fault not in known]:
+                raise Faults(own, error.partial) from None
+            return error.partial
+
+    study = judged.with_goal(study, resolved_base)
     try:
         planned = drafts(study.design)
     except DesignFault as error:
         raise SpecError([*problems, document.problem(error.place, str(error))]) from None
     short = short_names(list(dict.fromkeys(path for draft in planned for path in draft.values)))
     arms: dict[str, Making] = {}
+    trials: list[ResolvedTrial | Partial] = []
+    wrong: dict[tuple[Path, str], list[Path]] = {}
+    repeated: list[str] = []
     for draft in planned:
         try:
-            trial = make.at(draft.values)
+            trial = at(draft.values)
         except Faults as error:
-            problems += [_placed(document, draft, path, sentence) for path, sentence in error.faults]
+            trials.append(error.partial)
+            for path, sentence in error.faults:
+                value, place = _placed(draft, path)
+                wrong.setdefault((value[:-1] if isinstance(value[-1], int) else value, sentence), []).append(place)
+            continue
+        trials.append(trial)
+        if isinstance(trial, Partial):
             continue
         name, key = name_of(draft, short), key_of(trial.identity)
-        if key in arms:
-            if name != arms[key].name:
-                arms[key].aliases.append(name)
-        else:
+        if key not in arms:
             arms[key] = Making(draft, name, trial, key, skip=trial.why_not)
+        elif name != arms[key].name:
+            arms[key].aliases.append(name)
+        elif draft.values and draft.places != arms[key].draft.places:
+            repeated.append(name)
+    for (values, sentence), places in wrong.items():
+        # What is said of several values of a list is said once, of the list.
+        problems.append(document.problem(places[0] if len(set(places)) == 1 else values, sentence))
     problems += _same_names(arms, document)
     if len(arms) * len(study.seeds.all) > MOST:
         sentence = f"{len(arms):,} arms of {len(study.seeds.all):,} seeds each; a study has at most {MOST:,} trials"
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
     faults = match.mistakes(study.match, resolved_base.plain, planned) if study.match is not None else []
-    faults += tune.mistakes(study, make.at, planned) if study.tune is not None else []
-    faults += judged.unreported(study, resolved_base, [arm.trial for arm in arms.values()])
+    faults += tune.mistakes(study, at, planned) if study.tune is not None else []
+    faults += judged.mistakes(study, document, resolved_base, trials)
     problems += [document.problem(place, sentence) for place, sentence in faults]
-    if study.match is None:
+    if isinstance(resolved_base, Partial):
+        raise SpecError(problems)
+    make = Workshop(study, document, base, resolved_base, resolver, rules)
+    if study.match is None and sound:
         for arm in arms.values():
             problems += make.judge(arm)
     if problems:
@@ -110,6 +138,7 @@ def make_plan(
     if study.seeds.escalate_to is not None and not any(baselines.values()):
         sentence = "escalate_to gives more seeds to comparisons that are left open, and this study compares nothing"
         raise SpecError([document.problem(("seeds", "escalate_to"), sentence)])
+    notes += [f"'{name}' stands in the design more than once; it is one arm." for name in dict.fromkeys(repeated)]
     return _plan(make, arms, baselines, tuning, prerequisites, notes, probes, left_open)
 
 
@@ -247,8 +276,11 @@ def _can_run(document: Document, arms: Mapping[str, Making], baselines: Mapping[
             raise SpecError([document.problem(("base", "model"), sentence)])
 
 
-def _placed(document: Document, draft: Draft, path: Path, sentence: str) -> Problem:
-    """A fault of an arm, at the change that caused it: the base is without fault, so one of them did."""
+def _placed(draft: Draft, path: Path) -> tuple[Path, Path]:
+    """Return the place of the change that caused a fault of an arm, and the place of the fault inside it.
+
+    The base does not have this fault, so one of the changes caused it.
+    """
     dotted = ".".join(map(str, path))
     causes = [change for change in draft.values if f"{dotted}.".startswith(f"{change.removesuffix('.type')}.")]
     causes = causes or [change for change in draft.values if change.startswith(f"{dotted}.")]
@@ -258,8 +290,8 @@ def _placed(document: Document, draft: Draft, path: Path, sentence: str) -> Prob
     if causes:
         cause = max(causes, key=len)
         inner = path[cause.removesuffix(".type").count(".") + 1 :]
-        return document.problem((*draft.places[cause], *inner), sentence)
-    return document.problem(("base", *path), sentence)
+        return draft.places[cause], (*draft.places[cause], *inner)
+    return ("base",), ("base", *path)
 
 
 def _shared(path: Path, change: str) -> int:

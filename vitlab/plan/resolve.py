@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any, Literal
-
-from pydantic import ValidationError
 
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError
 from vitlab.geometry import DataInfo
@@ -17,18 +17,29 @@ from vitlab.plan.checkpoints import digests_of, identity_of
 from vitlab.plan.key import PUBLISHED, modules_beside, modules_of
 from vitlab.slots import ROOMS, Resolved, slot
 from vitlab.spec import TrialSpec
-from vitlab.spec.sentences import sentences
+from vitlab.spec.collect import collect, copied
+from vitlab.spec.sentences import faults as spec_faults
+from vitlab.spec.study import STAND_INS
 from vitlab.spec.trial import LENGTHS, METRICS, SLOTS_OF_A_TRIAL, SOURCES
 
 Inform = Callable[[Resolved], DataInfo]
 """What a model sees of a data set; handed in by whoever can read data."""
 
 
-class Faults(Exception):
-    """Everything wrong with one trial: paths below ``base`` and sentences."""
+@dataclass(frozen=True)
+class Partial:
+    """What is known of a trial in which something is wrong."""
 
-    def __init__(self, faults: list[tuple[Path, str]]) -> None:
+    plain: Mapping[str, Any]  #: as that of a :class:`ResolvedTrial`, as far as it is sound
+    info: DataInfo | None  #: None where its data cannot be told
+
+
+class Faults(Exception):
+    """Everything wrong with one trial: paths below ``base``, sentences, and what is known of it all the same."""
+
+    def __init__(self, faults: list[tuple[Path, str]], partial: Partial) -> None:
         self.faults = faults
+        self.partial = partial
         super().__init__("; ".join(sentence for _, sentence in faults))
 
 
@@ -66,12 +77,21 @@ class _Known:
         self.modules = modules_of([choice])
 
 
+@dataclass(frozen=True)
+class _Wrong:
+    """A choice with something wrong in it."""
+
+    faults: Sequence[tuple[Path, str]] = ()
+    sound: _Known | None = None  #: with defaults for what is wrong, where it can be examined together with others
+    wrong: Collection[str | int] = ()  #: options
+
+
 class Resolver:
     """Resolves trials, remembering choices it has seen: the arms of a study share most of theirs."""
 
     def __init__(self, inform: Inform) -> None:
         self._inform = inform
-        self._choices: dict[tuple[str, str], _Known | list[tuple[Path, str]]] = {}
+        self._choices: dict[tuple[str, str], _Known | _Wrong] = {}
         self._infos: dict[str, DataInfo] = {}
 
     def resolve(self, tree: Mapping[str, Any]) -> ResolvedTrial:
@@ -81,14 +101,13 @@ class Resolver:
             Faults: with every fault found.
             BrokenComponent: if a plugin it names does not import.
         """
-        faults: list[tuple[Path, str]] = []
-        try:
-            plain = TrialSpec.model_validate(tree).model_dump(mode="json", exclude_none=True)
-        except ValidationError as error:
-            faults += sentences(error, TrialSpec.model_fields)
-            plain = _copy(tree)
-        identity = _copy(plain)
+        found_in_spec = collect(TrialSpec, tree, partial(spec_faults, top=TrialSpec.model_fields), STAND_INS)
+        faults = [(fault.path, fault.message) for fault in found_in_spec.faults]
+        spec = found_in_spec.value
+        plain = copied(found_in_spec.tree) if spec is None else spec.model_dump(mode="json", exclude_none=True)
+        identity = copied(plain)
         parts: dict[Path, _Known] = {}
+        wrong: dict[Path, Collection[str | int]] = {}
         for path, name in SLOTS_OF_A_TRIAL.items():
             value = _get(plain, path)
             if isinstance(value, Mapping) and _get(tree, path) is None:
@@ -98,8 +117,12 @@ class Resolver:
                 parts[path] = found
                 _put(plain, path, found.plain)
                 _put(identity, path, found.hashed)
-            elif found:
-                faults += [((*path, *inner), sentence) for inner, sentence in found]
+            else:
+                faults += [((*path, *inner), sentence) for inner, sentence in found.faults]
+                wrong[path] = found.wrong
+                if found.sound is not None:
+                    parts[path] = found.sound
+                    _put(plain, path, found.sound.plain)
         info, why_not = None, ""
         if ("data",) in parts:
             try:
@@ -111,7 +134,8 @@ class Resolver:
             try:
                 why_not = chosen.component.why_not(info, chosen.options) or ""  # type: ignore[attr-defined]
             except GeometryError as error:
-                faults.append((("model", error.option), str(error)))
+                if error.option not in wrong.get(("model",), ()):
+                    faults.append((("model", error.option), str(error)))
         metrics = self._metrics(plain, identity, info, faults)
         if info is not None and info.task != "classification" and _get(plain, ("train", "mix")) is not None:
             faults.append((("train", "mix"), f"mixing joins the classes of images, and the task here is {info.task}"))
@@ -127,7 +151,7 @@ class Resolver:
                 reason = _other_split_below(plain["data"], info.identity, role, needed.trial)
                 faults += [(places[role], reason)] if reason else []
         if faults:
-            raise Faults(faults)
+            raise Faults(faults, Partial(plain, info))
         assert info is not None
         model = parts["model",].choice
         known = [*parts.values(), *metrics]
@@ -150,7 +174,7 @@ class Resolver:
                 continue
             if isinstance(source.get("checkpoint"), str):
                 file = FilePath(source["checkpoint"])
-                if not file.is_file():
+                if not os.path.isfile(file):  # which is False for names that no file can have
                     faults.append(((*path, "checkpoint"), f"no such file: {file}"))
                 else:
                     file = file.resolve()
@@ -199,7 +223,7 @@ class Resolver:
             if isinstance(one, _Known):
                 found.append(one)
             else:
-                faults += [((*METRICS, index, *inner), sentence) for inner, sentence in one]
+                faults += [((*METRICS, index, *inner), sentence) for inner, sentence in one.faults]
         kept: list[int] = []
         if found and len(found) == len(named) and info is not None:
             # By the name of its room, as all that planning asks of components.
@@ -215,15 +239,16 @@ class Resolver:
                 del _get(tree, METRICS[:-1])[METRICS[-1]]
         return metrics
 
-    def _choice(self, name: str, value: Any) -> _Known | list[tuple[Path, str]]:
+    def _choice(self, name: str, value: Any) -> _Known | _Wrong:
         if value is None:
-            return []  # TrialSpec has said that it is missing
+            return _Wrong()  # TrialSpec has said that it is missing
         known = (name, json.dumps(value, sort_keys=True, default=repr))
         if known not in self._choices:
             try:
                 self._choices[known] = _Known(slot(name).resolve(value))
             except OptionError as error:
-                self._choices[known] = list(error.faults)
+                sound = _Known(error.sound) if isinstance(error.sound, Resolved) else None
+                self._choices[known] = _Wrong(error.faults, sound, error.wrong)
         return self._choices[known]
 
     def _info(self, data: Resolved, plain: Mapping[str, Any]) -> DataInfo:
@@ -238,9 +263,9 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mappi
 
     ``resolved`` is the resolved base: it says which component stands where the file is silent.
     """
-    tree: dict[str, Any] = _copy(base)
+    tree: dict[str, Any] = copied(base)
     for path in sorted(changes, key=lambda path: (path.count("."), path)):
-        value = _copy(changes[path])
+        value = copied(changes[path])
         parts = tuple(path.split("."))
         if parts[-1] == "type" and len(parts) > 1:
             parts = parts[:-1]
@@ -343,13 +368,6 @@ def _other_split_below(data: Mapping[str, Any], identity: str | None, role: str,
 
 def _listed(labels: tuple[str, ...]) -> str:
     return ", ".join(labels[:4]) + (", ..." if len(labels) > 4 else "")
-
-
-def _copy(value: Any) -> Any:
-    """A copy of plain JSON values; several times faster than ``copy.deepcopy``."""
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _get(tree: Mapping[str, Any], path: Path) -> Any:

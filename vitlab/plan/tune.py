@@ -19,7 +19,7 @@ from vitlab.plan.design import MOST, Draft, short_names, text
 from vitlab.plan.judged import goal_of, goals
 from vitlab.plan.key import key_of
 from vitlab.plan.match import Matcher, Unmatched, is_number, overlap, setting
-from vitlab.plan.resolve import Faults, ResolvedTrial
+from vitlab.plan.resolve import Faults, Partial, ResolvedTrial
 from vitlab.plan.values import Planned, Rival, Trial, Tuning
 from vitlab.result import Result
 from vitlab.spec import Analysis, Study, Tune
@@ -62,7 +62,7 @@ def key_without(trial: ResolvedTrial, study: Study) -> str:
 
 
 def mistakes(
-    study: Study, at_base: Callable[[Mapping[str, Any]], ResolvedTrial], drafts: Sequence[Draft]
+    study: Study, at_base: Callable[[Mapping[str, Any]], ResolvedTrial | Partial], drafts: Sequence[Draft]
 ) -> list[tuple[Path, str]]:
     """What is wrong with a ``tune`` before anything is trained: places and sentences.
 

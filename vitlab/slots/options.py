@@ -5,16 +5,19 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, create_model
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from vitlab.errors import BrokenComponent, OptionError, Path, nearest
+from vitlab.errors import BrokenComponent, OptionError, nearest
 from vitlab.slots.rooms import slot
 from vitlab.spec.choice import Frozen
-from vitlab.spec.sentences import details, sentences
+from vitlab.spec.collect import Fault
+from vitlab.spec.sentences import details, fault
 
 if TYPE_CHECKING:
     from vitlab.slots.resolved import Resolved
@@ -102,16 +105,28 @@ def clashing_defaults(model: type[BaseModel]) -> dict[str, str]:
     return found
 
 
-def faults_of(error: ValidationError, who: str, model: type[BaseModel]) -> list[tuple[Path, str]]:
-    """Every mistake in the options of ``who``, those of nested choices included, each with its path inside."""
-    faults: list[tuple[Path, str]] = []
-    for detail, (path, text) in zip(details(error), sentences(error, model.model_fields), strict=True):
+def is_choice(info: FieldInfo) -> bool:
+    """Return whether an option is a choice from a slot, or a list of them."""
+    return any(isinstance(mark, Pick) for mark in info.metadata) or _picks(info.annotation)
+
+
+def _picks(annotation: Any) -> bool:
+    inside = typing.get_args(annotation)
+    return any(isinstance(part, Pick) or _picks(part) for part in inside)
+
+
+def faults_of(error: ValidationError, who: str, model: type[BaseModel]) -> list[Fault]:
+    """Return every mistake in the options of ``who``, those of nested choices included, each with its path inside."""
+    faults: list[Fault] = []
+    for detail in details(error):
+        one = fault(detail, model.model_fields)
         if detail["type"] == FAULTS:
-            faults += [((*path, *inner), sentence) for inner, sentence in detail["ctx"][FAULTS]]
-        elif detail["type"] == "extra_forbidden" and len(path) == 1:
-            names = list(model.model_fields)
+            inside = detail["ctx"][FAULTS]
+            faults += [Fault((*one.path, *inner), sentence, FAULTS, within=one.path) for inner, sentence in inside]
+        elif detail["type"] == "extra_forbidden" and len(one.path) == 1:
+            names, name = list(model.model_fields), str(one.path[-1])
             options = f"Options: {', '.join(names)}." if names else "It has no options."
-            faults.append((path, f"{who} has no option '{path[-1]}'.{nearest(str(path[-1]), names)} {options}"))
+            faults.append(replace(one, message=f"{who} has no option '{name}'.{nearest(name, names)} {options}"))
         else:
-            faults.append((path, f"{who}: {text}"))
+            faults.append(replace(one, message=f"{who}: {one.message}"))
     return faults

@@ -6,18 +6,20 @@ import inspect
 import traceback
 import typing
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import EntryPoint
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from vitlab import guests
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.slots import files
-from vitlab.slots.options import Options, clashing_defaults, faults_of, options_of
+from vitlab.slots.options import Options, clashing_defaults, faults_of, is_choice, options_of
 from vitlab.slots.resolved import Resolved
 from vitlab.slots.rooms import BUILT_IN, OURS, Origin
 from vitlab.spec.choice import Choice
+from vitlab.spec.collect import collect
 
 T = TypeVar("T")
 
@@ -180,15 +182,21 @@ class Slot(Generic[T]):
         except (UnknownComponent, ClashError) as error:
             raise OptionError([(("type",), str(error))]) from None
         model = self.options(component)
-        try:
-            given = dict(getattr(component, "complete", dict)(choice.options))
-            if origin.source == BUILT_IN:
-                given = {**clashing_defaults(model), **given}
-            options = model.model_validate(given)
-        except ValidationError as error:
-            raise OptionError(faults_of(error, f"{self.name} '{choice.type}'", model)) from None
-        values = {name: getattr(options, name) for name in type(options).model_fields}
-        resolved = Resolved(choice.type, values, slot=self.name, component=component, origin=origin)
+        given = dict(getattr(component, "complete", dict)(choice.options))
+        if origin.source == BUILT_IN:
+            given = {**clashing_defaults(model), **given}
+        found = collect(model, given, partial(faults_of, who=f"{self.name} '{choice.type}'", model=model))
+        resolved = None
+        if found.value is not None:
+            values = {name: getattr(found.value, name) for name in type(found.value).model_fields}
+            resolved = Resolved(choice.type, values, slot=self.name, component=component, origin=origin)
+        if found.faults:
+            # A default in the place of a wrong component is good enough to examine the rest with; no other value is.
+            wrong = {path[0] for path in found.removed if path[0] in model.model_fields}
+            choices = {name for name in wrong if is_choice(model.model_fields[str(name)])}
+            faults = [(fault.path, fault.message) for fault in found.faults]
+            raise OptionError(faults, resolved if wrong == choices else None, wrong)
+        assert resolved is not None
         if not choice.options:
             _bare[bare] = resolved
         return resolved

@@ -7,9 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from vitlab.spec.choice import Frozen
+from vitlab.spec.choice import Amount, Frozen
 
 Goal = Literal["max", "min"]
+
+
+def not_a_metric(name: str) -> str:
+    """Return the sentence for a text that does not name a metric of a split."""
+    hint = f" Did you mean 'val/{name}'?" if re.fullmatch(r"\w+", name) else ""
+    return f"a metric is train/NAME, val/NAME or test/NAME, such as val/accuracy; found '{name}'.{hint}"
 
 
 class Check(Frozen):
@@ -25,9 +31,9 @@ class Check(Frozen):
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     margin_sd: Annotated[float, Field(gt=0)] = 2.0
     """A drop that matters, in pooled standard deviations of the baseline; at least two quanta and ``min_abs``."""
-    margin: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    margin: dict[str, Annotated[Amount, Field(gt=0)]] = Field(default_factory=dict)
     """The same in units of a metric, by metric."""
-    min_abs: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    min_abs: dict[str, Annotated[Amount, Field(ge=0)]] = Field(default_factory=dict)
     """Mean drop below which nothing has regressed, by metric; else one pooled standard deviation of the baseline or two
     quanta of the metric, whichever is larger."""
     escalate_to: Annotated[int, Field(ge=3)] | None = None
@@ -39,5 +45,5 @@ class Check(Frozen):
     def _named(cls, value: dict[str, object]) -> dict[str, object]:
         for name in value:
             if not re.fullmatch(r"(train|val|test)/\w+", name):
-                raise ValueError(f"a metric is train/NAME, val/NAME or test/NAME, such as val/accuracy; found '{name}'")
+                raise ValueError(not_a_metric(name))
         return value

@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
@@ -35,6 +38,23 @@ class Frozen(BaseModel):
             if allowed & {int, float} and bool not in allowed:
                 raise PydanticCustomError("truth", "a number belongs here, and YAML reads this as true or false")
         return value
+
+
+def _in_units(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*points?\s*", value)
+    if match is None:
+        raise ValueError(f"an amount of a metric is a number, or points such as 2 points; found '{value}'")
+    return float(match[1]) / 100
+
+
+Amount = Annotated[
+    float,
+    BeforeValidator(_in_units),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^[\d.]+ *points?$"}]}),
+]
+"""A difference in units of a metric; of a share ``2 points`` is another way to write ``0.02``."""
 
 
 def _types_in(annotation: Any) -> set[Any]:

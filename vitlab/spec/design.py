@@ -18,6 +18,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from vitlab.spec.choice import Frozen
+from vitlab.spec.collect import conflict
 
 Levels = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]
 """Dotted path to the values it takes."""
@@ -100,7 +101,7 @@ class Node(Frozen):
         if len(given) != 1:
             kinds = ", ".join(type(self).model_fields)
             found = " and ".join(given) if given else "an empty design"
-            raise ValueError(f"a design is exactly one of {kinds}; found {found}")
+            raise conflict(f"a design is exactly one of {kinds}; found {found}", *given)
         return self
 
     @property

@@ -11,6 +11,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from vitlab.spec.choice import Choice, Frozen
+from vitlab.spec.collect import conflict
 
 Engine = Literal["auto", "loop", "vmap", "stack", "measured"]
 
@@ -43,11 +44,13 @@ class Resources(Frozen):
     def _whole_gpus(self) -> Resources:
         if self.gpu is not None and self.gpu > 1:
             if self.gpu != int(self.gpu):
-                raise ValueError(
-                    f"a trial takes a share of one GPU, or whole ones, such as 0.25, 1 or 8; found {self.gpu}"
+                raise conflict(
+                    f"a trial takes a share of one GPU, or whole ones, such as 0.25, 1 or 8; found {self.gpu}", "gpu"
                 )
             if self.gpu_mem is not None:
-                raise ValueError("gpu_mem is of a GPU that trials share, and here each trial has several to itself")
+                raise conflict(
+                    "gpu_mem is of a GPU that trials share, and here each trial has several to itself", "gpu_mem", "gpu"
+                )
         return self
 
     @field_validator("gpu_mem", mode="before")
@@ -140,24 +143,30 @@ class RunSpec(Frozen):
     @model_validator(mode="after")
     def _weights_to_explain(self) -> RunSpec:
         if self.explain and self.keep == "none":
-            raise ValueError("what is to be explained must keep its weights: keep: last")
+            raise conflict("what is to be explained must keep its weights: keep: last", "explain", "keep")
         return self
 
     @model_validator(mode="after")
     def _several_processes(self) -> RunSpec:
         count, resources = self.resources.together, self.resources
         if resources.processes is not None and self.device != "cpu":
-            raise ValueError(
-                "resources.processes are of the CPU, and need device: cpu; on GPUs, resources.gpu says how many"
+            raise conflict(
+                "resources.processes are of the CPU, and need device: cpu; on GPUs, resources.gpu says how many",
+                "resources",
+                "device",
             )
         if resources.gpu is not None and resources.gpu > 1 and self.device == "cpu":
-            raise ValueError(
-                f"resources.gpu is {count} and device is cpu; on the CPU, resources.processes says how many"
+            raise conflict(
+                f"resources.gpu is {count} and device is cpu; on the CPU, resources.processes says how many",
+                "resources",
+                "device",
             )
         if count > 1 and self.engine in ("vmap", "stack", "measured"):
-            raise ValueError(
+            raise conflict(
                 f"engine {self.engine} has many trials trained in one process, and resources ask for {count} processes "
-                "for one trial; remove one of the two"
+                "for one trial; remove one of the two",
+                "resources",
+                "engine",
             )
         return self
 
@@ -169,5 +178,6 @@ class RunSpec(Frozen):
     @model_validator(mode="after")
     def _whose_uri(self) -> RunSpec:
         if self.tracking_uri is not None and self.tracker.type.rpartition(":")[2] != "mlflow":
-            raise ValueError(f"tracking_uri is where MLflow is, and the tracker is {self.tracker.type}; remove one")
+            sentence = f"tracking_uri is where MLflow is, and the tracker is {self.tracker.type}; remove one"
+            raise conflict(sentence, "tracking_uri", "tracker")
         return self

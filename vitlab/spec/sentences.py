@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a value, as sentences: where, what was found, and what is allowed."""
+"""pydantic's errors as plain sentences: where, what is wrong, and what is allowed."""
 
 from __future__ import annotations
 
@@ -9,23 +9,61 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from vitlab.errors import Path, nearest
+from vitlab.errors import Path, closest, nearest
+from vitlab.spec.collect import CONFLICT, Fault
 
 FORM = re.compile(r"<.*|constrained-\w+|int|float|str|bool|(tuple|list|dict|literal|function-\w+)\[.*")
 """What pydantic calls the forms that a value may take; none of them is a key of a document."""
 
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "a text",
+    "bool": "true or false",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a mapping",
+    "mapping": "a mapping",
+    "model": "a mapping",
+    "model_attributes": "a mapping",
+    "dataclass": "a mapping",
+}
+"""pydantic's types, as its error types begin, in words."""
+
+BOUNDS = {
+    "greater_than": ("greater than", "gt"),
+    "greater_than_equal": ("greater than or equal to", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("less than or equal to", "le"),
+}
+
+PATTERNS = {
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$": "1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit",
+}
+"""Patterns of texts in words; any other is shown as it is."""
+
 
 def sentences(error: ValidationError, top: Mapping[str, Any] = {}) -> list[tuple[Path, str]]:
-    """What pydantic found, each as a path and one sentence.  ``top`` are the names allowed at the top level."""
-    found = []
-    for detail in details(error):
-        path = tuple(part for part in detail["loc"] if not FORM.fullmatch(str(part)))
-        found.append((path, _sentence(detail, path, top)))
-    return found
+    """Return each of pydantic's errors as a path and one sentence.  ``top`` are the names allowed at the top level."""
+    return [(fault.path, fault.message) for fault in faults(error, top)]
+
+
+def faults(error: ValidationError, top: Mapping[str, Any] = {}) -> list[Fault]:
+    """Return each of pydantic's errors as a fault.  ``top`` are the names allowed at the top level."""
+    return [fault(detail, top) for detail in details(error)]
+
+
+def fault(detail: ErrorDetails, top: Mapping[str, Any]) -> Fault:
+    """Return one of pydantic's errors as a fault."""
+    path = tuple(part for part in detail["loc"] if not FORM.fullmatch(str(part)))
+    kind = detail["type"]
+    rename = closest(str(path[-1]), _allowed(path, top)) if kind == "extra_forbidden" and path else None
+    fields = tuple(detail.get("ctx", {}).get("fields", ())) if kind == CONFLICT else ()
+    return Fault(path, _sentence(detail, path, top), kind, fields, rename)
 
 
 def details(error: ValidationError) -> list[ErrorDetails]:
-    """What pydantic found, less the forms of a union that were not meant: 0 is no pair, and a pair no whole number."""
+    """Return pydantic's errors without those of a union's other forms: 0 is no pair, and a pair no whole number."""
     groups: dict[tuple[Any, ...], list[ErrorDetails]] = {}
     for index, detail in enumerate(error.errors(include_url=False)):
         form = next((at for at, part in enumerate(detail["loc"]) if FORM.fullmatch(str(part))), None)
@@ -34,15 +72,15 @@ def details(error: ValidationError) -> list[ErrorDetails]:
     for group in groups.values():
         meant = [detail for detail in group if not detail["type"].endswith(("_type", "_parsing"))]
         if not meant and len(group) > 1:
-            forms = [detail["msg"].removeprefix("Input should be ").partition(",")[0] for detail in group]
-            meant = [{**group[0], "msg": f"Input should be {' or '.join(forms)}"}]
+            forms = " or ".join(dict.fromkeys(_kind(detail) or detail["msg"] for detail in group))
+            meant = [{**group[0], "type": "forms_type", "ctx": {"forms": forms}}]
         kept += meant or group
     return kept
 
 
 def _sentence(detail: ErrorDetails, path: Path, top: Mapping[str, Any]) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
-    found = detail["input"]
+    value = detail["input"]
     name = ".".join(str(part) for part in path)
     if kind == "extra_forbidden":
         allowed = _allowed(path, top)
@@ -50,18 +88,56 @@ def _sentence(detail: ErrorDetails, path: Path, top: Mapping[str, Any]) -> str:
         return f"unknown key '{path[-1]}'.{nearest(str(path[-1]), allowed)}{known}"
     if kind == "missing":
         return f"'{name}' is missing"
-    if kind in ("value_error", "assertion_error"):
-        text = str(context.get("error", detail["msg"]))
+    if kind in ("value_error", "assertion_error", CONFLICT):
+        text = str(context.get("message", context.get("error", detail["msg"])))
         return f"{name}: {text}" if name else text
     if kind == "literal_error":
         expected = str(context["expected"])
         choices = re.findall(r"'([^']*)'", expected)
-        return f"{name}: found {found!r}; allowed: {', '.join(choices) or expected}.{nearest(str(found), choices)}"
-    if kind == "string_type" and isinstance(found, bool):
+        return (
+            f"{name}: found {_shown(value)}; allowed: {', '.join(choices) or expected}.{nearest(str(value), choices)}"
+        )
+    if kind == "string_type" and isinstance(value, bool):
         return f"{name}: a text belongs here, and YAML reads yes, no, on and off as true or false; put it in quotes"
-    message = detail["msg"][0].lower() + detail["msg"][1:]
-    shown = "" if isinstance(found, dict | list) else f"; found {found!r:.80}"
-    return f"{name}: {message}{shown}"
+    found = f"; found {_shown(value)}"
+    if words := context.get("forms") or _kind(detail):
+        return f"{name} must be {words}{found}"
+    if kind in BOUNDS:
+        words, bound = BOUNDS[kind]
+        limit = context[bound]
+        return f"{name} must be {words} {int(limit) if limit == int(limit) else limit}{found}"
+    if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
+        words, bound = ("at least", "min_length") if kind.endswith("short") else ("at most", "max_length")
+        unit = "character" if kind.startswith("string") else "value"
+        count = context[bound]
+        return f"{name} must have {words} {count} {unit}{'' if count == 1 else 's'}{found}"
+    if kind == "string_pattern_mismatch":
+        pattern = str(context["pattern"])
+        return f"{name} must be {PATTERNS.get(pattern) or f'a text that matches {pattern}'}{found}"
+    return f"{name}: {detail['msg'][0].lower()}{detail['msg'][1:]}{found}"
+
+
+def _kind(detail: ErrorDetails) -> str:
+    """Return in words what a value of the wrong type should have been; empty where the error is none of a type."""
+    kind = detail["type"]
+    if kind == "int_from_float":
+        return KINDS["int"]
+    for ending in ("_type", "_parsing", "_parsing_size"):
+        if kind.endswith(ending):
+            return KINDS.get(kind.removesuffix(ending), "")
+    return ""
+
+
+def _shown(value: Any) -> str:
+    """Return a value in few characters."""
+    if isinstance(value, Mapping):
+        return "a mapping" if value else "an empty mapping"
+    if isinstance(value, list | tuple):
+        return "a list" if value else "an empty list"
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    text = str(value) if isinstance(value, int) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _allowed(path: Sequence[str | int], top: Mapping[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,6 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     Tag,
-    ValidationError,
     field_validator,
     model_validator,
 )
@@ -21,13 +21,20 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from vitlab.errors import Problem, SpecError, nearest
-from vitlab.spec.check import Check
-from vitlab.spec.choice import Frozen
+from vitlab.spec.check import Check, not_a_metric
+from vitlab.spec.choice import Amount, Frozen
+from vitlab.spec.collect import collect, conflict
 from vitlab.spec.design import Node
 from vitlab.spec.run import RunSpec
-from vitlab.spec.sentences import sentences
+from vitlab.spec.sentences import faults
 from vitlab.spec.trial import LENGTHS, STREAMS, TrialSpec
 from vitlab.spec.yaml import Document, read_document
+
+STAND_INS: Mapping[str, Any] = {"study": "study", "train": {"steps": 1}, "steps": 1}
+"""What the rest of a study is examined with where these are missing or wrong."""
+
+BASE: Mapping[str, Any] = {"data": "digits", "model": "vit", "train": {"steps": 1}}
+"""The same for a base that lacks its data or its model."""
 
 REPORTING_SEEDS = 1_000_000  #: seeds of replicates lie below; those from here on are for tuning
 
@@ -109,9 +116,11 @@ class Seeds(Frozen):
     @model_validator(mode="after")
     def _more(self) -> Seeds:
         if self.escalate_to is not None and not len(self.values) < self.escalate_to <= REPORTING_SEEDS:
-            raise ValueError(
+            raise conflict(
                 f"escalate_to is how many seeds there are in all, more than the {len(self.values)} of the first look "
-                f"and at most {REPORTING_SEEDS:,}; found {self.escalate_to}"
+                f"and at most {REPORTING_SEEDS:,}; found {self.escalate_to}",
+                "escalate_to",
+                "values",
             )
         return self
 
@@ -148,7 +157,8 @@ class Analysis(Frozen):
         Annotated[Literal["baseline", "none"], Tag("<name>")] | Annotated[To, Tag("<to>")],
         Discriminator(lambda compare: "<to>" if isinstance(compare, Mapping | To) else "<name>"),
     ] = "baseline"
-    margin: Annotated[float, Field(gt=0)] | None = None  #: differences within it, either way, count as none
+    margin: Annotated[Amount, Field(gt=0)] | None = None
+    """Differences within it, either way, count as none; in units of the metric, or in points such as ``2 points``."""
     correction: Literal["holm", "bonferroni", "none"] = "holm"
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
 
@@ -156,7 +166,7 @@ class Analysis(Frozen):
     @classmethod
     def _group(cls, metric: str) -> str:
         if not re.fullmatch(r"(train|val|test)/\w+", metric):
-            raise ValueError(f"a metric is train/NAME, val/NAME or test/NAME, such as val/accuracy; found '{metric}'")
+            raise ValueError(not_a_metric(metric))
         return metric
 
 
@@ -229,19 +239,20 @@ def read_study(
     """Read a study file, with ``changes`` (``--set path=value``) applied to the document first.
 
     Returns:
-        the study (None where its shape is wrong), the document, and the problems found so far.  The caller adds what
-        it finds and raises all of them together.
+        the study, the document and the problems found so far.  The caller adds what it finds and raises all of them
+        together.  Where there are problems, study and document hold what is sound, and defaults or stand-ins for the
+        rest; the study is None where too little is.
     """
     document = read_document(file)
     for path, value in (changes or {}).items():
         _set(document.data, tuple(path.split(".")), value)
-    problems: list[Problem] = []
-    try:
-        study = Study.model_validate(document.data)
-    except ValidationError as error:
-        problems += [document.problem(path, text) for path, text in sentences(error, Study.model_fields)]
-        study = None
-    return study, document, problems
+    found = collect(Study, document.data, partial(faults, top=Study.model_fields), STAND_INS)
+    problems = [document.problem(fault.path, fault.message) for fault in found.faults]
+    study = found.value
+    if problems and study is None:
+        # The base lacks what it cannot be examined without: the rest of the study is examined beside another.
+        study = collect(Study, {**found.tree, "base": BASE}, partial(faults, top=Study.model_fields), STAND_INS).value
+    return study, document.with_sound(found.tree, found.renamed) if problems else document, problems
 
 
 def _set(data: Any, path: tuple[str, ...], value: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from vitlab.spec.choice import Choice, Frozen
+from vitlab.spec.collect import conflict
 
 STREAMS = ("init", "order", "augment", "mixup", "dropout", "drop_path", "subset", "split")
 """The streams of randomness of a trial; ``seeds`` says which of them a replicate varies."""
@@ -68,15 +69,14 @@ class TrainSpec(Frozen):
     """Evaluations on validation, evenly spaced, the last at the end."""
     metrics: tuple[Choice, ...] = ()  #: what they report beside the metrics that every trial of the task does
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_length(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            given = [name for name in LENGTHS if value.get(name) is not None]
-            if len(given) != 1:
-                found = " and ".join(given) if given else "none of them"
-                raise ValueError(f"the length of a training is epochs, steps or images, exactly one; found {found}")
-        return value
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        given = [name for name in LENGTHS if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) if given else "none of them"
+            sentence = f"the length of a training is epochs, steps or images, exactly one; found {found}"
+            raise conflict(sentence, *LENGTHS)
+        return self
 
     @field_validator("layer_decay")
     @classmethod
@@ -102,7 +102,7 @@ class Source(Frozen):
     def _one_source(self) -> Self:
         kinds = [name for name in ("checkpoint", "trial", "pretrained") if name in type(self).model_fields]
         if sum(getattr(self, name) is not None for name in kinds) != 1:
-            raise ValueError(f"it names exactly one of {', '.join(kinds)}")
+            raise conflict(f"it names exactly one of {', '.join(kinds)}", *kinds)
         return self
 
 
@@ -125,14 +125,16 @@ class InitFrom(Source):
 
     @model_validator(mode="before")
     @classmethod
-    def _l2_of_a_fitted_head(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        if value.get("head") == "fitted":
-            return {**value, "l2": 1.0 if value.get("l2") is None else value["l2"]}
-        if value.get("l2") is not None:
-            raise ValueError("l2 is that of a fitted head: it needs head: fitted")
+    def _default_l2(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and value.get("head") == "fitted" and value.get("l2") is None:
+            return {**value, "l2": 1.0}
         return value
+
+    @model_validator(mode="after")
+    def _l2_of_a_fitted_head(self) -> Self:
+        if self.l2 is not None and self.head != "fitted":
+            raise conflict("l2 is that of a fitted head: it needs head: fitted", "l2", "head")
+        return self
 
 
 class Teacher(Source):
@@ -150,7 +152,7 @@ class Teacher(Source):
     def _of_a_file(self) -> Self:
         for name in ("heads", "size"):
             if getattr(self, name) is not None and self.checkpoint is None:
-                raise ValueError(f"{name} is that of a checkpoint; anything else says its own")
+                raise conflict(f"{name} is that of a checkpoint; anything else says its own", name, "checkpoint")
         return self
 
     @field_validator("pretrained")
@@ -180,7 +182,8 @@ class Distill(Frozen):
     @model_validator(mode="after")
     def _taught(self) -> Self:
         if self.teacher is None and self.kind in ("hard", "soft"):
-            raise ValueError(f"kind '{self.kind}' learns from a teacher: name one, by a trial or a checkpoint")
+            sentence = f"kind '{self.kind}' learns from a teacher: name one, by a trial or a checkpoint"
+            raise conflict(sentence, "kind", "teacher")
         return self
 
 

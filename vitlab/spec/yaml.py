@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
 import yaml
 
-from vitlab.errors import Path, Problem, SpecError
+from vitlab.errors import Path, Problem, SpecError, letters
 
 LARGEST_FILE = 1_000_000  #: bytes; a study file is a page or two
 MOST_NODES = 100_000  #: values after aliases are followed, so that nested aliases cannot explode
@@ -60,7 +60,11 @@ def _number(read: Callable[[str], Any]) -> Callable[[yaml.SafeLoader, yaml.Scala
             value = read(text.replace("_", "").lower())
         except ValueError:
             raise _fault(node, f"'{text:.40}' is not a number that can be read") from None
-        if not math.isfinite(value):
+        try:
+            finite = math.isfinite(value)
+        except OverflowError:  # a whole number beyond the range of floats
+            finite = False
+        if not finite:
             raise _fault(node, f"'{text:.40}' is no number to compute with; a finite one belongs here")
         return value
 
@@ -92,16 +96,32 @@ class Document:
     file: str
     data: dict[str, Any]
     places: dict[Path, tuple[int, int]] = field(repr=False)
+    lines: tuple[str, ...] = field(default=(), repr=False)
 
     def problem(self, path: Path, message: str) -> Problem:
-        """A problem at ``path``, or at the closest place above it that the document holds."""
+        """Return a problem at ``path``, or at the closest place above it that the document holds."""
         here: Path = ()
         for part in path:
             if (*here, part) not in self.places:
                 break
             here = (*here, part)
         line, column = self.places[here]
-        return Problem(self.file, line, column, message)
+        source = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
+        entry = re.split(r"[,}\]]|\s#", source[column - 1 :])[0] if here else ""
+        hint = letters("".join(map(str, path)) + entry) + _interpolation(entry)
+        return Problem(self.file, line, column, message + hint, source)
+
+    def with_sound(self, data: dict[str, Any], renamed: Mapping[Path, Path]) -> Document:
+        """Return the document with what is sound of its data.
+
+        Args:
+            data: the sound part.
+            renamed: path in ``data`` to the path in the document, of keys that were misspelt.
+        """
+        places = dict(self.places)
+        for new, old in renamed.items():
+            places |= {(*new, *path[len(old) :]): at for path, at in self.places.items() if path[: len(old)] == old}
+        return replace(self, data=data, places=places)
 
 
 def read_document(file: FilePath | str) -> Document:
@@ -117,8 +137,11 @@ def read_document(file: FilePath | str) -> Document:
 def parse_document(text: str, name: str) -> Document:
     """As :func:`read_document`, from text; ``name`` stands for the file in error messages."""
 
+    # As YAML counts lines, which other separators of str.splitlines do not end.
+    lines = tuple(re.split(r"\r\n|[\n\r\x85\u2028\u2029]", text))
+
     def refuse(message: str, line: int = 0, column: int = 0) -> SpecError:
-        return SpecError([Problem(name, line, column, message)])
+        return SpecError([Problem(name, line, column, message, lines[line - 1] if 0 < line <= len(lines) else "")])
 
     loader = None
     try:
@@ -134,7 +157,8 @@ def parse_document(text: str, name: str) -> Document:
                 raise refuse(f"more than {MOST_NODES:,} values; a study file is a page or two", line, column)
             if twice:
                 first = places[path][0]
-                problems.append(Problem(name, line, column, f"key '{path[-1]}' is given twice, first in line {first}"))
+                sentence = f"key '{path[-1]}' is given twice, first in line {first}"
+                problems.append(Problem(name, line, column, sentence, lines[line - 1]))
             else:
                 places[path] = (line, column)
         if problems:
@@ -146,7 +170,8 @@ def parse_document(text: str, name: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        raise refuse(f"not YAML: {', '.join(filter(None, (error.context, error.problem)))}", *at) from None
+        said = _not_yaml(lines, at[0]) or f"not YAML: {', '.join(filter(None, (error.context, error.problem)))}"
+        raise refuse(said, *at) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position].split("\n")
         what = f"not YAML: a character that cannot be printed, {_code(text[error.position])}"
@@ -160,7 +185,7 @@ def parse_document(text: str, name: str) -> Document:
             loader.dispose()
     if not isinstance(data, dict):
         raise refuse(f"a study is a mapping that begins with 'study: NAME'; found {_kind(data)}", 1, 1)
-    return Document(name, data, places)
+    return Document(name, data, places, lines)
 
 
 def read_value(text: str) -> Any:
@@ -262,6 +287,22 @@ def _unshared(value: Any) -> Any:
     if isinstance(value, list):
         return [_unshared(item) for item in value]
     return value
+
+
+def _not_yaml(lines: tuple[str, ...], number: int) -> str:
+    """Return why a line is not YAML, of mistakes that YAML's own sentences do not name; empty for any other."""
+    for at in (number, number - 1):
+        line = lines[at - 1] if 0 < at <= len(lines) else ""
+        indent = line[: len(line) - len(line.lstrip())]
+        if "\t" in indent:
+            return f"line {at} is indented with a tab; YAML needs spaces"
+        if hint := _interpolation(line) or letters(line):
+            return f"not YAML:{hint}"
+    return ""
+
+
+def _interpolation(text: str) -> str:
+    return " A study file has no interpolation ('${...}'); use --set PATH=VALUE." if "${" in text else ""
 
 
 def _kind(value: Any) -> str:

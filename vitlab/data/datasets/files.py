@@ -29,22 +29,22 @@ _checksums: dict[tuple[str, int, int], str] = {}
 def roots(root: str | None) -> list[Path]:
     """The folders to look in: the one the user names, or else the usual ones."""
     if root is not None:
-        return [Path(root).expanduser()]
+        return [Path(os.path.expanduser(root))]
     named = os.environ.get("VITLAB_DATA")
-    first = [Path(named).expanduser()] if named else []
+    first = [Path(os.path.expanduser(named))] if named else []
     return [*first, Path("data"), cache(), Path("/usr/share/datasets")]
 
 
 def cache() -> Path:
     """The user's cache of data sets."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "vitlab" / "data"
+    return Path(os.path.expanduser(base)) / "vitlab" / "data"
 
 
 def download_folder(root: str | None) -> Path:
     """Where downloads go: the folder the user names, ``$VITLAB_DATA``, or the user's cache."""
     named = root or os.environ.get("VITLAB_DATA")
-    return Path(named).expanduser() if named else cache()
+    return Path(os.path.expanduser(named)) if named else cache()
 
 
 def find(folders: Sequence[Path], names: Sequence[str]) -> dict[str, Path] | None:

@@ -58,7 +58,7 @@ class ImageFolder(Dataset):
                 the user's cache; or ``never``: they are decoded as batches ask for them, by as many threads as the
                 trial has.  ``auto``: in memory up to a quarter of it, and beyond that never.  Batches are the same.
         """
-        self.root = Path(root).expanduser()
+        self.root = Path(os.path.expanduser(root))
         self.image_size: Pair = image_size
         self.fit: Fit = fit
         self.num_classes = num_classes
@@ -106,7 +106,7 @@ class ImageFolder(Dataset):
         return next((self.root / name for name in TEST_FOLDERS if (self.root / name).is_dir()), None)
 
     def _labels(self) -> list[str]:
-        labels = sorted(path.name for path in (self.root / "train").iterdir() if path.is_dir())
+        labels = sorted(_text(path.name, path) for path in (self.root / "train").iterdir() if path.is_dir())
         if len(labels) < 2:
             raise DataError(f"image_folder: {self.root / 'train'} needs a folder for each class; it has {len(labels)}")
         if self.num_classes not in (None, len(labels)):
@@ -120,7 +120,8 @@ class ImageFolder(Dataset):
         base = self.root / "train" if split == "train" else self._test()
         assert base is not None  # missing() has been asked
         labels = self._labels()
-        unknown = sorted(path.name for path in base.iterdir() if path.is_dir() and path.name not in labels)
+        names = [_text(path.name, path) for path in base.iterdir() if path.is_dir()]
+        unknown = sorted(name for name in names if name not in labels)
         if unknown:
             raise DataError(f"image_folder: {base} has a class '{unknown[0]}' that {self.root / 'train'} has not")
         # Paths are text until they are wanted as more: there may be a million of them.
@@ -149,6 +150,19 @@ class ImageFolder(Dataset):
         return identity
 
 
+def _text(name: str, path: os.PathLike[str] | str) -> str:
+    """Return the name of a file or folder.
+
+    Raises:
+        DataError: if it is no text, and so can stand neither in an identity nor in a report.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"image_folder: {os.fsencode(path)!r} has a name that is not UTF-8; rename it") from None
+    return name
+
+
 def _below(folder: str) -> list[str]:
     """The pictures in a folder and those below it, in the order of their names, folder by folder."""
     found, waiting = [], [folder]
@@ -158,6 +172,7 @@ def _below(folder: str) -> list[str]:
         except OSError as error:
             raise DataError(f"image_folder: a folder cannot be listed: {error}") from None
         for entry in entries:
+            _text(entry.name, entry.path)
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(entry.path)
             elif entry.name.lower().endswith(SUFFIXES) and entry.is_file():

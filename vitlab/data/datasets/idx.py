@@ -65,6 +65,18 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
+def _size(path: Path) -> tuple[int, int]:
+    """Return height and width of the images in a file.
+
+    Raises:
+        DataError: if it is not a file of images, or they have no pixels.
+    """
+    _, height, width = read_header(path, 3)
+    if not height or not width:
+        raise DataError(f"{path} declares images of {height} x {width} pixels; an image has at least one")
+    return height, width
+
+
 class Idx(Dataset):
     """A set of four IDX files.  Its identity is that of :mod:`vitlab.data.datasets.files`."""
 
@@ -103,9 +115,8 @@ class Idx(Dataset):
     def info(self) -> DataInfo:
         found = self._find()
         checksums = self.published if found is None else {name: files.checksum(found[name]) for name in ALL}
-        image = (28, 28) if found is None else read_header(found[NAMES["train"][0]], 3)[1:]
         return DataInfo(
-            image=(image[0], image[1]),
+            image=(28, 28) if found is None else _size(found[NAMES["train"][0]]),
             channels=1,
             classes=len(self.labels),
             identity=files.identity(self.name, checksums),
@@ -118,6 +129,7 @@ class Idx(Dataset):
             raise DataError(reason)
         found = self._find() or self._fetch()
         images, labels = (found[name] for name in NAMES[split])
+        _size(images)
         x_NHW, y_N = read_idx(images, 3), read_idx(labels, 1)
         if len(x_NHW) != len(y_N):
             raise DataError(f"{images} has {len(x_NHW)} images and {labels} has {len(y_N)} labels")

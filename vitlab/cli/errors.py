@@ -1,0 +1,79 @@
+"""How mistakes are printed: each with its line of the file and a caret, in colour on a terminal, and their number."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import textwrap
+import unicodedata
+
+import click
+
+from vitlab.errors import Problem, SpecError, UserError, VitlabError
+
+
+def show(error: VitlabError) -> None:
+    """Print an error on stderr.
+
+    Colours and wrapped lines are for terminals alone; elsewhere a mistake is one line, and its source two more.
+    """
+    terminal = sys.stderr.isatty()
+    colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    width = shutil.get_terminal_size().columns if terminal else 0
+    if isinstance(error, SpecError):
+        for problem in error.problems:
+            click.echo(_excerpt(problem, width), err=True, color=colour)
+        if len(error.problems) > 1:
+            files = list(dict.fromkeys(problem.file for problem in error.problems))
+            where = files[0] if len(files) == 1 else f"{len(files)} files"
+            click.echo(f"{len(error.problems)} mistakes in {where}", err=True)
+    else:
+        click.echo(wrapped(str(error), width) if isinstance(error, UserError) else str(error), err=True)
+
+
+def wrapped(text: str, width: int) -> str:
+    """Return text in lines of at most ``width`` columns, broken between words; 0 leaves it as it is."""
+    if not width:
+        return text
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
+
+
+def _excerpt(problem: Problem, width: int) -> str:
+    place = str(problem)[: -len(problem.message) - 2]
+    lines = wrapped(str(problem), width)
+    if lines.startswith(place):
+        lines = click.style(place, bold=True) + lines[len(place) :]
+    if not problem.source.strip():
+        return lines
+    number = str(problem.line)
+    margin = " " * len(number)
+    source, start = problem.source, problem.column - 1
+    room = (width or 120) - len(number) - 4
+    if _columns(source) > room:  # cut around the mistake
+        first = max(0, min(start - room // 3, len(source) - room + 3))
+        cut = "..." if first else ""
+        source, start = cut + source[first:], start - first + len(cut)
+        source = source if len(source) <= room else f"{source[: room - 3]}..."
+    source = re.sub(r"[^\t\S]", " ", source)  # of invisible separators none may break the line
+    length = max(1, len(match[0]) if (match := re.match(r"[\w.+/-]+|\S", source[start:])) else 1)
+    before = "".join("\t" if character == "\t" else " " * _columns(character) for character in source[:start])
+    carets = click.style("^" * _columns(source[start : start + length] or " "), fg="red", bold=True)
+    bar = click.style("|", fg="blue")
+    return f"{lines}\n {click.style(number, fg='blue')} {bar} {_printable(source)}\n {margin} {bar} {before}{carets}"
+
+
+def _columns(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    return sum(
+        0 if unicodedata.combining(character) else 1 + (unicodedata.east_asian_width(character) in "WF")
+        for character in text
+    )
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character == "\t" or character.isprintable() else "?" for character in text)
