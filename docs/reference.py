@@ -68,7 +68,7 @@ def pages() -> dict[str, str]:
 
 
 def _title(text: str) -> str:
-    return text.partition("\n")[0].removeprefix("# ")
+    return text.partition("\n")[0].removeprefix("# ").replace("`", "")
 
 
 def _slot(name: str) -> Iterator[str]:

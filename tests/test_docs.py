@@ -29,12 +29,17 @@ RUNNER = ROOT / "tests" / "docs_runner.py"
 @pytest.fixture(scope="module")
 def reference() -> dict[str, str]:
     """The pages made from the code."""
-    spec = importlib.util.spec_from_file_location("docs_reference", ROOT / "docs" / "reference.py")
-    assert spec is not None and spec.loader is not None
-    module: ModuleType = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    pages: dict[str, str] = module.pages()
+    pages: dict[str, str] = docs_module("reference").pages()
     return pages
+
+
+def docs_module(name: str) -> ModuleType:
+    """Import a hook of the site, which is no module of a package."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -153,3 +158,17 @@ def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
         assert loaded and not [address for address in loaded if re.match(r"(https?:)?//", address)], (page, loaded)
     for style in site.rglob("*.css"):
         assert not re.search(r"url\([\"']?(https?:)?//", style.read_text()), style
+    html = (site / "reference" / "position" / "index.html").read_text()
+    assert re.search(r"<h2 id=\"?alibi2d\"?>", html) and "{#" not in html
+
+
+def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
+    """Whether it leads to no heading or to no page, from a page that is written by hand or a generated one."""
+    page, other = tmp_path / "index.html", tmp_path / "guide" / "index.html"
+    other.parent.mkdir()
+    page.write_text('<a href="#here"></a><p id="here"><a href="guide/#top"></a><a href="https://example.org/x"></a>')
+    other.write_text('<h1 id="top"><a href="../#there"></a><a href="../missing/"></a><a href="..#here"></a>')
+    assert docs_module("links").dead_links(tmp_path) == [
+        ("guide/index.html", "../#there"),
+        ("guide/index.html", "../missing/"),
+    ]
