@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -377,3 +378,24 @@ def test_a_checkpoint_keeps_buffers_bit_for_bit(tmp_path: Path) -> None:
     for name, value in net.state_dict().items():
         assert found["model"][name].dtype == value.dtype and found["model"][name].equal(value), name
     assert found["model"]["layer3.0.bn2.num_batches_tracked"].equal(torch.tensor(3))
+
+
+NARROW = """
+import torch
+from torch.nn.functional import cross_entropy
+from vitlab.geometry import DataInfo
+from vitlab.models import model
+torch.set_num_threads(1)
+network = model.build({"type": "resnet8", "width_factor": 0.25}, DataInfo(image=(8, 8), channels=1, classes=10))
+network.initialise(0)
+x_BCHW, y_B = torch.randn(64, 1, 8, 8), torch.randint(0, 10, (64,))
+for _ in range(100):
+    cross_entropy(network(x_BCHW).logits, y_B).backward()
+"""
+
+
+def test_narrow_network_trains_without_corrupting_memory() -> None:
+    """Four channels; glibc aborts the process when the heap is damaged."""
+    environment = {**os.environ, "MALLOC_CHECK_": "3", "LD_PRELOAD": "libc_malloc_debug.so.0"}
+    done = subprocess.run([sys.executable, "-c", NARROW], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr

@@ -73,12 +73,21 @@ class ConvNet(Model):
     def forward(self, x_BCHW: Tensor) -> Logits:
         first, *body, fc = self.children()
         x_BCHW = first(x_BCHW)
-        if x_BCHW.device.type == "cpu":
+        if x_BCHW.device.type == "cpu" and self._is_safe_channels_last():
             # Convolutions of few channels are a third faster so, and the layers after it keep the layout.
             x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
         for layer in body:
             x_BCHW = layer(x_BCHW)
         return Logits(fc(x_BCHW.flatten(1)))
+
+    def _is_safe_channels_last(self) -> bool:
+        """Return False where torch's CPU kernels would write beyond their buffers.
+
+        In torch 2.13 (oneDNN) the backward pass of a strided 1x1 convolution of fewer than 8 input channels corrupts
+        the heap when its input is channels-last.
+        """
+        shortcuts = (m for m in self.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1) != m.stride)
+        return all(shortcut.in_channels >= 8 for shortcut in shortcuts)
 
     def layer_of(self, name: str) -> int:
         """0 the stem, the residual blocks from 1, the classifier."""
