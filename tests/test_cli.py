@@ -205,7 +205,7 @@ def test_only_takes_arms(ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
         (["sync", "{out}/nowhere"], ["nowhere", "does not exist"]),
         (["ui", "--port", "0"], ["0 is not in the range"]),
         (["explain", "{file}", "--image", "test:0", "--arm", "basline"], ["basline", "'baseline'"]),
-        (["explain", "{file}", "--image", "{file}"], ["is no picture that can be read"]),
+        (["explain", "{file}", "--image", "{file}"], ["is not a picture"]),
         (["explain", "{file}"], ["Missing option '--image'"]),
         (["weights", "inspect", "{out}/no.safetensors"], ["no.safetensors"]),
         (["weights", "inspect", "{file}"], ["tiny.yaml"]),
@@ -350,14 +350,20 @@ def test_sync_says_what_it_could_not_reach(ran: tuple[Path, Path]) -> None:
     assert code == 0 and printed == "tiny   not reached\n"
 
 
-def test_explain_writes_pictures_and_prints_their_names(ran: tuple[Path, Path], tmp_path: Path) -> None:
+def test_explain_keeps_arms_and_images_apart_and_draws_them_side_by_side(
+    ran: tuple[Path, Path], tmp_path: Path
+) -> None:
     file, out = ran
     target = tmp_path / "seen"
-    code, printed, err = call("explain", file, "--image", "test:3", "--out", out, "--to", target)
+    images = ["--image", "test:3", "--image", "test:5"]
+    code, printed, err = call("explain", file, *images, "--out", out, "--to", target)
     assert code == 0, err
     files = [Path(line) for line in printed.splitlines()]
-    assert files and {file.parent for file in files} == {target} and all(file.stat().st_size for file in files)
-    assert set(files) == set(target.iterdir())
+    assert len(set(files)) == len(files) and all(file.stat().st_size for file in files)
+    assert set(files) == {path for path in target.rglob("*") if path.is_file()}
+    arms = {path.name for path in (target / "tiny" / "test-3").iterdir() if path.is_dir()}
+    assert "baseline, seed 0" in arms and len(arms) > 1
+    assert all((target / "tiny" / name / "side_by_side_class.png").exists() for name in ("test-3", "test-5"))
     code, printed, err = call("explain", file, "--image", "test:99999", "--out", out, "--to", target)
     assert (code, printed) == (2, "") and "99999" in err and "Traceback" not in err
 

@@ -17,7 +17,7 @@ from vitlab.errors import SpecError, UserError
 from vitlab.execution import Watch
 from vitlab.explain.capture import capture
 from vitlab.explain.distance import attention_distance, patch_distances
-from vitlab.explain.one_image import explain
+from vitlab.explain.one_image import Subject, compare, explain
 from vitlab.explain.probes import filter_components, position_similarity, token_cosine, token_norms
 from vitlab.explain.rollout import rollout, to_patches
 from vitlab.geometry import DataInfo, Geometry
@@ -250,7 +250,8 @@ def explained(model: ViT, out: Path, **how: Any) -> dict[str, pd.DataFrame]:
     generator = torch.Generator().manual_seed(5)
     height, width = model.geometry.image
     x = torch.randn(1, 3, height, width, generator=generator)
-    files = explain(model, x, torch.rand(height, width, 3, generator=generator), ("a", "b", "c", "d"), out, **how)
+    image, subject = torch.rand(height, width, 3, generator=generator), Subject("model m", "image i", "b")
+    files = explain(model, x, image, ("a", "b", "c", "d"), out, subject, **how).files
     assert all(file.stat().st_size > 0 for file in files)
     assert {file.stem for file in files if file.suffix == ".png"} >= {"distance", "norms"}
     return {file.stem: pd.read_csv(file) for file in files if file.suffix == ".csv"}
@@ -265,6 +266,7 @@ def test_the_numbers_behind_the_pictures_are_those_of_the_model(tmp_path: Path) 
         share = model.eval()(x).logits[0].double().softmax(0).numpy()
     assert tables["predictions"]["label"].tolist() == [("a", "b", "c", "d")[index] for index in np.argsort(-share)]
     np.testing.assert_allclose(tables["predictions"]["probability"], np.sort(share)[::-1], rtol=1e-6)
+    assert tables["predictions"].query("true")["label"].tolist() == ["b"]
     heat = to_patches(rollout(capture(model, x).maps_LBHTT), model.geometry)["class"][0]
     np.testing.assert_allclose(tables["rollout_class"], heat.numpy(), rtol=1e-9)
     distances = [attention_distance(maps, model.geometry)[0] for maps in capture(model, x).maps_LBHTT]
@@ -300,6 +302,25 @@ def test_of_a_large_grid_every_second_place_is_drawn(tmp_path: Path) -> None:
 def test_features_behind_a_stem_are_not_drawn_as_colours(tmp_path: Path) -> None:
     resnet = {"type": "resnet", "layers": [1], "width_factor": 0.25}
     assert "filters" not in explained(tiny(image=(16, 16), patch=resnet, patch_size=2), tmp_path)
+
+
+def test_every_picture_names_model_image_and_true_label(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    captions: list[str] = []
+    monkeypatch.setattr("vitlab.explain.pictures.add_caption", lambda figure, text: captions.append(text))
+    files = [file for file in explained(tiny(), tmp_path)]
+    assert files and set(captions) == {"model m; image i (true label: b)"}
+    assert len(captions) == len(list(tmp_path.glob("*.png")))
+
+
+def test_side_by_side_draws_each_model_for_tokens_that_several_have(tmp_path: Path) -> None:
+    x, image = torch.randn(1, 3, 8, 12), torch.rand(8, 12, 3)
+    heads = {"by class": "linear", "by class, too": "linear", "by patches": {"type": "linear", "pool": "gap"}}
+    explanations = {
+        name: explain(tiny(head=head), x, image, ("a", "b", "c", "d"), tmp_path / name, Subject(name, "image"))
+        for name, head in heads.items()
+    }
+    (file,) = compare(explanations, tmp_path)
+    assert file.name == "side_by_side_class.png" and file.stat().st_size
 
 
 # -- as artifacts of a trial ------------------------------------------------------------------------------------------

@@ -55,27 +55,33 @@ def examine(folder: TrialFolder, images: Sequence[int]) -> None:
         UserError: if the trial's model has no attention, or its test split no such image.
         WeightsError: if the trial kept no weights.
     """
-    from vitlab.explain.one_image import explain
+    from vitlab.explain.one_image import Subject, explain
     from vitlab.models.vit import ViT
     from vitlab.trial.models import load_model
 
     model, transform = load_model(folder)
     if not isinstance(model, ViT):
         raise UserError(f"only a ViT has attention to explain; this is a {type(model).__name__}")
-    pixels_NCHW = test_images(read_json(folder.spec), images)
-    for index, pixels_CHW in zip(images, pixels_NCHW, strict=True):
+    spec = read_json(folder.spec)
+    # Arms and studies name trials, not the other way round: the same pictures may belong to several.
+    trial = f"trial {folder.path.parent.name[:12]}, seed {spec['seeds']['init']}"
+    for index, (pixels_CHW, label) in zip(images, test_examples(spec, images), strict=True):
         place = _place(folder, index)
         unfinished = folder.path / f".explain.{os.getpid()}"
         shutil.rmtree(unfinished, ignore_errors=True)
         x_BCHW = transform(pixels_CHW)
-        explain(model, x_BCHW, transform.seen(x_BCHW)[0].permute(1, 2, 0), transform.sight.info.labels, unfinished)
+        image_HWC = transform.seen(x_BCHW)[0].permute(1, 2, 0)
+        subject = Subject(trial, f"test image {index}", label)
+        explain(model, x_BCHW, image_HWC, transform.sight.info.labels, unfinished, subject)
         place.parent.mkdir(exist_ok=True)
         os.replace(unfinished, place)
         folder.emit("artifact", path=str(place.relative_to(folder.path)))
 
 
-def test_images(trial: Mapping[str, Any], images: Sequence[int]) -> Tensor:
-    """(N, C, H, W), uint8: images of a trial's own test split, by their numbers.
+def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple[Tensor, str | None]]:
+    """Return images of a trial's own test split by their numbers, each uint8 (C, H, W), with its true label.
+
+    The label is None where labels are of pixels.
 
     Args:
         trial: as the ``spec.json`` of its folder says it.
@@ -89,11 +95,15 @@ def test_images(trial: Mapping[str, Any], images: Sequence[int]) -> Tensor:
     from vitlab.data.prepare import prepare
     from vitlab.slots import slot
 
-    subset = prepare(slot("dataset").resolve(trial["spec"]["data"]), trial["seeds"]).test
+    prepared = prepare(slot("dataset").resolve(trial["spec"]["data"]), trial["seeds"])
+    subset, names = prepared.test, prepared.info.labels
     for index in images:
         if index >= len(subset):
             raise UserError(f"there is no test image {index}: the split has {len(subset)}, counted from 0")
-    return subset.at(torch.tensor(list(images)))
+    position_N = torch.tensor(list(images))
+    y_N = subset.y_N[position_N]
+    labels = [None] * len(y_N) if y_N.ndim > 1 else [names[y] if names else str(y) for y in y_N.tolist()]
+    return list(zip(subset.at(position_N), labels, strict=True))
 
 
 def _place(folder: TrialFolder, index: int) -> Path:

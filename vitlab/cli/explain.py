@@ -1,7 +1,10 @@
-"""``vitlab explain``: what a trained model looks at."""
+"""``vitlab explain``: attention maps, distances and predictions of trained models on single images."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,32 +12,41 @@ import click
 
 from vitlab.cli.options import out_option
 from vitlab.cli.weights import parse_size
-from vitlab.errors import UserError
+from vitlab.errors import UserError, VitlabError
 
 if TYPE_CHECKING:
     from vitlab.models.contract import Model
+    from vitlab.store import TrialFolder
     from vitlab.training.artifacts import Transform
+
+LONGEST = 80  #: letters of an arm's or image's name that a folder's name holds
 
 
 @click.command()
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option("--image", required=True, help="A picture, or test:17 for an image of the trial's own test split.")
+@click.option(
+    "--image",
+    "images",
+    required=True,
+    multiple=True,
+    help="A picture, or test:17 for an image of the trial's own test split. May be given several times.",
+)
 @click.option(
     "--to",
     "target",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("explained"),
     show_default=True,
-    help="Folder for pictures and numbers.",
+    help="Folder for pictures and numbers, one folder each for study, image and arm.",
 )
-@click.option("--arm", default="baseline", show_default=True, help="Of the study, where CHECKPOINT is one.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--arm", "arms", multiple=True, help="Arm of the study. May be given several times.  [default: all]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the study.")
 @click.option(
     "--fusion",
     type=click.Choice(["mean", "max", "min"]),
     default="mean",
     show_default=True,
-    help="How the heads become one map in the rollout.",
+    help="How the heads are combined in the rollout.",
 )
 @click.option(
     "--discard",
@@ -43,19 +55,19 @@ if TYPE_CHECKING:
     show_default=True,
     help="Share of the smallest attention weights the rollout leaves out.",
 )
-@click.option("--heads", type=click.IntRange(min=1), help="Of a file of weights, where the file does not say.")
-@click.option("--grid", metavar="HxW", help="Patches that the positions in a file of weights are for.")
+@click.option("--heads", type=click.IntRange(min=1), help="Heads of a file of weights that does not state them.")
+@click.option("--grid", metavar="HxW", help="Grid of patches that the positions in a file of weights are for.")
 @click.option(
     "--normalize",
     type=click.Choice(["half", "imagenet", "unit"]),
-    help="Of a file of weights, if not as is the custom.",
+    help="Normalisation of a file of weights, if it differs from its library's default.",
 )
 @out_option
 def command(
     checkpoint: Path,
-    image: str,
+    images: tuple[str, ...],
     target: Path,
-    arm: str,
+    arms: tuple[str, ...],
     seed: int,
     fusion: Any,
     discard: float,
@@ -64,50 +76,98 @@ def command(
     normalize: str | None,
     out: Path,
 ) -> None:
-    """Write pictures of what the model of CHECKPOINT sees in an image, and the numbers behind them.
+    """Write pictures of what the models of CHECKPOINT attend to in an image, and the numbers behind them.
 
     CHECKPOINT is a study that has been run (its file or folder; see --arm and --seed), the folder of a trial, or a
-    file of weights in any format that 'vitlab weights inspect' knows.
+    file of weights in any format that 'vitlab weights inspect' knows. Of a study, all arms are drawn beside each other
+    as well.
     """
-    spec = None
-    if _is_study(checkpoint) or checkpoint.is_dir():
-        model, transform, spec = _open(checkpoint, arm, seed, out)
-    else:
-        model, transform = _open_file(checkpoint, heads, grid, normalize)
-    x_BCHW = transform(_image(image, spec))
-
-    from vitlab.explain.one_image import explain
-    from vitlab.models.vit import ViT
-
-    if not isinstance(model, ViT):
-        raise UserError(f"only a ViT has attention to explain; this is a {type(model).__name__}")
-    seen_HWC = transform.seen(x_BCHW)[0].permute(1, 2, 0)
-    files = explain(model, x_BCHW, seen_HWC, transform.sight.info.labels, target, fusion=fusion, discard=discard)
-    for file in files:
-        click.echo(str(file))
-
-
-def _open(checkpoint: Path, arm: str, seed: int, out: Path) -> tuple[Model, Transform, dict[str, Any]]:
-    """The model of a trial, the transform from images to its input, and what the trial is."""
-    from vitlab.findings import open_study
-    from vitlab.store import TrialFolder, read_json
-    from vitlab.trial.models import load_model
-
     if _is_study(checkpoint):
-        plan, store = open_study(checkpoint, out=out)
-        trial = plan.find(arm, seed)
-        folder = store.trial(trial.key, trial.code)
+        study, trials = _trials(checkpoint, arms, seed, out)
+        target /= _folder_name(study)
+        models = _open_arms(study, trials, seed, skip=not arms)
+    elif checkpoint.is_dir():
+        models = iter([_open_trial(checkpoint)])
     else:
-        folder = TrialFolder(checkpoint)
-    return *load_model(folder), read_json(folder.spec)
+        models = iter([_open_file(checkpoint, heads, grid, normalize)])
+
+    from vitlab.explain.one_image import Explanation, Subject, compare, explain
+
+    explained: dict[str, dict[str, Explanation]] = {image: {} for image in images}
+    for name, title, model, transform, spec in models:
+        for image in images:
+            picture, shown, label = _image(image, spec)
+            x_BCHW = transform(picture)
+            seen_HWC = transform.seen(x_BCHW)[0].permute(1, 2, 0)
+            folder = target / _image_name(image) / _folder_name(name)
+            subject = Subject(title, shown, label)
+            labels = transform.sight.info.labels
+            explanation = explain(model, x_BCHW, seen_HWC, labels, folder, subject, fusion=fusion, discard=discard)
+            explained[image][name] = explanation
+            for file in explanation.files:
+                click.echo(str(file))
+    for image, explanations in explained.items():
+        if not explanations:
+            raise UserError(f"{checkpoint} has no arm with attention to explain; only a ViT has")
+        for file in compare(explanations, target / _image_name(image)):
+            click.echo(str(file))
 
 
 def _is_study(checkpoint: Path) -> bool:
     return checkpoint.suffix in (".yaml", ".yml") or (checkpoint / "plan.json").exists()
 
 
-def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str | None) -> tuple[Model, Transform]:
-    """The model in a file of weights, and the transform from images to its input; what was assumed goes to stderr."""
+def _trials(checkpoint: Path, arms: Sequence[str], seed: int, out: Path) -> tuple[str, dict[str, TrialFolder]]:
+    """Return the name of a study, and the trial of each arm asked for with a seed.
+
+    Raises:
+        UserError: if the study has not been run, or has no such trial.
+    """
+    from vitlab.findings import open_study
+
+    plan, store = open_study(checkpoint, out=out)
+    names = arms or [arm.name for arm in plan.arms if not arm.skip]
+    trials = {arm: plan.find(arm, seed) for arm in names}
+    return plan.study, {arm: store.trial(trial.key, trial.code) for arm, trial in trials.items()}
+
+
+Opened = tuple[str, str, Any, "Transform", dict[str, Any] | None]
+"""Name of a folder, title, model, transform from images to its input, and the trial's spec."""
+
+
+def _open_arms(study: str, trials: dict[str, TrialFolder], seed: int, *, skip: bool) -> Iterator[Opened]:
+    """Yield the model of each trial.
+
+    Args:
+        study: its name.
+        trials: arm to trial.
+        seed: of the trials.
+        skip: go on with a message where an arm cannot be explained, instead of raising.
+    """
+    for arm, folder in trials.items():
+        try:
+            _, _, model, transform, spec = _open_trial(folder.path)
+        except VitlabError as error:
+            if not skip:
+                raise
+            click.echo(f"{arm} is not explained: {error}", err=True)
+            continue
+        yield f"{arm}, seed {seed}", f"study {study}, arm {arm}, seed {seed}", model, transform, spec
+
+
+def _open_trial(path: Path) -> Opened:
+    from vitlab.store import TrialFolder, read_json
+    from vitlab.trial.models import load_model
+
+    folder = TrialFolder(path)
+    model, transform = load_model(folder)
+    _need_attention(model)
+    name = f"trial {folder.path.parent.name[:12]}"
+    return name, name, model, transform, read_json(folder.spec)
+
+
+def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str | None) -> Opened:
+    """Return the model in a file of weights; what was assumed about it goes to stderr."""
     from vitlab.data.options import NORMALIZATIONS
     from vitlab.models.weights import Known, open_model
     from vitlab.training.artifacts import Sight, Transform
@@ -116,21 +176,48 @@ def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str |
     opened = open_model(file, said=Known(heads=heads, grid=parse_size("--grid", grid), mean=mean, std=std))
     for note in opened.notes:
         click.echo(note, err=True)
-    return opened.model, Transform(Sight(opened.info, opened.mean, opened.std))
+    _need_attention(opened.model)
+    return file.stem, file.name, opened.model, Transform(Sight(opened.info, opened.mean, opened.std)), None
 
 
-def _image(image: str, trial: dict[str, Any] | None) -> Any:
+def _need_attention(model: Model) -> None:
+    from vitlab.models.vit import ViT
+
+    if not isinstance(model, ViT):
+        raise UserError(f"only a ViT has attention to explain; this is a {type(model).__name__}")
+
+
+def _image(image: str, trial: dict[str, Any] | None) -> tuple[Any, str, str | None]:
+    """Return an image, how pictures name it, and its true label where that is known."""
     split, _, index = image.partition(":")
     if split == "test" and index.isdecimal():
         if trial is None:
             raise UserError("--image test:N is an image of a trial's own data; a file of weights has none")
-        from vitlab.examination import test_images
+        from vitlab.examination import test_examples
 
-        return test_images(trial, [int(index)])
+        [(pixels_CHW, label)] = test_examples(trial, [int(index)])
+        return pixels_CHW, f"test image {index}", label
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(image) as picture:
-            return picture.convert(picture.mode if picture.mode == "L" else "RGB")
-    except (OSError, UnidentifiedImageError) as error:
-        raise UserError(f"--image {image} is no picture that can be read: {error}") from None
+            return picture.convert(picture.mode if picture.mode == "L" else "RGB"), Path(image).name, None
+    except UnidentifiedImageError:
+        raise UserError(f"--image {image} is not a picture") from None
+    except OSError as error:
+        raise UserError(f"--image {image} cannot be read: {error.strerror or error}") from None
+
+
+def _image_name(image: str) -> str:
+    """Return the name of an image's folder; pictures of equal names in different folders get different ones."""
+    if image.startswith("test:"):
+        return image.replace(":", "-")
+    return f"{_folder_name(Path(image).stem)}-{hashlib.blake2b(image.encode(), digest_size=4).hexdigest()}"
+
+
+def _folder_name(name: str) -> str:
+    """Return a name without separators of paths; two names never share a folder's name."""
+    clean = re.sub(r"[^\w=., -]", "_", name).strip(" .")
+    if clean == name and len(name) <= LONGEST:
+        return name
+    return f"{clean[:LONGEST]}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"

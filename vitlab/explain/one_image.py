@@ -6,10 +6,13 @@ B images (1 here), L blocks, H heads, T tokens of which P stand before the patch
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.components.position.additive import Additive
@@ -25,16 +28,41 @@ TOP = 5  #: predictions shown
 GRIDS = 16  #: position grids drawn along a side; of a larger grid, every second or third place
 
 
+@dataclass(frozen=True)
+class Subject:
+    """The model and the image of an explanation, as its pictures name them."""
+
+    model: str  #: such as "study first, arm baseline, seed 0"
+    image: str  #: such as "test image 3"
+    label: str | None = None  #: the true class, where one is known
+
+    def __str__(self) -> str:
+        truth = "" if self.label is None else f" (true label: {self.label})"
+        return f"{self.model}; {self.image}{truth}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The files of an explanation, and what a comparison with others draws."""
+
+    subject: Subject
+    files: tuple[Path, ...]
+    image_HWC: NDArray[np.float64]  #: in [0, 1]
+    rollouts: Mapping[str, NDArray[np.float64]]  #: token to its rolled-out attention over the grid of patches
+    predictions: tuple[tuple[str, float], ...]  #: label and probability, best first
+
+
 def explain(
     model: ViT,
     x_BCHW: Tensor,
     image_HWC: Tensor,
     labels: tuple[str, ...],
     out: Path,
+    subject: Subject,
     *,
     fusion: Fusion = "mean",
     discard: float = 0.0,
-) -> list[Path]:
+) -> Explanation:
     """Write pictures (PNG) and numbers (CSV) about one image into ``out``.
 
     Args:
@@ -43,29 +71,27 @@ def explain(
         image_HWC: the same image as a person sees it, in [0, 1].
         labels: names of the classes; numbers where there are none.
         out: a folder; made if it is not there.
+        subject: written under every picture.
         fusion: how heads become one map in the rollout.
         discard: share of the smallest attention weights the rollout leaves out.
-
-    Returns:
-        the files written.
     """
     found = capture(model, x_BCHW)
     geometry = found.geometry
     figures: dict[str, Figure] = {}
-    tables: dict[str, Mapping[str, Any]] = {"predictions": _predictions(found, labels)}
+    tables: dict[str, Mapping[str, Any]] = {"predictions": _predictions(found, labels, subject.label)}
     top = list(zip(tables["predictions"]["label"], tables["predictions"]["probability"], strict=True))[:TOP]
     image = image_HWC.double().numpy()
 
+    rollouts: dict[str, NDArray[np.float64]] = {}
     rolled_BTT = rollout(found.maps_LBHTT, fusion=fusion, discard=discard)
     by_head = [to_patches(maps_BHTT[0].double(), geometry, model.head.reads) for maps_BHTT in found.maps_LBHTT]
     for token, map_BYX in to_patches(rolled_BTT, geometry, model.head.reads).items():
-        heat = map_BYX[0].numpy()
+        heat = rollouts[token] = map_BYX[0].numpy()
         figures[f"rollout_{token}"] = pictures.attention_overlay(
-            image, heat, title=f"rollout, {token}", predictions=top
+            image, heat, title=f"attention rollout, {_token(token)}", predictions=top, truth=subject.label
         )
         tables[f"rollout_{token}"] = _grid(heat)
-        whose = "patches, their mean" if token == "mean" else f"the {token} token"
-        figures[f"heads_{token}"] = pictures.head_maps([maps[token].numpy() for maps in by_head], whose=whose)
+        figures[f"heads_{token}"] = pictures.head_maps([maps[token].numpy() for maps in by_head], query=_token(token))
 
     distance_LH = torch.stack([distance.attention_distance(maps, geometry)[0] for maps in found.maps_LBHTT])
     largest = float(distance.patch_distances(geometry).max())
@@ -88,7 +114,39 @@ def explain(
         figures["cosine"] = pictures.curves({"": cosine_L.numpy()}, ylabel="cosine of class and distillation token")
         tables["cosine"] = {"depth": list(range(len(cosine_L))), "cosine": cosine_L.tolist()}
     _of_parameters(model, figures, tables)
-    return _write(out, figures, tables)
+    files = _write(out, figures, tables, str(subject))
+    return Explanation(subject, tuple(files), image, rollouts, tuple(top))
+
+
+def compare(explanations: Mapping[str, Explanation], out: Path) -> list[Path]:
+    """Write one picture for each token: the rolled-out attention of several models over the same image, side by side.
+
+    Args:
+        explanations: name of a model, such as its arm and seed, to its explanation; all of one image.
+        out: a folder; made if it does not exist.
+
+    Returns:
+        The files written; a token that fewer than two of the models have is left out.
+    """
+    tokens = dict.fromkeys(token for explanation in explanations.values() for token in explanation.rollouts)
+    figures: dict[str, Figure] = {}
+    for token in tokens:
+        having = {name: each for name, each in explanations.items() if token in each.rollouts}
+        if len(having) > 1:
+            figures[f"side_by_side_{token}"] = pictures.side_by_side(
+                {name: each.image_HWC for name, each in having.items()},
+                {name: each.rollouts[token] for name, each in having.items()},
+                {name: each.predictions[0] for name, each in having.items()},
+                title=f"attention rollout, {_token(token)}",
+                truth=next(iter(having.values())).subject.label,
+            )
+    subject = next(iter(explanations.values())).subject
+    truth = "" if subject.label is None else f" (true label: {subject.label})"
+    return _write(out, figures, {}, f"{subject.image}{truth}")
+
+
+def _token(name: str) -> str:
+    return "mean over patches" if name == "mean" else f"{name} token"
 
 
 def _of_parameters(model: ViT, figures: dict[str, Figure], tables: dict[str, Mapping[str, Any]]) -> None:
@@ -113,12 +171,13 @@ def _of_parameters(model: ViT, figures: dict[str, Figure], tables: dict[str, Map
         tables["positions"] = _grid(similarity.flatten(2).flatten(0, 1).numpy())
 
 
-def _predictions(found: Captured, labels: tuple[str, ...]) -> dict[str, list[Any]]:
-    """Classes, the most probable first; of a segmentation, by their probability in the mean of the pixels."""
+def _predictions(found: Captured, labels: tuple[str, ...], truth: str | None) -> dict[str, list[Any]]:
+    """Return the classes, the most probable first; of a segmentation, by their mean probability over the pixels."""
     share_C = found.views[""][0].double().softmax(0).reshape(found.geometry.classes, -1).mean(1)
     order = share_C.argsort(descending=True).tolist()
     names = [labels[index] if labels else str(index) for index in order]
-    return {"class": order, "label": names, "probability": share_C[order].tolist()}
+    table: dict[str, list[Any]] = {"class": order, "label": names, "probability": share_C[order].tolist()}
+    return table if truth is None else {**table, "true": [name == truth for name in names]}
 
 
 def _grid(values: Any) -> dict[str, list[float]]:
@@ -134,13 +193,16 @@ def _by_block_and_head(values_LH: Tensor) -> dict[str, list[Any]]:
     }
 
 
-def _write(out: Path, figures: Mapping[str, Figure], tables: Mapping[str, Mapping[str, Any]]) -> list[Path]:
+def _write(
+    out: Path, figures: Mapping[str, Figure], tables: Mapping[str, Mapping[str, Any]], caption: str
+) -> list[Path]:
     import pandas as pd
 
     out.mkdir(parents=True, exist_ok=True)
     files = []
     for name, figure in figures.items():
         files.append(out / f"{name}.png")
+        pictures.add_caption(figure, caption)
         figure.savefig(files[-1], dpi=150)
     for name, table in tables.items():
         files.append(out / f"{name}.csv")

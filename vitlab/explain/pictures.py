@@ -7,6 +7,7 @@ C channels, K components, N patches.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,18 +21,22 @@ Array = NDArray[np.floating[Any]]
 HEAT = "inferno"
 HEADS = "viridis"
 SHOWN = 224  #: pixels a side of a picture has at least
+TRUE = "#228833"  #: the true class
+PREDICTED = "#4477aa"
+COLUMNS = 5  #: pictures in a row of a comparison
 
 
 def attention_overlay(
-    image_HWC: Array, heat_HW: Array, *, title: str, predictions: Sequence[tuple[str, float]]
+    image_HWC: Array, heat_HW: Array, *, title: str, predictions: Sequence[tuple[str, float]], truth: str | None
 ) -> Figure:
-    """The image, the heatmap over it, and the image seen through the heatmap; the top predictions beside.
+    """Draw the image, the heatmap over it, the image darkened where the heatmap is low, and the top predictions.
 
     Args:
         image_HWC: in [0, 1]; of more than three channels the first three are shown, of two the first.
         heat_HW: of the image's size or of the patch grid; scaled to its own largest value.
-        title: what the heatmap is.
+        title: of the heatmap.
         predictions: label and probability, best first.
+        truth: the true label, marked among the predictions; None where it is not known.
     """
     image_HWC = _enlarged(_colours(image_HWC))
     heat_HW = _to_size(heat_HW / max(float(heat_HW.max()), 1e-12), image_HWC.shape[:2])
@@ -39,21 +44,68 @@ def attention_overlay(
     left, middle, right, bars = figure.subplots(1, 4, width_ratios=[1, 1, 1, 0.9])
     _show(left, image_HWC, "image")
     _show(middle, image_HWC, title)
-    shown = middle.imshow(heat_HW, cmap=HEAT, alpha=0.6, vmin=0, vmax=1, extent=_extent(image_HWC))
-    figure.colorbar(shown, ax=middle, shrink=0.8, label="share of the largest")
-    _show(right, image_HWC * (0.15 + 0.85 * heat_HW[..., None]), "seen through it")
+    shown = _heat(middle, image_HWC, heat_HW)
+    figure.colorbar(shown, ax=middle, shrink=0.8, label="attention relative to its maximum")
+    _show(right, image_HWC * (0.15 + 0.85 * heat_HW[..., None]), "image weighted by it")
     names = [name for name, _ in predictions][::-1]
-    bars.barh(range(len(names)), [share * 100 for _, share in predictions][::-1], color="#4477aa")
-    bars.set_yticks(range(len(names)), names, fontsize=8)
+    colours = [TRUE if name == truth else PREDICTED for name in names]
+    bars.barh(range(len(names)), [share * 100 for _, share in predictions][::-1], color=colours)
+    bars.set_yticks(range(len(names)), [f"{name} (true)" if name == truth else name for name in names], fontsize=8)
     bars.set_xlim(0, 100)
     bars.set_xlabel("probability, %")
     bars.spines[["top", "right"]].set_visible(False)
-    bars.set_title(f"top {len(names)}", fontsize=9)
+    missed = "" if truth is None or truth in names else f"; true: {truth}"
+    bars.set_title(f"top {len(names)} predictions{missed}", fontsize=9)
     return figure
 
 
-def head_maps(maps_LHYX: Sequence[Array], *, whose: str) -> Figure:
-    """What somebody attends to, a row for each block and a column for each head; each map on its own scale."""
+def side_by_side(
+    images: Mapping[str, Array],
+    heats: Mapping[str, Array],
+    predictions: Mapping[str, tuple[str, float]],
+    *,
+    title: str,
+    truth: str | None,
+) -> Figure:
+    """Draw the image, and beside it the heatmap of each model over it, with the model's name and best prediction.
+
+    Args:
+        images: model to the image as that model reads it, (H, W, C) in [0, 1].
+        heats: model to its heatmap over the grid of patches; each is scaled to its own maximum.
+        predictions: model to its most probable label, and the probability.
+        title: of the figure.
+        truth: the true label; a wrong prediction is named in red.
+    """
+    rows = -(-(len(heats) + 1) // COLUMNS)
+    columns = min(COLUMNS, len(heats) + 1)
+    figure = Figure(figsize=(2.3 * columns + 0.6, 2.8 * rows + 0.5), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        axis.set_visible(False)
+    first, *others = list(axes.flat)
+    first.set_visible(True)
+    _show(first, _enlarged(_colours(next(iter(images.values())))), "image" if truth is None else f"image: {truth}")
+    for axis, (name, heat_HW) in zip(others, heats.items(), strict=False):
+        axis.set_visible(True)
+        image_HWC = _enlarged(_colours(images[name]))
+        _show(axis, image_HWC, "\n".join(textwrap.wrap(name, 28)))
+        shown = _heat(axis, image_HWC, _to_size(heat_HW / max(float(heat_HW.max()), 1e-12), image_HWC.shape[:2]))
+        label, share = predictions[name]
+        right = truth is None or label == truth
+        axis.set_xlabel(f"predicts {label} ({share:.0%})", fontsize=8, color="#222222" if right else "#bb2233")
+    figure.colorbar(shown, ax=axes, shrink=0.7, label="attention relative to its maximum")
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def add_caption(figure: Figure, text: str) -> None:
+    """Write a line under a figure, wrapped to the figure's width."""
+    width = max(24, int(figure.get_figwidth() * 15))
+    figure.supxlabel("\n".join(textwrap.wrap(text, width)), fontsize=7, color="#555555")
+
+
+def head_maps(maps_LHYX: Sequence[Array], *, query: str) -> Figure:
+    """Draw the attention of a query, a row for each block and a column for each head; each map on its own scale."""
     blocks, heads = len(maps_LHYX), maps_LHYX[0].shape[0]
     figure = Figure(figsize=(1.2 * heads + 0.8, 1.25 * blocks + 0.5), layout="constrained")
     axes = figure.subplots(blocks, heads, squeeze=False)
@@ -66,7 +118,7 @@ def head_maps(maps_LHYX: Sequence[Array], *, whose: str) -> Figure:
                 axis.set_title(f"head {head + 1}", fontsize=8)
             if head == 0:
                 axis.set_ylabel(f"block {block + 1}", fontsize=8)
-    figure.suptitle(f"attention of {whose}", fontsize=10)
+    figure.suptitle(f"attention of the {query}, each map on its own scale", fontsize=10, wrap=True)
     return figure
 
 
@@ -134,6 +186,11 @@ def curves(values: Mapping[str, Array], *, ylabel: str) -> Figure:
     if len(values) > 1:
         axis.legend(frameon=False, fontsize=8)
     return figure
+
+
+def _heat(axis: Any, image_HWC: Array, heat_HW: Array) -> Any:
+    """Draw a heatmap of values in [0, 1] over an image that :func:`_show` has drawn."""
+    return axis.imshow(heat_HW, cmap=HEAT, alpha=0.6, vmin=0, vmax=1, extent=_extent(image_HWC))
 
 
 def _show(axis: Any, image_HWC: Array, title: str) -> None:
