@@ -307,7 +307,7 @@ def test_features_behind_a_stem_are_not_drawn_as_colours(tmp_path: Path) -> None
 def test_every_picture_names_model_image_and_true_label(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     captions: list[str] = []
     monkeypatch.setattr("vitlab.explain.pictures.add_caption", lambda figure, text: captions.append(text))
-    files = [file for file in explained(tiny(), tmp_path)]
+    files = list(explained(tiny(), tmp_path))
     assert files and set(captions) == {"model m; image i (true label: b)"}
     assert len(captions) == len(list(tmp_path.glob("*.png")))
 
