@@ -21,6 +21,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -619,3 +620,35 @@ def test_looking_on_imports_no_mlflow(delivered: Runs) -> None:
     code += "print('mlflow' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
+
+
+# -- vitlab ui --------------------------------------------------------------------------------------------------------
+
+
+def test_ui_opens_the_study_that_was_planned_last_or_the_one_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vitlab.trackers import server
+    from vitlab.trackers.offsets import Offsets
+
+    for number, name in enumerate(["older", "newer", "undelivered"]):
+        plan = tmp_path / "studies" / name / "plan.json"
+        plan.parent.mkdir(parents=True)
+        plan.write_text("{}")
+        os.utime(plan, (1e9 + number, 1e9 + number))
+        if name != "undelivered":
+            Offsets(plan.with_name("mlflow-offsets.json"), "embedded", str(number + 1)).commit()
+
+    class Stopped:
+        def wait(self) -> int:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(server, "running", lambda *_, **__: nullcontext(Stopped()))
+    shown: list[str] = []
+    server.serve(tmp_path, show=shown.append)
+    server.serve(tmp_path, "older", show=shown.append)
+    assert ["/experiments/2/" in shown[0], "/experiments/1/" in shown[1]] == [True, True]
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("newer ") and first.endswith(shown[0])
+    with pytest.raises(UserError, match=r"study 'oldr' has not been delivered .* Did you mean 'older'\?"):
+        server.serve(tmp_path, "oldr")

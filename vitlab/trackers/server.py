@@ -15,11 +15,11 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from vitlab.errors import UserError, VitlabError
+from vitlab.errors import UserError, VitlabError, nearest
 from vitlab.trackers import dashboard, service
 from vitlab.trackers.address import artifact_folder, comparison_link, database_file
 from vitlab.trackers.offsets import Offsets
@@ -30,32 +30,44 @@ STOP_S = 10.0  #: between asking it to end and ending it
 ENVIRONMENT = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
-def serve(root: Path, port: int = 5000, host: str = "127.0.0.1") -> None:
-    """Run the server on the results in ``root`` until Ctrl-C or SIGTERM.
+def serve(
+    root: Path,
+    study: str | None = None,
+    port: int = 5000,
+    host: str = "127.0.0.1",
+    show: Callable[[str], object] = lambda address: None,
+) -> None:
+    """Run the server on the results in ``root`` until Ctrl-C or SIGTERM, and show a study's page.
 
     Args:
         root: the output folder.
+        study: the study whose page is shown; None for the one that was planned last.
         port: to listen on.
-        host: the interface to listen on; the default lets nobody in from outside.
+        host: the interface to listen on; the default is reachable from this machine only.
+        show: called with the address of the study's page once the server answers.
 
     Raises:
-        UserError: if there are no results there, or the port is taken.
+        UserError: if there are no results there, no such study has been delivered, or the port is taken.
         VitlabError: if the server does not start.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), running(root, port=port, host=host) as server:
         base = f"http://{_reachable(host)}:{port}"
-        print(f"MLflow shows {root} at {base}; Ctrl-C ends it.", flush=True)
+        pages = links(root, base)
+        names = [name for name, _ in pages]
+        if study is not None and study not in names:
+            known = f"{nearest(study, names)} Studies there: {', '.join(sorted(names))}." if names else ""
+            raise UserError(f"study '{study}' has not been delivered to MLflow in {root}.{known}")
+        for name, link in sorted(pages, key=lambda page: page[0] != study):
+            print(f"{name}   {link}", flush=True)
+        if not pages:
+            print(f"No study in {root} has been delivered to MLflow; 'vitlab sync' delivers them.", flush=True)
         if not _only_here(host):
-            print(
-                "It asks nobody who they are: whoever reaches this machine can read and delete the results.", flush=True
-            )
-        studies = links(root, base)
-        for study, link in studies:
-            print(f"  {study}   {link}", flush=True)
-        if not studies:
-            print("No study has been delivered to it yet; 'vitlab sync' delivers those that are here.", flush=True)
+            print("No authentication: anyone who can reach this port can read and delete results.", flush=True)
+        print(f"MLflow runs at {base}; Ctrl-C stops it.", flush=True)
+        if pages:
+            show(dict(pages)[study if study is not None else names[0]])
         code = server.wait()
         raise VitlabError(f"MLflow's server ended by itself, with code {code}; see {_log(root)}")
 
@@ -97,13 +109,19 @@ def running(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[subpr
 
 
 def links(root: Path, base: str) -> list[tuple[str, str]]:
-    """Study and comparison page of every study that the database under ``root`` holds."""
-    found = []
-    for file in sorted(root.glob("studies/*/mlflow-offsets.json")):
+    """Return name and page of every study that the database under ``root`` holds, the one planned last first."""
+    pages = []
+    for file in sorted(root.glob("studies/*/mlflow-offsets.json"), key=_planned, reverse=True):
         experiment = Offsets.read(file, "embedded").experiment
         if experiment:
-            found.append((file.parent.name, comparison_link(base, experiment, dashboard.ARMS)))
-    return found
+            pages.append((file.parent.name, comparison_link(base, experiment, dashboard.ARMS)))
+    return pages
+
+
+def _planned(offsets: Path) -> float:
+    """Return when the study of an offsets file was planned last, in seconds since 1970."""
+    plan = offsets.with_name("plan.json")
+    return plan.stat().st_mtime if plan.exists() else 0.0
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------
