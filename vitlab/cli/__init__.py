@@ -6,13 +6,15 @@ a file, 3 internal or plugin error, 4 trials failed or missing, 5 inconclusive w
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 import traceback
 
 import click
 
-from vitlab.errors import VitlabError, nearest
+from vitlab import interrupts
+from vitlab.errors import Interrupted, UserError, VitlabError, nearest
 
 COMMANDS = {
     "run": "train what is missing, track it, and answer the question",
@@ -50,6 +52,12 @@ class _Commands(click.Group):
         command: click.Command = module.command
         return command
 
+    def invoke(self, context: click.Context) -> object:
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:  # to which click would answer with an empty line
+            raise Interrupted("interrupted") from None
+
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -86,9 +94,29 @@ def main() -> None:
     except SystemExit as exit_:
         # So click and rich leave, quietly, where whoever read our output has seen enough; nothing else leaves with 1.
         sys.exit(0 if exit_.code == 1 else exit_.code)
-    except Exception:
-        traceback.print_exc()
-        click.echo("This is a fault of vitlab or of a plugin, not of yours; the lines above say where.", err=True)
-        sys.exit(3)
+    except Exception as error:
+        sys.exit(_unexpected(error))
     if code:
         sys.exit(code)
+
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
+"""Errors of a disk, or of who may use it, and not of a program."""
+
+
+def _unexpected(error: Exception) -> int:
+    """Report an exception that was not raised on purpose, and return the exit code."""
+    if interrupts.state.raised:  # a library has turned Ctrl-C into an error of its own
+        click.echo("interrupted", err=True)
+        return interrupts.EXIT_CODE
+    if isinstance(error, OSError) and error.errno in DISK:
+        place = f"{error.filename}: " if error.filename else ""
+        click.echo(
+            f"{place}{(error.strerror or str(error)).lower()}. What was done is kept; once the disk can be written to, "
+            "the same command goes on from there.",
+            err=True,
+        )
+        return UserError.exit_code
+    traceback.print_exception(error)
+    click.echo("This is a fault of vitlab or of a plugin, not of yours; the lines above say where.", err=True)
+    return VitlabError.exit_code

@@ -28,6 +28,7 @@ import atexit
 import json
 import math
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import time
@@ -203,6 +204,7 @@ class Local(Executor):
         )
         try:
             with without_main():
+                start_server()
                 process.start()
         except (EOFError, ConnectionError):
             ours.close()
@@ -288,6 +290,18 @@ class Local(Executor):
     def _hang_up(self) -> None:
         for running in self._workers.values():
             running.pipe.close()
+
+
+def start_server() -> None:
+    """Start the fork server where it does not run, so that no Ctrl-C reaches it before it ignores them itself.
+
+    It inherits the signals that are blocked here, and :mod:`vitlab.executors.preload` unblocks them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _shares(cores: Sequence[int], workers: int) -> list[list[int]]:

@@ -1,0 +1,109 @@
+"""Ctrl-C in real processes: exit code 130 and no traceback, at any moment and in any number."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vitlab.store import TrialFolder
+
+STUDY = {
+    "study": "tiny",
+    "base": {
+        "data": {"type": "digits"},
+        "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
+        "train": {"steps": 100_000, "batch_size": 16, "evaluations": 1000},
+    },
+    "seeds": 2,
+    "run": {"executor": "local", "workers": 2, "tracker": "none"},
+}
+
+BEGIN = """
+import os, sys
+sys.argv[0] = "vitlab"
+from vitlab import interrupts
+interrupts.install()
+os.write(1, b"begun\\n")
+from vitlab.__main__ import main
+main()
+"""
+
+
+def begun(folder: Path, *arguments: object) -> subprocess.Popen[str]:
+    """Start a command in a process group of its own, and return once it handles signals."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", BEGIN, *map(str, arguments)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    return process
+
+
+def study(folder: Path) -> Path:
+    file = folder / "tiny.yaml"
+    file.write_text(yaml.safe_dump(STUDY))
+    return file
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1, 0.3, 0.7, 1.5])
+def test_interrupt_while_a_command_begins_is_one_line(tmp_path: Path, delay_s: float) -> None:
+    process = begun(tmp_path, "plan", study(tmp_path), "--cost", "--set", "seeds=20000")
+    time.sleep(delay_s)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (130, "interrupted\n"), out
+
+
+def training(folder: Path) -> bool:
+    return any('"metrics"' in file.read_text() for file in folder.glob("vitlab-runs/trials/*/*/events.jsonl"))
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.05])
+@pytest.mark.parametrize("moment", ["planning", "starting", "training"])
+def test_storm_of_interrupts_leaves_one_line_and_no_worker(tmp_path: Path, moment: str, pause_s: float) -> None:
+    process = begun(tmp_path, "run", study(tmp_path))
+    deadline = time.monotonic() + 180
+    lock = tmp_path / "vitlab-runs" / "studies" / "tiny" / "driver.lock"
+    until = {"planning": lambda: True, "starting": lock.exists, "training": lambda: training(tmp_path)}[moment]
+    while not until():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    for _ in range(15):
+        try:
+            os.killpg(process.pid, signal.SIGINT)
+        except ProcessLookupError:
+            break
+        time.sleep(pause_s)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err and err.splitlines()[-1] == "interrupted", err
+    folders = [TrialFolder(file.parent) for file in tmp_path.glob("vitlab-runs/trials/*/*/lock")]
+    while any(folder.held() for folder in folders):
+        assert time.monotonic() < deadline, "a worker goes on without its driver"
+        time.sleep(0.2)
+    assert not list(tmp_path.glob("vitlab-runs/trials/*/*/result.json"))
+    for file in tmp_path.glob("vitlab-runs/trials/*/*/events.jsonl"):
+        assert all(json.loads(line) for line in file.read_text().splitlines())
+
+
+def test_terminate_is_an_interrupt_of_a_run(tmp_path: Path) -> None:
+    process = begun(tmp_path, "run", study(tmp_path))
+    while not training(tmp_path):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and "goes on from here" in err and "Traceback" not in err, err
+    assert len(list(tmp_path.glob("vitlab-runs/trials/*/*/checkpoint/last.safetensors"))) == 2

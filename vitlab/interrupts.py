@@ -1,0 +1,70 @@
+"""Ctrl-C on the command line: one line and exit code 130, whenever it comes and however often.
+
+While modules are imported, and once a command has ended, it ends the process at once: nothing is under way then.  In
+between the first two raise KeyboardInterrupt, upon which running trials write a checkpoint, or are ended; a third ends
+the process at once.  Workers whose driver is gone write a checkpoint and leave by themselves.
+
+This module is imported before all others, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+from types import FrameType, TracebackType
+from typing import Any
+
+EXIT_CODE = 130
+
+
+class _State:
+    """What the next Ctrl-C does."""
+
+    left = 0  #: how many more raise KeyboardInterrupt
+    raised = False  #: whether one has
+    reported = False  #: whether the user has been told
+
+
+state = _State()
+
+
+def install() -> None:
+    """Handle Ctrl-C in this process, unless whoever started it has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+        # Registered first, it is called last: the interpreter then restores the default, which kills.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    sys.excepthook = _excepthook
+    sys.unraisablehook = _unraisablehook
+
+
+def leave() -> None:
+    """End the process at once, with one line if the user has not been told."""
+    if not state.reported:
+        # A view that is redrawn in place hides the cursor.
+        os.write(2, b"\x1b[?25hinterrupted\n" if os.isatty(2) else b"interrupted\n")
+    os._exit(EXIT_CODE)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if not state.left:
+        leave()
+    state.left -= 1
+    state.raised = True
+    raise KeyboardInterrupt
+
+
+def _excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Leave if an exception that nobody handles is Ctrl-C, as where it came while another was handled."""
+    if issubclass(kind, KeyboardInterrupt):
+        leave()
+    sys.__excepthook__(kind, error, traceback)
+
+
+def _unraisablehook(unraisable: Any) -> None:
+    """Leave if Ctrl-C came where no exception can be raised, as in a destructor or a function called at exit."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        leave()
+    sys.__unraisablehook__(unraisable)
