@@ -136,7 +136,10 @@ def test_failed_trials_exit_with_4_and_the_answer_still_stands(tmp_path: Path, m
     assert code == 4 and "\n1 trained, 0 taken from earlier runs, 1 failed.\n" in printed
     code, printed, err = call(*command, "--retry-failed")
     assert code == 4 and parsed(printed)["study"] == "tiny"
-    assert "1 trial failed; 'vitlab logs' shows why" in err and "not today" in err
+    why = f"vitlab logs tiny --arm optimizer=sour --seed 0 --out {tmp_path / 'out'}"
+    assert f"1 trial failed; '{why}' shows why" in err and "RuntimeError: not today, at " in err and "sour.py:9" in err
+    code, logs, err = call(*why.split()[1:])
+    assert (code, err) == (0, "") and "RuntimeError: not today" in logs
     assert (tmp_path / "out" / "studies" / "tiny" / "report" / "report.html").exists()
     monkeypatch.setattr(report, "write", lambda *_: [])
     assert call(*command)[0] == 4, "what failed stays failed until it is asked for again"
@@ -230,6 +233,39 @@ def test_what_plugins_get_wrong_exits_with_3(tmp_path: Path) -> None:
     assert (code, printed) == (3, "") and "nothing_of_that_name" in err and "broken.py" in err
 
 
+BLOCKS = """
+import torch
+from vitlab.components.position import position
+from vitlab.components.position.additive import NoPosition
+
+
+@position.register("short")
+class Short(NoPosition):
+    "Lacks a row."
+
+    def add(self, x_BTD, layer):
+        return x_BTD + torch.zeros(
+            x_BTD.shape[1] + 1, x_BTD.shape[2], device=x_BTD.device
+        )
+"""
+
+
+@pytest.mark.parametrize("words", [["validate", "--build"], ["plan", "--cost"]])
+def test_failure_inside_a_plugin_file_names_its_line(tmp_path: Path, words: list[str]) -> None:
+    plugin = tmp_path / "my_blocks.py"
+    plugin.write_text(BLOCKS)
+    line = 1 + next(index for index, text in enumerate(BLOCKS.splitlines()) if "return x_BTD" in text)
+    file = write(tmp_path, design={"one_at_a_time": {"model.position": ["short"]}}, seeds=1)
+    code, printed, err = call(*words, file, "--plugin", plugin)
+    assert code == 3, printed
+    first = err.splitlines()[0]
+    assert first.startswith(f"{plugin}:{line}: RuntimeError: The size of tensor a") and "position=short" in first, err
+    assert err.splitlines()[-1] == f"This is a fault of the plugin in {plugin}." and "torch/" not in err
+    assert len(err.splitlines()) <= 6, err
+    code, _, err = call("run", file, "--out", tmp_path / "out", "--plugin", plugin)
+    assert code == 4 and re.search(rf"failed: RuntimeError: The size of tensor a .*, at {plugin}:{line}", err), err
+
+
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
@@ -314,6 +350,13 @@ def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:
     code, printed, err = call("logs", trials[0], "--out", out)
     assert (code, err) == (0, "") and printed.startswith(str(out / "trials" / trials[0]))
     assert "start" in printed and "val/accuracy" in printed and "end" in printed
+    assert not re.search(r"\d\.\d{6}", printed) and "{" not in printed, "numbers are rounded, mappings are spelled out"
+    code, same, _ = call("logs", ran[0], "--arm", "position=none", "--seed", "1", "--out", out)
+    plan = json.loads((out / "studies" / "tiny" / "plan.json").read_text())
+    (key,) = [item["key"] for item in plan["trials"] if (item["arm"], item["seed"]) == ("position=none", 1)]
+    assert code == 0 and same == call("logs", key[:20], "--out", out)[1]
+    code, _, err = call("logs", "tiny", "--arm", "position=non", "--out", out)
+    assert code == 2 and "Did you mean 'position=none'?" in err
 
     # A study that was run, whose second seed is asked for no more: its plan as the next run would write it.
     shutil.copytree(out, tmp_path / "out")

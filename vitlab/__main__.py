@@ -1,4 +1,4 @@
-"""``python -m vitlab``, and the entry point of the ``vitlab`` command: Ctrl-C is handled before anything is imported."""
+"""``python -m vitlab`` and the ``vitlab`` command: Ctrl-C is handled before anything else is imported."""
 
 from __future__ import annotations
 

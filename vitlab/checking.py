@@ -11,7 +11,7 @@ import vitlab
 from vitlab import lab, slots
 from vitlab.errors import TrialFailed, UserError
 from vitlab.execution import Watch
-from vitlab.findings import OUT
+from vitlab.findings import OUT, logs_command
 from vitlab.plan.values import Plan
 from vitlab.regression import TIERS, Tier, gate
 from vitlab.regression.baseline import Baseline, Facts, Values, accepted, read_baseline, write_baseline
@@ -157,7 +157,8 @@ def _trained(asked: Asked, study: Study, seeds: Sequence[int] | None, arms: Sequ
             asked.file, out=asked.out, changes=changes, plugins=asked.plugins, only=only, watch=asked.watch
         )
         if answer.failed:
-            raise TrialFailed(f"{answer.failed} trials failed, so nothing is judged; 'vitlab logs' shows why.")
+            why = logs_command(answer.plan, answer.store)
+            raise TrialFailed(f"{answer.failed} trials failed, so nothing is judged; '{why}' shows why.")
     return gate.values_of(answer.plan, answer.store, study)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,18 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
     plan, store = open_study(path, out=out)
     trial = plan.find(arm, seed)
     return load_model(store.trial(trial.key, trial.code))
+
+
+def logs_command(plan: Plan, store: Store) -> str:
+    """Return the command that prints what the first failed trial of a plan wrote."""
+    root = store.root.relative_to(Path.cwd()) if store.root.is_relative_to(Path.cwd()) else store.root
+    where = [] if root == OUT else ["--out", str(root)]
+    for planned in (*plan.trials, *(item for tuning in plan.tuning for item in tuning.trials)):
+        if store.trial(planned.trial.key, planned.trial.code).failure() is not None:
+            own = planned in plan.trials
+            named = [plan.study, "--arm", planned.arm, "--seed", str(planned.seed)] if own else [planned.trial.key[:16]]
+            return shlex.join(["vitlab", "logs", *named, *where])
+    return shlex.join(["vitlab", "status", plan.study, *where])
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------

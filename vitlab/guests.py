@@ -62,6 +62,11 @@ def names() -> list[str]:
     return sorted(_known())
 
 
+def packages() -> frozenset[str]:
+    """Return the top-level packages in which the components of installed distributions stand."""
+    return frozenset(point.module.partition(".")[0] for found in _installed().values() for point in found)
+
+
 def disabled() -> str:
     """What is kept out at present, as :data:`VARIABLE` says it."""
     return os.environ.get(VARIABLE, "")

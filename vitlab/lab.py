@@ -292,9 +292,13 @@ def costs(plan: Plan) -> dict[str, dict[str, int]]:
         info = data_info(slots.slot("dataset").resolve(planned.trial.spec["data"]))
         choice = json.dumps(planned.trial.spec["model"], sort_keys=True), info
         if choice not in known:
-            with _without_memory():
-                model = slots.slot("model").build(planned.trial.spec["model"], info)
-            known[choice] = {"params": parameters(model), "macs": macs(model, info)}
+            try:
+                with _without_memory():
+                    model = slots.slot("model").build(planned.trial.spec["model"], info)
+                known[choice] = {"params": parameters(model), "macs": macs(model, info)}
+            except Exception as error:
+                error.add_note(f"in the model of arm '{planned.arm}'")
+                raise
         found[planned.arm] = known[choice]
     return found
 

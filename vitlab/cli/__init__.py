@@ -117,6 +117,13 @@ def _unexpected(error: Exception) -> int:
             err=True,
         )
         return UserError.exit_code
+    from vitlab.slots.blame import culprit
+
+    if (found := culprit(error)) is not None:
+        notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
+        click.echo(f"{found.place}: {type(error).__name__}: {error}{notes}\n{found}", err=True)
+        click.echo(f"This is a fault of the plugin in {found.file}.", err=True)
+        return VitlabError.exit_code
     traceback.print_exception(error)
     click.echo("This is a fault of vitlab or of a plugin, not of yours; the lines above say where.", err=True)
     return VitlabError.exit_code

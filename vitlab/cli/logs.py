@@ -2,34 +2,76 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from vitlab.cli.options import out_option
 from vitlab.errors import UserError
-from vitlab.store import TrialFolder, read_json
+from vitlab.store import Event, TrialFolder
 
 
 @click.command()
-@click.argument("trial")
+@click.argument("trial", metavar="STUDY|KEY")
+@click.option("--arm", help="The arm of STUDY, by default baseline.")
+@click.option("--seed", type=int, help="The seed of STUDY, by default 0.")
 @out_option
-def command(trial: str, out: Path) -> None:
-    """Print the events, the output and the failure of TRIAL, named by the first letters of its key."""
-    folders = sorted(path for path in (out / "trials").glob("*/*") if path.parent.name.startswith(trial))
-    if not folders or not trial.isalnum():
-        raise UserError(f"no trial whose key begins with '{trial}' in {out}")
-    keys = sorted({path.parent.name for path in folders})
-    if len(keys) > 1:
-        raise UserError(f"'{trial}' begins {len(keys)} keys: {', '.join(key[:16] for key in keys)}")
-    for path in folders:
-        click.echo(f"{path}")
-        events, _ = TrialFolder(path).events()
+def command(trial: str, arm: str | None, seed: int | None, out: Path) -> None:
+    """Print the events, the output and the failure of a trial: of STUDY (its file or folder), or by its KEY.
+
+    The first letters of KEY are enough.
+    """
+    for folder in _folders(trial, arm, seed, out):
+        click.echo(str(folder.path))
+        events, _ = folder.events()
         for event in events:
-            click.echo(f"{event.kind:8} " + "  ".join(f"{name}={value}" for name, value in event.body.items()))
-        log = path / "log.txt"
-        if log.exists():
-            click.echo(log.read_text(errors="replace"))
-        failure = read_json(path / "failure.json")
-        if failure:
-            click.echo(f"{failure['failure']}\n{failure['traceback']}")
+            click.echo(_line(event))
+        log = folder.path / "log.txt"
+        if log.is_file():
+            click.echo(log.read_text(encoding="utf-8", errors="replace"))
+        failure = folder.last_failure()
+        if failure is not None:
+            click.echo(f"{failure.failure}\n{failure.traceback}")
+
+
+def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[TrialFolder]:
+    """Return the folders of a trial, one for each version of the code.
+
+    Raises:
+        UserError: if there is none, or several keys begin so.
+    """
+    paths = sorted(path for path in (out / "trials").glob("*/*") if path.parent.name.startswith(trial))
+    if arm is None and seed is None and trial.isalnum() and paths:
+        keys = sorted({path.parent.name for path in paths})
+        if len(keys) > 1:
+            raise UserError(f"'{trial}' begins {len(keys)} keys: {', '.join(key[:16] for key in keys)}")
+        return [TrialFolder(path) for path in paths]
+    if arm is None and seed is None and not (Path(trial).exists() or (out / "studies" / trial).is_dir()):
+        raise UserError(f"no trial whose key begins with '{trial}' in {out}, and no study of that name")
+    from vitlab.findings import open_study
+
+    plan, store = open_study(Path(trial), out=out)
+    wanted = plan.find("baseline" if arm is None else arm, 0 if seed is None else seed)
+    folder = store.trial(wanted.key, wanted.code)
+    if not folder.path.is_dir():
+        raise UserError(f"this trial has not begun; 'vitlab run' trains it, in {folder.path}")
+    return [folder]
+
+
+def _line(event: Event) -> str:
+    """Return an event on one line, numbers rounded to four digits."""
+    moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.t / 1000))
+    return f"{moment}  {event.kind:8}  {'  '.join(_pairs(event.body))}"
+
+
+def _pairs(values: Mapping[str, Any]) -> list[str]:
+    pairs: list[str] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            pairs += _pairs(value)
+        else:
+            pairs.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    return pairs

@@ -100,6 +100,7 @@ def command(
         watch=watch,
     )
     from vitlab import report
+    from vitlab.findings import logs_command
 
     if as_json:
         click.echo(report.render(answer.plan, answer.store, "json"))
@@ -108,7 +109,8 @@ def command(
         click.echo(_epilogue(answer))
     if answer.failed:
         said = f"{answer.failed} trial{'s' if answer.failed != 1 else ''}"
-        raise TrialFailed(f"{said} failed; 'vitlab logs' shows why, --retry-failed trains them again.")
+        why = logs_command(answer.plan, answer.store)
+        raise TrialFailed(f"{said} failed; '{why}' shows why, --retry-failed trains them again.")
 
 
 def _detach(file: Path, out: Path, changes: Mapping[str, Any], plugins: tuple[Path, ...], options: list[str]) -> None:

@@ -34,9 +34,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
-from vitlab.errors import Lost, OutOfMemory, Refused, VitlabError
+from vitlab.errors import Lost, OutOfMemory, Refused
 from vitlab.plan.values import Trial
 from vitlab.slots import Slot
+from vitlab.slots.blame import sentence_with_place
 from vitlab.spec import RunSpec
 from vitlab.store import Busy, TrialFolder, holder, locks, process
 
@@ -361,8 +362,6 @@ def kill(name: str) -> bool:
 
 
 def one_sentence(error: BaseException) -> str:
-    """An exception on one line: ours as they are, others with their type."""
-    text = " ".join(str(error).split())
-    if not isinstance(error, VitlabError):
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    """Return an exception on one line of at most 500 characters, see :func:`vitlab.slots.blame.sentence_with_place`."""
+    text = sentence_with_place(error)
     return text if len(text) <= 500 else text[:499] + "…"

@@ -54,6 +54,11 @@ def registered(slot: str) -> list[FromFile]:
     return [known for known in _from_files if known.slot.name == slot]
 
 
+def loaded() -> list[Path]:
+    """Return the files that have been run."""
+    return list(_files)
+
+
 def load_file(file: Path | str) -> Origin:
     """Run a Python file that registers components, for this process.
 

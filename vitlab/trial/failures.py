@@ -6,8 +6,8 @@ import traceback
 
 import torch
 
-from vitlab.errors import VitlabError
 from vitlab.plan.trial import Trial
+from vitlab.slots.blame import sentence_with_place
 from vitlab.store import TrialFolder
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
@@ -30,12 +30,11 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def sentence_of(error: BaseException, trial: Trial) -> str:
-    """Why it failed: ours as they are, others with their type."""
+    """Return why a trial failed: our own errors as they are, others with their type and the line of a plugin."""
     if out_of_memory(error):
         batch_size = trial.spec["train"].get("batch_size")
         return (
             f"memory ran out, with train.batch_size {batch_size}; a smaller one, a smaller model, "
             f"or fewer trials at a time (run.workers) need less"
         )
-    text = " ".join(str(error).split())
-    return text if isinstance(error, VitlabError) else f"{type(error).__name__}: {text}"
+    return sentence_with_place(error)

@@ -1,0 +1,297 @@
+"""A fuzzer of stored files: a finished study whose files are cut, flipped, retyped, emptied or replaced by folders.
+
+    python tests/fuzz_store.py --mutants 10000 --seed 7
+
+Every mutant is read by the commands that read a store.  Each must answer or end in an error with a sentence: no other
+exception, no hang, no write outside the folder.  A run must then complete the study, with the results it had.
+Mutant ``i`` of a seed is always the same; ``--only SEED:I`` runs it alone and shows the traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+import click
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fuzz_studies import GUARD, LIMIT_S, Finding, Hang
+from mutations import mutate_bytes, mutate_tree
+
+STUDY = {
+    "study": "tiny",
+    "question": "Does the position matter?",
+    "base": {
+        "data": {"type": "synthetic", "image_size": 8, "train_images": 64, "test_images": 16, "num_classes": 2},
+        "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "position": "sinusoidal"},
+        "train": {"steps": 2, "batch_size": 16, "evaluations": 2},
+    },
+    "design": {"one_at_a_time": {"model.position": ["none"]}},
+    "seeds": 2,
+    "run": {"executor": "inline", "tracker": "none", "keep": "last"},
+}
+
+READERS: tuple[tuple[str, ...], ...] = (
+    ("report", "tiny"),
+    ("report", "tiny", "--format", "csv"),
+    ("report", "tiny", "--format", "json"),
+    ("report", "tiny", "--format", "md"),
+    ("compare", "tiny", "tiny"),
+    ("status", "tiny"),
+    ("status", "tiny", "--json"),
+    ("logs", "KEY"),
+    ("logs", "tiny", "--arm", "baseline", "--seed", "0"),
+    ("plan", "STUDY"),
+    ("gc",),
+    ("results",),
+    ("predictions",),
+    ("load",),
+    ("sync",),
+)
+
+
+def build(root: Path) -> Path:
+    """Train the study in ``root/out``.  Returns its file."""
+    from vitlab import lab
+
+    file = root / "tiny.yaml"
+    file.write_text(yaml.safe_dump(STUDY))
+    answer = lab.run(file, out=root / "out")
+    assert answer.trained == 4, answer.failed
+    trial = answer.plan.trials[0].trial
+    answer.store.trial(trial.key, trial.code).emit("start", attempt=2)
+    (root / "out" / "studies" / "tiny" / "tracked-offsets.json").write_text('{"place": {}}')
+    return file
+
+
+def stored(out: Path) -> list[Path]:
+    """Return every file of a store, in a fixed order."""
+    return sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
+
+
+def mutate(rng: Random, out: Path) -> list[str]:
+    """Damage one to three files of a store.  Returns what was done."""
+    done = []
+    files = stored(out)
+    likely = [file for file in files if file.suffix in (".json", ".jsonl", ".yaml")]
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        name = rng.choice(likely if rng.random() < 0.8 else files)
+        file = out / name
+        if not file.is_file():
+            continue
+        kind = rng.randrange(10)
+        if kind < 5 and name.suffix == ".json":
+            tree = mutate_tree(rng, json.loads(file.read_bytes()), changes=rng.choice((1, 1, 2)))
+            file.write_bytes(json.dumps(tree).encode("utf-8", "surrogatepass"))
+            done.append(f"{name}: tree")
+        elif kind < 5 and name.suffix == ".jsonl":
+            lines = file.read_text().splitlines()
+            at = rng.randrange(len(lines)) if lines else 0
+            lines[at : at + 1] = [json.dumps(mutate_tree(rng, json.loads(lines[at])))] if lines else []
+            file.write_text("\n".join(lines) + "\n")
+            done.append(f"{name}: line {at}")
+        elif kind == 5:
+            file.unlink()
+            file.mkdir()
+            done.append(f"{name}: folder")
+        elif kind == 6:
+            file.write_bytes(
+                rng.choice((b"", b"\0" * 64, b"\xff\xfe\xfa", b"null", b"[]", b"{}", b'"x"', b"7", b"[" * 9999))
+            )
+            done.append(f"{name}: replaced")
+        elif kind == 7:
+            file.unlink()
+            done.append(f"{name}: deleted")
+        else:
+            file.write_bytes(mutate_bytes(rng, file.read_bytes()))
+            done.append(f"{name}: bytes")
+    return done
+
+
+class Bench:
+    """A finished study, and a copy of it that is damaged."""
+
+    def __init__(self, root: Path) -> None:
+        os.environ["XDG_CACHE_HOME"] = str(root / "cache")
+        self.root = root
+        self.file = build(root)
+        self.whole = root / "whole"
+        (root / "out").rename(self.whole)
+        self.out = root / "out"
+        self.key = next((self.whole / "trials").iterdir()).name
+        from vitlab.store import TrialFolder
+
+        self.results = {
+            path.relative_to(self.whole): repr(TrialFolder(path).result())
+            for path in (self.whole / "trials").glob("*/*")
+        }
+
+    def restore(self) -> None:
+        from vitlab import store
+
+        if self.out.exists():
+            shutil.rmtree(self.out)
+        shutil.copytree(self.whole, self.out)
+        store._checked.clear()
+        store._reported.clear()
+
+    def call(self, words: Sequence[str]) -> None:
+        """Run a command in this process."""
+        from vitlab import cli, findings
+
+        if words == ("results",):
+            findings.results("tiny", out=self.out)._repr_html_()
+        elif words == ("predictions",):
+            findings.predictions("tiny", out=self.out)
+        elif words == ("load",):
+            findings.load("tiny", out=self.out)
+        else:
+            places = {"KEY": self.key[:12], "STUDY": str(self.file)}
+            arguments = [places.get(word, word) for word in words]
+            where = [str(self.out)] if words[0] == "sync" else ["--out", str(self.out)]
+            cli.cli.main([*arguments, *where], standalone_mode=False)
+
+    def train(self, todo: Sequence[Any], store: Any, *_: Any) -> int:
+        """Stand in for :func:`vitlab.execution.execute`: write what the trials had written."""
+        from vitlab.store import TrialFolder, write_bytes, write_json
+
+        for planned in todo:
+            folder = store.trial(planned.trial.key, planned.trial.code)
+            before = TrialFolder(self.whole / folder.path.relative_to(self.out.resolve()))
+            with folder.lease():
+                folder.mend()
+                write_json(folder.spec, planned.trial.to_json())
+                folder.emit("start", attempt=2)
+                for file in (before.weights, before.predictions):
+                    write_bytes(folder.path / file.name, file.read_bytes())
+                result = before.result()
+                assert result is not None
+                folder.finish(result)
+        return 0
+
+    def run(self) -> None:
+        """Run the study, and require that it is complete."""
+        from vitlab import lab
+        from vitlab.store import TrialFolder
+
+        with mock.patch.object(lab, "execute", self.train), mock.patch("vitlab.report.figures.figures", lambda *_: {}):
+            answer = lab.run(self.file, out=self.out, retry_failed=True)
+        assert answer.failed == 0, answer
+        found = {name: repr(TrialFolder(self.out / name).result()) for name in self.results}
+        assert {name for name, result in found.items() if result == "None"} == set()
+
+    def examine(self, seed: int, index: int, chosen: int = 3) -> Finding | None:
+        """Run one mutant."""
+        from vitlab.errors import VitlabError
+
+        rng = Random(f"{seed}:{index}")
+        self.restore()
+        done = mutate(rng, self.out)
+        commands: list[tuple[str, ...]] = rng.sample(READERS, chosen)
+        if rng.random() < 0.3:
+            commands.append(("run",))
+            commands.append(("report", "tiny", "--format", "json"))
+        for words in commands:
+            what = f"{done} {' '.join(words)}"
+
+            def stop(*_: object) -> None:
+                raise Hang
+
+            signal.signal(signal.SIGVTALRM, stop)
+            signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
+            try:
+                with GUARD.watching(self.out) as broken, _quiet():
+                    if words == ("run",):
+                        self.run()
+                    else:
+                        self.call(words)
+            except Hang:
+                return Finding(f"{seed}:{index}", f"{what}: more than {LIMIT_S} s of CPU time", "")
+            except (click.ClickException, VitlabError) as error:
+                if not str(error).strip() or getattr(error, "exit_code", 0) == 3:
+                    return Finding(f"{seed}:{index}", f"{what}\n{traceback.format_exc()}", "")
+                if words == ("run",):
+                    return Finding(f"{seed}:{index}", f"{what}\n{traceback.format_exc()}", "")
+            except (Exception, SystemExit):
+                return Finding(f"{seed}:{index}", f"{what}\n{traceback.format_exc()}", "")
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            if broken:
+                return Finding(f"{seed}:{index}", f"{what}\n" + "\n".join(broken), "")
+        return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")), redirect_stderr(io.StringIO()):
+        yield
+
+
+@contextmanager
+def bench() -> Iterator[Bench]:
+    """Build the study in a temporary folder; logs go nowhere."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    logging.disable(logging.WARNING)
+    try:
+        with tempfile.TemporaryDirectory(prefix="fuzz-store-") as name:
+            made = Bench(Path(name).resolve())
+            made.restore()
+            for words in READERS:  # imports, caches
+                with _quiet():
+                    made.call(words)
+            made.run()
+            yield made
+    finally:
+        logging.disable(logging.NOTSET)
+        os.environ.pop("XDG_CACHE_HOME", None)
+        if before is not None:
+            os.environ["XDG_CACHE_HOME"] = before
+
+
+def main() -> int:
+    """Run the fuzzer as a command; 1 where a mutant did not end as it must."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mutants", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=int, default=0, help="first mutant")
+    parser.add_argument("--only", metavar="SEED:I", help="run one mutant and print it")
+    options = parser.parse_args()
+    seen: Counter[str] = Counter()
+    with bench() as made:
+        numbers = range(options.start, options.start + options.mutants)
+        seed = options.seed
+        if options.only:
+            seed, number = map(int, options.only.split(":"))
+            numbers = range(number, number + 1)
+        for index in numbers:
+            finding = made.examine(seed, index)
+            if finding is not None:
+                kind = "|".join(line.strip() for line in finding.what.strip().splitlines()[-4:] if "^^" not in line)
+                if kind not in seen:
+                    print(finding, flush=True)
+                seen[kind] += 1
+            if (index + 1) % 500 == 0:
+                print(f"{index + 1 - options.start:,}: {sum(seen.values())} findings", file=sys.stderr, flush=True)
+    print(f"{len(numbers):,} mutants of seed {seed}: {sum(seen.values())} findings of {len(seen)} kinds")
+    return 1 if seen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
