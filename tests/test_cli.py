@@ -252,14 +252,15 @@ class Short(NoPosition):
 
 @pytest.mark.parametrize("words", [["validate", "--build"], ["plan", "--cost"]])
 def test_failure_inside_a_plugin_file_names_its_line(tmp_path: Path, words: list[str]) -> None:
-    plugin = tmp_path / "my_blocks.py"
-    plugin.write_text(BLOCKS)
+    name = f"short_{words[0]}"
+    plugin = tmp_path / f"{name}.py"
+    plugin.write_text(BLOCKS.replace("short", name))
     line = 1 + next(index for index, text in enumerate(BLOCKS.splitlines()) if "return x_BTD" in text)
-    file = write(tmp_path, design={"one_at_a_time": {"model.position": ["short"]}}, seeds=1)
+    file = write(tmp_path, design={"one_at_a_time": {"model.position": [name]}}, seeds=1)
     code, printed, err = call(*words, file, "--plugin", plugin)
     assert code == 3, printed
     first = err.splitlines()[0]
-    assert first.startswith(f"{plugin}:{line}: RuntimeError: The size of tensor a") and "position=short" in first, err
+    assert first.startswith(f"{plugin}:{line}: RuntimeError: ") and f"position={name}" in first, err
     assert err.splitlines()[-1] == f"This is a fault of the plugin in {plugin}." and "torch/" not in err
     assert len(err.splitlines()) <= 6, err
     code, _, err = call("run", file, "--out", tmp_path / "out", "--plugin", plugin)
