@@ -224,14 +224,15 @@ class ViT(Model):
 
     @classmethod
     def why_not(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
-        return cls._anatomy(data, options).why_not()
+        return cls.anatomy(data, options).why_not()
 
     @classmethod
     def work(cls, data: DataInfo, options: Mapping[str, Any]) -> Work | None:
-        return cls._anatomy(data, options).work()
+        return cls.anatomy(data, options).work()
 
     @classmethod
-    def _anatomy(cls, data: DataInfo, options: Mapping[str, Any]) -> Anatomy:
+    def anatomy(cls, data: DataInfo, options: Mapping[str, Any]) -> Anatomy:
+        """Return the component at every place of the model with these options."""
         known = model.options(cls).model_validate(cls.complete(options))
         return Anatomy.of(
             data,

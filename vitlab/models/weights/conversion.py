@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from torch import Tensor
 
 from vitlab.components.position import Resampling
-from vitlab.errors import OptionError, WeightsError, nearest
+from vitlab.errors import GeometryError, OptionError, WeightsError, nearest
 from vitlab.geometry import Pair
 from vitlab.models.vit import ViT
 from vitlab.models.weights.adapt import regridded, with_rows, without_head
 from vitlab.models.weights.architecture import Architecture
-from vitlab.models.weights.files import container_of, write_file
+from vitlab.models.weights.files import Contents, container_of, write_file
 from vitlab.models.weights.known import Known, some
 from vitlab.models.weights.names import State
-from vitlab.models.weights.opening import FORMATS, HEADER, Checkpoint, misfits, read, refuse_misfits
-from vitlab.store import write_json
+from vitlab.models.weights.opening import FORMATS, HEADER, Checkpoint, misfits, read, refuse_misfits, understood
+from vitlab.models.weights.rereading import SHOWN, differences
+from vitlab.plan.checkpoints import NAMES_ON_THE_HUB, files_of
+from vitlab.store import read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -109,18 +112,24 @@ def convert(
             raise WeightsError(
                 f"the head reads the mean of the patches, and in the format {to} it reads the class token"
             )
+        state, found = _with_normed_tokens(state, found)
         new = _grid(found, grid, image)
         state = regridded(state, found.grid, new, how)
         rows = _rows(state, found, to)
         state = with_rows(state, found.prefix, found.prefix_rows, rows)
         written = FORMATS[to].from_canonical(state, found.heads)
+        step = tuple(pixels // side for pixels, side in zip(found.info.image, found.grid, strict=True))
+        pixels = (new[0] * step[0], new[1] * step[1])
+        found = replace(found, info=replace(found.info, image=pixels), grid=new, prefix_rows=rows)
+        known = found.known()
+        described = _description(target, found, known) if to.startswith("hf") else {}
+        _reread(target, to, written, described, state, found)
     except (WeightsError, OptionError) as error:
         raise WeightsError(f"{source}: {error}") from None
-    step = tuple(pixels // side for pixels, side in zip(found.info.image, found.grid, strict=True))
-    pixels = (new[0] * step[0], new[1] * step[1])
-    known = found.known().model_copy(update={"grid": new, "image": pixels, "prefix_rows": rows})
     write_file(target, written, {HEADER: known.model_dump_json(exclude_none=True)})
-    beside = _for_the_hub(target, found, known) if to.startswith("hf") else []
+    for file, content in described.items():
+        write_json(file, content)
+    beside = list(described)
     notes = [checkpoint.opened, *(f"assumed: {sentence}" for sentence in found.assumed)]
     dropped = (*checkpoint.dropped, *gone)
     notes.append(f"left out: {some(dropped)}" if dropped else "")
@@ -175,10 +184,84 @@ def _rows(state: State, found: Architecture, to: str) -> Literal["own", "none"]:
     return shown or ("none" if found.prefix_rows == "none" else "own")
 
 
-def _for_the_hub(target: Path, found: Architecture, known: Known) -> list[Path]:
-    """What ``from_pretrained`` wants beside a file of the hub's name; what is there already is left alone."""
-    if target.name not in ("model.safetensors", "pytorch_model.bin") or target.with_name("config.json").exists():
-        return []
+def _with_normed_tokens(state: dict[str, Tensor], found: Architecture) -> tuple[dict[str, Tensor], Architecture]:
+    """Return the model with its last norm on the tokens, where the head reads single tokens and so computes the same.
+
+    A norm treats each token by itself.  Most libraries have it on the tokens alone, and those that have it after
+    pooling expect it before a mean.
+    """
+    head = found.options["head"]
+    single = head["type"] == "distilled" or head.get("pool", "cls") == "cls"
+    if found.options["final_norm_at"] != "pooled" or not single or "head.weight" not in state:
+        return state, found
+    renamed = {
+        f"norm.{name.removeprefix('fc_norm.')}" if name.startswith("fc_norm.") else name: value
+        for name, value in state.items()
+    }
+    return renamed, replace(found, options={**found.options, "final_norm_at": "tokens"})
+
+
+def _reread(
+    target: Path,
+    to: str,
+    written: Mapping[str, Tensor],
+    described: Mapping[Path, Mapping[str, Any]],
+    state: State,
+    found: Architecture,
+) -> None:
+    """Read what is to be written, and compare it with the model it is written from.
+
+    Args:
+        target: the file.
+        to: its format.
+        written: its tensors.
+        described: what is written beside it.
+        state: the canonical tensors.
+        found: the model.
+
+    Raises:
+        WeightsError: if the format cannot hold the model.
+    """
+    refusal = f"this model cannot be written in the format {to}"
+    if FORMATS[to].square:
+        sides = {"images": found.info.image, "patches": _sides(found.options["patch_size"])}
+        for what, (height, width) in sides.items():
+            if height != width:
+                raise WeightsError(f"{refusal}: its {what} are of {height}x{width} pixels, and there they are square")
+    beside = {file.name: described.get(file) or read_json(file) or {} for file in files_of(target)[1:]}
+    contents = Contents(
+        target,
+        container_of(target),
+        dict(written),
+        config=beside.get("config.json", {}),
+        preprocessor=beside.get("preprocessor_config.json", {}),
+    )
+    headless = 1 if "head.weight" not in state else None
+    try:
+        checkpoint = understood(contents, to)
+        again = checkpoint.architecture(found.known(), headless)
+        unequal = differences(found, again, head=headless is None, shapes=False)
+        own = {name: value for name, value in _skeleton(again).items() if not (headless and name.startswith("head."))}
+        faults = any(misfits(own, checkpoint.state).values()) or checkpoint.unknown
+        if faults and not unequal:
+            unequal = differences(found, again, head=headless is None, shapes=True)
+        if not unequal:
+            refuse_misfits(own, checkpoint.state, checkpoint.unknown)
+    except (WeightsError, OptionError, GeometryError) as error:
+        raise WeightsError(f"{refusal}, which reads it otherwise: {error}") from None
+    if unequal:
+        more = f", and {len(unequal) - SHOWN} more" if len(unequal) > SHOWN else ""
+        raise WeightsError(f"{refusal}: {'; '.join(unequal[:SHOWN])}{more}")
+
+
+def _sides(patch_size: Any) -> Pair:
+    return (patch_size, patch_size) if isinstance(patch_size, int) else (patch_size[0], patch_size[1])
+
+
+def _description(target: Path, found: Architecture, known: Known) -> dict[Path, dict[str, Any]]:
+    """Return what ``from_pretrained`` needs beside a file of the hub's name; existing files are left alone."""
+    if target.name not in NAMES_ON_THE_HUB or target.with_name("config.json").exists():
+        return {}
     distilled = "distillation" in found.prefix
     kind = (
         (
@@ -208,21 +291,15 @@ def _for_the_hub(target: Path, found: Architecture, known: Known) -> list[Path]:
         "id2label": dict(enumerate(labels)),
         "label2id": {label: index for index, label in enumerate(labels)},
     }
-    files = [target.with_name("config.json")]
-    write_json(files[0], config)
+    described: dict[Path, dict[str, Any]] = {target.with_name("config.json"): config}
     if not target.with_name("preprocessor_config.json").exists():
-        files.append(target.with_name("preprocessor_config.json"))
-        size = {"height": known.image[0], "width": known.image[1]}
-        write_json(
-            files[1],
-            {
-                "image_processor_type": "ViTImageProcessor",
-                "size": size,
-                "image_mean": known.mean,
-                "image_std": known.std,
-            },
-        )
-    return files
+        described[target.with_name("preprocessor_config.json")] = {
+            "image_processor_type": "ViTImageProcessor",
+            "size": {"height": known.image[0], "width": known.image[1]},
+            "image_mean": known.mean,
+            "image_std": known.std,
+        }
+    return described
 
 
 def _differences(found: Architecture, known: Known, to: str) -> list[str]:

@@ -91,6 +91,7 @@ class Torchvision(Format):
     title = "torchvision"
     convention = Known(eps=1e-6, gelu="none", prefix_rows="own", pool="cls", mean=IMAGENET[0], std=IMAGENET[1])
     needs_rows = True
+    square = True
     needs = (*NEEDED, "blocks.0.attn.qkv.bias")
     _names = Dictionary(_TORCHVISION)
 

@@ -33,6 +33,7 @@ class Format:
     convention: ClassVar[Known]  #: what is so in this library unless a file says otherwise
     needs: ClassVar[tuple[str, ...]] = ()  #: canonical names it cannot be without
     needs_rows: ClassVar[bool] = False  #: whether the tokens before the patches must have rows of positions
+    square: ClassVar[bool] = False  #: whether images and patches must be square
 
     def recognise(self, names: Collection[str]) -> bool:
         """Whether these look like the names of this format."""

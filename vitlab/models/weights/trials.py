@@ -92,6 +92,9 @@ class Trained:
             return f"patch '{patch}' is in no other format"
         if self.options["head"]["type"] not in ("linear", "mlp", "distilled"):
             return f"head '{self.options['head']['type']}' is in no other format"
+        norms = [block.norm.type for block in self.model.anatomy(self.info, _without_type(self.options)).blocks]
+        if other := next((norm for norm in norms if norm not in ("layernorm", "rmsnorm")), None):
+            return f"norm '{other}' of a block is in no other format"
         foreign = [type(part).__name__ for part in self.model.modules() if not type(part).__module__.startswith(_OURS)]
         if foreign:
             return f"{foreign[0]} is a part of somebody else's, and in no other format"
@@ -131,5 +134,10 @@ def trained(contents: Contents) -> Trained:
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _without_type(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "type"}
+
 
 _OURS = ("vitlab.", "torch.")

@@ -1,0 +1,283 @@
+"""A trial's model in other formats: equal when it is read again, refused by name, or with a note on what to say."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vitlab.data.torchvision_import import torchvision
+from vitlab.errors import WeightsError
+from vitlab.geometry import DataInfo
+from vitlab.models.contract import Model
+from vitlab.models.weights import Known, convert, open_model
+from vitlab.plan.values import Trial
+from vitlab.slots import slot
+from vitlab.store import write_json
+from vitlab.training.artifacts import Sight, write_weights
+
+tv = torchvision("torchvision.models")  # before timm and transformers, which import it as it is
+timm = pytest.importorskip("timm.models.vision_transformer")
+transformers = pytest.importorskip("transformers")
+
+VIT: dict[str, Any] = {"type": "vit", "patch_size": 4, "dim": 16, "depth": 2, "heads": 2}
+FILES = {
+    "timm": "b.safetensors",
+    "deit": "b.safetensors",
+    "torchvision": "b.safetensors",
+    "hf": "model.safetensors",
+    "hf-memory": "b.safetensors",
+    "google": "b.npz",
+}
+"""A file of each format; all but Google's hold in their header, or beside them, what tensors do not show."""
+
+EPS = {"type": "layernorm", "eps": 1e-3}
+TANH = {"type": "gelu", "approximate": "tanh"}
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "final_norm_at": [{}, {"final_norm_at": "pooled"}],
+    "head": [
+        {},
+        {"head": {"type": "linear", "pool": "gap"}},
+        {"head": {"type": "linear", "pool": "map"}},
+        {"head": {"type": "linear", "pool": "map", "approximate": "tanh"}},
+        {"head": {"type": "mlp", "representation_size": 8}},
+        *(
+            {"prefix": ["class", "distillation"], "head": {"type": "distilled", "fusion": fusion}}
+            for fusion in ("logits", "softmax", "cls", "dist")
+        ),
+        {"prefix": [], "head": {"type": "linear", "pool": "gap"}},
+    ],
+    "final_norm": [{}, {"final_norm": EPS}, {"final_norm": "rmsnorm"}, {"final_norm": "none"}],
+    "norm": [{}, {"norm": EPS}, {"norm": EPS, "final_norm": EPS}, {"norm": "rmsnorm"}, {"norm": "none"}],
+    "mlp": [{}, {"mlp": TANH}, {"mlp": {"type": "gelu", "ratio": 1.3}}, {"mlp": "swiglu"}],
+    "blocks": [
+        {},
+        {"blocks": {"1": {"norm": EPS}}},
+        {"blocks": {"0": {"mlp": TANH}}},
+        {"blocks": {"1": {"mlp": TANH}}},
+        {"blocks": {"1": {"mlp": {"type": "gelu", "ratio": 2.0}}}},
+        {"blocks": {"0": {"mlp": "swiglu"}}},
+        {"blocks": {"1": {"attention": {"type": "split", "qkv_bias": False}}}},
+        {"blocks": {"1": {"norm": "rmsnorm"}}},
+        {"blocks": {"0-1": {"mlp": TANH}}},
+    ],
+    "attention": [
+        {},
+        {"attention": {"type": "fused", "qk_norm": "layernorm"}},
+        {"attention": {"type": "fused", "qk_norm": EPS}},
+        {"attention": {"type": "per_head", "qk_norm": "rmsnorm", "drop": 0.1}},
+        {"attention": {"type": "split", "qkv_bias": False}},
+    ],
+    "patch": [
+        {},
+        {"patch": {"type": "linear", "norm": "layernorm"}},
+        {"patch": {"type": "linear", "norm": EPS}},
+        {"patch": {"type": "linear", "norm": "rmsnorm"}},
+        {"patch": {"type": "linear", "bias": False}},
+        {"patch_size": [4, 2]},
+        {"patch": {"type": "resnet", "layers": [1], "width_factor": 0.3}, "patch_size": 1},
+    ],
+    "rest": [
+        {},
+        {"registers": 2},
+        {"layer_scale": 0.1},
+        {"position": {"type": "learned", "prefix_rows": "none"}},
+        {"position": "none"},
+        {"position": "sincos2d"},
+    ],
+}
+
+
+def left(folder: Path, options: dict[str, Any], image: tuple[int, int] = (16, 16)) -> tuple[Path, Model]:
+    """The file and the model that a trial with these options would leave."""
+    info = DataInfo(image=image, channels=3, classes=5)
+    choice = slot("model").resolve({**VIT, **options})
+    model: Model = slot("model").build(choice, info)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator) * 0.3 + (0.5 if parameter.ndim < 2 else 0)
+            parameter.copy_((drawn * 1024).round() / 1024)  # so that a row of positions added to a token is exact
+    folder.mkdir(exist_ok=True)
+    write_weights(folder / "weights.safetensors", model.state_dict(), Sight(info, (0.5,) * 3, (0.5,) * 3))
+    spec = {"data": {"type": "digits"}, "model": choice.plain(), "train": {}}
+    write_json(folder / "spec.json", Trial(spec, {}, (), None).to_json())
+    return folder / "weights.safetensors", model.double().eval()
+
+
+def logits(model: torch.nn.Module, image: tuple[int, int] = (16, 16)) -> Tensor:
+    x_BCHW = torch.randn(3, 3, *image, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with torch.no_grad():
+        output = model.double().eval()(x_BCHW)
+    if isinstance(model, Model):
+        return model.views(output)[""]
+    return output if isinstance(output, Tensor) else output.logits  # type: ignore[no-any-return]
+
+
+def said_by(notes: tuple[str, ...]) -> Known:
+    """What a reader of the notes on an .npz knows of its model, and the size of its images."""
+    text = " ".join(notes)
+    eps = float(text.partition("have eps ")[2].partition(",")[0]) if "have eps" in text else None
+    gelu = "none" if "its GELU is exact" in text else "tanh" if "its GELU is" in text else None
+    return Known.model_validate({"eps": eps, "gelu": gelu, "image": (16, 16)})
+
+
+def outcome(folder: Path, options: dict[str, Any], to: str) -> str:
+    """``equal``, or the sentence by which a model is refused."""
+    file, model = left(folder, options)
+    target = folder / FILES[to]
+    for other in folder.glob("*.json"):
+        if other.name != "spec.json":
+            other.unlink()
+    target.unlink(missing_ok=True)
+    try:
+        done = convert(file, target, to)
+    except WeightsError as error:
+        assert not target.exists() and "\n" not in str(error)
+        return str(error).partition(": ")[2]
+    said = said_by(done.notes) if to == "google" else Known()
+    torch.testing.assert_close(logits(open_model(target, said=said).model), logits(model), rtol=1e-10, atol=1e-10)
+    return "equal"
+
+
+@pytest.mark.parametrize("to", FILES)
+def test_a_model_is_equal_when_read_again_or_refused(to: str, tmp_path: Path) -> None:
+    """Every option alone, and drawn combinations of them."""
+    alone = [option for options in OPTIONS.values() for option in options if option]
+    draw = random.Random(0)
+    mixed = []
+    for _ in range(30):
+        places = draw.sample(list(OPTIONS), 3)
+        mixed.append({name: value for place in places for name, value in draw.choice(OPTIONS[place]).items()})
+    found = []
+    for options in [{}, *alone, *mixed]:
+        if (
+            slot("model")
+            .get("vit")
+            .why_not(  # type: ignore[attr-defined]
+                DataInfo(image=(16, 16), channels=3, classes=5), slot("model").resolve({**VIT, **options}).options
+            )
+        ):
+            continue
+        try:
+            found.append(outcome(tmp_path / "trial", options, to))
+        except AssertionError as error:
+            raise AssertionError(f"{options}: {error}") from error
+    assert found[0] == "equal" and found.count("equal") >= 8
+    assert len(set(found)) > 5
+
+
+@pytest.mark.parametrize(
+    ("options", "to", "sentence"),
+    [
+        ({"final_norm": EPS}, "timm", "final_norm.eps is 0.001, and the file holds 1e-06"),
+        ({"attention": {"type": "fused", "qk_norm": EPS}}, "timm", "attention.qk_norm.eps is 0.001, and the file"),
+        ({"patch": {"type": "linear", "norm": EPS}}, "timm", "patch.norm.eps is 0.001, and the file holds 1e-06"),
+        ({"patch": {"type": "linear", "norm": "rmsnorm"}}, "timm", "patch.norm is rmsnorm, and the file holds layern"),
+        ({"blocks": {"1": {"norm": EPS}}}, "hf", "norm.eps of block 1 is 0.001, and the file holds 1e-06"),
+        (
+            {"blocks": {"1": {"mlp": TANH}}},
+            "torchvision",
+            "mlp.approximate of block 1 is tanh, and the file holds none",
+        ),
+        ({"blocks": {"1": {"mlp": {"type": "gelu", "ratio": 2}}}}, "timm", "mlp.ratio of block 1 is 2, and the file"),
+        ({"norm": "none"}, "timm", "norm 'none' of a block is in no other format"),
+        (
+            {"head": {"type": "linear", "pool": "map", "approximate": "tanh"}},
+            "timm",
+            "head.approximate is tanh, and the file holds none",
+        ),
+        (
+            {"prefix": ["class", "distillation"], "head": {"type": "distilled", "fusion": "softmax"}},
+            "hf",
+            "head.fusion is softmax, and the file holds logits",
+        ),
+        (
+            {"patch": {"type": "resnet", "layers": [1], "width_factor": 0.3}, "patch_size": 1},
+            "timm",
+            "patch.width_factor is 0.3, and the file holds",
+        ),
+        ({"patch_size": [4, 2]}, "torchvision", "its patches are of 4x2 pixels, and there they are square"),
+    ],
+)
+def test_what_a_file_cannot_hold_is_named(options: dict[str, Any], to: str, sentence: str, tmp_path: Path) -> None:
+    assert sentence in outcome(tmp_path / "trial", options, to)
+
+
+def test_torchvision_has_square_images_alone(tmp_path: Path) -> None:
+    file, _ = left(tmp_path / "trial", {}, image=(16, 8))
+    with pytest.raises(WeightsError, match="its images are of 16x8 pixels, and there they are square"):
+        convert(file, tmp_path / "b.pth", "torchvision")
+
+
+def test_a_description_of_another_model_beside_the_target_is_noticed(tmp_path: Path) -> None:
+    file, _ = left(tmp_path / "trial", {})
+    write_json(tmp_path / "config.json", {"model_type": "vit", "hidden_size": 16, "num_attention_heads": 4})
+    with pytest.raises(WeightsError, match="heads"):
+        convert(file, tmp_path / "model.safetensors", "hf")
+
+
+# -- as the libraries read them ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({"final_norm_at": "pooled"}, {}),
+        ({"final_norm_at": "pooled", "head": {"type": "linear", "pool": "gap"}}, {"global_pool": "avg"}),
+        ({"head": {"type": "linear", "pool": "gap"}}, {"global_pool": "avg", "fc_norm": False}),
+        ({"norm": EPS, "final_norm": EPS}, {"norm_layer": "eps"}),
+        ({"mlp": TANH}, {"act_layer": "gelu_tanh"}),
+        ({"registers": 2, "layer_scale": 0.1}, {"reg_tokens": 2, "init_values": 0.1}),
+        ({"attention": {"type": "per_head", "qkv_bias": False}}, {"qkv_bias": False}),
+    ],
+)
+def test_timm_computes_the_same(options: dict[str, Any], arguments: dict[str, Any], tmp_path: Path) -> None:
+    if arguments.get("norm_layer") == "eps":
+        arguments = {"norm_layer": partial(torch.nn.LayerNorm, eps=1e-3)}
+    file, model = left(tmp_path / "trial", options)
+    convert(file, tmp_path / "b.pth", "timm")
+    base = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
+    theirs = timm.VisionTransformer(**base, **arguments)
+    theirs.load_state_dict(torch.load(tmp_path / "b.pth"), strict=True)
+    torch.testing.assert_close(logits(theirs), logits(model), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"final_norm_at": "pooled", "norm": EPS, "final_norm": EPS},
+        {"mlp": {"type": "gelu", "ratio": 1.3, "approximate": "tanh"}},
+        {"final_norm_at": "pooled", "prefix": ["class", "distillation"], "head": "distilled"},
+    ],
+)
+def test_transformers_computes_the_same(options: dict[str, Any], tmp_path: Path) -> None:
+    file, model = left(tmp_path / "trial", options)
+    convert(file, tmp_path / "model.safetensors", "hf")
+    kind = "DeiTForImageClassificationWithTeacher" if "prefix" in options else "ViTForImageClassification"
+    theirs = getattr(transformers, kind).from_pretrained(tmp_path, attn_implementation="sdpa")
+    torch.testing.assert_close(logits(theirs), logits(model), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_torchvision_computes_the_same(pooled: bool, tmp_path: Path) -> None:
+    options = {"final_norm_at": "pooled"} if pooled else {"head": {"type": "mlp", "representation_size": 8}}
+    file, model = left(tmp_path / "trial", options)
+    convert(file, tmp_path / "b.pth", "torchvision")
+    theirs = tv.VisionTransformer(
+        image_size=16,
+        patch_size=4,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=16,
+        mlp_dim=64,
+        num_classes=5,
+        representation_size=None if pooled else 8,
+    )
+    theirs.load_state_dict(torch.load(tmp_path / "b.pth"), strict=True)
+    torch.testing.assert_close(logits(theirs), logits(model), rtol=1e-10, atol=1e-10)
