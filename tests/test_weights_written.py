@@ -151,7 +151,7 @@ def test_a_model_is_equal_when_read_again_or_refused(to: str, tmp_path: Path) ->
     alone = [option for options in OPTIONS.values() for option in options if option]
     draw = random.Random(0)
     mixed = []
-    for _ in range(30):
+    for _ in range(20):
         places = draw.sample(list(OPTIONS), 3)
         mixed.append({name: value for place in places for name, value in draw.choice(OPTIONS[place]).items()})
     found = []
@@ -170,6 +170,11 @@ def test_a_model_is_equal_when_read_again_or_refused(to: str, tmp_path: Path) ->
             raise AssertionError(f"{options}: {error}") from error
     assert found[0] == "equal" and found.count("equal") >= 8
     assert len(set(found)) > 5
+
+
+@pytest.mark.parametrize("to", ["timm", "hf", "torchvision", "google"])
+def test_blocks_that_are_alike_are_one_option(to: str, tmp_path: Path) -> None:
+    assert outcome(tmp_path / "trial", {"blocks": {"0-1": {"mlp": TANH}}}, to) == "equal"
 
 
 @pytest.mark.parametrize(

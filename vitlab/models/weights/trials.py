@@ -13,6 +13,7 @@ from torch import Tensor
 from vitlab.components.attention import Attention
 from vitlab.errors import UserError, WeightsError
 from vitlab.geometry import DataInfo
+from vitlab.models.anatomy import Anatomy
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
 from vitlab.models.weights.architecture import Architecture
@@ -63,7 +64,7 @@ class Trained:
             raise WeightsError(f"only a ViT has weights in other formats; this is a {type(self.model).__name__}")
         g = self.model.geometry
         return Architecture(
-            options=self.options,
+            options=self._options(),
             info=self.info,
             heads=g.heads,
             grid=g.grid,
@@ -73,6 +74,16 @@ class Trained:
             std=self.std,
             assumed=(),
         )
+
+    def _options(self) -> Mapping[str, Any]:
+        """Return the options of the model; where all blocks are alike, they are said once."""
+        first, *others = self._anatomy().blocks
+        if any(vars(block) != vars(first) for block in others):
+            return self.options
+        return {**self.options, **{name: part.plain() for name, part in vars(first).items()}, "blocks": {}}
+
+    def _anatomy(self) -> Anatomy:
+        return ViT.anatomy(self.info, {name: value for name, value in self.options.items() if name != "type"})
 
     def known(self) -> Known:
         """What of this cannot be read off the tensors."""
@@ -92,7 +103,7 @@ class Trained:
             return f"patch '{patch}' is in no other format"
         if self.options["head"]["type"] not in ("linear", "mlp", "distilled"):
             return f"head '{self.options['head']['type']}' is in no other format"
-        norms = [block.norm.type for block in self.model.anatomy(self.info, _without_type(self.options)).blocks]
+        norms = [block.norm.type for block in self._anatomy().blocks]
         if other := next((norm for norm in norms if norm not in ("layernorm", "rmsnorm")), None):
             return f"norm '{other}' of a block is in no other format"
         foreign = [type(part).__name__ for part in self.model.modules() if not type(part).__module__.startswith(_OURS)]
@@ -134,10 +145,6 @@ def trained(contents: Contents) -> Trained:
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------
-
-
-def _without_type(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name != "type"}
 
 
 _OURS = ("vitlab.", "torch.")
