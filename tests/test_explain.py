@@ -15,6 +15,7 @@ from vitlab.components.attention import SDPA
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import SpecError, UserError
 from vitlab.execution import Watch
+from vitlab.explain import pictures
 from vitlab.explain.capture import capture
 from vitlab.explain.distance import attention_distance, patch_distances
 from vitlab.explain.one_image import Subject, compare, explain
@@ -297,6 +298,14 @@ def test_every_added_encoding_has_its_grids(position: str, tmp_path: Path) -> No
 def test_of_a_large_grid_every_second_place_is_drawn(tmp_path: Path) -> None:
     tables = explained(tiny(image=(80, 8)), tmp_path)
     assert tables["positions"].shape == (10 * 1, 20 * 2)
+
+
+def test_labels_of_axes_lie_in_the_picture() -> None:
+    figure = pictures.curves({"": np.ones(3)}, ylabel="norm of patch tokens, largest over median")
+    figure.draw_without_rendering()
+    for label in (figure.axes[0].yaxis.label, figure.axes[0].xaxis.label):
+        box = label.get_window_extent()
+        assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 and figure.bbox.x0 <= box.x0
 
 
 def test_features_behind_a_stem_are_not_drawn_as_colours(tmp_path: Path) -> None:

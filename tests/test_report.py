@@ -15,11 +15,14 @@ from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 import pytest
 from handmade import BASE, NEAR, NONE, POSITIONS, SINE, STEPS, document, outcome, result_of, study, text_of, trial_of
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
@@ -28,7 +31,7 @@ from vitlab import report
 from vitlab.errors import UserError
 from vitlab.plan import registration
 from vitlab.plan.values import Arm, Plan, Planned
-from vitlab.report import figures, frame, judgement, tables, verdict, words
+from vitlab.report import figures, frame, judgement, labels, tables, verdict, words
 from vitlab.spec import Analysis
 from vitlab.store import Store, read_json, write_json
 
@@ -665,8 +668,9 @@ def test_the_page_fetches_nothing_and_runs_nothing(tmp_path):
     known = set(ids)
     assert set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", html)) <= known
     used = set(re.findall(r"var\((--[\w-]+)\)", html))
+    assert not re.search("#(?:fefefe|1b1e23)", html[html.index("<body>") :])  # every colour is the page's
     assert used <= set(re.findall(r"(--[\w-]+):", html))
-    assert sum(tag == "svg" for tag, _ in page.tags) == 2
+    assert sum(tag == "svg" for tag, _ in page.tags) == 2 * 2  # each for a page and for a phone
 
 
 def test_write_leaves_every_file_and_stored_gives_them_back(tmp_path):
@@ -676,13 +680,13 @@ def test_write_leaves_every_file_and_stored_gives_them_back(tmp_path):
     files = report.write(plan, store, folder)
     assert {file.name for file in files} == {
         *("report.md", "report.html", "report.tex", "report.json", "results.csv", "results.parquet", "history.parquet"),
-        *("summary.csv", "arms.png", "curves.png"),
+        *("summary.csv", *(f"{name}.{form}" for name in ("arms", "curves") for form in ("png", "pdf", "svg"))),
     }
     assert sorted(folder.iterdir()) == sorted(files)
     assert all((folder / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in ("arms", "curves"))
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "results.parquet"), frame.results(plan, store))
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "history.parquet"), frame.history(plan, store))
-    for form in ("csv", "json", "terminal", "latex", "html", "md"):
+    for form in ("csv", "json", "terminal", "latex", "latex-all", "html", "md"):
         assert report.stored(plan, store, form) == report.render(plan, store, form)
     assert "![arms](arms.png)" in (folder / "report.md").read_text()
     assert report.stored(plan, store, "parquet") == (folder / "results.parquet").read_bytes()
@@ -775,14 +779,53 @@ def test_the_terminal_drops_columns_before_it_breaks_lines(tmp_path, monkeypatch
         assert "\N{MINUS SIGN}3.1" in row and "worse" in row
 
 
-def test_latex_has_as_many_cells_as_columns(tmp_path):
-    plan, store = study(tmp_path)
-    latex = text_of(plan, store, "latex")
-    latex = latex[: latex.index(r"\end{table}")]
-    [layout] = re.findall(r"\\begin\{tabular\}\{([lr]+)\}", latex)
-    rows = [line for line in latex.splitlines() if line.endswith(r"\\")]
-    assert len(rows) == 5
-    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {len(layout) - 1}
+def _latex_tables(latex: str) -> list[tuple[str, list[list[str]]]]:
+    """The layout and the cells of every table, of a text whose braces and environments are balanced."""
+    code = "".join(line for line in latex.splitlines(keepends=True) if not line.startswith("%"))
+    bare = re.sub(r"\\[{}\\]", "", code)
+    assert bare.count("{") == bare.count("}")
+    environments = re.findall(r"\\(begin|end)\{(\w+)\}", code)
+    assert [name for _, name in environments] == ["table", "tabular", "tabular", "table"] * (len(environments) // 4)
+    found = []
+    for layout, body in re.findall(r"\\begin\{tabular\}\{@\{\}(.*?)@\{\}\}\n(.*?)\\end\{tabular\}", code, re.DOTALL):
+        rows = [line.strip().removesuffix(r" \\") for line in body.splitlines() if line.endswith(r"\\")]
+        found.append((layout, [re.split(r"(?<!\\)&", row) for row in rows]))
+        columns = re.sub(r"p\{[^}]*\}", "l", layout)
+        assert set(columns) <= {"l", "r"} and {len(row) for row in found[-1][1]} == {len(columns)}
+    return found
+
+
+def test_latex_is_as_wide_as_a_paper(tmp_path):
+    """The text of an article in ten points is 345 points wide; cells are measured in the font that TeX would use."""
+    from matplotlib import get_data_path
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    font = FontProperties(fname=str(Path(get_data_path()) / "fonts" / "ttf" / "cmr10.ttf"), size=10)
+
+    def width(cell: str) -> float:
+        shown = cell.strip().replace(r"$\pm$", "+").replace("$-$", "+").replace("\\", "")
+        return float(TextPath((0, 0), shown, prop=font).get_extents().width) if shown else 0.0
+
+    plan, store = _grid(tmp_path)
+    [(layout, rows)] = _latex_tables(latex := text_of(plan, store, "latex"))
+    wrapped = re.match(r"p\{([\d.]+)\\linewidth\}", layout)
+    assert wrapped is not None
+    columns = [345 * float(wrapped[1]), *(max(map(width, cells)) for cells in list(zip(*rows, strict=True))[1:])]
+    assert sum(columns) + 2 * 6 * (len(columns) - 1) <= 345
+    assert max(width(word) for row in rows for word in row[0].split(", ")) < columns[0]
+    head, first, *_ = rows
+    assert [cell.strip() for cell in head] == ["arm", r"val accuracy (\%)", "difference (points)", "verdict"]
+    mean, sd = 100 * np.mean(GRID["none", "fused"]), 100 * np.std(GRID["none", "fused"], ddof=1)
+    assert first[1].strip() == rf"{mean:.1f} $\pm$ {sd:.1f}" and first[2].strip() == first[3].strip() == ""
+    assert r"\label{tab:positions-arms}" in latex and "Mean $\\pm$ standard deviation" in latex and "5 seeds" in latex
+    everything = text_of(plan, store, "latex-all")
+    tables_all = _latex_tables(everything)
+    assert len(tables_all) == 3 and len(tables_all[0][1][0]) == len(
+        tables.columns(document(plan, store)["arms"], plan.analysis)
+    )
+    labels = re.findall(r"\\label\{(.*?)\}", everything)
+    assert labels == ["tab:positions-arms", "tab:positions-comparisons", "tab:positions-interactions"]
 
 
 def test_how_it_was_made_tells_trained_from_cached(tmp_path):
@@ -834,6 +877,34 @@ def test_an_unknown_format_is_refused(tmp_path):
         report.render(plan, store, "htm")
 
 
+# -- labels -----------------------------------------------------------------------------------------------------------
+
+
+def test_labels_hold_what_differs_and_nothing_else():
+    names = [
+        "position=none, attention=linear(eps=1, dim=2), seedless",
+        "position=rope2d, attention=linear(eps=1, dim=2), seedless",
+    ]
+    assert list(labels.short_labels(names).values()) == ["position=none", "position=rope2d"]
+    assert labels.parts_of(names[0]) == ("position=none", "attention=linear(eps=1, dim=2)", "seedless")
+    assert labels.short_labels(["a=1"]) == {"a=1": "a=1"} and labels.short_labels(["a, b", "a"]) == {
+        "a, b": "b",
+        "a": "a",
+    }
+    grid = [f"position={p}, attention={a}" for p in ("learned", "sincos2d") for a in ("fused", "linear")]
+    assert labels.wrapped_labels(grid, 20)[grid[1]] == "position=learned,\nattention=linear"
+
+
+@given(
+    st.lists(st.text("ab, ([\n\u65e5", min_size=1, max_size=90), min_size=1, max_size=8, unique=True),
+    st.integers(6, 40),
+)
+def test_labels_are_unique_and_never_empty(names, width):
+    for made in (labels.short_labels(names), labels.wrapped_labels(names, width)):
+        assert list(made) == names and len(set(made.values())) == len(names)
+    assert all(len(line) <= width + 3 for label in made.values() for line in label.split("\n"))
+
+
 # -- the pictures -----------------------------------------------------------------------------------------------------
 
 
@@ -860,6 +931,137 @@ def test_the_picture_shows_the_numbers(tmp_path):
     assert ends == pytest.approx(sorted(100 * np.mean(values) for values in POSITIONS.values()))
 
 
+GRID = {
+    (position, attention): [
+        value - 0.01 * i - 0.02 * j * (i > 0) + 0.002 * seed * (i - j) for seed, value in enumerate(BASE)
+    ]
+    for i, position in enumerate(("none", "learned", "sincos2d"))
+    for j, attention in enumerate(("fused", "linear"))
+}
+
+
+def _grid(tmp_path: Path) -> tuple[Plan, Store]:
+    """Three positions in two attentions; either attention has its own baseline."""
+    name = {cell: f"position={cell[0]}, attention={cell[1]}" for cell in GRID}
+    arms = tuple(
+        Arm(name[p, a], {"model.position": p, "model.attention": a}, None if p == "none" else name["none", a])
+        for p, a in GRID
+    )
+    return study(tmp_path, {name[cell]: values for cell, values in GRID.items()}, planned_arms=arms)
+
+
+def _texts_overlap(figure: Any, texts: Sequence[Any]) -> bool:
+    figure.draw_without_rendering()
+    boxes = [item.get_window_extent() for item in texts]
+    assert all(figure.bbox.x0 - 1 <= box.x0 and box.x1 <= figure.bbox.x1 + 1 for box in boxes)
+    return any(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
+
+
+@pytest.mark.parametrize("width", [figures.WIDE, figures.NARROW])
+def test_a_grid_has_a_panel_per_baseline_and_labels_that_differ(tmp_path, width):
+    plan, store = _grid(tmp_path)
+    drawn = figures.figures(*_figure_arguments(plan, store), width=width)
+    assert list(drawn) == ["arms", "interaction", "curves"]
+    left, right = drawn["arms"].axes
+    names = [label.get_text() for label in left.get_yticklabels()]
+    assert len(set(names)) == 6 and all(name.count("=") == 2 and "..." not in name for name in names)
+    assert not _texts_overlap(drawn["arms"], left.get_yticklabels())
+    below, beside = right.bbox.y1 < left.bbox.y0, right.bbox.x0 > left.bbox.x1
+    assert (beside, below) == (width == figures.WIDE, width == figures.NARROW)
+    for axes, attention in zip(drawn["curves"].axes, ("fused", "linear"), strict=True):
+        assert axes.get_title(loc="left") == f"attention={attention}"
+        ends = {}
+        for line in axes.lines:
+            assert line.get_label() not in ends
+            ends[line.get_label()] = (line.get_color(), float(line.get_ydata()[-1]))
+        assert list(ends) == ["position=learned", "position=sincos2d", "position=none"]  # the baseline in front
+        assert len({colour for colour, _ in ends.values()}) == 3 and ends["position=none"][0] == figures.INK
+        for label, (_, end) in ends.items():
+            assert end == pytest.approx(100 * np.mean(GRID[label.removeprefix("position="), attention]))
+    assert drawn["curves"].get_size_inches()[0] == width
+
+
+def test_an_interaction_is_drawn_of_grids_alone(tmp_path):
+    plan, store = _grid(tmp_path / "grid")
+    _, results, summary, _ = _figure_arguments(plan, store)
+    [axes] = figures.interaction(plan, summary).axes
+    for container, attention in zip(axes.containers, ("fused", "linear"), strict=True):
+        assert container.get_label() == f"attention={attention}"
+        cells = [GRID[position, attention] for position in ("none", "learned", "sincos2d")]
+        assert list(container[0].get_ydata()) == pytest.approx([100 * np.mean(values) for values in cells])
+        half = [100 * stats.sem(values) * stats.t.ppf(0.975, 4) for values in cells]
+        drawn = [np.ptp(segment[:, 1]) / 2 for segment in container[2][0].get_segments()]
+        assert drawn == pytest.approx(half)
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["none", "learned", "sincos2d"]
+    part = results[
+        ~results["arm"].isin([arm.name for arm in plan.arms if "linear" in arm.name and "none" not in arm.name])
+    ]
+    assert figures.interaction(plan, judgement.summary(part, plan)) is None  # one at a time
+    plan, store = study(tmp_path / "positions")
+    assert figures.interaction(*[_figure_arguments(plan, store)[index] for index in (0, 2)]) is None
+
+
+def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):
+    for seeds, thin, bands in ((2, 8, 0), (5, 0, 4)):
+        arms = {arm: values[:seeds] for arm, values in POSITIONS.items()}
+        [axes] = figures.figures(*_figure_arguments(*study(tmp_path / str(seeds), arms)))["curves"].axes
+        assert sum(line.get_linewidth() < 1 for line in axes.lines) == thin
+        assert sum(any(len(path.vertices) for path in band.get_paths()) for band in axes.collections) == bands
+    arms = {**POSITIONS, "fifth": SINE}
+    panels = figures.figures(*_figure_arguments(*study(tmp_path / "many", arms)))["curves"].axes
+    shown = [axes for axes in panels if axes.get_visible()]
+    assert [axes.get_title(loc="left") for axes in shown] == list(arms)
+    assert all(sum(line.get_linewidth() < 1 for line in axes.lines) == 5 for axes in shown)
+    assert [any(line.get_color() == figures.GREY for line in axes.lines) for axes in shown] == [False, *[True] * 4]
+
+
+def test_curves_are_over_epochs_where_all_arms_have_the_same(tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
+    data = _figure_arguments(plan, store)
+    drawn = figures.curves(plan, data[1], data[3])
+    assert drawn.get_supxlabel() == "epoch" and drawn.axes[0].get_xlim() == (0, STEPS[-1] / 20)
+    history = data[3].copy()
+    history.loc[history["arm"] == "b", "epoch"] *= 2  # half as many images
+    drawn = figures.curves(plan, data[1], history)
+    assert drawn.get_supxlabel() == "optimizer step" and drawn.axes[0].get_xlim() == (0, STEPS[-1])
+
+
+def test_the_loss_has_curves_of_its_own(tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
+    data = list(_figure_arguments(plan, store))
+    assert "loss" not in figures.figures(*data)
+    loss = data[3][data[3]["metric"] == "val/accuracy"].assign(metric="val/loss")
+    data[3] = pd.concat([data[3], loss.assign(value=1 - loss["value"])])
+    assert figures.figures(*data)["loss"].get_supylabel() == "val loss"
+    judged = dataclasses.replace(plan, analysis=Analysis(metric="val/loss", goal="min"))
+    assert figures.loss_curves(judged, data[1], data[3]) is None
+
+
+def test_vector_files_hold_text_and_are_equal_twice(tmp_path):
+    plan, store = study(tmp_path, {"baseline": BASE, "b $x$": NONE})
+    [first, second] = [figures.figures(*_figure_arguments(plan, store))["arms"] for _ in range(2)]
+    svg = figures.svg(first, "arms")
+    assert svg == figures.svg(second, "arms") and figures.pdf(first) == figures.pdf(second)
+    tree = ElementTree.fromstring(svg)
+    texts = {"".join(item.itertext()) for item in tree.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"baseline", "b $x$", "val accuracy (%)"} <= texts
+    assert figures.pdf(first).startswith(b"%PDF") and b"/FontType 3" not in figures.pdf(first)
+
+
+def test_the_page_shows_what_matters_first_and_fits_a_phone(tmp_path):
+    plan, store = _grid(tmp_path)
+    html = text_of(plan, store, "html")
+    section = html[html.index('<section aria-labelledby="arms">') : html.index("Comparisons</h2>")]
+    first, second = (re.findall(r'<th scope="col"[^>]*>(.*?)</th>', part) for part in section.split("<details>"))
+    assert {"difference", "verdict", "p (Holm)"} <= set(first) and len(first) == 9
+    assert second == ["arm", "sd", "detectable", "test accuracy (%), mean \u00b1 sd", "parameters", "MACs"]
+    values = GRID["sincos2d", "linear"]
+    cells = f"{100 * np.mean(values) - 1:.1f} \u00b1 {100 * np.std(values, ddof=1):.1f}"
+    assert cells in section.split("<details>")[1]
+    assert html.count('class="picture page"') == html.count('class="picture phone"') == 3
+    assert 'data-label="difference">' in section and html.count("<dt>Versions") == 1 and "<dt>vitlab" not in html
+
+
 def test_what_diverged_is_drawn_dashed_and_stays_out_of_the_mean(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
     last = plan.trials[-1].trial
@@ -877,7 +1079,7 @@ def test_any_number_of_arms_and_seeds_is_drawn(tmp_path, count):
     for name, figure in figures.figures(*_figure_arguments(*study(tmp_path, arms))).items():
         if count == 2:
             assert figures.png(figure, dpi=40).startswith(b"\x89PNG")
-        assert figures.svg(figure, name, 'a "b" <c>').startswith(
+        assert figures.element(figures.svg(figure, name), name, 'a "b" <c>').startswith(
             '<svg role="img" aria-label="a &quot;b&quot; &lt;c&gt;"'
         )
 

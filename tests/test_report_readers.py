@@ -187,8 +187,11 @@ def _tex_tables(text: str) -> list[list[list[str]]]:
                     cell, source = cell + allowed[command[1]], source[command.end() :]
                 elif escaped := re.match(r"\\([&%$#_{}])", source):
                     cell, source = cell + escaped[1], source[2:]
-                elif maths := re.match(r"\$(-|\^2)\$|\{\}", source):
-                    cell, source = cell + {"-": "\N{MINUS SIGN}", "^2": "2", None: ""}[maths[1]], source[maths.end() :]
+                elif maths := re.match(r"\$(-|\^2|\\pm)\$|\{\}", source):
+                    cell, source = (
+                        cell + {"-": "\N{MINUS SIGN}", "^2": "2", r"\pm": "\N{PLUS-MINUS SIGN}", None: ""}[maths[1]],
+                        source[maths.end() :],
+                    )
                 elif source.startswith(" & "):
                     row, cell, source = [*row, cell], "", source[3:]
                 else:
@@ -200,10 +203,15 @@ def _tex_tables(text: str) -> list[list[list[str]]]:
 
 
 def test_latex_holds_the_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
-    text = handmade.text_of(*hostile, "latex")
+    short, text = (handmade.text_of(*hostile, form) for form in ("latex", "latex-all"))
+    (rows,) = _tex_tables(short)
+    assert {row[0].replace("''", '"') for row in rows} >= {"baseline", *map(shown, NAMES)}
+    assert f"{100 * np.mean(handmade.BASE[:3]):.1f} \N{PLUS-MINUS SIGN} " in rows[1][1]
     tables = _tex_tables(text)
-    layouts = re.findall(r"\\begin\{tabular\}\{([lr]+)\}", text)
-    assert len(layouts) == len(tables) >= 2
+    layouts = [
+        re.sub(r"p\{.*?\}", "l", layout) for layout in re.findall(r"\\begin\{tabular\}\{@\{\}(.*?)@\{\}\}\n", text)
+    ]
+    assert len(layouts) == len(tables) >= 2 and set("".join(layouts)) == {"l", "r"}
     for layout, rows in zip(layouts, tables, strict=True):
         assert {len(row) for row in rows} == {len(layout)}
     names = {row[0].replace("''", '"') for row in tables[0]}
@@ -213,7 +221,7 @@ def test_latex_holds_the_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex here")
 def test_latex_is_set_by_latex(hostile: tuple[Plan, Store], tmp_path: Path) -> None:
-    (tmp_path / "report.tex").write_text(handmade.text_of(*hostile, "latex"))
+    (tmp_path / "report.tex").write_text("".join(handmade.text_of(*hostile, form) for form in ("latex", "latex-all")))
     (tmp_path / "paper.tex").write_text(
         r"\documentclass{article}\usepackage{booktabs}\DeclareUnicodeCharacter{FF1D}{=}"
         r"\begin{document}\input{report}\end{document}"

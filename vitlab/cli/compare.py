@@ -9,7 +9,7 @@ import click
 
 from vitlab.cli.options import out_option
 
-FORMATS = ("terminal", "md", "csv", "latex", "json")
+FORMATS = ("terminal", "md", "csv", "latex", "latex-all", "json")
 
 
 @click.command()

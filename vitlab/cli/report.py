@@ -9,7 +9,7 @@ import click
 
 from vitlab.cli.options import out_option
 
-FORMATS = ("terminal", "md", "html", "csv", "parquet", "latex", "json")
+FORMATS = ("terminal", "md", "html", "csv", "parquet", "latex", "latex-all", "json")
 
 
 @click.command()

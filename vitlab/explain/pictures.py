@@ -24,6 +24,7 @@ SHOWN = 224  #: pixels a side of a picture has at least
 TRUE = "#228833"  #: the true class
 PREDICTED = "#4477aa"
 COLUMNS = 5  #: pictures in a row of a comparison
+AXIS = 34  #: characters that the height of a figure has room for
 
 
 def attention_overlay(
@@ -175,12 +176,12 @@ def position_grids(similarity_YXYX: Array) -> Figure:
 
 
 def curves(values: Mapping[str, Array], *, ylabel: str) -> Figure:
-    """Numbers by depth, one line for each name; depth 0 is before the first block."""
+    """Draw numbers by depth, one line for each name; depth 0 is before the first block."""
     figure = Figure(figsize=(5.5, 3.4), layout="constrained")
     axis = figure.subplots()
     for name, line in values.items():
         axis.plot(np.arange(len(line)), line, "o-", ms=4, label=name)
-    axis.set(xlabel="depth, blocks", ylabel=ylabel)
+    axis.set(xlabel="depth, blocks", ylabel="\n".join(textwrap.wrap(ylabel, AXIS)))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.spines[["top", "right"]].set_visible(False)
     if len(values) > 1:

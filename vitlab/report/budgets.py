@@ -12,8 +12,9 @@ import numpy as np
 from vitlab.plan.values import Plan
 from vitlab.report import words
 from vitlab.report.costs import Row, beside
-from vitlab.report.figures import GREY, INK, PAPER, RULE, SERIES, WIDE, shortened, style
+from vitlab.report.figures import GREY, INK, PAPER, RULE, SERIES, WIDE, style
 from vitlab.report.frame import usable
+from vitlab.report.labels import wrapped_labels, wrapped_line
 from vitlab.report.tradeoff import COSTS, SIZES, fallen, fronts, scalings
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ ACROSS = 3  #: panels side by side
 LABELLED = 12  #: arms of a picture that are named in it
 
 
-def scaling(plan: Plan, frame: pd.DataFrame) -> Figure | None:
-    """A panel per size, with a power law per series; None where there are not sizes enough."""
+def scaling(plan: Plan, frame: pd.DataFrame, width: float = WIDE) -> Figure | None:
+    """Draw a panel per size, with a power law per series; None where there are not sizes enough."""
     found = scalings(plan, frame)
     if not found:
         return None
@@ -37,8 +38,10 @@ def scaling(plan: Plan, frame: pd.DataFrame) -> Figure | None:
     with style():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(WIDE if len(sizes) > 1 else 4.6, 3.2), layout="constrained")
-        panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
+        across = len(sizes) if width >= WIDE else 1
+        down = len(sizes) // across
+        figure = Figure(figsize=(min(width, WIDE if across > 1 else 4.6), 3.2 * down), layout="constrained")
+        panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
         for axes, size in zip(panels, sizes, strict=True):
             for item in (item for item in found if item.size == size):
                 colour = SERIES[series.index(item.series) % len(SERIES)]
@@ -47,7 +50,7 @@ def scaling(plan: Plan, frame: pd.DataFrame) -> Figure | None:
                     fall = [scale.factor * fallen(plan, value) for value in values[arm].values()]
                     axes.plot([x] * len(fall), fall, "o", markersize=3, markerfacecolor="none", color=colour, alpha=0.6)
                     axes.plot([x], [math.exp(np.mean(np.log(fall)))], "o", markersize=5.5, color=colour)
-                said = f"{shortened(item.series, 30)} " if item.series else ""
+                said = f"{wrapped_line(item.series, 30)}\n" if item.series else ""
                 said += f"exponent {item.law.exponent:.2f}".replace("-", words.MINUS)
                 axes.plot(item.law.x, scale.factor * np.array(item.law.y), color=colour, linewidth=1.4, label=said)
                 low, high = (scale.factor * np.array(end) for end in (item.law.low, item.law.high))
@@ -59,12 +62,13 @@ def scaling(plan: Plan, frame: pd.DataFrame) -> Figure | None:
             axes.grid(color=RULE, linewidth=0.5)
             axes.legend(frameon=False, fontsize=7.5)
         less = "" if plan.analysis.goal == "min" else ("100 % less " if scale.unit else "1 less ")
-        panels[0].set_ylabel(less + scale.title)
+        for axes in panels[::across]:
+            axes.set_ylabel(less + scale.title)
         return figure
 
 
-def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = ()) -> Figure | None:
-    """A panel per cost in which arms differ; None where they differ in none.
+def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = (), width: float = WIDE) -> Figure | None:
+    """Draw a panel per cost in which arms differ; None where they differ in none.
 
     ``costs`` are what was measured of the arms.
     """
@@ -78,9 +82,10 @@ def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = ()) -> Figu
     with style():
         from matplotlib.figure import Figure
 
-        across = -(-len(found) // -(-len(found) // ACROSS))  # rows as even as they go
+        most = ACROSS if width >= WIDE else 1
+        across = -(-len(found) // -(-len(found) // most))  # rows as even as they go
         down = -(-len(found) // across)
-        figure = Figure(figsize=(WIDE if across > 1 else 4.6, 3.2 * down), layout="constrained")
+        figure = Figure(figsize=(min(width, WIDE if across > 1 else 4.6), 3.2 * down), layout="constrained")
         panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
         for axes in panels[len(found) :]:
             axes.set_visible(False)
@@ -118,10 +123,11 @@ def _name_points(
     points = {arm: axes.transData.transform(place) for arm, place in at.items()}
     dots = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in points.values()]
     taken: list[Bbox] = []
+    labels = wrapped_labels(list(stands), 22)
     for arm in names if len(stands) <= LABELLED else [arm for arm in names if stands[arm]]:
         for right, above in itertools.product((True, False), (4, -4)):
             label = axes.annotate(
-                shortened(arm, 22),
+                labels[arm],
                 at[arm],
                 (6 if right else -6, above),
                 textcoords="offset points",

@@ -7,21 +7,23 @@ and Ito, told apart by colour-blind readers, and every line is labelled where it
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
-import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from vitlab.plan.design import short_names, text
 from vitlab.plan.values import Plan
 from vitlab.report import words
 from vitlab.report.frame import usable
+from vitlab.report.labels import shared_parts, wrapped_labels, wrapped_line
 from vitlab.report.verdict import Verdict
 from vitlab.statistics import mean_interval
 
@@ -37,10 +39,12 @@ VARIABLES = {INK: "ink", GREY: "grey", RULE: "rule", PAPER: "paper", BETTER: "be
     colour: f"series-{index}" for index, colour in enumerate(SERIES)
 }
 """Colour to the CSS variable that stands for it in a page, which has a light and a dark side."""
-TOGETHER = len(SERIES) + 1  #: arms drawn into one panel, the baseline in ink among them
+TOGETHER = 4  #: arms drawn into one panel, the baseline in ink among them
+BAND = 3  #: seeds from which on a mean has a band
 PANELS = 24
 TICKS = 36  #: characters that the labels of an axis have room for
 WIDE = 7.2  #: inches: a picture as wide as a page
+NARROW = 3.6  #: inches: a picture as wide as a phone
 
 STYLE = {
     "font.family": "sans-serif",
@@ -64,37 +68,63 @@ STYLE = {
     "xtick.labelsize": 8.0,
     "ytick.labelsize": 8.0,
     "svg.fonttype": "none",
+    "pdf.fonttype": 42,
 }
 
 
 def figures(
-    plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, history: pd.DataFrame, costs: Sequence[words.Row] = ()
+    plan: Plan,
+    frame: pd.DataFrame,
+    summary: pd.DataFrame,
+    history: pd.DataFrame,
+    costs: Sequence[words.Row] = (),
+    width: float = WIDE,
 ) -> dict[str, Figure]:
-    """Name to figure, of those there is something to show in: ``arms``, ``curves``, ``scaling`` and ``pareto``.
+    """Return name to figure, of those that have something to show.
 
-    ``costs`` are what was measured of the arms, see :func:`vitlab.report.costs.measured`.
+    They are ``arms``, ``interaction``, ``curves``, ``loss``, ``scaling`` and ``pareto``.
+
+    Args:
+        plan: of the study.
+        frame: see :func:`vitlab.report.frame.results`.
+        summary: see :func:`vitlab.report.judgement.summary`.
+        history: see :func:`vitlab.report.frame.history`.
+        costs: measured costs of the arms, see :func:`vitlab.report.costs.measured`.
+        width: in inches, ``WIDE`` or ``NARROW``; panels of a narrow figure stand below each other.
     """
     from vitlab.report.budgets import pareto, scaling
 
-    drawn = {"arms": arms(plan, frame, summary), "curves": curves(plan, frame, history)}
-    drawn |= {"scaling": scaling(plan, frame), "pareto": pareto(plan, summary, costs)}
+    drawn = {
+        "arms": arms(plan, frame, summary, width),
+        "interaction": interaction(plan, summary, width),
+        "curves": curves(plan, frame, history, width),
+        "loss": loss_curves(plan, frame, history, width),
+        "scaling": scaling(plan, frame, width),
+        "pareto": pareto(plan, summary, costs, width),
+    }
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
 def captions(plan: Plan) -> dict[str, str]:
-    """What each figure shows, in a sentence."""
+    """Return for each figure a sentence about what it shows."""
     level = words.percent(1 - plan.analysis.alpha)
     several = sum(arm.baseline is not None for arm in plan.arms) > 1 and plan.analysis.correction != "none"
     seeds = f"each seed (small) and the mean with its {level} t-interval"
+    over = (
+        f"over training: the mean of the seeds with its {level} t-interval (band, from three seeds on), and single "
+        "seeds (thin) where a panel has room for them; dashed where one diverged or failed. In a panel of one arm, its "
+        "baseline is grey. The first fifth may lie outside the picture."
+    )
     return {
-        "arms": f"Left: {seeds}. Right: the difference to the baseline with its {level} interval"
+        "arms": f"First {seeds}, then the difference to the baseline with its {level} interval"
         + (", which holds for all of them at once" if several else "")
-        + "; filled where it is told apart. An arrow stands where an interval goes on beyond the picture."
+        + "; a filled dot is a verdict of better or worse. An arrow marks an interval that goes on beyond the picture."
         if any(arm.baseline for arm in plan.arms)
         else f"Of every arm {seeds}.",
-        "curves": f"{words.Scale.of(plan.analysis.metric).title} over training: mean of the seeds, each seed (thin; "
-        f"dashed where it diverged or failed), and the {level} t-interval of the mean (band, from three seeds on). "
-        "The first fifth may lie outside the picture.",
+        "interaction": f"The mean of every cell of the grid with its {level} t-interval. Parallel lines: the effect of "
+        "one factor does not depend on the other.",
+        "curves": f"{words.Scale.of(plan.analysis.metric).title} {over}",
+        "loss": f"{words.Scale.of(_loss_of(plan)).title} {over}",
         "scaling": f"{'The metric' if plan.analysis.goal == 'min' else 'One less the metric'} over size, both on "
         "logarithmic axes: each seed (small), the mean of their logarithms, and a power law with the "
         f"{level} band that the spread of the seeds allows.",
@@ -103,61 +133,149 @@ def captions(plan: Plan) -> dict[str, str]:
     }
 
 
-def curves(plan: Plan, frame: pd.DataFrame, history: pd.DataFrame) -> Figure | None:
-    """Learning curves per arm.  Many arms get a panel each, with the baseline behind.
+def curves(
+    plan: Plan, frame: pd.DataFrame, history: pd.DataFrame, width: float = WIDE, metric: str | None = None
+) -> Figure | None:
+    """Draw the learning curves of a metric, by default the judged one; None where nothing was measured twice.
 
-    Means are those of trials that are done; what diverged or failed is shown dashed, as far as it came.
+    Arms that are compared with one baseline share a panel if they are few; otherwise every arm has its own, with its
+    baseline behind it.  Means are those of trials that are done.
     """
-    scale = words.Scale.of(plan.analysis.metric)
+    metric = metric or plan.analysis.metric
+    scale = words.Scale.of(metric)
     ended = frame.loc[frame["status"].isin(["done", "diverged", "failed"]), ["arm", "seed", "status"]]
-    seen = history[(history["metric"] == plan.analysis.metric) & np.isfinite(history["value"])]
+    seen = history[(history["metric"] == metric) & np.isfinite(history["value"])]
     seen = seen.merge(ended, on=["arm", "seed"])
+    seen, unit = _over_training(seen)
     broken, seen = seen[seen["status"] != "done"], seen[seen["status"] == "done"]
     names = [arm.name for arm in plan.arms if (seen["arm"] == arm.name).any()]
     if not names or seen["step"].nunique() < 2:
         return None
+    baselines = {arm.name: arm.baseline for arm in plan.arms}
+    families: dict[str | None, list[str]] = {}
+    for name in names:
+        families.setdefault(baselines[name] or (name if name in baselines.values() else None), []).append(name)
+    panels = [sorted(family, key=lambda name: baselines[name] is not None) for family in families.values()]
+    crowded = any(len(family) > TOGETHER for family in panels)
+    panels = [[name] for name in names] if crowded else panels
+    shown = panels[:PANELS]
+    wide = width >= WIDE
+    across = (4 if crowded else 2) if wide else (2 if crowded else 1)
+    lines = math.ceil(len(shown) / across)
+    columns = math.ceil(len(shown) / lines)
+    if crowded:
+        titles = wrapped_labels(names, 26)
+    else:
+        everywhere = shared_parts(names)
+        titles = {
+            panel[0]: wrapped_line(", ".join(part for part in shared_parts(panel) if part not in everywhere), 44)
+            for panel in shown
+        }
+    high = 1.4 + 0.15 * max(titles[panel[0]].count("\n") + 1 for panel in shown) if crowded else 2.9
+    if len(shown) == 1 and wide:
+        high = 3.4
     with style():
         from matplotlib.figure import Figure
 
-        colours = colours_of(plan)
-        if len(names) <= TOGETHER:
-            figure = Figure(figsize=(WIDE, 3.9), layout="constrained")
-            axes = figure.subplots()
-            for name in sorted(names, key=lambda name: colours[name] == INK):
-                _curve(axes, seen[seen["arm"] == name], scale, colours[name], plan.analysis.alpha)
-                _broken(axes, broken[broken["arm"] == name], scale, colours[name])
-            _bounds([axes], seen, scale)
-            _label_ends(axes, seen, names, scale, colours)
-            axes.set_xlabel("optimizer steps")
-            axes.set_ylabel(scale.title)
-            return figure
-        shown = names[:PANELS]
-        columns = 4
-        lines = math.ceil(len(shown) / columns)
-        high = 1.7 if any(len(name) > 26 for name in shown) else 1.55
-        figure = Figure(figsize=(WIDE, 0.5 + high * lines), layout="constrained")
+        figure = Figure(figsize=(width, 0.5 + high * lines), layout="constrained")
         grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
-        baselines = {arm.name: arm.baseline for arm in plan.arms}
-        for axes, name in zip(grid, shown, strict=False):
-            behind = baselines[name]
-            if behind in names:
-                _curve(axes, seen[seen["arm"] == behind], scale, GREY, plan.analysis.alpha, faint=True)
-            colour = INK if behind is None else SERIES[0]
-            _curve(axes, seen[seen["arm"] == name], scale, colour, plan.analysis.alpha)
-            _broken(axes, broken[broken["arm"] == name], scale, colour)
-            axes.set_title("\n".join(textwrap.wrap(shortened(name, 52), 26)), loc="left", fontsize=8)
+        for axes, panel in zip(grid, shown, strict=False):
+            behind = baselines[panel[0]]
+            if crowded and behind in names:
+                _curve(axes, seen[seen["arm"] == behind], scale, GREY, plan.analysis.alpha, "mean")
+            labels = wrapped_labels(panel, 28 if wide else 36)
+            kind: Literal["band", "seeds"] = "seeds" if len(panel) == 1 else "band"
+            for name, colour in _colours(panel, baselines).items():
+                _curve(axes, seen[seen["arm"] == name], scale, colour, plan.analysis.alpha, kind, labels[name])
+                _broken(axes, broken[broken["arm"] == name], scale, colour)
+            if len(shown) > 1:
+                axes.set_title(titles[panel[0]], loc="left", fontsize=8)
         for axes in grid[len(shown) :]:
             axes.set_visible(False)
+        for axes in grid[max(0, len(shown) - columns) : len(shown)]:  # the lowest of every column
+            axes.tick_params(axis="x", labelbottom=True)
         _bounds(grid, seen, scale)
-        figure.supxlabel("optimizer steps", fontsize=9)
+        if not crowded and len(shown) == 1 and wide:
+            _label_ends(grid[0], seen, panels[0], scale, _colours(panels[0], baselines))
+        elif not crowded:
+            for axes, panel in zip(grid, shown, strict=False):
+                if len(panel) > 1 or len(shown) == 1:
+                    axes.legend(frameon=False, fontsize=7.5, loc="best", handlelength=1.4)
+        figure.supxlabel(unit, fontsize=9)
         figure.supylabel(scale.title, fontsize=9)
-        if len(shown) < len(names):
-            figure.suptitle(f"the first {len(shown)} of {len(names)} arms", fontsize=8, color=GREY)
+        if len(shown) < len(panels):
+            figure.suptitle(f"the first {len(shown)} of {len(panels)} arms", fontsize=8, color=GREY)
         return figure
 
 
-def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame) -> Figure | None:
-    """Every arm with its seeds and interval, and beside it the difference to its baseline."""
+def loss_curves(plan: Plan, frame: pd.DataFrame, history: pd.DataFrame, width: float = WIDE) -> Figure | None:
+    """Draw :func:`curves` of the loss on the images of the judged metric, unless that is judged itself."""
+    metric = _loss_of(plan)
+    return None if metric == plan.analysis.metric else curves(plan, frame, history, width, metric)
+
+
+def interaction(plan: Plan, summary: pd.DataFrame, width: float = WIDE) -> Figure | None:
+    """Draw the cells of a grid of two factors: a line per level of the one over the levels of the other.
+
+    None for other designs, and for grids of which no two rows share two columns.
+    """
+    from vitlab.report.document import plain
+
+    rows = {row["arm"]: row for row in plain(summary) if row["mean"] is not None}
+    arms = [arm for arm in plan.arms if arm.name in rows]
+    paths = [path for path in plan.paths if len({text(arm.values.get(path)) for arm in arms}) > 1]
+    if len(paths) != 2:
+        return None
+    cells = {(text(arm.values.get(paths[0])), text(arm.values.get(paths[1]))): rows[arm.name] for arm in arms}
+    if len(cells) < len(arms):
+        return None
+    across, apart = (list(dict.fromkeys(cell[i] for cell in cells)) for i in (0, 1))
+    if len(apart) > len(across):
+        across, apart, paths = apart, across, paths[::-1]
+        cells = {(second, first): row for (first, second), row in cells.items()}
+    full = any(
+        sum((x, first) in cells and (x, second) in cells for x in across) > 1
+        for first, second in itertools.combinations(apart, 2)
+    )
+    if not full or len(apart) > len(SERIES):
+        return None
+    scale, short = words.Scale.of(plan.analysis.metric), short_names(paths)
+    with style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(width, 3.2), layout="constrained")
+        axes = figure.subplots()
+        for index, level in enumerate(apart):
+            offset = 0.12 * (index - (len(apart) - 1) / 2)
+            places = [place for place, x in enumerate(across) if (x, level) in cells]
+            points = [cells[across[place], level] for place in places]
+            means = [scale.factor * row["mean"] for row in points]
+            half = [0.0 if row["low"] is None else scale.factor * (row["high"] - row["mean"]) for row in points]
+            axes.errorbar(
+                [place + offset for place in places],
+                means,
+                yerr=half,
+                color=SERIES[index],
+                marker="o",
+                markersize=5,
+                linewidth=1.4,
+                elinewidth=1.0,
+                capsize=2.5,
+                label=wrapped_line(f"{short[paths[1]]}={level}", 36),
+            )
+        room = max(8, int((84 if width >= WIDE else 40) / len(across)))
+        axes.set_xticks(range(len(across)), [wrapped_line(x, room) for x in across])
+        axes.set_xlim(-0.5, len(across) - 0.5)
+        axes.set_xlabel(short[paths[0]])
+        axes.set_ylabel(scale.title)
+        axes.grid(axis="y", color=RULE, linewidth=0.5)
+        axes.set_axisbelow(True)
+        axes.legend(frameon=False, fontsize=8, loc="best", handlelength=1.4)
+        return figure
+
+
+def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, width: float = WIDE) -> Figure | None:
+    """Draw every arm with its seeds and interval, and beside it (below it, if narrow) its difference."""
     values = {name: list(known.values()) for name, known in usable(frame, plan.analysis).items() if known}
     if not values:
         return None
@@ -166,15 +284,22 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame) -> Figure | Non
     rows = {row["arm"]: row for row in plain(summary)}
     names = [name for name in rows if name in values]
     compared = [name for name in names if rows[name]["difference"] is not None]
-    scale = words.Scale.of(plan.analysis.metric)
+    scale, wide = words.Scale.of(plan.analysis.metric), width >= WIDE
+    labels = wrapped_labels(names, 30 if wide else 20)
+    row = max(0.34, 0.14 * max(label.count("\n") + 1 for label in labels.values()) + 0.12)
     with style():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(WIDE, 0.95 + 0.34 * len(names)), layout="constrained")
-        if compared:
+        if not compared:
+            figure = Figure(figsize=(width, 0.95 + row * len(names)), layout="constrained")
+            left, right = figure.subplots(), None
+        elif wide:
+            figure = Figure(figsize=(width, 0.95 + row * len(names)), layout="constrained")
             left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1))
         else:
-            left, right = figure.subplots(), None
+            heights = [0.7 + row * len(some) for some in (names, compared)]
+            figure = Figure(figsize=(width, 0.4 + sum(heights)), layout="constrained")
+            left, right = figure.subplots(2, 1, height_ratios=heights)
         place = {name: index for index, name in enumerate(names)}
         for name in names:
             _dots(left, place[name], [scale.factor * value for value in values[name]])
@@ -182,48 +307,66 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame) -> Figure | Non
             _Mark(place[name], rows[name]["mean"], rows[name]["low"], rows[name]["high"], INK, INK) for name in names
         ]
         _marks(left, marks, scale, [value for known in values.values() for value in known])
-        left.set_yticks(list(place.values()), [shortened(name, 44) for name in names])
-        left.set_ylim(len(names) - 0.4, -0.6)
-        left.tick_params(axis="y", length=0, pad=7)
+        _name_rows(left, names, labels)
         left.set_xlabel(scale.title + (", best" if plan.analysis.at == "best" else ""))
-        left.grid(axis="x", color=RULE, linewidth=0.5)
-        left.set_axisbelow(True)
         if right is not None:
+            beside = names if wide else compared
+            place = {name: index for index, name in enumerate(beside)}
             _marks(right, [_difference(place[name], rows[name]) for name in compared], scale, [0.0])
+            _name_rows(right, beside, labels)
             right.axvline(0, color=GREY, linewidth=0.9, zorder=1)
             baselines = {rows[name]["baseline"] for name in compared}
-            against = shortened(baselines.pop(), 24) if len(baselines) == 1 else "its baseline"
-            right.set_xlabel(f"difference to {against}" + (f" ({scale.points})" if scale.points else ""))
-            right.grid(axis="x", color=RULE, linewidth=0.5)
-            right.set_axisbelow(True)
-            right.spines["left"].set_visible(False)
-            right.tick_params(axis="y", length=0)
+            against = labels.get(baselines.pop(), "its baseline") if len(baselines) == 1 else "its baseline"
+            unit = f" ({scale.points})" if scale.points else ""
+            right.set_xlabel(wrapped_line(f"difference to {against}{unit}", 44 if wide else 38))
+            if wide:
+                right.spines["left"].set_visible(False)
+                right.tick_params(axis="y", length=0, labelleft=False)
         return figure
 
 
+def _name_rows(axes: Axes, names: Sequence[str], labels: Mapping[str, str]) -> None:
+    axes.set_yticks(range(len(names)), [labels[name] for name in names])
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0, pad=7)
+    axes.grid(axis="x", color=RULE, linewidth=0.5)
+    axes.set_axisbelow(True)
+
+
 def png(figure: Figure, dpi: float = 200) -> bytes:
-    """The figure as a PNG on white; a very tall one is made coarser, because no PNG of matplotlib's has 65,536 rows."""
+    """Return the figure as a PNG on white; a very tall one is coarser, because a PNG has less than 65,536 rows."""
     dpi = min(dpi, 30_000 / figure.get_figheight())
     with style(), io.BytesIO() as file:
         figure.savefig(file, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
         return file.getvalue()
 
 
-def svg(figure: Figure, name: str, alternative: str) -> str:
-    """The figure as an SVG element to stand in a page: text is text, colours are the page's (``var(--ink)``, ...).
+def pdf(figure: Figure) -> bytes:
+    """Return the figure as a PDF whose text is text; equal figures are equal files."""
+    with style(), io.BytesIO() as file:
+        figure.savefig(file, format="pdf", facecolor="white", metadata={"CreationDate": None, "Creator": None})
+        return file.getvalue()
 
-    Args:
-        figure: any of :func:`figures`.
-        name: of the figure; stands before the identifiers in it.
-        alternative: what it shows, for whoever does not see it.
-    """
+
+def svg(figure: Figure, name: str) -> str:
+    """Return the figure as an SVG file whose text is text; ``name`` makes its identifiers."""
     from matplotlib import rc_context
 
     with style(), rc_context({"svg.hashsalt": name}), io.StringIO() as file:
-        figure.savefig(file, format="svg", transparent=True)
-        text = file.getvalue()
-    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text[text.index("<svg") :], flags=re.DOTALL)
-    return re.sub(r"<[^>]+>", lambda tag: _tag_of_page(tag[0], name, alternative), text)
+        figure.savefig(file, format="svg", metadata={"Date": None})
+        return file.getvalue()
+
+
+def element(svg: str, name: str, alternative: str) -> str:
+    """Return what :func:`svg` made as an element of a page, in the page's colours (``var(--ink)``, ...).
+
+    Args:
+        svg: the file.
+        name: unique in the page; stands before the identifiers of the element.
+        alternative: text for readers who do not see the figure.
+    """
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    return re.sub(r"<[^>]+>", lambda tag: _tag_of_page(tag[0], name, alternative), svg)
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------
@@ -257,45 +400,67 @@ def _tag_of_page(tag: str, name: str, alternative: str) -> str:
     return tag
 
 
-def colours_of(plan: Plan) -> dict[str, str]:
-    """Baselines in ink, the others in the order of the design."""
-    others = iter(range(len(plan.arms)))
-    compared = any(arm.baseline for arm in plan.arms)
-    return {
-        arm.name: INK if compared and arm.baseline is None else SERIES[next(others) % len(SERIES)] for arm in plan.arms
-    }
+def _colours(panel: Sequence[str], baselines: Mapping[str, str | None]) -> dict[str, str]:
+    """Return arm to colour: a baseline in ink, the others in the order of the design; the baseline is drawn last."""
+    ink = [name for name in panel if name in baselines.values()]
+    others = [name for name in panel if name not in ink]
+    return {name: SERIES[index % len(SERIES)] for index, name in enumerate(others)} | dict.fromkeys(ink, INK)
+
+
+def _loss_of(plan: Plan) -> str:
+    return f"{plan.analysis.metric.partition('/')[0]}/loss"
+
+
+def _over_training(seen: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Return the measurements with their place on the axis (``x``), and its name.
+
+    The place is the epoch if the epochs of all arms have equally many steps, else the optimizer step.
+    """
+    first, last = seen.groupby("step")["epoch"].min(), seen.groupby("step")["epoch"].max()
+    if len(seen) and last.max() >= 1 and bool(np.allclose(first, last)):
+        return seen.assign(x=seen["epoch"]), "epoch"
+    return seen.assign(x=seen["step"].astype(float)), "optimizer step"
 
 
 def _curve(
-    axes: Axes, seen: pd.DataFrame, scale: words.Scale, colour: str, alpha: float, *, faint: bool = False
+    axes: Axes,
+    seen: pd.DataFrame,
+    scale: words.Scale,
+    colour: str,
+    alpha: float,
+    kind: Literal["mean", "band", "seeds"],
+    label: str | None = None,
 ) -> None:
-    if not faint:
+    """Draw the mean of an arm, with its interval as a band, or also with its seeds; seeds where there is no band."""
+    means = {float(str(x)): mean_interval(at["value"].tolist(), alpha) for x, at in seen.groupby("x")}
+    known = list(means.values())
+    if kind == "seeds" or (kind == "band" and all(mean.n < BAND for mean in known)):
         for _, seed in seen.groupby("seed"):
-            line = seed.sort_values("step")
-            axes.plot(line["step"], scale.factor * line["value"], color=colour, linewidth=0.5, alpha=0.35)
-    means = [(step, mean_interval(at["value"].tolist(), alpha)) for step, at in seen.groupby("step")]
-    steps = [int(str(step)) for step, _ in means]
-    axes.plot(steps, [scale.factor * mean.mean for _, mean in means], color=colour, linewidth=1.2 if faint else 1.7)
-    if not faint:
-        wide = [mean.n >= 3 for _, mean in means]
-        low, high = ([scale.factor * getattr(mean, end) for _, mean in means] for end in ("low", "high"))
-        axes.fill_between(steps, low, high, where=wide, color=colour, alpha=0.14, linewidth=0)
+            line = seed.sort_values("x")
+            axes.plot(line["x"], scale.factor * line["value"], color=colour, linewidth=0.5, alpha=0.35)
+    thick = 1.2 if kind == "mean" else 1.7
+    axes.plot(list(means), [scale.factor * mean.mean for mean in known], color=colour, linewidth=thick, label=label)
+    if kind != "mean":
+        low, high = ([scale.factor * getattr(mean, end) for mean in known] for end in ("low", "high"))
+        wide = [mean.n >= BAND for mean in known]
+        axes.fill_between(list(means), low, high, where=wide, color=colour, alpha=0.14, linewidth=0)
 
 
 def _broken(axes: Axes, broken: pd.DataFrame, scale: words.Scale, colour: str) -> None:
     """Trials that did not end well."""
     for _, seed in broken.groupby("seed"):
-        line = seed.sort_values("step")
-        axes.plot(line["step"], scale.factor * line["value"], color=colour, linewidth=0.7, linestyle=(0, (3, 2)))
+        line = seed.sort_values("x")
+        axes.plot(line["x"], scale.factor * line["value"], color=colour, linewidth=0.7, linestyle=(0, (3, 2)))
 
 
 def _bounds(panels: Sequence[Axes], seen: pd.DataFrame, scale: words.Scale) -> None:
     """Limits from where arms differ: the curves after the first fifth, and not their bands, which may be wider."""
-    late = seen.loc[seen["step"] >= 0.2 * seen["step"].max(), "value"]
+    late = seen.loc[seen["x"] >= 0.2 * seen["x"].max(), "value"]
     low, high = scale.factor * late.min(), scale.factor * late.max()
     room = 0.05 * (high - low) or 0.5
     for axes in panels:
         axes.set_ylim(low - room, high + room)
+        axes.set_xlim(0, float(seen["x"].max()))
         axes.grid(axis="y", color=RULE, linewidth=0.5)
         axes.set_axisbelow(True)
 
@@ -303,20 +468,19 @@ def _bounds(panels: Sequence[Axes], seen: pd.DataFrame, scale: words.Scale) -> N
 def _label_ends(
     axes: Axes, seen: pd.DataFrame, names: Sequence[str], scale: words.Scale, colours: Mapping[str, str]
 ) -> None:
-    """Each arm's name at the end of its curve, moved apart where curves end together."""
+    """Write each arm's name at the end of its curve, moved apart where curves end together."""
     low, high = axes.get_ylim()
-    ends = {}
+    ends, labels = {}, wrapped_labels(names, 30)
     for name in names:
         arm = seen[seen["arm"] == name]
-        last = arm["step"].max()
-        ends[name] = scale.factor * float(arm.loc[arm["step"] == last, "value"].mean())
-    gap = 0.058 * (high - low)
+        last = arm["x"].max()
+        ends[name] = min(max(scale.factor * float(arm.loc[arm["x"] == last, "value"].mean()), low), high)
+    gap = 0.058 * (high - low) * max(label.count("\n") + 1 for label in labels.values())
     order = sorted(names, key=lambda name: ends[name])
     places = _apart([ends[name] for name in order], gap, low + gap / 2, high - gap / 2)
-    edge = float(seen["step"].max())
     for name, place in zip(order, places, strict=True):
         axes.annotate(
-            shortened(name, 34),
+            labels[name],
             xy=(1.0, ends[name]),
             xytext=(1.035, place),
             xycoords=("axes fraction", "data"),
@@ -334,7 +498,6 @@ def _label_ends(
                 "relpos": (0, 0.5),
             },
         )
-    axes.set_xlim(float(seen["step"].min()), edge)
 
 
 def _apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -420,9 +583,3 @@ def _few_ticks(axes: Axes) -> None:
         labels = axes.xaxis.get_major_formatter().format_ticks(ticks)
         if sum(len(label) + 2 for label in labels) <= TICKS:
             return
-
-
-def shortened(name: str, most: int) -> str:
-    """A name on one line of at most so many characters."""
-    said = " ".join(name.split())
-    return said if len(said) <= most else f"{said[: most - 3]}..."

@@ -36,7 +36,8 @@ FILES = {
     "parquet": "results.parquet",
 }
 """What the formats are called in the study's folder."""
-FORMATS = ("terminal", *FILES)
+FORMATS = ("terminal", *FILES, "latex-all")
+SECONDARY = 4  #: rank from which on a column of the table of arms is behind a summary in a page
 LONG = 40  #: arms from which on the picture of them is opened on demand
 
 
@@ -51,17 +52,21 @@ class _Made:
     history: pd.DataFrame
     summary: pd.DataFrame
 
-    def figures(self) -> dict[str, Figure]:
-        from vitlab.report import figures
+    def figures(self) -> dict[str, tuple[Figure, Figure]]:
+        """Return every figure twice, as wide as a page and as wide as a phone."""
+        from vitlab.report.figures import NARROW, WIDE, figures
 
-        return figures.figures(self.plan, self.results, self.summary, self.history, self.doc["cost"])
+        data = self.plan, self.results, self.summary, self.history, self.doc["cost"]
+        wide, narrow = (figures(*data, width=width) for width in (WIDE, NARROW))
+        return {name: (figure, narrow[name]) for name, figure in wide.items()}
 
 
 def render(plan: Plan, store: Store, format: str) -> str | bytes:
     """The report of a study in one format; text, but for parquet.
 
     Args:
-        format: terminal (fitted to the width of this one), md, html, json, csv, parquet or latex.
+        format: terminal (fitted to the width of this one), md, html, json, csv, parquet, latex (the arms, in the width
+            of a paper) or latex-all (every table with all its columns).
 
     Raises:
         UserError: if there is no such format.
@@ -71,7 +76,7 @@ def render(plan: Plan, store: Store, format: str) -> str | bytes:
     if format in _FROM_DOCUMENT:
         return _FROM_DOCUMENT[format](made.doc)
     if format == "html":
-        return _html(made, made.figures())
+        return _html(made, _svgs(made.figures()))
     if format == "csv":
         return _csv(made.results)
     from vitlab.report.frame import parquet
@@ -80,7 +85,7 @@ def render(plan: Plan, store: Store, format: str) -> str | bytes:
 
 
 def render_between(found: Between, format: str) -> str:
-    """The comparison of two studies in one format: terminal, md, latex, json or csv."""
+    """Return the comparison of two studies in one format: terminal, md, latex, latex-all, json or csv."""
     return _csv(found.summary) if format == "csv" else _FROM_DOCUMENT[format](found.document())
 
 
@@ -115,30 +120,41 @@ def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
     """Write the report into ``folder``: documents, tables and pictures.  Returns the files written.
 
     Files are ``report.md, report.html, report.tex, report.json, results.csv, results.parquet, history.parquet,
-    summary.csv`` and ``arms.png, curves.png, scaling.png, pareto.png`` where there is something to see.
+    summary.csv`` and those of :func:`vitlab.report.figures.figures` that have something to show, each as ``.png``,
+    ``.pdf`` and ``.svg``.
     """
-    from vitlab.report.figures import png
+    from vitlab.report.figures import pdf, png
     from vitlab.report.frame import write_parquet
 
     made = _make(plan, store)
     drawn = made.figures()
+    svgs = _svgs(drawn)
     texts = {
         FILES["md"]: _markdown(made.doc, tuple(drawn)),
-        FILES["html"]: _html(made, drawn),
+        FILES["html"]: _html(made, svgs),
         FILES["latex"]: _latex(made.doc),
         FILES["csv"]: _csv(made.results),
         "summary.csv": _csv(made.summary),
+        **{f"{name}.svg": wide for name, (wide, _) in svgs.items()},
     }
     frames = {FILES["parquet"]: made.results, "history.parquet": made.history}
     for name, text in texts.items():
         write_bytes(folder / name, text.encode())
     for name, frame in frames.items():
         write_parquet(frame, folder / name)
-    for name, figure in drawn.items():
-        write_bytes(folder / f"{name}.png", png(figure))
+    pictures = {f"{name}.png": png(wide) for name, (wide, _) in drawn.items()}
+    pictures |= {f"{name}.pdf": pdf(wide) for name, (wide, _) in drawn.items()}
+    for name, data in pictures.items():
+        write_bytes(folder / name, data)
     # Last, because it vouches for the others.
     write_bytes(folder / FILES["json"], _json(made.doc).encode())
-    return [folder / name for name in (*texts, *frames, *(f"{name}.png" for name in drawn), FILES["json"])]
+    return [folder / name for name in (*texts, *frames, *pictures, FILES["json"])]
+
+
+def _svgs(drawn: Mapping[str, tuple[Figure, Figure]]) -> dict[str, tuple[str, str]]:
+    from vitlab.report.figures import svg
+
+    return {name: (svg(wide, name), svg(narrow, name)) for name, (wide, narrow) in drawn.items()}
 
 
 def _make(plan: Plan, store: Store) -> _Made:
@@ -250,24 +266,39 @@ def _md(text: str) -> str:
 
 
 def _latex(doc: Mapping[str, Any]) -> str:
-    """Tables to be read into a document that uses booktabs; what the report says otherwise stands in comments."""
+    """Return the table of arms in the width of a paper, to be read into a document that uses booktabs."""
     analysis = Analysis.model_validate(doc["analysis"])
+    caption = tables.paper_caption(doc["question"], doc["arms"], analysis)
+    return _latex_file(doc, [("arms", caption, tables.paper_columns(doc["arms"], analysis))])
+
+
+def _latex_all(doc: Mapping[str, Any]) -> str:
+    """Return every table of the report with all its columns."""
+    others = tables.tables(doc, Analysis.model_validate(doc["analysis"]))
+    found = [("arms", doc["question"] or doc["study"], _columns(doc))]
+    return _latex_file(
+        doc, [*found, *((name.lower(), f"{name}. {caption}", columns) for name, caption, columns in others)]
+    )
+
+
+def _latex_file(doc: Mapping[str, Any], found: Sequence[tuple[str, str, Sequence[tables.Column]]]) -> str:
+    """Return tables with their labels and captions; the answers and notes of the report stand in comments."""
     notes = [f"% {_line(note)}" for note in (*doc["answers"], *doc["notes"])]
     notes += [f"% {_line(head)}: {_line(text)}" for head, text in made_lines(doc)]
-    found = [(doc["question"] or doc["study"], _columns(doc))]
-    found += [(f"{name}. {caption}", columns) for name, caption, columns in tables.tables(doc, analysis)]
     lines = ["% \\usepackage{booktabs}", *notes]
-    written = {char for _, columns in found for column in columns for cell in column.cells for char in cell}
+    written = {char for *_, columns in found for column in columns for cell in column.cells for char in cell}
     if any(ord(char) > LATIN for char in written - _TEX.keys()):
         lines.insert(1, "% Names in other scripts than Latin want lualatex or xelatex, and a font that has them.")
-    for caption, columns in found:
+    study = re.sub(r"[^A-Za-z0-9.-]+", "-", doc["study"])
+    for name, caption, columns in found:
         rows = zip(*(column.cells for column in columns), strict=True)
         lines += [
             "",
             r"\begin{table}",
             r"  \centering",
             f"  \\caption{{{_tex(caption)}}}",
-            f"  \\begin{{tabular}}{{{''.join('r' if column.right else 'l' for column in columns)}}}",
+            f"  \\label{{tab:{study}-{name}}}",
+            f"  \\begin{{tabular}}{{@{{}}{''.join(map(_tex_column, columns))}@{{}}}}",
             r"    \toprule",
             "    " + " & ".join(_tex(column.title) for column in columns) + r" \\",
             r"    \midrule",
@@ -279,6 +310,16 @@ def _latex(doc: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _tex_column(column: tables.Column) -> str:
+    """Return the layout of a column: a text that is long wraps."""
+    if column.right:
+        return "r"
+    return rf"p{{{TEX_WRAP}\linewidth}}" if max(map(len, column.cells), default=0) > TEX_LINE else "l"
+
+
+TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and its width then, as a share of the line
+
+
 def _line(text: str) -> str:
     """Text on one line of a comment, which no character of it can end."""
     return " ".join(_printable(text).split())
@@ -287,7 +328,7 @@ def _line(text: str) -> str:
 LATIN = 0x17F  #: the last character that pdflatex knows by itself
 _TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", words.DASH: "--"}
 _TEX |= {words.MINUS: "$-$", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
-_TEX |= {"\N{SUPERSCRIPT TWO}": "$^2$", "|": r"\textbar{}"}
+_TEX |= {"\N{SUPERSCRIPT TWO}": "$^2$", "|": r"\textbar{}", words.PLUS_MINUS: r"$\pm$"}
 _TEX |= {char: f"\\{char}" for char in "&%$#_{}"}
 
 
@@ -318,12 +359,17 @@ def _json(doc: Mapping[str, Any]) -> str:
 # -- HTML -------------------------------------------------------------------------------------------------------------
 
 
-def _html(made: _Made, drawn: Mapping[str, Figure]) -> str:
-    """One file without scripts or anything fetched; every text is escaped, figures are inline."""
+def _html(made: _Made, svgs: Mapping[str, tuple[str, str]]) -> str:
+    """Return one file without scripts or anything fetched; every text is escaped, figures are inline.
+
+    Args:
+        made: the content.
+        svgs: name to figure, as wide as a page and as wide as a phone; a page shows the one that fits.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    from vitlab.report.figures import SERIES, captions, svg
+    from vitlab.report.figures import SERIES, captions, element
 
     environment = Environment(
         loader=PackageLoader("vitlab", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -334,16 +380,26 @@ def _html(made: _Made, drawn: Mapping[str, Figure]) -> str:
     marks = [kind for kind in kinds if kind] or [""] * len(made.doc["answers"])
     answers = list(zip(made.doc["answers"], marks, strict=True))
     claims = [answer for answer in answers if answer[1] not in ("cannot-tell", "refused")]
+    columns = _columns(made.doc)
     page = environment.get_template("report.html.j2").render(
         doc=made.doc,
         # Of many answers, those that claim something come first, and the rest waits behind them.
         answers=claims if made.doc["overview"] else answers,
         few=words.FEW,
         all_answers=answers if made.doc["overview"] else [],
-        arms=_table(_columns(made.doc), kinds),
+        arms=_table([column for column in columns if column.rank < SECONDARY], kinds),
+        more=_table([column for column in columns if column.rank >= SECONDARY or column is columns[0]]),
         tables=[(name, note, _table(columns)) for name, note, columns in tables.tables(made.doc, analysis)],
-        figures=[(name, Markup(svg(figure, name, said[name])), said[name]) for name, figure in drawn.items()],
-        long={"arms"} if len(rows) > LONG else set(),
+        figures=[
+            (
+                name,
+                Markup(element(wide, name, said[name])),
+                Markup(element(narrow, f"{name}-narrow", said[name])),
+                said[name],
+            )
+            for name, (wide, narrow) in svgs.items()
+        ],
+        folded={"arms": f"Picture of all {len(rows)} arms"} if len(rows) > LONG else {},
         looks=list(looks.pictures(made.doc["explained"], made.store.root)),
         trials=_table(tables.trial_columns(made.doc["trials"]), [trial["status"] for trial in made.doc["trials"]]),
         made=made_lines(made.doc),
@@ -367,5 +423,6 @@ _FROM_DOCUMENT: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "terminal": _terminal,
     "md": _markdown,
     "latex": _latex,
+    "latex-all": _latex_all,
     "json": _json,
 }

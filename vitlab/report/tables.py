@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitlab.report.costs import MEASURED, SPEEDS
+from vitlab.report.labels import short_labels
 from vitlab.report.verdict import Verdict
 from vitlab.report.words import (
     DASH,
     MINUS,
+    PLUS_MINUS,
     Row,
     Scale,
     compact,
@@ -85,12 +87,63 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
         ]
     test = f"test/{analysis.metric.partition('/')[2]}"
     if test != analysis.metric and any(row.get(test) is not None for row in rows):
-        found.append(Column(Scale.of(test).title, cells(lambda row: scale.number(row.get(test), own)), rank=2))
+        title = f"{Scale.of(test).title}, mean {PLUS_MINUS} sd"
+        found.append(Column(title, cells(lambda row: spread(scale, row.get(test), row.get(f"{test}_sd"), own)), rank=4))
     found += [
         Column("parameters", cells(lambda row: compact(row["params"])), rank=5),
         Column("MACs", cells(lambda row: compact(row["macs"])), rank=7),
     ]
     return found
+
+
+def paper_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
+    """Return the table of arms in the width of a paper: mean ± sd, difference with its interval, verdict."""
+    scale = Scale.of(analysis.metric)
+    own = scale.decimals(widths(rows, "low", "high"))
+    apart = scale.decimals(widths(rows, "difference_low", "difference_high"))
+    labels = short_labels([row["arm"] for row in rows])
+
+    def difference(row: Row) -> str:
+        if row["baseline"] is None:
+            return ""
+        shown = scale.number(row["difference"], apart, sign=True)
+        if row["difference_low"] is None:
+            return shown
+        low, high = (scale.end(row[end], apart) for end in ("difference_low", "difference_high"))
+        return f"{shown} [{low}, {high}]"
+
+    found = [Column("arm", tuple(labels[row["arm"]] for row in rows), right=False)]
+    if len({row["n"] for row in rows}) > 1:
+        found.append(Column("n", tuple(str(row["n"]) for row in rows)))
+    found.append(Column(scale.title, tuple(spread(scale, row["mean"], row["sd"], own) for row in rows)))
+    if any(row["baseline"] is not None for row in rows):
+        title = f"difference ({scale.points})" if scale.points else "difference"
+        found.append(Column(title, tuple(map(difference, rows))))
+        found.append(Column("verdict", tuple(_verdict_cell(row, analysis) for row in rows), right=False))
+    return found
+
+
+def paper_caption(question: str, rows: Sequence[Row], analysis: Analysis) -> str:
+    """Return what a reader of :func:`paper_columns` must know."""
+    counts = {row["n"] for row in rows}
+    seeds = f" over {count(max(counts), 'seed')}" if len(counts) == 1 else " over n seeds"
+    sentences = [question, f"Mean {PLUS_MINUS} standard deviation of {Scale.of(analysis.metric).title}{seeds}."]
+    compared = [row for row in rows if row["baseline"] is not None]
+    if compared:
+        baselines = {row["baseline"] for row in compared}
+        against = " ".join(baselines.pop().split()) if len(baselines) == 1 else "the baseline of the arm"
+        interval = interval_name(max(compared, key=lambda row: row["family"]), analysis)
+        corrected = "" if analysis.correction == "none" else f", corrected by {analysis.correction.capitalize()}"
+        sentences.append(
+            f"Difference from {against} with its {interval}; verdicts at level {analysis.alpha:g}{corrected}."
+        )
+    return " ".join(filter(None, sentences))
+
+
+def spread(scale: Scale, mean: float | None, sd: float | None, decimals: int) -> str:
+    """Return ``94.1 ± 0.6``; the mean alone where there is no standard deviation."""
+    shown = scale.number(mean, decimals)
+    return shown if sd is None else f"{shown} {PLUS_MINUS} {scale.number(sd, decimals)}"
 
 
 def _verdict_cell(row: Row, analysis: Analysis) -> str:

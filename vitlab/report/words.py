@@ -16,6 +16,7 @@ from vitlab.report.verdict import Verdict, is_equivalent, of_complete_pairs
 from vitlab.spec import Analysis
 
 MINUS, TIMES, DASH = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
+PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 FEW = 12  #: comparisons that are read one by one; of more, an overview comes first
 SHARES = frozenset({"accuracy", "top", "ece", "miou", "iou", "precision", "recall", "f1"})
 """Words in the name of a metric that is a share of one."""

@@ -1,0 +1,74 @@
+"""Labels of arms in figures and narrow tables: without what all arms share, wrapped, and always unique."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+LINES = 4  #: of one label; a longer one is cut in its middle
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """Return the parts of an arm's name, which are joined by commas; commas in brackets do not part them."""
+    parts, depth, current = [], 0, ""
+    for char in " ".join(name.split()):
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and depth <= 0:
+            parts.append(current.strip())
+            current = ""
+        else:
+            current += char
+    return tuple(part for part in (*parts, current.strip()) if part)
+
+
+def shared_parts(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the parts that several names have in common, in the order of the first; none for a single name."""
+    if len(names) < 2:
+        return ()
+    common = set.intersection(*(set(parts_of(name)) for name in names))
+    return tuple(part for part in parts_of(names[0]) if part in common)
+
+
+def short_labels(names: Sequence[str]) -> dict[str, str]:
+    """Return for each name what tells it from the others: on one line, without the parts that all of them share."""
+    shared = shared_parts(names)
+    labels = {}
+    for name in names:
+        line = " ".join(name.split())
+        labels[name] = ", ".join(part for part in parts_of(name) if part not in shared) or line if shared else line
+    return _unique(labels)
+
+
+def wrapped_labels(names: Sequence[str], width: int) -> dict[str, str]:
+    """Return :func:`short_labels` in lines of at most ``width`` characters, broken behind commas where possible."""
+    return _unique({name: _wrapped(label, width) for name, label in short_labels(names).items()})
+
+
+def wrapped_line(text: str, width: int) -> str:
+    """Return a text in lines of at most ``width`` characters."""
+    return _wrapped(" ".join(text.split()), width)
+
+
+def _wrapped(label: str, width: int) -> str:
+    lines: list[str] = []
+    *parts, last = parts_of(label) or (label,)
+    for part in (*(f"{part}," for part in parts), last):
+        if lines and len(lines[-1]) + 1 + len(part) <= width:
+            lines[-1] += f" {part}"
+        else:
+            lines += textwrap.wrap(part, width)
+    if len(lines) > LINES:
+        half = LINES // 2
+        lines = [*lines[: half - 1], f"{lines[half - 1][: width - 3]}...", *lines[half - LINES :]]
+    return "\n".join(lines)
+
+
+def _unique(labels: Mapping[str, str]) -> dict[str, str]:
+    """Number labels that would be equal, by their place among all."""
+    counts: dict[str, int] = {}
+    for label in labels.values():
+        counts[label] = counts.get(label, 0) + 1
+    return {
+        name: f"{label} #{index}" if counts[label] > 1 else label
+        for index, (name, label) in enumerate(labels.items(), 1)
+    }
