@@ -15,7 +15,14 @@ FORMATS = ("terminal", "md", "html", "csv", "parquet", "latex", "latex-all", "js
 @click.command()
 @click.argument("study", type=click.Path(path_type=Path))
 @out_option
-@click.option("--format", "form", type=click.Choice(FORMATS), default="terminal", show_default=True)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default="terminal",
+    show_default=True,
+    help="latex: the arms, in the width of a paper; latex-all: every table with all its columns.",
+)
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
 def command(study: Path, out: Path, form: str, output: Path | None) -> None:
     """Print the report of STUDY (its file or its folder)."""
