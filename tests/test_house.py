@@ -59,6 +59,8 @@ def test_planning_imports_torch_and_no_more() -> None:
 
 
 def test_public_names() -> None:
+    functions = {"compare", "history", "load", "predictions", "results", "run"}
+    assert set(vitlab.__all__) == functions | {"SpecError", "UserError", "VitlabError", "__version__"}
     assert sorted(vitlab.__all__) == dir(vitlab)
     for name in vitlab.__all__:
         assert getattr(vitlab, name) is not None
