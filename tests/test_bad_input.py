@@ -428,6 +428,12 @@ def test_the_label_of_an_arm_is_a_label_wherever_it_stands(here: Path) -> None:
         ("study: small", "study: small\nrun: {tracking_uri: 'sqlite:////tmp/evil.db'}", ["/tmp/evil.db is not in it"]),
         ("study: small", "study: small\nrun: {tracking_uri: 'sqlite:///../evil.db'}", ["evil.db is not in it"]),
         ("study: small", "study: small\nrun: {tracking_uri: 'file:///tmp/evil'}", ["refuses to write"]),
+        ("study: small", "study: small\nrun: {tracking_uri: 'http://evil.example:5000'}", ["to no server that you have not named", "--tracking-uri"]),
+        ("study: small", "study: small\nrun: {tracking_uri: 'http://evil.example\\@127.0.0.1:5000'}", ["holds no password"]),
+        ("study: small", "study: small\nrun: {tracking_uri: 'http://127.0.0.1.evil.example'}", ["to no server that you have not named"]),
+        ("study: small", "study: small\nrun: {tracking_uri: 'http://me:hush@127.0.0.1:9'}", ["a study file holds no password"]),
+        ("study: small", "study: small\nrun: {tracking_uri: 'postgresql://127.0.0.1/db'}", ["to no server that you have not named"]),
+        ("study: small", "study: small\nrun: {tracking_uri: 'databricks://profile'}", ["to no server that you have not named"]),
         ("study: small", "study: small\nrun: {executor: {type: slurm, setup: ['touch pwned']}}", ["'setup' has code run", "--set"]),
         ("study: small", "study: small\nrun: {executor: {type: slurm, qos: \"a\\ntouch pwned\"}}", ["qos must be a text that matches"]),
         ("study: small", "study: small\nrun: {executor: {type: ray, address: 'evil.example:6379'}}", ["'address' has code run"]),
@@ -442,6 +448,33 @@ def test_a_hostile_file_runs_nothing_and_writes_nowhere(here: Path, said: str, i
     line = one(refused(here, "run", "in/s.yaml"))
     for word in words:
         assert word in line, line
+
+
+@pytest.mark.parametrize(
+    "where", ["MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY", "netrc", "file"]
+)
+def test_credentials_go_to_no_server_that_only_a_study_file_names(
+    where: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(here / "home"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri = "http://127.0.0.1:9"
+    (here / "s.yaml").write_text(STUDY.replace("study: small", f"study: small\nrun: {{tracking_uri: '{uri}'}}"))
+    assert call("validate", "s.yaml")[0] == 0, "a server of this machine, and nothing to give away"
+    if where == "netrc":
+        (here / "netrc").write_text("machine 127.0.0.1 login me password hush\n")
+        (here / "netrc").chmod(0o600)
+        monkeypatch.setenv("NETRC", str(here / "netrc"))
+    elif where == "file":
+        (here / "home" / ".mlflow").mkdir(parents=True)
+        (here / "home" / ".mlflow" / "credentials").touch()
+    else:
+        monkeypatch.setenv(where, "hush")
+    code, _, err = call("validate", "s.yaml")
+    assert code == 2 and "MLflow would send it what" in err and "hush" not in err
+    assert call("validate", "s.yaml", "--set", f"run.tracking_uri={uri}")[0] == 0
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{uri}/")
+    assert call("validate", "s.yaml")[0] == 0
 
 
 def test_who_starts_a_study_may_say_what_its_file_may_not(here: Path) -> None:

@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from vitlab import guests, slots
-from vitlab.errors import OptionError, Problem, UserError
+from vitlab.errors import OptionError, Problem
 from vitlab.spec import Document, Study, read_document
 
 
 def mistakes(
-    study: Study, document: Document, loaded: Iterable[slots.Origin], file: str | Path, out: str | Path
+    study: Study,
+    document: Document,
+    loaded: Iterable[slots.Origin],
+    file: str | Path,
+    out: str | Path,
+    changes: Mapping[str, Any],
 ) -> list[Problem]:
     """What is wrong with what a study needs, with how it is to be run, and with what its file has no right to say.
 
@@ -26,9 +31,10 @@ def mistakes(
         loaded: what the command line has loaded.
         file: as it is, without what the command line changes.
         out: the output folder.
+        changes: what the command line changes.
     """
     around = _around(study, document)
-    return [*_required(study, document, loaded), *(around or _untrusted(study, file, out))]
+    return [*_required(study, document, loaded), *(around or _untrusted(study, file, out, changes))]
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------
@@ -59,7 +65,7 @@ def _around(study: Study, document: Document) -> list[Problem]:
     return problems
 
 
-def _untrusted(study: Study, file: str | Path, out: str | Path) -> list[Problem]:
+def _untrusted(study: Study, file: str | Path, out: str | Path, changes: Mapping[str, Any]) -> list[Problem]:
     """What a study file may not say, because it comes from others: it would run code, or write elsewhere."""
     document = read_document(file)
     said = document.data.get("run")
@@ -72,17 +78,18 @@ def _untrusted(study: Study, file: str | Path, out: str | Path) -> list[Problem]
             sentence = f"'{name}' has code run, so only who starts the study may give it: --set run.executor.{name}=..."
             problems.append(document.problem(("run", "executor", name), sentence))
     uri = said.get("tracking_uri")
-    if isinstance(uri, str) and uri == study.run.tracking_uri:
-        from vitlab.trackers.address import locate
+    if isinstance(uri, str):
+        from vitlab.trackers.address import public, unconfirmed
 
-        root, sentence = Path(out).resolve(), ""
-        try:
-            database = locate(uri, root).database
-            if database is not None and not database.is_relative_to(root):
-                sentence = f"a study file writes nowhere but to the output folder, and {database} is not in it; "
-                sentence += "give it as --tracking-uri, or set MLFLOW_TRACKING_URI"
-        except UserError as error:
-            sentence = str(error)
+        if public(uri) != uri:  # the file is copied to the output folder
+            sentence = "a study file holds no password; give the URI as --tracking-uri, or set MLFLOW_TRACKING_URI"
+        else:
+            sentence = "" if _gives(changes, "run.tracking_uri") else unconfirmed(uri, Path(out).resolve())
         if sentence:
             problems.append(document.problem(("run", "tracking_uri"), sentence))
     return problems
+
+
+def _gives(changes: Mapping[str, Any], path: str) -> bool:
+    """Return whether who starts the study has given an option, by itself or with the mapping that it stands in."""
+    return any(path == given or path.startswith(f"{given}.") for given in changes)

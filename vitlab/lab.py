@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from vitlab.models.cost import Cost
     from vitlab.report.notebook import Compared, Results
     from vitlab.trackers import Tracker
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, repr=False)
@@ -219,7 +223,7 @@ def plan_study(
     study, document, problems = read_study(file, {_rooted(path): value for path, value in changes.items()})
     if study is not None:
         study = study.model_copy(update={"run": _own(study.run)})
-        problems += admission.mistakes(study, document, loaded, file, out)
+        problems += admission.mistakes(study, document, loaded, file, out, changes)
     from vitlab.data.prepare import data_info
     from vitlab.plan import make_plan
 
@@ -311,7 +315,8 @@ def sync(
     Args:
         folder: the output folder.
         tracker: the tracker to deliver to; by default the one each study names, and none where it names none.
-        tracking_uri: an MLflow server or database, in the place of what the study names.
+        tracking_uri: an MLflow server or database, in the place of what the study names.  A server on another machine
+            has to be named again, here or in MLFLOW_TRACKING_URI.
 
     Returns:
         study and link, None where the tracker could not be reached.
@@ -319,17 +324,28 @@ def sync(
     Raises:
         UserError: for a tracker that is not installed, or a URI that MLflow cannot deliver to.
     """
+    from vitlab.trackers.address import MASK, unconfirmed
+
     store = Store(Path(folder).resolve())
     if tracking_uri is not None and tracker not in (None, "mlflow"):
         raise UserError(f"a tracking URI is where MLflow is, and the tracker is {tracker}")
     elsewhere = tracker is not None or tracking_uri is not None
     changes = {"tracker": Choice(tracker or "mlflow"), "tracking_uri": tracking_uri} if elsewhere else {}
-    links = []
+    links: list[tuple[str, str | None]] = []
     for file in sorted(store.root.glob("studies/*/plan.json")):
         plan = read_plan(file)
         if plan is None:
             continue  # it went while this looked
-        found = _tracker(plan, store, _run_spec(file.parent).model_copy(update=changes))
+        run_spec = _run_spec(file.parent).model_copy(update=changes)
+        uri = run_spec.tracking_uri
+        if uri is not None and not elsewhere:
+            if sentence := unconfirmed(uri, store.root):
+                log.warning("%s is not delivered to %s: %s.", plan.study, uri, sentence)
+                links.append((plan.study, None))
+                continue
+            if MASK in uri:  # the environment has it in full
+                run_spec = run_spec.model_copy(update={"tracking_uri": None})
+        found = _tracker(plan, store, run_spec)
         if found.title:
             links.append((plan.study, found.close(sorted((file.parent / "report").glob("*")))))
     return links
@@ -519,7 +535,7 @@ def _write_study(store: Store, plan: Plan, file: str | Path, changes: Mapping[st
     folder = store.study(plan.study)
     plan = _write_plan(store, plan)
     write_bytes(folder / "study.yaml", Path(file).read_bytes())
-    write_json(folder / "changes.json", dict(changes))
+    write_json(folder / "changes.json", _without_password(changes))
     return plan
 
 
@@ -540,6 +556,18 @@ def _without_memory() -> Any:
     import torch
 
     return torch.device("meta")
+
+
+def _without_password(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the command line changes, with a password in the tracking URI masked."""
+    from vitlab.trackers import public
+
+    def masked(path: str, value: Any) -> Any:
+        if path == "run" and isinstance(value, Mapping):
+            return {name: masked(f"run.{name}", item) for name, item in value.items()}
+        return public(value) if path == "run.tracking_uri" and isinstance(value, str) else value
+
+    return {path: masked(path, value) for path, value in changes.items()}
 
 
 def _run_spec(folder: Path) -> RunSpec:

@@ -138,7 +138,9 @@ class RunSpec(Frozen):
     keep: Literal["none", "last"] = "last"  #: trained weights kept as an artifact of the trial
     explain: tuple[Annotated[int, Field(ge=0)], ...] = ()  #: test images explained for the first seed of every arm
     tracker: Choice = Choice("mlflow")  #: where trials are shown
-    tracking_uri: str | None = None  #: an MLflow server; by default a database under the output folder
+    tracking_uri: str | None = None
+    """An MLflow server; by default a database under the output folder.  One on another machine, or one that MLflow
+    would send credentials to, is named by ``--tracking-uri`` or ``MLFLOW_TRACKING_URI``."""
 
     @model_validator(mode="after")
     def _weights_to_explain(self) -> RunSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import netrc
 import os
 import re
 import socket
@@ -24,6 +25,7 @@ UI = "http://127.0.0.1:5000"
 """Where ``vitlab ui`` shows a database unless told otherwise."""
 
 PROBE_S = 2.0
+MASK = "***"  #: in place of what :func:`public` hides
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def comparison_link(base: str, experiment: str, view: str) -> str:
 
 def public(text: str) -> str:
     """Text without what must not be said: names, passwords and tokens of the addresses in it."""
-    return re.sub(_SECRET, r"\1***", re.sub(_USER, r"\1***@", text))
+    return re.sub(_SECRET, rf"\1{MASK}", re.sub(_USER, rf"\1{MASK}@", text))
 
 
 _USER = re.compile(r"(\w://)[^\s'\"]*@")  # up to the last @, for a password may hold what should have been escaped
@@ -88,6 +90,12 @@ def artifact_folder(root: Path) -> Path:
     return root / "mlartifacts"
 
 
+def embedded(root: Path) -> Address:
+    """Return the address of the database under an output folder."""
+    file = database_file(root)
+    return Address(f"sqlite:///{file}", "embedded", file, artifact_folder(root), UI, embedded=True)
+
+
 def locate(uri: str | None, root: Path) -> Address:
     """Read a tracking URI; without one, ``MLFLOW_TRACKING_URI``; without that, the database under ``root``.
 
@@ -96,8 +104,7 @@ def locate(uri: str | None, root: Path) -> Address:
     """
     found = uri or os.environ.get("MLFLOW_TRACKING_URI") or None
     if found is None:
-        file = database_file(root)
-        return Address(f"sqlite:///{file}", "embedded", file, artifact_folder(root), UI, embedded=True)
+        return embedded(root)
     where = "tracking URI" if uri else "MLFLOW_TRACKING_URI"
     scheme = found.partition(":")[0] if ":" in found else ""
     try:
@@ -134,8 +141,58 @@ def locate(uri: str | None, root: Path) -> Address:
     return Address(found, _name(found), None, artifact_folder(root), UI, embedded=False)
 
 
+def unconfirmed(uri: str, root: Path) -> str:
+    """Return why results are not delivered to an address that only a file names; empty where they are.
+
+    A file may come from others.  So a server, which is sent the results and the user's credentials, is named by the
+    user: on the command line or in MLFLOW_TRACKING_URI.  A database in the output folder needs no word of the user,
+    nor a server on this machine while there are no credentials that MLflow would send to it.
+
+    Args:
+        uri: as the file names it.
+        root: the output folder.
+    """
+    if public(os.environ.get("MLFLOW_TRACKING_URI", "")).rstrip("/") == uri.rstrip("/"):
+        return ""
+    give = "give it as --tracking-uri, or set MLFLOW_TRACKING_URI"
+    if MASK in uri:
+        return f"the password of {uri} is not stored; {give}"
+    try:
+        database = locate(uri, root).database
+    except UserError as error:
+        return str(error)
+    if database is not None:
+        if database.is_relative_to(root):
+            return ""
+        return f"a study file writes nowhere but to the output folder, and {database} is not in it; {give}"
+    if not _LOOPBACK.fullmatch(uri):
+        return f"a study file has results sent to no server that you have not named yourself; {give}"
+    if found := _credentials(urlsplit(uri).hostname or ""):
+        return f"MLflow would send it what {found} holds, and only a study file names this server; {give}"
+    return ""
+
+
+_LOOPBACK = re.compile(r"https?://(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?(/[\w./-]*)?")
+
+_CREDENTIALS = (
+    *(f"MLFLOW_TRACKING_{name}" for name in ("USERNAME", "PASSWORD", "TOKEN", "AUTH", "AWS_SIGV4", "CLIENT_CERT_PATH")),
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"),
+)
+
+
+def _credentials(host: str) -> str:
+    """Return where MLflow would find credentials for a host: a variable or a file; empty for nowhere."""
+    found = [name for name in _CREDENTIALS if os.environ.get(name)]
+    found += [name for name in ("~/.mlflow/credentials",) if Path(name).expanduser().exists()]
+    for name in (os.environ.get("NETRC") or "~/.netrc", "~/_netrc"):  # as requests reads them
+        with suppress(OSError, netrc.NetrcParseError):
+            if netrc.netrc(str(Path(name).expanduser())).authenticators(host):
+                found.append(name)
+    return found[0] if found else ""
+
+
 def _name(uri: str) -> str:
-    return hashlib.blake2b(uri.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(public(uri).encode(), digest_size=8).hexdigest()
 
 
 def _without_user(uri: str) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from vitlab.errors import UserError, VitlabError, nearest
 from vitlab.trackers import dashboard, service
-from vitlab.trackers.address import artifact_folder, comparison_link, database_file
+from vitlab.trackers.address import artifact_folder, comparison_link, database_file, embedded
 from vitlab.trackers.offsets import Offsets
 
 START_S = 120.0  #: how long a server may take until it answers
@@ -85,6 +85,7 @@ def running(root: Path, *, port: int, host: str = "127.0.0.1") -> Iterator[subpr
         raise UserError(f"no results in {root}: 'vitlab run' writes them, --out says where.")
     _need_free(port, host)
     database = database_file(root)
+    service.configure(embedded(root))
     with service.quiet():
         service.initialise(database)
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
