@@ -318,6 +318,172 @@ def test_a_trial_trained_anew_stopped_and_resumed(runs: Runs) -> None:
     assert partial and partial < runs.stored(done)
 
 
+def shifted(folder: TrialFolder, by_ms: int) -> None:
+    """Make a trial's journal and result those of another training, which began later."""
+    journal = folder.path / "events.jsonl"
+    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    journal.write_text("".join(json.dumps({**event, "t": event["t"] + by_ms}) + "\n" for event in events))
+
+
+@pytest.mark.parametrize("same_folder", [True, False])
+def test_a_trial_that_has_not_begun_adopts_no_run_of_another_training(
+    same_folder: bool, runs: Runs, tmp_path: Path
+) -> None:
+    """Of a folder that was deleted and filled anew, or of another folder that delivers to the same server."""
+    uri = f"sqlite:///{runs.out / 'mlflow.db'}"
+    assert runs.tracker(uri).close()
+    old = {run.info.run_id: runs.stored(run) for run in runs.runs()}
+    aside = tmp_path / "aside"
+    if same_folder:
+        folders = {name: runs.folder(*name) for name in itertools.product(ARMS, (0, 1))}
+        shutil.move(runs.out / "trials", aside)
+        (runs.out / "studies/tiny/mlflow-offsets.json").unlink()
+        tracker = runs.tracker(uri)
+    else:
+        other = tmp_path / "other"
+        shutil.copytree(runs.out / "studies", other / "studies", ignore=shutil.ignore_patterns("mlflow*"))
+        shutil.copytree(runs.out / "trials", aside)
+        store = Store(other)
+        folders = {
+            (arm, seed): store.trial(runs.plan.find(arm, seed).key, runs.plan.find(arm, seed).code)
+            for arm, seed in itertools.product(ARMS, (0, 1))
+        }
+        tracker = slot("tracker").build("mlflow", runs.plan, store, RunSpec(tracking_uri=uri))
+    tracker.update()  # nothing has begun yet
+    shutil.copytree(aside, next(iter(folders.values())).path.parents[1], dirs_exist_ok=True)
+    for folder in folders.values():
+        shifted(folder, 10**7)
+    tracker.update()
+    assert tracker.close()
+    assert {run: runs.stored(runs.client.get_run(run)) for run in old} == old, "they hold their own training alone"
+    new = [run for run in runs.runs() if run.info.run_id not in old]
+    assert [run.info.run_name for run in new] == NAMES
+    assert len(runs.runs(kind="superseded")) == (4 if same_folder else 0)
+    for run in new:
+        folder = folders[run.data.tags["arm"], int(run.data.tags["seed"])]
+        assert not journalled(folder.path / "events.jsonl") - runs.stored(run)
+
+
+def test_a_database_restored_from_a_backup_is_filled_again(runs: Runs, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    shutil.copytree(runs.out / "trials", whole)
+    for journal in runs.out.glob("trials/*/*/events.jsonl"):  # as it was in the middle of the training
+        lines = journal.read_text().splitlines(keepends=True)
+        journal.write_text("".join(lines[:2]))
+        (journal.parent / "result.json").unlink()
+    runs.tracker().update()
+    backup = (runs.out / "mlflow.db").read_bytes()
+    shutil.rmtree(runs.out / "trials")
+    shutil.copytree(whole, runs.out / "trials")
+    assert runs.tracker().close()
+    holds_all_once(runs)
+    (runs.out / "mlflow.db").write_bytes(backup)
+    assert {run.info.status for run in runs.runs()} == {"RUNNING"}
+    assert runs.tracker().close()
+    holds_all_once(runs)
+
+
+def test_points_and_artifacts_that_were_deleted_are_delivered_again(runs: Runs) -> None:
+    assert runs.tracker().close()
+    first = runs.runs()[0].info.run_id
+    before = artifacts(runs, first)
+    assert "history.csv" in before
+    for file in [*runs.out.glob("mlartifacts/**/history.csv"), *runs.out.glob("mlartifacts/**/spec.json")]:
+        file.unlink()
+    with sqlite3.connect(runs.out / "mlflow.db") as connection:
+        connection.execute("delete from metrics where step = 2 and key = 'val/accuracy'")
+    connection.close()
+    assert runs.tracker().close()
+    holds_all_once(runs)
+    for run in runs.runs():
+        assert set(artifacts(runs, run.info.run_id)) >= {"history.csv", "spec.json"}
+
+
+def test_a_journal_whose_first_line_is_damaged_has_its_run(runs: Runs) -> None:
+    journal = runs.folder("baseline", 0).path / "events.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("\0\0{torn\n" + "".join(lines[1:]))
+    assert runs.tracker().close()
+    assert [run.info.run_name for run in runs.runs()] == NAMES
+    journal.write_text("".join(lines[1:]))
+    assert not journalled(journal) - runs.stored(runs.runs()[0])
+
+
+def test_offsets_that_are_damaged_are_made_anew(runs: Runs) -> None:
+    assert runs.tracker().close()
+    file = runs.out / "studies/tiny/mlflow-offsets.json"
+    for damage in ("folder", b"\xff\xfe", b"[1, 2]", b'{"embedded": {"experiment": 3, "runs": {"a": 1}}}'):
+        file.unlink()
+        if isinstance(damage, str):
+            file.mkdir()
+            (file / "x").touch()
+        else:
+            file.write_bytes(damage)
+        assert runs.tracker().close()
+        assert json.loads(file.read_text())["embedded"]["runs"]
+    holds_all_once(runs)
+
+
+def lose(database: Path, how: str) -> None:
+    database.unlink()
+    if how == "folder":
+        database.mkdir()
+        (database / "x").touch()
+    elif how == "emptied":
+        database.touch()
+    elif how == "foreign":
+        with sqlite3.connect(database) as connection:
+            connection.execute("create table songs (title)")
+        connection.close()
+    elif how == "garbage":
+        database.write_bytes(b"no database" * 1000)
+
+
+LOSSES = ["gone", "emptied", "folder", "foreign", "garbage"]
+
+
+@pytest.mark.parametrize("how", LOSSES)
+def test_a_database_that_is_lost_while_a_study_runs_is_one_warning_and_filled_anew(
+    how: str, runs: Runs, database: Path, monkeypatch: Patch, caplog: Any
+) -> None:
+    monkeypatch.setattr(service, "_make", lambda file: shutil.copy(database, file))  # MLflow needs seconds for it
+    tracker = runs.tracker()
+    tracker.update()
+    lose(runs.out / "mlflow.db", how)
+    runs.folder("baseline", 0).emit("metrics", step=5, epoch=1.0, images=80, metrics={"train/loss": 1.0})
+    tracker.update()
+    assert tracker.close()
+    holds_all_once(runs)
+    [record] = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR", "CRITICAL")]
+    assert "mlflow.db" in record.getMessage() and "filled" in record.getMessage() and record.exc_info is None
+    assert bool(list(runs.out.glob("mlflow.db.damaged-*"))) == (how in ("folder", "foreign", "garbage"))
+
+
+def test_a_file_that_the_user_names_is_not_replaced(runs: Runs, tmp_path: Path, caplog: Any) -> None:
+    file = tmp_path / "songs.db"
+    file.touch()
+    lose(file, "foreign")
+    before = file.read_bytes()
+    assert runs.tracker(f"sqlite:///{file}").close() is None
+    assert "it holds another program's tables" in caplog.text and file.read_bytes() == before
+
+
+def test_deliveries_leave_the_environment_alone(runs: Runs, monkeypatch: Patch) -> None:
+    """Another thread copies it to start a worker, which fails where a variable comes or goes meanwhile."""
+    tracker = runs.tracker()
+    touched: list[str] = []
+    for name in ("__setitem__", "__delitem__"):
+        genuine = getattr(os._Environ, name)
+
+        def noted(self: Any, key: str, *value: str, genuine: Any = genuine) -> None:
+            touched.append(key)
+            genuine(self, key, *value)
+
+        monkeypatch.setattr(os._Environ, name, noted)
+    tracker.update()
+    assert tracker.close() and touched == []
+
+
 def test_an_output_folder_that_moves_and_one_that_begins_anew(runs: Runs) -> None:
     """A notebook that empties its folder must not write to the database it has deleted."""
     assert runs.tracker().close()
@@ -523,6 +689,43 @@ def test_a_password_in_an_address_reaches_the_server_and_nobody_else(runs: Runs,
     [study] = runs.runs(kind="study")
     said = Path(runs.client.download_artifacts(study.info.run_id, "study.yaml")).read_text()
     assert "hush" not in said and "http://***@127.0.0.1" in said and yaml.safe_load(said)["study"] == "tiny"
+
+
+def test_a_password_on_the_command_line_is_not_stored_and_asked_for_again(
+    runs: Runs, caplog: Any, monkeypatch: Patch
+) -> None:
+    uri = "http://me:hush@127.0.0.1:9"
+    for changes in ({"run.tracking_uri": uri}, {"run": {"executor": "inline", "workers": 1, "tracking_uri": uri}}):
+        answer = vitlab.run(runs.file, out=runs.out, changes=changes)
+        assert (answer.trained, answer.cached, answer.link) == (0, 4, None)
+        holding = [path for path in runs.out.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
+        assert holding == [] and "hush" not in caplog.text
+        caplog.clear()
+        assert lab.sync(runs.out) == [("tiny", None)]
+        [record] = caplog.records
+        assert "http://***@127.0.0.1:9: the password of" in record.getMessage()
+        assert "is not stored; give it as --tracking-uri, or set MLFLOW_TRACKING_URI" in record.getMessage()
+    asked: list[str] = []
+    monkeypatch.setattr(Address, "awake", lambda self: asked.append(self.uri))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    lab.sync(runs.out)
+    assert set(asked) == {uri}
+
+
+def test_sync_sends_nothing_to_a_server_that_only_stored_files_name(
+    runs: Runs, caplog: Any, monkeypatch: Patch
+) -> None:
+    """As in an output folder that came from somebody else."""
+    asked: list[str] = []
+    monkeypatch.setattr(Address, "awake", lambda self: asked.append(self.uri))
+    file = runs.out / "studies/tiny/study.yaml"
+    content = yaml.safe_load(file.read_text())
+    content["run"]["tracking_uri"] = "https://elsewhere.example:5000"
+    file.write_text(yaml.safe_dump(content))
+    assert lab.sync(runs.out) == [("tiny", None)] and asked == []
+    assert "has results sent to no server that you have not named yourself" in caplog.text
+    lab.sync(runs.out, tracking_uri="https://elsewhere.example:5000")
+    assert set(asked) == {"https://elsewhere.example:5000"}
 
 
 def test_names_that_lead_out_of_the_folder_are_refused(runs: Runs) -> None:

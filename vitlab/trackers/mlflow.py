@@ -6,10 +6,12 @@ Runs are not nested, because MLflow's comparison page is empty for children; the
 
 from __future__ import annotations
 
+import logging
 import socket
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +29,11 @@ from vitlab.trackers.offsets import Offsets
 from vitlab.trackers.shown import TUNING, shown
 from vitlab.trackers.source import source_tags
 from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, TrialRuns
+
+log = logging.getLogger(__name__)
+
+ACCOUNT = "mlflow-offsets.json"  #: in the study's folder
+PAUSES_S = (1.0, 2.0)  #: before the last delivery of all is tried again at a server that answers
 
 
 @tracker.register("mlflow")
@@ -57,6 +64,7 @@ class MlflowTracker(Tracker):
         """
         super().__init__(plan, store, run)
         self.address = locate(run.tracking_uri, store.root)
+        service.configure(self.address)
         self._trials = shown(plan)
         self._models = chosen(self._trials, model_seed) if models == "arms" else []
         if models == "arms" and run.keep == "none":
@@ -72,20 +80,35 @@ class MlflowTracker(Tracker):
         self._viewed: Any = None  #: metrics and images that the saved views show
 
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str:
-        try:
-            if not self.address.awake():
-                raise ConnectionError(f"no answer from {self.address.said}")
-            with service.quiet(patient=final):
-                experiment = self._deliver(final=final, until=until, report=report)
-        except Exception:
-            self._session = None
-            raise
-        return comparison_link(self.address.links, experiment, dashboard.ARMS)
+        database = self.address.database
+        pauses = [0.0] if database is not None else list(PAUSES_S) if final else []
+        while True:
+            try:
+                if not self.address.awake():
+                    raise ConnectionError(f"no answer from {self.address.said}")
+                with service.quiet():
+                    experiment = self._deliver(final=final, until=until, report=report)
+                return comparison_link(self.address.links, experiment, dashboard.ARMS)
+            except Exception:
+                self._session = None
+                again = self.address.awake() if database is None else not service.intact(database)
+                if not pauses or not again:
+                    raise
+            time.sleep(pauses.pop(0))
 
     # -- one delivery -------------------------------------------------------------------------------------------------
 
     def _deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str:
-        session = self._open()
+        database = self.address.database
+        if self._seen and database is not None and not service.intact(database):
+            self._session = None
+            if not service.foreign(database):  # else setting it aside says so
+                log.warning("%s was deleted or emptied; a new database is filled from the trials.", database)
+        if self._session is None or self._account() != self._seen:  # or another process has delivered since
+            self._session = self._open()
+            if final:  # nothing was delivered by this process: what others have is compared
+                self._session.verify(self._trials)
+        session = self._session
         trouble: Exception | None = None
         begin, count = self._next, len(self._trials)
         for place in range(begin, begin + count):  # from where the last one was left: no trial waits for ever
@@ -107,16 +130,13 @@ class MlflowTracker(Tracker):
         if final:
             self._beside(session, report)
         session.offsets.commit()
-        self._seen = session.offsets.file.read_bytes()
+        self._seen = self._account()
         if trouble is not None:
             self.warn(trouble)
         return session.offsets.experiment
 
     def _open(self) -> TrialRuns:
-        """The session, opened anew where another process has delivered since."""
-        file = self.folder / "mlflow-offsets.json"
-        if self._session is not None and file.exists() and file.read_bytes() == self._seen:
-            return self._session
+        """Open a session."""
         client = service.open_client(self.address)
         name = self.plan.study
         first = {description.NOTE: records.note(self.plan)}  # until there is a report
@@ -137,11 +157,16 @@ class MlflowTracker(Tracker):
         )
         session.settle(service.runs(client, experiment), self._trials)
         self._viewed = None
-        self._session = session
         return session
 
     def _offsets(self) -> Offsets:
-        return Offsets.read(self.folder / "mlflow-offsets.json", self.address.name)
+        return Offsets.read(self.folder / ACCOUNT, self.address.name)
+
+    def _account(self) -> bytes:
+        """Return the file of offsets as it is; empty where it cannot be read."""
+        with suppress(OSError):
+            return (self.folder / ACCOUNT).read_bytes()
+        return b""
 
     # -- what stands beside the trials --------------------------------------------------------------------------------
 

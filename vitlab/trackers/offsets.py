@@ -25,6 +25,9 @@ class Delivered:
     described: bool = False  #: parameters and data set are there
     files: int = -1  #: bytes the journal had when the files of the ended trial were delivered
     status: str = "RUNNING"  #: as MLflow was told
+    began: int = 0  #: time of the first event of the journal that fills the run; 0: not known
+    step: int = -1  #: last step delivered
+    artifacts: int = 0  #: files that MLflow had when those of the ended trial were delivered
     ended: str = ""  #: which end was delivered: ``result``, or a failure with its time
     last_kind: str = ""  #: of the last event delivered
     last_t: int = 0

@@ -4,43 +4,60 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from vitlab.store import Busy, hold, temporary
+from vitlab.store import Busy, hold, set_aside, temporary
 from vitlab.trackers.address import Address
+
+log = logging.getLogger(__name__)
 
 SETTINGS = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_AGENT_HINT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-}
-"""MLflow's settings around our calls, and around no other.  What the user has set stays."""
-
-PATIENT = {
-    # With MLflow's own, one call to a server that is away takes four minutes to fail.
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    # With MLflow's own, one call to a server that is away takes four minutes to fail.  What fails is delivered again.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-HASTY = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "3"}
-"""While trials are running, and wait for whoever delivers: what fails is tried again later anyway."""
+"""MLflow's settings, which are variables of the environment.  Those that the user has set stay."""
+
+SQLITE = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
+"""For a database file: a pool keeps it open as long as the process lives, even when it was deleted and made anew."""
 
 PAGE = 100
-"""Runs asked for at once: a server needs seconds for a thousand, and HASTY would not wait for them."""
+"""Runs asked for at once: a server needs seconds for a thousand, and would be taken to be away."""
 
-LOGGERS = {"mlflow": logging.WARNING, "alembic": logging.WARNING, "urllib3": logging.ERROR}
+# MLflow prints a traceback of every error of a database, which also reaches us.
+LOGGERS = {
+    "mlflow.store.db.utils": logging.CRITICAL,
+    "mlflow": logging.WARNING,
+    "alembic": logging.WARNING,
+    "urllib3": logging.ERROR,
+}
+
+
+def configure(address: Address) -> None:
+    """Set MLflow's settings for this process.
+
+    Call it where no other thread copies the environment, as starting a worker does, so not while trials are delivered
+    beside a run: a copy of an environment that changes meanwhile fails.
+    """
+    for name, value in {**SETTINGS, **(SQLITE if address.database is not None else {})}.items():
+        os.environ.setdefault(name, value)
 
 
 @contextmanager
-def quiet(*, patient: bool = True) -> Iterator[None]:
-    """MLflow as vitlab uses it: settings applied, news of its database and deprecations of its libraries muted."""
-    with _environment({**SETTINGS, **(PATIENT if patient else HASTY)}), warnings.catch_warnings():
+def quiet() -> Iterator[None]:
+    """Mute MLflow's news of its database and the deprecations of its libraries."""
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
         import mlflow  # noqa: F401  # it configures its loggers, so that they can be muted only now
@@ -53,18 +70,6 @@ def quiet(*, patient: bool = True) -> Iterator[None]:
         finally:
             for name, level in levels.items():
                 logging.getLogger(name).setLevel(level)
-
-
-@contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for the block, but for those that the user has set."""
-    added = [name for name in settings if name not in os.environ]
-    os.environ.update({name: settings[name] for name in added})
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
 
 
 class Held(Exception):
@@ -92,36 +97,83 @@ def lock(file: Path, *, wait_s: float) -> Iterator[None]:
 
 
 def open_client(address: Address) -> Any:
-    """An ``MlflowClient`` on the address; a SQLite database that is not there is made first.  Call within `quiet`."""
+    """Return an ``MlflowClient`` on the address, whose SQLite database is made first.  Call within `quiet`.
+
+    Raises:
+        ValueError: if the user has named a file that is another program's, or none of SQLite's.
+    """
     from mlflow import MlflowClient
 
-    settings = {}
     if address.database is not None:
+        if not address.embedded and (problem := foreign(address.database)):
+            raise ValueError(f"{address.database} is no database of MLflow's: {problem}")
         initialise(address.database)
-        # MLflow keeps a file open as long as the process lives; one that was deleted and made anew would be another.
-        settings["MLFLOW_SQLALCHEMYSTORE_POOLCLASS"] = "NullPool"
-    with _environment(settings):
-        return MlflowClient(tracking_uri=address.uri, registry_uri=address.uri)
+    return MlflowClient(tracking_uri=address.uri, registry_uri=address.uri)
 
 
 def initialise(database: Path) -> None:
-    """Make MLflow's tables in a SQLite file that is not there yet.  Call within `quiet`.
+    """Make MLflow's tables in a SQLite file, unless it has them; what is no database is set aside.
 
-    MLflow does not guard this itself: of two processes that begin on one new file both fail and leave a file that no
-    third can use.  So one makes it, under a lock and another name, and it is there whole or not at all.
+    Call within `quiet`.  MLflow does not guard this itself: of two processes that begin on one new file both fail and
+    leave a file that no third can use.  So one makes it, under a lock and another name, and it is there whole or not at
+    all.
     """
-    if database.exists():
+    if intact(database):
         return
     with lock(database.with_name(f".{database.name}.lock"), wait_s=120):
-        if database.exists():
+        if intact(database):
             return
-        from mlflow import MlflowClient
-
-        # A name that no process has had before: MLflow takes one that it has opened for made.
-        made = temporary(database)
-        uri = f"sqlite:///{made}"
-        MlflowClient(tracking_uri=uri, registry_uri=uri)
+        if problem := foreign(database):
+            log.warning(
+                "%s cannot be used (%s); it is now %s, and a new database is filled from the trials.",
+                database,
+                problem,
+                set_aside(database).name,
+            )
+        for suffix in ("-journal", "-wal", "-shm"):  # SQLite would apply those of the old database to the new one
+            database.with_name(database.name + suffix).unlink(missing_ok=True)
+        made = temporary(database)  # a name that no process has had: MLflow takes one that it has opened for made
+        _make(made)
         os.replace(made, database)
+
+
+def _make(database: Path) -> None:
+    """Make a new database."""
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{database}"
+    MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def intact(database: Path) -> bool:
+    """Return whether a SQLite file has MLflow's tables."""
+    return database.exists() and not foreign(database) and bool(_tables(database))
+
+
+def foreign(database: Path) -> str:
+    """Return why a file is no database of MLflow's; empty for one that is, or that is empty or not there."""
+    if database.is_dir():
+        return "it is a folder"
+    try:
+        tables = _tables(database)
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return "" if not tables or "experiments" in tables else "it holds another program's tables"
+
+
+def _tables(database: Path) -> set[str]:
+    """Return the names of the tables of a SQLite file.
+
+    Raises:
+        sqlite3.DatabaseError: if it is none.
+    """
+    if not database.exists():
+        return set()
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as connection:
+            return {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
+    except sqlite3.OperationalError:  # another process writes to it, or it cannot be opened: MLflow says what is wrong
+        return {"experiments"}
 
 
 def forget() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from vitlab.plan.values import Plan, Planned
@@ -64,10 +65,14 @@ def size_of(folder: TrialFolder) -> int:
 
 
 def began_at(folder: TrialFolder) -> int:
-    """Time of the first event of a trial's journal, 0 where there is none: it tells one journal from another."""
-    try:
-        with open(folder.path / "events.jsonl", "rb") as journal:
-            line = journal.readline()
-    except FileNotFoundError:
-        return 0
-    return int(json.loads(line)["t"]) if line.endswith(b"\n") else 0
+    """Return the time of the first readable event of a trial's journal, which tells one journal from another.
+
+    Returns:
+        milliseconds since 1970; 0 where there is no journal.
+    """
+    with suppress(FileNotFoundError), open(folder.path / "events.jsonl", "rb") as journal:
+        for line in journal:
+            if line.endswith(b"\n"):
+                with suppress(ValueError, LookupError, TypeError, OverflowError):
+                    return int(json.loads(line)["t"])
+    return 0

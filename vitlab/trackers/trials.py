@@ -14,7 +14,7 @@ from typing import Any
 
 from vitlab.plan.values import Plan
 from vitlab.result import Failure, Result
-from vitlab.store import Store, TrialFolder
+from vitlab.store import Event, Store, TrialFolder
 from vitlab.trackers import images, records, service
 from vitlab.trackers.offsets import Delivered, Offsets
 from vitlab.trackers.records import Point
@@ -60,16 +60,20 @@ class TrialRuns:
         self.source = source
         self.created = False  #: whether a run was, since they were last looked at
         self._runs: dict[str, Any] = {}  #: those that are not described yet
+        self._earlier: dict[str, list[str]] = {}  #: runs of earlier trainings of trials that have not begun anew
         self._colours = records.colours(plan)
 
     def settle(self, found: Sequence[Any], trials: Sequence[Shown]) -> None:
         """Find out which of the experiment's runs belong to the trials.
 
         Of several runs of one trial, as a lost answer to ``create_run`` leaves them, all but one are deleted.  Runs
-        that this output folder has delivered and that belong to no trial any more are set aside.
+        that this output folder has delivered and that belong to no trial any more are set aside; those of a trial that
+        is not there any more, once it begins anew.  A run that holds less than it was given, as on a server restored
+        from a backup, is filled again.
         """
         self.created = False
         self._runs = {}
+        self._earlier = {}
         by_identity: dict[str, list[Any]] = {}
         for run in found:
             tags = run.data.tags
@@ -79,11 +83,19 @@ class TrialRuns:
         chosen = set()
         for item in trials:
             known = self.offsets.runs.get(item.identity)
+            folder = self.folder(item)
             try:
-                began = began_at(self.folder(item))
-            except (OSError, ValueError, KeyError):  # its own delivery says what is wrong with it
+                began = began_at(folder)
+            except OSError:  # its own delivery says what is wrong with it
                 began = 0
-            same = [run for run in by_identity.get(item.identity, []) if _is_of(run, began)]
+            same = [run for run in by_identity.get(item.identity, []) if self._is_of(run, began, folder)]
+            if not began:
+                self._earlier[item.identity] = [
+                    run.info.run_id
+                    for run in by_identity.get(item.identity, [])
+                    if run not in same and run.data.tags.get("vitlab.root") == self.root
+                ]
+                chosen |= set(self._earlier[item.identity])
             same.sort(
                 key=lambda run: (known is None or run.info.run_id != known.run, not run.data.tags.get("vitlab.began"))
             )
@@ -95,8 +107,9 @@ class TrialRuns:
                 continue
             run = same[0]
             chosen |= {run.info.run_id for run in same}
-            if known is None or known.run != run.info.run_id:
+            if known is None or known.run != run.info.run_id or _holds_less(run, known):
                 known = self.offsets.runs[item.identity] = Delivered(run.info.run_id, status=run.info.status)
+            known.began = int(run.data.tags.get("vitlab.began") or 0)
             if not known.described:
                 self._runs[item.identity] = run
             for name, value in self._tags(item).items():  # the design may have changed since
@@ -111,6 +124,37 @@ class TrialRuns:
                     and tags.get("vitlab.root") == self.root
                 ):
                     self.client.set_tag(run.info.run_id, "vitlab.kind", SUPERSEDED)
+
+    def verify(self, trials: Sequence[Shown]) -> None:
+        """Compare points and artifacts of every run with what it was given, and have what is missing delivered again.
+
+        Takes two requests or more for each run, where :meth:`settle` has none.
+        """
+        name = records.key(self.plan.analysis.metric)
+        for item in trials:
+            known = self.offsets.runs.get(item.identity)
+            if known is None:
+                continue
+            if known.offset:
+                expected = {
+                    (point.t, point.step)
+                    for event in self._delivered(item, known)
+                    for point in records.points(event)
+                    if point.name == name
+                }
+                if not expected <= {(p.timestamp, p.step) for p in self.client.get_metric_history(known.run, name)}:
+                    began = known.began
+                    known = self.offsets.runs[item.identity] = Delivered(known.run, status=known.status, began=began)
+            if known.files >= 0 and _count(self.client, known.run) < max(1, known.artifacts):
+                known.files = -1
+                known.ended = ""  # a failure's text is delivered with its end
+
+    def _delivered(self, item: Shown, known: Delivered) -> list[Event]:
+        """Return the measurements of the journal's part that was delivered."""
+        events, offset = self.folder(item).events()
+        if offset != known.offset:  # it has grown, or is another; what is new is delivered anyway
+            return []
+        return [event for event in events if event.kind == "metrics"]
 
     def deliver(self, item: Shown, *, final: bool) -> None:
         """Bring one run up to its trial.
@@ -127,6 +171,11 @@ class TrialRuns:
         ended = known is not None and known.ended == RESULT and known.offset == size
         if known is not None and ended and (known.files == known.offset or not files_now):
             return
+        began = began_at(folder)
+        if known is not None and began and known.began not in (0, began):  # it was trained anew since settle
+            self._supersede(known.run)
+            del self.offsets.runs[item.identity]
+            known = None
         result = folder.result()
         failure = folder.last_failure() if result is None else None
         if known is None and not size and result is None and failure is None:
@@ -152,6 +201,7 @@ class TrialRuns:
         known.ended = end
         if end and files_now and known.files != known.offset:  # the journal of an ended trial grows by explanations
             self._files(item, folder, known, result)
+            known.artifacts = _count(self.client, known.run)
             service.forget()
             known.files = known.offset
 
@@ -174,8 +224,26 @@ class TrialRuns:
         run = self.client.create_run(self.offsets.experiment, start_time=started, tags=tags, run_name=item.name)
         self.created = True
         self._runs[item.identity] = run
-        known = self.offsets.runs[item.identity] = Delivered(run.info.run_id)
+        for earlier in self._earlier.pop(item.identity, []):
+            self._supersede(earlier)
+        known = self.offsets.runs[item.identity] = Delivered(run.info.run_id, began=began)
         return known
+
+    def _supersede(self, run: str) -> None:
+        """Take a run of this output folder out of the study."""
+        if self.client.get_run(run).data.tags.get("vitlab.root") == self.root:
+            self.client.set_tag(run, "vitlab.kind", SUPERSEDED)
+
+    def _is_of(self, run: Any, began: int, folder: TrialFolder) -> bool:
+        """Return whether a run was filled from the journal that began then, or may be filled from it.
+
+        A run that does not say which journal it is of, and one of a result whose journal was deleted, can only be told
+        by the output folder.
+        """
+        tag = run.data.tags.get("vitlab.began", "")
+        if began and tag:
+            return bool(tag == str(began))
+        return run.data.tags.get("vitlab.root") == self.root and (not tag or folder.done())
 
     def _describe(self, item: Shown, known: Delivered) -> None:
         """Parameters and the data set.  Parameters cannot be changed in MLflow, so only what is missing is sent."""
@@ -198,6 +266,7 @@ class TrialRuns:
         began = began_at(self.folder(item))
         if began and not run.data.tags.get("vitlab.began"):
             self.client.set_tag(known.run, "vitlab.began", str(began))
+            known.began = began
         known.described = bool(began)
         if known.described:
             self._runs.pop(item.identity, None)
@@ -218,6 +287,7 @@ class TrialRuns:
                 tags |= {"vitlab.host": str(event.body.get("host", ""))}
         self._log(known, points, tags, params)
         known.offset = offset
+        known.step = max([known.step, *(point.step for point in points)])
         known.last_kind, known.last_t = events[-1].kind, events[-1].t
         return any(event.kind != "end" for event in events)
 
@@ -274,10 +344,17 @@ class TrialRuns:
             self.client.log_artifacts(run, str(folder.path / "explain"), "explain")
 
 
-def _is_of(run: Any, began: int) -> bool:
-    """Whether a run was filled from the journal that began then, or may be filled from it."""
-    tag = run.data.tags.get("vitlab.began", "")
-    return not began or tag in ("", str(began))
+def _holds_less(run: Any, known: Delivered) -> bool:
+    """Return whether a run, as a search finds it, lacks some of what was delivered."""
+    last = max((metric.step for metric in run.data.to_proto().metrics), default=-1)
+    unfinished = known.ended == RESULT and not any(name.startswith("final/") for name in run.data.metrics)
+    return last < known.step or unfinished or run.info.status != known.status
+
+
+def _count(client: Any, run: str, folder: str | None = None) -> int:
+    """Return how many artifacts a run has."""
+    found = client.list_artifacts(run, folder)
+    return sum(_count(client, run, item.path) if item.is_dir else 1 for item in found)
 
 
 def _ended_at(result: Result) -> int:
