@@ -171,6 +171,23 @@ def test_a_trial_starts_from_a_file_at_another_grid_and_class_count(form: str, a
     assert found["head.weight"].shape == (3, 16)
 
 
+def test_the_journal_says_in_what_the_weights_were_another_function(tmp_path: Path) -> None:
+    file = saved(vit(), tmp_path / "a.pth")
+    eps = {"type": "layernorm", "eps": 1e-3}
+    model = {"norm": eps, "final_norm": eps, "blocks": {"1": {"mlp": {"type": "gelu", "approximate": "tanh"}}}}
+    folder = start(tmp_path, file, model=model)
+    note = folder.events()[0][0].body["note"]
+    theirs = "and in the model that the weights were trained in it is"
+    for sentence in (
+        f"norm1.eps is 0.001, {theirs} 1e-06",
+        f"norm2.eps is 0.001, {theirs} 1e-06",
+        f"; of the weights it starts from: norm.eps is 0.001, {theirs} 1e-06",
+        f"mlp.approximate of block 1 is tanh, {theirs} none",
+    ):
+        assert sentence in note
+    assert "trained in it is" not in str(start(tmp_path, file).events()[0][0].body.get("note"))
+
+
 def test_it_learns_from_there(tmp_path: Path) -> None:
     file = saved(vit(), tmp_path / "a.pth")
     before, after = canonical(start(tmp_path, file)), canonical(start(tmp_path, file, steps=3, freeze="body"))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitlab.components.base import Part
 from vitlab.geometry import DataInfo, Work
 from vitlab.noise import Draws
-from vitlab.slots import Slot
+from vitlab.slots import Resolved, Slot
 
 State = Mapping[str, Tensor]
 """Parameters and buffers by name."""
@@ -45,6 +45,11 @@ class Model(nn.Module):
     def vmap_safe(self) -> bool:
         """Whether every part may be vectorised over replicates."""
         return all(part.vmap_safe for part in self.modules() if isinstance(part, Part))
+
+    @property
+    def component_choices(self) -> Mapping[str, Resolved]:
+        """Path to the component that stands there; empty for a model that is made of none."""
+        return {}
 
     def forward(self, x_BCHW: Tensor) -> NamedTuple:
         raise NotImplementedError

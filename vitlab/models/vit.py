@@ -239,6 +239,10 @@ class ViT(Model):
             **{name: getattr(known, name) for name in type(known).model_fields if name not in _NOT_ANATOMY},
         )
 
+    @property
+    def component_choices(self) -> Mapping[str, Resolved]:
+        return {path: choice for path, (choice, _) in self._parts.items()}
+
     def _part(self, path: str, choice: Resolved, *context: Geometry | int) -> Any:
         """Build a component, and remember how, for :meth:`initialise`."""
         self._parts[path] = (choice, context)

@@ -21,6 +21,7 @@ from vitlab.components.position import Position, Resampling
 from vitlab.components.position.additive import Learned
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
+from vitlab.models.alike import differing, grouped, options_of, shown
 from vitlab.models.contract import Model
 from vitlab.spec.trial import InitFrom
 
@@ -30,8 +31,11 @@ POSITION = "position."
 TABLE = POSITION + "pos_embed"
 
 
-def start_from(model: Model, source: Model, how: InitFrom) -> None:
+def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
     """Give ``model``, which has its initial values, the weights of ``source``; freeze what is not to be trained.
+
+    Returns:
+        a sentence on every option in which the two compute differently although the weights fit.
 
     Raises:
         WeightsError: if a weight has no counterpart of its shape, heads apart that are to be new or fitted.
@@ -57,6 +61,7 @@ def start_from(model: Model, source: Model, how: InitFrom) -> None:
     model.load_state_dict({**own, **given})
     if how.freeze == "body":
         model.freeze(head_names(model))
+    return _other_functions(model, source, how)
 
 
 def head_names(model: Model) -> set[str]:
@@ -83,6 +88,30 @@ def _comparable(model: Model, source: Model, how: InitFrom) -> None:
             f"this model ({', '.join(mine.prefix) or 'none'}): with init_from.tokens: convert, {', '.join(differ)} "
             "would be left out, or new, as far as only one of the two has them"
         )
+
+
+def _other_functions(model: Model, source: Model, how: InitFrom) -> list[str]:
+    """Return the options of parts that take weights, such as a norm's epsilon, that are others in the source."""
+    found = []
+    depth = 0
+    for path, choice in model.component_choices.items():
+        if path not in source.component_choices or (path == "head" and how.head != "keep"):
+            continue
+        one, other = (dict(options_of(each.component_choices[path])) for each in (model, source))
+        block, name = -1, path
+        if path.startswith("blocks."):
+            _, number, name = path.split(".")
+            block = int(number)
+            depth = max(depth, block + 1)
+        found += [
+            (block, f"{name}{option}", shown(one.get(option)), shown(other.get(option)))
+            for option in differing(one, other)
+            if not (choice.slot == "position" and option == ".prefix_rows")  # these are converted
+        ]
+    return [
+        f"{option} is {mine}, and in the model that the weights were trained in it is {theirs}"
+        for option, mine, theirs in grouped(found, depth)
+    ]
 
 
 def _fitted(

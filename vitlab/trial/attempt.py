@@ -101,7 +101,7 @@ class Attempt:
                 f"{prepared.info.identity}, and the plan says {trial.data}"
             )
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(trial.spec["train"]))
-        model = begun(trial, self.folder, prepared, self.device)
+        model, notes = begun(trial, self.folder, prepared, self.device)
         fit_head(model, trial, feed)
         if engine == "stack" and (reason := why_not_stack(model, spec.precision, self.device)):
             self.engine, note = "vmap", "; ".join(filter(None, (note, f"trained by engine vmap, for {reason}")))
@@ -115,7 +115,7 @@ class Attempt:
             training.load(resume)
         parts.met(model, training.step)
         stored = "images are read as batches ask for them" if feed.stored else ""
-        self.announce(training, "; ".join(filter(None, (damage, note, stored))))
+        self.announce(training, "; ".join(filter(None, (damage, note, stored, *notes))))
         self.kernels = kernels_of_first_pass(model, engine != "loop")
         self.sight = Sight(prepared.info, prepared.mean, prepared.std)
         return training

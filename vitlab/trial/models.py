@@ -49,13 +49,17 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
     return model.eval(), Transform(sight, dtype=dtype)
 
 
-def begun(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device) -> Model:
-    """The model of a trial before its first step: initialised, or with the weights the trial starts from."""
+def begun(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device) -> tuple[Model, list[str]]:
+    """Return the model of a trial before its first step, initialised or with the weights the trial starts from.
+
+    Returns:
+        the model, and notes on these weights for the journal.
+    """
     noise.seed_torch(noise.key(trial.seeds["init"], "init"), device)
     model: Model = slot("model").build(trial.spec["model"], prepared.info)
     model.initialise(trial.seeds["init"])
-    _start_from_others(model, trial, folder)
-    return model.to(device, dtype_of(trial.spec["train"]))
+    notes = _start_from_others(model, trial, folder)
+    return model.to(device, dtype_of(trial.spec["train"])), notes
 
 
 def fit_head(model: Model, trial: Trial, feed: Feed) -> None:
@@ -96,19 +100,22 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
 
-def _start_from_others(model: Model, trial: Trial, folder: TrialFolder) -> None:
-    """Take over the weights the trial starts from, if it names any."""
+def _start_from_others(model: Model, trial: Trial, folder: TrialFolder) -> list[str]:
+    """Take over the weights the trial starts from, if it names any, and return notes on them."""
     named = trial.spec.get("init_from")
     if named is None:
-        return
+        return []
+    notes: list[str] = []
     how = InitFrom.model_validate(named)
     if how.checkpoint is not None:
         heads = getattr(getattr(model, "geometry", None), "heads", None)  # which hardly any file says
         head: Literal["keep", "new"] = "keep" if how.head == "keep" else "new"
-        source = _opened(how.checkpoint, {"heads": heads}, head, trial.files.get("init_from")).model
+        opened = _opened(how.checkpoint, {"heads": heads}, head, trial.files.get("init_from"))
+        source, notes = opened.model, list(opened.notes)
     else:
         source, _ = _needed("init_from", trial, folder)
-    start_from(model, source, how)
+    notes += start_from(model, source, how)
+    return [f"of the weights it starts from: {note}" for note in notes]
 
 
 def _needed(role: str, trial: Trial, folder: TrialFolder) -> tuple[Model, Transform]:
