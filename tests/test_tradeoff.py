@@ -15,7 +15,7 @@ from scipy import stats
 from statsmodels.stats.anova import AnovaRM
 
 from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.report import budgets, frame, judgement, tradeoff
+from vitlab.report import budgets, figures, frame, judgement, tradeoff
 from vitlab.report.document import plain
 from vitlab.result import Circumstances, Outcome, Result
 from vitlab.spec import STREAMS, Analysis
@@ -99,20 +99,23 @@ def test_the_front_holds_whom_no_arm_beats_in_both(tmp_path: Path) -> None:
     assert tradeoff.fronts(plan, alone) == {"train_images_per_s": expected}, "measured of each arm alone"
 
 
-def test_names_in_the_picture_of_fronts_cover_neither_points_nor_each_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [figures.WIDE, figures.NARROW])
+def test_names_in_the_picture_of_fronts_cover_neither_points_nor_each_other(tmp_path: Path, width: float) -> None:
     random = np.random.default_rng(1)
     arms = {
         f"an arm called {index}": ({}, (0.8 + 0.001 * random.normal(size=2)).tolist(), 100 + 40 * (index % 3), 1.0)
         for index in range(9)
     }
-    arms["far and cheap"] = ({}, [0.9, 0.9], 90, 0.5)
+    arms["far, cheap, and of a name that takes three lines"] = ({}, [0.9, 0.9], 90, 0.5)
     plan, store = study(tmp_path, arms)
-    figure = budgets.pareto(plan, judgement.summary(frame.results(plan, store), plan))
+    figure = budgets.pareto(plan, judgement.summary(frame.results(plan, store), plan), width=width)
     assert figure is not None
     figure.draw_without_rendering()
     for axes in figure.axes:
         boxes = [text.get_window_extent() for text in axes.texts]
-        assert len(boxes) >= 2 and any(text.get_text() == "far and cheap" for text in axes.texts)
+        names = [" ".join(text.get_text().split()) for text in axes.texts]
+        assert len(boxes) >= 2 and "far, cheap, and of a name that takes three lines" in names
+        assert all(axes.bbox.containsx(x) and axes.bbox.containsy(y) for box in boxes for x, y in box.get_points())
         for first, second in itertools.combinations(boxes, 2):
             assert not first.overlaps(second)
         dots = [axes.transData.transform(line.get_xydata()[0]) for line in axes.lines if line.get_marker() == "o"]

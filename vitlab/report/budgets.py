@@ -97,7 +97,7 @@ def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = (), width: 
                 axes.plot(*at[arm], "o", markersize=5.5, color=INK, markerfacecolor=INK if on else PAPER)
             if max(x for x, _ in at.values()) > 10 * min(x for x, _ in at.values()):
                 axes.set_xscale("log")
-            axes.margins(x=0.18, y=0.12)
+            axes.margins(x=0.18, y=0.2)
             _plain_ticks(axes)
             axes.set_xlabel(COSTS[cost])
             axes.grid(color=RULE, linewidth=0.5)
@@ -135,10 +135,13 @@ def _name_points(
                 va="bottom" if above > 0 else "top",
                 fontsize=7,
                 color=INK,
+                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
             )
             label.set_in_layout(False)
             box = label.get_window_extent()
-            if axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 and not box.count_overlaps([*dots, *taken]):
+            inside = axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1)
+            inside = inside and axes.bbox.containsy(box.y0) and axes.bbox.containsy(box.y1)
+            if inside and not box.count_overlaps([*dots, *taken]):
                 taken.append(box)
                 break
             label.remove()

@@ -318,7 +318,7 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, width: float = 
             baselines = {rows[name]["baseline"] for name in compared}
             against = labels.get(baselines.pop(), "its baseline") if len(baselines) == 1 else "its baseline"
             unit = f" ({scale.points})" if scale.points else ""
-            right.set_xlabel(wrapped_line(f"difference to {against}{unit}", 44 if wide else 38))
+            right.set_xlabel(wrapped_line(f"difference to {against}{unit}", 38 if wide else 26))
             if wide:
                 right.spines["left"].set_visible(False)
                 right.tick_params(axis="y", length=0, labelleft=False)
