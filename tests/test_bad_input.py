@@ -85,7 +85,7 @@ def refused(folder: Path, *arguments: object) -> list[str]:
 def messages(err: str) -> list[str]:
     """The mistakes on stderr, one line each, without the lines of the file below them and their number at the end."""
     lines = [line for line in err.splitlines() if not line.startswith(" ")]
-    count = re.match(r"(\d+) mistakes in ", lines[-1]) if lines else None
+    count = re.match(r"(\d+) mistakes", lines[-1]) if lines else None
     if count is None:
         assert len(lines) <= 1, lines
         return lines

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from vitlab import admission, slots
 from vitlab.driver import sole_driver
-from vitlab.errors import DataError, SpecError, TrialFailed, UserError, nearest
+from vitlab.errors import DataError, Problem, SpecError, TrialFailed, UserError, nearest
 from vitlab.execution import Watch, distinct, execute, with_prerequisites
 from vitlab.findings import OUT, study_path
 from vitlab.plan.cohorts import unprobed
@@ -27,6 +27,7 @@ from vitlab.plan.values import Plan, Planned, Trial, Tuning, probes_of
 from vitlab.plan.written import plan_data, read_plan
 from vitlab.result import Result
 from vitlab.spec import Choice, RunSpec, Study, read_document, read_study
+from vitlab.spec.changes import blamed, is_known, unknown
 from vitlab.spec.trial import SOURCES
 from vitlab.store import Store, TrialFolder, mapping, read_json, write_bytes, write_json
 
@@ -217,10 +218,33 @@ def plan_study(
         out: the output folder, in which the choices of earlier tunings stand, and what a first look has seen.
 
     Raises:
-        SpecError: with every mistake of the file.
+        SpecError: with every mistake of the file; those that a change has made are blamed on it.
     """
+    try:
+        return _study_and_plan(file, changes, plugins, out)
+    except SpecError as error:
+        if not changes:
+            raise
+        problems = error.problems
+
+    def mistakes(some: Mapping[str, Any]) -> Sequence[Problem]:
+        try:
+            _study_and_plan(file, some, plugins, out)
+        except SpecError as error:
+            return error.problems
+        return ()
+
+    raise SpecError(blamed(problems, changes, mistakes))
+
+
+def _study_and_plan(
+    file: str | Path, changes: Mapping[str, Any], plugins: Sequence[str | Path], out: str | Path
+) -> tuple[Study, Plan]:
+    """Read and plan a study, see :func:`plan_study`."""
     loaded = [slots.load_file(plugin) for plugin in plugins]
-    study, document, problems = read_study(file, {_rooted(path): value for path, value in changes.items()})
+    known = {path: value for path, value in changes.items() if is_known(path)}
+    study, document, problems = read_study(file, {_rooted(path): value for path, value in known.items()})
+    problems += [unknown(path, changes[path], document) for path in changes if path not in known]
     if study is not None:
         study = study.model_copy(update={"run": _own(study.run)})
         problems += admission.mistakes(study, document, loaded, file, out, changes)
@@ -241,7 +265,7 @@ def plan_study(
         before = kept["open"] if tuple(kept.get("first", ())) == plan.looks.first else ()
         if unsettled := left_open(_registered(plan, store), store, before):
             plan = make_plan(study, document, problems, data_info, _count, decided, probes, unsettled)
-    plan = replace(plan, notes=(*plan.notes, *_stored(plan)))
+    plan = replace(plan, notes=(*plan.notes, *_stored(plan), *_absent(plan, store)))
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
@@ -470,6 +494,15 @@ def _stored(plan: Plan) -> list[str]:
     of_arm = {planned.arm: planned.trial.spec["data"] for planned in (*plan.trials, *plan.pending)}
     distinct_sets = {json.dumps(data, sort_keys=True): data for data in of_arm.values()}
     return list(dict.fromkeys(said for data in distinct_sets.values() if (said := kept(data)) is not None))
+
+
+def _absent(plan: Plan, store: Store) -> list[str]:
+    """Return which data is not on this machine, of trials that are still to be trained: a sentence for each set."""
+    from vitlab.data.prepare import missing
+
+    needed = [planned.trial.spec["data"] for planned in _all(plan) if not _folder(store, planned).done()]
+    distinct_sets = {json.dumps(data, sort_keys=True): data for data in needed}
+    return [f"data not here: {reason}" for data in distinct_sets.values() if (reason := missing(data))]
 
 
 def _count(choice: Mapping[str, Any], info: DataInfo) -> Cost:

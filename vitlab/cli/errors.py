@@ -27,8 +27,9 @@ def show(error: VitlabError) -> None:
             click.echo(_excerpt(problem, width), err=True, color=colour)
         if len(error.problems) > 1:
             files = list(dict.fromkeys(problem.file for problem in error.problems))
-            where = files[0] if len(files) == 1 else f"{len(files)} files"
-            click.echo(f"{len(error.problems)} mistakes in {where}", err=True)
+            typed = any(file.startswith("--set ") for file in files)
+            where = "" if typed else f" in {files[0]}" if len(files) == 1 else f" in {len(files)} files"
+            click.echo(f"{len(error.problems)} mistakes{where}", err=True)
     else:
         click.echo(wrapped(str(error), width) if isinstance(error, UserError) else str(error), err=True)
 

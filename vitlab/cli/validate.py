@@ -35,5 +35,7 @@ def command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Pa
             f"{file}: {count(len(plan.arms), 'arm')}, {count(len(plan.trials) + len(plan.pending), 'trial')}"
             + (f", {count(skipped, 'arm')} skipped" if skipped else "")
         )
+        for note in plan.notes:
+            click.echo(f"  {note}")
     if problems:
         raise SpecError(problems)

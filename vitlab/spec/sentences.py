@@ -145,13 +145,13 @@ def _allowed(path: Sequence[str | int], top: Mapping[str, Any]) -> list[str]:
     fields = dict(top)
     for part in path[:-1]:
         if isinstance(part, str):
-            forms = set(_models(getattr(fields.get(part), "annotation", None)))
+            forms = set(models_in(getattr(fields.get(part), "annotation", None)))
             fields = dict(forms.pop().model_fields) if len(forms) == 1 else {}
     return [field.alias or name for name, field in fields.items()]
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The models in an annotation, such as that of a list of them."""
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models in an annotation, such as that of a list of them."""
     if hasattr(annotation, "model_fields"):
         return [annotation]
-    return [model for part in get_args(annotation) for model in _models(part)]
+    return [model for part in get_args(annotation) for model in models_in(part)]

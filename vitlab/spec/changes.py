@@ -1,0 +1,89 @@
+"""Changes of a study on the command line, ``--set PATH=VALUE``, and the mistakes that they make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vitlab.errors import Problem, closest
+from vitlab.spec.sentences import models_in
+from vitlab.spec.study import Study
+from vitlab.spec.trial import TrialSpec
+from vitlab.spec.yaml import Document
+
+
+def is_known(path: str) -> bool:
+    """Return whether a path begins with a key of a study, or of its base."""
+    first = path.split(".")[0]
+    return first in Study.model_fields or first in TrialSpec.model_fields
+
+
+def unknown(path: str, value: Any, document: Document) -> Problem:
+    """Return the mistake of a change whose path does not begin with a key of a study or of its base."""
+    first = path.split(".")[0]
+    names = _names(document)
+    close = closest(first, [*Study.model_fields, *TrialSpec.model_fields]) or closest(first, names)
+    hint = f" Did you mean '{names[close]}'?" if close is not None else ""
+    keys = ", ".join([*Study.model_fields, *TrialSpec.model_fields])
+    return Problem(written(path, value), 0, 0, f"unknown key '{first}'.{hint} A path begins with one of: {keys}.")
+
+
+def blamed(
+    problems: Sequence[Problem], changes: Mapping[str, Any], mistakes: Callable[[Mapping[str, Any]], Sequence[Problem]]
+) -> list[Problem]:
+    """Put each mistake that is not there without a change down to that change.
+
+    Args:
+        problems: of the file with all changes.
+        changes: path to value.
+        mistakes: returns those of the file with some of the changes.
+    """
+    without = {path: mistakes({other: changes[other] for other in changes if other != path}) for path in changes}
+    unchanged = mistakes({}) if len(changes) > 1 else next(iter(without.values()))
+    found = []
+    for problem in problems:
+        causes = [path for path, others in without.items() if not _among(problem, others)]
+        if not causes and not _among(problem, unchanged):
+            causes = list(changes)
+        if causes and not problem.file.startswith("--set "):
+            problem = Problem(" ".join(written(path, changes[path]) for path in causes), 0, 0, problem.message)
+        found.append(problem)
+    return found
+
+
+def written(path: str, value: Any) -> str:
+    """Return a change as it is given to a command."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return f"--set {path}={text:.100}"
+
+
+def _among(problem: Problem, others: Sequence[Problem]) -> bool:
+    """Return whether a mistake is one of others; of two equal ones only the first lists what is allowed."""
+    return any(
+        (problem.line, problem.column) == (other.line, other.column)
+        and (problem.message.startswith(other.message) or other.message.startswith(problem.message))
+        for other in others
+    )
+
+
+def _names(document: Document) -> dict[str, str]:
+    """Return every name that a path may end with, and the shortest path to it."""
+    names: dict[str, str] = {}
+
+    def walk(fields: Mapping[str, Any], before: str) -> None:
+        for name in fields:
+            names.setdefault(name, before + name)
+        for name, field in fields.items():
+            for model in models_in(field.annotation):
+                if before.count(".") < 1 and name != "base":
+                    walk(model.model_fields, f"{before}{name}.")
+
+    def walk_values(tree: Any, before: str) -> None:
+        for name, value in tree.items() if isinstance(tree, Mapping) else ():
+            names.setdefault(str(name), f"{before}{name}")
+            walk_values(value, f"{before}{name}.")
+
+    walk({**Study.model_fields, **TrialSpec.model_fields}, "")
+    walk_values(document.data.get("base"), "")
+    return names
