@@ -25,8 +25,9 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from vitlab.cli import main
-from vitlab.errors import WeightsError
+from vitlab.cli import errors, main
+from vitlab.errors import Problem, SpecError, WeightsError, closest
+from vitlab.lab import plan_study
 from vitlab.models.weights.opening import open_model
 from vitlab.training import checkpoint
 
@@ -266,6 +267,219 @@ def test_mistakes_of_several_files_are_said_together(here: Path) -> None:
     assert code == 2 and out == "good.yaml: 2 arms, 6 trials\n"
     assert [line.split(":")[0] for line in messages(err)] == ["a.yaml", "b.yaml", "no.yaml"]
     assert err.endswith("\n3 mistakes in 3 files\n")
+
+
+BLOCK = """\
+study: small
+base:
+  data: {type: digits}
+  model: {type: vit, patch_size: 2, dim: 8, depth: 1, heads: 2, position: learned}
+  train:
+    steps: 2
+    optimizer: {type: adamw, lr: 1.0e-3}
+design:
+  one_at_a_time:
+    model.position: [none]
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        # two unknown keys, one of which stands for the length of the training
+        ({"{steps: 2, batch_size: 8": "{epoch: 40, batch_sze: 64"}, ["'epochs'", "'batch_size'"]),
+        ({"{steps: 2, batch_size: 8": "{batch_sze: 64"}, ["exactly one; found none of them", "'batch_size'"]),
+        # a component behind an unknown key
+        ({"study: small": "study: small\nrun: {executor: locall, gpus: 1}"}, ["'local'", "unknown key 'gpus'"]),
+        # a component of an arm behind sizes that do not divide
+        ({"patch_size: 2": "patch_size: 3", "position: [none]": "attention: [sdpa, flash]"}, ["patch_size 3", "'flash'"]),
+        # sizes behind a component, and behind an unknown option
+        ({"patch_size: 2": "patch_size: 3", "position: learned": "position: rope"}, ["patch_size 3", "'rope2d'"]),
+        ({"patch_size: 2": "patch_size: 3", "heads: 2": "heads: 2, drp: 0.1"}, ["patch_size 3", "'drop'"]),
+        (
+            {"learned}": "rope}", "type: adamw": "type: adamW", "1.0e-3}": "1.0e-3}, schedule: cosin",
+             "study: small": "study: small\nanalysis: {metric: val/acc}"},
+            ["'val/accuracy'", "'rope2d'", "'adamw'", "'cosine'"],
+        ),
+        ({"dim: 8": "dim: two", "[none]": "[none, lerned]"}, ["dim must be a whole number", "'lerned'"]),
+        ({"  data: {type: digits}\n": "", "type: adamw": "type: admaw"}, ["'base.data' is missing", "'admaw'"]),
+        # rules across fields behind wrong values beside them
+        (
+            {"study: small": "study: small\nrun: {explain: [0], keep: none, threads: 0}"},
+            ["must keep its weights", "run.threads must be"],
+        ),
+        ({"study: small": "study: sm/all\nwhere: [{require: 'model.dim >', because: x}]"}, ["study must be", "not an expression"]),
+        ({"study: small": "study: small\nseds: 3\ntune: {knobs: {train.optimizer.lr: [-1, 1]}}"}, ["'seeds'", "lr must be greater"]),
+    ],
+)  # fmt: skip
+def test_no_mistake_hides_another(here: Path, changes: dict[str, str], words: list[str]) -> None:
+    text = STUDY
+    for said, instead in changes.items():
+        assert text.count(said) == 1, said
+        text = text.replace(said, instead)
+    lines = mistakes(here, text)
+    assert len(lines) == len(words), lines
+    for line, word in zip(lines, words, strict=True):
+        assert word in line, (word, lines)
+
+
+@pytest.mark.parametrize(
+    ("said", "instead", "words"),
+    [
+        # a rule is not checked where a value that it needs is wrong
+        ("steps: 2", "steps: two", "base.train.steps must be a whole number"),
+        ("study: small", "study: small\nrun: {explain: [0], keep: nothing}", "run.keep: found 'nothing'"),
+        ("heads: 2", "heads: two", "heads must be a whole number"),
+        ("[none]", "[none, 1]", "a component is a name"),
+    ],
+)
+def test_no_mistake_makes_another(here: Path, said: str, instead: str, words: str) -> None:
+    assert words in one(mistakes(here, STUDY.replace(said, instead)))
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "meant"),
+    [
+        ("AdamW", ["adam", "adamw", "sgd"], "adamw"),
+        ("adamW", ["adam", "adamw", "sgd"], "adamw"),
+        ("SGD", ["adam", "adamw", "sgd"], "sgd"),
+        ("learning_rate", ["lr", "betas", "weight_decay"], "lr"),
+        ("wd", ["lr", "betas", "weight_decay"], "weight_decay"),
+        ("bs", ["epochs", "batch_size"], "batch_size"),
+        ("maximize", ["max", "min"], "max"),
+        ("flash", ["auto", "fused", "sdpa"], "sdpa"),
+        ("fdr", ["holm", "bonferroni", "none"], "holm"),
+        ("acc", ["loss", "accuracy", "ece"], "accuracy"),
+        ("p\u043esition", ["patch", "position"], "position"),
+        ("nothing like it", ["patch", "position"], None),
+    ],
+)
+def test_nearest_name_knows_case_and_synonyms(name: str, allowed: list[str], meant: str | None) -> None:
+    assert closest(name, allowed) == meant
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (STUDY.replace("  data:", "\tdata:"), ["line 3 is indented with a tab; YAML needs spaces"]),
+        (STUDY.replace("position: learned", "p\u043esition: learned"), ["'position'", "U+043E", "CYRILLIC", "'o'"]),
+        (STUDY.replace("position: learned", "position: \u201clearned\u201d"), ["U+201C", "typographic quote"]),
+        (STUDY.replace("depth: 1", "depth: ${oc.env:DEPTH}"), ["no interpolation", "--set"]),
+        (BLOCK.replace("steps: 2", "steps: ${STEPS}"), ["base.train.steps must be a whole number", "no interpolation"]),
+        (STUDY.replace("study: small", "study: \u00e9tude-\u03b1"), ["letters, digits, '.', '_' or '-'"]),
+        (STUDY.replace("study: small", "study: small\nanalysis: {goal: maximize}"), ["found 'maximize'", "'max'"]),
+        (STUDY.replace("study: small", "study: small\nanalysis: {correction: fdr}"), ["found 'fdr'", "'holm'"]),
+        (STUDY.replace("lr: 1.0e-3", "learning_rate: 1.0e-3"), ["no option 'learning_rate'", "'lr'"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_seen_is_named(here: Path, text: str, words: list[str]) -> None:
+    line = one(mistakes(here, text))
+    for word in words:
+        assert word in line, line
+
+
+def test_what_is_wrong_with_several_values_is_said_once_and_lists_are_not_repeated(here: Path) -> None:
+    head = one(mistakes(here, STUDY.replace("model.position: [none]", "model.head.pol: [gap, cls]")))
+    assert head.startswith("s.yaml:8:5: ") and "'pol'" in head
+    first, second = mistakes(here, STUDY.replace("model.position: [none]", "model.position: [lerned, sincos]"))
+    assert "Installed:" in first and "Installed:" not in second and "'sincos2d'" in second
+
+
+def test_a_mistake_is_shown_with_its_line_and_a_caret(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "s.yaml").write_text(STUDY.replace("dim: 8", "dmi: 8").replace("type: adamw", "type: admaw"))
+    code, _, err = call("validate", "s.yaml")
+    lines = err.splitlines()
+    assert code == 2 and lines[-1] == "2 mistakes in s.yaml" and "\x1b" not in err
+    assert lines[1] == " 4 |   model: {type: vit, patch_size: 2, dmi: 8, depth: 1, heads: 2, position: learned}"
+    assert lines[2] == "   |" + " " * 37 + "^^^"
+    assert lines[1][lines[2].index("^") :].startswith("dmi")
+
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def shown(**environment: str) -> str:
+        terminal = Terminal()
+        with mock.patch.object(sys, "stderr", terminal), mock.patch.dict(os.environ, environment):
+            errors.show(SpecError([Problem("s.yaml", 1, 1, "a sentence of several words " * 6, "study: small")] * 2))
+        return terminal.getvalue()
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" in shown(TERM="xterm", COLUMNS="80")
+    plain = shown(NO_COLOR="1", TERM="xterm", COLUMNS="40")
+    assert "\x1b" not in plain and max(map(len, plain.splitlines())) <= 40
+    assert set(re.findall(r"\w+", plain)) == set(
+        re.findall(r"\w+", "s.yaml:1:1 a sentence of several words study: small")
+    ) - {""}
+
+
+def test_what_set_has_made_wrong_is_blamed_on_set(here: Path) -> None:
+    (here / "s.yaml").write_text(STUDY)
+    for change, words in {
+        "seed=5": ["unknown key 'seed'", "Did you mean 'seeds'?"],
+        "lr=0.1": ["Did you mean 'train.optimizer.lr'?"],
+        "model.dim=33": ["dim 33 is not a multiple of heads 2"],
+        "analysis.metric=val/acc": ["'val/accuracy'"],
+    }.items():
+        line = one(refused(here, "plan", "s.yaml", "--set", change))
+        assert line.startswith(f"--set {change}: ") and "s.yaml" not in line, line
+        for word in words:
+            assert word in line, line
+    (here / "s.yaml").write_text(STUDY.replace("lr: 1.0e-3", "lr: -1"))
+    lines = refused(here, "plan", "s.yaml", "--set", "model.depth=2", "--set", "model.dim=33")
+    assert [line.split(": ")[0] for line in lines] == ["--set model.dim=33", "s.yaml:5:61"]
+
+
+@pytest.mark.parametrize(
+    ("margin", "words"),
+    [
+        ("2", ["val/accuracy lies from 0 to 1", "'2 points' or 0.02"]),
+        ("1", ["'1 points' or 0.01"]),
+        ("100 points", ["val/accuracy lies from 0 to 1"]),
+        ("2 %", ["2 points"]),
+        ("-1 points", ["a number, or points"]),
+        ("0", ["greater than 0"]),
+    ],
+)
+def test_a_margin_lies_within_its_metric(here: Path, margin: str, words: list[str]) -> None:
+    line = one(mistakes(here, STUDY.replace("study: small", f"study: small\nanalysis: {{margin: {margin}}}")))
+    for word in words:
+        assert word in line, line
+    if margin == "2":
+        for name in ("margin", "min_abs"):
+            line = one(mistakes(here, f"{STUDY}check: {{{name}: {{val/accuracy: 2}}}}\n"))
+            assert "'2 points' or 0.02" in line
+        line = one(mistakes(here, f"{STUDY}check: {{min_abs: {{val/los: 2}}, metrics: {{val/loss: min}}}}\n"))
+        assert "not judged" in line and "'val/loss'" in line
+
+
+def test_points_and_shares_are_the_same_margin(here: Path) -> None:
+    (here / "s.yaml").write_text(
+        STUDY + "check: {min_abs: {val/loss: 3, val/accuracy: 1 point}, metrics: {val/loss: min}}\n"
+    )
+    found = []
+    for margin in ("2 points", "2points", "0.02"):
+        study, plan = plan_study("s.yaml", changes={"analysis.margin": margin if "p" in margin else 0.02})
+        found.append(plan.analysis.margin)
+        assert study.check is not None and study.check.min_abs == {"val/loss": 3, "val/accuracy": 0.01}
+    assert found == [0.02, 0.02, 0.02]
+    (here / "s.yaml").write_text(STUDY)
+    line = one(refused(here, "plan", "s.yaml", "--set", "analysis={metric: val/loss, margin: 2 points}"))
+    assert "points are hundredths of a share" in line
+    assert plan_study("s.yaml", changes={"analysis": {"metric": "val/loss", "margin": 2}})[1].analysis.margin == 2
+
+
+def test_a_value_listed_twice_is_warned_of(here: Path) -> None:
+    (here / "s.yaml").write_text(STUDY.replace("[none]", "[none, none, learned2d]"))
+    code, out, _ = call("validate", "s.yaml")
+    assert code == 0 and "'position=none' stands in the design more than once" in out
+
+
+@pytest.mark.parametrize("command", ["plan", "validate"])
+def test_data_that_is_not_here_is_said_before_a_run(here: Path, command: str) -> None:
+    (here / "s.yaml").write_text(STUDY.replace("type: digits", "type: cifar10, root: /nowhere"))
+    code, out, _ = call(command, "s.yaml")
+    assert code == 0 and out.count("data not here: cifar10") == 1 and "/nowhere" in out
 
 
 # -- what is no study -------------------------------------------------------------------------------------------------

@@ -306,6 +306,47 @@ def test_plan(ran: tuple[Path, Path], tmp_path: Path) -> None:
     assert code == 0 and "# baseline" in printed and '"patch_size"' in printed and not (tmp_path / "none").exists()
 
 
+def test_plan_at_80_columns_breaks_no_word_and_knows_gpu_hours(
+    ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, printed, err = call("plan", ROOT / "pipelines" / "quickstart.yaml", "--cost", "--out", ran[1])
+    assert (code, err) == (0, "") and max(map(len, printed.splitlines())) <= 80
+    for word in ("position=sinusoidal", "against", "params", "GPU-h", "26.5 k", "457 k"):
+        assert word in printed
+    # 1797 - 360 images, a tenth of them for validation; 40 epochs of whole batches of 64, in 3 passes of 457,152 MACs
+    images = 40 * (1294 // 64) * 64
+    hours = 2 * 3 * 457_152 * images / (312e12 * 0.4) / 3600
+    assert f"{hours:.2g}" in printed and "?" not in printed.partition("GPU-hours")[0].partition("params")[2]
+
+
+def test_plan_of_many_arms_shows_the_first_and_the_last(
+    ran: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    rates = [round(0.001 * i, 4) for i in range(1, 101)]
+    file = tmp_path / "many.yaml"
+    text = ran[0].read_text().partition("design:")[0]
+    file.write_text(f"{text}design: {{one_at_a_time: {{train.optimizer.lr: {rates}}}}}\nseeds: 1\n")
+    code, printed, err = call("plan", file, "--out", tmp_path / "out")
+    rows = [line for line in printed.splitlines() if line.strip().startswith("lr=")]
+    assert (code, err) == (0, "") and len(rows) < 60 and re.search(r"\.\.\. \d+ arms \.\.\.", printed)
+    assert "lr=0.001 " in printed and "lr=0.1 " in printed and "lr=0.05 " not in printed
+
+
+def test_show_without_a_name_lists_and_list_takes_a_plugin(tmp_path: Path) -> None:
+    code, printed, err = call("show", "position")
+    assert (code, err) == (0, "") and printed == call("list", "position")[1]
+    assert "Axial rotary encoding" in printed
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from vitlab.components.position import position, Learned\n\n"
+        '@position.register("of_mine")\nclass Mine(Learned):\n    """A table of mine."""\n'
+    )
+    code, printed, err = call("list", "position", "--plugin", plugin)
+    assert (code, err) == (0, "") and re.search(r"of_mine +mine\.py .* A table of mine\.", printed)
+
+
 def test_validate_writes_nothing(ran: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code, printed, err = call("validate", ran[0], ran[0], "--build")

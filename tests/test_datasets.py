@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pydantic import TypeAdapter
 
 from vitlab.data.datasets import cifar, digits, files, idx
@@ -19,7 +20,7 @@ from vitlab.data.datasets.synthetic import Synthetic
 from vitlab.data.datasets.unpickle import read_arrays
 from vitlab.data.options import Size
 from vitlab.data.pixels import resized, statistics, with_channels
-from vitlab.data.prepare import data_info, missing, prepare
+from vitlab.data.prepare import data_info, examples, missing, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError, OptionError
 from vitlab.slots import BUILT_IN, listing, slot
@@ -70,6 +71,49 @@ def small_idx(folder: Path, suffix: str = "", seed: int = 0) -> dict[str, np.nda
     for name, array in arrays.items():
         write_idx(folder / f"{name}{suffix}", array)
     return arrays
+
+
+@pytest.mark.parametrize("shape", [(40, 0, 5), (40, 6, 0), (40, 0, 0)])
+def test_images_without_pixels_are_refused(tmp_path: Path, shape: tuple[int, int, int]) -> None:
+    small_idx(tmp_path)
+    write_idx(tmp_path / "train-images-idx3-ubyte", np.zeros(shape))
+    for read in (data_info, lambda choice: prepare(choice, {"split": 0, "subset": 0})):
+        with pytest.raises(DataError, match=rf"train-images.* declares images of {shape[1]} x {shape[2]} pixels"):
+            read({"type": "mnist", "root": str(tmp_path)})
+
+
+@pytest.mark.parametrize("choice", ["mnist", "cifar10", "image_folder", "voc_segmentation"])
+def test_a_root_that_no_folder_can_have_is_one_sentence(choice: str) -> None:
+    for root in ("a" * 5000, "~nobody-of-this-name/x", "a\x00b"):
+        try:
+            assert missing({"type": choice, "root": root}) is not None
+        except DataError as error:
+            assert "name too long" in str(error) and len(str(error)) < 400
+
+
+def test_training_images_are_counted_where_that_is_quick(tmp_path: Path) -> None:
+    seeds = {"split": 0, "subset": 0}
+    assert examples("digits", seeds) == len(prepare("digits", seeds).train)
+    assert examples({"type": "mnist", "root": str(tmp_path)}, seeds) is None
+    assert examples({"type": "image_folder", "root": str(tmp_path), "num_classes": 2}, seeds) is None
+
+
+def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    for folder in ("train/a", "train/b", "test/a", "test/b"):
+        (tmp_path / folder).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / folder / "x.png")
+    good = {"type": "image_folder", "root": str(tmp_path), "image_size": 4}
+    assert data_info(good).classes == 2
+    for name in (b"train/a/\xff.png", b"train/\xffc", b"test/\xffc"):
+        path = os.fsencode(tmp_path) + b"/" + name
+        if name.endswith(b"png"):
+            os.link(tmp_path / "train/a/x.png", path)
+        else:
+            os.mkdir(path)
+        with pytest.raises(DataError, match=r"has a name that is not UTF-8; rename it") as caught:
+            data_info(good)
+        str(caught.value).encode()
+        os.remove(path) if name.endswith(b"png") else os.rmdir(path)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])

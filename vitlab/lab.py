@@ -502,7 +502,8 @@ def _absent(plan: Plan, store: Store) -> list[str]:
 
     needed = [planned.trial.spec["data"] for planned in _all(plan) if not _folder(store, planned).done()]
     distinct_sets = {json.dumps(data, sort_keys=True): data for data in needed}
-    return [f"data not here: {reason}" for data in distinct_sets.values() if (reason := missing(data))]
+    reasons = dict.fromkeys(missing(data) for data in distinct_sets.values())
+    return [f"data not here: {reason}" for reason in reasons if reason is not None]
 
 
 def _count(choice: Mapping[str, Any], info: DataInfo) -> Cost:

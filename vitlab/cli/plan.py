@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -71,14 +71,22 @@ def command(
 
 
 def _costs(plan: Any, tflops: float) -> dict[str, dict[str, Any]]:
-    """What each arm costs: its model, and one training of it, where the study says how many images that sees."""
+    """Return what each arm costs: its model, and one training of it, where it is known how many images that sees."""
     from vitlab import lab
+    from vitlab.data.prepare import examples
     from vitlab.plan.price import gpu_hours, images_seen, train_macs
 
-    images = {planned.arm: images_seen(planned.trial.spec["train"]) for planned in (*plan.trials, *plan.pending)}
+    trials = {planned.arm: planned.trial for planned in reversed((*plan.trials, *plan.pending))}
+    known: dict[str, int | None] = {}
     found: dict[str, dict[str, Any]] = {}
     for arm, cost in lab.costs(plan).items():
-        seen = images[arm]
+        trial = trials[arm]
+        seen = images_seen(trial.spec["train"])
+        if seen is None:
+            data = json.dumps([trial.spec["data"], trial.seeds["split"], trial.seeds["subset"]], sort_keys=True)
+            if data not in known:
+                known[data] = examples(trial.spec["data"], trial.seeds)
+            seen = images_seen(trial.spec["train"], known[data])
         work = None if seen is None else train_macs(cost["macs"], seen)
         hours = None if work is None else gpu_hours(work, tflops)
         found[arm] = {**cost, "images": seen, "train_macs": work, "gpu_hours": hours}
@@ -92,51 +100,19 @@ def _table(
     device_tflops: float,
     measured: bool,
 ) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    from vitlab.plan.design import text
-    from vitlab.plan.tune import PENDING
+    from vitlab.report.words import count
 
     console = Console()
     if plan.question:
         console.print(Text(plan.question), style="italic")
-    paths = plan.paths
-    trials = Counter(planned.arm for planned in plan.trials)
-    cached = Counter(planned.arm for planned in plan.trials if done[planned.arm, planned.seed])
-    pending = Counter(planned.arm for planned in plan.pending)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("arm", overflow="fold")
-    for path in paths:
-        table.add_column(path.rpartition(".")[2])
-    table.add_column("compared with")
-    table.add_column("trials", justify="right")
-    table.add_column("cached", justify="right")
-    table.add_column("engine")
-    if costs:
-        table.add_column("parameters", justify="right")
-        table.add_column("MACs", justify="right")
-        table.add_column("GPU-hours", justify="right")
-    for arm in plan.arms:
-        cells = [
-            arm.name,
-            *(text(_short(paths, path, arm.values[path])) for path in paths),
-            arm.baseline or "",
-        ]
-        if arm.skip:
-            cells += ["0", f"skipped: {arm.skip}"]
-        elif pending[arm.name]:
-            cells += [str(pending[arm.name]), PENDING]
-        else:
-            cells += [str(trials[arm.name]), str(cached[arm.name])]
-        cells.append(arm.engine)
-        if costs and arm.name in costs:
-            cost = costs[arm.name]
-            cells += [f"{cost['params']:,}", f"{cost['macs']:,}", _hours(cost["gpu_hours"])]
-        table.add_row(*map(Text, cells), style="dim" if arm.skip else "")
-    console.print(table)
+    cached = sum(done[planned.arm, planned.seed] for planned in plan.trials)
+    console.print(_arms(plan, done, costs, console))
+    for arm in _ends(plan.arms):
+        if arm is not None and arm.skip:
+            console.print(Text(f"{arm.name}: skipped: {arm.skip}"), style="dim")
     for note in (*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms if arm.note)):
         console.print(Text(note))
     for tuning in plan.tuning:
@@ -145,13 +121,76 @@ def _table(
         console.print(Text(sentence))
     if costs:
         console.print(Text(_priced(plan, costs, device_tflops)))
-    trained = sum(cached.values())
     waiting = f", {len(plan.pending)} more once their knobs are tuned" if plan.pending else ""
-    if plan.looks is not None and not plan.looks.open and trained < len(plan.trials):
+    if plan.looks is not None and not plan.looks.open and cached < len(plan.trials):
         waiting += f", up to {len(plan.looks.second)} seeds of what {len(plan.looks.first)} leave open"
     console.print(
-        f"{len(plan.trials)} trials, {trained} of them trained already{waiting}; metric {plan.analysis.metric}."
+        f"{count(len(plan.trials), 'trial')}, {cached} of them trained already{waiting}; metric {plan.analysis.metric}."
     )
+
+
+MOST_ROWS = 60  #: of the table; of more arms only the first and the last are shown
+ROWS = 20  #: of either then
+
+
+def _ends(arms: Sequence[Any]) -> list[Any]:
+    """Return the arms, or the first and the last of many with None between them."""
+    return [*arms] if len(arms) <= MOST_ROWS else [*arms[:ROWS], None, *arms[-ROWS:]]
+
+
+def _arms(plan: Any, done: dict[tuple[str, int], bool], costs: dict[str, dict[str, Any]], console: Any) -> Any:
+    """Return the table of the arms, without the columns that can be spared where the terminal is too narrow."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from vitlab.plan.design import text
+    from vitlab.plan.tune import PENDING
+    from vitlab.report.words import compact, count
+
+    paths = plan.paths
+    trials = Counter(planned.arm for planned in plan.trials)
+    cached = Counter(planned.arm for planned in plan.trials if done[planned.arm, planned.seed])
+    pending = Counter(planned.arm for planned in plan.pending)
+    shown = _ends(plan.arms)
+    values = {path: [text(_short(paths, path, arm.values[path])) if arm else "" for arm in shown] for path in paths}
+    columns: list[tuple[str, Literal["left", "right"], list[str]]] = [
+        ("arm", "left", [arm.name if arm else f"... {count(len(plan.arms) - 2 * ROWS, 'arm')} ..." for arm in shown]),
+        *((path.rpartition(".")[2], "left", cells) for path, cells in values.items()),
+        ("against", "left", [(arm.baseline or "") if arm else "" for arm in shown]),
+        ("trials", "right", [str(pending[arm.name] or trials[arm.name]) if arm else "" for arm in shown]),
+        (
+            "cached",
+            "right",
+            [PENDING if arm and pending[arm.name] else str(cached[arm.name]) if arm else "" for arm in shown],
+        ),
+        ("engine", "left", [arm.engine if arm else "" for arm in shown]),
+    ]
+    if costs:
+        priced = [costs.get(arm.name) if arm else None for arm in shown]
+        columns += [
+            ("params", "right", [compact(cost["params"]) if cost else "" for cost in priced]),
+            ("MACs", "right", [compact(cost["macs"]) if cost else "" for cost in priced]),
+            ("GPU-h", "right", [_hours(cost["gpu_hours"]) if cost else "" for cost in priced]),
+        ]
+
+    def table(without: Sequence[str]) -> Any:
+        made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        kept = [column for index, column in enumerate(columns) if column[0] not in without or not index]
+        for name, side, _ in kept:
+            made.add_column(name, justify=side, no_wrap=name != "arm", overflow="fold")
+        for row, arm in enumerate(shown):
+            made.add_row(*(Text(cells[row]) for _, _, cells in kept), style="dim" if arm is None or arm.skip else "")
+        return made
+
+    # What an arm's name says already is the first to go.
+    spare: list[str] = []
+    for names in ([path.rpartition(".")[2] for path in paths], ["engine"], ["against"]):
+        made = table(spare)
+        if console.measure(made, options=console.options.update(max_width=10_000)).maximum <= console.width:
+            return made
+        spare += names
+    return table(spare)
 
 
 def _short(paths: Sequence[str], path: str, value: Any) -> Any:
@@ -173,7 +212,7 @@ def _priced(plan: Any, costs: dict[str, dict[str, Any]], device_tflops: float) -
         f"{100 * UTILISATION:g} % of {device_tflops:g} TFLOP/s (--device-tflops)"
     )
     if any(cost["gpu_hours"] is None for cost in costs.values()):
-        return f"{told}; '?' where the length is in epochs, which hold as many images as the data that is read."
+        return f"{told}; '?' where the length is in epochs of data that is not read for this."
     arms = [planned.arm for planned in (*plan.trials, *plan.pending)]
     total = sum(costs[arm]["gpu_hours"] for arm in arms)
     for tuning in plan.tuning:

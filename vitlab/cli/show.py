@@ -9,18 +9,25 @@ import click
 from pydantic.errors import PydanticInvalidForJsonSchema
 
 from vitlab import slots
+from vitlab.cli.list import show_components
 from vitlab.cli.options import plugin_option
 from vitlab.errors import BrokenComponent
 
 
 @click.command()
 @click.argument("slot")
-@click.argument("name")
+@click.argument("name", required=False)
 @plugin_option
-def command(slot: str, name: str, plugins: tuple[str, ...]) -> None:
-    """Show the options of component NAME in SLOT, its documentation and where it comes from."""
+def command(slot: str, name: str | None, plugins: tuple[str, ...]) -> None:
+    """Show the options of component NAME in SLOT, its documentation and where it comes from.
+
+    Without NAME, list the components of SLOT.
+    """
     for plugin in plugins:
         slots.load_file(plugin)
+    if name is None:
+        show_components(slot)
+        return
     room = slots.slot(slot)
     component, origin = room.find(name)
     click.echo(f"{slot} {name}   {origin}   {_place(component)}\n")

@@ -91,6 +91,22 @@ def kept(choice: Choice | str | Mapping[str, Any]) -> str | None:
     return f"{said} 'decoded: disk' keeps them in {stored.folder()}, from where they are read many times as fast."
 
 
+def examples(choice: Choice | str | Mapping[str, Any], seeds: Mapping[str, int]) -> int | None:
+    """Return the number of training images where it is quickly read; None for absent data and pictures in files.
+
+    Raises:
+        DataError: if what is here is not what it was said to be.
+    """
+    resolved = _resolved(choice)
+    with _reading(resolved):
+        dataset = _build(resolved)
+        if type(dataset).pictures is not Dataset.pictures or dataset.missing() is not None:
+            return None
+        if getattr(dataset, "download", "never") != "never" and dataset.info().identity is None:
+            return None
+        return len(prepare(resolved, seeds).train)
+
+
 def prepare(
     choice: Choice | str | Mapping[str, Any], seeds: Mapping[str, int], expected: str | None = None
 ) -> Prepared:

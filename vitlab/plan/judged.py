@@ -110,7 +110,7 @@ def _amounts(study: Study, document: Document, known: Mapping[str, Any]) -> Iter
     if study.analysis.margin is not None:
         amounts.append((("analysis", "margin"), study.analysis.metric, study.analysis.margin))
     if study.check is not None:
-        judged = [study.analysis.metric, *study.check.metrics]
+        judged = list(dict.fromkeys([study.analysis.metric, *study.check.metrics]))
         for name, by_metric in (("margin", study.check.margin), ("min_abs", study.check.min_abs)):
             for metric, amount in by_metric.items():
                 amounts.append((("check", name, metric), metric, amount))

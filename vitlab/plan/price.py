@@ -13,13 +13,20 @@ BACKWARD = 3  #: a training step is a pass forward, and one backward of twice it
 UTILISATION = 0.4  #: share of the peak rate that a training attains; 0.3 to 0.5 where images arrive in time
 
 
-def images_seen(train: Mapping[str, Any]) -> int | None:
-    """How many images a training sees, in whole batches; None for a length in epochs, before the data is read."""
+def images_seen(train: Mapping[str, Any], examples: int | None = None) -> int | None:
+    """Return how many images a training sees, in whole batches.
+
+    Args:
+        train: how it is trained, as a trial's spec says.
+        examples: number of training images; without it, None is returned for a length in epochs.
+    """
     size = int(train["batch_size"])
     if train.get("steps") is not None:
         return int(train["steps"]) * size
     if train.get("images") is not None:
         return max(1, round(int(train["images"]) / size)) * size
+    if examples is not None:
+        return max(1, round(float(train["epochs"]) * max(1, examples // size))) * min(size, examples)
     return None
 
 

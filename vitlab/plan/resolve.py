@@ -142,7 +142,7 @@ class Resolver:
         needs, files = self._needs(plain, identity, faults)
         if isinstance(plain.get("distill"), Mapping):
             _forget_what_is_not_read(identity["distill"])
-            if info is not None:
+            if info is not None and ("model",) in parts:
                 teacher = needs["teacher"].trial if "teacher" in needs else None
                 faults += [(("distill", "teacher"), sentence) for sentence in _unsuitable(plain, info, teacher)]
         if info is not None and isinstance(plain.get("data"), Mapping):

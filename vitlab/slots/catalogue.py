@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,7 @@ class Entry:
     name: str
     origin: Origin
     target: str  #: ``module:Class``
+    summary: str = ""  #: the first line of its documentation; empty for plugins, which are not imported
 
 
 def listing(name: str) -> list[Entry]:
@@ -31,21 +33,30 @@ def listing(name: str) -> list[Entry]:
         UnknownComponent: for what is no slot.
     """
     room = room_of(name)
-    built_in = [Entry(name, component, OURS, f"{module}:{cls}") for module, component, cls in _written(name, room)]
+    built_in = [
+        Entry(name, component, OURS, f"{module}:{cls}", summary)
+        for module, component, cls, summary in _written(name, room)
+    ]
     offered = [
         Entry(name, point.name, Origin(guests.source(point), guests.version(point)), point.value)
         for point in guests.points(name)
     ]
     by_file = [
-        Entry(name, known.name, known.origin, f"{known.component.__module__}:{known.component.__qualname__}")
+        Entry(
+            name,
+            known.name,
+            known.origin,
+            f"{known.component.__module__}:{known.component.__qualname__}",
+            _first_line(inspect.getdoc(known.component)),
+        )
         for known in files.registered(name)
     ]
     return sorted(built_in + offered + by_file, key=lambda entry: (entry.name, str(entry.origin)))
 
 
 @cache
-def _written(slot: str, room: str) -> tuple[tuple[str, str, str], ...]:
-    """(module, component, class) for each ``@<slot>.register("name")`` in the text of the slot's room."""
+def _written(slot: str, room: str) -> tuple[tuple[str, str, str, str], ...]:
+    """(module, component, class, summary) for each ``@<slot>.register("name")`` in the text of the slot's room."""
     found = []
     for module, text in _texts(room):
         for node in ast.walk(ast.parse(text)):
@@ -57,8 +68,14 @@ def _written(slot: str, room: str) -> tuple[tuple[str, str, str], ...]:
                         func=ast.Attribute(value=ast.Name(id=name), attr="register"),
                         args=[ast.Constant(value=str(known))],
                     ) if name == slot:
-                        found.append((module, known, node.name))
+                        found.append((module, known, node.name, _first_line(ast.get_docstring(node))))
     return tuple(found)
+
+
+def _first_line(documentation: str | None) -> str:
+    """Return the first sentence of a docstring, as far as it stands in its first line."""
+    line = (documentation or "").partition("\n")[0]
+    return line if len(line) <= 100 else f"{line[:97]}..."
 
 
 def _texts(room: str) -> Iterator[tuple[str, str]]:

@@ -252,6 +252,8 @@ def read_study(
     if problems and study is None:
         # The base lacks what it cannot be examined without: the rest of the study is examined beside another.
         study = collect(Study, {**found.tree, "base": BASE}, partial(faults, top=Study.model_fields), STAND_INS).value
+        if isinstance(base := document.data.get("base"), Mapping):
+            found.tree["base"] = collect(TrialSpec, base, partial(faults, top=TrialSpec.model_fields), STAND_INS).tree
     return study, document.with_sound(found.tree, found.renamed) if problems else document, problems
 
 
