@@ -174,7 +174,7 @@ def test_what_cannot_be_meant_is_said_when_it_is_planned(tmp_path: Path) -> None
     assert problems(tmp_path, analysis={"metric": "val/brier"}) == [
         f"{unreported} Name it where trials are: base.train.metrics: [brier]."
     ]
-    assert "no trial reports test/acuracy. Did you mean 'accuracy'?" in problems(
+    assert "no trial reports test/acuracy. Did you mean 'test/accuracy'?" in problems(
         tmp_path, analysis={"metric": "val/loss"}, check={"metrics": {"test/acuracy": "max"}}
     )[0]  # fmt: skip
     arms = {"arms": {"one": {}, "other": {"train.metrics": ["brier"]}}}

@@ -101,7 +101,7 @@ def test_a_guest_works_as_a_built_in_does(site: Path) -> None:
     assert found.plain() == {"type": "dyt", "alpha": 2.0} and str(found.origin) == "acme-vit 1.2.0"
     assert norm.build(found, 4).alpha.item() == 2.0  # type: ignore[attr-defined]
     below, unknown = faults(norm, {"type": "dyt", "alpha": 0}), faults(norm, {"type": "dyt", "alhpa": 1})
-    assert below == [(("alpha",), "norm 'dyt': alpha: input should be greater than 0; found 0")]
+    assert below == [(("alpha",), "norm 'dyt': alpha must be greater than 0; found 0")]
     assert unknown == [(("alhpa",), "norm 'dyt' has no option 'alhpa'. Did you mean 'alpha'? Options: alpha.")]
     ((path, text),) = faults(norm, "dty")
     assert path == ("type",) and text.startswith("no norm called 'dty'. Did you mean 'dyt'? Installed: dyt, ")

@@ -113,8 +113,9 @@ def _table(
     for arm in _ends(plan.arms):
         if arm is not None and arm.skip:
             console.print(Text(f"{arm.name}: skipped: {arm.skip}"), style="dim")
-    for note in (*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms if arm.note)):
-        console.print(Text(note))
+    notes = [*plan.notes, *(f"{arm.name}: {arm.note}" for arm in plan.arms if arm.note)]
+    for note in _ends(notes):
+        console.print(Text(note if note is not None else f"... {len(notes) - 2 * ROWS:,} more notes ..."))
     for tuning in plan.tuning:
         console.print(Text(_tuning(tuning, done)))
     for sentence in _probed(plan) if measured else ():
@@ -133,9 +134,9 @@ MOST_ROWS = 60  #: of the table; of more arms only the first and the last are sh
 ROWS = 20  #: of either then
 
 
-def _ends(arms: Sequence[Any]) -> list[Any]:
-    """Return the arms, or the first and the last of many with None between them."""
-    return [*arms] if len(arms) <= MOST_ROWS else [*arms[:ROWS], None, *arms[-ROWS:]]
+def _ends(items: Sequence[Any]) -> list[Any]:
+    """Return the items, or the first and the last of many with None between them."""
+    return [*items] if len(items) <= MOST_ROWS else [*items[:ROWS], None, *items[-ROWS:]]
 
 
 def _arms(plan: Any, done: dict[tuple[str, int], bool], costs: dict[str, dict[str, Any]], console: Any) -> Any:

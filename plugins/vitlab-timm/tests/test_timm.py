@@ -147,7 +147,7 @@ def test_weights_pass_between_it_and_the_vit_of_vitlab() -> None:
         ({"options": {"num_classes": 3}}, ("options", "num_classes"), "what the data say"),
         ({"options": {"pretrained": True}}, ("options", "pretrained"), "no option of a model"),
         ({"name": "test_vit", "options": {"drop": 0.1}}, ("options",), "unexpected keyword argument 'drop'"),
-        ({"name": ["test_vit"]}, ("name",), "input should be a valid string"),
+        ({"name": ["test_vit"]}, ("name",), "must be a text"),
         ({"options": {"depth": {"a": 1}}}, ("options", "depth"), ""),
     ],
 )
