@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +26,12 @@ from test_distributed import GUESTS, gone
 from test_distributed import trial as by_several
 
 from vitlab import lab, slots
-from vitlab.errors import UserError
+from vitlab.errors import UserError, VitlabError
 from vitlab.execution import Watch, execute, with_prerequisites
 from vitlab.executors import Executor, Inline, Job, Local, Ray, base
 from vitlab.executors import ray as room
 from vitlab.executors.base import Companion, fates
+from vitlab.executors.ray import _Running
 from vitlab.executors.task import Begun, End, stream
 from vitlab.plan.values import Trial
 from vitlab.spec import STREAMS, RunSpec
@@ -445,3 +449,21 @@ def test_a_driver_that_is_killed_takes_the_ray_it_started_along(tmp_path: Path) 
     until(lambda: not Path(f"/proc/{pid}").exists() and not processes(temporary))
     assert not TrialFolder(job(tmp_path, "train").folder).held()
     shutil.rmtree(temporary)
+
+
+def test_a_daemon_that_died_ends_the_run_and_no_trial(tmp_path: Path) -> None:
+    """Its workers are cut off and their streams never end; no attempt is lost by it, and cancelling asks Ray nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        executor: Any = object.__new__(Ray)
+        executor._daemon, executor._stopping, executor._looked = address, False, -math.inf
+        executor._waiting, executor._ended, executor._bell = [], [], None
+        trial = job(tmp_path, "train")
+        executor._running = {"stream": _Running(trial, "stream", None, ExitStack(), ())}
+        executor._require_daemon()
+    with pytest.raises(VitlabError, match="daemon on this machine"):
+        executor.poll(0.0)
+    with pytest.raises(VitlabError, match="the same command"):
+        executor._end(executor._running["stream"], "lost", "its worker was cut off")
+    executor.cancel(0.0)
+    assert [(ended.how, ended.job) for ended in executor._ended] == [("stopped", trial)] and not executor._running

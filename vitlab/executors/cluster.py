@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -56,6 +57,27 @@ def demand(ray: Any, run: RunSpec) -> Demand:
 def room(ray: Any, each: Demand) -> int:
     """How many trials the machines that are there now hold at a time."""
     return sum(_fit(machine, each) for machine in _machines(ray))
+
+
+def daemon(ray: Any) -> tuple[str, int]:
+    """Return the address and port of Ray's daemon on this machine."""
+    here = ray.get_runtime_context().get_node_id()
+    [node] = [node for node in ray.nodes() if node["NodeID"] == here]
+    return node["NodeManagerAddress"], node["NodeManagerPort"]
+
+
+def listens(address: str, port: int) -> bool:
+    """Return whether a process of this machine listens on a port.
+
+    Ray itself takes half a minute to find out that a daemon has died, and streams from its workers never end.
+    """
+    try:
+        with socket.create_connection((address, port), timeout=5.0):
+            return True
+    except ConnectionRefusedError:
+        return False
+    except OSError:  # too busy to answer
+        return True
 
 
 def _machines(ray: Any) -> list[Mapping[str, float]]:

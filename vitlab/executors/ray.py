@@ -37,10 +37,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from vitlab.errors import UserError
+from vitlab.errors import UserError, VitlabError
 from vitlab.executors import base, worker
 from vitlab.executors.base import Ended, Executor, How, Job, Stage, executor, one_sentence
-from vitlab.executors.cluster import at, connected, demand, room
+from vitlab.executors.cluster import at, connected, daemon, demand, listens, room
 from vitlab.executors.mirror import Inbox, Piece, belongings
 from vitlab.executors.task import Begun, Bell, End, Told, stream
 from vitlab.spec import RunSpec
@@ -48,7 +48,7 @@ from vitlab.store import Busy
 
 LOOK_S = 0.2  #: how often the driver looks for a lease
 FORCE_S = 10.0  #: how long Ray has to end a task by force
-COUNT_S = 5.0  #: how often the machines are counted
+COUNT_S = 5.0  #: how often the machines are counted, and the daemon of this one is looked for
 
 
 @dataclass
@@ -94,6 +94,7 @@ class Ray(Executor):
         if run.resources.gpu_mem is not None:
             raise UserError("Ray does not know how much memory a GPU has: say run.resources.gpu in place of gpu_mem")
         self._ray = connected(address)
+        self._daemon, self._looked = daemon(self._ray), time.monotonic()
         self._files = files
         self._each = demand(self._ray, run)
         self._slots, self._counted = 0, -math.inf
@@ -123,6 +124,9 @@ class Ray(Executor):
     def poll(self, timeout_s: float) -> list[Ended]:
         deadline = time.monotonic() + timeout_s
         while True:
+            if time.monotonic() - self._looked > COUNT_S:
+                self._looked = time.monotonic()
+                self._require_daemon()
             self._waiting = [job for job in self._waiting if not self._begin(job)]
             left = 0.0 if self._ended else max(0.0, deadline - time.monotonic())
             self._collect(min(left, LOOK_S) if self._waiting else left)
@@ -134,6 +138,9 @@ class Ray(Executor):
         self._stopping = True
         self._ended += [Ended(job, "stopped") for job in self._waiting]
         self._waiting = []
+        if not listens(*self._daemon):  # Ray answers nothing any more, and its workers leave by themselves
+            for running in list(self._running.values()):
+                self._end(running, "stopped")
         try:
             if self._running:
                 self._bell.ring.remote()
@@ -275,7 +282,21 @@ class Ray(Executor):
             task = self._ray.remote(num_cpus=0, max_calls=1, max_retries=0)(base.kill)
             task.options(scheduling_strategy=at(running.begun.node)).remote(running.begun.process)
 
+    def _require_daemon(self) -> None:
+        """Pass while Ray's daemon on this machine lives.
+
+        Raises:
+            VitlabError: if it has died: nothing is wrong with the trials, and no attempt at one counts.
+        """
+        if not self._stopping and not listens(*self._daemon):
+            raise VitlabError(
+                "Ray's daemon on this machine (raylet) has died; the same command starts it again, or connects to the "
+                "cluster when that is back, and goes on from the last checkpoints"
+            )
+
     def _end(self, running: _Running, how: How, detail: str = "") -> None:
+        if how == "lost":
+            self._require_daemon()
         del self._running[running.stream]
         if running.inbox is not None:
             running.inbox.close()
