@@ -1,0 +1,40 @@
+"""A store that an earlier version wrote: its reports are drawn, and its trials keep their keys."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import vitlab
+from vitlab import lab
+
+STORED = Path(__file__).parent / "stores" / "earlier"
+"""A study of two arms and two seeds, as version 0.1.0 left it; without weights."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    shutil.copytree(STORED, tmp_path / "earlier")
+    return tmp_path / "earlier"
+
+
+def test_results_and_comparison_of_an_earlier_store_are_read(store: Path) -> None:
+    results = vitlab.results(store / "runs" / "studies" / "earlier")
+    values = {
+        (row.arm, row.seed): json.loads(file.read_text())["outcome"]["metrics"]["val/accuracy"]
+        for row in results.itertuples()
+        for file in store.glob(f"runs/trials/{row.trial}*/*/result.json")
+    }
+    assert len(values) == 4 and set(results["status"]) == {"done"}
+    assert results.set_index(["arm", "seed"])["val/accuracy"].to_dict() == values
+    comparison = vitlab.compare(store / "runs" / "studies" / "earlier").set_index("arm")
+    means = results.groupby("arm")["val/accuracy"].mean()
+    assert comparison.loc["position=none", "difference"] == pytest.approx(means["position=none"] - means["baseline"])
+
+
+def test_trials_of_an_earlier_store_keep_their_keys(store: Path) -> None:
+    _, plan = lab.plan_study(store / "study.yaml", out=store / "runs")
+    assert {planned.trial.key for planned in plan.trials} == {file.name for file in store.glob("runs/trials/*")}
