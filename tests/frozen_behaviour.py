@@ -27,8 +27,33 @@ PIPELINES = Path(__file__).parent.parent / "pipelines"
 
 #: Keys whose values depend on the machine, the moment or the text of the code.
 VOLATILE = frozenset(
-    "attempts code codes ended folder gpu_hours host images_per_s link log memory_bytes mfu out path paths processor "
-    "started system time times tracker_link versions wall_s when written".split()
+    [
+        "attempts",
+        "code",
+        "codes",
+        "ended",
+        "folder",
+        "gpu_hours",
+        "host",
+        "images_per_s",
+        "link",
+        "log",
+        "memory_bytes",
+        "mfu",
+        "out",
+        "path",
+        "paths",
+        "processor",
+        "started",
+        "system",
+        "time",
+        "times",
+        "tracker_link",
+        "versions",
+        "wall_s",
+        "when",
+        "written",
+    ]
 )
 
 STUDIES = {
