@@ -197,7 +197,7 @@ class Bench:
         found = {name: repr(TrialFolder(self.out / name).result()) for name in self.results}
         assert {name for name, result in found.items() if result == "None"} == set()
 
-    def examine(self, seed: int, index: int, chosen: int = 3) -> Finding | None:
+    def examine(self, seed: int, index: int, chosen: int = 2) -> Finding | None:
         """Run one mutant."""
         from vitlab.errors import VitlabError
 
@@ -205,7 +205,7 @@ class Bench:
         self.restore()
         done = mutate(rng, self.out)
         commands: list[tuple[str, ...]] = rng.sample(READERS, chosen)
-        if rng.random() < 0.3:
+        if rng.random() < 0.1:
             commands.append(("run",))
             commands.append(("report", "tiny", "--format", "json"))
         for words in commands:
@@ -287,7 +287,7 @@ def main() -> int:
                 if kind not in seen:
                     print(finding, flush=True)
                 seen[kind] += 1
-            if (index + 1) % 500 == 0:
+            if (index + 1) % 100 == 0:
                 print(f"{index + 1 - options.start:,}: {sum(seen.values())} findings", file=sys.stderr, flush=True)
     print(f"{len(numbers):,} mutants of seed {seed}: {sum(seen.values())} findings of {len(seen)} kinds")
     return 1 if seen else 0

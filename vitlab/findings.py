@@ -11,7 +11,7 @@ from vitlab.errors import UserError, nearest
 from vitlab.plan.values import Plan
 from vitlab.plan.written import read_plan
 from vitlab.spec import read_document
-from vitlab.store import Store, TrialFolder
+from vitlab.store import Store, TrialFolder, read_stored
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,8 +118,9 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
     frames = []
     for planned in plan.trials:
         folder = store.trial(planned.trial.key, planned.trial.code)
-        if folder.predictions.exists():
-            frames.append(pd.read_parquet(folder.predictions).assign(arm=planned.arm, seed=planned.seed))
+        frame = read_stored(folder.predictions, pd.read_parquet)
+        if frame is not None:
+            frames.append(frame.assign(arm=planned.arm, seed=planned.seed))
     if not frames:
         return pd.DataFrame()
     return pd.concat(frames, ignore_index=True).astype({"split": "string", "arm": "string"})

@@ -346,7 +346,8 @@ def sync(
         study and link, None where the tracker could not be reached.
 
     Raises:
-        UserError: for a tracker that is not installed, or a URI that MLflow cannot deliver to.
+        UserError: for a tracker that is not installed, or a URI that MLflow cannot deliver to; and for studies whose
+            files are damaged, once all others have been delivered.
     """
     from vitlab.trackers.address import MASK, unconfirmed
 
@@ -356,11 +357,16 @@ def sync(
     elsewhere = tracker is not None or tracking_uri is not None
     changes = {"tracker": Choice(tracker or "mlflow"), "tracking_uri": tracking_uri} if elsewhere else {}
     links: list[tuple[str, str | None]] = []
+    unreadable: list[str] = []
     for file in sorted(store.root.glob("studies/*/plan.json")):
-        plan = read_plan(file)
+        try:
+            plan, run_spec = read_plan(file), _run_spec(file.parent)
+        except UserError as error:
+            unreadable.append(str(error))
+            continue
         if plan is None:
             continue  # it went while this looked
-        run_spec = _run_spec(file.parent).model_copy(update=changes)
+        run_spec = run_spec.model_copy(update=changes)
         uri = run_spec.tracking_uri
         if uri is not None and not elsewhere:
             if sentence := unconfirmed(uri, store.root):
@@ -372,6 +378,8 @@ def sync(
         found = _tracker(plan, store, run_spec)
         if found.title:
             links.append((plan.study, found.close(sorted((file.parent / "report").glob("*")))))
+    if unreadable:
+        raise UserError("\n".join(unreadable))
     return links
 
 

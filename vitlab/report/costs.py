@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.plan.values import Plan
-from vitlab.store import Store
+from vitlab.store import Store, read_stored
 
 FILE = "cost.parquet"
 SPEEDS = {"train_images_per_s": "images/s in training", "infer_images_per_s": "images/s in inference"}
@@ -31,13 +31,10 @@ def changed(plan: Plan, store: Store) -> int:
 
 def measured(plan: Plan, store: Store) -> tuple[list[dict[str, Any]], list[str]]:
     """The measurements of a plan's arms, and the arms that were measured as something else than they are now."""
-    file = file_of(plan, store)
-    if not file.exists():
+    rows = read_stored(file_of(plan, store), _rows)
+    if rows is None:
         return [], []
-    import pandas as pd
-
     firsts = {planned.arm: planned.trial for planned in reversed(plan.trials)}
-    rows = pd.read_parquet(file).astype({"measured": "string"}).astype(object).to_dict(orient="records")
     known = {row["arm"]: {str(name): value for name, value in row.items()} for row in rows}
     now = [arm for arm, trial in firsts.items() if arm in known and _is(known[arm], trial.key, trial.code)]
     order = [arm.name for arm in plan.arms]
@@ -58,6 +55,20 @@ def notes(outdated: Sequence[str]) -> list[str]:
         f"What {'; '.join(outdated)} cost was measured under other code or another spec and is left out; "
         "'vitlab run --measure' measures again."
     ]
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of measurements.
+
+    Raises:
+        KeyError: if a column is missing.
+    """
+    import pandas as pd
+
+    frame = pd.read_parquet(file)
+    frame[["arm", "trial", "code", *MEASURED]]
+    rows: list[Any] = frame.astype({"measured": "string"}).astype(object).to_dict(orient="records")
+    return rows
 
 
 def _is(row: Row, key: str, code: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from vitlab.plan.values import Plan
 from vitlab.result import Failure, Result
-from vitlab.store import Event, Store, TrialFolder
+from vitlab.store import Event, Store, TrialFolder, read_stored
 from vitlab.trackers import images, records, service
 from vitlab.trackers.offsets import Delivered, Offsets
 from vitlab.trackers.records import Point
@@ -330,9 +330,10 @@ class TrialRuns:
             return
         self.client.log_text(run, records.history_csv(result), "history.csv")
         pictures = list(images.explained(folder.path))
-        if folder.predictions.exists():
+        tables = read_stored(folder.predictions, records.confusion)
+        if tables is not None:
             self.client.log_artifact(run, str(folder.predictions))
-            for split, table in records.confusion(folder.predictions).items():
+            for split, table in tables.items():
                 self.client.log_text(run, table.to_csv(), f"confusion/{split}.csv")
                 pictures.append(images.confusion(split, result.outcome.steps, table))
         if pictures:
