@@ -8,8 +8,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import handmade
 import pytest
 
+from vitlab.errors import UserError
+from vitlab.plan.written import read_plan
 from vitlab.result import Circumstances, Measurement, Outcome, Result
 from vitlab.store import (
     Store,
@@ -216,6 +219,7 @@ def test_results_of_other_types_are_damaged(tmp_path: Path) -> None:
         {**whole, "circumstances": {**whole["circumstances"], "wall_s": float("nan")}},
         {**whole, "circumstances": {**whole["circumstances"], "params": float("inf")}},
         {**whole, "circumstances": {**whole["circumstances"], "started": 1e300}},
+        {**whole, "circumstances": {**whole["circumstances"], "numerics": {"threads": "one"}}},
         {**whole, "status": "fine"},
         {**whole, "key": "another"},
     ):
@@ -276,6 +280,25 @@ def test_lines_of_the_journal_of_other_types_are_passed_over(tmp_path: Path) -> 
         with open(tmp_path / "events.jsonl", "a") as journal:
             journal.write(json.dumps(line) + "\n")
     assert [event.body["step"] for event in folder.events()[0]] == [1]
+
+
+def test_damaged_plan_leads_to_no_folder_outside_the_store(tmp_path: Path) -> None:
+    plan, store = handmade.study(tmp_path)
+    file = store.study(plan.study) / "plan.json"
+    whole = json.loads(file.read_text())
+    assert read_plan(file) == plan
+    for changed in (
+        {**whole, "study": "../../elsewhere"},
+        {**whole, "trials": [{**whole["trials"][0], "key": "../../.."}, *whole["trials"][1:]]},
+        {**whole, "trials": [{**whole["trials"][0], "code": "a/b"}, *whole["trials"][1:]]},
+        {**whole, "trials": [{**whole["trials"][0], "needs": {"teacher": "../../x"}}, *whole["trials"][1:]]},
+        {**whole, "trials": [{**whole["trials"][0], "seed": "zero"}, *whole["trials"][1:]]},
+        {**whole, "arms": whole["arms"][1:]},
+        {name: value for name, value in whole.items() if name != "specs"},
+    ):
+        file.write_text(json.dumps(changed))
+        with pytest.raises(UserError, match="is no plan that can be read"):
+            read_plan(file)
 
 
 def test_weights_that_are_cut_are_not_usable(tmp_path: Path) -> None:

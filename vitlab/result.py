@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
 Status = Literal["done", "diverged", "failed"]
 
@@ -24,6 +24,18 @@ Millis = Annotated[int, Field(strict=True, ge=0, le=10**14)]
 """Milliseconds since 1970."""
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
+
+
+def _numerics(numerics: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return how a trial was computed, if what reports show of it is of its type.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    for name, kind in (("torch", str), ("device", str), ("processor", str), ("engine", str), ("threads", int)):
+        if name in numerics and type(numerics[name]) is not kind:
+            raise ValueError(f"{name} is no {kind.__name__}")
+    return numerics
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,9 @@ class Circumstances:
     macs: Count  #: multiply-accumulates of one forward pass of one image
     memory_bytes: Count  #: peak of the process (CPU) or of the allocator (CUDA)
     versions: Mapping[str, str]
-    numerics: Mapping[str, Any]  #: torch, device, engine, attention kernel, threads, precision
+    numerics: Annotated[
+        Mapping[str, Any], AfterValidator(_numerics)
+    ]  #: torch, device, engine, attention kernel, threads, precision
     ended: Seconds = 0.0  #: since 1970; read from the file where an older version did not write it
 
 

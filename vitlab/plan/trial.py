@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
 
 def _complete(spec: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -24,6 +24,10 @@ def _complete(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     return spec
 
 
+FolderName = Annotated[str, Field(pattern=r"^[\w-]*$")]
+"""A hash that is also the name of a folder, so that a damaged one leads nowhere else."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """One training, fully said: nothing a default could change later is left out.
@@ -37,13 +41,12 @@ class Trial:
     seeds: Mapping[str, int]  #: stream to seed
     origins: tuple[str, ...]  #: ``slot:name source version`` of every component, sorted
     data: str | None  #: identity of the data set; None while it is not here, and then the key is pending
-    needs: Mapping[str, str] = field(
-        default_factory=dict
-    )  #: role to key of the trial whose weights this one starts from
+    needs: Mapping[str, Annotated[str, Field(pattern=r"^[\w-]*/?[\w-]*$")]] = field(default_factory=dict)
+    """Role to key and code of the trial whose weights this one starts from."""
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Role to the SHA-256 of each file of the checkpoint this trial was planned with, by name; compared when opened."""
-    key: str = ""
-    code: str = ""
+    key: FolderName = ""
+    code: FolderName = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

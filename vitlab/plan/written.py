@@ -18,7 +18,7 @@ def read_plan(file: Path) -> Plan | None:
         UserError: if it holds none, or one of another version.
     """
     try:
-        return load_json(file, Plan.from_json)
+        return load_json(file, lambda data: _plan_of(file, data))
     except Damaged as error:
         raise UserError(
             f"{file} is no plan that can be read ({error}); 'vitlab run' sets it aside, plans the study anew, and "
@@ -30,7 +30,15 @@ def plan_data(file: Path) -> Mapping[str, Any] | None:
     """Return the JSON of the plan in a file, or None if the file does not exist or is damaged."""
 
     def checked(data: Any) -> Mapping[str, Any]:
-        Plan.from_json(data)
+        _plan_of(file, data)
         return mapping(data)
 
     return read_json(file, checked)
+
+
+def _plan_of(file: Path, data: Any) -> Plan:
+    """Parse a plan, and refuse that of another study than the one whose folder it is in."""
+    plan = Plan.from_json(data)
+    if file.parent.parent.name == "studies" and plan.study != file.parent.name:
+        raise ValueError(f"it is the plan of study {plan.study[:100]!r}")
+    return plan
