@@ -98,13 +98,17 @@ def mutate(rng: Random, out: Path) -> list[str]:
             continue
         kind = rng.randrange(10)
         if kind < 5 and name.suffix == ".json":
-            tree = mutate_tree(rng, json.loads(file.read_bytes()), changes=rng.choice((1, 1, 2)))
+            try:
+                whole = json.loads(file.read_bytes())
+            except ValueError:  # it was damaged before
+                continue
+            tree = mutate_tree(rng, whole, changes=rng.choice((1, 1, 2)))
             file.write_bytes(json.dumps(tree).encode("utf-8", "surrogatepass"))
             done.append(f"{name}: tree")
         elif kind < 5 and name.suffix == ".jsonl":
-            lines = file.read_text().splitlines()
-            at = rng.randrange(len(lines)) if lines else 0
-            lines[at : at + 1] = [json.dumps(mutate_tree(rng, json.loads(lines[at])))] if lines else []
+            lines = (out.parent / "whole" / name).read_text().splitlines()
+            at = rng.randrange(len(lines))
+            lines[at] = json.dumps(mutate_tree(rng, json.loads(lines[at])))
             file.write_text("\n".join(lines) + "\n")
             done.append(f"{name}: line {at}")
         elif kind == 5:

@@ -140,8 +140,8 @@ class Attempt:
 
     def failed(self, error: Exception) -> None:
         """Write down why it failed."""
-        self.over = True
         record(error, self.trial, self.folder)
+        self.over = True  # not before: where nothing can be written, whoever runs the trial must hear of it
 
     def finish(self, training: Training, trained: Trained, members: int = 1) -> Result:
         """Write what is left behind; the result last, for where it is, everything is.
