@@ -32,6 +32,7 @@ from timm.models.vision_transformer_hybrid import HybridEmbed, _resnetv2  # noqa
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
 HEADS = Known(heads=2)
+SQUARE = Known(heads=2, grid=(4, 4))
 
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -106,9 +107,9 @@ TIMM: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Known]] = {
     "oblong patches": (lambda: vit(patch_size=(8, 2), img_size=(16, 4)), (16, 4), HEADS),
     "three heads": (lambda: vit(embed_dim=24, num_heads=3), (16, 16), Known(heads=3)),
     "registers": (lambda: vit(reg_tokens=2), (16, 16), HEADS),
-    "registers without rows": (lambda: vit(reg_tokens=3, no_embed_class=True), (16, 16), HEADS),
+    "registers without rows": (lambda: vit(reg_tokens=3, no_embed_class=True), (16, 16), SQUARE),
     "distilled": (deit, (16, 16), HEADS),
-    "layer scale": (lambda: vit(init_values=0.1, no_embed_class=True), (16, 16), HEADS),
+    "layer scale": (lambda: vit(init_values=0.1, no_embed_class=True), (16, 16), SQUARE),
     "mean": (lambda: vit(global_pool="avg", class_token=False), (16, 16), HEADS),
     "mean of a model with a class token": (lambda: vit(global_pool="avg"), (16, 16), HEADS),
     "map": (lambda: vit(global_pool="map", class_token=False), (16, 16), HEADS),
@@ -388,7 +389,7 @@ def test_another_resolution_as_the_library_does_it(how: str, tmp_path: Path) -> 
 
 def test_a_model_whose_class_token_has_no_row_computes_the_same_where_it_must_have_one(tmp_path: Path) -> None:
     theirs, other = vit(no_embed_class=True), torchvision_vit(mlp_dim=64)
-    convert(saved(theirs, tmp_path / "a.pth"), tmp_path / "b.pth", "torchvision", said=HEADS)
+    convert(saved(theirs, tmp_path / "a.pth"), tmp_path / "b.pth", "torchvision", said=SQUARE)
     other.load_state_dict(torch.load(tmp_path / "b.pth"), strict=True)
     torch.testing.assert_close(logits(other, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
 
@@ -507,7 +508,7 @@ def test_what_no_tensor_shows_is_asked_for(tmp_path: Path) -> None:
     assert "--heads" in refusal(file, said=Known())
     assert "a width of 16 cannot be divided among 3 heads" in refusal(file, said=Known(heads=3))
     oblong = saved(vit(img_size=(8, 24)), tmp_path / "b.pth")
-    assert "13 rows of pos_embed, with 1 tokens before the patches, are no square grid" in refusal(oblong)
+    assert "13 rows of pos_embed, with 1 token before the patches, are no square grid" in refusal(oblong)
     both = saved(vit(img_size=12, reg_tokens=4, no_embed_class=True), tmp_path / "c.pth")
     assert "may be a grid of 2x2 or 3x3" in refusal(both)
     assert open_model(both, said=Known(heads=2, grid=(3, 3))).info.image == (12, 12)
@@ -518,7 +519,7 @@ def test_what_no_tensor_shows_is_asked_for(tmp_path: Path) -> None:
 def test_the_hubs_files_beside_the_weights(tmp_path: Path) -> None:
     file = saved(vit(), tmp_path / "pytorch_model.bin")
     config = {
-        "architecture": "vit_tiny",
+        "architecture": "vit_tiny_patch16_224",
         "num_features": 16,
         "model_args": {"num_heads": 2},
         "pretrained_cfg": {"input_size": [3, 16, 16], "mean": [0.1, 0.2, 0.3], "std": [1, 2, 3]},
@@ -529,7 +530,7 @@ def test_the_hubs_files_beside_the_weights(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="the file says heads 2, and 4 was asked for"):
         open_model(file, said=Known(heads=4))
     for wrong, sentence in (
-        ({**config, "num_features": 8}, "num_features 8, and the tensors beside it are 16 wide"),
+        ({**config, "num_features": 8}, "num_features 8, and the tensors beside it have 16"),
         ({**config, "global_pool": "avgmax"}, "global_pool is avgmax; known here: token, avg, map"),
         ({**config, "model_args": {"num_heads": "two"}}, "is not what transformers or timm write"),
     ):

@@ -160,7 +160,12 @@ def _rows(found: Inspected) -> dict[str, Any]:
     }
     if checkpoint.opened:
         rows["opened"] = checkpoint.opened
-    lists = {"assumed": list(model.assumed), "left out": list(checkpoint.dropped), **found.faults}
+    lists = {
+        "not read": list(checkpoint.notes),
+        "assumed": list(model.assumed),
+        "left out": list(checkpoint.dropped),
+        **found.faults,
+    }
     return rows | {name: value for name, value in lists.items() if value}
 
 

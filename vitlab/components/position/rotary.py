@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -48,17 +48,35 @@ class _Rotary(Position):
 class RoPE2D(_Rotary):
     """Axial rotary encoding: half of the channel pairs turn with the column, the other half with the row.
 
-    Pair i of a half turns by theta^(-4i/K) per patch.  Prefix tokens are not turned.
+    Pair i of a half turns by theta^(-4i/K) per unit of its coordinate.  Prefix tokens are not turned.
 
-    Reference: arXiv:2403.13298 (axial); arXiv:2104.09864.
+    Reference: arXiv:2403.13298 (axial); arXiv:2104.09864; arXiv:2508.10104 (DINOv3, centred).
     """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, g: Geometry, *, theta: Annotated[float, Field(gt=0)] = 100.0) -> None:
+    def __init__(
+        self,
+        g: Geometry,
+        *,
+        theta: Annotated[float, Field(gt=0)] = 100.0,
+        coordinates: Literal["patches", "centred"] = "patches",
+    ) -> None:
+        """
+        Args:
+            g: the sizes of the model.
+            theta: the base of the frequencies.
+            coordinates: ``patches`` counts rows and columns from 0.  ``centred`` runs from -1 to 1 over each side of
+                the image, whatever the grid, at the centres of the patches, and turns by 2 pi per unit, as in DINOv3.
+        """
         super().__init__(g)
-        row_N, column_N = places(g)
+        row_N, column_N = (place.to(torch.float64) for place in places(g))
+        if coordinates == "centred":
+            row_N, column_N = (
+                2 * math.pi * (2 * (place + 0.5) / side - 1)
+                for place, side in zip((row_N, column_N), g.grid, strict=True)
+            )
         frequency_Q = theta ** (-4 * torch.arange(g.head_dim // 4, dtype=torch.float64) / g.head_dim)
         cos, sin = self.pair(torch.cat([column_N[:, None] * frequency_Q, row_N[:, None] * frequency_Q], 1))
         self.register_buffer("cos", cos.to(torch.get_default_dtype()), persistent=False)

@@ -1,10 +1,11 @@
-"""Canonical weights for another grid, another kind of position rows, or without their head.
+"""Canonical weights for another grid, another kind of position rows or of rotation, or without their head.
 
-D width, P tokens before the patches, N patches.
+D width, P tokens before the patches, N patches, H heads, K channels of a head.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -15,6 +16,7 @@ from vitlab.components.position import Resampling
 from vitlab.components.position.resampling import resample_grid
 from vitlab.errors import WeightsError
 from vitlab.geometry import Pair
+from vitlab.models.weights.known import Encoding
 from vitlab.models.weights.names import State
 
 HEAD = ("head.", "head_dist.")
@@ -30,6 +32,41 @@ def regridded(state: State, old: Pair, new: Pair, how: Resampling) -> dict[str, 
         prefix = len(rows_TD) - old[0] * old[1]
         grid_ND = resample_grid(rows_TD[prefix:].reshape(*old, -1), new, how).flatten(0, 1)
         out["pos_embed"] = torch.cat([rows_TD[:prefix], grid_ND])[None]
+    return out
+
+
+def rotated_as_here(state: State, encoding: Encoding, heads: int) -> dict[str, Tensor]:
+    """Return the state with channels of queries and keys in the order in which vitlab's ``rope2d`` turns them.
+
+    A product of queries and keys does not depend on the order of their channels, so only the encoding has to follow:
+    pair i becomes channels 2i and 2i + 1, and the pairs that turn with the column come first.
+
+    Args:
+        state: canonical tensors.
+        encoding: the rotation, and the order in the file.
+        heads: number of heads.
+    """
+    out = dict(state)
+    if "rope.freqs" in out and encoding.type == "rope2d_mixed":
+        freqs = out.pop("rope.freqs")
+        out["position.freqs"] = freqs.flip(0) if encoding.axes == "ij" else freqs
+        return out
+    weight = state.get("blocks.0.attn.qkv.weight")
+    if encoding.type != "rope2d" or weight is None or weight.shape[0] % (12 * heads):
+        return out
+    if encoding.axes == "xy" and encoding.pairs == "interleaved":
+        return out
+    pairs = weight.shape[0] // (6 * heads)
+    order_Q = torch.arange(pairs) if encoding.axes == "xy" else torch.arange(pairs).roll(pairs // 2)
+    channel = {"interleaved": (2 * order_Q, 2 * order_Q + 1), "halves": (order_Q, order_Q + pairs)}[encoding.pairs]
+    order_K = torch.stack(channel, 1).flatten()
+    for name, value in state.items():
+        if _NORMED.fullmatch(name):
+            out[name] = value[order_K]
+        elif _QKV.fullmatch(name):
+            parts_3HK = value.reshape(3, heads, 2 * pairs, *value.shape[1:])
+            turned_2HK = parts_3HK[:2].index_select(2, order_K)
+            out[name] = torch.cat([turned_2HK, parts_3HK[2:]]).flatten(0, 2)
     return out
 
 
@@ -75,3 +112,9 @@ def without_head(
         gone = (*gone, PRE_LOGITS)
     dropped = tuple(name for name in state if name.startswith(gone)) if gone else ()
     return {name: value for name, value in state.items() if name not in dropped}, dropped
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+_QKV = re.compile(r"blocks\.\d+\.attn\.qkv\.(weight|bias)")
+_NORMED = re.compile(r"blocks\.\d+\.attn\.[qk]_norm\.(weight|bias)")

@@ -130,7 +130,7 @@ def convert(
     for file, content in described.items():
         write_json(file, content)
     beside = list(described)
-    notes = [checkpoint.opened, *(f"assumed: {sentence}" for sentence in found.assumed)]
+    notes = [checkpoint.opened, *checkpoint.notes, *(f"assumed: {sentence}" for sentence in found.assumed)]
     dropped = (*checkpoint.dropped, *gone)
     notes.append(f"left out: {some(dropped)}" if dropped else "")
     if not beside:
@@ -155,6 +155,9 @@ def _check(checkpoint: Checkpoint, found: Architecture, state: State, headless: 
         if reason:
             raise WeightsError(f"these weights cannot be said in the format {to}: {reason}")
         return
+    position = found.known().position
+    if position is not None and position.type != "none":
+        raise WeightsError(f"position '{position.type}' is in no tensor, so it cannot be said in the format {to}")
     own = _skeleton(found)
     if headless:
         own = {name: value for name, value in own.items() if not name.startswith("head.")}
@@ -307,7 +310,8 @@ def _differences(found: Architecture, known: Known, to: str) -> list[str]:
     usual = FORMATS[to].convention
     notes = []
     if known.pool == "gap" and "class" in found.prefix:
-        notes.append("the head reads the mean of the patches: global_pool='avg', fc_norm=False")
+        pooled = found.options["final_norm_at"] == "pooled"
+        notes.append(f"the head reads the mean of the patches: global_pool='avg', fc_norm={pooled}")
     if known.eps is not None and usual.eps != known.eps:
         notes.append(
             f"the norms have eps {known.eps:g}, and in {FORMATS[to].title} {usual.eps:g} unless told otherwise"

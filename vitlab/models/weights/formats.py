@@ -9,15 +9,19 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from vitlab.errors import WeightsError
-from vitlab.models.weights.known import HALF, IMAGENET, Known
+from vitlab.models.weights.known import HALF, IMAGENET, Encoding, Known
 from vitlab.models.weights.names import Canonical, Dictionary, Entry, Format, State, apart, joined, pair
 
 _BLOCK = re.compile(r"blocks\.\d+\.norm1\.weight")
 _GAMMA = re.compile(r"(blocks\.\d+)\.gamma_([12])")
 _SCALE = re.compile(r"(blocks\.\d+)\.ls([12])\.gamma")
+_QUERY_BIAS = re.compile(r"(blocks\.\d+\.attn)\.q_bias")
+
+_NO_OTHER = Encoding(type="none")
 
 
 class Timm(Format):
@@ -25,13 +29,14 @@ class Timm(Format):
 
     name = "timm"
     title = "timm"
-    convention = Known(eps=1e-6, gelu="none", mean=HALF[0], std=HALF[1])
+    convention = Known(eps=1e-6, gelu="none", pre_logits="tanh", mean=HALF[0], std=HALF[1])
+    fixed = frozenset({"pre_logits"})
 
     def recognise(self, names: Collection[str]) -> bool:
         return _is_timm(names) and not any(_GAMMA.fullmatch(name) for name in names)
 
     def to_canonical(self, state: State) -> Canonical:
-        return Canonical(dict(state))
+        return Canonical(_with_one_bias(state))
 
     def _written(self, state: State, heads: int) -> dict[str, Tensor]:
         return dict(state)
@@ -40,18 +45,21 @@ class Timm(Format):
 class DeiT(Format):
     """The checkpoints of DeiT and DeiT III: timm's names, but that the third calls layer scales ``gamma_1``, ``_2``.
 
+    So do EVA, DINOv3 and timm's other rotary models, which only a config beside the file tells apart.
+
     Reference: arXiv:2012.12877, arXiv:2204.07118.
     """
 
     name = "deit"
     title = "DeiT"
-    convention = Known(eps=1e-6, gelu="none", mean=IMAGENET[0], std=IMAGENET[1])
+    convention = Known(eps=1e-6, gelu="none", pre_logits="tanh", mean=IMAGENET[0], std=IMAGENET[1])
+    fixed = frozenset({"pre_logits", "prefix_rows"})
 
     def recognise(self, names: Collection[str]) -> bool:
         return _is_timm(names)
 
     def to_canonical(self, state: State) -> Canonical:
-        return Canonical({_GAMMA.sub(r"\1.ls\2.gamma", name): value for name, value in state.items()})
+        return Canonical(_with_one_bias({_GAMMA.sub(r"\1.ls\2.gamma", name): x for name, x in state.items()}))
 
     def _written(self, state: State, heads: int) -> dict[str, Tensor]:
         return {_SCALE.sub(r"\1.gamma_\2", name): value for name, value in state.items()}
@@ -89,7 +97,19 @@ class Torchvision(Format):
 
     name = "torchvision"
     title = "torchvision"
-    convention = Known(eps=1e-6, gelu="none", prefix_rows="own", pool="cls", mean=IMAGENET[0], std=IMAGENET[1])
+    convention = Known(
+        eps=1e-6,
+        gelu="none",
+        prefix_rows="own",
+        pool="cls",
+        norm="layernorm",
+        blocks="pre_norm",
+        position=_NO_OTHER,
+        pre_logits="tanh",
+        mean=IMAGENET[0],
+        std=IMAGENET[1],
+    )
+    fixed = frozenset({"gelu", "prefix_rows", "pool", "norm", "blocks", "position", "pre_logits"})
     needs_rows = True
     square = True
     needs = (*NEEDED, "blocks.0.attn.qkv.bias")
@@ -157,7 +177,19 @@ class HuggingFace(Format):
 
     name = "hf"
     title = "Hugging Face"
-    convention = Known(eps=1e-12, gelu="none", prefix_rows="own", pool="cls", mean=HALF[0], std=HALF[1])
+    convention = Known(
+        eps=1e-12,
+        gelu="none",
+        prefix_rows="own",
+        pool="cls",
+        norm="layernorm",
+        blocks="pre_norm",
+        position=_NO_OTHER,
+        pre_logits="tanh",
+        mean=HALF[0],
+        std=HALF[1],
+    )
+    fixed = frozenset({"prefix_rows", "pool", "norm", "blocks", "position"})
     needs_rows = True
     needs = NEEDED
     spelling: Literal["disk", "memory"] = "disk"
@@ -224,3 +256,13 @@ class HuggingFaceMemory(HuggingFace):
 
 def _is_timm(names: Collection[str]) -> bool:
     return "patch_embed.proj.weight" in names or any(_BLOCK.fullmatch(name) for name in names)
+
+
+def _with_one_bias(state: State) -> dict[str, Tensor]:
+    """Join the biases of queries and values, which EVA keeps apart; its keys have none, that is, one of zero."""
+    out = dict(state)
+    for name in state:
+        if (found := _QUERY_BIAS.fullmatch(name)) and f"{found[1]}.v_bias" in state:
+            query, value = out.pop(name), out.pop(f"{found[1]}.v_bias")
+            out[f"{found[1]}.qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
+    return out

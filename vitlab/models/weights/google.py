@@ -11,7 +11,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from vitlab.models.weights.known import HALF, Known
+from vitlab.models.weights.known import HALF, Encoding, Known
 from vitlab.models.weights.names import SAME, Canonical, Dictionary, Entry, Format, Layout, State, apart, joined
 
 _LINEAR = Layout(lambda x: _2d(x).T.contiguous(), lambda x, heads: x.T.contiguous())
@@ -103,6 +103,8 @@ _ENTRIES = [
 _STEM_ALONE = {"patch_embed.backbone.stem.": "patch_embed.backbone."}
 _SCANNED = "Transformer/encoderblock/"
 _ROOTS = ("opt/target/", "params/img/", "params/", "")
+_BIG_VISION = re.compile(r"Transformer/encoderblock(_\d+)?/MlpBlock_0/Dense_0/kernel")
+"""Of big_vision's names alone; positions of such a file that no tensor shows are its other kind, sincos2d."""
 _HAS_HEADS = re.compile(r"(?:.*/)?Transformer/encoderblock(?:_\d+)?/MultiHeadDotProductAttention_\d/query/kernel")
 
 
@@ -114,7 +116,17 @@ class Google(Format):
 
     name = "google"
     title = "Google"
-    convention = Known(eps=1e-6, gelu="tanh", pool="cls", mean=HALF[0], std=HALF[1])
+    convention = Known(
+        eps=1e-6,
+        gelu="tanh",
+        pool="cls",
+        norm="layernorm",
+        blocks="pre_norm",
+        pre_logits="tanh",
+        mean=HALF[0],
+        std=HALF[1],
+    )
+    fixed = frozenset({"heads", "prefix_rows", "pool", "norm", "blocks", "pre_logits"})
     needs_rows = True
     needs = ("pos_embed", "patch_embed.proj.bias", "blocks.0.norm1.bias", "blocks.0.attn.qkv.bias", "norm.bias")
     _names = Dictionary(_ENTRIES)
@@ -147,9 +159,14 @@ class Google(Format):
 
     def shown(self, state: State) -> Known:
         kernel = next((value for name, value in state.items() if _HAS_HEADS.fullmatch(name)), None)
+        root = _root(state)
+        learned = {f"{root}{name}" for name in ("pos_embedding", "Transformer/posembed_input/pos_embedding")}
+        big_vision = any(_BIG_VISION.fullmatch(name.removeprefix(root)) for name in state)
+        computed = Encoding(type="sincos2d", options={"convention": "big_vision"}) if big_vision else None
         return Known(
             heads=int(kernel.shape[-2]) if kernel is not None and kernel.ndim >= 3 else None,
-            prefix_rows="none" if f"{_root(state)}pos_embedding" in state else "own",
+            prefix_rows="none" if f"{root}pos_embedding" in state else "own",
+            position=Encoding(type="none") if learned & state.keys() else computed,
         )
 
 

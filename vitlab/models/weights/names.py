@@ -31,6 +31,7 @@ class Format:
     name: ClassVar[str]
     title: ClassVar[str]  #: whose it is, in a few words
     convention: ClassVar[Known]  #: what is so in this library unless a file says otherwise
+    fixed: ClassVar[frozenset[str]] = frozenset()  #: facts of the convention, or shown, that are so in every file
     needs: ClassVar[tuple[str, ...]] = ()  #: canonical names it cannot be without
     needs_rows: ClassVar[bool] = False  #: whether the tokens before the patches must have rows of positions
     square: ClassVar[bool] = False  #: whether images and patches must be square
@@ -58,7 +59,7 @@ class Format:
         raise NotImplementedError
 
     def shown(self, state: State) -> Known:
-        """What the names and shapes of a file in this format show that canonical ones do not."""
+        """Return what the names and shapes of a file in this format show, or suggest, that canonical ones do not."""
         return Known()
 
 

@@ -14,13 +14,14 @@ from vitlab.errors import OptionError, WeightsError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
-from vitlab.models.weights.adapt import without_head
-from vitlab.models.weights.architecture import Architecture, architecture, width_of
+from vitlab.models.weights.adapt import rotated_as_here, without_head
+from vitlab.models.weights.architecture import Architecture, architecture
+from vitlab.models.weights.config import images, stated
 from vitlab.models.weights.convnets import is_convnet, normalization, open_convnet
 from vitlab.models.weights.files import Contents, read_file
 from vitlab.models.weights.formats import DeiT, HuggingFace, HuggingFaceMemory, Timm, Torchvision
 from vitlab.models.weights.google import Google
-from vitlab.models.weights.known import IMAGENET, Known, beside, some
+from vitlab.models.weights.known import IMAGENET, Known, some
 from vitlab.models.weights.names import Format
 from vitlab.models.weights.trials import Native, Trained, of_a_trial, trained
 
@@ -43,7 +44,8 @@ class Checkpoint:
     unknown: tuple[str, ...]  #: keys that the format does not have
     dropped: tuple[str, ...]  #: keys that were left out, each for a reason
     known: Known
-    assumed: tuple[str, ...] = ()  #: what only the custom of the format says, in a sentence each
+    usual: Known = Known()  # noqa: RUF009  #: what to assume where that is silent, by the custom of the format
+    notes: tuple[str, ...] = ()  #: what beside the file was not read, in a sentence each
     trained: Trained | None = None  #: the model itself, where a trial of vitlab's has left the file
 
     @property
@@ -65,9 +67,7 @@ class Checkpoint:
         known = self.known.agreeing(said, "the file")
         if self.trained is not None:
             return self.trained.architecture()
-        found = architecture(self.state, known, classes)
-        custom = () if said.mean is not None else self.assumed
-        return replace(found, assumed=(*found.assumed, *custom))
+        return architecture(self.state, known, classes, usual=self.usual, title=self.form.title, unknown=self.unknown)
 
 
 class Opened(NamedTuple):
@@ -103,23 +103,20 @@ def understood(contents: Contents, form: str | None = None) -> Checkpoint:
             return Checkpoint(contents, Native(), state, (), (), mine.known(), trained=mine)
         found = _format_of(contents, form)
         canonical = found.to_canonical(contents.tensors)
-        where = str(file.with_name("config.json"))
-        stated = _of_header(contents.header).or_else(
-            beside(contents.config, contents.preprocessor, width_of(canonical.state), where)
-        )
-        custom = _of_wrapper(contents, found).or_else(found.shown(contents.tensors)).or_else(found.convention)
-        known = stated.or_else(custom)
+        beside = stated(contents.config, contents.preprocessor, canonical.state, str(file.with_name("config.json")))
+        known = _of_header(contents.header).or_else(beside.known)
+        usual = _of_wrapper(contents, found).or_else(found.shown(contents.tensors)).or_else(found.convention)
+        if usual.pool == "cls" and "cls_token" not in canonical.state:
+            usual = usual.model_copy(update={"pool": None})
+        fixed = Known(**{name: getattr(usual, name) for name in found.fixed})
+        known = known.or_else(fixed)
+        state = canonical.state
+        if known.position is not None and known.heads is not None:
+            state = rotated_as_here(state, known.position, known.heads)
     except WeightsError as error:
         raise WeightsError(f"{file}: {error}") from None
-    return Checkpoint(
-        contents,
-        found,
-        canonical.state,
-        canonical.unknown,
-        (*contents.left, *canonical.dropped),
-        known,
-        _custom(found, stated, known),
-    )
+    dropped = (*contents.left, *canonical.dropped)
+    return Checkpoint(contents, found, state, canonical.unknown, dropped, known, usual, beside.notes)
 
 
 def open_model(
@@ -168,15 +165,15 @@ def open_model(
     except (WeightsError, OptionError) as error:
         raise WeightsError(f"{file}: {error}") from None
     dropped = (*checkpoint.dropped, *gone)
-    notes = [checkpoint.opened, *(f"assumed: {sentence}" for sentence in found.assumed)]
+    notes = [checkpoint.opened, *checkpoint.notes, *(f"assumed: {sentence}" for sentence in found.assumed)]
     notes.append(f"left out: {some(dropped)}" if dropped else "")
     return Opened(model.eval(), found.info, found.mean, found.std, tuple(filter(None, notes)))
 
 
 def _convnet(contents: Contents, said: Known) -> Opened:
     try:
-        stated = beside(contents.config, contents.preprocessor, None, str(contents.file.with_name("config.json")))
-        known = stated.agreeing(said, "the file")
+        beside = images(contents.config, contents.preprocessor, str(contents.file.with_name("config.json")))
+        known = beside.agreeing(said, "the file")
         model, info, sized = open_convnet(contents.tensors, known)
         mean, std, custom = normalization(known, info.channels)
     except (WeightsError, OptionError) as error:
@@ -229,18 +226,6 @@ def _format_of(contents: Contents, name: str | None) -> Format:
         other = f"; it looks like {found.name}" if found else ""
         raise WeightsError(f"this is not of the format {name}{other}; its first keys are {some(names)}")
     return FORMATS[name]
-
-
-def _custom(form: Format, stated: Known, known: Known) -> tuple[str, ...]:
-    """What is known by nothing but the custom of a format, where models of that format differ in it."""
-    sentences = []
-    if stated.mean is None and known.mean is not None and known.std is not None:
-        whose = "DeiT" if known.mean == IMAGENET[0] != form.convention.mean else form.title
-        mean, std = (" ".join(f"{value:g}" for value in values) for values in (known.mean, known.std))
-        sentences.append(f"pixels normalised by mean {mean} and std {std}, as is the custom of {whose}")
-    if stated.eps is None and form.name.startswith("hf"):
-        sentences.append(f"norms of eps {known.eps:g}, the default of {form.title}")
-    return tuple(sentences)
 
 
 def _of_header(header: Mapping[str, str]) -> Known:

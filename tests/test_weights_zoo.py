@@ -1,0 +1,218 @@
+"""Models of other libraries that vitlab opens: equal, refused, or said; and the tables that decide it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("timm")
+pytest.importorskip("transformers")
+import timm
+import timm_table
+import transformers
+import weights_zoo
+from timm.models import PretrainedCfg
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
+
+from vitlab.errors import WeightsError
+from vitlab.models.weights import Known, convert, open_model
+from vitlab.models.weights import config as tables
+from vitlab.models.weights import inspect as look
+from vitlab.models.weights.config import stated
+from vitlab.models.weights.timm_models import architectures, entry_point
+
+CASES = weights_zoo.cases()
+HEAVY = ("regnet", "convnext", "swin_t", "resnet50", "vit_base_mci", "_r50_", "_r26_")
+TOLD = (
+    "vit_base_patch16_rpn_224",
+    "vit_small_patch16_dinov3",
+    "vit_small_plus_patch16_dinov3",
+    "vit_base_patch16_rope_reg1_gap_256",
+    "vit_small_patch16_rope_224",
+    "vit_small_patch16_rope_ape_224",
+    "vit_giant_patch16_lingbot",
+    "vit_so400m_patch16_siglip_gap_256",
+    "vit_giantopt_patch16_siglip_256",
+    "vit_base_patch32_siglip_256",
+    "eva_giant_patch14_224",
+    "test_vit3",
+    "global_pool=token, fc_norm=True",
+    "norm_layer=simplenorm",
+    "ViTMSNForImageClassification: num_attention_heads=4",
+    "3x5 patches",
+    "big_vision, sincos2d positions, 4x4 stated",
+    "VisionTransformer, conv_stem_configs",
+)
+
+
+def sample() -> list[weights_zoo.Case]:
+    light = [case for case in CASES if not any(word in case.name for word in HEAVY)]
+    return [case for index, case in enumerate(light) if index % 5 == 0 or case.name in TOLD]
+
+
+@pytest.mark.parametrize("case", sample(), ids=lambda case: f"{case.section}: {case.name}")
+def test_a_model_of_another_library_is_equal_refused_or_said_as_the_page_has_it(case: weights_zoo.Case) -> None:
+    assert weights_zoo.row(case) in weights_zoo.PAGE.read_text().splitlines()
+
+
+def test_the_page_has_every_case_once_and_none_but_said_are_unequal() -> None:
+    lines = [line for line in weights_zoo.PAGE.read_text().splitlines() if line.startswith("| ")]
+    rows = [line for line in lines if not line.startswith(("| ---", "| configuration"))]
+    assert len(rows) == len(CASES)
+    for line, case in zip(rows, CASES, strict=True):
+        assert line.startswith(f"| {weights_zoo._cell(case.name)} | ")
+        assert line.split(" | ")[1] in ("equal", "refused", "said")
+
+
+# -- the tables -------------------------------------------------------------------------------------------------------
+
+
+def test_table_of_timm_is_what_its_entry_points_pass() -> None:
+    names = timm_table.names()
+    assert names == sorted(architectures())
+    for name in names:
+        assert {"class": "VisionTransformer", **timm_table.arguments(name)} == entry_point(name), name
+
+
+def test_every_other_architecture_of_timm_is_refused_by_name() -> None:
+    others = set(timm.list_models()) - set(architectures())
+    assert len(others) > 500
+    for name in sorted(others):
+        with pytest.raises(WeightsError, match=f"config.json names the architecture '{name}'"):
+            stated({"architecture": name, "pretrained_cfg": {}}, {}, {}, "config.json")
+
+
+def test_every_argument_of_timms_classes_is_in_one_table() -> None:
+    parts = [tables._MAPPED, tables._SHOWN, tables._WITHOUT_EFFECT, tables._ONE_VALUE.keys()]
+    for kind in (VisionTransformer, Eva):
+        for argument in inspect.signature(kind).parameters:
+            assert sum(argument in part for part in parts) == 1, argument
+    fields = {field.name for field in dataclasses.fields(PretrainedCfg)}
+    assert fields <= tables._PRETRAINED
+
+
+@pytest.mark.parametrize("kind", [transformers.ViTConfig, transformers.DeiTConfig, transformers.ViTMSNConfig])
+def test_every_key_of_transformers_is_in_a_table(kind: Any) -> None:
+    assert set(kind().to_dict()) <= tables._OF_THE_MODEL | tables._OF_EVERY_CONFIG
+    assert tables._MODEL_TYPES[kind.model_type] == kind().layer_norm_eps
+
+
+def vit(folder: Path, **config: Any) -> Path:
+    """Write a model of timm's and its config; return the file."""
+    case = weights_zoo.small(folder, "vit_tiny_patch16_224")
+    written = json.loads((folder / "config.json").read_text())
+    for key, value in config.items():
+        written[key] = {**written[key], **value} if isinstance(value, dict) else value
+    (folder / "config.json").write_text(json.dumps(written))
+    return case.file
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"model_args": {"embed_heads": 3}}, "model_args.embed_heads is 3, an argument not known here"),
+        ({"model_args": {"depth": 3}}, "says depth 3, and the tensors beside it have 2"),
+        ({"model_args": {"patch_size": 8}}, "says patch_size 8x8, and the tensors beside it have 4x4"),
+        ({"model_args": {"global_pool": "avg"}}, "says global_pool token, and avg under model_args"),
+        ({"architecture": "vit_tinny_patch16_224"}, "Did you mean 'vit_tiny_patch16_224'"),
+        ({"model_args": {"num_kv_heads": 1}}, "num_kv_heads of vit_tiny_patch16_224 is 1, which vitlab does not have"),
+    ],
+)
+def test_a_config_of_another_function_is_refused_by_key_and_value(
+    config: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(WeightsError) as refused:
+        open_model(vit(tmp_path, **config))
+    assert sentence in str(refused.value)
+
+
+def test_keys_of_a_config_that_are_not_known_are_listed(tmp_path: Path) -> None:
+    file = vit(tmp_path, flavour="salt", pretrained_cfg={"crop_shape": 3})
+    (note,) = open_model(file).notes
+    assert note.endswith("config.json: not known here, and not read: flavour, pretrained_cfg.crop_shape")
+    assert look(file).checkpoint.notes == (note,)
+    (tmp_path / "config.json").write_text('{"hello": 1}')
+    notes = open_model(file, said=Known(heads=2)).notes
+    assert "names neither a timm architecture nor a model_type, and was not read: its keys are hello" in notes[0]
+    assert any("GELU computed exactly" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("preprocessor", "mean", "std"),
+    [
+        ({"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.5, 0.5]}, (0.1, 0.2, 0.3), (0.5, 0.5, 0.5)),
+        ({"do_normalize": False, "image_mean": [0.1, 0.2, 0.3]}, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+        ({"do_rescale": False, "do_normalize": False}, (0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255)),
+        ({"rescale_factor": 1 / 127.5, "image_mean": [1, 1, 1], "image_std": [1, 1, 1]}, (0.5,) * 3, (0.5,) * 3),
+    ],
+)
+def test_steps_of_a_preprocessor_amount_to_a_mean_and_a_deviation(
+    preprocessor: dict[str, Any], mean: tuple[float, ...], std: tuple[float, ...], tmp_path: Path
+) -> None:
+    """What transformers' processor makes of a pixel, (v * rescale_factor - mean) / std, in terms of v / 255."""
+    case = weights_zoo.hugging_face("ViTForImageClassification", tmp_path, preprocessor=preprocessor)
+    opened = open_model(case.file)
+    assert opened.mean == pytest.approx(mean) and opened.std == pytest.approx(std)
+    value = 200.0
+    scaled = value * (preprocessor.get("rescale_factor", 1 / 255) if preprocessor.get("do_rescale", True) else 1)
+    normal = preprocessor.get("do_normalize", True)
+    wanted = (scaled - preprocessor["image_mean"][0]) / preprocessor["image_std"][0] if normal else scaled
+    assert (value / 255 - opened.mean[0]) / opened.std[0] == pytest.approx(wanted)
+
+
+def test_one_channel_gets_one_note_on_normalisation(tmp_path: Path) -> None:
+    case = weights_zoo.bare(tmp_path, in_chans=1)
+    notes = [note for note in open_model(case.file, said=case.said).notes if "normalised" in note]
+    assert notes == ["assumed: pixels of 1 channels normalised by 0.5 and 0.5"]
+
+
+def test_a_file_with_rotary_positions_is_written_in_no_format(tmp_path: Path) -> None:
+    case = weights_zoo.configured("vit_small_patch16_dinov3", tmp_path)
+    assert look(case.file).architecture.options["position"] == {
+        "type": "rope2d",
+        "theta": 100.0,
+        "coordinates": "centred",
+    }
+    with pytest.raises(
+        WeightsError, match="position 'rope2d' is in no tensor, so it cannot be said in the format timm"
+    ):
+        convert(case.file, tmp_path / "b.pth", "timm")
+
+
+def test_a_pooled_norm_is_said_as_timm_has_it(tmp_path: Path) -> None:
+    for norm in (True, False):
+        folder = tmp_path / str(norm)
+        folder.mkdir()
+        case = weights_zoo.small(folder, "vit_tiny_patch16_224", global_pool="avg", fc_norm=norm)
+        notes = convert(case.file, folder / "b.pth", "timm").notes
+        assert f"the head reads the mean of the patches: global_pool='avg', fc_norm={norm}" in notes
+
+
+def test_centred_coordinates_do_not_depend_on_the_grid() -> None:
+    """Corners of the image are at -1 and 1 whatever the patches: two by two of a grid have their mean angle."""
+    from vitlab.geometry import DataInfo
+    from vitlab.slots import slot
+
+    angles = []
+    for patch in (4, 8):
+        data = DataInfo(image=(16, 32), channels=3, classes=2)
+        options = {"patch_size": patch, "dim": 16, "depth": 1, "heads": 1, "prefix": [], "head": "linear"}
+        position = {"type": "rope2d", "theta": 10.0, "coordinates": "centred"}
+        model = slot("model").build(
+            {"type": "vit", **options, "position": position, "head": {"type": "linear", "pool": "gap"}}, data
+        )
+        cos, sin = model.position.rotation(1)
+        # The slowest pair of each axis turns by 2 pi / theta^(3/4) per unit, so less than pi to either side.
+        angle = torch.atan2(sin, cos)[:, [3, 7]].unflatten(0, model.geometry.grid)
+        angles.append(angle)
+    fine, coarse = angles
+    pooled = fine.unflatten(0, (2, 2)).unflatten(2, (4, 2)).mean((1, 3))
+    torch.testing.assert_close(pooled, coarse, rtol=0, atol=1e-5)
+    assert float(coarse[0, 0, 1]) == pytest.approx(-0.5 * 2 * torch.pi / 10**0.75, abs=1e-5)
