@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("timm")
-pytest.importorskip("transformers")
-import timm
-import timm_table
-import transformers
-import weights_zoo
-from timm.models import PretrainedCfg
-from timm.models.eva import Eva
-from timm.models.vision_transformer import VisionTransformer
-
+from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.models.weights import Known, convert, open_model
 from vitlab.models.weights import config as tables
 from vitlab.models.weights import inspect as look
 from vitlab.models.weights.config import stated
 from vitlab.models.weights.timm_models import architectures, entry_point
+
+torchvision("torchvision.models")
+timm = pytest.importorskip("timm")
+transformers = pytest.importorskip("transformers")
+import timm_table  # noqa: E402
+import weights_zoo  # noqa: E402
+from timm.models import PretrainedCfg  # noqa: E402
+from timm.models.eva import Eva  # noqa: E402
+from timm.models.vision_transformer import VisionTransformer  # noqa: E402
 
 CASES = weights_zoo.cases()
 HEAVY = ("regnet", "convnext", "swin_t", "resnet50", "vit_base_mci", "_r50_", "_r26_")

@@ -444,6 +444,30 @@ def _hugging_face_cases() -> Iterator[Case]:
         yield Case(HUGGING_FACE, shown, functools.partial(hugging_face, kind, **options))
 
 
+HUGGING_FACE_BARE = "transformers, the tensors alone"
+HUGGING_FACE_TENSORS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    (_CLASSIFIER, {}, ()),
+    (_CLASSIFIER, {"hidden_act": "gelu_new"}, ("GELU computed exactly",)),
+    (_CLASSIFIER, {"layer_norm_eps": 1e-6}, ("norms of eps 1e-12",)),
+    (_CLASSIFIER, {"image_size": [12, 20]}, ()),
+    ("DeiTForImageClassificationWithTeacher", {}, ()),
+    ("ViTMSNForImageClassification", {}, ("norms of eps 1e-12",)),
+    ("Dinov2ForImageClassification", {}, ()),
+    ("BeitForImageClassification", {}, ()),
+]
+
+
+def hugging_face_bare(kind: str, folder: Path, **options: Any) -> Original:
+    stored = hugging_face(kind, folder, **options)
+    return Original(stored.model, stored.file.rename(folder / "a.safetensors"), stored.size, said=PLAIN)
+
+
+def _hugging_face_bare_cases() -> Iterator[Case]:
+    for kind, options, assumed in HUGGING_FACE_TENSORS:
+        shown = f"{kind}: {_named(options)}" if options else kind
+        yield Case(HUGGING_FACE_BARE, shown, functools.partial(hugging_face_bare, kind, **options), assumed)
+
+
 # -- torchvision ------------------------------------------------------------------------------------------------------
 
 TORCHVISION = "torchvision, the tensors alone"
@@ -572,7 +596,8 @@ def _google(folder: Path, *, layers: tuple[int, ...] | None = None, **options: A
 
 def cases() -> list[Case]:
     """Return every case, in the order of the page."""
-    return [*_timm_cases(), *_hugging_face_cases(), *_torchvision_cases(), *_google_cases()]
+    of_transformers = [*_hugging_face_cases(), *_hugging_face_bare_cases()]
+    return [*_timm_cases(), *of_transformers, *_torchvision_cases(), *_google_cases()]
 
 
 def row(case: Case) -> str:

@@ -6,6 +6,7 @@ What only some trials need is imported by name, so that it is no part of the cod
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -79,18 +80,21 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
     train = trial.spec["train"]
     mine = theirs = Sight(prepared.info, prepared.mean, prepared.std)
     teacher: Model | None = None
+    notes: tuple[str, ...] = ()
     if how.teacher is not None and how.teacher.checkpoint is not None:
         size = None if how.teacher.size is None else (how.teacher.size, how.teacher.size)
         said = {"heads": how.teacher.heads, "image": size}
         opened = _opened(how.teacher.checkpoint, said, "keep", trial.files.get("teacher"))
-        teacher, theirs = opened.model, Sight(opened.info, opened.mean, opened.std)
+        teacher, theirs, notes = opened.model, Sight(opened.info, opened.mean, opened.std), opened.notes
     elif how.teacher is not None and how.teacher.pretrained is not None:
         weights: Any = importlib.import_module(READER)
         opened = weights.open_pretrained(how.teacher.pretrained)
-        teacher, theirs = opened.model, Sight(opened.info, opened.mean, opened.std)
+        teacher, theirs, notes = opened.model, Sight(opened.info, opened.mean, opened.std), opened.notes
     elif how.teacher is not None:
         teacher, transform = _needed("teacher", trial, folder)
         theirs = transform.sight
+    for note in notes:
+        print(f"of the teacher's weights: {note}", file=sys.stderr)
     if teacher is not None:
         teacher.to(device, dtype_of(train))
     distillation: Any = importlib.import_module(DISTILLATION)

@@ -187,7 +187,7 @@ class _Look:
 
     def without(self, fault: str) -> str:
         """Return a sentence on what is missing, which names first what no model here has."""
-        foreign = [*self.unknown, *(name for name in self.state if not _CANONICAL.fullmatch(name))]
+        foreign = sorted({*self.unknown, *(name for name in self.state if not _CANONICAL.fullmatch(name))})
         if not foreign:
             return f"these weights are not whole: {fault}"
         found = f"{some(foreign)} {'is' if len(foreign) == 1 else 'are'} unknown"

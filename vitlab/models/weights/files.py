@@ -192,7 +192,8 @@ def _container_by_content(data: bytes) -> Container | None:
 def _safetensors(data: bytes) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     tensors = safetensors.torch.load(data)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return tensors, header.get("__metadata__") or {}
+    # Safetensors gives names in an order that changes from run to run, and sentences name the first of them.
+    return dict(sorted(tensors.items())), header.get("__metadata__") or {}
 
 
 def _torch(data: bytes) -> tuple[Mapping[Any, Any], Mapping[str, str]]:
