@@ -106,7 +106,7 @@ def mutate(rng: Random, out: Path) -> list[str]:
             file.write_bytes(json.dumps(tree).encode("utf-8", "surrogatepass"))
             done.append(f"{name}: tree")
         elif kind < 5 and name.suffix == ".jsonl":
-            lines = (out.parent / "whole" / name).read_text().splitlines()
+            lines = (out.parent / "whole" / name).read_text(encoding="utf-8").splitlines()
             at = rng.randrange(len(lines))
             lines[at] = json.dumps(mutate_tree(rng, json.loads(lines[at])))
             file.write_text("\n".join(lines) + "\n")
@@ -195,7 +195,10 @@ class Bench:
         from vitlab import lab
         from vitlab.store import TrialFolder
 
-        with mock.patch.object(lab, "execute", self.train), mock.patch("vitlab.report.figures.figures", lambda *_: {}):
+        with (
+            mock.patch.object(lab, "execute", self.train),
+            mock.patch("vitlab.report.figures.figures", lambda *_, **__: {}),
+        ):
             answer = lab.run(self.file, out=self.out, retry_failed=True)
         assert answer.failed == 0, answer
         found = {name: repr(TrialFolder(self.out / name).result()) for name in self.results}

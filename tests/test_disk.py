@@ -14,7 +14,7 @@ from test_cli import call
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitlab.report.figures.figures", lambda *_: {})
+    monkeypatch.setattr("vitlab.report.figures.figures", lambda *_, **__: {})
 
 
 @pytest.mark.parametrize(("writes", "number"), [(0, errno.ENOSPC), (1, errno.EROFS)])
