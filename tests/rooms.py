@@ -15,5 +15,6 @@ def keep(monkeypatch: pytest.MonkeyPatch, *rooms: Slot[Any]) -> None:
         for name in ("_members", "_origins"):
             monkeypatch.setattr(room, name, dict(getattr(room, name)))
     monkeypatch.setattr(registry, "_bare", {})
-    monkeypatch.setattr(files, "_files", dict(files._files))
+    for name in ("_files", "_texts"):
+        monkeypatch.setattr(files, name, dict(getattr(files, name)))
     monkeypatch.setattr(files, "_from_files", list(files._from_files))

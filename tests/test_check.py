@@ -27,12 +27,14 @@ from vitlab import checking, findings, lab
 from vitlab.cli import cli, main
 from vitlab.cli.check import command
 from vitlab.data.augment.geometric import Crop
-from vitlab.errors import TrialFailed, UserError
+from vitlab.errors import Refused, TrialFailed, UserError
 from vitlab.regression.baseline import read_baseline
 from vitlab.regression.gate import learning
 from vitlab.regression.traces import trace
-from vitlab.store import Store
+from vitlab.result import Result
+from vitlab.store import Store, read_json
 from vitlab.training.loop import Training
+from vitlab.trial import circumstances
 
 BUGS = runpy.run_path(str(Path(__file__).parent / "benchmarks" / "bugs.py"))["BUGS"]
 CONTENT: dict[str, Any] = {
@@ -132,6 +134,65 @@ def test_a_bug_is_caught_though_the_store_is_full(
     assert {(finding["arm"], finding["check"]) for finding in found} == {
         (arm, f"trace {precision}") for arm in arms for precision in precisions
     }
+
+
+@pytest.fixture
+def other_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """This process has another torch than the one that it had."""
+    monkeypatch.setattr(torch, "__version__", "9.9.0")
+    circumstances.versions.cache_clear()
+    yield "9.9.0"
+    circumstances.versions.cache_clear()
+
+
+def test_results_of_another_torch_are_not_taken(
+    accepted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_torch: str
+) -> None:
+    """A broken upgrade, and a store that is full of what the torch before it has computed."""
+    shutil.copytree(accepted, tmp_path / "here")
+    before = {file: file.read_bytes() for file in (tmp_path / "here" / "out").glob("trials/*/*/result.json")}
+    with monkeypatch.context() as broken:
+        BUGS["half_the_rate"](broken)
+        done = vitlab(tmp_path / "here", "--json", "--tier", "statistical")
+    said = json.loads(done.stdout)
+    assert {cell["reason"] for cell in said["cells"]} != {"identical"}, "results of another torch were taken"
+    was = str(read_baseline(accepted / "gate.baseline.yaml").values.versions["torch"])  # type: ignore[union-attr]
+    assert f"the baseline was trained under torch {was}, and this environment has torch 9.9.0" in said["notes"]
+    assert {file: file.read_bytes() for file in before} == before, "nothing that was computed is lost"
+    trained = {*(tmp_path / "here" / "out").glob("trials/*/*/result.json")} - before.keys()
+    assert len(trained) == len(before) == 6
+    assert {Result.from_json(read_json(file)).circumstances.installed["torch"] for file in trained} == {other_torch}
+    # and what the gate has trained itself it takes again
+    again = json.loads(vitlab(tmp_path / "here", "--json", "--tier", "statistical").stdout)
+    assert again["cells"] == said["cells"]
+    assert len([*(tmp_path / "here" / "out").glob("trials/*/*/result.json")]) == 12
+
+
+def test_the_same_under_another_torch_is_said(accepted: Path, tmp_path: Path, other_torch: str) -> None:
+    shutil.copytree(accepted, tmp_path / "here")
+    exact = json.loads(vitlab(tmp_path / "here", "--json", "--tier", "exact").stdout)
+    assert exact["verdict"] == "pass" and [
+        note for note in exact["notes"] if "this environment has torch 9.9.0" in note
+    ]
+    old = (tmp_path / "here" / "gate.baseline.yaml").read_text()
+    earlier = yaml.safe_load(old)
+    for side in ("values", "anchor"):
+        del earlier[side]["versions"]
+    (tmp_path / "here" / "gate.baseline.yaml").write_text(yaml.safe_dump(earlier))
+    of_facts = json.loads(vitlab(tmp_path / "here", "--json", "--tier", "exact").stdout)
+    assert [note for note in of_facts["notes"] if "this environment has torch 9.9.0" in note], (
+        "before values had versions"
+    )
+
+
+def test_a_trial_that_names_versions_is_trained_under_no_other(
+    accepted: Path, tmp_path: Path, other_torch: str
+) -> None:
+    file, versions = accepted / "gate.yaml", {"torch": "2.0.0"}
+    plain, named = (lab.plan_study(file, versions=asked)[1].trials[0].trial for asked in ({}, versions))
+    assert plain.key == named.key and plain.code != named.code
+    with pytest.raises(Refused, match=r"this trial was planned under torch 2.0.0, not 9.9.0"):
+        lab.run(file, out=tmp_path / "out", versions=versions)
 
 
 def test_a_process_ends_with_the_verdict_and_github_and_junit_are_told(
@@ -293,9 +354,9 @@ def test_what_cannot_be_meant_is_a_sentence(accepted: Path, tmp_path: Path) -> N
 def test_the_workflow_installs_the_torch_of_the_baseline(accepted: Path, tmp_path: Path) -> None:
     write(tmp_path)
     text = (accepted / "gate.baseline.yaml").read_text()
-    said = f"torch: {torch.__version__.partition('+')[0]}"
+    said = f"\n  torch: {torch.__version__.partition('+')[0]}\n"
     assert text.count(said) == 1
-    (tmp_path / "gate.baseline.yaml").write_text(text.replace(said, "torch: 2.11.9"))
+    (tmp_path / "gate.baseline.yaml").write_text(text.replace(said, "\n  torch: 2.11.9\n"))
     assert "pip install torch==2.11.9 torchvision " in vitlab(tmp_path, "--workflow").stdout
 
 

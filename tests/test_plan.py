@@ -21,7 +21,7 @@ from vitlab.lab import plan_study
 from vitlab.plan import Plan, source
 from vitlab.plan.cohorts import engine_of, shape
 from vitlab.plan.design import count, drafts, short_names, text
-from vitlab.plan.key import RUNNER, closure, code_digest, key_of
+from vitlab.plan.key import RUNNER, closure, code_digest, key_of, refresh
 from vitlab.plan.rules import RuleFault, holds, parse
 from vitlab.plan.values import Probe, Trial
 from vitlab.spec.design import Node
@@ -336,8 +336,9 @@ def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def forget() -> None:
     importlib.invalidate_caches()
-    for known in (source.read, source.file_of, source._memory, code_digest):
-        known.cache_clear()
+    source._memory.cache_clear()
+    source._texts.clear()
+    refresh()
 
 
 def digest() -> str:
@@ -419,7 +420,7 @@ def test_modules_are_read_and_not_imported(tmp_path: Path) -> None:
         """)
     )
     found = set(closure({"guest.block"}))
-    assert found == {f"guest{name}" for name in (".block", ".b", ".c", ".d", ".parts")}
+    assert found == {f"guest{name}" for name in ("", ".block", ".b", ".c", ".d", ".parts")}
     assert not [module for module in sys.modules if module.partition(".")[0] == "guest"]
 
 

@@ -8,7 +8,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from vitlab import imports
+
 __version__ = "0.1.0"
+
+imports.watch()
 
 if TYPE_CHECKING:
     from vitlab.errors import SpecError as SpecError

@@ -12,14 +12,16 @@ from vitlab import lab, slots
 from vitlab.errors import TrialFailed, UserError
 from vitlab.execution import Watch
 from vitlab.findings import OUT, logs_command
+from vitlab.plan.key import requirements_of
 from vitlab.plan.values import Plan
 from vitlab.regression import TIERS, Tier, gate
 from vitlab.regression.baseline import Baseline, Facts, Values, accepted, read_baseline, write_baseline
-from vitlab.regression.facts import Finding, compare_facts, find_facts
+from vitlab.regression.facts import Finding, compare_facts, find_facts, first_of_arms
 from vitlab.regression.gate import Checked, Outlook
 from vitlab.regression.judge import Cell, overall
 from vitlab.spec import Study, read_document
 from vitlab.spec.check import Check
+from vitlab.store import Store
 
 LONGEST = 90  #: letters of a study's name that its trainings for the gate keep
 
@@ -47,7 +49,8 @@ def check(asked: Asked, tiers: Sequence[Tier] = TIERS) -> Checked:
     study, plan = _planned(asked)
     findings: list[Finding] = []
     cells: list[Cell] = []
-    notes: list[str] = []
+    here = _installed()
+    notes = gate.other_versions(baseline, here | _imported(plan))
     if "exact" in tiers:
         if baseline.facts is None:
             raise UserError(f"{asked.baseline} holds nothing exact; accept it anew")
@@ -57,8 +60,12 @@ def check(asked: Asked, tiers: Sequence[Tier] = TIERS) -> Checked:
         asked.watch.say(f"{study.study}: learning tier, {_arms(plan)}.")
         findings += gate.learning(plan, asked.plugins)
     if "statistical" in tiers:
+        own = _own_versions(asked, study, here)
         try:
-            cells, notes = gate.statistical(study, baseline, lambda seeds, arms: _trained(asked, study, seeds, arms))
+            cells, said = gate.statistical(
+                study, baseline, lambda seeds, arms: _trained(asked, study, seeds, arms, own)
+            )
+            notes += said
         except TrialFailed as failed:
             if overall(finding.verdict for finding in findings) != "regressed":
                 raise
@@ -85,7 +92,10 @@ def accept(asked: Asked, reason: str, tiers: Sequence[Tier] = TIERS, anchor: boo
     old = _baseline(asked) if asked.baseline.exists() else None
     asked.watch.say(f"{study.study}: exact tier, {_arms(plan)}.")
     facts = _facts(asked, plan)
-    values = _trained(asked, study, gate.more_seeds(study), ()) if "statistical" in tiers else None
+    values = None
+    if "statistical" in tiers:
+        own = _own_versions(asked, study, _installed())
+        values = _trained(asked, study, gate.more_seeds(study), (), own)
     baseline = accepted(old, study.study, facts, values, reason, vitlab.__version__, anchor)
     write_baseline(asked.baseline, baseline)
     return baseline
@@ -141,7 +151,38 @@ def _facts(asked: Asked, plan: Plan) -> Facts:
     return find_facts(plan, lab.costs(plan), asked.plugins)
 
 
-def _trained(asked: Asked, study: Study, seeds: Sequence[int] | None, arms: Sequence[str]) -> Values:
+def _installed() -> dict[str, str]:
+    """Return name to version of what is installed here and decides a trial's numbers, vitlab itself left out."""
+    from vitlab.trial.circumstances import versions
+
+    return {name: version for name, version in versions().items() if name != "vitlab"}
+
+
+def _imported(plan: Plan) -> dict[str, str]:
+    """Return name to version of the installed distributions that the components of a plan import."""
+    found: dict[str, str] = {}
+    for planned in first_of_arms(plan):
+        found |= requirements_of(planned.trial.spec)
+    return found
+
+
+def _own_versions(asked: Asked, study: Study, here: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the versions that the gate's trials are to name: nothing where every result there is was trained under
+    those here, and is as good as one of the gate's own."""
+    changes = _changes(asked, study, gate.more_seeds(study))
+    _, plan = lab.plan_study(asked.file, changes=changes, plugins=asked.plugins, out=asked.out)
+    others = gate.of_other_versions(plan, Store(asked.out.resolve()), here)
+    if not others:
+        return {}
+    asked.watch.say(
+        f"results were trained under {', '.join(others)}, which is not what is installed here; the gate trains its own"
+    )
+    return here
+
+
+def _trained(
+    asked: Asked, study: Study, seeds: Sequence[int] | None, arms: Sequence[str], versions: Mapping[str, str]
+) -> Values:
     """Train what is missing, and say what there is.
 
     That is a study of its own name, with its own report: what the study itself has registered, and how its report
@@ -150,16 +191,27 @@ def _trained(asked: Asked, study: Study, seeds: Sequence[int] | None, arms: Sequ
     Raises:
         TrialFailed: if trials fail.
     """
-    changes = {**asked.changes, "study": f"{study.study[:LONGEST]}-check"}
-    changes["seeds"] = _seeds(study) | ({} if seeds is None else {"values": list(seeds)})
     for only in arms or ("*",):
         answer = lab.run(
-            asked.file, out=asked.out, changes=changes, plugins=asked.plugins, only=only, watch=asked.watch
+            asked.file,
+            out=asked.out,
+            changes=_changes(asked, study, seeds),
+            plugins=asked.plugins,
+            only=only,
+            versions=versions,
+            watch=asked.watch,
         )
         if answer.failed:
             why = logs_command(answer.plan, answer.store)
             raise TrialFailed(f"{answer.failed} trials failed, so nothing is judged; '{why}' shows why.")
     return gate.values_of(answer.plan, answer.store, study)
+
+
+def _changes(asked: Asked, study: Study, seeds: Sequence[int] | None) -> dict[str, Any]:
+    """Return what is changed of a study's file where the gate trains it."""
+    changes: dict[str, Any] = {**asked.changes, "study": f"{study.study[:LONGEST]}-check"}
+    changes["seeds"] = _seeds(study) | ({} if seeds is None else {"values": list(seeds)})
+    return changes
 
 
 def _seeds(study: Study) -> dict[str, list[Any]]:

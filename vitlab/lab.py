@@ -9,7 +9,8 @@ import fnmatch
 import json
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -18,7 +19,7 @@ from urllib.parse import quote
 
 from vitlab import admission, slots
 from vitlab.driver import sole_driver
-from vitlab.errors import DataError, Problem, SpecError, TrialFailed, UserError, nearest
+from vitlab.errors import DataError, Problem, SpecError, TrialFailed, UserError, VitlabError, nearest
 from vitlab.execution import Watch, distinct, execute, with_prerequisites
 from vitlab.findings import OUT, study_path
 from vitlab.plan.cohorts import unprobed
@@ -119,6 +120,7 @@ def run(
     only: str = "*",
     retry_failed: bool = False,
     measure: bool = False,
+    versions: Mapping[str, str] = {},
     watch: Watch | None = None,
 ) -> Answer:
     """Bring a study to its answer: train what is missing, track it, report.  Running it again trains nothing.
@@ -134,6 +136,9 @@ def run(
         only: arms to train, as a shell pattern; the report still shows all.
         retry_failed: train again what failed under the same code.
         measure: measure what every arm costs on this machine, and put it into the report; see :mod:`vitlab.measuring`.
+        versions: versions that every result must come from, such as ``{"torch": "2.13.0+cpu"}``, of those that results
+            record: python, torch, torchvision, numpy and pillow.  Results of others are not taken; such trials are kept
+            beside those that name no version.
         watch: shows the progress; by default an updating display in a notebook, a live table in a terminal, and plain
             lines on stderr elsewhere.  ``vitlab.execution.Watch()`` shows nothing.
 
@@ -148,7 +153,7 @@ def run(
     store = Store(Path(out).resolve())
 
     def planned() -> tuple[Study, Plan]:
-        return plan_study(file, changes=changes, plugins=plugins, out=out)
+        return plan_study(file, changes=changes, plugins=plugins, out=out, versions=versions)
 
     study, plan = planned()
     arms = [arm.name for arm in plan.arms]
@@ -162,7 +167,7 @@ def run(
 
         def ready(plan: Plan) -> tuple[Plan, Tracker]:
             """The plan once engines are measured that are to be, and who is told of its trials."""
-            plan = _probed(study, plan, store, file, changes, plugins, watch)
+            plan = _probed(study, plan, store, planned, plugins, watch)
             return plan, _tracker(plan, store, study.run)
 
         plan, tracker = ready(_write_study(store, plan, file, changes))
@@ -208,6 +213,7 @@ def plan_study(
     changes: Mapping[str, Any] = {},
     plugins: Sequence[str | Path] = (),
     out: str | Path = OUT,
+    versions: Mapping[str, str] = {},
 ) -> tuple[Study, Plan]:
     """Read and plan a study.  Reads no pixels, writes nothing, and builds models, without memory, only to match arms.
 
@@ -216,12 +222,13 @@ def plan_study(
         changes: see :func:`run`.
         plugins: see :func:`run`.
         out: the output folder, in which the choices of earlier tunings stand, and what a first look has seen.
+        versions: see :func:`run`.
 
     Raises:
         SpecError: with every mistake of the file; those that a change has made are blamed on it.
     """
     try:
-        return _study_and_plan(file, changes, plugins, out)
+        return _study_and_plan(file, changes, plugins, out, versions)
     except SpecError as error:
         if not changes:
             raise
@@ -229,7 +236,7 @@ def plan_study(
 
     def mistakes(some: Mapping[str, Any]) -> Sequence[Problem]:
         try:
-            _study_and_plan(file, some, plugins, out)
+            _study_and_plan(file, some, plugins, out, versions)
         except SpecError as error:
             return error.problems
         return ()
@@ -238,7 +245,11 @@ def plan_study(
 
 
 def _study_and_plan(
-    file: str | Path, changes: Mapping[str, Any], plugins: Sequence[str | Path], out: str | Path
+    file: str | Path,
+    changes: Mapping[str, Any],
+    plugins: Sequence[str | Path],
+    out: str | Path,
+    versions: Mapping[str, str],
 ) -> tuple[Study, Plan]:
     """Read and plan a study, see :func:`plan_study`."""
     loaded = [slots.load_file(plugin) for plugin in plugins]
@@ -250,13 +261,15 @@ def _study_and_plan(
         problems += admission.mistakes(study, document, loaded, file, out, changes)
     from vitlab.data.prepare import data_info
     from vitlab.plan import make_plan
+    from vitlab.plan.key import Surroundings
 
     store = Store(Path(out).resolve())
     sound = study is not None and not problems
     decided = _decided(store, study) if study is not None and sound and study.tune is not None else {}
     measured = study is not None and sound and study.run.engine == "measured"
     probes = probes_of(_kept(store, study)) if study is not None and measured else {}
-    plan = make_plan(study, document, problems, data_info, _count, decided, probes)
+    surroundings = Surroundings(_files(study, loaded), versions)
+    plan = make_plan(study, document, problems, data_info, _count, decided, probes, surroundings=surroundings)
     assert study is not None
     if plan.looks is not None:
         from vitlab.report.second_look import left_open
@@ -264,7 +277,7 @@ def _study_and_plan(
         kept = _kept(store, study).get("looks") or {}
         before = kept["open"] if tuple(kept.get("first", ())) == plan.looks.first else ()
         if unsettled := left_open(_registered(plan, store), store, before):
-            plan = make_plan(study, document, problems, data_info, _count, decided, probes, unsettled)
+            plan = make_plan(study, document, problems, data_info, _count, decided, probes, unsettled, surroundings)
     plan = replace(plan, notes=(*plan.notes, *_stored(plan), *_absent(plan, store)))
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
@@ -477,8 +490,7 @@ def _probed(
     study: Study,
     plan: Plan,
     store: Store,
-    file: str | Path,
-    changes: Mapping[str, Any],
+    again: Callable[[], tuple[Study, Plan]],
     plugins: Sequence[str | Path],
     watch: Watch,
 ) -> Plan:
@@ -491,8 +503,16 @@ def _probed(
 
     found = {**plan.probes, **probe(shapes, store, study.run, plugins, watch.say)}
     _write_plan(store, replace(plan, probes=found))
-    again = plan_study(file, changes=changes, plugins=plugins, out=store.root)[1]
-    return _write_plan(store, again)
+    return _write_plan(store, again()[1])
+
+
+def _files(study: Study | None, loaded: Sequence[slots.Origin]) -> frozenset[str]:
+    """Return the modules of the files of components that the process of a trial will have loaded."""
+    if study is not None:
+        with suppress(VitlabError):  # of a wrong executor the file's mistakes tell
+            if slots.slot("executor").get(study.run.executor.type).in_driver:
+                return slots.files.modules()
+    return frozenset(map(slots.files.module_of, loaded))
 
 
 def _stored(plan: Plan) -> list[str]:

@@ -89,6 +89,12 @@ class Circumstances:
     ]  #: torch, device, engine, attention kernel, threads, precision
     ended: Seconds = 0.0  #: since 1970; read from the file where an older version did not write it
 
+    @property
+    def installed(self) -> dict[str, str]:
+        """What was installed: name to version, without vitlab itself, whose code has a digest."""
+        found = {**self.versions, "torch": str(self.numerics.get("torch", self.versions.get("torch")))}
+        return {name: version for name, version in found.items() if name != "vitlab"}
+
 
 @dataclass(frozen=True)
 class Result:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from vitlab import noise
+from vitlab import noise, slots
 from vitlab.data import splits, stored
 from vitlab.data.augment.base import Augment
 from vitlab.data.datasets import files
@@ -34,11 +34,16 @@ from vitlab.data.prepared import Prepared as Prepared
 from vitlab.data.prepared import Subset as Subset
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
-from vitlab.slots import Resolved, slot
+from vitlab.plan import source
+from vitlab.plan.key import closure, key_of, modules_of_class
+from vitlab.slots import BUILT_IN, Resolved, slot
 from vitlab.spec import Choice
 
 BEYOND = ("normalize", "validation", "fraction", "per_class", "augment")
 """What every data set takes, and what decides no pixel of its images."""
+
+DECODING = frozenset({"vitlab.data.datasets.pictures", "vitlab.data.pixels", "vitlab.data.stored"})
+"""Modules that make images of files, whatever the data set."""
 
 KEPT = 2
 """Data sets a process remembers, decoded: enough for the trials of a study that a worker runs one after another."""
@@ -293,7 +298,8 @@ def _raw(resolved: Resolved) -> _Raw:
     plain = resolved.plain()
     own = {name: value for name, value in plain.items() if name not in DataOptions.model_fields}
     shape = {name: plain[name] for name in shaping}
-    known = json.dumps([str(resolved.origin), own, shape, _of_picture(resolved)], sort_keys=True)
+    code = [_code(resolved), sorted(slots.files.modules())]
+    known = json.dumps([str(resolved.origin), own, shape, _of_picture(resolved), code], sort_keys=True)
     given = dataset.info()
     known += f" {given.identity}"
     if known in _remembered:
@@ -347,9 +353,20 @@ def _name(resolved: Resolved, info: DataInfo, but: Sequence[str]) -> str:
     from PIL import features
 
     hashed = {name: value for name, value in resolved.hashed().items() if name not in but}
-    decoder = [PIL.__version__, features.version("jpg"), features.version("webp")]
+    decoder = [PIL.__version__, features.version("jpg"), features.version("webp"), _code(resolved)]
     text = json.dumps([str(resolved.origin), hashed, info.identity, decoder], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _code(resolved: Resolved) -> str:
+    """Return a digest of the code that makes images of a data set's files, as this process runs it.
+
+    Of vitlab it covers the modules of the data set and those that decode, and not all that they import: large sets are
+    decoded for hours.
+    """
+    begin = modules_of_class(resolved.component) | DECODING
+    texts = closure(begin, source.loaded).items()
+    return key_of({name: text for name, text in texts if name in begin or name.partition(".")[0] != BUILT_IN})[:32]
 
 
 def _read(dataset: Dataset, resolved: Resolved, seen: DataInfo, check: Callable[[], object]) -> list[Subset]:

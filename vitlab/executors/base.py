@@ -117,6 +117,9 @@ class Executor(ABC):
     runner: ClassVar[str] = "vitlab.trial"
     """The module that runs a job, by its ``run_trial`` and ``Settings``; imported only where the job runs."""
 
+    in_driver: ClassVar[bool] = False
+    """Whether trials run in the driver's process, with whatever else that has imported."""
+
     def __init__(self, run: RunSpec) -> None:
         self.run = run
 

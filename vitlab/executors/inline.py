@@ -23,6 +23,8 @@ from vitlab.spec import RunSpec
 class Inline(Executor):
     """In the driver's process, one trial at a time; ``poll`` returns when the trial has ended."""
 
+    in_driver = True
+
     def __init__(self, run: RunSpec) -> None:
         super().__init__(run)
         self._jobs: deque[Job] = deque()

@@ -117,7 +117,8 @@ def trial_of(
         needs,
         resolved.files,
         key=key_of(identity),
-        code=code_of_modules(resolved.modules, needs),
+        code=code_of_modules(resolved.modules, needs, resolved.versions),
+        versions=resolved.versions,
     )
 
 

@@ -15,7 +15,7 @@ from vitlab.plan import judged, match, tune
 from vitlab.plan.arms import Making, Workshop, notes_on_files, rules_of, trial_of
 from vitlab.plan.cohorts import engine_of
 from vitlab.plan.design import MOST, DesignFault, Draft, drafts, name_of, short_names
-from vitlab.plan.key import key_of
+from vitlab.plan.key import NOTHING, Surroundings, key_of, refresh
 from vitlab.plan.resolve import Faults, Inform, Partial, ResolvedTrial, Resolver, changed
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import Arm, Looks, Plan, Planned, Probe, Tuning
@@ -33,6 +33,7 @@ def make_plan(
     decided: Mapping[str, Tuning] = {},
     probes: Mapping[str, Probe] = {},
     left_open: Sequence[str] = (),
+    surroundings: Surroundings = NOTHING,
 ) -> Plan:
     """Plan a study.
 
@@ -45,12 +46,14 @@ def make_plan(
         decided: choices of knobs that were made before, by their keys.
         probes: what was measured before, by shapes; see :func:`vitlab.plan.cohorts.engine_of`.
         left_open: arms that ``seeds.escalate_to`` gives more seeds, for the first have not decided their comparison.
+        surroundings: of every trial; part of their code.
 
     Raises:
         SpecError: with every mistake of the file.
         BrokenComponent: if a plugin the study names does not import.
     """
-    resolver = Resolver(inform)
+    refresh()
+    resolver = Resolver(inform, surroundings)
     base = document.data.get("base")
     problems = list(problems)
     sound = not problems

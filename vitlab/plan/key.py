@@ -4,9 +4,13 @@ The **key** is a 256-bit hash of the canonical JSON of everything that makes a t
 all defaults, the seeds, the origins of its components and the identity of its data.
 
 The **code digest** saves everybody from bumping a version by hand.  It covers the module of every component of the
-trial, the module that runs trials, and every module of vitlab or of the component's own package that these import,
-followed in the text of the modules (:mod:`vitlab.plan.source`).  A package that only passes names on counts as the
-modules these names come from, so that one component does not depend on its neighbours.
+trial and those of its base classes, the module that runs trials, every file of components that was loaded for the run,
+used or not, for it may change anything, and all that these import, followed in the text of the modules
+(:mod:`vitlab.plan.source`).  A package that only passes names on counts as the modules these names come from, so that
+one component does not depend on its neighbours.
+
+Not covered are the standard library and the packages that vitlab itself requires, torch above all: results record their
+versions.  A trial that names such versions (:class:`Surroundings`) has them in its code, too.
 """
 
 from __future__ import annotations
@@ -15,11 +19,12 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from vitlab.plan import source
-from vitlab.slots import Resolved, slot
+from vitlab.slots import Resolved, files, slot
 from vitlab.spec.trial import METRICS, SLOTS_OF_A_TRIAL, SOURCES
 
 RUNNER = "vitlab.trial"
@@ -44,12 +49,46 @@ def key_of(identity: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
-def code_of(spec: Mapping[str, Any], needs: Mapping[str, str] = {}) -> str:
-    """The code digest of a trial, from its resolved spec and the ``key/code`` of the trials it starts from.
+@dataclass(frozen=True)
+class Surroundings:
+    """What surrounds the trials of a plan, and is part of their code."""
 
-    What a trial starts from is part of what it runs: a change of code there makes this one another result too.
+    files: frozenset[str] = frozenset()  #: modules of the files of components that are loaded for them
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Packages and the versions that trials are to be trained under; empty for whatever is installed."""
+
+
+NOTHING = Surroundings()
+"""No files of components, and whatever is installed."""
+
+
+def code_of(
+    spec: Mapping[str, Any],
+    needs: Mapping[str, str] = {},
+    versions: Mapping[str, str] = {},
+    reader: source.Reader = source.expected,
+) -> str:
+    """Return the code digest that a trial has in this process.
+
+    Args:
+        spec: resolved.
+        needs: role to ``key/code`` of the trials it starts from.  A change of code there makes this one another result.
+        versions: as of :class:`Surroundings`.
+        reader: tells what modules say; by default what a worker will run.
     """
-    return code_of_modules(modules_of(components(spec)) | modules_beside(spec), needs)
+    return code_of_modules(modules_of_spec(spec), needs, versions, reader)
+
+
+def modules_of_spec(spec: Mapping[str, Any]) -> frozenset[str]:
+    """Return the modules that a trial's code begins with in this process, all files it has loaded included."""
+    return modules_of(components(spec)) | modules_beside(spec) | files.modules()
+
+
+def requirements_of(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Return name to version of the installed distributions that a trial's code imports."""
+    found = closure({RUNNER, *modules_of_spec(spec)})
+    pairs = (name.partition("==") for name in found if "==" in name)
+    return {name: version for name, _, version in pairs}
 
 
 def modules_beside(spec: Mapping[str, Any]) -> frozenset[str]:
@@ -68,15 +107,30 @@ def modules_beside(spec: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found)
 
 
-def code_of_modules(modules: frozenset[str], needs: Mapping[str, str] = {}) -> str:
-    """As :func:`code_of`, where the modules of the trial's components are known."""
-    own = code_digest(modules)
-    return key_of({"own": own, **needs})[:32] if needs else own
+def code_of_modules(
+    modules: frozenset[str],
+    needs: Mapping[str, str] = {},
+    versions: Mapping[str, str] = {},
+    reader: source.Reader = source.expected,
+) -> str:
+    """Return what :func:`code_of` does, where the modules that a trial's code begins with are known."""
+    own = code_digest(modules, reader)
+    beside = {**needs, **({"versions": dict(versions)} if versions else {})}
+    return key_of({"own": own, **beside})[:32] if beside else own
 
 
 def modules_of(choices: Iterable[Resolved]) -> frozenset[str]:
-    """The modules in which the components of these choices stand, nested ones included."""
-    return frozenset(part.component.__module__ for choice in choices for part in choice.parts())
+    """Return the modules of the components of these choices and of their base classes, nested ones included."""
+    return frozenset().union(*(modules_of_class(part.component) for choice in choices for part in choice.parts()))
+
+
+def modules_of_class(component: type) -> frozenset[str]:
+    """Return the modules of a component and of its base classes.
+
+    Base classes in what is installed count as requirements, such as ``timm==1.0.20``.
+    """
+    bases = {source.standing(base.__module__, component.__module__) for base in component.__mro__[1:]}
+    return frozenset({component.__module__, *bases} - {""})
 
 
 def components(spec: Mapping[str, Any]) -> Iterator[Resolved]:
@@ -92,12 +146,18 @@ def components(spec: Mapping[str, Any]) -> Iterator[Resolved]:
 
 
 @cache
-def code_digest(modules: frozenset[str]) -> str:
-    """Digest of the given modules, of the runner, and of all they import; 128 bits in hex."""
+def code_digest(modules: frozenset[str], reader: source.Reader = source.expected) -> str:
+    """Return the digest of the given modules, of the runner, and of all they import; 128 bits in hex."""
     digest = hashlib.blake2b(digest_size=16)
-    for module, text in sorted(closure({RUNNER, *modules}).items()):
+    for module, text in sorted(closure({RUNNER, *modules}, reader).items()):
         digest.update(f"{module}\n{text}\n".encode())
     return digest.hexdigest()
+
+
+def refresh() -> None:
+    """Look at every file anew from here on: what is planned or checked next is of the code as it is then."""
+    source.refresh()
+    code_digest.cache_clear()
 
 
 def read_ahead() -> None:
@@ -105,17 +165,21 @@ def read_ahead() -> None:
     closure(module for module in sys.modules if module.partition(".")[0] == "vitlab")
 
 
-def closure(modules: Iterable[str]) -> dict[str, str]:
-    """Module name to the digest of its text, for the modules and everything of their packages they import."""
+def closure(modules: Iterable[str], reader: source.Reader = source.expected) -> dict[str, str]:
+    """Return module name to the digest of its text, for the modules and all that is followed from them.
+
+    A requirement such as ``timm==1.0.20`` stands among the modules, with no digest.
+    """
     found: dict[str, str] = {}
     waiting = sorted(modules)
     while waiting:
         module = waiting.pop()
         if module in found:
             continue
-        text = source.read(module)
-        found[module] = text.digest
-        packages = {"vitlab", module.partition(".")[0]}
-        waiting += [source.home(*place) for place in text.imports if place[0].partition(".")[0] in packages]
+        if "==" in module:
+            found[module] = ""
+            continue
+        found[module] = reader(module).digest
+        waiting += source.followed(module, reader)
     source.remember()
     return found

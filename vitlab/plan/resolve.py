@@ -14,7 +14,7 @@ from typing import Any, Literal
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.plan.checkpoints import digests_of, identity_of
-from vitlab.plan.key import PUBLISHED, modules_beside, modules_of
+from vitlab.plan.key import NOTHING, PUBLISHED, Surroundings, modules_beside, modules_of
 from vitlab.slots import ROOMS, Resolved, slot
 from vitlab.spec import TrialSpec
 from vitlab.spec.collect import collect, copied
@@ -50,12 +50,13 @@ class ResolvedTrial:
     plain: Mapping[str, Any]  #: data, model and train in plain JSON, every option written out
     identity: Mapping[str, Any]  #: the same without what cannot change a number
     origins: tuple[str, ...]
-    modules: frozenset[str]  #: in which its components stand
+    modules: frozenset[str]  #: that its code begins with
     info: DataInfo
     model: Resolved
     why_not: str  #: why these components cannot work together; empty where they can
     needs: Mapping[str, Prerequisite] = field(default_factory=dict)  #: role to the trial whose weights it takes
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  #: role to the digests of its checkpoint
+    versions: Mapping[str, str] = field(default_factory=dict)  #: see :class:`vitlab.plan.key.Surroundings`
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,9 @@ class _Wrong:
 class Resolver:
     """Resolves trials, remembering choices it has seen: the arms of a study share most of theirs."""
 
-    def __init__(self, inform: Inform) -> None:
+    def __init__(self, inform: Inform, surroundings: Surroundings = NOTHING) -> None:
         self._inform = inform
+        self._surroundings = surroundings
         self._choices: dict[tuple[str, str], _Known | _Wrong] = {}
         self._infos: dict[str, DataInfo] = {}
 
@@ -156,8 +158,9 @@ class Resolver:
         model = parts["model",].choice
         known = [*parts.values(), *metrics]
         origins = sorted(set().union(*(part.origins for part in known)))
-        modules = modules_beside(plain).union(*(part.modules for part in known))
-        return ResolvedTrial(plain, identity, tuple(origins), modules, info, model, why_not, needs, files)
+        modules = modules_beside(plain).union(self._surroundings.files, *(part.modules for part in known))
+        versions = self._surroundings.versions
+        return ResolvedTrial(plain, identity, tuple(origins), modules, info, model, why_not, needs, files, versions)
 
     def _needs(
         self, plain: dict[str, Any], identity: dict[str, Any], faults: list[tuple[Path, str]]

@@ -47,6 +47,8 @@ class Trial:
     """Role to the SHA-256 of each file of the checkpoint this trial was planned with, by name; compared when opened."""
     key: FolderName = ""
     code: FolderName = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Packages and the versions that it is to be trained under; empty for whatever is installed."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -66,6 +66,8 @@ class Values(Frozen):
     diverged: dict[str, tuple[int, ...]]  #: arm to seeds that diverged, or came to no finite value
     behind: dict[str, int] = Field(default_factory=dict)
     """Arm to how many trainings its seeds start from, where they start from any."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Name to version of what was installed; of a file of an earlier vitlab nothing is known."""
 
 
 class Accepted(Frozen):

@@ -88,8 +88,46 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
     devices = sorted({str(device) for device in table["device"].dropna()})
     data = {planned.arm: str(planned.trial.data) for planned in first_of_arms(plan)}
     return Values(
-        device=", ".join(devices), data=data, metrics=metrics, quanta=quanta, diverged=diverged, behind=_behind(plan)
+        device=", ".join(devices),
+        data=data,
+        metrics=metrics,
+        quanta=quanta,
+        diverged=diverged,
+        behind=_behind(plan),
+        versions=_versions(found),
     )
+
+
+def of_other_versions(plan: Plan, store: Store, here: Mapping[str, str]) -> list[str]:
+    """Return the versions under which results of a plan were trained where these are not those here, in words.
+
+    Args:
+        plan: whose results, those that its trials start from included.
+        store: in which they are.
+        here: name to version of what is installed here.
+    """
+    found: dict[str, None] = {}
+    for trial in (*(planned.trial for planned in plan.trials), *plan.prerequisites):
+        result = store.trial(trial.key, trial.code).result()
+        if result is not None:
+            found |= dict.fromkeys(_others(result.circumstances.installed, here))
+    return list(found)
+
+
+def other_versions(baseline: Baseline, here: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each side of the comparison that was trained under other versions than those here."""
+    sides = {against: values.versions for against, values in _sides(baseline)} if baseline.values is not None else {}
+    if not sides.get("baseline") and baseline.facts is not None:
+        same = baseline.facts.torch == here["torch"].partition("+")[0]
+        sides["baseline"] = {"torch": here["torch"] if same else baseline.facts.torch}
+    found = []
+    for against, known in sides.items():
+        if others := _others(known, here):
+            now = ", ".join(
+                f"{name} {version}" for name, version in here.items() if known.get(name, version) != version
+            )
+            found.append(f"the {against} was trained under {', '.join(others)}, and this environment has {now}")
+    return found
 
 
 def goals(study: Study) -> dict[str, Goal]:
@@ -274,6 +312,21 @@ def _values(baseline: Baseline) -> Values:
             "the baseline has no results of trials; 'vitlab check --accept --reason TEXT' without --tier adds them"
         )
     return baseline.values
+
+
+def _others(known: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """Return those of the known versions that are others here, as ``torch 2.12.0``."""
+    return [f"{name} {version}" for name, version in known.items() if here.get(name, version) != version]
+
+
+def _versions(found: Sequence[frame.Found]) -> dict[str, str]:
+    """Return name to version, or versions, of what was installed where results were trained."""
+    versions: dict[str, set[str]] = defaultdict(set)
+    for item in found:
+        if item.result is not None:
+            for name, version in item.result.circumstances.installed.items():
+                versions[name].add(version)
+    return {name: ", ".join(sorted(versions[name])) for name in sorted(versions)}
 
 
 def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:

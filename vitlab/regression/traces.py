@@ -65,9 +65,9 @@ def trace(
         store = Store(Path(folder))
         for needed in _needed(planned.trial, trials):
             short = shortened(needed, steps, precision)
-            run_trial(short, store.trial(short.key, short.code), settings)
+            run_trial(replace(short, code=""), store.trial(short.key, short.code), settings)
         short = shortened(planned.trial, steps, precision)
-        with begin_trial(short, store.trial(short.key, short.code), settings) as training:
+        with begin_trial(replace(short, code=""), store.trial(short.key, short.code), settings) as training:
             before = _loss(training)
             engine = _advance(training, engine)
             losses = torch.stack(training.losses["loss"]).double().tolist() if training.steps else []

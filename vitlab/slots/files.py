@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitlab import imports
 from vitlab.errors import BrokenComponent, ClashError
 from vitlab.slots.rooms import Origin
 
@@ -41,6 +42,7 @@ class FromFile:
 
 _running: dict[str, Origin] = {}  # module to origin, while a file runs
 _files: dict[Path, Origin] = {}  # that have run, and under which digest
+_texts: dict[str, bytes] = {}  # module to the text that was run, earlier versions of files included
 _from_files: list[FromFile] = []
 
 
@@ -57,6 +59,21 @@ def registered(slot: str) -> list[FromFile]:
 def loaded() -> list[Path]:
     """Return the files that have been run."""
     return list(_files)
+
+
+def module_of(origin: Origin) -> str:
+    """Return the name of the module that a file of components is run as."""
+    return f"vitlab_file_{Path(origin.source).stem}_{origin.version}"
+
+
+def modules() -> frozenset[str]:
+    """Return the modules of all files that this process has run: each may have changed anything."""
+    return frozenset(_texts)
+
+
+def text_of(module: str) -> bytes | None:
+    """Return the text that was run as this module; None for a module that is no file of components."""
+    return _texts.get(module)
 
 
 def load_file(file: Path | str) -> Origin:
@@ -78,7 +95,7 @@ def load_file(file: Path | str) -> Origin:
     origin = Origin(path.name, digest)
     if _files.get(path) == origin:
         return origin
-    name = f"vitlab_file_{path.stem}_{digest}"
+    name = module_of(origin)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise BrokenComponent(f"plugin file {file}: the name of a Python file ends in .py")
@@ -89,6 +106,7 @@ def load_file(file: Path | str) -> Origin:
         known.leave()
     kept = len(_from_files)
     _running[name] = origin
+    imports.note(name, path)
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
@@ -104,6 +122,7 @@ def load_file(file: Path | str) -> Origin:
     finally:
         del _running[name]
     _files[path] = origin
+    _texts[name] = text
     return origin
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import traceback
 import typing
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
-from vitlab import guests
+from vitlab import guests, imports
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.slots import files
 from vitlab.slots.options import Options, clashing_defaults, faults_of, is_choice, options_of
@@ -23,8 +24,8 @@ from vitlab.spec.collect import collect
 
 T = TypeVar("T")
 
-_bare: dict[tuple[str, str, str], Resolved] = {}
-"""Choices without options, which most are, resolved once: slot, name, and which guests are kept out."""
+_bare: dict[tuple[str, str, str, int], Resolved] = {}
+"""Choices without options, which most are, resolved once: slot, name, which guests are kept out, and reloads so far."""
 
 
 class Slot(Generic[T]):
@@ -68,7 +69,7 @@ class Slot(Generic[T]):
                 f"{self.name} components derive from {self.contract.__module__}.{self.contract.__name__}"
             )
         other = self._members.get((origin.source, name))
-        if other is not None and other is not component:
+        if other is not None and other is not component and not _is_reloaded(other, component):
             raise ClashError(f"{self.name} '{name}' is registered twice in {origin.source}")
         _bare.clear()  # the name may be ambiguous now, here and in whatever has this component as an option
         self._members[origin.source, name] = component
@@ -112,7 +113,11 @@ class Slot(Generic[T]):
         where = sources.pop()
         if (where, bare) not in self._members:
             self._load(points[where])
-        return self._members[where, bare], self._origins[where, bare]
+        component, origin = self._members[where, bare], self._origins[where, bare]
+        current = getattr(sys.modules.get(component.__module__), component.__qualname__, component)
+        if current is not component and _is_reloaded(component, current):
+            self._add(bare, current, origin)
+        return self._members[where, bare], origin
 
     def get(self, name: str) -> type[T]:
         """The component called ``name``; raises as :meth:`find`."""
@@ -174,7 +179,7 @@ class Slot(Generic[T]):
             choice = Choice.of(choice)
         except ValueError as error:
             raise OptionError([((), str(error))]) from None
-        bare = (self.name, choice.type, guests.disabled())
+        bare = (self.name, choice.type, guests.disabled(), imports.reloads())
         if not choice.options and bare in _bare:
             return _bare[bare]
         try:
@@ -211,3 +216,14 @@ class Slot(Generic[T]):
         shared = set(self.shared.model_fields) if self.shared else set()
         own = {name: value for name, value in resolved.options.items() if name not in shared}
         return typing.cast(T, resolved.component(*context, **own))
+
+
+def _is_reloaded(old: type[Any], new: Any) -> bool:
+    """Whether a class stands for another since the module of both was reloaded."""
+    last = imports.last_import(old.__module__)
+    names = (old.__module__, old.__qualname__)
+    return (
+        last is not None
+        and last.reloaded
+        and names == (getattr(new, "__module__", ""), getattr(new, "__qualname__", ""))
+    )

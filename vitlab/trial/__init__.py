@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 
 from vitlab.errors import OutOfMemory, Refused, VitlabError
-from vitlab.plan.key import code_of
+from vitlab.plan import source
+from vitlab.plan.key import RUNNER, closure, code_of, modules_of_spec, refresh
 from vitlab.plan.trial import Trial
 from vitlab.result import Result
 from vitlab.slots import load_file
@@ -19,6 +20,7 @@ from vitlab.store import Busy, TrialFolder
 from vitlab.training.cohort import Member, require_stackable, train_cohort
 from vitlab.training.loop import Trained, Training
 from vitlab.trial.attempt import Attempt, result_of
+from vitlab.trial.circumstances import versions
 from vitlab.trial.failures import out_of_memory, record, sentence_of
 from vitlab.trial.settings import Settings, device_of, torch_set
 from vitlab.trial.sharing import train_shared
@@ -30,19 +32,37 @@ def check_trial(trial: Trial) -> None:
     """Refuse a trial that would not be, here, what it was planned to be.
 
     Raises:
-        Refused: if the code here is not that the trial was planned under, or a component of it is not here at all.
+        Refused: if the code that this process runs is not that the trial was planned under, or a component of it is not
+            here at all.
     """
     if not trial.code:
         return  # nobody planned it
+    here = versions()
+    missing = [
+        f"{name} {version}, not {here.get(name)}"
+        for name, version in trial.versions.items()
+        if here.get(name) != version
+    ]
+    if missing:
+        raise Refused(f"this trial was planned under {' and '.join(missing)}; plan it again with 'vitlab run'")
+    refresh()
     try:
-        here = code_of(trial.spec, trial.needs)
+        code = code_of(trial.spec, trial.needs, trial.versions, source.loaded)
+        modules = closure({RUNNER, *modules_of_spec(trial.spec)}, source.loaded)
     except VitlabError as error:
         raise Refused(f"what this trial is made of is not here as it was planned: {error}") from error
-    if here != trial.code:
-        raise Refused(
-            f"the code here ({here[:12]}) is not the code this trial was planned under ({trial.code[:12]}); "
-            "plan it again with 'vitlab run'"
+    sentence = source.mixed(modules)
+    if code != trial.code:
+        sentence = (
+            sentence
+            or source.edited(modules)
+            or (
+                f"the code here ({code[:12]}) is not the code this trial was planned under ({trial.code[:12]}); "
+                "plan it again with 'vitlab run'"
+            )
         )
+    if sentence:
+        raise Refused(sentence)
 
 
 def run_trial(

@@ -17,6 +17,7 @@ import torch
 from vitlab.data.prepare import Feed, prepare
 from vitlab.errors import DataError
 from vitlab.models.contract import Model
+from vitlab.plan.key import requirements_of
 from vitlab.plan.trial import Trial
 from vitlab.result import Circumstances, Measurement, Outcome, Result
 from vitlab.slots import Resolved, slot
@@ -160,7 +161,7 @@ class Attempt:
             params=params,
             macs=macs,
             memory_bytes=peak_memory(self.device),
-            versions=versions(),
+            versions={**versions(), **requirements_of(self.trial.spec)},
             numerics={**self._numerics(), "attention": attention_of(self.kernels, self.trial.spec["model"])},
             ended=time.time(),
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
 
 import torch
@@ -33,16 +34,18 @@ def size_of(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
     user under one code.  The work is 0 where a part of somebody else's cannot be counted, for it is no reason not to
     train.
     """
+    if not trial.code:
+        return parameters(model), _work(model, info)
     what = {"model": trial.spec["model"], "origins": trial.origins, "data": asdict(info), "code": trial.code}
     known = key_of({**what, "torch": torch.__version__})[:32]
     if known not in _sizes:
-        memo = Memo("sizes", MOST) if trial.code else None
-        match memo.entries.get(known) if memo is not None else None:
+        memo = Memo("sizes", MOST)
+        match memo.entries.get(known):
             case [int(params), int(work)]:
                 _sizes[known] = params, work
             case _:
                 _sizes[known] = parameters(model), _work(model, info)
-                if memo is not None and _sizes[known][1]:
+                if _sizes[known][1]:
                     memo.entries[known] = _sizes[known]
                     memo.keep()
     return _sizes[known]
@@ -93,9 +96,9 @@ def rehearse() -> None:
 
 @cache
 def versions() -> Mapping[str, str]:
-    """Of what decides its numbers."""
-    return {
-        "vitlab": vitlab.__version__,
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "numpy")},
-    }
+    """Return the versions of what decides a trial's numbers, beside the code that its digest covers."""
+    found = {"vitlab": vitlab.__version__, "python": platform.python_version(), "torch": str(torch.__version__)}
+    for name in ("numpy", "torchvision", "pillow"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

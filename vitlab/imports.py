@@ -1,0 +1,114 @@
+"""A record of each module's file as it was when the module was imported.
+
+A file on disk may be edited after a process has imported it.  What the process runs is then another code than the file
+shows, and a digest of the file would be one of code that nobody has run.  A finder in front of all others notes the
+size and the times of every module's file right before it is read, and again when the module is reloaded; it finds
+nothing by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import PurePath
+from types import ModuleType
+from typing import NamedTuple
+
+INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Names of the folders into which distributions are installed."""
+
+
+class Stamp(NamedTuple):
+    """What tells two versions of a file apart without reading them."""
+
+    modified_ns: int
+    size: int
+    inode: int
+
+
+class Import(NamedTuple):
+    """The last import of a module."""
+
+    stamp: Stamp
+    number: int  #: counts all imports of this process
+    reloaded: bool
+
+
+_imports: dict[str, Import] = {}
+
+
+def stamp_of(file: str | os.PathLike[str]) -> Stamp | None:
+    """Return the stamp of a file, or None if there is no such file."""
+    try:
+        found = os.stat(file)
+    except (OSError, ValueError):
+        return None
+    return Stamp(found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def last_import(module: str) -> Import | None:
+    """Return the last import of a module, or None if it is not known."""
+    return _imports.get(module)
+
+
+def reloads() -> int:
+    """Return a number that grows whenever a module is reloaded."""
+    return _reloads
+
+
+def note(module: str, file: str | os.PathLike[str], reloaded: bool = False) -> None:
+    """Note that a module is about to be made of a file as it is now."""
+    global _reloads
+    stamp = stamp_of(file)
+    if stamp is not None:
+        _reloads += reloaded
+        _imports[module] = Import(stamp, next(_numbers), reloaded)
+
+
+def watch() -> None:
+    """Begin to note imports.  Modules that were imported before count as imported now."""
+    if any(isinstance(finder, _Witness) for finder in sys.meta_path):
+        return
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and INSTALLED.isdisjoint(PurePath(file).parts):
+            note(name, file)
+    sys.meta_path.insert(0, _Witness())
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+_reloads = 0
+_numbers = itertools.count()
+
+
+class _Witness:
+    """Finder that notes what the other finders of ``sys.meta_path`` find."""
+
+    def __init__(self) -> None:
+        self._asked = threading.local()  # names that are being looked for, should another finder ask all finders too
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        asked: set[str] = self._asked.__dict__.setdefault("names", set())
+        if name in asked:
+            return None
+        asked.add(name)
+        try:
+            for finder in list(sys.meta_path):
+                if finder is self or not hasattr(finder, "find_spec"):
+                    continue
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    reloaded = target is not None
+                    if spec.has_location and spec.origin is not None and (reloaded or name not in sys.modules):
+                        note(name, spec.origin, reloaded)
+                    return spec
+        finally:
+            asked.discard(name)
+        return None
