@@ -394,7 +394,11 @@ def test_what_the_command_line_changed_is_kept_with_the_study(tmp_path: Path) ->
     # Delivered, or not, to where the run was told to, and to no database of its own.
     assert sync(tmp_path / "out") == [("tiny", None)] and not (tmp_path / "out" / "mlflow.db").exists()
     made = json.loads(str(report.render(answer.plan, answer.store, "json")))["made"]
-    assert made["command"] == "vitlab run study.yaml --set model.dim=4 --set 'question=Why not?'"
+    where = tmp_path / "out" / "studies" / "tiny" / "study.yaml"
+    assert made["command"] == (
+        f"vitlab run {where} --out {tmp_path / 'out'} --set model.dim=4 --set 'question=Why not?'"
+    )
+    assert made["place"] == f"In {Path.cwd()}", "where it was run; the output folder is elsewhere"
 
 
 # -- what was computed can be had -------------------------------------------------------------------------------------

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError, nearest
 from vitlab.plan.values import Plan
+from vitlab.plan.versions import EARLIER, content_of, differences, find, name_of, versions
 from vitlab.plan.written import read_plan
 from vitlab.spec import read_document
 from vitlab.store import Store, TrialFolder, read_stored
@@ -34,20 +37,38 @@ PREDICTIONS = {
 """Columns of :func:`predictions`, with their types and meanings."""
 
 
-def open_study(path: str | Path, *, out: str | Path = OUT) -> tuple[Plan, Store]:
-    """The plan of a study that has been run, from its file or its folder.
+def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str, Any] = {}) -> tuple[Plan, Store]:
+    """Return the plan of a study that has been run, and the store of its trials.
+
+    Args:
+        path: a study file stands for the version of the study that it is; a name or a folder for the latest version,
+            and ``NAME@VERSION`` for an earlier one.
+        out: the output folder.
+        changes: applied to a study file, as for :func:`vitlab.run`.
 
     Raises:
         UserError: if it has not been run in ``out``, or its plan cannot be read.
     """
     path = study_path(path)
-    folder = path if path.is_dir() else Store(Path(out).resolve()).study(_name(path))
+    if path.is_dir():
+        folder = path.resolve()
+        study = folder.parent.parent if folder.parent.name == EARLIER else folder
+    else:
+        file = path if path.exists() or path.suffix in (".yaml", ".yml") else None
+        name, _, version = (str(path), "", "") if file is not None else str(path).partition("@")
+        study = folder = Store(Path(out).resolve()).study(name if file is None else _name(file))
+        if file is not None:
+            folder = _version_of(file, changes, study)
+        elif version:
+            folder = find(study, version).folder
     plan = read_plan(folder / "plan.json")
     if plan is None:
         known = sorted(item.parent.name for item in Path(out).glob("studies/*/plan.json"))
-        studies = f" Studies there: {', '.join(known)}.{nearest(folder.name, known)}" if known else ""
-        raise UserError(f"study '{folder.name}' has not been run in {out}; 'vitlab run' runs it.{studies}")
-    return plan, Store(folder.resolve().parent.parent)
+        studies = f" Studies there: {', '.join(known)}.{nearest(study.name, known)}" if known else ""
+        raise UserError(f"study '{study.name}' has not been run in {out}; 'vitlab run' runs it.{studies}")
+    if folder != study:
+        plan = replace(plan, version=folder.name)
+    return plan, Store(study.parent.parent)
 
 
 def results(path: str | Path, *, out: str | Path = OUT) -> Results:
@@ -177,9 +198,30 @@ def study_path(path: str | Path) -> Path:
     return Path(path)
 
 
+def _version_of(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
+    """Return the folder of the version that a file is, with changes applied.
+
+    Raises:
+        UserError: if other versions of the study have been run, but not this one.
+    """
+    known = versions(study)
+    latest = known[0].content if known else None
+    if latest is None:  # nothing says of which version the results are
+        return study
+    wanted = content_of(file, changes)
+    found = [version.folder for version in known if version.name == name_of(wanted)]
+    if found:
+        return found[0]
+    name, given = study.name, f" with {known[0].given}" if known[0].given else ""
+    raise UserError(
+        f"{file}: this version of study '{name}' has not been run. The latest one that has been, {name}@"
+        f"{known[0].name[:8]} ({known[0].when}{given}), differs from it: {differences(wanted, latest)}. "
+        f"'vitlab run {file}' runs the file; the name '{name}' in place of the file stands for the latest run, "
+        "'vitlab studies' lists all versions."
+    )
+
+
 def _name(file: Path) -> str:
-    if not file.exists() and file.suffix not in (".yaml", ".yml"):
-        return str(file)
     name = read_document(file).data.get("study")
     if not isinstance(name, str):
         raise UserError(f"{file} names no study; it begins with 'study: NAME'")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from vitlab.findings import OUT, study_path
 from vitlab.plan.cohorts import unprobed
 from vitlab.plan.registration import registered
 from vitlab.plan.values import Plan, Planned, Trial, Tuning, probes_of
+from vitlab.plan.versions import began, content, content_of, differences, keep, name_of, rooted
 from vitlab.plan.written import plan_data, read_plan
 from vitlab.result import Result
 from vitlab.spec import Choice, RunSpec, Study, read_document, read_study
@@ -170,7 +172,7 @@ def run(
             plan = _probed(study, plan, store, planned, plugins, watch)
             return plan, _tracker(plan, store, study.run)
 
-        plan, tracker = ready(_write_study(store, plan, file, changes))
+        plan, tracker = ready(_write_study(store, plan, file, changes, plugins, watch))
         stages: list[Mapping[str, str]] = []
         try:
             if plan.pending:
@@ -254,7 +256,7 @@ def _study_and_plan(
     """Read and plan a study, see :func:`plan_study`."""
     loaded = [slots.load_file(plugin) for plugin in plugins]
     known = {path: value for path, value in changes.items() if is_known(path)}
-    study, document, problems = read_study(file, {_rooted(path): value for path, value in known.items()})
+    study, document, problems = read_study(file, {rooted(path): value for path, value in known.items()})
     problems += [unknown(path, changes[path], document) for path in changes if path not in known]
     if study is not None:
         study = study.model_copy(update={"run": _own(study.run)})
@@ -278,7 +280,8 @@ def _study_and_plan(
         before = kept["open"] if tuple(kept.get("first", ())) == plan.looks.first else ()
         if unsettled := left_open(_registered(plan, store), store, before):
             plan = make_plan(study, document, problems, data_info, _count, decided, probes, unsettled, surroundings)
-    plan = replace(plan, notes=(*plan.notes, *_stored(plan), *_absent(plan, store)))
+    notes = (*plan.notes, *_stored(plan), *_absent(plan, store))
+    plan = replace(plan, notes=notes, version=name_of(content(document.data)))
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
 
@@ -300,7 +303,7 @@ def smoke(
 
     watch = watch or Watch()
     # Whether components run does not depend on how much they cost, or on what suits them best.
-    base = read_study(file, {_rooted(path): value for path, value in changes.items()})[1].data.get("base")
+    base = read_study(file, {rooted(path): value for path, value in changes.items()})[1].data.get("base")
     short = {**changes, **_two_steps(base), "seeds": 1, "match": None, "tune": None}
     study, plan = plan_study(file, changes=short, plugins=plugins)
     store = Store(Path(out).resolve())
@@ -592,12 +595,44 @@ def _all(plan: Plan) -> list[Planned]:
     return [*plan.trials, *plan.pending, *(planned for tuning in plan.tuning for planned in tuning.trials)]
 
 
-def _write_study(store: Store, plan: Plan, file: str | Path, changes: Mapping[str, Any]) -> Plan:
-    """Write what a study is, when a run of it begins.  Returns the plan as :func:`_write_plan` does."""
-    folder = store.study(plan.study)
+def _write_study(
+    store: Store,
+    plan: Plan,
+    file: str | Path,
+    changes: Mapping[str, Any],
+    plugins: Sequence[str | Path],
+    watch: Watch,
+) -> Plan:
+    """Write what a study is, when a run of it begins.  Returns the plan as :func:`_write_plan` does.
+
+    Where the run before was of another version of the study, that one is kept, and a message names what differs.
+    """
+    from vitlab.trackers.source import commit_of
+
+    folder, source = store.study(plan.study), Path(file).resolve()
+    latest, time_s = keep(folder, plan.version), time.time()
     plan = _write_plan(store, plan)
-    write_bytes(folder / "study.yaml", Path(file).read_bytes())
+    write_bytes(folder / "study.yaml", source.read_bytes())
     write_json(folder / "changes.json", _without_password(changes))
+    if latest is not None and source.is_relative_to(store.root / "studies"):  # what a report says to run again
+        source = Path(latest.run.get("file", source))
+    circumstances = {
+        "time": time_s,
+        "file": str(source),
+        "folder": str(Path.cwd()),
+        "plugins": [str(Path(plugin).resolve()) for plugin in plugins],
+        "commit": commit_of(source.parent),
+    }
+    began(folder, plan.version, circumstances)
+    if latest is not None and latest.name != plan.version:
+        known = latest.run.get("file", "")
+        place = f" from {known}," if known and known != str(source) else ""
+        now = content_of(folder / "study.yaml", changes)
+        differ = "" if latest.content is None else f": {differences(latest.content, now)}"
+        watch.say(
+            f"study '{plan.study}' was last run{place} in another version ({latest.when}){differ}. Both are kept; "
+            "'vitlab studies' lists them."
+        )
     return plan
 
 
@@ -635,7 +670,7 @@ def _without_password(changes: Mapping[str, Any]) -> dict[str, Any]:
 def _run_spec(folder: Path) -> RunSpec:
     """How a study was last run: its file, and what was changed on the command line."""
     changes = read_json(folder / "changes.json", mapping) or {}
-    study, _, problems = read_study(folder / "study.yaml", {_rooted(path): value for path, value in changes.items()})
+    study, _, problems = read_study(folder / "study.yaml", {rooted(path): value for path, value in changes.items()})
     if study is None or problems:
         raise SpecError(problems)
     return _own(study.run)
@@ -653,11 +688,6 @@ def _tracker(plan: Plan, store: Store, run_spec: RunSpec) -> Tracker:
 
     built: Tracker = slots.slot("tracker").build(run_spec.tracker, plan, store, run_spec)
     return Aside(built) if built.title else built
-
-
-def _rooted(path: str) -> str:
-    """``data.root`` is short for ``base.data.root``."""
-    return path if path.split(".")[0] in Study.model_fields else f"base.{path}"
 
 
 def _trials(count: int) -> str:

@@ -22,6 +22,7 @@ COMMANDS = {
     "validate": "check study files against the installed components",
     "check": "say whether a change has made a study's trials worse",
     "status": "show how far a study is",
+    "studies": "list the studies that have been run, and their versions",
     "report": "print or write the report of a study",
     "compare": "compare the arms of two studies",
     "logs": "print what a trial wrote",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,28 +11,37 @@ import click
 
 from vitlab.cli.options import out_option
 from vitlab.errors import UserError
+from vitlab.plan.values import Plan
+from vitlab.plan.versions import EARLIER, find
 from vitlab.plan.written import read_plan
 from vitlab.store import Busy, Store, TrialFolder, remove
 
 
 @click.command()
 @out_option
+@click.option(
+    "--drop", multiple=True, metavar="NAME@VERSION", help="An earlier version of a study, to be deleted as well."
+)
 @click.option("--yes", is_flag=True, help="Delete; without it, only say what would be deleted.")
-def command(out: Path, yes: bool) -> None:
-    """Delete trials that no study's latest plan names: results of older code and of arms that are gone.
+def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
+    """Delete trials that no version of a study needs: results of older code, and of versions that are dropped.
 
-    Damaged files that were set aside, and temporary files of killed processes, are deleted too.
+    Damaged files that were set aside, and temporary files of killed processes, are deleted too. 'vitlab studies' lists
+    the versions.
     """
-    needed = set()
-    for file in out.glob("studies/*/plan.json"):
+    dropped = [_earlier(out, version) for version in drop]
+    needed, names = set(), dict[str, str]()
+    for file in _plans(out):
         try:
             plan = read_plan(file)
         except UserError as error:
             raise UserError(f"nobody knows which trials a study needs, so nothing is deleted: {error}") from None
         if plan is None:
             continue  # it went while this looked
-        named = [item.trial for item in (*plan.trials, *(item for tuning in plan.tuning for item in tuning.trials))]
-        needed |= {(trial.key, trial.code) for trial in (*named, *plan.prerequisites)}
+        trials = _named(plan)
+        names |= {key: name for (key, _), name in trials.items()}
+        if file.parent not in dropped:
+            needed |= set(trials)
     leftovers = Store(out).leftovers()
     freed = sum(_size(path) for path in leftovers)
     for path in leftovers:
@@ -44,14 +54,51 @@ def command(out: Path, yes: bool) -> None:
         if TrialFolder(path).held():
             continue
         freed += _size(path)
-        click.echo(str(path))
+        click.echo(f"{path}\t{names.get(path.parent.name, 'of no version that is kept')}")
         if not yes:
             continue
         with suppress(Busy), TrialFolder(path).lease():  # or somebody could begin to train it just now
             shutil.rmtree(path, ignore_errors=True)
             with suppress(OSError):  # it holds the results of other code
                 path.parent.rmdir()
+    for folder in dropped:
+        freed += _size(folder)
+        click.echo(str(folder))
+        if yes:
+            shutil.rmtree(folder)
     click.echo(f"{freed / 1e6:.1f} MB " + ("deleted" if yes else "would be deleted; add --yes"), err=True)
+
+
+def _plans(out: Path) -> Iterator[Path]:
+    """Yield every plan that is kept; the latest ones twice, because a run that begins meanwhile replaces one."""
+    for pattern in ("studies/*/plan.json", f"studies/*/{EARLIER}/*/plan.json", "studies/*/plan.json"):
+        yield from out.glob(pattern)
+
+
+def _named(plan: Plan) -> dict[tuple[str, str], str]:
+    """Return the study, arm and seed of every trial that a plan needs, by its key and code."""
+    names = {(trial.key, trial.code): f"study {plan.study}, prerequisite" for trial in plan.prerequisites}
+    tuned = [item for tuning in plan.tuning for item in tuning.trials]
+    for item, how in [*((item, ", tuning") for item in tuned), *((item, "") for item in plan.trials)]:
+        names[item.trial.key, item.trial.code] = f"study {plan.study}, arm {item.arm}, seed {item.seed}{how}"
+    return names
+
+
+def _earlier(out: Path, version: str) -> Path:
+    """Return the folder of an earlier version.
+
+    Raises:
+        UserError: if there is none of that name, or it is the latest of its study.
+    """
+    name, _, wanted = version.partition("@")
+    study = out / "studies" / Path(name).name
+    found = find(study, wanted)
+    if found.folder == study:
+        raise UserError(
+            f"--drop {version}: this is the latest version of study '{name}', which stays; delete the folder {study} "
+            "to drop the study itself"
+        )
+    return found.folder
 
 
 def _size(path: Path) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from vitlab.cli.options import out_option
+from vitlab.cli.options import out_option, parse_changes, set_option
 
 FORMATS = ("terminal", "md", "html", "csv", "parquet", "latex", "latex-all", "json")
 
@@ -15,6 +15,7 @@ FORMATS = ("terminal", "md", "html", "csv", "parquet", "latex", "latex-all", "js
 @click.command()
 @click.argument("study", type=click.Path(path_type=Path))
 @out_option
+@set_option
 @click.option(
     "--format",
     "form",
@@ -24,13 +25,16 @@ FORMATS = ("terminal", "md", "html", "csv", "parquet", "latex", "latex-all", "js
     help="latex: the arms, in the width of a paper; latex-all: every table with all its columns.",
 )
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
-def command(study: Path, out: Path, form: str, output: Path | None) -> None:
-    """Print the report of STUDY (its file or its folder)."""
+def command(study: Path, out: Path, changes: tuple[str, ...], form: str, output: Path | None) -> None:
+    """Print the report of STUDY: of the version that its file is, or of the latest run where its name is given.
+
+    NAME@VERSION is an earlier version; 'vitlab studies' lists them.
+    """
     from vitlab.findings import open_study
     from vitlab.report import stored
     from vitlab.store import write_bytes
 
-    plan, store = open_study(study, out=out)
+    plan, store = open_study(study, out=out, changes=parse_changes(changes))
     rendered = stored(plan, store, form)
     if rendered is None:
         # Something ended since the last report, so it is made anew; only this needs pandas.

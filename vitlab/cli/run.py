@@ -80,7 +80,7 @@ def command(
     if detach:
         if smoke:
             raise UserError("--smoke is over in moments; leave out --detach")
-        _detach(file, out, values, plugins, list(as_written(context, without=DETACH)))
+        _detach(file, out, values, changes, plugins, list(as_written(context, without=DETACH)))
         return
     # A scheduler that ends the job asks by SIGTERM; it is answered like Ctrl-C, by checkpoints.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -113,7 +113,14 @@ def command(
         raise TrialFailed(f"{said} failed; '{why}' shows why, --retry-failed trains them again.")
 
 
-def _detach(file: Path, out: Path, changes: Mapping[str, Any], plugins: tuple[Path, ...], options: list[str]) -> None:
+def _detach(
+    file: Path,
+    out: Path,
+    changes: Mapping[str, Any],
+    given: tuple[str, ...],
+    plugins: tuple[Path, ...],
+    options: list[str],
+) -> None:
     """Run in a session of its own, which no terminal ends; return when it has begun.
 
     Raises:
@@ -152,10 +159,11 @@ def _detach(file: Path, out: Path, changes: Mapping[str, Any], plugins: tuple[Pa
     if driver.returncode == 0:
         click.echo(f"{plan.study} is answered; the answer is at the end of {shown(log)}")
         return
+    look = ["vitlab", "status", str(file), "--out", str(out), *(word for change in given for word in ("--set", change))]
     click.echo(
         f"{plan.study} runs in the background, as process {driver.pid}; its log is {shown(log)}\n"
         f"watch   {again}\n"
-        f"look    vitlab status {shlex.quote(str(file))} --out {shlex.quote(str(out))}\n"
+        f"look    {shlex.join(look)}\n"
         f"stop    kill {driver.pid}   (running trials write a checkpoint)"
     )
 

@@ -9,20 +9,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitlab.cli.options import json_option, out_option, shown
+from vitlab.cli.options import json_option, out_option, parse_changes, set_option, shown
 
 if TYPE_CHECKING:
     from vitlab.store import TrialFolder
 
-STATES = ("done", "running", "failed", "missing")
+STATES = ("done", "running", "paused", "failed", "missing")
+SHOWN = 20  #: trials that run or are paused and are listed one by one
 
 
 @click.command()
 @click.argument("study", type=click.Path(path_type=Path))
 @out_option
+@set_option
 @json_option
-def command(study: Path, out: Path, as_json: bool) -> None:
-    """Show how many trials of STUDY (its file or its folder) are done, running, failed or missing, and why."""
+def command(study: Path, out: Path, changes: tuple[str, ...], as_json: bool) -> None:
+    """Show how many trials of STUDY (its file, folder or name) are done, running, paused, failed or missing, and why.
+
+    A paused trial has a checkpoint, from which the next run goes on.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -30,14 +35,16 @@ def command(study: Path, out: Path, as_json: bool) -> None:
     from vitlab.driver import driver_of
     from vitlab.findings import open_study
 
-    plan, store = open_study(study, out=out)
+    plan, store = open_study(study, out=out, changes=parse_changes(changes))
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}
     tuning: Counter[str] = Counter()
-    failures = []
+    failures, progress = [], []
     rivals = [planned for item in plan.tuning if item.open for planned in item.trials]
     for planned in (*plan.trials, *rivals):
         folder = store.trial(planned.trial.key, planned.trial.code)
-        found = _state(folder)
+        found = state_of(folder)
+        if found in ("running", "paused"):
+            progress.append(f"{planned.arm} s{planned.seed}: {found}{_reached(folder)}")
         if found == "failed":
             log = shown(folder.path / "log.txt")
             failures.append(f"{planned.arm} s{planned.seed}: {folder.kind()}: {folder.failure()} ({log})")
@@ -46,7 +53,7 @@ def command(study: Path, out: Path, as_json: bool) -> None:
         counts[planned.arm]["pending"] += 1
     driver = driver_of(plan.study, store)
     if as_json:
-        around = {"failures": failures, "driver": driver}
+        around = {"failures": failures, "progress": progress, "driver": driver}
         click.echo(json.dumps({"study": plan.study, "arms": counts, "tuning": tuning, **around}))
         return
     states = (*STATES, *(("pending",) if plan.pending else ()))
@@ -64,13 +71,24 @@ def command(study: Path, out: Path, as_json: bool) -> None:
     if driver:
         file = store.study(plan.study) / "driver.log"
         console.print(Text(f"run by {driver}" + (f"; its log is {shown(file)}" if file.exists() else "")))
+    for line in (*progress[:SHOWN], *([f"... and {len(progress) - SHOWN:,} more"] if len(progress) > SHOWN else [])):
+        console.print(Text(line))
     for failure in failures:
         console.print(Text(failure))
 
 
-def _state(folder: TrialFolder) -> str:
+def state_of(folder: TrialFolder) -> str:
+    """Return one of ``STATES``."""
     if folder.done():
         return "done"
     if folder.held():
         return "running"
-    return "missing" if folder.failure() is None else "failed"
+    if folder.failure() is not None:
+        return "failed"
+    return "paused" if folder.checkpoint.exists() else "missing"
+
+
+def _reached(folder: TrialFolder) -> str:
+    """Return how far the journal of a trial says that it has got; empty before its first evaluation."""
+    reached = [event.body for event in folder.events()[0] if event.kind == "metrics"]
+    return f", at step {reached[-1]['step']:,}, epoch {reached[-1]['epoch']:.3g}" if reached else ""

@@ -178,6 +178,7 @@ class Plan:
     registered: Annotated[Mapping[str, Any], AfterValidator(_registration)] | None = None
     """How the answer was to be judged when the study was first run, see :mod:`vitlab.plan.registration`."""
     looks: Looks | None = None  #: where there may be two of them
+    version: str = ""  #: of the study file, see :mod:`vitlab.plan.versions`
     identities: Mapping[str, str] = field(default_factory=dict)
     """Arm to a digest of what it trains, without seeds and code, and of how it is matched and tuned."""
 
@@ -232,6 +233,7 @@ class Plan:
             "probes": {shape: asdict(probe) for shape, probe in self.probes.items()},
             "registered": None if self.registered is None else dict(self.registered),
             "looks": None if self.looks is None else asdict(self.looks),
+            "version": self.version,
             "identities": dict(self.identities),
         }
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError
 from vitlab.plan.values import Plan, Planned, Trial
+from vitlab.plan.versions import flat
 from vitlab.report import words
 from vitlab.report.document import plain
 from vitlab.report.frame import results
@@ -117,7 +117,7 @@ def _differences(arm: str, old: Trial | None, new: Trial | None) -> list[str]:
     """In what the trials of an arm differ, beside what they reached."""
     if old is None or new is None:
         return []
-    before, after = _flat(old.spec), _flat(new.spec)
+    before, after = flat(old.spec), flat(new.spec)
     paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
     said = [f"{path} {before.get(path, 'absent')} and {after.get(path, 'absent')}" for path in paths[:SHOWN]]
     if len(paths) > SHOWN:
@@ -125,13 +125,3 @@ def _differences(arm: str, old: Trial | None, new: Trial | None) -> list[str]:
     if old.code != new.code:
         said.append(f"code {old.code[:8]} and {new.code[:8]}")
     return [f"{arm} differs from its counterpart by {'; '.join(said)}."] if said else []
-
-
-def _flat(tree: Any, place: str = "") -> dict[str, Any]:
-    """Every leaf of a spec under its dotted path."""
-    if not isinstance(tree, Mapping):
-        return {place: tree}
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
-        leaves |= _flat(value, f"{place}.{name}" if place else str(name))
-    return leaves

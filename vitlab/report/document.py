@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab import __version__
+from vitlab.plan import versions
 from vitlab.plan.tune import edges, name_of
 from vitlab.plan.values import Plan
 from vitlab.report import costs, looks, tradeoff, words
 from vitlab.report.frame import Found, prerequisites, rivals
 from vitlab.report.notes import notes
-from vitlab.store import Store, mapping, read_json
+from vitlab.store import Store
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FORM = 8  #: counts changes of this document; a stored one of another form is made anew
+FORM = 9  #: counts changes of this document; a stored one of another form is made anew
 BUILT_IN = "vitlab"
 
 
@@ -50,7 +51,7 @@ def document(
         **tradeoff.document(plan, frame, costs.beside(rows, cost)),
         "cost": cost,
         "explained": looks.explained(plan, store),
-        "notes": [*notes(plan, [*needed, *found], frame, rows), *costs.notes(outdated)],
+        "notes": [*of_version(plan, store), *notes(plan, [*needed, *found], frame, rows), *costs.notes(outdated)],
         "made": made(plan, store, [*needed, *rivals(plan, store), *found]),
         "trials": plain(frame),
     }
@@ -67,8 +68,10 @@ def state(plan: Plan, store: Store) -> str:
         folder = store.trial(trial.key, trial.code)
         ended = [(folder.path / name) for name in ("result.json", "failure.json")]
         ends.append([path.stat().st_mtime_ns if path.exists() else 0 for path in ended] + [folder.held()])
+    latest = versions.version(store.study(plan.study))
+    beside = looks.explained(plan, store), costs.changed(plan, store), latest.name if latest is not None else ""
     said = json.dumps(
-        [__version__, FORM, plan.to_json(), ends, looks.explained(plan, store), costs.changed(plan, store)],
+        [__version__, FORM, plan.to_json(), ends, *beside],
         sort_keys=True,
         default=str,
     )
@@ -125,25 +128,21 @@ def made(plan: Plan, store: Store, found: Sequence[Found]) -> dict[str, Any]:
     """Return how it was made: command, versions, data, time, and what became of each distinct training."""
     found = list({(item.planned.trial.key, item.planned.trial.code): item for item in found}.values())
     ended = [item.result for item in found if item.result is not None]
-    began = store.study(plan.study) / "changes.json"  # written when a run begins, and not again
-    fresh = 0
-    if began.exists():
-        since = began.stat().st_mtime_ns
-        results = [item.folder.path / "result.json" for item in found if item.result is not None]
-        fresh = sum(path.stat().st_mtime_ns >= since for path in results)
-    versions: dict[str, set[str]] = {}
+    version = versions.version(store.study(plan.study), plan.version)
+    fresh = sum(version is not None and result.circumstances.ended >= version.time for result in ended)
+    installed: dict[str, set[str]] = {}
     numerics: dict[str, set[str]] = {}
     for result in ended:
         for name, value in result.circumstances.versions.items():
-            versions.setdefault(name, set()).add(str(value))
+            installed.setdefault(name, set()).add(str(value))
         for name, value in result.circumstances.numerics.items():
             if str(value):  # what has no attention names no kernel of it
                 numerics.setdefault(name, set()).add(str(value))
     data = {(str(item.planned.trial.spec["data"]["type"]), item.planned.trial.data) for item in found}
     last = max((result.circumstances.ended for result in ended), default=None)
     return {
-        "command": _command(store.study(plan.study)),
-        "versions": {name: ", ".join(sorted(known)) for name, known in sorted(versions.items())},
+        **_source(version, store),
+        "versions": {name: ", ".join(sorted(known)) for name, known in sorted(installed.items())},
         "numerics": {name: ", ".join(sorted(known)) for name, known in sorted(numerics.items())},
         "components": sorted({origin for item in found for origin in item.planned.trial.origins}),
         "data": [{"set": name, "identity": identity} for name, identity in sorted(data, key=str)],
@@ -180,21 +179,49 @@ def made_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(head, text) for head, text in lines if text]
 
 
+def of_version(plan: Plan, store: Store) -> list[str]:
+    """Return which version of the study this is, where it has changes or is not the latest; as sentences."""
+    study = store.study(plan.study)
+    this, latest = versions.version(study, plan.version), versions.version(study)
+    if this is None or latest is None:
+        return []
+    notes = [f"Version {this.name[:8]} of this study was run with {this.given}."] if this.given else []
+    if this.name != latest.name:
+        known = this.content is not None and latest.content is not None
+        differ = f": {versions.differences(this.content or {}, latest.content or {})}" if known else ""
+        notes.append(
+            f"This is an earlier version of the study ({this.name[:8]}, run {this.when}); the latest is "
+            f"{latest.name[:8]}, run {latest.when}{differ}."
+        )
+    return notes
+
+
 def _again(made: Mapping[str, Any]) -> str:
-    """What to do to have the same numbers again."""
-    installed = [f"{name}=={made['versions'][name]}" for name in ("vitlab", "torch") if name in made["versions"]]
-    single = [name for name in installed if "," not in name]
-    said = f"{made['command']}, in the study's folder, where that file and plan.json with every option lie"
-    if single:
-        said = f"pip install {' '.join(single)}; {said}"
-    return f"{said}. Equal bits need the data, numerics and versions named here; what is there is not trained again"
+    """Return what to do to have the same numbers again."""
+    commit = f" The folder of the study was at git commit {made['commit']}." if made["commit"] else ""
+    return (
+        f"{made['place']}: {made['command']}.{commit} Equal bits need the data, numerics and versions named here; what "
+        "is there is not trained again"
+    )
 
 
-def _command(folder: Path) -> str:
-    """What was asked for; where it was to run, and whom it was told, are no part of what was found."""
-    said = ["vitlab run study.yaml"]
-    for path, value in (read_json(folder / "changes.json", mapping) or {}).items():
-        if path.partition(".")[0] != "run":
-            text = value if isinstance(value, str) else json.dumps(value)
-            said.append(f"--set {shlex.quote(f'{path}={text}')}")
-    return " ".join(said)
+def _source(version: versions.Version | None, store: Store) -> dict[str, str]:
+    """Return where and by which command the study is run again, and the git commit; :func:`_again` says them.
+
+    Where it was to run, and whom it was told, are no part of what was found.
+    """
+    run = {} if version is None else version.run
+    place = Path(run.get("folder", ""))
+    if not place.is_absolute() or not place.is_dir():
+        place = store.root.parent
+
+    def shown(path: Path) -> str:
+        return shlex.quote(str(path.relative_to(place)) if path.is_relative_to(place) else str(path))
+
+    words = ["vitlab run"]
+    if version is not None:
+        words += [shown(version.folder.resolve() / "study.yaml"), f"--out {shown(store.root)}"]
+        words += [f"--plugin {shown(Path(plugin))}" for plugin in run.get("plugins", ())]
+        words += [version.given] if version.given else []
+    holds = f"In the folder that holds {store.root.name}" if place == store.root.parent else f"In {place}"
+    return {"command": " ".join(words), "place": holds, "commit": str(run.get("commit", ""))}

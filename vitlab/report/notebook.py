@@ -10,7 +10,7 @@ import pandas as pd
 from vitlab.plan.values import Plan
 from vitlab.report import frame as frames
 from vitlab.report import judgement, words
-from vitlab.report.document import plain
+from vitlab.report.document import of_version, plain
 from vitlab.report.notes import notes
 from vitlab.report.tables import Column, columns, trial_columns
 from vitlab.spec import Analysis
@@ -50,7 +50,7 @@ class Compared(pd.DataFrame):
         table = frames.table(plan, found)
         judged = judgement.summary(table, plan)
         said = notes(plan, [*frames.prerequisites(plan, store), *found], table, plain(judged))
-        return cls.of(judged, plan.analysis, tuple(said))
+        return cls.of(judged, plan.analysis, (*of_version(plan, store), *said))
 
     @classmethod
     def of(cls, frame: pd.DataFrame, analysis: Analysis, notes: tuple[str, ...] = ()) -> Compared:

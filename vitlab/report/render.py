@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError, nearest
 from vitlab.plan.values import Plan
+from vitlab.plan.versions import folder_of
 from vitlab.report import looks, tables, words
 from vitlab.report.document import document, made_lines, plain, state
 from vitlab.report.verdict import Verdict
@@ -96,7 +97,7 @@ def stored(plan: Plan, store: Store, format: str) -> str | bytes | None:
         UserError: if there is no such format.
     """
     _known(format)
-    folder = store.study(plan.study) / "report"
+    folder = folder_of(store.study(plan.study), plan.version) / "report"
     try:
         doc = read_json(folder / FILES["json"])
         if not isinstance(doc, dict) or doc.get("state") != state(plan, store):

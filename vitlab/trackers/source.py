@@ -25,6 +25,13 @@ def source_tags(study_file: Path, folder: Path) -> dict[str, str]:
     return tags
 
 
+def commit_of(folder: Path) -> str:
+    """Return the git commit of a folder, and whether files differ from it; empty outside of a repository."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = commit and _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit} with uncommitted changes" if changed else commit
+
+
 def _public(remote: str) -> str:
     """The address without user and password, which may be a token."""
     parts = urlsplit(remote)

@@ -1,0 +1,263 @@
+"""Versions of a study: which one a file, a name or a folder stands for, and that none of them is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import vitlab
+from vitlab import lab, report
+from vitlab.cli import cli
+from vitlab.errors import UserError
+from vitlab.execution import Watch
+from vitlab.findings import open_study
+from vitlab.plan.values import Arm
+from vitlab.plan.versions import content, differences, name_of, versions
+from vitlab.store import read_json, write_json
+
+STUDY = {
+    "study": "tiny",
+    "question": "Does the position matter?",
+    "base": {
+        "data": {"type": "digits"},
+        "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "position": "sinusoidal"},
+        "train": {"steps": 4, "batch_size": 16},
+    },
+    "design": {"one_at_a_time": {"model.position": ["none"]}},
+    "seeds": 2,
+    "run": {"executor": "inline", "tracker": "none"},
+}
+
+
+class Ear(Watch):
+    """Remembers what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without pictures, which say nothing of versions."""
+    monkeypatch.setattr(sys.modules["vitlab.report.render"]._Made, "figures", lambda self: {})
+
+
+def write(file: Path, steps: int = 4, **changes: Any) -> Path:
+    base = {**STUDY["base"], "train": {"steps": steps, "batch_size": 16}}  # type: ignore[dict-item]
+    file.write_text(yaml.safe_dump({**STUDY, "base": base, **changes}, sort_keys=False))
+    return file
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files ``first.yaml`` and ``other.yaml`` of one study, run in this order, and what was said."""
+    folder, ear = tmp_path_factory.mktemp("ran"), Ear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["vitlab.report.render"]._Made, "figures", lambda self: {})
+        lab.run(write(folder / "first.yaml"), out=folder / "out", watch=ear)
+        assert ear.said == []
+        lab.run(write(folder / "other.yaml", steps=2, seeds=1), out=folder / "out", watch=ear)
+    (folder / "said.txt").write_text("\n".join(ear.said))
+    return folder
+
+
+@pytest.fixture
+def here(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, as the working directory."""
+    shutil.copytree(ran, tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, [*arguments, "--out", "out"], standalone_mode=False)
+    if isinstance(result.exception, UserError):
+        return result.exception.exit_code, str(result.exception)
+    assert result.exception is None, result.exception
+    return 0, result.output
+
+
+def test_a_file_stands_for_its_own_version_whatever_was_run_since(here: Path) -> None:
+    frames = {
+        name: vitlab.results(name, out="out") for name in ("first.yaml", "other.yaml", "tiny", "out/studies/tiny")
+    }
+    assert {name: (len(frame), set(frame["steps"])) for name, frame in frames.items()} == {
+        "first.yaml": (4, {4}),
+        "other.yaml": (2, {2}),
+        "tiny": (2, {2}),
+        "out/studies/tiny": (2, {2}),
+    }
+    earlier = next(path.name for path in (here / "out/studies/tiny/versions").iterdir())
+    for name in (f"tiny@{earlier}", f"tiny@{earlier[:4]}", f"out/studies/tiny/versions/{earlier}"):
+        assert vitlab.results(name, out="out")["trial"].tolist() == frames["first.yaml"]["trial"].tolist()
+    assert len(vitlab.predictions("first.yaml", out="out")["seed"].unique()) == 2
+    assert vitlab.load("first.yaml", seed=1, out="out"), "a seed that the latest version has not"
+    compared = vitlab.compare("first.yaml", "other.yaml", out="out")
+    assert any("train.steps 4 and 2" in note for note in compared.notes)
+
+
+def test_a_file_that_has_not_been_run_is_refused_with_what_differs(here: Path) -> None:
+    write(here / "first.yaml", steps=40, seeds=5)
+    for command in ("report", "status"):
+        code, said = invoke(command, "first.yaml")
+        assert code == 2 and "first.yaml: this version of study 'tiny' has not been run" in said
+        assert "differs from it: train.steps 40 -> 2; seeds 5 -> 1." in said
+    with pytest.raises(UserError, match="the name 'tiny' in place of the file stands for the latest run"):
+        vitlab.compare("first.yaml", out="out")
+    with pytest.raises(UserError, match=r"tiny@nope: study 'tiny' has no version of that name. Versions: \w{8}, \w{8}"):
+        vitlab.results("tiny@nope", out="out")
+
+
+def test_a_run_of_another_file_of_the_same_study_names_the_first(ran: Path) -> None:
+    (said,) = (ran / "said.txt").read_text().splitlines()
+    assert said.startswith(f"study 'tiny' was last run from {ran / 'first.yaml'}, in another version (")
+    assert said.endswith("): train.steps 4 -> 2; seeds 2 -> 1. Both are kept; 'vitlab studies' lists them.")
+
+
+def test_changes_on_the_command_line_are_a_version_and_are_told(here: Path) -> None:
+    answer = lab.run("first.yaml", out="out", changes={"seeds": 1, "train.steps": 2, "run.workers": 1})
+    assert versions(answer.folder)[0].name == name_of(content(yaml.safe_load(Path("other.yaml").read_text())))
+    code, said = invoke("report", "first.yaml", "--set", "seeds=1", "--set", "train.steps=2")
+    assert code == 0 and "was run with --set seeds=1 --set train.steps=2." in " ".join(said.split())
+    code, said = invoke("status", "first.yaml", "--set", "seeds=1", "--set", "train.steps=2", "--json")
+    assert json.loads(said)["arms"]["baseline"] == {"done": 1}
+    code, said = invoke("report", "first.yaml")
+    assert (
+        code == 0
+        and "This is an earlier version of the study" in said
+        and "train.steps 4 -> 2" in " ".join(said.split())
+    )
+
+
+def test_studies_lists_every_version(here: Path) -> None:
+    code, said = invoke("studies", "--json")
+    ((study,), latest, earlier) = (json.loads(said), *json.loads(said)[0]["versions"])
+    assert (code, study["study"], study["question"]) == (0, "tiny", "Does the position matter?")
+    assert [(row["done"], row["failed"], row["missing"]) for row in (latest, earlier)] == [
+        (2, 0, 0),
+        (4, 0, 0),
+    ]
+    for row, file in ((latest, "other.yaml"), (earlier, "first.yaml")):
+        (verdict,) = vitlab.compare(file, out="out")["verdict"].dropna()
+        assert row["answer"] == f"1 {verdict}"
+    assert (latest["differs"], earlier["differs"]) == ("", "train.steps 2 -> 4; seeds 1 -> 2")
+    assert [Path(row["file"]).name for row in (latest, earlier)] == ["other.yaml", "first.yaml"]
+    code, said = invoke("studies")
+    assert [line.split()[0] for line in said.splitlines()[1:3]] == [latest["version"][:8], earlier["version"][:8]]
+    assert max(said.count(text) for text in ("first.yaml", "other.yaml")) == 1
+
+
+def test_running_an_earlier_version_again_makes_it_the_latest(here: Path) -> None:
+    folder = here / "out/studies/tiny"
+    before = [item.name for item in versions(folder)]
+    assert lab.run("first.yaml", out="out").trained == 0
+    assert [item.name for item in versions(folder)] == before[::-1]
+    assert len(vitlab.results("tiny", out="out")) == 4 and len(vitlab.results("other.yaml", out="out")) == 2
+
+
+def test_gc_keeps_what_any_version_needs_and_names_what_it_deletes(here: Path) -> None:
+    code, said = invoke("gc", "--yes")
+    assert code == 0 and "trials" not in said and len(list(here.glob("out/trials/*/*/result.json"))) == 6
+    latest, earlier = (item.name for item in versions(here / "out/studies/tiny"))
+    code, said = invoke("gc", "--yes", "--drop", f"tiny@{latest}")
+    assert code == 2 and "this is the latest version of study 'tiny'" in said
+    code, would = invoke("gc", "--drop", f"tiny@{earlier[:6]}")
+    assert {line.partition("\t")[2] for line in would.splitlines() if "trials" in line} == {
+        f"study tiny, arm {arm}, seed {seed}" for arm in ("baseline", "position=none") for seed in (0, 1)
+    }
+    assert len(list(here.glob("out/trials/*/*/result.json"))) == 6, "nothing goes without --yes"
+    code, _ = invoke("gc", "--yes", "--drop", f"tiny@{earlier[:6]}")
+    assert code == 0 and len(list(here.glob("out/trials/*/*/result.json"))) == 2
+    assert [item.name for item in versions(here / "out/studies/tiny")] == [latest]
+    (one,) = here.glob(f"out/trials/{open_study('tiny', out='out')[0].trials[0].trial.key}/*")
+    shutil.copytree(one, one.with_name("older"))
+    code, said = invoke("gc")
+    assert [line.partition("\t")[2] for line in said.splitlines() if "trials" in line] == [
+        "study tiny, arm baseline, seed 0"
+    ]
+
+
+def test_where_a_study_runs_and_where_its_data_lies_is_no_other_version() -> None:
+    plain = {"base": {"data": "digits", "train": {"steps": 4}}, "seeds": 2}
+    elsewhere = {**plain, "base": {**plain["base"], "data": {"type": "digits", "root": "/data"}}, "run": {"workers": 2}}  # type: ignore[dict-item]
+    assert name_of(content(plain)) == name_of(content(elsewhere)) != name_of(content({**plain, "seeds": 3}))
+    assert name_of(content(plain)) == name_of(content(dict(reversed(plain.items()))))
+    assert differences(content(plain), content({**plain, "question": "Why?"})) == "question (absent) -> Why?"
+
+
+def test_a_store_of_an_earlier_vitlab_is_read_and_goes_on(here: Path) -> None:
+    """It had one version of a study, without a name: plan.json, study.yaml and changes.json."""
+    shutil.rmtree("out/studies/tiny/versions")
+    (here / "out/studies/tiny/run.json").unlink()
+    plan = read_json(here / "out/studies/tiny/plan.json")
+    for name in ("version", "identities"):
+        del plan[name]
+    for name in ("arms", "known"):
+        del plan["registered"][name]
+    write_json(here / "out/studies/tiny/plan.json", plan)
+    assert len(vitlab.results("other.yaml", out="out")) == len(vitlab.results("tiny", out="out")) == 2
+    with pytest.raises(UserError, match=r"train.steps 4 -> 2; seeds 2 -> 1"):
+        vitlab.results("first.yaml", out="out")
+    assert lab.run("first.yaml", out="out").trained == 0
+    assert len(vitlab.results("other.yaml", out="out")) == 2 and len(vitlab.results("first.yaml", out="out")) == 4
+    code, said = invoke("report", "other.yaml")
+    assert code == 0 and "This is an earlier version" in said
+    # And it would read what is written now: the same files, with every value where it was.
+    now = read_json(here / "out/studies/tiny/plan.json")
+    assert set(plan) <= set(now) and set(plan["registered"]) <= set(now["registered"])
+    assert set(now["arms"][0]) == {field.name for field in dataclasses.fields(Arm)} == set(plan["arms"][0])
+    assert {"study.yaml", "changes.json", "plan.json"} <= set(os.listdir("out/studies/tiny"))
+
+
+def test_what_a_report_says_to_do_takes_every_trial_from_the_store(here: Path) -> None:
+    subprocess.run(["git", "init", "-q"], check=True)
+    subprocess.run(["git", "add", "first.yaml"], check=True)
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", *who, "commit", "-qm", "x"], check=True)
+    lab.run("first.yaml", out="out", changes={"question": "Why not?"})
+    lab.run("other.yaml", out="out")
+    for name in ("first.yaml", "other.yaml"):
+        changes = {"question": "Why not?"} if name == "first.yaml" else {}
+        doc = json.loads(str(report.render(*open_study(name, out="out", changes=changes), "json")))
+        assert doc["made"]["place"] == "In the folder that holds out"
+        assert re.fullmatch(r"[0-9a-f]{40}", doc["made"]["commit"])
+        count = len(doc["trials"])
+        words = shlex.split(doc["made"]["command"])
+        assert words[:2] == ["vitlab", "run"]
+        done = subprocess.run(
+            [sys.executable, "-m", *words], cwd=here, capture_output=True, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert f"\n0 trained, {count} taken from earlier runs.\n" in done.stdout
+    assert len(list(here.glob("**/result.json"))) == 6 and [item.name for item in here.glob("**/trials")] == ["trials"]
+
+
+def test_a_paused_trial_is_told_from_one_that_is_missing(here: Path) -> None:
+    plan, store = open_study("tiny", out="out")
+    trial = plan.trials[0].trial
+    folder = store.trial(trial.key, trial.code)
+    (folder.path / "result.json").unlink()
+    folder.checkpoint.mkdir()
+    code, said = invoke("status", "tiny", "--json")
+    status = json.loads(said)
+    assert code == 0 and status["arms"]["baseline"] == {"paused": 1}
+    (line,) = status["progress"]
+    assert line.startswith("baseline s0: paused, at step 2, epoch 0.02")
+    code, said = invoke("status", "tiny")
+    assert "baseline s0: paused, at step 2" in said

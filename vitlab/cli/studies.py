@@ -1,0 +1,119 @@
+"""``vitlab studies``: which studies an output folder holds, in which versions, and what each of them found."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vitlab.cli.options import json_option, out_option, shown
+
+if TYPE_CHECKING:
+    from vitlab.plan.values import Plan
+    from vitlab.plan.versions import Version
+    from vitlab.store import Store
+
+COUNTS = ("done", "failed", "missing")  #: what runs or is paused is missing yet
+
+
+@click.command()
+@out_option
+@json_option
+def command(out: Path, as_json: bool) -> None:
+    """List the studies in the output folder, each with its question and its versions.
+
+    A version is what the file of a study said when it was run, with the changes of the command line. VERSION names one
+    as NAME@VERSION, for 'vitlab report' and wherever else a study is asked for; NAME alone is the latest.
+    """
+    from vitlab.store import Store
+
+    store = Store(out.resolve())
+    found = [item for file in sorted(out.glob("studies/*/plan.json")) if (item := _study(file.parent, store))]
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    if not found:
+        click.echo(f"no study has been run in {out}", err=True)
+    for study in found:
+        _show(study)
+
+
+def _study(folder: Path, store: Store) -> dict[str, Any] | None:
+    from vitlab.plan.versions import versions
+
+    rows = [row for version in versions(folder.resolve()) if (row := _row(version, store))]
+    questions = [row.pop("question") for row in rows]
+    return {"study": folder.name, "question": questions[0], "versions": rows} if rows else None
+
+
+def _row(version: Version, store: Store) -> dict[str, Any] | None:
+    """What is listed of a version, or None where its plan went while this looked."""
+    from dataclasses import replace
+
+    from vitlab.cli.status import state_of
+    from vitlab.plan.versions import differences, versions
+    from vitlab.plan.written import read_plan
+
+    plan = read_plan(version.folder / "plan.json")
+    if plan is None:
+        return None
+    study = store.study(plan.study)
+    if version.folder != study:
+        plan = replace(plan, version=version.name)
+    states = Counter(
+        state_of(store.trial(trial.key, trial.code))
+        for trial in {(item.trial.key, item.trial.code): item.trial for item in plan.trials}.values()
+    )
+    latest = versions(study)[0]
+    known = version.content is not None and latest.content is not None
+    return {
+        "question": plan.question,
+        "version": version.name,
+        "run": version.when,
+        "file": version.run.get("file", ""),
+        "set": version.given,
+        "differs": differences(latest.content or {}, version.content or {}) if known else "",
+        **{name: states[name] for name in COUNTS[:-1]},
+        "missing": len(plan.pending) + states.total() - states["done"] - states["failed"],
+        "answer": _answer(plan, store),
+    }
+
+
+def _answer(plan: Plan, store: Store) -> str:
+    """How many comparisons came to which verdict, in a word each; from the report, where it is up to date."""
+    from vitlab import report
+
+    text = report.stored(plan, store, "json")
+    if text is not None:
+        rows = json.loads(text)["arms"]
+    else:  # only this needs pandas
+        from vitlab.report.document import plain
+        from vitlab.report.frame import results
+        from vitlab.report.judgement import summary
+
+        rows = plain(summary(results(plan, store), plan))
+    counts = Counter(row["verdict"] for row in rows if row["verdict"])
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing compared"
+
+
+def _show(study: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from vitlab.report.words import states
+
+    console = Console(highlight=False, width=10_000)  # lines are as long as they are: they are searched and cut
+    console.print(Text(study["study"], style="bold") + Text(f"  {study['question']}"))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for row in study["versions"]:
+        source = " ".join(text for text in (shown(Path(row["file"])) if row["file"] else "", row["set"]) if text)
+        trials = states({"diverged": 0, "running": 0, **row})
+        table.add_row(*(Text(f" {cell}") for cell in (row["version"][:8], row["run"], trials, row["answer"], source)))
+    console.print(table)
+    for row in study["versions"][1:]:
+        if row["differs"]:
+            console.print(Text(f"  {row['version'][:8]} against the latest: {row['differs']}"))

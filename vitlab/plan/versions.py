@@ -1,0 +1,199 @@
+"""Versions of a study: each content that its file had when it was run, the changes of the command line applied.
+
+``studies/<name>/`` holds the latest version, ``studies/<name>/versions/<version>/`` every earlier one, as the same
+files: ``plan.json``, ``study.yaml``, ``changes.json``, ``run.json`` (when, from which file, folder and commit) and
+``report/``.
+A version is named by a digest of the content alone: neither code, nor where and how trials run, nor where data lies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from vitlab.errors import SpecError, UserError
+from vitlab.plan.key import key_of
+from vitlab.spec import Study, read_study
+from vitlab.store import mapping, read_json, temporary, write_json
+
+EARLIER = "versions"
+FILES = ("study.yaml", "changes.json", "run.json", "plan.json")
+"""What makes up a version; the plan last, because a folder without one is no version."""
+BESIDE = ("run", "check")  #: keys of a study file that no result and no report depends on
+SHOWN = 8  #: differences that are listed one by one
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a study, as it was run."""
+
+    folder: Path
+    name: str  #: its digest
+    content: Mapping[str, Any] | None  #: see :func:`content`; None where the file was not kept or cannot be read
+    changes: Mapping[str, Any]  #: ``--set``
+    run: Mapping[str, Any]  #: run.json: ``version, time, file, folder, plugins, commit``; empty in older stores
+
+    @property
+    def time(self) -> float:
+        """When it was last run, in seconds since 1970."""
+        file = next((self.folder / name for name in FILES[1::2] if (self.folder / name).exists()), self.folder)
+        return float(self.run.get("time") or file.stat().st_mtime)
+
+    @property
+    def when(self) -> str:
+        return datetime.fromtimestamp(self.time, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+    @property
+    def given(self) -> str:
+        """The changes of the command line, as they are typed; where and how trials run is left out."""
+        return " ".join(
+            f"--set {shlex.quote(f'{path}={value if isinstance(value, str) else json.dumps(value)}')}"
+            for path, value in self.changes.items()
+            if path.partition(".")[0] not in BESIDE
+        )
+
+
+def rooted(path: str) -> str:
+    """Return the place in a study file that ``--set`` means: ``data.root`` is short for ``base.data.root``."""
+    return path if path.split(".")[0] in Study.model_fields else f"base.{path}"
+
+
+def content(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a study file decides its results and how they are judged."""
+    return {name: _settled(value) for name, value in data.items() if name not in BESIDE}
+
+
+def content_of(file: Path, changes: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """Return the content of a study file, changes applied.
+
+    Raises:
+        SpecError: if the file cannot be read as a study.
+    """
+    study, document, problems = read_study(file, {rooted(path): value for path, value in changes.items()})
+    if study is None or problems:
+        raise SpecError(problems)
+    return content(document.data)
+
+
+def name_of(content: Mapping[str, Any]) -> str:
+    """Return the name of the version that has this content."""
+    return key_of(json.loads(json.dumps(content, default=str)))[:16]
+
+
+def versions(folder: Path) -> list[Version]:
+    """Return the versions of the study in a folder: the latest, then the earlier ones, the newest first."""
+    latest = _version(folder)
+    earlier = [_version(path) for path in (folder / EARLIER).glob("*")]
+    known = [found for found in earlier if found is not None and (latest is None or found.name != latest.name)]
+    return [*([latest] if latest is not None else []), *sorted(known, key=lambda version: -version.time)]
+
+
+def folder_of(study: Path, name: str) -> Path:
+    """Return where a version of the study in a folder stands; the folder itself for the latest."""
+    earlier = study / EARLIER / name
+    return earlier if name and (earlier / "plan.json").exists() else study
+
+
+def version(study: Path, name: str = "") -> Version | None:
+    """Return a version of the study in a folder, by default the latest; None where it has not been run."""
+    return _version(folder_of(study, name))
+
+
+def keep(study: Path, new: str) -> Version | None:
+    """Keep the latest version of a study as an earlier one, unless ``new`` is the same.  Returns the latest."""
+    latest = _version(study)
+    if latest is None or latest.name == new:
+        return latest
+    folder = study / EARLIER / latest.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        if (study / name).exists():
+            unfinished = temporary(folder / name)
+            shutil.copy2(study / name, unfinished)
+            os.replace(unfinished, folder / name)
+    shutil.rmtree(folder / "report", ignore_errors=True)
+    with suppress(OSError):  # there is none; it is made anew from the trials when it is asked for
+        os.replace(study / "report", folder / "report")
+    return latest
+
+
+def began(study: Path, version: str, circumstances: Mapping[str, Any]) -> None:
+    """Note that a run of a version, which is now the latest, has begun: its ``time, file, folder, plugins, commit``."""
+    write_json(study / "run.json", {"version": version, **circumstances})
+    (study / EARLIER / version / "plan.json").unlink(missing_ok=True)  # its study file may be what is being run
+
+
+def find(study: Path, version: str) -> Version:
+    """Return the version of a study whose name begins like this.
+
+    Raises:
+        UserError: if there is none, or more than one.
+    """
+    known = versions(study)
+    found = [item for item in known if version and item.name.startswith(version)]
+    if len(found) != 1:
+        what = "no version" if not found else f"{len(found)} versions"
+        names = ", ".join(item.name[:8] for item in known) or "none"
+        raise UserError(f"{study.name}@{version}: study '{study.name}' has {what} of that name. Versions: {names}.")
+    return found[0]
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """Return in words how the second content differs: ``train.epochs 10 -> 1; seeds 5 -> 2``."""
+    before, after = flat(first), flat(second)
+    paths = [path for path in {**before, **after} if before.get(path, _ABSENT) != after.get(path, _ABSENT)]
+    parts = [
+        f"{path.removeprefix('base.')} {_text(before.get(path, _ABSENT))} -> {_text(after.get(path, _ABSENT))}"
+        for path in paths[:SHOWN]
+    ]
+    return "; ".join([*parts, *([f"{len(paths) - SHOWN} more"] if len(paths) > SHOWN else [])])
+
+
+def flat(tree: Any, place: str = "") -> dict[str, Any]:
+    """Return every leaf of nested mappings under its dotted path."""
+    if not isinstance(tree, Mapping) or not tree:
+        return {place: tree}
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        leaves |= flat(value, f"{place}.{name}" if place else str(name))
+    return leaves
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+_ABSENT = object()
+
+
+def _version(folder: Path) -> Version | None:
+    """The version whose files lie in a folder, or None where there is no plan."""
+    if not (folder / "plan.json").exists():
+        return None
+    run, changes = (read_json(folder / name, mapping) or {} for name in ("run.json", "changes.json"))
+    stored = None
+    with suppress(SpecError):
+        stored = content_of(folder / "study.yaml", changes)
+    name = folder.name if folder.parent.name == EARLIER else str(run.get("version", ""))
+    if not name:  # from before versions had names
+        name = name_of({"plan": (folder / "plan.json").read_text(errors="replace")} if stored is None else stored)
+    return Version(folder, name, stored, changes, run)
+
+
+def _settled(value: Any, name: str = "") -> Any:
+    """A value without where its data lies, and a component that has no options by its name alone."""
+    if isinstance(value, Mapping):
+        left = {key: _settled(item, str(key)) for key, item in value.items() if (name, key) != ("data", "root")}
+        return left["type"] if set(left) == {"type"} else left
+    return [_settled(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _text(value: Any) -> str:
+    text = "(absent)" if value is _ABSENT else value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
