@@ -13,11 +13,12 @@ from torch.func import stack_module_state
 from vitlab import noise
 from vitlab.components import patch
 from vitlab.components.attention import attention
-from vitlab.components.norm import NoNorm
+from vitlab.components.mlp import GeluMLP
+from vitlab.components.norm import LayerNorm, NoNorm
 from vitlab.components.position.additive import Learned
 from vitlab.geometry import DataInfo
 from vitlab.models import innermost
-from vitlab.models.vit import ViT
+from vitlab.models.vit import Block, ViT
 from vitlab.slots import slot
 from vitlab.testing.engines import check_engines
 from vitlab.training.cohort import why_not_stack
@@ -110,6 +111,21 @@ def test_a_part_of_somebody_else_in_the_place_of_one_that_is_told_here_is_not_kn
     part = model.get_submodule(at)
     part.__class__ = type("Mine", (type(part),), {})
     assert model.why_not_innermost() == f"{at} is a Mine, which is not known with the batch innermost"
+
+
+@pytest.mark.parametrize(
+    ("cls", "method"), [(GeluMLP, "forward"), (LayerNorm, "forward"), (Block, "forward"), (ViT, "forward_features")]
+)
+def test_a_patched_built_in_is_not_passed_over(cls: type, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = getattr(cls, method)
+    monkeypatch.setattr(cls, method, lambda self, *inputs: 2 * original(self, *inputs))
+    assert "has a replaced forward method or a hook" in (built().why_not_innermost() or "")
+
+
+def test_a_hook_is_not_passed_over() -> None:
+    model = built()
+    model.blocks[1].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
+    assert "blocks.1.mlp, a GeluMLP, has a replaced forward method or a hook" in (model.why_not_innermost() or "")
 
 
 def test_norms_of_queries_and_hooks_of_positions_count_by_what_they_are() -> None:

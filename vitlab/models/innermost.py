@@ -48,7 +48,7 @@ Rows = Mapping[str, Tensor]
 
 
 def why_not(model: ViT) -> str | None:
-    """Why a model cannot be computed like this, in one sentence; None where it can."""
+    """Return why a model cannot be computed like this, in one sentence; None where it can."""
     position = model.position
     for what, needed, hook in (
         ("rotates queries and keys", position.needs_rotation, "rotation"),
@@ -68,6 +68,9 @@ def why_not(model: ViT) -> str | None:
                 return f"{where}.{name} is a {type(part).__name__}, which is not known with the batch innermost"
         if cast(Dropout, attend.attn_drop).p > 0:
             return f"{where} drops weights, which is not known with the batch innermost"
+    for path, module in model.named_modules():
+        if _is_altered(module):
+            return f"{path or 'the model'}, a {type(module).__name__}, has a replaced forward method or a hook"
     return None
 
 
@@ -318,6 +321,22 @@ def _idle(part: nn.Module) -> bool:
 def _is_of(base: type, method: str, part: nn.Module) -> bool:
     """Whether a part has a method from that very class."""
     return getattr(type(part), method) is getattr(base, method)
+
+
+def _is_altered(module: nn.Module) -> bool:
+    """Return True if code outside of the module's class has a say in its forward pass: a replaced method, or a hook."""
+    cls = type(module)
+    replaced = [name for name in RETOLD if (method := getattr(cls, name, None)) and not _is_own(cls, name, method)]
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return bool(replaced) or any(hooks) or any(name in vars(module) for name in RETOLD)
+
+
+def _is_own(cls: type, name: str, method: Any) -> bool:
+    """Return True if a method was written in the body of the class that has it."""
+    owner = next(base for base in cls.__mro__ if name in vars(base))
+    if owner is nn.Module:
+        return True
+    return (method.__module__, method.__qualname__) == (owner.__module__, f"{owner.__qualname__}.{name}")
 
 
 def _types(*parts: nn.Module) -> tuple[type, ...]:
