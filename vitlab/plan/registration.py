@@ -51,8 +51,10 @@ def registered(plan: Plan, earlier: Mapping[str, Any] | None, ended: Callable[[s
         and first is not None
         and (first.get("seen") or any(ended(item["key"], item["code"]) for item in earlier["trials"]))
     ):
-        arms = {**plan.identities, **first.get("arms", {})}
-        return replace(plan, registered={**first, "arms": arms, "seen": True})
+        kept = {**first, "arms": {**plan.identities, **first.get("arms", {})}}
+        if not any(ended(item.trial.key, item.trial.code) for item in plan.trials):
+            kept["seen"] = True  # nothing in this plan will tell the next run that there were results
+        return replace(plan, registered=kept)
     return replace(plan, registered={**registration(plan), "known": _known(plan, ended)})
 
 
