@@ -47,6 +47,22 @@ Rows = Mapping[str, Tensor]
 """Parameters and buffers by name, each with the members in front."""
 
 
+RECOMPUTED = (
+    *attention.SOFTMAX,
+    attention.OneHead,
+    mlp.GeluMLP,
+    norm.LayerNorm,
+    norm.NoNorm,
+    patch.Linear,
+    Dropout,
+    DropPath,
+    nn.Linear,
+    nn.GELU,
+    nn.Identity,
+)
+"""Parts that may be computed here without a call of their ``forward``, as the model itself and its blocks are."""
+
+
 def why_not(model: ViT) -> str | None:
     """Return why a model cannot be computed like this, in one sentence; None where it can."""
     position = model.position
@@ -68,7 +84,12 @@ def why_not(model: ViT) -> str | None:
                 return f"{where}.{name} is a {type(part).__name__}, which is not known with the batch innermost"
         if cast(Dropout, attend.attn_drop).p > 0:
             return f"{where} drops weights, which is not known with the batch innermost"
-    for path, module in model.named_modules():
+    parts = [part for part in model.named_modules() if type(part[1]) in RECOMPUTED]
+    for path, module in [
+        ("", model),
+        *((f"blocks.{name}", block) for name, block in model.blocks.named_children()),
+        *parts,
+    ]:
         if _is_altered(module):
             return f"{path or 'the model'}, a {type(module).__name__}, has a replaced forward method or a hook"
     return None
