@@ -66,6 +66,14 @@ def test_interrupt_while_a_command_begins_is_one_line(tmp_path: Path, delay_s: f
     assert (process.returncode, err) == (130, "interrupted\n"), out
 
 
+def test_interrupt_within_code_made_from_text_is_exit_code_130(tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text("import os, signal, time\nexec('os.kill(os.getpid(), signal.SIGINT); time.sleep(60)')\n")
+    words = [sys.executable, "-m", "vitlab", "validate", study(tmp_path), "--plugin", plugin]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n"), done.stdout
+
+
 def training(folder: Path) -> bool:
     return any('"metrics"' in file.read_text() for file in folder.glob("vitlab-runs/trials/*/*/events.jsonl"))
 

@@ -13,6 +13,7 @@ import atexit
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -34,8 +35,7 @@ def install() -> None:
     """Handle Ctrl-C in this process, unless whoever started it has it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
-        # Registered first, it is called last: the interpreter then restores the default, which kills.
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+        atexit.register(_finish)  # registered first, it is called last
     sys.excepthook = _excepthook
     sys.unraisablehook = _unraisablehook
 
@@ -54,6 +54,20 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     state.left -= 1
     state.raised = True
     raise KeyboardInterrupt
+
+
+def _finish() -> None:
+    """Ignore Ctrl-C while the interpreter ends, which restores the default: to be killed.
+
+    An interrupted process ends here.  Where Ctrl-C came while ``exec`` ran code from text, as dataclasses do, CPython
+    would end ``python -m`` as killed by a signal, whatever its exit code.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if state.reported:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+                stream.flush()
+        os._exit(EXIT_CODE)
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
