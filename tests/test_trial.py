@@ -606,6 +606,27 @@ def test_weights_are_kept_only_where_asked(folder: Any) -> None:
         load_model(folder("t"))
 
 
+def test_flipped_bit_of_weights_is_refused_wherever_it_is(folder: Any) -> None:
+    where = folder("t")
+    done(run_trial(trial(train={"steps": 1}), where, Settings()))
+    whole = where.weights.read_bytes()
+    model, transform = load_model(where)
+    start = 8 + int.from_bytes(whole[:8], "little")
+    mean = whole.index(b"mean")
+    names = whole.index(b'"F32"')
+    for at in [0, names + 1, *range(mean + 8, mean + 60), start, (start + len(whole)) // 2, len(whole) - 1]:
+        where.weights.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            other, theirs = load_model(where)
+        except WeightsError as error:
+            assert str(where.weights) in str(error) and "\n" not in str(error)
+        else:
+            assert theirs.sight == transform.sight, whole[at - 9 : at + 9]
+            assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    where.weights.write_bytes(whole)
+    assert load_model(where)[1].sight == transform.sight
+
+
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 
 

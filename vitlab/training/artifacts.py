@@ -8,6 +8,7 @@ B batch, N images of a split, C channels, H and W pixels.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _HEADER = "vitlab"
+_DIGEST = "sha256"  #: of the header; that of the tensors is in the result
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ class Transform:
 
 def write_weights(file: Path, state: Mapping[str, Tensor], sight: Sight) -> None:
     """Write the weights of a model, and what it sees.  Not settled: the result of the trial is, after all else."""
-    header = {"info": asdict(sight.info), "mean": sight.mean, "std": sight.std}
-    write_bytes(file, packed(state, {_HEADER: json.dumps(header)}), settled=False)
+    header = json.dumps({"info": asdict(sight.info), "mean": sight.mean, "std": sight.std})
+    write_bytes(file, packed(state, {_HEADER: header, _DIGEST: _sha256(header)}), settled=False)
 
 
 def read_weights(file: Path) -> tuple[dict[str, Tensor], Sight]:
@@ -97,7 +99,11 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], Sight]:
     """
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
-            header = json.loads((opened.metadata() or {})[_HEADER])
+            metadata = opened.metadata() or {}
+            text = metadata[_HEADER]
+            if metadata.get(_DIGEST, _sha256(text)) != _sha256(text):  # files of earlier versions have no digest
+                raise ValueError("its header is not what was written")
+            header = json.loads(text)
             state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is not a mapping
         sight = Sight(_info(header["info"]), tuple(header["mean"]), tuple(header["std"]))
     except FileNotFoundError:
@@ -105,6 +111,10 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], Sight]:
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise WeightsError(f"{file} is not a file of trained weights: {error}") from None
     return state, sight
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_predictions(file: Path, predictions: Mapping[str, Columns]) -> None:
