@@ -230,7 +230,20 @@ def test_what_plugins_get_wrong_exits_with_3(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("import nothing_of_that_name\n")
     code, printed, err = call("validate", write(tmp_path), "--plugin", broken)
-    assert (code, printed) == (3, "") and "nothing_of_that_name" in err and "broken.py" in err
+    assert (code, printed) == (3, "")
+    assert err.splitlines() == [
+        f"plugin file {broken} failed: ModuleNotFoundError: No module named 'nothing_of_that_name', at {broken}:1",
+        f"  {broken}:1, in <module>",
+        "    import nothing_of_that_name",
+    ]
+
+
+def test_endless_recursion_of_a_plugin_is_shown_in_a_few_lines(tmp_path: Path) -> None:
+    deep = tmp_path / "deep.py"
+    deep.write_text("def f(n):\n    return f(n + 1)\nf(0)\n")
+    code, _, err = call("validate", write(tmp_path), "--plugin", deep)
+    assert code == 3 and "RecursionError" in err and len(err.splitlines()) < 30
+    assert re.search(r"  \.\.\. \d+ more calls", err), err
 
 
 BLOCKS = """

@@ -27,7 +27,7 @@ class Offer:
     origin: str  #: where the distribution was installed from, or into
     health: str  #: works, kept out (by the user), refused (it needs another vitlab), broken
     reason: str  #: one sentence, where it does not work
-    detail: str  #: what there is beyond the sentence, such as a traceback
+    detail: str  #: the lines below the sentence: the frames of the plugin
 
     @property
     def broken(self) -> bool:
@@ -35,7 +35,9 @@ class Offer:
 
 
 @click.command()
-@click.option("--strict", is_flag=True, help="Exit with 3 if a plugin does not load; tracebacks go to stderr.")
+@click.option(
+    "--strict", is_flag=True, help="Exit with 3 if a plugin does not load; stderr shows its lines that failed."
+)
 @json_option
 def command(strict: bool, as_json: bool) -> None:
     """List what installed plugins offer, loading each to see whether it works."""

@@ -12,6 +12,9 @@ from vitlab import guests
 from vitlab.errors import VitlabError
 from vitlab.slots import files
 
+SHOWN = 5
+"""Number of frames that are shown of each end of a long stack, as an endless recursion has."""
+
 
 @dataclass(frozen=True)
 class Culprit:
@@ -29,7 +32,11 @@ class Culprit:
 
     def __str__(self) -> str:
         lines = []
-        for frame in self.frames:
+        for number, frame in enumerate(self.frames):
+            if SHOWN <= number < len(self.frames) - SHOWN:
+                if number == SHOWN:
+                    lines.append(f"  ... {len(self.frames) - 2 * SHOWN} more calls")
+                continue
             lines.append(f"  {_relative(Path(frame.filename))}:{frame.lineno}, in {frame.name}")
             if frame.line:
                 lines.append(f"    {frame.line}")
@@ -53,6 +60,8 @@ def culprit(error: BaseException) -> Culprit | None:
             for module, code, line in _frames(link.__traceback__)
             if _is_of_a_plugin(module, code.co_filename)
         ]
+        if isinstance(link, SyntaxError) and link.filename and _is_of_a_plugin("", link.filename):
+            frames.append(traceback.FrameSummary(link.filename, link.lineno or 1, "<module>"))
         if frames:
             last = frames[-1]
             return Culprit(Path(last.filename), last.lineno or 0, last.name, tuple(frames))
@@ -67,6 +76,12 @@ def sentence_with_place(error: BaseException) -> str:
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     found = culprit(error)
     return text if found is None else f"{text}, at {found.place}"
+
+
+def with_frames(error: BaseException) -> str:
+    """Return an exception as :func:`sentence_with_place` does and, on further lines, the frames of plugins."""
+    found = culprit(error)
+    return sentence_with_place(error) + (f"\n{found}" if found is not None else "")
 
 
 def _frames(link: TracebackType | None) -> Iterator[tuple[str, CodeType, int]]:

@@ -6,7 +6,6 @@ import ast
 import hashlib
 import importlib.util
 import sys
-import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +39,7 @@ class FromFile:
         _from_files.remove(self)
 
 
-_running: dict[str, Origin] = {}  # module to origin, while a file runs
+_running: dict[str, tuple[Path, Origin]] = {}  # module to file and origin, while a file runs
 _files: dict[Path, Origin] = {}  # that have run, and under which digest
 _texts: dict[str, bytes] = {}  # module to the text that was run, earlier versions of files included
 _from_files: list[FromFile] = []
@@ -48,7 +47,7 @@ _from_files: list[FromFile] = []
 
 def running(module: str) -> Origin | None:
     """The origin of a file that is being run as this module; None for every other module."""
-    return _running.get(module)
+    return _running[module][1] if module in _running else None
 
 
 def registered(slot: str) -> list[FromFile]:
@@ -57,8 +56,8 @@ def registered(slot: str) -> list[FromFile]:
 
 
 def loaded() -> list[Path]:
-    """Return the files that have been run."""
-    return list(_files)
+    """Return the files that have been run, or are being run."""
+    return [*_files, *(path for path, _ in _running.values())]
 
 
 def module_of(origin: Origin) -> str:
@@ -83,7 +82,7 @@ def load_file(file: Path | str) -> Origin:
     registered before.  A file that fails leaves everything as it was.
 
     Raises:
-        BrokenComponent: if it is not there or fails, with its traceback.
+        BrokenComponent: if it is not there or fails; below the sentence, its lines that were running.
         ClashError: if it registers what another file of that name has registered.
     """
     path = Path(file).resolve()
@@ -105,7 +104,7 @@ def load_file(file: Path | str) -> Origin:
     for known in replaced:
         known.leave()
     kept = len(_from_files)
-    _running[name] = origin
+    _running[name] = path, origin
     imports.note(name, path)
     try:
         spec.loader.exec_module(module)
@@ -117,8 +116,10 @@ def load_file(file: Path | str) -> Origin:
             known.join()
         if not isinstance(error, Exception | SystemExit) or isinstance(error, BrokenComponent | ClashError):
             raise
+        from vitlab.slots.blame import with_frames
+
         # whatever else a guest raises while it is run is what we are here to report
-        raise BrokenComponent(f"plugin file {file} failed: {error!r}\n{traceback.format_exc()}") from error
+        raise BrokenComponent(f"plugin file {file} failed: {with_frames(error)}") from error
     finally:
         del _running[name]
     _files[path] = origin

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import traceback
 import typing
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,6 +15,7 @@ from pydantic import BaseModel
 from vitlab import guests, imports
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent, nearest
 from vitlab.slots import files
+from vitlab.slots.blame import with_frames
 from vitlab.slots.options import Options, clashing_defaults, faults_of, is_choice, options_of
 from vitlab.slots.resolved import Resolved
 from vitlab.slots.rooms import BUILT_IN, OURS, Origin
@@ -151,7 +151,7 @@ class Slot(Generic[T]):
             component = point.load()
         except (Exception, SystemExit) as error:  # whatever a guest raises while it is imported is to be reported
             raise BrokenComponent(
-                f"{self.name} '{point.name}' from {origin} failed to import: {error!r}\n{traceback.format_exc()}"
+                f"{self.name} '{point.name}' from {origin} failed to import: {with_frames(error)}"
             ) from error
         self._add(point.name, component, origin)
 
