@@ -21,7 +21,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -146,13 +146,24 @@ class Bench:
             path.relative_to(self.whole): repr(TrialFolder(path).result())
             for path in (self.whole / "trials").glob("*/*")
         }
+        self.entries = {path.relative_to(self.whole): path.is_dir() for path in sorted(self.whole.rglob("*"))}
+        self.copies: dict[Path, tuple[int, int, int]] = {}
 
     def restore(self) -> None:
+        """Make the copy whole again: remove what is new, and copy what has changed."""
         from vitlab import store
 
-        if self.out.exists():
-            shutil.rmtree(self.out)
-        shutil.copytree(self.whole, self.out)
+        self.out.mkdir(exist_ok=True)
+        for path in sorted(self.out.rglob("*"), reverse=True):
+            if self.entries.get(path.relative_to(self.out)) != path.is_dir():
+                store.remove(path)
+        for name, is_folder in self.entries.items():
+            path = self.out / name
+            if is_folder:
+                path.mkdir(exist_ok=True)
+            elif not path.exists() or self.copies[name] != _state(path):
+                shutil.copy2(self.whole / name, path)
+                self.copies[name] = _state(path)
         store._checked.clear()
         store._reported.clear()
 
@@ -195,10 +206,7 @@ class Bench:
         from vitlab import lab
         from vitlab.store import TrialFolder
 
-        with (
-            mock.patch.object(lab, "execute", self.train),
-            mock.patch("vitlab.report.figures.figures", lambda *_, **__: {}),
-        ):
+        with mock.patch.object(lab, "execute", self.train):
             answer = lab.run(self.file, out=self.out, retry_failed=True)
         assert answer.failed == 0, answer
         found = {name: repr(TrialFolder(self.out / name).result()) for name in self.results}
@@ -212,7 +220,7 @@ class Bench:
         self.restore()
         done = mutate(rng, self.out)
         commands: list[tuple[str, ...]] = rng.sample(READERS, chosen)
-        if rng.random() < 0.1:
+        if rng.random() < 0.05:
             commands.append(("run",))
             commands.append(("report", "tiny", "--format", "json"))
         for words in commands:
@@ -224,7 +232,7 @@ class Bench:
             signal.signal(signal.SIGVTALRM, stop)
             signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
             try:
-                with GUARD.watching(self.out) as broken, _quiet():
+                with GUARD.watching(self.out) as broken, _quiet(), _pictures(drawn=index % 20 == 0):
                     if words == ("run",):
                         self.run()
                     else:
@@ -251,6 +259,17 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+def _pictures(*, drawn: bool) -> AbstractContextManager[Any]:
+    """Draw the pictures of reports, or leave them out: they take most of the time."""
+    return nullcontext() if drawn else mock.patch("vitlab.report.figures.figures", lambda *_, **__: {})
+
+
+def _state(file: Path) -> tuple[int, int, int]:
+    """Return what changes when a file is replaced or written to."""
+    found = file.lstat()
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
 @contextmanager
 def bench() -> Iterator[Bench]:
     """Build the study in a temporary folder; logs go nowhere."""
@@ -263,7 +282,8 @@ def bench() -> Iterator[Bench]:
             for words in READERS:  # imports, caches
                 with _quiet():
                     made.call(words)
-            made.run()
+            with _pictures(drawn=False):
+                made.run()
             yield made
     finally:
         logging.disable(logging.NOTSET)

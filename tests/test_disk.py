@@ -11,13 +11,18 @@ import yaml
 from fuzz_store import STUDY
 from test_cli import call
 
+from vitlab.store import Store, TrialFolder
+
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitlab.report.figures.figures", lambda *_, **__: {})
 
 
-@pytest.mark.parametrize(("writes", "number"), [(0, errno.ENOSPC), (1, errno.EROFS)])
+@pytest.mark.parametrize(
+    ("writes", "number"),
+    [(0, errno.ENOSPC), (1, errno.EROFS), (5, errno.ENOSPC), (12, errno.ENOSPC), (20, errno.EROFS)],
+)
 def test_disk_that_takes_no_more_writes_ends_a_run_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int, number: int
 ) -> None:
@@ -42,3 +47,37 @@ def test_disk_that_takes_no_more_writes_ends_a_run_in_a_sentence(
     assert code == 0, err
     assert len(list(out.glob("trials/*/*/result.json"))) == 4
     assert all(path.read_bytes() == content for path, content in kept.items())
+
+
+def test_finished_study_is_reported_from_a_folder_that_takes_no_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out = tmp_path / "tiny.yaml", tmp_path / "out"
+    file.write_text(yaml.safe_dump(STUDY))
+    assert call("run", file, "--out", out, "--json")[0] == 0
+    store = Store(out)
+    (damaged, *_) = sorted(out.glob("trials/*/*/result.json"))
+    damaged.write_bytes(b"")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as disk:
+        for name in ("replace", "rename", "fsync", "mkdir", "unlink"):
+            disk.setattr(os, name, refuse)
+        for words in (
+            ["report", "tiny"],
+            ["report", "tiny", "--format", "csv"],
+            ["status", "tiny"],
+            ["compare", "tiny", "tiny"],
+        ):
+            code, printed, err = call(*words, "--out", out)
+            assert code == 0 and printed, (words, err)
+    assert damaged.read_bytes() == b""
+    code, _, err = call("run", file, "--out", out, "--json")
+    assert code == 0 and TrialFolder(damaged.parent).done(), err
+    (aside,) = damaged.parent.glob("result.json.damaged-*")
+    assert store.leftovers() == [aside]
+    assert str(aside) in call("gc", "--out", out)[1].splitlines() and aside.exists()
+    call("gc", "--out", out, "--yes")
+    assert not aside.exists() and damaged.exists()
