@@ -188,6 +188,14 @@ def test_a_sister_package_and_a_base_class_elsewhere_are_followed(tmp_path: Path
     assert len(set(seen)) == 4
 
 
+def test_every_module_behind_a_star_is_followed(tmp_path: Path) -> None:
+    write(tmp_path / "starry" / "__init__.py", "from .one import *\nfrom .two import *\nfrom .three import c\n")
+    for number, name in (("one", "a"), ("two", "b"), ("three", "c")):
+        write(tmp_path / "starry" / f"{number}.py", f"{name} = 1\n")
+    write(tmp_path / "star_gazer.py", "from starry import *\n")
+    assert {"starry.one", "starry.two", "starry.three"} <= set(closure(["star_gazer"]))
+
+
 def install(site: Path, name: str, version: str, recorded: Mapping[str, Any] | None = None) -> Path:
     """Lay a package and its metadata down as pip would, in the place of an earlier version."""
     for old in site.glob(f"{name}-*.dist-info"):

@@ -140,7 +140,7 @@ def standing(module: str, importer: str) -> str:
 def home(module: str, name: str, reader: Reader) -> str:
     """Return the module that ``from module import name`` really depends on."""
     file = file_of(module)
-    if not name or file is None or file.name != PACKAGE:
+    if name in ("", "*") or file is None or file.name != PACKAGE:
         return module
     if file_of(f"{module}.{name}"):
         return f"{module}.{name}"
