@@ -170,6 +170,25 @@ def test_running_an_earlier_version_again_makes_it_the_latest(here: Path) -> Non
     assert len(vitlab.results("tiny", out="out")) == 4 and len(vitlab.results("other.yaml", out="out")) == 2
 
 
+def test_a_run_killed_as_it_begins_leaves_the_kept_version_as_it_was(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its plan is written by then, and who was last run is still the version before."""
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    write(here / "third.yaml", steps=3)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(lab, "began", killed)
+        lab.run("third.yaml", out="out")
+    for _ in range(2):
+        for file, steps in (("first.yaml", {4}), ("other.yaml", {2})):
+            assert set(vitlab.results(file, out="out")["steps"]) == steps
+        lab.run("third.yaml", out="out")
+    assert set(vitlab.results("third.yaml", out="out")["steps"]) == {3}
+
+
 def test_gc_keeps_what_any_version_needs_and_names_what_it_deletes(here: Path) -> None:
     code, said = invoke("gc", "--yes")
     assert code == 0 and "trials" not in said and len(list(here.glob("out/trials/*/*/result.json"))) == 6

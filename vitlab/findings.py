@@ -205,17 +205,18 @@ def _version_of(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
         UserError: if other versions of the study have been run, but not this one.
     """
     known = versions(study)
-    latest = known[0].content if known else None
-    if latest is None:  # nothing says of which version the results are
+    if all(version.content is None for version in known):  # nothing says of which version the results are
         return study
     wanted = content_of(file, changes)
     found = [version.folder for version in known if version.name == name_of(wanted)]
     if found:
         return found[0]
     name, given = study.name, f" with {known[0].given}" if known[0].given else ""
+    latest = known[0].content
+    differ = "" if latest is None else f": {differences(wanted, latest)}"
     raise UserError(
         f"{file}: this version of study '{name}' has not been run. The latest one that has been, {name}@"
-        f"{known[0].name[:8]} ({known[0].when}{given}), differs from it: {differences(wanted, latest)}. "
+        f"{known[0].name[:8]} ({known[0].when}{given}), differs from it{differ}. "
         f"'vitlab run {file}' runs the file; the name '{name}' in place of the file stands for the latest run, "
         "'vitlab studies' lists all versions."
     )

@@ -22,7 +22,7 @@ from typing import Any
 from vitlab.errors import SpecError, UserError
 from vitlab.plan.key import key_of
 from vitlab.spec import Study, read_study
-from vitlab.store import mapping, read_json, temporary, write_json
+from vitlab.store import Damaged, load_json, mapping, read_json, temporary, write_json
 
 EARLIER = "versions"
 FILES = ("study.yaml", "changes.json", "run.json", "plan.json")
@@ -173,17 +173,31 @@ _ABSENT = object()
 
 
 def _version(folder: Path) -> Version | None:
-    """The version whose files lie in a folder, or None where there is no plan."""
+    """Return the version whose files lie in a folder, or None where there is no plan.
+
+    Its name is that in the plan.  A run that was killed as it began may have written the plan and no other file; these
+    are then those of the version before, and count as absent.
+    """
     if not (folder / "plan.json").exists():
         return None
     run, changes = (read_json(folder / name, mapping) or {} for name in ("run.json", "changes.json"))
     stored = None
     with suppress(SpecError):
         stored = content_of(folder / "study.yaml", changes)
-    name = folder.name if folder.parent.name == EARLIER else str(run.get("version", ""))
+    last = str(run.get("version", ""))
+    name = folder.name if folder.parent.name == EARLIER else _planned(folder) or last
+    if last not in ("", name):
+        stored, changes, run = None, {}, {}
     if not name:  # from before versions had names
         name = name_of({"plan": (folder / "plan.json").read_text(errors="replace")} if stored is None else stored)
     return Version(folder, name, stored, changes, run)
+
+
+def _planned(folder: Path) -> str:
+    """Return the name of the version that the plan in a folder is of; empty where the plan does not say."""
+    with suppress(Damaged):
+        return str((load_json(folder / "plan.json", mapping) or {}).get("version", ""))
+    return ""
 
 
 def _settled(value: Any, name: str = "") -> Any:
