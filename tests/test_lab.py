@@ -25,7 +25,7 @@ import yaml
 from jobs import alive, until
 
 import vitlab
-from vitlab import report
+from vitlab import lab, report
 from vitlab.cli import cli
 from vitlab.data.prepare import prepare
 from vitlab.errors import SpecError, UserError
@@ -35,7 +35,7 @@ from vitlab.lab import Answer, sync
 from vitlab.plan.values import Planned
 from vitlab.report.frame import HISTORY
 from vitlab.slots import slot
-from vitlab.store import Store, hold, read_json, write_json
+from vitlab.store import Store, TrialFolder, hold, read_json, write_json
 
 pytestmark = pytest.mark.usefixtures("no_report")
 NOWHERE = "http://127.0.0.1:9"
@@ -143,6 +143,19 @@ def test_a_study_is_a_path(name: str) -> None:
 
 
 # -- nothing is computed twice ----------------------------------------------------------------------------------------
+
+
+def test_planning_looks_up_no_result_while_all_data_is_here(
+    answered: tuple[Path, Path, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of trials would be thousands of files."""
+
+    def read(folder: TrialFolder) -> bool:
+        raise AssertionError(f"{folder.path} was looked up")
+
+    monkeypatch.setattr(TrialFolder, "done", read)
+    file, out, answer = answered
+    assert lab.plan_study(file, out=out)[1].trials == answer.plan.trials
 
 
 def test_a_study_trains_every_arm_with_every_seed(answered: tuple[Path, Path, Answer]) -> None:

@@ -529,12 +529,24 @@ def _stored(plan: Plan) -> list[str]:
 
 def _absent(plan: Plan, store: Store) -> list[str]:
     """Return which data is not on this machine, of trials that are still to be trained: a sentence for each set."""
+    return [f"data not here: {reason}" for reason in _missing(plan, store)]
+
+
+def _missing(plan: Plan, store: Store) -> list[str]:
+    """Return why data is not on this machine, for each set that trials which are still to be trained need.
+
+    Only trials whose data is missing are looked up in the store.
+    """
     from vitlab.data.prepare import missing
 
-    needed = [planned.trial.spec["data"] for planned in _all(plan) if not _folder(store, planned).done()]
-    distinct_sets = {json.dumps(data, sort_keys=True): data for data in needed}
-    reasons = dict.fromkeys(missing(data) for data in distinct_sets.values())
-    return [f"data not here: {reason}" for reason in reasons if reason is not None]
+    trials: dict[str, list[Planned]] = {}
+    for planned in _all(plan):
+        trials.setdefault(str(planned.trial.spec["data"]), []).append(planned)
+    reasons = {name: missing(some[0].trial.spec["data"]) for name, some in trials.items()}
+    needed = [
+        name for name in reasons if reasons[name] and not all(_folder(store, item).done() for item in trials[name])
+    ]
+    return list(dict.fromkeys(str(reasons[name]) for name in needed))
 
 
 def _count(choice: Mapping[str, Any], info: DataInfo) -> Cost:
@@ -572,12 +584,8 @@ def _with_data(plan: Plan, store: Store, file: str | Path, again: Any) -> Plan:
     Raises:
         SpecError: if it is not, and trials that are to be trained need it.
     """
-    from vitlab.data.prepare import missing
-
-    needed = [planned.trial.spec["data"] for planned in _all(plan) if not _folder(store, planned).done()]
-    for choice in {str(choice): choice for choice in needed}.values():
-        if reason := missing(choice):
-            raise SpecError([read_document(file).problem(("base", "data", "root"), reason)])
+    for reason in _missing(plan, store):
+        raise SpecError([read_document(file).problem(("base", "data", "root"), reason)])
     pending = [planned.trial.spec["data"] for planned in _all(plan) if planned.trial.data is None]
     absent = {str(choice): choice for choice in pending}
     if not absent:
