@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,11 +73,14 @@ class Ear(Watch):
         self.heard.append((planned.arm, how))
 
 
+def planned_of(work: Sequence[Any]) -> dict[Path, Planned]:
+    return {item.folder: Planned(item.trial.key, 0, item.trial) for item in work}
+
+
 def drive(root: Path, scripts: dict[str, list[str]], **run: Any) -> tuple[int, Scripted, Ear]:
     executor, ear = Scripted(RunSpec(**run), scripts), Ear()
     work = [job(root, name) for name in scripts]
-    planned = {item.folder: Planned(item.trial.key, 0, item.trial) for item in work}
-    return _drive(executor, [], work, planned, executor.run, Deaf(), ear), executor, ear  # type: ignore[arg-type]
+    return _drive(executor, [], work, planned_of(work), executor.run, Deaf(), ear), executor, ear  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -155,10 +159,12 @@ def test_a_full_disk_ends_no_study(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_code_that_changed_leaves_no_failure(tmp_path: Path) -> None:
     executor = Scripted(RunSpec(), {"a": ["done"], "b": ["refused"], "c": ["done"]})
     work = [job(tmp_path, name) for name in "abc"]
-    planned = {item.folder: Planned(item.trial.key, 0, item.trial) for item in work}
-    ear = Ear()
-    with pytest.raises(Refused, match="2 trials were not trained"):
+    planned, ear = planned_of(work), Ear()
+    with pytest.raises(Refused, match=r"2 trials were not trained; nothing is wrong with them"):
         _drive(executor, [], work, planned, executor.run, Deaf(), ear)  # type: ignore[arg-type]
+    alone = Scripted(RunSpec(), {"b": ["refused"]})
+    with pytest.raises(Refused, match="1 trial was not trained; nothing is wrong with it: the same command plans it"):
+        _drive(alone, [], work[1:2], planned_of(work[1:2]), alone.run, Deaf(), Ear())  # type: ignore[arg-type]
     assert ear.heard == [("a", "done"), ("b", "refused")]
     assert not executor.cancelled and [item.trial.key for item in executor.asked] == ["a", "b"]
     assert not any(TrialFolder(item.folder).failure() for item in work)

@@ -199,9 +199,11 @@ def _drive(
         executor.cancel(GRACE_S)
         raise
     if refused:
+        left = len(planned_of) - done - failed
+        trials, them = ("1 trial was", "it") if left == 1 else (f"{left} trials were", "them")
         raise Refused(
-            f"{refused[0]}.  {len(planned_of) - done - failed} trials were not trained; nothing is wrong with them: "
-            "the same command plans them again and goes on"
+            f"{refused[0]}.  {trials} not trained; nothing is wrong with {them}: the same command plans {them} again "
+            "and goes on"
         )
     return failed
 
