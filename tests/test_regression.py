@@ -355,6 +355,12 @@ def test_every_difference_is_found_and_named(changes: dict[str, object], check: 
     assert said in found[0].sentence
 
 
+def test_both_losses_of_a_difference_have_as_many_digits() -> None:
+    other = (Beginning(precision="fp64", losses=(2.3, 2.30667472, 2.1), before=2.3, after=2.0),)
+    (found,) = [item for item in compare_facts(facts(), facts(traces=other)) if item.verdict != "pass"]
+    assert found.sentence == "the loss of step 2: 2.20000000 -> 2.30667472"
+
+
 def test_equal_facts_pass_and_rounding_is_no_difference() -> None:
     rounded = (Beginning(precision="fp64", losses=(2.3, 2.2 + 1e-9, 2.1), before=2.3, after=2.0),)
     for new in (facts(), facts(traces=rounded), facts(torch="2.14.0")):
@@ -482,7 +488,7 @@ def test_markdown_keeps_its_table_and_json_is_json() -> None:
     said = markdown(CHECKED)
     rows = [line for line in said.splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {12}
-    assert "1 of 2 checks pass" in said and "&lt;of 1>" in said and "a note." in said
+    assert "2 of 4 checks pass" in said and "&lt;of 1>" in said and "a note." in said
     assert json.loads(as_json(CHECKED))["cells"][1]["drop"] is None
 
 

@@ -173,7 +173,7 @@ def _difference(old: Beginning, new: Beginning, tolerance: float) -> str:
     pairs["on validation images after the last step"] = old.after, new.after
     for where, (before, after) in pairs.items():
         if not _close(before, after, tolerance):
-            return f"the loss {where}: {before:.9g} -> {after:.9g}"
+            return f"the loss {where}: {before:#.9g} -> {after:#.9g}"
     return ""
 
 

@@ -18,9 +18,10 @@ def markdown(checked: Checked) -> str:
     """The verdict, what differs, and a table of cells."""
     lines = [f"## {checked.study}: {checked.verdict}", ""]
     told = [finding for finding in checked.findings if finding.verdict != "pass" or finding.sentence]
-    passed = len(checked.findings) - sum(finding.verdict != "pass" for finding in checked.findings)
-    if checked.findings:
-        lines += [f"{passed} of {len(checked.findings)} checks pass.", ""]
+    # Those that JUnit counts.
+    verdicts = [*(finding.verdict for finding in checked.findings), *(cell.verdict for cell in checked.cells)]
+    if verdicts:
+        lines += [f"{verdicts.count('pass')} of {len(verdicts)} checks pass.", ""]
     for item in told:
         whom = f"{item.arm}: " if item.arm else ""
         lines.append(f"- **{item.verdict}** {_plain(f'{whom}{item.check}: {item.sentence}')}")
