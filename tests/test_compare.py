@@ -133,7 +133,11 @@ def test_what_cannot_be_compared_is_said(out: Path) -> None:
     change(out, "loss", analysis=plan.analysis.model_copy(update={"metric": "val/loss", "goal": "min"}))
     with pytest.raises(UserError, match="compared by one metric; found old by val/accuracy max last and loss by"):
         vitlab.compare("old", "loss", out=out)
-    change(out, "other", arms=tuple(dataclasses.replace(arm, name=f"{arm.name}!") for arm in plan.arms))
+    arms = [
+        dataclasses.replace(arm, name=f"{arm.name}!", baseline=arm.baseline and f"{arm.baseline}!") for arm in plan.arms
+    ]
+    renamed = tuple(dataclasses.replace(item, arm=f"{item.arm}!") for item in plan.trials)
+    change(out, "other", arms=tuple(arms), trials=renamed)
     with pytest.raises(UserError, match="no arm of other is called as one of old"):
         vitlab.compare("old", "other", out=out)
     moved = [dataclasses.replace(item, trial=dataclasses.replace(item.trial, data="else")) for item in plan.trials]

@@ -121,10 +121,11 @@ def test_explain_a_file_of_weights(tmp_path: Path) -> None:
     out = ("--image", tmp_path / "image.png", "--to", tmp_path / "explained")
     assert "--heads" in refused("explain", file, *out)
     done = vitlab("explain", file, *out, "--heads", 2, "--normalize", "imagenet")
-    assert done.exit_code == 0 and (tmp_path / "explained" / "rollout_class.png") in map(Path, done.stdout.split())
+    (folder,) = (tmp_path / "explained").glob("image-*/a")
+    assert done.exit_code == 0 and folder / "rollout_class.png" in map(Path, done.stdout.split())
     assert "assumed: the head reads the class token" in done.stderr
     assert "normalised" not in done.stderr
-    rows = np.genfromtxt(tmp_path / "explained" / "predictions.csv", delimiter=",", names=True)
+    rows = np.genfromtxt(folder / "predictions.csv", delimiter=",", names=True)
     sight = Sight(DataInfo(image=(16, 16), channels=3, classes=5), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     with torch.no_grad():
         wanted = vit()(Transform(sight)(Image.open(tmp_path / "image.png"))).softmax(1)

@@ -507,7 +507,11 @@ def test_a_model_is_counted_once_under_one_code(tmp_path: Path, monkeypatch: pyt
         file.write_text(damaged)
         assert work("a") == 640 + len(counted)
     file.unlink()
-    file.mkdir()  # nowhere to keep anything
+    file.mkdir()  # which is set aside
+    assert [work("a"), work("a")] == [640 + len(counted)] * 2
+    assert file.is_file() and len(list(file.parent.glob("sizes.json.damaged-*"))) == 1
+    shutil.rmtree(file.parent)
+    file.parent.write_text("")  # nowhere to keep anything
     assert [work("a"), work("a")] == [640 + len(counted) - 1, 640 + len(counted)]
 
 
