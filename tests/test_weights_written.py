@@ -145,6 +145,16 @@ def outcome(folder: Path, options: dict[str, Any], to: str) -> str:
     return "equal"
 
 
+def test_changed_header_of_a_trials_file_is_refused(tmp_path: Path) -> None:
+    file, _ = left(tmp_path, {})
+    whole = file.read_bytes()
+    open_model(file)
+    file.write_bytes(whole.replace(b"[0.5, 0.5, 0.5]", b"[0.5, 0.4, 0.5]", 1))
+    with pytest.raises(WeightsError, match="its header is not what was written") as caught:
+        open_model(file)
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("to", FILES)
 def test_a_model_is_equal_when_read_again_or_refused(to: str, tmp_path: Path) -> None:
     """Every option alone, and drawn combinations of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from vitlab.store import TrialFolder, mapping, read_json
 
 HEADER = "vitlab"
 """Where a trial's file says what its model sees; written by :mod:`vitlab.training.artifacts`."""
+
+DIGEST = "sha256"
+"""Where it says the SHA-256 of that; files of earlier versions have none."""
 
 
 class Native(Format):
@@ -123,14 +127,19 @@ def trained(contents: Contents) -> Trained:
     """The model in a trial's file, in evaluation mode on the CPU.
 
     Raises:
-        WeightsError: if the trial's spec does not stand beside it, or is not the spec of this file.
+        WeightsError: if the header is not what was written, or the trial's spec does not stand beside the file, or is
+            not the spec of this file.
     """
+    text = contents.header[HEADER]
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    if contents.header.get(DIGEST, digest) != digest:
+        raise WeightsError("it is damaged: its header is not what was written")
     folder = TrialFolder(contents.file.parent)
     spec = read_json(folder.spec, mapping)
     if spec is None:
         raise WeightsError(f"these are the weights of a trial, and its {folder.spec.name} is not beside them")
     try:
-        said = json.loads(contents.header[HEADER])
+        said = json.loads(text)
         height, width = said["info"]["image"]
         info = DataInfo(**{**said["info"], "image": (height, width), "labels": tuple(said["info"]["labels"])})
         choice = slot("model").resolve(spec["spec"]["model"])
