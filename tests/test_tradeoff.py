@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from scipy import stats
 from statsmodels.stats.anova import AnovaRM
 
 from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.report import budgets, figures, frame, judgement, tradeoff
+from vitlab.report import budgets, figures, frame, judgement, tables, tradeoff
 from vitlab.report.document import plain
 from vitlab.result import Circumstances, Outcome, Result
 from vitlab.spec import STREAMS, Analysis
@@ -97,6 +98,19 @@ def test_the_front_holds_whom_no_arm_beats_in_both(tmp_path: Path) -> None:
     alone = [{**row, "train_images_per_s": speed} for row, speed in zip(rows, (400, 100, 300, 200), strict=True)]
     expected = {"small": True, "waste": False, "middle": True, "large": False}
     assert tradeoff.fronts(plan, alone) == {"train_images_per_s": expected}, "measured of each arm alone"
+
+
+def test_arms_on_a_front_are_marked_where_seeds_diverged(tmp_path: Path) -> None:
+    arms = {name: ({}, [0.7 + size / 1e4] * 3, size, 1.0) for name, size in (("small", 100), ("large", 400))}
+    plan, store = study(tmp_path, arms)
+    for seed in (1, 2):
+        folder = store.trial(f"large-{seed}", "")
+        result = folder.result()
+        assert result is not None
+        folder.finish(replace(result, status="diverged", outcome=replace(result.outcome, metrics={})))
+    _, rows = results(plan, store)
+    _, named = tables.front_columns(tradeoff.fronts(plan, rows), rows)
+    assert set(named.cells) == {"small; large (2 broken seeds)"}
 
 
 @pytest.mark.parametrize("width", [figures.WIDE, figures.NARROW])

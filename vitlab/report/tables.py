@@ -262,15 +262,20 @@ def scaling_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
     return found if any(row["series"] for row in rows) else [found[0], *found[2:]]
 
 
-def front_columns(fronts: Mapping[str, Mapping[str, bool]]) -> list[Column]:
-    """The table of fronts: which arms no other one beats both in cost and in what is reached."""
+def front_columns(fronts: Mapping[str, Mapping[str, bool]], rows: Sequence[Row]) -> list[Column]:
+    """Return the table of fronts: the arms that no other one beats both in cost and in what is reached.
+
+    An arm whose mean lacks seeds that diverged or failed is marked.
+    """
     names = {"params": "parameters", "macs": "MACs", **MEASURED}
+    broken = {row["arm"]: row["diverged"] + row["failed"] for row in rows}
+    marked = {arm: f"{arm} ({count(lost, 'broken seed')})" if lost else arm for arm, lost in broken.items()}
     return (
         [
             Column("cheapest for what they reach, by", tuple(names[cost] for cost in fronts), right=False),
             Column(
                 "arms",
-                tuple("; ".join(arm for arm, on in stands.items() if on) for stands in fronts.values()),
+                tuple("; ".join(marked[arm] for arm, on in stands.items() if on) for stands in fronts.values()),
                 right=False,
             ),
         ]
@@ -330,8 +335,9 @@ def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, l
         ),
         (
             "Fronts",
-            "By the means of the seeds; arms that differ by less than their spread may change places.",
-            front_columns(doc["fronts"]),
+            "By the means of the seeds that reached a value; arms that differ by less than their spread may change "
+            "places.",
+            front_columns(doc["fronts"], doc["arms"]),
         ),
         ("Cost", cost_caption(doc["cost"]), cost_columns(doc["cost"])),
         ("Heads", "Means of what each head reaches alone, and fused.", head_columns(doc["heads"])),
