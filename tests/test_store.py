@@ -289,6 +289,7 @@ def test_damaged_plan_leads_to_no_folder_outside_the_store(tmp_path: Path) -> No
     assert read_plan(file) == plan
     for changed in (
         {**whole, "study": "../../elsewhere"},
+        {**whole, "version": "../../elsewhere"},
         {**whole, "trials": [{**whole["trials"][0], "key": "../../.."}, *whole["trials"][1:]]},
         {**whole, "trials": [{**whole["trials"][0], "code": "a/b"}, *whole["trials"][1:]]},
         {**whole, "trials": [{**whole["trials"][0], "needs": {"teacher": "../../x"}}, *whole["trials"][1:]]},

@@ -24,7 +24,7 @@ from vitlab.errors import UserError
 from vitlab.execution import Watch
 from vitlab.findings import open_study
 from vitlab.plan.values import Arm
-from vitlab.plan.versions import content, differences, name_of, versions
+from vitlab.plan.versions import content, differences, keep, name_of, versions
 from vitlab.store import read_json, write_json
 
 STUDY = {
@@ -187,6 +187,20 @@ def test_a_run_killed_as_it_begins_leaves_the_kept_version_as_it_was(
             assert set(vitlab.results(file, out="out")["steps"]) == steps
         lab.run("third.yaml", out="out")
     assert set(vitlab.results("third.yaml", out="out")["steps"]) == {3}
+
+
+@pytest.mark.parametrize("name", ["../../../escaped", "", 7, ["a"], None])
+def test_a_damaged_name_of_a_version_leads_nowhere_else(here: Path, name: Any) -> None:
+    folder = here / "out/studies/tiny"
+    for file in ("plan.json", "run.json"):
+        write_json(folder / file, {**read_json(folder / file), "version": name})
+    before = {path.name for path in here.iterdir()}
+    keep(folder, "0123")
+    assert {path.parent for path in here.glob("**/plan.json")} == {
+        folder,
+        *(folder / "versions" / item.name for item in versions(folder)),
+    }
+    assert {path.name for path in here.iterdir()} == before and not (here / "out/escaped").exists()
 
 
 def test_gc_keeps_what_any_version_needs_and_names_what_it_deletes(here: Path) -> None:

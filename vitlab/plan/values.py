@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, TypeAdapter
 
 from vitlab.errors import UserError, nearest
+from vitlab.plan.trial import FolderName
 from vitlab.plan.trial import Trial as Trial
 from vitlab.spec import Analysis
 
@@ -178,7 +179,7 @@ class Plan:
     registered: Annotated[Mapping[str, Any], AfterValidator(_registration)] | None = None
     """How the answer was to be judged when the study was first run, see :mod:`vitlab.plan.registration`."""
     looks: Looks | None = None  #: where there may be two of them
-    version: str = ""  #: of the study file, see :mod:`vitlab.plan.versions`
+    version: FolderName = ""  #: of the study file, see :mod:`vitlab.plan.versions`
     identities: Mapping[str, str] = field(default_factory=dict)
     """Arm to a digest of what it trains, without seeds and code, and of how it is matched and tuned."""
 

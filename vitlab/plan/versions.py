@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -184,7 +185,7 @@ def _version(folder: Path) -> Version | None:
     stored = None
     with suppress(SpecError):
         stored = content_of(folder / "study.yaml", changes)
-    last = str(run.get("version", ""))
+    last = _named(run)
     name = folder.name if folder.parent.name == EARLIER else _planned(folder) or last
     if last not in ("", name):
         stored, changes, run = None, {}, {}
@@ -196,8 +197,14 @@ def _version(folder: Path) -> Version | None:
 def _planned(folder: Path) -> str:
     """Return the name of the version that the plan in a folder is of; empty where the plan does not say."""
     with suppress(Damaged):
-        return str((load_json(folder / "plan.json", mapping) or {}).get("version", ""))
+        return _named(load_json(folder / "plan.json", mapping) or {})
     return ""
+
+
+def _named(data: Mapping[str, Any]) -> str:
+    """Return the version that a stored file names; empty for none, and for what is no digest but perhaps a path."""
+    name = data.get("version")
+    return name if isinstance(name, str) and re.fullmatch("[0-9a-f]+", name) else ""
 
 
 def _settled(value: Any, name: str = "") -> Any:
