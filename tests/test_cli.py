@@ -427,7 +427,7 @@ def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:
     code, printed, err = call("gc", "--out", tmp_path / "out", "--yes")
     assert code == 0 and {line.partition("\t")[0] for line in printed.splitlines()} == useless and "deleted" in err
     assert {str(path) for path in (tmp_path / "out" / "trials").glob("*/*")} == before - useless
-    assert call("gc", "--out", tmp_path / "out")[1] == ""
+    assert call("gc", "--out", tmp_path / "out") == (0, "", "nothing to delete\n")
 
 
 @pytest.mark.parametrize("plan", ["{torn", "{}", "[]", '{"study": "tiny"}', ""])
@@ -464,6 +464,8 @@ def test_explain_keeps_arms_and_images_apart_and_draws_them_side_by_side(
     arms = {path.name for path in (target / "tiny" / "test-3").iterdir() if path.is_dir()}
     assert "baseline, seed 0" in arms and len(arms) > 1
     assert all((target / "tiny" / name / "side_by_side_class.png").exists() for name in ("test-3", "test-5"))
+    code, named, err = call("explain", "tiny", *images, "--out", out, "--to", target)
+    assert (code, named) == (0, printed), "a study is named by its name, too"
     code, printed, err = call("explain", file, "--image", "test:99999", "--out", out, "--to", target)
     assert (code, printed) == (2, "") and "99999" in err and "Traceback" not in err
 

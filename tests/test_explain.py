@@ -321,15 +321,20 @@ def test_every_picture_names_model_image_and_true_label(monkeypatch: pytest.Monk
     assert len(captions) == len(list(tmp_path.glob("*.png")))
 
 
-def test_side_by_side_draws_each_model_for_tokens_that_several_have(tmp_path: Path) -> None:
+def test_side_by_side_draws_each_model_for_tokens_that_several_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, image = torch.randn(1, 3, 8, 12), torch.rand(8, 12, 3)
     heads = {"by class": "linear", "by class, too": "linear", "by patches": {"type": "linear", "pool": "gap"}}
     explanations = {
-        name: explain(tiny(head=head), x, image, ("a", "b", "c", "d"), tmp_path / name, Subject(name, "image"))
+        name: explain(tiny(head=head), x, image, ("a", "b", "c", "d"), tmp_path / name, Subject(name, "image i"))
         for name, head in heads.items()
     }
-    (file,) = compare(explanations, tmp_path)
+    captions: list[str] = []
+    monkeypatch.setattr("vitlab.explain.pictures.add_caption", lambda figure, text: captions.append(text))
+    (file,) = compare(explanations, "s", tmp_path)
     assert file.name == "side_by_side_class.png" and file.stat().st_size
+    assert captions == ["study s; image i"]
 
 
 # -- as artifacts of a trial ------------------------------------------------------------------------------------------

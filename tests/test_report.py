@@ -215,7 +215,8 @@ def test_answers_in_plain_words(tmp_path):
     size = np.mean(np.subtract(NEAR, BASE)) / np.std(np.subtract(NEAR, BASE), ddof=1)
     seeds = math.ceil(TTestPower().solve_power(effect_size=size, alpha=0.05 / 3, power=0.8))
     assert unclear.endswith(
-        f"; 5 seeds could have detected {could:.1f} points with 80 % power, and what was found takes {seeds:,} seeds."
+        f"; 5 seeds could have detected {could:.1f} points with 80 % power, and a difference of this "
+        f"size needs {seeds:,} seeds."
     )
 
 
@@ -539,7 +540,7 @@ def test_notes_say_what_a_reader_must_know(tmp_path):
     assert "position=rope2d was skipped: head_dim 12 does not divide by 8." in said
     assert any(note.startswith("position=none and baseline mix numerics (threads 1 and 2)") for note in said)
     assert not any(note.startswith("position=sincos2d and baseline mix") for note in said)
-    assert any(note.startswith("All arms ran at the baseline's learning rate (0.002)") for note in said)
+    assert any(note.startswith("All arms ran at one learning rate (0.002)") for note in said)
     assert any(note.startswith("5 seeds (0 to 4) vary init, order, augment") for note in said)
     assert any("smallest p is 0.062" in note for note in said)
 

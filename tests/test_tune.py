@@ -402,7 +402,7 @@ def test_without_tune_the_report_says_whose_learning_rate_it_was(tmp_path: Path)
         plan = plan_study(study(tmp_path, tune=None, **changes), out=tmp_path)[1]
         return str(report.render(plan, Store(tmp_path / "out"), "md"))
 
-    assert "All arms ran at the baseline's learning rate (0.001)" in notes()
+    assert "All arms ran at one learning rate (0.001)" in notes()
     assert "learning rate" not in notes(design={"one_at_a_time": {"data.fraction": [0.5]}}), "one model suits itself"
 
 

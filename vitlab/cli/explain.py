@@ -78,11 +78,12 @@ def command(
 ) -> None:
     """Write pictures of what the models of CHECKPOINT attend to in an image, and the numbers behind them.
 
-    CHECKPOINT is a study that has been run (its file or folder; see --arm and --seed), the folder of a trial, or a
-    file of weights in any format that 'vitlab weights inspect' knows. Of a study, all arms are drawn beside each other
+    CHECKPOINT is a study that has been run (its file, name or folder; see --arm and --seed), the folder of a trial, or
+    a file of weights in any format that 'vitlab weights inspect' knows. Of a study, all arms are drawn beside each other
     as well.
     """
-    if _is_study(checkpoint):
+    study = ""
+    if _is_study(checkpoint, out):
         study, trials = _trials(checkpoint, arms, seed, out)
         target /= _folder_name(study)
         models = _open_arms(study, trials, seed, skip=not arms)
@@ -109,12 +110,16 @@ def command(
     for image, explanations in explained.items():
         if not explanations:
             raise UserError(f"{checkpoint} has no arm with attention to explain; only a ViT has")
-        for file in compare(explanations, target / _image_name(image)):
+        for file in compare(explanations, study, target / _image_name(image)):
             click.echo(str(file))
 
 
-def _is_study(checkpoint: Path) -> bool:
-    return checkpoint.suffix in (".yaml", ".yml") or (checkpoint / "plan.json").exists()
+def _is_study(checkpoint: Path, out: Path) -> bool:
+    """Return whether a path is a study's file or folder, or the name of a study that has been run in ``out``."""
+    if checkpoint.suffix in (".yaml", ".yml") or (checkpoint / "plan.json").exists():
+        return True
+    name = str(checkpoint).partition("@")[0]
+    return not checkpoint.exists() and (out / "studies" / name / "plan.json").exists()
 
 
 def _trials(checkpoint: Path, arms: Sequence[str], seed: int, out: Path) -> tuple[str, dict[str, TrialFolder]]:

@@ -66,6 +66,9 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
         click.echo(str(folder))
         if yes:
             shutil.rmtree(folder)
+    if not freed:
+        click.echo("nothing to delete", err=True)
+        return
     click.echo(f"{freed / 1e6:.1f} MB " + ("deleted" if yes else "would be deleted; add --yes"), err=True)
 
 

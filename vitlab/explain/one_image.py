@@ -6,7 +6,7 @@ B images (1 here), L blocks, H heads, T tokens of which P stand before the patch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,11 +118,12 @@ def explain(
     return Explanation(subject, tuple(files), image, rollouts, tuple(top))
 
 
-def compare(explanations: Mapping[str, Explanation], out: Path) -> list[Path]:
+def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> list[Path]:
     """Write one picture for each token: the rolled-out attention of several models over the same image, side by side.
 
     Args:
         explanations: name of a model, such as its arm and seed, to its explanation; all of one image.
+        study: name of the study, written under every picture.
         out: a folder; made if it does not exist.
 
     Returns:
@@ -140,9 +141,8 @@ def compare(explanations: Mapping[str, Explanation], out: Path) -> list[Path]:
                 title=f"attention rollout, {_token(token)}",
                 truth=next(iter(having.values())).subject.label,
             )
-    subject = next(iter(explanations.values())).subject
-    truth = "" if subject.label is None else f" (true label: {subject.label})"
-    return _write(out, figures, {}, f"{subject.image}{truth}")
+    subject = replace(next(iter(explanations.values())).subject, model=f"study {study}")
+    return _write(out, figures, {}, str(subject))
 
 
 def _token(name: str) -> str:

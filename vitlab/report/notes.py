@@ -312,7 +312,7 @@ def _learning_rate(plan: Plan) -> list[str]:
     if tuned or all(model == models[0] for model in models) or len(set(rates)) > 1:
         return []
     at = f" ({rates[0]:g})" if isinstance(rates[0], float | int) else ""
-    return [f"All arms ran at the baseline's learning rate{at}: none was tuned, and a better one may suit some arms."]
+    return [f"All arms ran at one learning rate{at}: none was tuned, and a better one may suit some arms."]
 
 
 def _rate(spec: Mapping[str, Any]) -> Any:

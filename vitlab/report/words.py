@@ -179,11 +179,11 @@ def _sentence(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
     said += f" {scale.amount(row['detectable'], decimals)} with 80 % power"
     if row["seeds_needed"] is not None and row["seeds_needed"] > row["pairs"]:
         wanted = (
-            "what was found"
+            "a difference of this size"
             if analysis.margin is None
             else f"a difference of {scale.amount(analysis.margin, decimals)}"
         )
-        said += f", and {wanted} takes {count(round(row['seeds_needed']), 'seed')}"
+        said += f", and {wanted} needs {count(round(row['seeds_needed']), 'seed')}"
     return f"{said}."
 
 

@@ -109,6 +109,8 @@ class Document:
         source = self.lines[line - 1] if 0 < line <= len(self.lines) else ""
         entry = re.split(r"[,}\]]|\s#", source[column - 1 :])[0] if here else ""
         hint = letters("".join(map(str, path)) + entry) + _interpolation(entry)
+        if hint and message[-1] not in ".?":
+            message += "."
         return Problem(self.file, line, column, message + hint, source)
 
     def with_sound(self, data: dict[str, Any], renamed: Mapping[Path, Path]) -> Document:
@@ -297,7 +299,7 @@ def _not_yaml(lines: tuple[str, ...], number: int) -> str:
         if "\t" in indent:
             return f"line {at} is indented with a tab; YAML needs spaces"
         if hint := _interpolation(line) or letters(line):
-            return f"not YAML:{hint}"
+            return f"not YAML.{hint}"
     return ""
 
 
