@@ -79,8 +79,8 @@ def command(
     """Write pictures of what the models of CHECKPOINT attend to in an image, and the numbers behind them.
 
     CHECKPOINT is a study that has been run (its file, name or folder; see --arm and --seed), the folder of a trial, or
-    a file of weights in any format that 'vitlab weights inspect' knows. Of a study, all arms are drawn beside each other
-    as well.
+    a file of weights in any format that 'vitlab weights inspect' knows. Of a study, all arms are drawn beside each
+    other as well.
     """
     study = ""
     if _is_study(checkpoint, out):
