@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import py_compile
 import sys
 import textwrap
 import tomllib
@@ -223,6 +225,18 @@ def test_a_file_that_was_edited_is_read_again(tmp_path: Path) -> None:
     write(file, name="quartered")
     slots.load_file(file)
     assert "quartered" in norm.names() and "halved" not in norm.names()
+
+
+def test_a_file_runs_the_text_of_its_digest_whatever_python_has_cached(tmp_path: Path) -> None:
+    """Python takes compiled code for current where the file has the same size and, in seconds, the same time."""
+    file = write(tmp_path / "my_blocks.py", by=0.25)
+    py_compile.compile(str(file))
+    before = file.stat()
+    write(file, by=0.75)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_size == before.st_size
+    slots.load_file(file)
+    assert norm.resolve("halved").plain() == {"type": "halved", "by": 0.75}
 
 
 def test_a_file_that_fails_leaves_nothing_behind_and_can_be_mended(tmp_path: Path) -> None:

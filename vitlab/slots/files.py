@@ -8,6 +8,7 @@ import importlib.util
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,7 @@ def load_file(file: Path | str) -> Origin:
         return origin
     name = module_of(origin)
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if spec is None or not isinstance(spec.loader, SourceFileLoader):
         raise BrokenComponent(f"plugin file {file}: the name of a Python file ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
@@ -107,7 +108,8 @@ def load_file(file: Path | str) -> Origin:
     _running[name] = path, origin
     imports.note(name, path)
     try:
-        spec.loader.exec_module(module)
+        # The text of the digest; the loader would read the file again, or take older code out of __pycache__.
+        exec(spec.loader.source_to_code(text, str(path)), vars(module))
     except BaseException as error:
         del sys.modules[name]
         for new in _from_files[kept:]:
