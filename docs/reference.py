@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import vitlab
-from vitlab import findings, slots
+from vitlab import registry
 from vitlab.cli import COMMANDS
 from vitlab.cli.show import shown_default, shown_type
 from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
 from vitlab.lab import Answer
-from vitlab.report import frame, judgement, verdict
+from vitlab.report import api, comparison, frame, verdict
 from vitlab.training.artifacts import Transform
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def pages() -> dict[str, str]:
     study = (ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
     found = {"reference/study.md": study, "reference/commands.md": "\n".join(_commands())}
     found["reference/python.md"] = "\n".join(_python())
-    for name in slots.ROOMS:
+    for name in registry.ROOMS:
         found[f"reference/{name}.md"] = "\n".join(_slot(name))
     return found
 
@@ -72,21 +72,21 @@ def _title(text: str) -> str:
 
 
 def _slot(name: str) -> Iterator[str]:
-    room = slots.slot(name)
-    built_in = [entry for entry in slots.listing(name) if entry.origin.source == slots.BUILT_IN]
+    room = registry.slot(name)
+    built_in = [entry for entry in registry.listing(name) if entry.origin.source == registry.BUILT_IN]
     contract = f"{room.contract.__module__}.{room.contract.__qualname__}"
     yield f"# Slot `{name}`\n"
     yield f"Contract: `{contract}`. Entry-point group of plugins: `vitlab.{name}`.\n"
     yield f"{_prose(inspect.getdoc(room.contract) or '')}\n"
     yield "| name | in one line |\n| --- | --- |"
     for entry in built_in:
-        first = (inspect.getdoc(room.get(f"{slots.BUILT_IN}:{entry.name}")) or "").partition("\n")[0]
+        first = (inspect.getdoc(room.get(f"{registry.BUILT_IN}:{entry.name}")) or "").partition("\n")[0]
         said = _inline(first.partition("  Reference:")[0]).replace("|", "&#124;")
         yield f"| [`{entry.name}`](#{entry.name}) | {said} |"
     yield ""
     shared = set(room.shared.model_fields) if room.shared else set()
     for entry in built_in:
-        component = room.get(f"{slots.BUILT_IN}:{entry.name}")
+        component = room.get(f"{registry.BUILT_IN}:{entry.name}")
         yield f"## `{entry.name}` {{#{entry.name}}}\n"
         yield f"{_prose(inspect.getdoc(component) or '')}\n"
         schema = room.options(component).model_json_schema()
@@ -164,7 +164,7 @@ def _python() -> Iterator[str]:
         "Also `summary.csv` of a report. A row for every arm. Values are shares of one where the report shows percent. "
         "After these columns follow the mean and the standard deviation of `test/NAME`, if it was measured.\n"
     )
-    yield from _meanings_of(judgement.MEANINGS)
+    yield from _meanings_of(comparison.MEANINGS)
     yield "The column `verdict` has the word that the sentences and the tables of the report have:\n"
     yield "| verdict | meaning |\n| --- | --- |"
     for word, meaning in verdict.MEANINGS.items():
@@ -174,7 +174,7 @@ def _python() -> Iterator[str]:
     yield "Also `history.parquet` of a report. A row for every measurement.\n"
     yield from _meanings_of(frame.HISTORY)
     yield from _function("predictions")
-    yield from _meanings_of(findings.PREDICTIONS)
+    yield from _meanings_of(api.PREDICTIONS)
     yield from _function("load")
     yield f"`transform` is a `Transform`: {_inline(inspect.getdoc(Transform) or '')}\n"
     yield "`model(transform(image))` is a NamedTuple, as the arm's head has it:\n"

@@ -45,7 +45,7 @@ WARM = [
     "rich.table",
     "pytest",
     "vitlab.lab",
-    "vitlab.trial",
+    "vitlab.runner.run",
     "vitlab.testing",
 ]  #: what most commands need, imported once
 BASE = """

@@ -1,4 +1,4 @@
-"""Stands in for ``vitlab.trial`` in tests of executors: what a trial does is said by its spec."""
+"""Stands in for ``vitlab.runner.run`` in tests of executors: what a trial does is said by its spec."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from vitlab.errors import OutOfMemory, Refused
 from vitlab.executors import worker
 from vitlab.plan.values import Trial
-from vitlab.result import Circumstances, Outcome, Result
-from vitlab.store import TrialFolder, write_json
+from vitlab.store.folders import TrialFolder, write_json
+from vitlab.store.result import Circumstances, Outcome, Result
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ class Bench:
         (root / "out").rename(self.whole)
         self.out = root / "out"
         self.key = next((self.whole / "trials").iterdir()).name
-        from vitlab.store import TrialFolder
+        from vitlab.store.folders import TrialFolder
 
         self.results = {
             path.relative_to(self.whole): repr(TrialFolder(path).result())
@@ -151,12 +151,12 @@ class Bench:
 
     def restore(self) -> None:
         """Make the copy whole again: remove what is new, and copy what has changed."""
-        from vitlab import store
+        from vitlab.store import folders
 
         self.out.mkdir(exist_ok=True)
         for path in sorted(self.out.rglob("*"), reverse=True):
             if self.entries.get(path.relative_to(self.out)) != path.is_dir():
-                store.remove(path)
+                folders.remove(path)
         for name, is_folder in self.entries.items():
             path = self.out / name
             if is_folder:
@@ -164,19 +164,20 @@ class Bench:
             elif not path.exists() or self.copies[name] != _state(path):
                 shutil.copy2(self.whole / name, path)
                 self.copies[name] = _state(path)
-        store._checked.clear()
-        store._reported.clear()
+        folders._checked.clear()
+        folders._reported.clear()
 
     def call(self, words: Sequence[str]) -> None:
         """Run a command in this process."""
-        from vitlab import cli, findings
+        from vitlab import cli
+        from vitlab.report import api
 
         if words == ("results",):
-            findings.results("tiny", out=self.out)._repr_html_()
+            api.results("tiny", out=self.out)._repr_html_()
         elif words == ("predictions",):
-            findings.predictions("tiny", out=self.out)
+            api.predictions("tiny", out=self.out)
         elif words == ("load",):
-            findings.load("tiny", out=self.out)
+            api.load("tiny", out=self.out)
         else:
             places = {"KEY": self.key[:12], "STUDY": str(self.file)}
             arguments = [places.get(word, word) for word in words]
@@ -184,8 +185,8 @@ class Bench:
             cli.cli.main([*arguments, *where], standalone_mode=False)
 
     def train(self, todo: Sequence[Any], store: Any, *_: Any) -> int:
-        """Stand in for :func:`vitlab.execution.execute`: write what the trials had written."""
-        from vitlab.store import TrialFolder, write_bytes, write_json
+        """Stand in for :func:`vitlab.driver.scheduler.execute`: write what the trials had written."""
+        from vitlab.store.folders import TrialFolder, write_bytes, write_json
 
         for planned in todo:
             folder = store.trial(planned.trial.key, planned.trial.code)
@@ -204,7 +205,7 @@ class Bench:
     def run(self) -> None:
         """Run the study, and require that it is complete."""
         from vitlab import lab
-        from vitlab.store import TrialFolder
+        from vitlab.store.folders import TrialFolder
 
         with mock.patch.object(lab, "execute", self.train):
             answer = lab.run(self.file, out=self.out, retry_failed=True)

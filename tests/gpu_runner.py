@@ -1,4 +1,4 @@
-"""Stands in for ``vitlab.trial`` on a real GPU: a trial takes the share of its memory that its spec says, and holds it."""
+"""Stands in for ``vitlab.runner.run`` on a real GPU: a trial takes the share of its memory that its spec says, and holds it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from executor_runner import result
 
 from vitlab.errors import OutOfMemory
 from vitlab.plan.values import Trial
-from vitlab.result import Result
-from vitlab.store import TrialFolder
+from vitlab.store.folders import TrialFolder
+from vitlab.store.result import Result
 
 
 def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[], bool]) -> Result | None:

@@ -14,10 +14,10 @@ import pytest
 
 from vitlab import report
 from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.report import frame, judgement
-from vitlab.result import Circumstances, Measurement, Outcome, Result
+from vitlab.report import comparison, frame
 from vitlab.spec import STREAMS, Analysis
-from vitlab.store import Store, write_json
+from vitlab.store.folders import Store, write_json
+from vitlab.store.result import Circumstances, Measurement, Outcome, Result
 
 STEPS = (0, 50, 100, 150, 200)
 BASE = [0.972, 0.969, 0.971, 0.975, 0.968]
@@ -96,7 +96,7 @@ def study(
 def outcome(root: Path, *args: Any, **options: Any) -> tuple[Plan, Store, pd.DataFrame, pd.DataFrame]:
     plan, store = study(root, *args, **options)
     results = frame.results(plan, store)
-    return plan, store, results, judgement.summary(results, plan).set_index("arm")
+    return plan, store, results, comparison.summary(results, plan).set_index("arm")
 
 
 def document(plan: Plan, store: Store) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from vitlab.executors import Ended, Executor, Job
 from vitlab.plan.values import Trial
-from vitlab.store import Store
+from vitlab.store.folders import Store
 
 HERE = Path(__file__).parent
 PATIENCE_S = 240.0  #: for a loaded machine; nothing waits that long unless it is broken

@@ -1,4 +1,4 @@
-"""Stands in for ``vitlab.trial`` in tests of Ray: the same trial, slower, with a checkpoint after every step.
+"""Stands in for ``vitlab.runner.run`` in tests of Ray: the same trial, slower, with a checkpoint after every step.
 
 Steps take the time that VITLAB_TEST_STEP_S says, so that a test can come in between.
 """
@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from vitlab import trial
 from vitlab.plan.values import Trial
-from vitlab.result import Result
-from vitlab.store import TrialFolder, write_json
+from vitlab.runner import run as runner
+from vitlab.store.folders import TrialFolder, write_json
+from vitlab.store.result import Result
 
 
 @dataclass(frozen=True)
-class Settings(trial.Settings):
+class Settings(runner.Settings):
     every_s: float = 0.0
 
 
@@ -34,8 +34,8 @@ def run_trial(one: Trial, folder: TrialFolder, settings: Settings, stop: Callabl
         write_json(folder.path / "pid.json", os.getpid())
         while True:
             time.sleep(60)
-    return trial.run_trial(one, folder, settings, slowed(stop))
+    return runner.run_trial(one, folder, settings, slowed(stop))
 
 
 def run_cohort(work: Sequence[tuple[Trial, TrialFolder]], settings: Settings, stop: Callable[[], bool]) -> None:
-    trial.run_cohort(work, settings, slowed(stop))
+    runner.run_cohort(work, settings, slowed(stop))

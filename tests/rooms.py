@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vitlab.slots import Slot, files, registry
+from vitlab.registry import Slot, plugin_files, slots
 
 
 def keep(monkeypatch: pytest.MonkeyPatch, *rooms: Slot[Any]) -> None:
@@ -14,7 +14,7 @@ def keep(monkeypatch: pytest.MonkeyPatch, *rooms: Slot[Any]) -> None:
     for room in rooms:
         for name in ("_members", "_origins"):
             monkeypatch.setattr(room, name, dict(getattr(room, name)))
-    monkeypatch.setattr(registry, "_bare", {})
+    monkeypatch.setattr(slots, "_bare", {})
     for name in ("_files", "_texts"):
-        monkeypatch.setattr(files, name, dict(getattr(files, name)))
-    monkeypatch.setattr(files, "_from_files", list(files._from_files))
+        monkeypatch.setattr(plugin_files, name, dict(getattr(plugin_files, name)))
+    monkeypatch.setattr(plugin_files, "_from_files", list(plugin_files._from_files))

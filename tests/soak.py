@@ -37,7 +37,7 @@ from jobs import processes
 
 from vitlab.executors import base
 from vitlab.plan.values import Plan
-from vitlab.store import TrialFolder, process, read_json
+from vitlab.store.folders import TrialFolder, process, read_json
 
 QUOTAS = {
     "worker killed": 60,

@@ -15,7 +15,7 @@ from vitlab.components.base import name_draws
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError
 from vitlab.geometry import Geometry
-from vitlab.slots import listing
+from vitlab.registry import listing
 
 NAMES = ("auto", "fused", "split", "per_head", "sdpa")
 

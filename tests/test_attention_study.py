@@ -10,7 +10,7 @@ import torch
 from vitlab.data.prepare import Feed, prepare
 from vitlab.lab import plan_study
 from vitlab.models import Model, model
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.spec import TrainSpec
 from vitlab.spec.trial import LENGTHS
 from vitlab.training.loop import Training

@@ -11,12 +11,12 @@ from scipy import stats
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.data.augment import increasing, pixels
+from vitlab.data.augment import pixels, randaugment_timm
 from vitlab.data.augment.color import OPERATIONS, ColorJitter, RandAugment, ThreeAugment
 from vitlab.data.augment.geometric import Crop, Erasing, Flip, RandomResizedCrop
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError
-from vitlab.slots import BUILT_IN, listing, slot
+from vitlab.registry import BUILT_IN, listing, slot
 
 F = torchvision("torchvision.transforms.functional")
 Mode = torchvision("torchvision.transforms").InterpolationMode
@@ -348,13 +348,13 @@ def test_rand_augment_draws_operations_and_signs_evenly() -> None:
     assert torch.equal((one(x_BCHW.float() / 255, KEY, id_B) * 255).round().to(torch.uint8), expected)
 
 
-@pytest.mark.parametrize("name", increasing.OPERATIONS)
+@pytest.mark.parametrize("name", randaugment_timm.OPERATIONS)
 def test_timms_operations_are_timms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
     from timm.data import auto_augment as theirs
 
-    number = increasing.OPERATIONS.index(name)
-    assert len(theirs._RAND_INCREASING_TRANSFORMS) == len(increasing.OPERATIONS)
+    number = randaugment_timm.OPERATIONS.index(name)
+    assert len(theirs._RAND_INCREASING_TRANSFORMS) == len(randaugment_timm.OPERATIONS)
     operation = theirs.AugmentOp(
         theirs._RAND_INCREASING_TRANSFORMS[number],
         prob=1.0,
@@ -369,39 +369,42 @@ def test_timms_operations_are_timms(name: str, monkeypatch: pytest.MonkeyPatch) 
             operation.magnitude = level
             monkeypatch.setattr(theirs.random, "random", lambda sign=sign: 0.4 if sign > 0 else 0.6)
             wanted = np.stack([np.asarray(operation(picture)) for picture in pictures]).astype(int)
-            ours_BCHW = increasing.operated(
+            ours_BCHW = randaugment_timm.operated(
                 x_BCHW, torch.full((12,), number), torch.full((12,), level), torch.full((12,), sign)
             )
             off = np.abs(ours_BCHW.permute(0, 2, 3, 1).numpy().astype(int) - wanted)
-            assert np.mean(off > 2) < (0.01 if name in increasing.MOVES else 1e-9), (level, sign, off.max())
+            assert np.mean(off > 2) < (0.01 if name in randaugment_timm.MOVES else 1e-9), (level, sign, off.max())
             changed += int((ours_BCHW != x_BCHW).any())
     assert changed >= 6
 
 
 def test_timms_draws() -> None:
-    which_BT, level_BT, sign_BT = increasing.RandAugmentTimm(magnitude=6, magnitude_std=0.5).draws(KEY, MANY)
+    which_BT, level_BT, sign_BT = randaugment_timm.RandAugmentTimm(magnitude=6, magnitude_std=0.5).draws(KEY, MANY)
     for turn in range(2):
         counts = (which_BT[:, turn] + 1).bincount(minlength=16)
         assert stats.binomtest(int(counts[0]), len(MANY), 0.5).pvalue > 1e-3
         assert stats.chisquare(counts[1:]).pvalue > 1e-3
         assert stats.kstest(level_BT[:, turn].numpy(), stats.norm(6, 0.5).cdf).pvalue > 1e-3
         assert stats.binomtest(int((sign_BT[:, turn] > 0).sum()), len(MANY), 0.5).pvalue > 1e-3
-    cut_BT = increasing.RandAugmentTimm(magnitude=9.8).draws(KEY, MANY)[1]
+    cut_BT = randaugment_timm.RandAugmentTimm(magnitude=9.8).draws(KEY, MANY)[1]
     assert cut_BT.max() == 10 and 0.25 < (cut_BT == 10).float().mean() < 0.45
-    never = increasing.RandAugmentTimm(p=0.0)
+    never = randaugment_timm.RandAugmentTimm(p=0.0)
     assert torch.equal(never(images(), KEY, MANY[:40]), images())
 
 
 def test_timms_moves_take_the_labels_along() -> None:
-    change = increasing.RandAugmentTimm(p=1.0)
+    change = randaugment_timm.RandAugmentTimm(p=1.0)
     y_BHW = images(40, 1, 24, 24)[:, 0] // 128 * 100
     which_BT, level_BT, sign_BT = change.draws(KEY, MANY[:40])
     moved_BHW = change.masks(y_BHW, KEY, MANY[:40])
-    still = ~torch.isin(which_BT, torch.tensor([increasing.OPERATIONS.index(name) for name in increasing.MOVES])).any(1)
+    still = ~torch.isin(
+        which_BT, torch.tensor([randaugment_timm.OPERATIONS.index(name) for name in randaugment_timm.MOVES])
+    ).any(1)
     assert torch.equal(moved_BHW[still], y_BHW[still]) and 3 < int(still.sum()) < 37
-    shifts = (which_BT == increasing.OPERATIONS.index("translate_x")) & still.logical_not()[:, None]
+    shifts = (which_BT == randaugment_timm.OPERATIONS.index("translate_x")) & still.logical_not()[:, None]
     others = torch.isin(
-        which_BT, torch.tensor([increasing.OPERATIONS.index(n) for n in increasing.MOVES if n != "translate_x"])
+        which_BT,
+        torch.tensor([randaugment_timm.OPERATIONS.index(n) for n in randaugment_timm.MOVES if n != "translate_x"]),
     )
     alone = shifts.sum(1).eq(1) & ~others.any(1)
     assert alone.any()

@@ -28,8 +28,8 @@ from hypothesis import strategies as st
 from vitlab.cli import errors, main
 from vitlab.errors import Problem, SpecError, WeightsError, closest
 from vitlab.lab import plan_study
-from vitlab.models.weights.opening import open_model
 from vitlab.training import checkpoint
+from vitlab.weights.opening import open_model
 
 ROOT = Path(__file__).parents[1]
 NOWHERE = "http://127.0.0.1:9"

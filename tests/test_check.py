@@ -23,18 +23,20 @@ import yaml
 from click.testing import CliRunner
 from scipy import stats
 
-from vitlab import checking, findings, lab
+from vitlab import lab
 from vitlab.cli import cli, main
 from vitlab.cli.check import command
 from vitlab.data.augment.geometric import Crop
 from vitlab.errors import Refused, TrialFailed, UserError
+from vitlab.regression import check
 from vitlab.regression.baseline import read_baseline
 from vitlab.regression.gate import learning
 from vitlab.regression.traces import trace
-from vitlab.result import Result
-from vitlab.store import Store, read_json
+from vitlab.report import api
+from vitlab.runner.run import circumstances
+from vitlab.store.folders import Store, read_json
+from vitlab.store.result import Result
 from vitlab.training.loop import Training
-from vitlab.trial import circumstances
 
 BUGS = runpy.run_path(str(Path(__file__).parent / "benchmarks" / "bugs.py"))["BUGS"]
 CONTENT: dict[str, Any] = {
@@ -122,7 +124,7 @@ def test_a_bug_is_caught_though_the_store_is_full(
     accepted: Path, bug: str, arms: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     BUGS[bug](monkeypatch)
-    _, plan = checking.lab.plan_study(accepted / "gate.yaml")
+    _, plan = check.lab.plan_study(accepted / "gate.yaml")
     store = Store(accepted / "out")
     assert all(store.trial(item.trial.key, item.trial.code).done() for item in plan.trials)
     done = vitlab(accepted, "--json", "--tier", "exact")
@@ -216,7 +218,7 @@ def test_the_engine_that_trains_the_seeds_is_traced(accepted: Path, monkeypatch:
     """In a cohort attention takes a kernel of its own; a fault in it shows in no training by itself."""
     from vitlab.models import innermost
 
-    _, plan = checking.lab.plan_study(accepted / "gate.yaml")
+    _, plan = check.lab.plan_study(accepted / "gate.yaml")
     facts = read_baseline(accepted / "gate.baseline.yaml").facts
     assert facts is not None and {trace.engine for arm in facts.arms.values() for trace in arm.traces} == {"stack"}
     (sound, *_) = facts.arms["baseline"].traces
@@ -232,7 +234,7 @@ def test_another_option_in_the_file_is_named_though_trials_fail(
     def failing(*_: object) -> None:
         raise TrialFailed("2 trials failed, so nothing is judged.")
 
-    monkeypatch.setattr(checking, "_trained", failing)
+    monkeypatch.setattr(check, "_trained", failing)
     tiers = ("--tier", "exact", "--tier", "statistical")
     done = vitlab(accepted, *tiers, "--set", "train.optimizer.weight_decay=0.3", "--set", "seeds=1")
     assert "- 2 trials failed, so nothing is judged." in done.stdout
@@ -245,7 +247,7 @@ def test_another_option_in_the_file_is_named_though_trials_fail(
 def test_an_arm_that_learns_nothing_is_found(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     easier = {"data.augment": [], "train.batch_size": 32, "train.optimizer.lr": 0.005, "train.steps": 100}
     easier |= {"design": None}
-    _, plan = checking.lab.plan_study(accepted / "gate.yaml", changes=easier)
+    _, plan = check.lab.plan_study(accepted / "gate.yaml", changes=easier)
     assert [item.verdict for item in learning(plan)] == ["pass"]
     monkeypatch.setattr(Training, "rate", lambda self, step: 0.0)
     found = learning(plan)
@@ -255,9 +257,9 @@ def test_an_arm_that_learns_nothing_is_found(accepted: Path, monkeypatch: pytest
 
 def test_a_trace_is_the_beginning_of_the_training_that_is_run(accepted: Path) -> None:
     """The mean of its losses is what a trial of as many steps writes down."""
-    _, plan = checking.lab.plan_study(accepted / "gate.yaml")
+    _, plan = check.lab.plan_study(accepted / "gate.yaml")
     seen = trace(plan, plan.trials[0], 24)
-    frame = findings.results(accepted / "out" / "studies" / "gate-check")
+    frame = api.results(accepted / "out" / "studies" / "gate-check")
     assert sum(seen.losses) / 24 == pytest.approx(frame["train/loss"][0], rel=1e-6)
     assert torch.tensor(seen.losses).isfinite().all() and len(trace(plan, plan.trials[0], 5).losses) == 5
 
@@ -265,9 +267,9 @@ def test_a_trace_is_the_beginning_of_the_training_that_is_run(accepted: Path) ->
 def test_what_starts_from_another_trial_is_traced_with_it(tmp_path: Path) -> None:
     body = {**CONTENT["base"], "train": {"steps": 400, "batch_size": 16}}
     file = write(tmp_path, base={**CONTENT["base"], "init_from": {"trial": body}}, design=None, seeds=1)
-    _, plan = checking.lab.plan_study(file)
+    _, plan = check.lab.plan_study(file)
     assert plan.prerequisites
-    cold, warm = (trace(item, item.trials[0], 10) for item in (checking.lab.plan_study(write(tmp_path))[1], plan))
+    cold, warm = (trace(item, item.trials[0], 10) for item in (check.lab.plan_study(write(tmp_path))[1], plan))
     assert warm.losses != cold.losses and len(warm.losses) == 10
 
 
@@ -298,15 +300,15 @@ def test_what_is_inconclusive_is_trained_with_more_seeds(tmp_path: Path, monkeyp
     assert (crops["arm"], crops["n"], crops["alpha"], crops["verdict"]) == ("crops", 5, 5e-4, "inconclusive")
     assert said["notes"] == ["5 seeds of crops, for 3 were inconclusive"]
     before, after = (
-        findings.results(out / "studies" / "gate-check").query("arm == 'crops'")["val/accuracy"].to_numpy()
+        api.results(out / "studies" / "gate-check").query("arm == 'crops'")["val/accuracy"].to_numpy()
         for out in (tmp_path / "out", new)
     )
     assert crops["p"] == pytest.approx(stats.ttest_rel(after, before, alternative="less").pvalue, rel=1e-6)
-    results = findings.results(new / "studies" / "gate-check")
+    results = api.results(new / "studies" / "gate-check")
     assert results.groupby("arm")["status"].value_counts().to_dict() == {
         ("crops", "done"): 5, ("none", "done"): 3, ("none", "missing"): 2
     }  # fmt: skip
-    assert not (new / "studies" / "gate").exists() and checking.lab.plan_study(file)[0].seeds.values == (0, 1, 2)
+    assert not (new / "studies" / "gate").exists() and check.lab.plan_study(file)[0].seeds.values == (0, 1, 2)
 
 
 def test_where_nothing_is_left_everything_has_regressed(

@@ -21,15 +21,15 @@ import pandas as pd
 import pytest
 import yaml
 
-from vitlab import lab, report, slots
+from vitlab import lab, registry, report
 from vitlab.cli import COMMANDS, main, options
 from vitlab.cli import run as cli_run
 from vitlab.components.position import PRESETS
 from vitlab.data.options import NORMALIZATIONS
 from vitlab.errors import Interrupted
-from vitlab.models.weights import FORMATS
-from vitlab.schema import study_schema
-from vitlab.store import write_json
+from vitlab.registry.json_schema import study_schema
+from vitlab.store.folders import write_json
+from vitlab.weights import FORMATS
 
 ROOT = Path(__file__).parents[1]
 NOWHERE = "http://127.0.0.1:9"
@@ -156,7 +156,7 @@ def test_failed_trials_exit_with_4_and_the_answer_still_stands(tmp_path: Path, m
 
 def test_a_run_in_the_background_is_given_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are added later as well: its command line is read from the options there are."""
-    monkeypatch.setattr("vitlab.guests.disable", lambda names: None)  # none is installed here
+    monkeypatch.setattr("vitlab.registry.plugins.disable", lambda names: None)  # none is installed here
     (tmp_path / "own.py").touch()
     values = {"workers": "2", "only": "arm=a b", "changes": "data.root=/my data", "plugins": str(tmp_path / "own.py")}
     given = [
@@ -476,13 +476,13 @@ def test_explain_keeps_arms_and_images_apart_and_draws_them_side_by_side(
 def test_list_and_show_agree(tmp_path: Path) -> None:
     code, printed, err = call("list", "--json")
     rows = parsed(printed)
-    assert (code, err) == (0, "") and {row["slot"] for row in rows} == set(slots.ROOMS)
+    assert (code, err) == (0, "") and {row["slot"] for row in rows} == set(registry.ROOMS)
     code, printed, err = call("list")
-    assert (code, err) == (0, "") and [line.split()[0] for line in printed.splitlines()] == list(slots.ROOMS)
+    assert (code, err) == (0, "") and [line.split()[0] for line in printed.splitlines()] == list(registry.ROOMS)
     for row in rows:
         code, printed, err = call("show", row["slot"], row["name"])
         assert (code, err) == (0, ""), (row, err)
-        options = slots.slot(row["slot"]).options(slots.slot(row["slot"]).get(row["name"])).model_fields
+        options = registry.slot(row["slot"]).options(registry.slot(row["slot"]).get(row["name"])).model_fields
         assert all(f"\n  {option} " in printed for option in options), row
     code, printed, _ = call("list", "position")
     assert code == 0 and "sincos2d" in printed and "vitlab" in printed

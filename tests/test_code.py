@@ -15,7 +15,7 @@ import rooms
 import yaml
 
 import vitlab
-from vitlab import imports, lab, slots
+from vitlab import imports, lab, registry
 from vitlab.components.mlp import mlp
 from vitlab.data.datasets import dataset
 from vitlab.data.prepare import prepare
@@ -303,7 +303,7 @@ def test_reloaded_code_is_trained_anew(tmp_path: Path) -> None:
 def test_a_reloaded_entry_point_is_the_new_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "from vitlab.components.mlp import GeluMLP\nclass Part(GeluMLP):\n    '''An MLP.'''\n    by = {}\n"
     module = write(tmp_path / "pointed.py", text.format(1))
-    mlp._add("pointed", importlib.import_module("pointed").Part, slots.Origin("pointed", "1"))
+    mlp._add("pointed", importlib.import_module("pointed").Part, registry.Origin("pointed", "1"))
     assert mlp.resolve("pointed").component.by == 1  # type: ignore[attr-defined]
     write(module, text.format(222))
     importlib.reload(sys.modules["pointed"])
@@ -326,7 +326,7 @@ def test_images_are_read_anew_by_a_reloaded_data_set(tmp_path: Path, monkeypatch
     """What a process remembers of a data set is of the code that has read it."""
     rooms.keep(monkeypatch, dataset)
     module = write(tmp_path / "shades.py", DATA.format(by=1))
-    dataset._add("shades", importlib.import_module("shades").Shades, slots.Origin("shades", "1"))
+    dataset._add("shades", importlib.import_module("shades").Shades, registry.Origin("shades", "1"))
     seeds = dict.fromkeys(STREAMS, 0)
 
     def brightest() -> int:

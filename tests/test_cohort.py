@@ -25,17 +25,17 @@ from vitlab.data.prepare import Feed, prepare
 from vitlab.geometry import Work
 from vitlab.plan.cohorts import LARGEST, MOST, NARROW, engine_of, grouped, shape, stack_key
 from vitlab.plan.values import Planned, Trial
-from vitlab.result import Result
-from vitlab.slots import listing, slot
+from vitlab.registry import listing, slot
+from vitlab.runner.run import Settings, run_cohort, run_trial
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.spec.run import Engine
 from vitlab.spec.trial import InitFrom
-from vitlab.store import TrialFolder
+from vitlab.store.folders import TrialFolder
+from vitlab.store.result import Result
 from vitlab.training import cohort as cohorts
 from vitlab.training.cohort import Cohort, Member, Stacking, require_stackable, train_cohort, why_not_stack
 from vitlab.training.loop import Trained, Training, complete
-from vitlab.training.start import start_from
-from vitlab.trial import Settings, run_cohort, run_trial
+from vitlab.weights.transfer import start_from
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
 MODEL = {"type": "vit", "patch_size": 4, "dim": 16, "depth": 2, "heads": 2, "drop": 0.1, "drop_path": 0.2}
@@ -112,7 +112,7 @@ import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from vitlab.training.cohort import Member, train_cohort
-from vitlab.trial import run_trial
+from vitlab.runner.run import run_trial
 from test_cohort import SETTINGS, same, state_of, training, trial, work
 run_trial(*work(Path({folder!r}), trial(0))[0], SETTINGS)
 odd = dict(model=dict(dim=9, heads=3, drop=0.0, drop_path=0.0), batch_size=13, steps=4, evaluations=1)
@@ -512,8 +512,8 @@ def test_what_has_ended_is_not_failed_by_what_befalls_the_rest(tmp_path: Path, m
     def fall(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vitlab.trial.attempt.complete", fall)
-    monkeypatch.setattr("vitlab.trial.train_cohort", fall)
+    monkeypatch.setattr("vitlab.runner.attempt.complete", fall)
+    monkeypatch.setattr("vitlab.runner.run.train_cohort", fall)
     items = work(tmp_path, trial(0), broken, trial(2))
     run_cohort(items, SETTINGS)
     assert "not the data this trial was planned for" in (items[1][1].failure() or "")
@@ -546,7 +546,7 @@ def test_a_cohort_that_is_too_large_for_memory_is_halved(tmp_path: Path, monkeyp
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(members, **rest)
 
-    monkeypatch.setattr("vitlab.trial.train_cohort", small)
+    monkeypatch.setattr("vitlab.runner.run.train_cohort", small)
     items = work(tmp_path, *(trial(seed) for seed in range(5)))
     run_cohort(items, SETTINGS)
     assert tried == [5, 2, 3, 1, 2]

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
 from vitlab.models import ViT, model
-from vitlab.slots import listing, slot
+from vitlab.registry import listing, slot
 
 TINY = {"dim": 16, "depth": 2, "heads": 2, "patch_size": 4, "prefix": ["class", "distillation"], "registers": 1}
 BUILT_IN = {

@@ -20,9 +20,9 @@ from vitlab.cli import cli
 from vitlab.errors import UserError
 from vitlab.plan.values import Plan, Planned
 from vitlab.report import frame, notebook
-from vitlab.report.judgement import COLUMNS, MEANINGS
-from vitlab.result import Circumstances, Outcome, Result
-from vitlab.store import Store, write_json
+from vitlab.report.comparison import COLUMNS, MEANINGS
+from vitlab.store.folders import Store, write_json
+from vitlab.store.result import Circumstances, Outcome, Result
 
 OLD = {"baseline": handmade.BASE, "<b>=1": handmade.SINE, "gone": handmade.NEAR}
 NEW = {"baseline": handmade.NEAR, "<b>=1": handmade.NONE, "fresh": handmade.NEAR}

@@ -20,14 +20,14 @@ from vitlab.models import model
 from vitlab.models.convnet import ConvNet, RegNetY16GF
 from vitlab.models.cost import cost_of
 from vitlab.plan.values import Trial
+from vitlab.runner.models import load_model
+from vitlab.runner.run import Settings, run_trial
 from vitlab.spec import STREAMS
 from vitlab.spec.trial import InitFrom
-from vitlab.store import TrialFolder
+from vitlab.store.folders import TrialFolder
 from vitlab.testing import check_component
 from vitlab.training import checkpoint
-from vitlab.training.start import start_from
-from vitlab.trial import Settings, run_trial
-from vitlab.trial.models import load_model
+from vitlab.weights.transfer import start_from
 
 NAMES = ("resnet18", "resnet50", "regnet_y_16gf")
 models = torchvision("torchvision.models")

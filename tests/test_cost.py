@@ -10,7 +10,7 @@ from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import model
 from vitlab.models.cost import Cost, cost_of, formula, macs, parameters
 from vitlab.models.sizes import SIZES
-from vitlab.slots import slot
+from vitlab.registry import slot
 
 torchvision()  # timm imports it, and it may need help
 timm = pytest.importorskip("timm")

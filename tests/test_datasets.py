@@ -23,7 +23,7 @@ from vitlab.data.pixels import resized, statistics, with_channels
 from vitlab.data.prepare import data_info, examples, missing, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError, OptionError
-from vitlab.slots import BUILT_IN, listing, slot
+from vitlab.registry import BUILT_IN, listing, slot
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 

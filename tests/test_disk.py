@@ -11,7 +11,7 @@ import yaml
 from fuzz_store import STUDY
 from test_cli import call
 
-from vitlab.store import Store, TrialFolder
+from vitlab.store.folders import Store, TrialFolder
 
 
 @pytest.fixture(autouse=True)

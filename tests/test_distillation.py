@@ -32,12 +32,12 @@ from vitlab.geometry import DataInfo
 from vitlab.lab import Answer, plan_study
 from vitlab.plan.key import DISTILLATION, code_of
 from vitlab.plan.values import Plan
-from vitlab.slots import slot
+from vitlab.registry import slot
+from vitlab.runner.run import Settings, run_trial
 from vitlab.spec.trial import Distill
-from vitlab.store import Store
+from vitlab.store.folders import Store
 from vitlab.training.artifacts import Sight
 from vitlab.training.distillation import Distillation, Glasses
-from vitlab.trial import Settings, run_trial
 
 torchvision()  # where torch has no operators for it, timm cannot import it alone
 from timm.task import DistillationTeacher, TokenDistillationTask  # noqa: E402
@@ -307,7 +307,7 @@ def test_the_report_has_a_table_of_the_heads(taught: Answer) -> None:
 
 
 def test_teachers_of_two_kinds_are_compared_from_three_trainings_on(tmp_path: Path) -> None:
-    from vitlab.report.judgement import refusals
+    from vitlab.report.comparison import refusals
 
     other = {"one_at_a_time": {"distill.teacher.trial.model": [VIT]}}
     (reason,) = refusals(planned(tmp_path, design=other, seeds=2)).values()
@@ -473,7 +473,7 @@ def test_a_teacher_in_a_file_of_timms(tmp_path: Path) -> None:
 
 
 def opened(folder: Path, state: Any, **said: Any) -> Any:
-    from vitlab.models.weights import Known, open_model
+    from vitlab.weights import Known, open_model
 
     torch.save(state, folder / "teacher.pth")
     return open_model(folder / "teacher.pth", said=Known(**said))
@@ -534,7 +534,7 @@ RESNET18 = "ResNet18_Weights.IMAGENET1K_V1"
 
 def test_weights_that_torchvision_publishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From torch's cache, under the name of the published file; there is no network here."""
-    from vitlab.models.weights import open_pretrained
+    from vitlab.weights import open_pretrained
 
     monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path))
     models = torchvision("torchvision.models")

@@ -15,11 +15,11 @@ from vitlab.errors import Lost, OutOfMemory, TrialFailed, UserError
 from vitlab.executors import Ended, Job, Local, machine
 from vitlab.executors.placement import Placement, Request
 from vitlab.plan.values import Trial
-from vitlab.result import Result
+from vitlab.runner.models import load_model
+from vitlab.runner.run import Settings, run_trial
 from vitlab.spec import STREAMS, RunSpec
-from vitlab.store import TrialFolder, read_json
-from vitlab.trial import Settings, run_trial
-from vitlab.trial.models import load_model
+from vitlab.store.folders import TrialFolder, read_json
+from vitlab.store.result import Result
 
 DATA = {
     "type": "synthetic",

@@ -15,11 +15,11 @@ from types import ModuleType
 import pytest
 
 import vitlab
-from vitlab import slots
+from vitlab import registry
 from vitlab.cli import COMMANDS
 from vitlab.components.head import Logits
+from vitlab.report.comparison import MEANINGS
 from vitlab.report.frame import AFTER, BEFORE, HISTORY
-from vitlab.report.judgement import MEANINGS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "pages").rglob("*.md"))
@@ -87,15 +87,15 @@ def test_files_and_commands_in_the_text_exist(page: Path) -> None:
         assert (ROOT / file).exists(), file
 
 
-@pytest.mark.parametrize("name", slots.ROOMS)
+@pytest.mark.parametrize("name", registry.ROOMS)
 def test_the_reference_has_every_component_with_every_option(name: str, reference: dict[str, str]) -> None:
     """Compared with the signatures themselves, read without vitlab's own reading of them."""
     text = reference[f"reference/{name}.md"]
     sections = dict(re.findall(r"(?ms)^## `(\w+)` \{#\w+\}\n(.*?)(?=^## |\Z)", text))
-    registered = {found for (source, found) in slots.slot(name)._members if source == slots.BUILT_IN}
+    registered = {found for (source, found) in registry.slot(name)._members if source == registry.BUILT_IN}
     assert set(sections) == registered and registered
     for component, section in sections.items():
-        cls = slots.slot(name).get(f"{slots.BUILT_IN}:{component}")
+        cls = registry.slot(name).get(f"{registry.BUILT_IN}:{component}")
         rows = {row[0]: row for row in re.findall(r"(?m)^\| `(\w+)` \| (.*?) \| (.*?) \|", section)}
         parameters = {
             option: parameter
@@ -147,7 +147,7 @@ def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
         capture_output=True, text=True, env=environment(NO_MKDOCS_2_WARNING="1"),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    for page in [*PAGES, *(ROOT / "docs" / "pages" / "reference" / f"{name}.md" for name in slots.ROOMS)]:
+    for page in [*PAGES, *(ROOT / "docs" / "pages" / "reference" / f"{name}.md" for name in registry.ROOMS)]:
         at = page.relative_to(ROOT / "docs" / "pages").with_suffix("")
         html = (site / ("" if at.name == "index" else at) / "index.html").read_text()
         loaded = re.findall(r"<(?:script|img|iframe|object|source)\b[^>]*\b(?:src|data)=\"?([^\" >]+)", html)

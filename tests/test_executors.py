@@ -21,13 +21,14 @@ import pytest
 from executor_runner import result
 from jobs import HERE, PATIENCE_S, alive, ends, job, until
 
-from vitlab import slots, store
+from vitlab import registry
+from vitlab.driver.scheduler import Watch, _drive
 from vitlab.errors import UserError
-from vitlab.execution import Watch, _drive
 from vitlab.executors import Companion, Executor, Inline, Local, base, machine, worker
 from vitlab.plan.values import Planned
 from vitlab.spec import Choice, RunSpec
-from vitlab.store import TrialFolder, process, read_json
+from vitlab.store import folders
+from vitlab.store.folders import TrialFolder, process, read_json
 from vitlab.trackers import Untracked
 
 RUNNER = "executor_runner"
@@ -381,7 +382,7 @@ def test_the_fork_server_holds_one_thread_and_no_guest() -> None:
         print(status.split("Threads:")[1].split()[0], "torch" in sys.modules,
               signal.getsignal(signal.SIGINT) is signal.SIG_IGN, any(m in sys.modules for m in ("mlflow", "pandas")),
               sys.modules["torch"].cuda.is_initialized(),
-              sys.modules["vitlab.trial.circumstances"].versions.cache_info().currsize)
+              sys.modules["vitlab.runner.circumstances"].versions.cache_info().currsize)
     """
     out = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["1", "True", "True", "False", "False", "1"]
@@ -529,7 +530,7 @@ def test_trials_that_still_run_are_waited_for(local: Callable[..., Local], tmp_p
 STOPPED = """
 import os, signal, sys
 from pathlib import Path
-from vitlab.store import TrialFolder
+from vitlab.store.folders import TrialFolder
 with TrialFolder(Path(sys.argv[1])).lease():
     os.kill(os.getpid(), signal.SIGSTOP)
 """
@@ -546,7 +547,7 @@ def test_a_stopped_orphan_is_killed_and_nobody_elses_worker(
     holders = {}
     for kind, driver in {"orphan": name, "worker": process(os.getpid()), "victim": name}.items():
         command = [sys.executable, "-c", STOPPED, job(tmp_path, kind).folder]
-        holders[kind] = subprocess.Popen(command, env={**os.environ, store.DRIVER: driver})
+        holders[kind] = subprocess.Popen(command, env={**os.environ, folders.DRIVER: driver})
     try:
         work = [job(tmp_path, kind) for kind in ("orphan", "worker", "forged")]
         for kind in holders:
@@ -600,9 +601,9 @@ def test_a_trial_of_two_studies_is_trained_once(local: Callable[..., Local], tmp
 
 
 def test_the_slot() -> None:
-    assert {entry.name for entry in slots.listing("executor")} >= {"inline", "local"}
-    assert slots.slot("executor").resolve("local").plain() == {"type": "local"}
-    assert isinstance(slots.slot("executor").build(Choice("inline"), RunSpec()), Inline)
+    assert {entry.name for entry in registry.listing("executor")} >= {"inline", "local"}
+    assert registry.slot("executor").resolve("local").plain() == {"type": "local"}
+    assert isinstance(registry.slot("executor").build(Choice("inline"), RunSpec()), Inline)
 
 
 def test_importing_the_room_imports_no_torch() -> None:

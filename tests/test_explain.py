@@ -13,8 +13,8 @@ import yaml
 import vitlab
 from vitlab.components.attention import SDPA
 from vitlab.data.torchvision_import import torchvision
+from vitlab.driver.scheduler import Watch
 from vitlab.errors import SpecError, UserError
-from vitlab.execution import Watch
 from vitlab.explain import pictures
 from vitlab.explain.capture import capture
 from vitlab.explain.distance import attention_distance, patch_distances
@@ -344,8 +344,8 @@ def test_side_by_side_draws_each_model_for_tokens_that_several_have(
 def test_an_arm_whose_trial_is_being_written_is_named_and_not_passed_over(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    from vitlab.examination import examine_arms
-    from vitlab.store import Store
+    from vitlab.driver.explanations import examine_arms
+    from vitlab.store.folders import Store
 
     store = Store(tmp_path)
     folder = store.trial("k", "c")

@@ -13,12 +13,12 @@ import jobs
 import pytest
 from pydantic import ValidationError
 
+from vitlab.driver.scheduler import Watch, _drive
 from vitlab.errors import Refused, TrialFailed
-from vitlab.execution import Watch, _drive
 from vitlab.executors import Ended, Executor, Job, base
 from vitlab.plan.values import Planned
 from vitlab.spec import RunSpec
-from vitlab.store import TrialFolder, read_json
+from vitlab.store.folders import TrialFolder, read_json
 
 
 def job(root: Path, name: str, **spec: Any) -> Job:

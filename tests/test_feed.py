@@ -10,7 +10,7 @@ import torch
 from vitlab import noise
 from vitlab.data import prepare as room
 from vitlab.data.prepare import Feed, Normalize, prepare
-from vitlab.slots import slot
+from vitlab.registry import slot
 
 SEEDS = {"split": 0, "subset": 0, "order": 3, "augment": 5}
 SYNTHETIC = {"type": "synthetic", "image_size": 8, "num_channels": 3, "train_images": 130, "test_images": 23}

@@ -14,12 +14,12 @@ import torch
 import yaml
 
 import vitlab
-from vitlab.execution import Watch, _drive
+from vitlab.driver.scheduler import Watch, _drive
 from vitlab.executors import Job, Local
 from vitlab.lab import Answer
 from vitlab.plan.values import Planned, Trial
 from vitlab.spec import RunSpec
-from vitlab.store import Store, TrialFolder
+from vitlab.store.folders import Store, TrialFolder
 
 pytestmark = [
     pytest.mark.gpu,

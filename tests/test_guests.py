@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from vitlab import __version__, guests
+from vitlab import __version__
+from vitlab.registry import plugins
 
 NORM = """
 from torch import Tensor
@@ -136,9 +137,9 @@ def test_versions_compare_as_those_of_pip_do(specifier: str, version: str, monke
         def __init__(self) -> None:
             self.version = version
 
-    monkeypatch.setattr(guests, "distribution", lambda name: Found())
+    monkeypatch.setattr(plugins, "distribution", lambda name: Found())
     fits = SpecifierSet(specifier, prereleases=True).contains(version)
-    assert (guests.unmet(f"acme-vit{specifier}") is None) == fits
+    assert (plugins.unmet(f"acme-vit{specifier}") is None) == fits
 
 
 # -- what is kept out -------------------------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ def test_guests_that_are_kept_out_are_not_there(tmp_path: Path) -> None:
     told = called(
         site, same, [*same, *without], same, [*layernorm], [*layernorm, *without], [*needs, *without],
         [*same, "--no-plugin", "acme-vit", *without], [*same, "--no-plugin", "othr-vit"], ["list", "norm"],
-        *([f"{guests.VARIABLE}={value}", *words] for value in ("1", "other-vit", "0")
+        *([f"{plugins.VARIABLE}={value}", *words] for value in ("1", "other-vit", "0")
           for words in (same, layernorm, ["list", "norm"])),
     )  # fmt: skip
     codes = [said["code"] for said in told]
@@ -186,7 +187,7 @@ def test_a_clash_with_a_built_in_harms_no_study_that_takes_it_by_default(tmp_pat
     (tmp_path / "silent.yaml").write_text((STUDY % ("[]", "x")).replace(", norm: x", ""))
     plan = ["plan", "silent.yaml", "--format", "json"]
     smoke = ["run", "silent.yaml", "--smoke", "--executor", "inline"]
-    beside, without, run = called(site, plan, [f"{guests.VARIABLE}=1", *plan], smoke)
+    beside, without, run = called(site, plan, [f"{plugins.VARIABLE}=1", *plan], smoke)
     assert beside["code"] == without["code"] == 0, beside["err"]
     keys, same = ([item["key"] for item in json.loads(said["out"])["trials"]] for said in (beside, without))
     assert keys == same and all(keys)
@@ -205,8 +206,8 @@ def test_workers_keep_out_what_their_driver_does(tmp_path: Path) -> None:
 
 
 def test_a_file_and_the_built_ins_are_not_plugins_to_keep_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(guests.VARIABLE, "1")
-    assert not guests.is_disabled("vitlab") and not guests.is_disabled("my_blocks.py")
+    monkeypatch.setenv(plugins.VARIABLE, "1")
+    assert not plugins.is_disabled("vitlab") and not plugins.is_disabled("my_blocks.py")
 
 
 # -- what is said of them ---------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logi
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT, model
-from vitlab.slots import slot
+from vitlab.registry import slot
 
 head = slot("head")
 PREFIXES = [(), ("class",), ("class", "distillation"), ("class", "register", "register"), ("register",)]

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import vitlab
-from vitlab import slots
+from vitlab import registry
 from vitlab.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -43,7 +43,7 @@ def called(*arguments: str) -> str:
 
 
 def test_opening_the_house_reading_lists_and_help_are_free() -> None:
-    opened = ["import vitlab", "import vitlab.cli", "import vitlab.spec, vitlab.slots, vitlab.store"]
+    opened = ["import vitlab", "import vitlab.cli", "import vitlab.spec, vitlab.registry, vitlab.store.folders"]
     read = [called(*words) for words in (["--help"], ["list"], ["list", "position"], ["list", "--json"])]
     helped = [called(command, "--help") for command in COMMANDS]
     found = heavy_after(*opened, *read, *helped)
@@ -68,19 +68,19 @@ def test_public_names() -> None:
         _ = vitlab.nothing
 
 
-@pytest.mark.parametrize("slot", slots.ROOMS)
+@pytest.mark.parametrize("slot", registry.ROOMS)
 def test_the_listing_names_what_the_room_registers(slot: str) -> None:
     """The listing reads the text of a room; the slot knows what was really registered."""
-    listed = {entry.name for entry in slots.listing(slot)}
-    assert listed == set(slots.slot(slot).names()) and listed
+    listed = {entry.name for entry in registry.listing(slot)}
+    assert listed == set(registry.slot(slot).names()) and listed
 
 
 def test_every_component_says_what_it_is_and_needs_no_option() -> None:
-    for slot in slots.ROOMS:
-        for entry in slots.listing(slot):
+    for slot in registry.ROOMS:
+        for entry in registry.listing(slot):
             if entry.origin.source.endswith(".py"):
                 continue  # a file that another test of this process has loaded
-            room = slots.slot(slot)
+            room = registry.slot(slot)
             component = room.get(entry.name)
             assert (component.__doc__ or "").strip(), f"{slot} {entry.name} has no docstring"
             required = [name for name, field in room.options(component).model_fields.items() if field.is_required()]

@@ -16,7 +16,7 @@ from vitlab.components.init import Init
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo
 from vitlab.models import ViT, model
-from vitlab.slots import listing, slot
+from vitlab.registry import listing, slot
 
 torchvision()  # timm imports it, and it may need help
 timm = pytest.importorskip("timm")

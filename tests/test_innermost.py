@@ -19,7 +19,7 @@ from vitlab.components.position.additive import Learned
 from vitlab.geometry import DataInfo
 from vitlab.models import innermost
 from vitlab.models.vit import Block, ViT
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.testing.engines import check_engines
 from vitlab.training.cohort import why_not_stack
 

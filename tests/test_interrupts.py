@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vitlab.store import TrialFolder
+from vitlab.store.folders import TrialFolder
 
 STUDY = {
     "study": "tiny",

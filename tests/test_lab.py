@@ -28,14 +28,14 @@ import vitlab
 from vitlab import lab, report
 from vitlab.cli import cli
 from vitlab.data.prepare import prepare
+from vitlab.driver.scheduler import Watch
 from vitlab.errors import SpecError, UserError
-from vitlab.execution import Watch
-from vitlab.findings import PREDICTIONS
 from vitlab.lab import Answer, sync
 from vitlab.plan.values import Planned
+from vitlab.registry import slot
+from vitlab.report.api import PREDICTIONS
 from vitlab.report.frame import HISTORY
-from vitlab.slots import slot
-from vitlab.store import Store, TrialFolder, hold, read_json, write_json
+from vitlab.store.folders import Store, TrialFolder, hold, read_json, write_json
 
 pytestmark = pytest.mark.usefixtures("no_report")
 NOWHERE = "http://127.0.0.1:9"

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from vitlab import leases
 from vitlab.errors import UserError
-from vitlab.leases import DRIVER, Busy, Taken, held, hold, holder, locks, process
-from vitlab.store import TrialFolder, temporary, write_bytes
+from vitlab.store import locks
+from vitlab.store.folders import TrialFolder, temporary, write_bytes
+from vitlab.store.locks import DRIVER, Busy, Taken, held, hold, holder, holds_lock, process
 
 SILENT_S = 2.0
 
@@ -41,8 +41,8 @@ def without_locks(patch: pytest.MonkeyPatch, error: int = errno.ENOLCK) -> None:
         raise OSError(error, os.strerror(error))
 
     patch.setattr(fcntl, "flock", none)
-    patch.setattr(leases, "BEAT_S", 0.05)
-    patch.setattr(leases, "SILENT_S", SILENT_S)
+    patch.setattr(locks, "BEAT_S", 0.05)
+    patch.setattr(locks, "SILENT_S", SILENT_S)
 
 
 def test_looking_leaves_nothing(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_where_nothing_can_be_written_nothing_can_be_held_and_a_sentence_says_wh
         folder.lock.mkdir(parents=True)
     else:
         without_locks(monkeypatch)
-        monkeypatch.setattr(leases, "_buried", no_room)
+        monkeypatch.setattr(locks, "_buried", no_room)
         folder.path.mkdir(parents=True)
         (folder.path / "lock.held").touch()
     with pytest.raises(UserError, match=rf"code/lock cannot be written \({why}\)"), folder.lease():
@@ -116,9 +116,9 @@ def test_a_heartbeat_that_a_full_disk_cut_short_keeps_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_locks(monkeypatch)
-    monkeypatch.setattr(leases, "SILENT_S", 120.0)
+    monkeypatch.setattr(locks, "SILENT_S", 120.0)
     with monkeypatch.context() as full:
-        full.setattr(leases, "open", lambda path, mode, **how: Full(path, mode), raising=False)
+        full.setattr(locks, "open", lambda path, mode, **how: Full(path, mode), raising=False)
         with pytest.raises(UserError, match="No space left"), hold(tmp_path / "lock"):
             pass
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
@@ -168,16 +168,16 @@ def test_locks_is_true_of_the_process_that_holds_the_lock_alone(tmp_path: Path) 
     try:
         assert ours.recv() and other.pid is not None
         lock, name, me = tmp_path / "lock", process(other.pid), process(os.getpid())
-        assert locks(name, lock) and holder(lock)[0] == name
-        assert not locks(f"{name}0", lock) and not locks("", lock)
+        assert holds_lock(name, lock) and holder(lock)[0] == name
+        assert not holds_lock(f"{name}0", lock) and not holds_lock("", lock)
         with open(lock, "a+", encoding="utf-8") as opened:  # an open file is no lock
             opened.truncate(0)
             opened.write(f"{me} gone/1/2\n")
             opened.flush()
-            assert holder(lock)[0] == me and not locks(me, lock) and locks(name, lock)
+            assert holder(lock)[0] == me and not holds_lock(me, lock) and holds_lock(name, lock)
         lock.unlink()
         lock.touch()
-        assert not locks(name, lock), "that is another file"
+        assert not holds_lock(name, lock), "that is another file"
     finally:
         other.kill()
         other.join()
@@ -272,7 +272,7 @@ def _entered(lease: ExitStack, folder: TrialFolder) -> bool:
 def test_a_holder_that_is_slow_is_not_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its thread says that it is there, whatever the rest of it does."""
     without_locks(monkeypatch)
-    monkeypatch.setattr(leases, "SILENT_S", 0.5)
+    monkeypatch.setattr(locks, "SILENT_S", 0.5)
     lease = tmp_path / "lock.held"
     with hold(tmp_path / "lock"):
         begun = lease.stat().st_mtime
@@ -289,14 +289,14 @@ def test_of_several_who_find_a_dead_holder_one_goes_on(tmp_path: Path, monkeypat
     lock, lease = tmp_path / "lock", tmp_path / "lock.held"
     lease.write_text("gone/1/2  0\n")
     os.utime(lease, (0, 0))
-    buried = leases._buried
+    buried = locks._buried
 
     def late(path: Path) -> bool:
         gone = buried(path)
         path.write_text("other/3/4  1\n")
         return gone
 
-    monkeypatch.setattr(leases, "_buried", late)
+    monkeypatch.setattr(locks, "_buried", late)
     with pytest.raises(Busy), hold(lock):
         pass
     assert holder(lock) == ("other/3/4", "")
@@ -307,21 +307,21 @@ def test_who_cannot_see_the_other_driver_for_its_clock_looks_on_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock here is ahead of the file system's: to look at, the lease of the other seems silent."""
-    from vitlab import execution
-    from vitlab.driver import sole_driver
-    from vitlab.store import Store
+    from vitlab.driver import scheduler
+    from vitlab.driver.study_lock import sole_driver
+    from vitlab.store.folders import Store
 
     without_locks(monkeypatch)
-    monkeypatch.setattr(leases, "SILENT_S", 120.0)
-    monkeypatch.setattr(leases, "time", SimpleNamespace(time=lambda: time.time() + 1000))
-    monkeypatch.setattr(execution, "LOOK_S", 0.01)
+    monkeypatch.setattr(locks, "SILENT_S", 120.0)
+    monkeypatch.setattr(locks, "time", SimpleNamespace(time=lambda: time.time() + 1000))
+    monkeypatch.setattr(scheduler, "LOOK_S", 0.01)
     store = Store(tmp_path)
     lease = store.driver("tiny").with_name("driver.lock.held")
     lease.parent.mkdir(parents=True)
     lease.write_text("far/3/4  1\n")
     told: list[str] = []
 
-    class Ear(execution.Watch):
+    class Ear(scheduler.Watch):
         def planned(self, *_: object) -> None:
             told.append("planned")
 
@@ -353,8 +353,8 @@ def test_a_training_that_was_taken_over_leaves_all_to_the_other(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vitlab.plan.values import Trial  # here, for the other tests' processes need no torch
+    from vitlab.runner.run import Settings, run_cohort, run_trial
     from vitlab.spec import STREAMS
-    from vitlab.trial import Settings, run_cohort, run_trial
 
     without_locks(monkeypatch)
     work = []
@@ -388,10 +388,10 @@ def test_a_training_that_was_taken_over_leaves_all_to_the_other(
 def test_a_cohort_of_which_one_was_taken_over_as_it_began_is_not_taken_to_be_impossible_to_stack(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitlab import trial as room
     from vitlab.plan.values import Trial
+    from vitlab.runner import run as room
+    from vitlab.runner.attempt import Attempt
     from vitlab.spec import STREAMS
-    from vitlab.trial.attempt import Attempt
 
     work = [
         (Trial(SPEC, dict.fromkeys(STREAMS, seed), (), None, key=f"k{seed}"), TrialFolder(tmp_path / f"{seed}"))

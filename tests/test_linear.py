@@ -14,7 +14,7 @@ from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
 from vitlab.models import model
 from vitlab.models.cost import cost_of
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.training import loop
 

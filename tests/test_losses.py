@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.training.metrics import Tally, calibration_error, mean_iou, metrics_of
 
 torchvision()  # where torch has no operators for it, timm cannot import it alone

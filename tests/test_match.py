@@ -17,7 +17,7 @@ from vitlab.errors import SpecError
 from vitlab.geometry import DataInfo
 from vitlab.lab import plan_study
 from vitlab.plan import Plan, make_plan
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.spec import read_study
 
 BASE: dict[str, Any] = {

@@ -15,11 +15,12 @@ import torch
 import yaml
 
 import vitlab
-from vitlab import measuring, report
+from vitlab import report
+from vitlab.driver import benchmark
 from vitlab.executors import Inline
 from vitlab.lab import plan_study
 from vitlab.plan.values import Probe, probes_of
-from vitlab.store import Store
+from vitlab.store.folders import Store
 
 STUDY: dict[str, Any] = {
     "study": "small",
@@ -40,17 +41,17 @@ WRITE = report.write
 class Here(Inline):
     """Measures in this process: what is tested is what is measured, and the local executor has tests of its own."""
 
-    runner = "vitlab.measuring"
+    runner = "vitlab.driver.benchmark"
 
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(measuring, "_Measuring", Here)
-    monkeypatch.setattr(measuring, "BLOCK_S", 0.01)
-    monkeypatch.setattr(measuring, "ROUNDS", 2)
-    monkeypatch.setattr(measuring, "PROBES", 1)
-    monkeypatch.setattr(measuring, "PROBE_S", 0.02)
-    monkeypatch.setattr(measuring, "LONG_S", 10.0)
+    monkeypatch.setattr(benchmark, "_Measuring", Here)
+    monkeypatch.setattr(benchmark, "BLOCK_S", 0.01)
+    monkeypatch.setattr(benchmark, "ROUNDS", 2)
+    monkeypatch.setattr(benchmark, "PROBES", 1)
+    monkeypatch.setattr(benchmark, "PROBE_S", 0.02)
+    monkeypatch.setattr(benchmark, "LONG_S", 10.0)
     monkeypatch.setattr(report, "write", lambda *_: [])
     threads = torch.get_num_threads()
     yield
@@ -74,14 +75,14 @@ def test_speed_is_steps_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def step() -> None:
         steps[0] += 1
-        now[0] += 1e6 if steps[0] <= measuring.WARM_UP else 0.25
+        now[0] += 1e6 if steps[0] <= benchmark.WARM_UP else 0.25
 
-    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(measuring, "BLOCK_S", 10.0)
-    assert measuring._speed(step, torch.device("cpu"), lambda: False) == pytest.approx(4.0, rel=1e-9)
-    assert steps[0] == measuring.WARM_UP + 40
-    assert measuring._speed(step, torch.device("cpu"), lambda: True, 0.0, warm_up=0) == pytest.approx(4.0, rel=1e-9)
-    assert steps[0] == measuring.WARM_UP + 41, "one step is measured, even of what is stopped"
+    monkeypatch.setattr(benchmark, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(benchmark, "BLOCK_S", 10.0)
+    assert benchmark._speed(step, torch.device("cpu"), lambda: False) == pytest.approx(4.0, rel=1e-9)
+    assert steps[0] == benchmark.WARM_UP + 40
+    assert benchmark._speed(step, torch.device("cpu"), lambda: True, 0.0, warm_up=0) == pytest.approx(4.0, rel=1e-9)
+    assert steps[0] == benchmark.WARM_UP + 41, "one step is measured, even of what is stopped"
 
 
 def test_arms_are_measured_into_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,14 +127,14 @@ def test_an_engine_that_is_measured_once_stays(tmp_path: Path, monkeypatch: pyte
     for probe in probes.values():
         speeds = probe["speeds"]
         assert speeds[probe["engine"]] == max(speeds.values()) and probe["members"] == 2
-        assert set(speeds) == {"loop", *measuring.STACKINGS} and min(speeds.values()) > 0 and not probe["why_not"]
+        assert set(speeds) == {"loop", *benchmark.STACKINGS} and min(speeds.values()) > 0 and not probe["why_not"]
     trained = answer.results().set_index("arm")["engine"].to_dict()
     assert trained == {arm.name: arm.engine for arm in answer.plan.arms} and trained["ema={decay=0.9}"] == "loop"
 
     def refuse(*_: Any) -> None:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(measuring, "probe", refuse)
+    monkeypatch.setattr(benchmark, "probe", refuse)
     more = vitlab.run(file, out=out, changes={"seeds": 3})
     assert more.trained == 3 and more.plan.probes == answer.plan.probes
     for shape in probes:
@@ -148,7 +149,7 @@ def probed(folder: Path, **changes: Any) -> tuple[Probe, list[str]]:
     said: list[str] = []
     store = Store(folder / "out")
     run = plan_study(write(folder, design=None))[0].run
-    (probe,) = measuring.probe({"shape": plan.trials}, store, run, (), said.append).values()
+    (probe,) = benchmark.probe({"shape": plan.trials}, store, run, (), said.append).values()
     assert said == [f"baseline: {probe.said}"] and not store.root.exists()
     return probe, said
 
@@ -157,15 +158,15 @@ def test_what_cannot_be_stacked_is_trained_by_the_loop(tmp_path: Path, monkeypat
     def refuse(model: Any) -> None:
         raise ValueError("a part of it is declared not to be safe for vmap")
 
-    monkeypatch.setattr(measuring, "require_stackable", refuse)
+    monkeypatch.setattr(benchmark, "require_stackable", refuse)
     probe, (said,) = probed(tmp_path)
     assert probe.engine == "loop" and set(probe.speeds) == {"loop"}
-    assert set(probe.why_not) == set(measuring.STACKINGS) and "; not vmap or stack: a part of it is declared" in said
+    assert set(probe.why_not) == set(benchmark.STACKINGS) and "; not vmap or stack: a part of it is declared" in said
 
 
 def test_an_engine_that_does_not_take_a_model_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rotary encoding is not known with the batch innermost; vmap takes it."""
-    monkeypatch.setattr(measuring, "STACKINGS", ("vmap", "stack"))
+    monkeypatch.setattr(benchmark, "STACKINGS", ("vmap", "stack"))
     probe, (said,) = probed(tmp_path, **{"base.model.position": "rope2d"})
     assert set(probe.speeds) == {"loop", "vmap"} and "rotates queries and keys" in probe.why_not["stack"]
     assert "; not stack: attention that rotates queries and keys" in said
@@ -173,8 +174,8 @@ def test_an_engine_that_does_not_take_a_model_is_left_out(tmp_path: Path, monkey
 
 
 def test_a_long_step_is_not_tried_as_a_cohort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "LONG_S", 0.0)
-    monkeypatch.setattr(measuring, "Cohort", lambda *_: pytest.fail("it was tried"))
+    monkeypatch.setattr(benchmark, "LONG_S", 0.0)
+    monkeypatch.setattr(benchmark, "Cohort", lambda *_: pytest.fail("it was tried"))
     probe, (said,) = probed(tmp_path)
     assert probe.engine == "loop" and "beside which calling kernels is nothing to save" in said
 

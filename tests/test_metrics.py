@@ -18,8 +18,8 @@ from vitlab import lab, testing
 from vitlab.errors import SpecError
 from vitlab.geometry import DataInfo
 from vitlab.plan.values import Plan
+from vitlab.registry import BUILT_IN, slot
 from vitlab.regression import gate
-from vitlab.slots import BUILT_IN, slot
 from vitlab.spec import Study
 from vitlab.trackers import records
 from vitlab.training.metrics import STANDARD, Metric, Tally, metric, metrics_of

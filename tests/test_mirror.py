@@ -13,7 +13,7 @@ from vitlab.executors import mirror
 from vitlab.executors.base import Companion, Job
 from vitlab.executors.mirror import Inbox, Outbox, Piece, belongings, moved
 from vitlab.plan.values import Trial
-from vitlab.store import Store, TrialFolder, write_bytes
+from vitlab.store.folders import Store, TrialFolder, write_bytes
 
 
 def content(folder: Path) -> dict[str, bytes]:

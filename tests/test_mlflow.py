@@ -44,13 +44,13 @@ import vitlab
 from vitlab import cli, lab
 from vitlab.errors import UserError
 from vitlab.plan.values import Plan
-from vitlab.slots import slot
+from vitlab.registry import slot
+from vitlab.runner.run import Settings, run_trial
 from vitlab.spec import RunSpec
-from vitlab.store import Store, TrialFolder
+from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers import dashboard, description, records, service
 from vitlab.trackers.address import Address, locate
 from vitlab.trackers.server import links
-from vitlab.trial import Settings, run_trial
 
 Patch = pytest.MonkeyPatch
 NOWHERE = "http://127.0.0.1:9"  #: nobody listens there
@@ -832,7 +832,7 @@ def test_ui_opens_the_study_that_was_planned_last_or_the_one_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from vitlab.trackers import server
-    from vitlab.trackers.offsets import Offsets
+    from vitlab.trackers.cursor import Offsets
 
     for number, name in enumerate(["older", "newer", "undelivered"]):
         plan = tmp_path / "studies" / name / "plan.json"

@@ -19,7 +19,7 @@ import yaml
 from click.testing import CliRunner
 
 import vitlab
-from vitlab import noise, slots
+from vitlab import noise, registry
 from vitlab.cli import cli
 from vitlab.cli.new import KINDS, TEMPLATES, write_plugin
 from vitlab.errors import UserError
@@ -250,7 +250,7 @@ def test_components_that_cannot_be_named_so(component: str, tmp_path: Path) -> N
 def test_there_is_a_template_for_every_slot_and_no_other(tmp_path: Path) -> None:
     code, text = called("new", "plugin", "acme-vit", "--slot", "positon", "--out", str(tmp_path))
     assert code != 0 and text.startswith("no slot called 'positon'. Did you mean 'position'? Slots: ")
-    assert set(KINDS) == set(slots.ROOMS)
+    assert set(KINDS) == set(registry.ROOMS)
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ runpy.run_path("test_polar.py")["test_polar_keeps_the_contract"]()
 _, plan = lab.plan_study("page.yaml")
 print("ARMS", [arm.name for arm in plan.arms])
 slots.load_file("my_blocks.py")
-print("FILE", slots.slot("position").get("my_blocks.py:polar").__name__)
+print("FILE", registry.slot("position").get("my_blocks.py:polar").__name__)
 """
     printed = python(script, site, tmp_path)
     assert len(commands) == 3 and "temperature" in printed and "vitlab_example:Polar" in printed

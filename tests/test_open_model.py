@@ -18,15 +18,15 @@ from vitlab.data.prepare import data_info
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import VitlabError, WeightsError
 from vitlab.geometry import DataInfo
-from vitlab.models.weights import Known, convert, open_model
 from vitlab.plan.key import code_of, code_of_modules
 from vitlab.plan.resolve import Resolver
 from vitlab.plan.values import Trial
+from vitlab.runner.models import load_model
+from vitlab.runner.run import Settings, run_trial
 from vitlab.spec import STREAMS
-from vitlab.store import TrialFolder
+from vitlab.store.folders import TrialFolder
 from vitlab.training.artifacts import Sight, Transform
-from vitlab.trial import Settings, run_trial
-from vitlab.trial.models import load_model
+from vitlab.weights import Known, convert, open_model
 
 torchvision("torchvision.models")
 timm = pytest.importorskip("timm")

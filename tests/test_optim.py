@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.training.optim import decay_groups, fused, layer_groups, set_rate
 
 torchvision()  # where torch has no operators for it, timm cannot import it alone

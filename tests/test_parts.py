@@ -12,12 +12,12 @@ from torch import Tensor
 from vitlab.data.pixels import IGNORED
 from vitlab.data.prepare import Feed, prepare
 from vitlab.errors import UserError
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.training.cohort import Cohort, Member, train_cohort
 from vitlab.training.distributed import Alone
 from vitlab.training.loop import Training
-from vitlab.training.parts import Parts, Whole, parts_of
+from vitlab.training.microbatch import Parts, Whole, parts_of
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
 SCENES = {"type": "digit_scenes", "image_size": 8, "digit_size": [5, 7], "train_images": 60, "test_images": 20}

@@ -472,7 +472,7 @@ def test_code_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_runner_is_part_of_every_trials_code() -> None:
     found = closure({RUNNER})
-    assert {"vitlab.trial", "vitlab.training.loop", "vitlab.noise", "vitlab.data.prepare"} <= set(found)
+    assert {"vitlab.runner.run", "vitlab.training.loop", "vitlab.noise", "vitlab.data.prepare"} <= set(found)
     strangers = {"vitlab.lab", "vitlab.report", "vitlab.trackers.mlflow", "vitlab.cli", "vitlab.models.vit"}
     strangers |= {
         "vitlab.plan.expand",

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import rooms
 
-from vitlab import errors, guests, slots
+from vitlab import errors, registry
 from vitlab.components.norm import norm
 from vitlab.errors import BrokenComponent, ClashError, OptionError, UnknownComponent
-from vitlab.schema import study_schema
-from vitlab.slots import Slot, slot
+from vitlab.registry import Slot, plugins, slot
+from vitlab.registry.json_schema import study_schema
 from vitlab.testing import check_component, components
 
 DYT = """
@@ -60,7 +60,7 @@ def install(site: Path, name: str, version: str, code: str, points: dict[str, li
 def look_again() -> None:
     """Forget what is installed, of which a process asks once."""
     importlib.invalidate_caches()
-    for known in (guests._installed, guests._known):
+    for known in (plugins._installed, plugins._known):
         known.cache_clear()
 
 
@@ -91,7 +91,7 @@ def broken(room: Slot[Any], name: str) -> str:
 
 def test_guests_are_listed_without_being_imported(site: Path) -> None:
     install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["dyt = acme_vit:DyT"]})
-    assert [str(entry.origin) for entry in slots.listing("norm") if entry.name == "dyt"] == ["acme-vit 1.2.0"]
+    assert [str(entry.origin) for entry in registry.listing("norm") if entry.name == "dyt"] == ["acme-vit 1.2.0"]
     assert "dyt" in norm.names() and "acme_vit" not in sys.modules
     assert norm.get("dyt").__module__ == "acme_vit" and "acme_vit" in sys.modules
 
@@ -164,7 +164,7 @@ def test_a_broken_guest_is_broken_for_those_who_name_it(site: Path) -> None:
     assert "executor 'cloud' from broken-vit 0.3.1 failed to import" in broken(slot("executor"), "cloud")
     assert norm.resolve("layernorm").plain() == {"type": "layernorm", "eps": 1e-6}
     assert slot("executor").resolve("local").plain() == {"type": "local"}
-    assert {"broken", "half", "wrong", "layernorm"} <= {entry.name for entry in slots.listing("norm")}
+    assert {"broken", "half", "wrong", "layernorm"} <= {entry.name for entry in registry.listing("norm")}
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -200,30 +200,30 @@ def write(file: Path, name: str = "halved", by: float = 0.5, after: str = "") ->
 
 def test_a_file_registers_components_under_a_digest_of_its_code(tmp_path: Path) -> None:
     file = write(tmp_path / "my_blocks.py")
-    origin = slots.load_file(file)
+    origin = registry.load_file(file)
     assert origin.source == "my_blocks.py" and len(origin.version) == 16
     found = norm.resolve({"type": "halved", "by": 0.25})
     assert found.origin == origin
     assert norm.build(found, 4).by == 0.25  # type: ignore[attr-defined]
     assert norm.get("my_blocks.py:halved") is found.component
-    (entry,) = [entry for entry in slots.listing("norm") if entry.name == "halved"]
+    (entry,) = [entry for entry in registry.listing("norm") if entry.name == "halved"]
     assert entry.origin == origin and entry.target.endswith(":Halved")
-    assert slots.load_file(str(file)) == origin  # a second time is once
+    assert registry.load_file(str(file)) == origin  # a second time is once
     with pytest.raises(OptionError, match=r"no option 'bye'. Did you mean 'by'"):
         norm.resolve({"type": "halved", "bye": 1})
 
 
 def test_a_file_that_was_edited_is_read_again(tmp_path: Path) -> None:
     file = write(tmp_path / "my_blocks.py")
-    first = slots.load_file(file)
+    first = registry.load_file(file)
     write(file, by=0.125)
-    second = slots.load_file(file)
+    second = registry.load_file(file)
     assert second != first and second.source == first.source
     assert norm.resolve("halved").plain() == {"type": "halved", "by": 0.125}
     assert norm.resolve("halved").origin == second
-    assert [entry.origin for entry in slots.listing("norm") if entry.name == "halved"] == [second]
+    assert [entry.origin for entry in registry.listing("norm") if entry.name == "halved"] == [second]
     write(file, name="quartered")
-    slots.load_file(file)
+    registry.load_file(file)
     assert "quartered" in norm.names() and "halved" not in norm.names()
 
 
@@ -235,7 +235,7 @@ def test_a_file_runs_the_text_of_its_digest_whatever_python_has_cached(tmp_path:
     write(file, by=0.75)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert file.stat().st_size == before.st_size
-    slots.load_file(file)
+    registry.load_file(file)
     assert norm.resolve("halved").plain() == {"type": "halved", "by": 0.75}
 
 
@@ -244,39 +244,39 @@ def test_a_file_that_fails_leaves_nothing_behind_and_can_be_mended(tmp_path: Pat
     with pytest.raises(
         BrokenComponent, match=r"plugin file .*my_blocks.py failed: RuntimeError: half way, at .*my_blocks.py:17\n"
     ):
-        slots.load_file(file)
+        registry.load_file(file)
     assert "halved" not in norm.names()
     write(file)
-    slots.load_file(file)
+    registry.load_file(file)
     assert norm.resolve("halved").plain() == {"type": "halved", "by": 0.5}
 
 
 def test_an_edit_that_fails_keeps_what_was_there(tmp_path: Path) -> None:
     file = write(tmp_path / "my_blocks.py")
-    first = slots.load_file(file)
+    first = registry.load_file(file)
     write(file, by=0.125, after="\nraise RuntimeError('half way')\n")
     with pytest.raises(BrokenComponent):
-        slots.load_file(file)
+        registry.load_file(file)
     assert norm.resolve("halved").origin == first
 
 
 def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
     with pytest.raises(BrokenComponent, match=r"no_such.py: No such file"):
-        slots.load_file(tmp_path / "no_such.py")
+        registry.load_file(tmp_path / "no_such.py")
     (tmp_path / "grammar.py").write_text("def (:\n")
     with pytest.raises(BrokenComponent, match=r"SyntaxError: invalid syntax .*, at .*grammar.py:1\n.*\n    def \(:$"):
-        slots.load_file(tmp_path / "grammar.py")
+        registry.load_file(tmp_path / "grammar.py")
     (tmp_path / "class.py").write_text(
         "from vitlab.components.norm import norm\n@norm.register('wrong')\nclass Wrong:\n    'No norm.'\n"
     )
     with pytest.raises(BrokenComponent, match=r"norm 'wrong' from class.py .* is not a Norm"):
-        slots.load_file(tmp_path / "class.py")
+        registry.load_file(tmp_path / "class.py")
     (tmp_path / "blocks.txt").write_text("x = 1\n")
     with pytest.raises(BrokenComponent, match=r"blocks.txt: the name of a Python file ends in .py"):
-        slots.load_file(tmp_path / "blocks.txt")
+        registry.load_file(tmp_path / "blocks.txt")
     (tmp_path / "exits.py").write_text("import sys\nsys.exit('bye')\n")
     with pytest.raises(BrokenComponent, match="SystemExit"):
-        slots.load_file(tmp_path / "exits.py")
+        registry.load_file(tmp_path / "exits.py")
 
 
 ODD = """
@@ -307,7 +307,7 @@ class Called(LayerNorm):
 
 def test_options_that_cannot_be_read_are_said_and_left_out_of_the_schema(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(ODD)
-    slots.load_file(tmp_path / "odd.py")
+    registry.load_file(tmp_path / "odd.py")
     for name, words in {
         "typed": "Typed: its annotations cannot be read: .*'Decimal'",
         "bare": "Bare: option 'by' needs an annotation",
@@ -320,14 +320,14 @@ def test_options_that_cannot_be_read_are_said_and_left_out_of_the_schema(tmp_pat
 
 
 def test_two_files_of_one_name_and_component(tmp_path: Path) -> None:
-    slots.load_file(write(tmp_path / "a" / "blocks.py"))
+    registry.load_file(write(tmp_path / "a" / "blocks.py"))
     with pytest.raises(ClashError, match=r"norm 'halved' is registered twice in blocks.py"):
-        slots.load_file(write(tmp_path / "b" / "blocks.py", by=0.1))
+        registry.load_file(write(tmp_path / "b" / "blocks.py", by=0.1))
     assert norm.resolve("halved").plain()["by"] == 0.5
 
 
 def test_a_file_clashes_with_a_built_in_only_at_use(tmp_path: Path) -> None:
-    slots.load_file(write(tmp_path / "blocks.py", name="rmsnorm"))
+    registry.load_file(write(tmp_path / "blocks.py", name="rmsnorm"))
     with pytest.raises(ClashError, match=r"write 'blocks.py:rmsnorm' or 'vitlab:rmsnorm'"):
         norm.find("rmsnorm")
     assert norm.resolve("layernorm").origin.source == "vitlab"

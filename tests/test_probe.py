@@ -23,13 +23,13 @@ from vitlab.models.contract import Model
 from vitlab.plan.key import PROBE, code_of, modules_beside
 from vitlab.plan.resolve import changed
 from vitlab.plan.values import Trial
-from vitlab.slots import slot
+from vitlab.registry import slot
+from vitlab.runner.models import load_model
+from vitlab.runner.run import Settings, run_trial
 from vitlab.spec import STREAMS
 from vitlab.spec.trial import InitFrom
-from vitlab.store import TrialFolder
-from vitlab.training.probe import FAINT, fit_head, solve
-from vitlab.trial import Settings, run_trial
-from vitlab.trial.models import load_model
+from vitlab.store.folders import TrialFolder
+from vitlab.training.linear_probe import FAINT, fit_head, solve
 
 SEEDS = dict.fromkeys(STREAMS, 0)
 TARGET: dict[str, Any] = {"type": "digits", "classes": [7, 8, 9], "per_class": 5}

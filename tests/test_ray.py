@@ -25,9 +25,9 @@ from jobs import HERE, PATIENCE_S, ends, job, processes, until
 from test_distributed import GUESTS, gone
 from test_distributed import trial as by_several
 
-from vitlab import lab, slots
+from vitlab import lab, registry
+from vitlab.driver.scheduler import Watch, execute, with_prerequisites
 from vitlab.errors import UserError, VitlabError
-from vitlab.execution import Watch, execute, with_prerequisites
 from vitlab.executors import Executor, Inline, Job, Local, Ray, base
 from vitlab.executors import ray as room
 from vitlab.executors.base import Companion, fates
@@ -36,7 +36,7 @@ from vitlab.executors.task import Begun, End, stream
 from vitlab.plan.values import Trial
 from vitlab.spec import STREAMS, RunSpec
 from vitlab.spec.run import Resources
-from vitlab.store import Store, TrialFolder, read_json
+from vitlab.store.folders import Store, TrialFolder, read_json
 
 LATE = "timed out during startup"  #: what Ray says that has not started within 30 s
 TOO_BUSY = "Ray gives itself 30 s to start, and this machine is too busy for that"
@@ -412,7 +412,7 @@ def test_a_machine_that_joins_or_leaves_is_counted(cluster: Any, monkeypatch: py
 def test_what_cannot_be_reached_is_said_in_a_sentence() -> None:
     with pytest.raises(UserError, match="cannot stream through Ray's client"):
         Ray(RunSpec(), address="ray://head:10001")
-    assert slots.slot("executor").resolve("ray").plain() == {"type": "ray", "address": "auto", "files": "auto"}
+    assert registry.slot("executor").resolve("ray").plain() == {"type": "ray", "address": "auto", "files": "auto"}
 
 
 DRIVER = """

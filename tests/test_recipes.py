@@ -22,16 +22,16 @@ from vitlab.models.contract import Model
 from vitlab.plan.key import AVERAGING, MIXING, code_of_modules, modules_beside
 from vitlab.plan.resolve import Faults, Resolver
 from vitlab.plan.values import Trial
-from vitlab.slots import slot
+from vitlab.registry import slot
+from vitlab.runner.models import load_model
+from vitlab.runner.run import Settings, run_trial
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.spec.trial import Ema, Mix
 from vitlab.spec.yaml import parse_document
-from vitlab.store import TrialFolder
+from vitlab.store.folders import TrialFolder
 from vitlab.training.ema import Average
 from vitlab.training.loop import Trained, evaluate, train
-from vitlab.training.mix import Mixing
-from vitlab.trial import Settings, run_trial
-from vitlab.trial.models import load_model
+from vitlab.training.mixup import Mixing
 
 torchvision()  # where torch has no operators for it, timm cannot import it alone
 import timm.data  # noqa: E402

@@ -24,9 +24,7 @@ from vitlab.regression.baseline import (
     read_baseline,
     write_baseline,
 )
-from vitlab.regression.facts import Finding, compare_facts
-from vitlab.regression.gate import Checked, family, more_seeds, outlook, statistical
-from vitlab.regression.judge import (
+from vitlab.regression.decide import (
     Cell,
     Pair,
     chance_in_two_looks,
@@ -37,7 +35,9 @@ from vitlab.regression.judge import (
     seeds_to_pass,
     smallest_found,
 )
-from vitlab.regression.words import as_json, github, junit, markdown, prospects
+from vitlab.regression.facts import Finding, compare_facts
+from vitlab.regression.gate import Checked, family, more_seeds, outlook, statistical
+from vitlab.regression.phrasing import as_json, github, junit, markdown, prospects
 from vitlab.spec import Study
 
 

@@ -31,9 +31,9 @@ from vitlab import report
 from vitlab.errors import UserError
 from vitlab.plan import registration
 from vitlab.plan.values import Arm, Plan, Planned
-from vitlab.report import figures, frame, judgement, labels, tables, verdict, words
+from vitlab.report import comparison, figures, frame, labels, phrasing, tables, verdict
 from vitlab.spec import Analysis
-from vitlab.store import Store, read_json, write_json
+from vitlab.store.folders import Store, read_json, write_json
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_trial_whose_prerequisite_failed_has_failed(tmp_path):
     assert results["failure_kind"].tolist()[2:4] == ["prerequisite"] * 2
     assert results["failure"].iloc[2] == f"its teacher ({teacher.key[:8]}) diverged: loss is nan"
     assert results["failure"].iloc[3].startswith(f"its body ({body.key[:8]}) cannot begin: its teacher")
-    assert judgement.summary(results, plan)["broken"].iloc[1] == 2
+    assert comparison.summary(results, plan)["broken"].iloc[1] == 2
 
 
 def test_varied_values_are_numbers_where_all_are(tmp_path):
@@ -167,7 +167,7 @@ def test_at_best_takes_the_best_of_the_history_and_says_that_it_flatters(tmp_pat
         results = frame.results(plan, store)
         assert results["val/accuracy@best"].tolist()[3:] == [best] * 3
         assert results["val/accuracy"].tolist()[3:] == [0.4] * 3
-        assert judgement.summary(results, plan)["mean"].tolist()[1] == pytest.approx(best)
+        assert comparison.summary(results, plan)["mean"].tolist()[1] == pytest.approx(best)
         assert any("optimistic" in note for note in document(plan, store)["notes"])
 
 
@@ -246,7 +246,7 @@ def test_the_verdict_is_one_word_in_every_format(tmp_path, undrawn):
     plan = _with_teachers(plan, {"baseline": ["k1/c"] * 5, "taught": ["k2/c"] * 5})
     expected = [None, "better", "worse", "same", "equivalent", "cannot tell", "refused"]
     assert expected[1:] == list(verdict.Verdict) == list(verdict.MEANINGS)
-    summary = judgement.summary(frame.results(plan, store), plan)
+    summary = comparison.summary(frame.results(plan, store), plan)
     assert summary["verdict"].dtype == "string" and summary["verdict"].isna().tolist() == [True, *[False] * 6]
     assert summary["verdict"].tolist()[1:] == expected[1:]
     assert summary["refused"].notna().tolist() == [*[False] * 6, True]
@@ -277,7 +277,7 @@ def test_diverged_seeds_are_counted_left_out_of_pairs_and_said(tmp_path):
     diverged = result_of(last, {"val/accuracy": 0.1}, status="diverged", failure="loss is nan at step 120")
     store.trial(last.key, last.code).finish(diverged)
     results = frame.results(plan, store)
-    row = judgement.summary(results, plan).set_index("arm").loc["b"]
+    row = comparison.summary(results, plan).set_index("arm").loc["b"]
     assert (row["n"], row["diverged"], row["pairs"]) == (4, 1, 4)
     assert row["p"] == pytest.approx(stats.ttest_rel(NONE[:4], BASE[:4]).pvalue)
     assert row["mean"] == pytest.approx(np.mean(NONE[:4]))
@@ -314,7 +314,7 @@ def test_what_only_complete_pairs_support_is_not_claimed(tmp_path):
     arms = {"baseline": [*BASE, *BASE], "fragile": [*better[:9], None], "sturdy": better}
     plan, store = _broken(tmp_path, arms)
     results = frame.results(plan, store)
-    rows = judgement.summary(results, plan).set_index("arm")
+    rows = comparison.summary(results, plan).set_index("arm")
     complete = stats.ttest_rel(better[:9], [*BASE, *BASE][:9])
     filled = stats.ttest_rel([*better[:9], 0.1], [*BASE, *BASE])
     row = rows.loc["fragile"]
@@ -349,8 +349,8 @@ def test_what_both_comparisons_support_is_claimed(tmp_path):
     [("val/accuracy", 10, 0.1), ("val/top5", 10, 0.5), ("val/loss", 10, math.log(10)), ("val/accuracy_cls", 4, 0.25)],
 )
 def test_chance_is_what_guessing_reaches(metric, classes, level):
-    assert judgement.chance_level(metric, classes) == pytest.approx(level)
-    assert math.isnan(judgement.chance_level(metric, None)) and math.isnan(judgement.chance_level("val/ece", 10))
+    assert comparison.chance_level(metric, classes) == pytest.approx(level)
+    assert math.isnan(comparison.chance_level(metric, None)) and math.isnan(comparison.chance_level("val/ece", 10))
 
 
 # -- what was registered ----------------------------------------------------------------------------------------------
@@ -465,14 +465,14 @@ def test_an_arm_that_joins_later_is_corrected_for_all_and_one_that_left_still_co
     plan, store = study(tmp_path)
     few = dataclasses.replace(plan, arms=plan.arms[:3])
     joined = dataclasses.replace(plan, registered=registration.registration(few))
-    rows = judgement.summary(frame.results(joined, store), joined).set_index("arm")
+    rows = comparison.summary(frame.results(joined, store), joined).set_index("arm")
     raw = [stats.ttest_rel(values, BASE).pvalue for values in list(POSITIONS.values())[1:]]
     assert rows["family"].tolist()[1:] == [2, 2, 3]
     assert rows["p_corrected"].tolist()[1:3] == pytest.approx(multipletests(raw[:2], method="holm")[1])
     assert rows["p_corrected"].iloc[3] == pytest.approx(multipletests(raw, method="holm")[1][2])
     assert rows["exploratory"].notna().tolist() == [False, False, False, True]
     left = dataclasses.replace(few, trials=plan.trials[:15], registered=registration.registration(plan))
-    rows = judgement.summary(frame.results(left, store), left).set_index("arm")
+    rows = comparison.summary(frame.results(left, store), left).set_index("arm")
     assert rows["family"].tolist()[1:] == [3, 3]
     assert rows["p_corrected"].iloc[1] == pytest.approx(3 * raw[0])
     assert any("position=sinusoidal left the family" in note for note in document(left, store)["notes"])
@@ -722,7 +722,7 @@ def test_a_trial_that_ends_while_a_report_is_made_makes_it_old(tmp_path, monkeyp
 def test_of_many_comparisons_an_overview_comes_first(tmp_path, monkeypatch):
     plan, store = study(tmp_path)
     assert document(plan, store)["overview"] == ""
-    monkeypatch.setattr(words, "FEW", 1)
+    monkeypatch.setattr(phrasing, "FEW", 1)
     monkeypatch.setattr(sys.modules["vitlab.report.render"], "LONG", 3)
     doc = document(plan, store)
     assert doc["overview"] == "Of 3 comparisons: 2 worse, 1 cannot tell." and len(doc["answers"]) == 3
@@ -911,7 +911,7 @@ def test_labels_are_unique_and_never_empty(names, width):
 
 def _figure_arguments(plan: Plan, store: Store) -> tuple[Any, ...]:
     results = frame.results(plan, store)
-    return plan, results, judgement.summary(results, plan), frame.history(plan, store)
+    return plan, results, comparison.summary(results, plan), frame.history(plan, store)
 
 
 def test_the_picture_shows_the_numbers(tmp_path):
@@ -997,7 +997,7 @@ def test_an_interaction_is_drawn_of_grids_alone(tmp_path):
     part = results[
         ~results["arm"].isin([arm.name for arm in plan.arms if "linear" in arm.name and "none" not in arm.name])
     ]
-    assert figures.interaction(plan, judgement.summary(part, plan)) is None  # one at a time
+    assert figures.interaction(plan, comparison.summary(part, plan)) is None  # one at a time
     plan, store = study(tmp_path / "positions")
     assert figures.interaction(*[_figure_arguments(plan, store)[index] for index in (0, 2)]) is None
 
@@ -1106,17 +1106,22 @@ def test_labels_are_moved_apart_and_stay_within():
 
 
 def test_numbers_are_said_so_that_they_can_be_read():
-    assert [words.compact(n) for n in (950, 12_345, 999_950, 5.7e9)] == ["950", "12.3 k", "1.00 M", "5.70 G"]
-    assert [words.p_value(p, 0.05) for p in (0.0004, 0.0123, 0.612, 0.05004)] == ["< 0.001", "0.012", "0.61", "0.05004"]
+    assert [phrasing.compact(n) for n in (950, 12_345, 999_950, 5.7e9)] == ["950", "12.3 k", "1.00 M", "5.70 G"]
+    assert [phrasing.p_value(p, 0.05) for p in (0.0004, 0.0123, 0.612, 0.05004)] == [
+        "< 0.001",
+        "0.012",
+        "0.61",
+        "0.05004",
+    ]
     # A level below a thousandth must not be hidden behind "< 0.001".
     strict = {0.0008: "0.0008", 0.00052: "0.00052", 0.00048: "0.0005", 0.00004: "< 0.0001", 0.02: "0.020"}
-    assert {p: words.p_value(p, 0.0005) for p in strict} == strict
-    assert [words.duration(s) for s in (3.2, 59.7, 185, 7620)] == ["3.2 s", "1 min 00 s", "3 min 05 s", "2 h 07 min"]
-    assert words.Scale.of("val/accuracy_cls").unit == words.Scale.of("test/top5").unit == "%"
-    assert words.Scale.of("val/loss").unit == words.Scale.of("val/topology").unit == ""
-    assert words.Scale.of("val/ece").number(-0.0001, 1) == "0.0"
+    assert {p: phrasing.p_value(p, 0.0005) for p in strict} == strict
+    assert [phrasing.duration(s) for s in (3.2, 59.7, 185, 7620)] == ["3.2 s", "1 min 00 s", "3 min 05 s", "2 h 07 min"]
+    assert phrasing.Scale.of("val/accuracy_cls").unit == phrasing.Scale.of("test/top5").unit == "%"
+    assert phrasing.Scale.of("val/loss").unit == phrasing.Scale.of("val/topology").unit == ""
+    assert phrasing.Scale.of("val/ece").number(-0.0001, 1) == "0.0"
     # An interval that holds no 0 is not shown as one that ends there.
-    ends = [words.Scale.of("val/accuracy").end(value, 1) for value in (0.0002, -0.000003, 0.0, 0.016)]
+    ends = [phrasing.Scale.of("val/accuracy").end(value, 1) for value in (0.0002, -0.000003, 0.0, 0.016)]
     assert ends == ["0.02", "\N{MINUS SIGN}0.0003", "0.0", "1.6"]
 
 
@@ -1132,7 +1137,7 @@ def test_a_stored_report_is_said_without_pandas(tmp_path, undrawn):
     report.write(plan, store, store.study(plan.study) / "report")
     code = (
         "import sys\nfrom vitlab import report\nfrom vitlab.plan.values import Plan\n"
-        "from vitlab.store import Store, read_json\nfrom pathlib import Path\n"
+        "from vitlab.store.folders import Store, read_json\nfrom pathlib import Path\n"
         f"store = Store(Path({str(tmp_path)!r}))\nplan = Plan.from_json(read_json(store.study('positions') / 'plan.json'))\n"
         "assert all(report.stored(plan, store, form) for form in report.FORMATS)\n"
         "sys.exit(bool({'pandas', 'scipy', 'matplotlib', 'torch'} & set(sys.modules)))"

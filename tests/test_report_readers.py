@@ -23,7 +23,7 @@ from markdown_it import MarkdownIt
 from vitlab import report
 from vitlab.plan.values import Plan
 from vitlab.report import frame
-from vitlab.store import Store
+from vitlab.store.folders import Store
 
 NAMES = (
     "=HYPERLINK(1)", "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "</script><svg onload=alert(1)>", "a|b`c`*d*[e](f)",

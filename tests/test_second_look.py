@@ -19,11 +19,11 @@ from vitlab import lab
 from vitlab.errors import SpecError
 from vitlab.plan.registration import changes, registered, registration
 from vitlab.plan.values import Arm, Looks, Plan
-from vitlab.report.judgement import judge, refusals
+from vitlab.report.comparison import judge, refusals
+from vitlab.report.escalation import left_open
 from vitlab.report.render import _Made
-from vitlab.report.second_look import left_open
 from vitlab.spec import Analysis, Study
-from vitlab.store import Store
+from vitlab.store.folders import Store
 
 FIRST, SECOND = tuple(range(5)), tuple(range(10))
 

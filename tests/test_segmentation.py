@@ -18,8 +18,8 @@ from vitlab import noise
 from vitlab.data.augment.color import OPERATIONS
 from vitlab.data.augment.geometric import Crop, Flip, RandomResizedCrop
 from vitlab.data.datasets import digits
-from vitlab.data.datasets.scenes import INK, SHEETS, DigitScenes
 from vitlab.data.datasets.segmentation import Pets, VOCSegmentation
+from vitlab.data.datasets.toy_segmentation import INK, SHEETS, DigitScenes
 from vitlab.data.pixels import IGNORED, VOID, resized_masks
 from vitlab.data.prepare import Feed, data_info, missing, prepare
 from vitlab.data.splits import hold_out_groups
@@ -27,7 +27,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError, OptionError
 from vitlab.geometry import DataInfo
 from vitlab.models import model
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.spec import TrainSpec
 from vitlab.training import loop
 from vitlab.training.metrics import Tally, confusion, mean_iou, metrics_of

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from jobs import HERE, PATIENCE_S, ends, job, until
 
-from vitlab import slots
+from vitlab import registry
 from vitlab.errors import OptionError, UserError
 from vitlab.executors import Job
 from vitlab.executors import slurm as room
 from vitlab.executors.slurm import Pack, Slurm
 from vitlab.spec import Choice, RunSpec
-from vitlab.store import TrialFolder, read_json, write_json
+from vitlab.store.folders import TrialFolder, read_json, write_json
 
 pytest.importorskip("submitit")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Slurm runs on Linux")
@@ -324,7 +324,7 @@ def test_what_is_missing_is_named(cluster: Path, tmp_path: Path, monkeypatch: py
 def test_nothing_gets_a_line_of_its_own_into_the_script(cluster: Path, option: str) -> None:
     choice = Choice("slurm", {option: "gpu\ntouch pwned"})
     with pytest.raises(OptionError, match=option):
-        slots.slot("executor").build(choice, RunSpec(device="cpu"))
+        registry.slot("executor").build(choice, RunSpec(device="cpu"))
 
 
 def test_a_pack_that_is_run_again_does_nothing_twice(tmp_path: Path, cluster: Path) -> None:

@@ -13,16 +13,8 @@ import pytest
 
 from vitlab.errors import UserError
 from vitlab.plan.written import read_plan
-from vitlab.result import Circumstances, Measurement, Outcome, Result
-from vitlab.store import (
-    Store,
-    TrialFolder,
-    abandoned,
-    read_json,
-    temporary,
-    write_bytes,
-    write_json,
-)
+from vitlab.store.folders import Store, TrialFolder, abandoned, read_json, temporary, write_bytes, write_json
+from vitlab.store.result import Circumstances, Measurement, Outcome, Result
 
 
 def result() -> Result:
@@ -322,9 +314,7 @@ def test_weights_that_are_cut_are_not_usable(tmp_path: Path) -> None:
 
 
 def test_temporary_files_are_abandoned_once_their_process_has_ended(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom vitlab.store import temporary\ntemporary(Path(sys.argv[1])).touch()"
-    )
+    code = "import sys\nfrom pathlib import Path\nfrom vitlab.store.folders import temporary\ntemporary(Path(sys.argv[1])).touch()"
     for name in ("plan.json", "mlflow.db"):
         subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=True)
     dead = sorted(tmp_path.iterdir())

@@ -20,20 +20,20 @@ import yaml
 from PIL import Image
 
 from vitlab import noise
-from vitlab.data import stored
+from vitlab.data import image_cache
 from vitlab.data.datasets import files
 from vitlab.data.datasets.folder import ImageFolder
 from vitlab.data.datasets.pictures import Pictures
+from vitlab.data.image_cache import Ahead, Request
 from vitlab.data.prepare import Batch, Feed, data_info, kept, prepare
-from vitlab.data.stored import Ahead, Request
 from vitlab.errors import DataError
 from vitlab.lab import plan_study
-from vitlab.slots import slot
+from vitlab.registry import slot
+from vitlab.runner.run import run_trial
+from vitlab.runner.settings import Settings
 from vitlab.spec import TrainSpec
-from vitlab.store import TrialFolder
+from vitlab.store.folders import TrialFolder
 from vitlab.training.loop import train
-from vitlab.trial import run_trial
-from vitlab.trial.settings import Settings
 
 SEEDS = dict.fromkeys(("split", "subset", "order", "augment", "dropout", "drop_path", "mixup", "init"), 3)
 AUGMENT = ["random_resized_crop", "flip", {"type": "erasing", "p": 0.7}]
@@ -206,24 +206,24 @@ def reading() -> list[threading.Thread]:
 
 def test_few_batches_wait_and_no_thread_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
-    fill = stored.InFiles.fill
+    fill = image_cache.InFiles.fill
 
-    def slow(self: stored.InFiles, out_BCHW: np.ndarray, request: stored.Request) -> None:
+    def slow(self: image_cache.InFiles, out_BCHW: np.ndarray, request: image_cache.Request) -> None:
         time.sleep(0.02)
         decoded.append(len(out_BCHW))
         fill(self, out_BCHW, request)
 
-    monkeypatch.setattr(stored.InFiles, "fill", slow)
+    monkeypatch.setattr(image_cache.InFiles, "fill", slow)
     one = feed(root, "never", normalize="unit")
     one.batch(0, 8)
     deadline = time.monotonic() + 10
-    while sum(decoded) < 8 * (1 + stored.AHEAD) and time.monotonic() < deadline:
+    while sum(decoded) < 8 * (1 + image_cache.AHEAD) and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
-    assert sum(decoded) == 8 * (1 + stored.AHEAD), "what is asked for and what waits, and no more"
+    assert sum(decoded) == 8 * (1 + image_cache.AHEAD), "what is asked for and what waits, and no more"
     for step in (6, 3, 5, 0):
         one.batch(step, 8)
-        assert one._ahead is not None and len(one._ahead._begun) == stored.AHEAD, "the others are given up"
+        assert one._ahead is not None and len(one._ahead._begun) == image_cache.AHEAD, "the others are given up"
     members = [feed(root, "never", normalize="unit") for _ in range(3)]
     for member in members:
         member.batch(0, 8)
@@ -246,7 +246,7 @@ def test_what_is_kept_on_disk_is_written_once(root: Path, cache: Path, monkeypat
     monkeypatch.setattr(
         "vitlab.data.prepare._remembered", type("Forgetful", (dict,), {"popitem": lambda *_, **__: None})()
     )
-    monkeypatch.setattr(stored, "_write", lambda *_: pytest.fail("written again"))
+    monkeypatch.setattr(image_cache, "_write", lambda *_: pytest.fail("written again"))
     again = feed(root, "disk", normalize="half", fraction=0.5)
     assert {file.name: file.stat().st_mtime_ns for file in (cache / "decoded").iterdir()} == written
     assert len(again.batch(0, 8).id_B) == len(first.batch(0, 8).id_B)
@@ -328,24 +328,24 @@ def test_pictures_that_memory_does_not_hold_are_a_sentence(root: Path, monkeypat
 
 
 def test_a_disk_without_room_is_a_sentence(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "FREE", 1 << 50)
+    monkeypatch.setattr(image_cache, "FREE", 1 << 50)
     with pytest.raises(DataError, match=r"its train split needs 0\.0 GiB decoded, and .* GiB free.*decoded: never"):
         prepare(choice(root, "disk", fit="squash"), SEEDS)
 
 
 def test_the_rule_is_what_it_says(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
-    assert stored.memory(tmp_path) == 1_000_000
+    assert image_cache.memory(tmp_path) == 1_000_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert stored.memory(tmp_path) == stored.memory(tmp_path / "nowhere") > 1 << 28
+    assert image_cache.memory(tmp_path) == image_cache.memory(tmp_path / "nowhere") > 1 << 28
     needed = 90 * 3 * 24 * 20
-    monkeypatch.setattr(stored, "memory", lambda: 4 * needed)
-    assert stored.place("auto", needed) == "memory" and stored.place("auto", needed + 1) == "never"
-    assert {stored.place(named, 1 << 50) for named in PLACES} == set(PLACES)
+    monkeypatch.setattr(image_cache, "memory", lambda: 4 * needed)
+    assert image_cache.place("auto", needed) == "memory" and image_cache.place("auto", needed + 1) == "never"
+    assert {image_cache.place(named, 1 << 50) for named in PLACES} == set(PLACES)
     assert kept(choice(root, "auto")) is None and kept("digits") is None
     assert "kept decoded in" in (kept(choice(root, "disk")) or "")
     assert kept({"type": "image_folder", "root": "nowhere", "num_classes": 2}) is None
-    monkeypatch.setattr(stored, "memory", lambda: needed)
+    monkeypatch.setattr(image_cache, "memory", lambda: needed)
     said = kept(choice(root, "auto")) or ""
     assert said.startswith("The 90 pictures of image_folder are decoded as batches ask for them, and not kept: 0.0 GiB")
     assert "'decoded: disk' keeps them" in said

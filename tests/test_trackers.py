@@ -16,10 +16,10 @@ import rooms
 
 from vitlab import lab, testing
 from vitlab.errors import SpecError, UserError
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.spec import RunSpec
-from vitlab.store import Store
-from vitlab.trackers import Aside, Mark, News, Replay, Tracker, base, rehearsal, tracker
+from vitlab.store.folders import Store
+from vitlab.trackers import Aside, Mark, News, Replay, Tracker, base, contract_test, tracker
 
 PIPELINE = Path(__file__).parents[1] / "pipelines" / "quickstart.yaml"
 
@@ -119,8 +119,8 @@ def test_one_that_does_not_is_found(cls: type[Lines], sentence: str) -> None:
 
 
 def rehearsed(folder: Path, cls: type[Tracker] = Lines) -> tuple[Store, Any]:
-    store, plan = Store(folder), rehearsal._plan()
-    rehearsal._train(store, plan)
+    store, plan = Store(folder), contract_test._plan()
+    contract_test._train(store, plan)
     return store, cls(plan, store, RunSpec())
 
 
@@ -229,18 +229,18 @@ def test_what_cannot_be_dropped_keeps_back_no_other(tmp_path: Path, caplog: Any)
 
 
 def test_a_stopped_trial_ends_and_goes_on(tmp_path: Path) -> None:
-    store, plan = Store(tmp_path), rehearsal._plan()
-    rehearsal._train(store, plan, events=3)
+    store, plan = Store(tmp_path), contract_test._plan()
+    contract_test._train(store, plan, events=3)
     Lines(plan, store, RunSpec()).close()
     assert lines(store) == journalled(store) + Counter({"stopped": 4})
-    rehearsal._train(store, plan)
+    contract_test._train(store, plan)
     Lines(plan, store, RunSpec()).close()
     assert lines(store) == journalled(store) + Counter({"stopped": 4, "done": 4})
 
 
 def test_a_failure_is_told_once(tmp_path: Path) -> None:
-    store, plan = Store(tmp_path), rehearsal._plan()
-    rehearsal._train(store, plan, events=3)
+    store, plan = Store(tmp_path), contract_test._plan()
+    contract_test._train(store, plan, events=3)
     trial = plan.find("baseline", 0)
     store.trial(trial.key, trial.code).fail("out of memory")
     for _ in range(2):
@@ -253,7 +253,7 @@ def test_a_failure_is_told_once(tmp_path: Path) -> None:
 
 def test_the_default_is_mlflow_and_none_is_none(tmp_path: Path) -> None:
     assert RunSpec().tracker.type == "mlflow"
-    nothing = slot("tracker").build("none", rehearsal._plan(), Store(tmp_path), RunSpec())
+    nothing = slot("tracker").build("none", contract_test._plan(), Store(tmp_path), RunSpec())
     nothing.update()
     assert nothing.close() is None and not list(tmp_path.iterdir())
 

@@ -16,11 +16,11 @@ from scipy import stats
 from statsmodels.stats.anova import AnovaRM
 
 from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.report import budgets, figures, frame, judgement, tables, tradeoff
+from vitlab.report import budgets, comparison, figures, frame, tables, tradeoff
 from vitlab.report.document import plain
-from vitlab.result import Circumstances, Outcome, Result
 from vitlab.spec import STREAMS, Analysis
-from vitlab.store import Store
+from vitlab.store.folders import Store
+from vitlab.store.result import Circumstances, Outcome, Result
 
 
 def study(root: Path, arms: Mapping[str, tuple[Mapping[str, Any], list[float], int, float]]) -> tuple[Plan, Store]:
@@ -40,7 +40,7 @@ def study(root: Path, arms: Mapping[str, tuple[Mapping[str, Any], list[float], i
 
 def results(plan: Plan, store: Store) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
     found = frame.results(plan, store)
-    return found, plain(judgement.summary(found, plan))
+    return found, plain(comparison.summary(found, plan))
 
 
 def test_arms_that_differ_by_a_number_have_a_power_law(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_names_in_the_picture_of_fronts_cover_neither_points_nor_each_other(tmp_
     }
     arms["far, cheap, and of a name that takes three lines"] = ({}, [0.9, 0.9], 90, 0.5)
     plan, store = study(tmp_path, arms)
-    figure = budgets.pareto(plan, judgement.summary(frame.results(plan, store), plan), width=width)
+    figure = budgets.pareto(plan, comparison.summary(frame.results(plan, store), plan), width=width)
     assert figure is not None
     figure.draw_without_rendering()
     for axes in figure.axes:

@@ -19,9 +19,9 @@ from vitlab.components.base import DropPath
 from vitlab.data.prepare import Feed, Prepared, prepare
 from vitlab.errors import VitlabError
 from vitlab.models.contract import Model
-from vitlab.result import Measurement
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
+from vitlab.store.result import Measurement
 from vitlab.training import checkpoint, loop
 from vitlab.training.loop import EVALUATION_BATCH, Trained, evaluate, moments, peak_memory, steps_of, train
 

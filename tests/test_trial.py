@@ -21,17 +21,17 @@ from pyarrow import parquet
 
 from vitlab.data.prepare import prepare
 from vitlab.errors import DataError, TrialFailed, UserError, VitlabError, WeightsError
-from vitlab.models.weights.files import read_file
 from vitlab.plan.checkpoints import digests_of, identity_of
 from vitlab.plan.key import code_of
 from vitlab.plan.values import Trial
-from vitlab.result import Result
-from vitlab.slots import slot
+from vitlab.registry import slot
+from vitlab.runner.models import load_model
+from vitlab.runner.run import Settings, attempt, circumstances, run_cohort, run_trial, utilisation
 from vitlab.spec import STREAMS
-from vitlab.store import Busy, TrialFolder, read_json
+from vitlab.store.folders import Busy, TrialFolder, read_json
+from vitlab.store.result import Result
 from vitlab.training import checkpoint
-from vitlab.trial import Settings, attempt, circumstances, run_cohort, run_trial, utilisation
-from vitlab.trial.models import load_model
+from vitlab.weights.files import read_file
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
 MODEL = {"type": "vit", "patch_size": 4, "dim": 12, "depth": 2, "heads": 2, "drop": 0.1, "drop_path": 0.2}
@@ -152,7 +152,7 @@ def test_a_result_comes_back_equal_from_its_file_and_is_not_computed_again(folde
 def test_killed_at_any_moment_and_resumed_it_is_equal_to_one_never_killed(folder: Any) -> None:
     """Five trials, each killed by SIGKILL at moments drawn at random, in processes of their own."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vitlab.trial", "vitlab.models", "torch._dynamo", "pyarrow.parquet"])
+    context.set_forkserver_preload(["vitlab.runner.run", "vitlab.models", "torch._dynamo", "pyarrow.parquet"])
     what = trial(train={"steps": 60, "evaluations": 12})
     settings = Settings(every_s=0.0)
     wanted = done(run_trial(what, folder("never killed"), settings))

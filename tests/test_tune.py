@@ -16,16 +16,16 @@ from click.testing import CliRunner
 import vitlab
 from vitlab import report
 from vitlab.cli import cli
+from vitlab.driver.scheduler import Watch
 from vitlab.errors import SpecError
-from vitlab.execution import Watch
-from vitlab.findings import open_study
 from vitlab.lab import Answer, plan_study
 from vitlab.plan import Plan, Planned
 from vitlab.plan.tune import decide, edges
 from vitlab.plan.values import Rival, Trial, Tuning
-from vitlab.result import Circumstances, Measurement, Outcome, Result
+from vitlab.report.api import open_study
 from vitlab.spec import Analysis
-from vitlab.store import Store
+from vitlab.store.folders import Store
+from vitlab.store.result import Circumstances, Measurement, Outcome, Result
 
 pytestmark = pytest.mark.usefixtures("no_report")
 NOWHERE = "http://127.0.0.1:9"

@@ -18,7 +18,7 @@ from vitlab.lab import plan_study
 from vitlab.models import Model, model
 from vitlab.models.cost import parameters
 from vitlab.plan.values import Trial
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.spec import TrainSpec
 from vitlab.training.loop import train
 

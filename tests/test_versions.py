@@ -20,12 +20,12 @@ from click.testing import CliRunner
 import vitlab
 from vitlab import lab, report
 from vitlab.cli import cli
+from vitlab.driver.scheduler import Watch
 from vitlab.errors import UserError
-from vitlab.execution import Watch
-from vitlab.findings import open_study
 from vitlab.plan.values import Arm
 from vitlab.plan.versions import content, differences, keep, name_of, versions
-from vitlab.store import read_json, write_json
+from vitlab.report.api import open_study
+from vitlab.store.folders import read_json, write_json
 
 STUDY = {
     "study": "tiny",

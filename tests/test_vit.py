@@ -19,7 +19,7 @@ from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo
 from vitlab.models import Model, ViT, model
 from vitlab.models.sizes import SIZES, Name
-from vitlab.slots import slot
+from vitlab.registry import slot
 
 torchvision()  # timm imports it, and it may need help
 timm = pytest.importorskip("timm")

@@ -10,7 +10,7 @@ from typing import Any
 import handmade
 import pytest
 
-from vitlab import watch
+from vitlab.driver import progress
 
 
 class Display:
@@ -38,19 +38,19 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Display:
 
 
 def test_only_a_kernel_is_a_notebook(notebook: Display, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(watch.watch_on(), watch.NotebookView)
+    assert isinstance(progress.watch_on(), progress.NotebookView)
     for shell in (None, object()):  # imported by a script; IPython in a terminal
         monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda shell=shell: shell)
-        assert isinstance(watch.watch_on(), watch.PlainLines)
+        assert isinstance(progress.watch_on(), progress.PlainLines)
     monkeypatch.delitem(sys.modules, "IPython")
-    assert isinstance(watch.watch_on(), watch.PlainLines)
+    assert isinstance(progress.watch_on(), progress.PlainLines)
 
 
 def test_a_notebook_has_one_output_that_is_updated(
     notebook: Display, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan, store = handmade.study(tmp_path, {"baseline": [None] * 2, "<b>": [None] * 2})
-    view = watch.watch_on()
+    view = progress.watch_on()
     view.planned(plan, plan.trials, store)
     for planned in plan.trials[:2]:
         view.started(planned)
@@ -60,7 +60,7 @@ def test_a_notebook_has_one_output_that_is_updated(
     view.started(plan.trials[2])
     view.ended(plan.trials[0], "done", "")
     view.ended(plan.trials[2], "failed", "out of <memory>\nat line 3")
-    monkeypatch.setattr(watch, "NOTEBOOK_REFRESH_S", -1.0)
+    monkeypatch.setattr(progress, "NOTEBOOK_REFRESH_S", -1.0)
     view.tick()
     view.close()
     first, running, last = notebook.shown
@@ -74,7 +74,7 @@ def test_a_notebook_has_one_output_that_is_updated(
 
 def test_names_are_no_markup_in_a_notebook(notebook: Display, tmp_path: Path) -> None:
     plan, store = handmade.study(tmp_path, {"baseline": [None], "<b>": [None]})
-    view = watch.NotebookView()
+    view = progress.NotebookView()
     view.planned(plan, plan.trials, store)
     view.started(plan.trials[1])
     assert "&lt;b&gt; s0" in view._draw()._repr_html_() and "<b>" not in view._draw()._repr_html_()

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
-from vitlab.models.weights import FORMATS, Known, convert, open_model, read
-from vitlab.models.weights import inspect as look
-from vitlab.slots import slot
+from vitlab.registry import slot
+from vitlab.weights import FORMATS, Known, convert, open_model, read
+from vitlab.weights import inspect as look
 
 tv = torchvision("torchvision.models")
 timm = pytest.importorskip("timm")

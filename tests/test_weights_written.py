@@ -15,11 +15,11 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
-from vitlab.models.weights import Known, convert, open_model
 from vitlab.plan.values import Trial
-from vitlab.slots import slot
-from vitlab.store import write_json
+from vitlab.registry import slot
+from vitlab.store.folders import write_json
 from vitlab.training.artifacts import Sight, write_weights
+from vitlab.weights import Known, convert, open_model
 
 tv = torchvision("torchvision.models")  # before timm and transformers, which import it as it is
 timm = pytest.importorskip("timm.models.vision_transformer")

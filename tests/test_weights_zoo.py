@@ -13,11 +13,11 @@ import torch
 
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
-from vitlab.models.weights import Known, convert, open_model
-from vitlab.models.weights import config as tables
-from vitlab.models.weights import inspect as look
-from vitlab.models.weights.config import stated
-from vitlab.models.weights.timm_models import architectures, entry_point
+from vitlab.weights import Known, convert, open_model
+from vitlab.weights import config as tables
+from vitlab.weights import inspect as look
+from vitlab.weights.config import stated
+from vitlab.weights.timm_models import architectures, entry_point
 
 torchvision("torchvision.models")
 timm = pytest.importorskip("timm")
@@ -198,7 +198,7 @@ def test_a_pooled_norm_is_said_as_timm_has_it(tmp_path: Path) -> None:
 def test_centred_coordinates_do_not_depend_on_the_grid() -> None:
     """Corners of the image are at -1 and 1 whatever the patches: two by two of a grid have their mean angle."""
     from vitlab.geometry import DataInfo
-    from vitlab.slots import slot
+    from vitlab.registry import slot
 
     angles = []
     for patch in (4, 8):

@@ -1,4 +1,4 @@
-"""Rows of :mod:`vitlab.models.weights.timm_models`, read off timm's own entry points.
+"""Rows of :mod:`vitlab.weights.timm_models`, read off timm's own entry points.
 
 ``python tests/timm_table.py`` prints the table of the timm that is installed.
 """

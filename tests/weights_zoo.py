@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
-from vitlab.models.weights import FORMATS, Known, open_model
-from vitlab.models.weights.timm_models import architectures, entry_point
-from vitlab.slots import slot
+from vitlab.registry import slot
+from vitlab.weights import FORMATS, Known, open_model
+from vitlab.weights.timm_models import architectures, entry_point
 
 tv = torchvision("torchvision.models")
 import timm  # noqa: E402
@@ -613,7 +613,7 @@ def _cell(text: str) -> str:
 HEADER = """# Weights of other libraries
 
 Every configuration of timm, transformers, torchvision and Google that was tried, shrunk to two blocks and with random
-weights: opened by `vitlab.models.weights.open_model`, and its logits in float64 compared with the original's.
+weights: opened by `vitlab.weights.open_model`, and its logits in float64 compared with the original's.
 
 - **equal**: they differ by rounding (1e-10, or 1e-6 for rotations that timm computes in float32). What was assumed on
   the way is in the last column, and `vitlab weights inspect`, `vitlab weights convert` and a trial's log say it too.

@@ -9,8 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from vitlab import imports
-
-__version__ = "0.1.0"
+from vitlab._version import __version__ as __version__
 
 imports.watch()
 
@@ -18,22 +17,22 @@ if TYPE_CHECKING:
     from vitlab.errors import SpecError as SpecError
     from vitlab.errors import UserError as UserError
     from vitlab.errors import VitlabError as VitlabError
-    from vitlab.findings import compare as compare
-    from vitlab.findings import history as history
-    from vitlab.findings import load as load
-    from vitlab.findings import predictions as predictions
-    from vitlab.findings import results as results
     from vitlab.lab import run as run
+    from vitlab.report.api import compare as compare
+    from vitlab.report.api import history as history
+    from vitlab.report.api import load as load
+    from vitlab.report.api import predictions as predictions
+    from vitlab.report.api import results as results
 
 _HOMES = {
     "SpecError": "vitlab.errors",
     "UserError": "vitlab.errors",
     "VitlabError": "vitlab.errors",
-    "compare": "vitlab.findings",
-    "history": "vitlab.findings",
-    "load": "vitlab.findings",
-    "predictions": "vitlab.findings",
-    "results": "vitlab.findings",
+    "compare": "vitlab.report.api",
+    "history": "vitlab.report.api",
+    "load": "vitlab.report.api",
+    "predictions": "vitlab.report.api",
+    "results": "vitlab.report.api",
     "run": "vitlab.lab",
 }
 

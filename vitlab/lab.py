@@ -18,21 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from vitlab import admission, slots
-from vitlab.driver import sole_driver
+from vitlab import registry
+from vitlab.driver import trust
+from vitlab.driver.scheduler import Watch, distinct, execute, with_prerequisites
+from vitlab.driver.study_lock import sole_driver
 from vitlab.errors import DataError, Problem, SpecError, TrialFailed, UserError, VitlabError, nearest
-from vitlab.execution import Watch, distinct, execute, with_prerequisites
-from vitlab.findings import OUT, study_path
 from vitlab.plan.cohorts import unprobed
 from vitlab.plan.registration import registered
 from vitlab.plan.values import Plan, Planned, Trial, Tuning, probes_of
 from vitlab.plan.versions import began, content, content_of, differences, keep, name_of, rooted
 from vitlab.plan.written import plan_data, read_plan
-from vitlab.result import Result
+from vitlab.report.api import OUT, study_path
 from vitlab.spec import Choice, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import blamed, is_known, unknown
 from vitlab.spec.trial import SOURCES
-from vitlab.store import Store, TrialFolder, mapping, read_json, write_bytes, write_json
+from vitlab.store.folders import Store, TrialFolder, mapping, read_json, write_bytes, write_json
+from vitlab.store.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,19 +138,19 @@ def run(
         plugins: Python files that register components.
         only: arms to train, as a shell pattern; the report still shows all.
         retry_failed: train again what failed under the same code.
-        measure: measure what every arm costs on this machine, and put it into the report; see :mod:`vitlab.measuring`.
+        measure: benchmark every arm on this machine and report the costs; see :mod:`vitlab.driver.benchmark`.
         versions: versions that every result must come from, such as ``{"torch": "2.13.0+cpu"}``, of those that results
             record: python, torch, torchvision, numpy and pillow.  Results of others are not taken; such trials are kept
             beside those that name no version.
         watch: shows the progress; by default an updating display in a notebook, a live table in a terminal, and plain
-            lines on stderr elsewhere.  ``vitlab.execution.Watch()`` shows nothing.
+            lines on stderr elsewhere.  ``vitlab.driver.scheduler.Watch()`` shows nothing.
 
     Raises:
         SpecError: with every mistake of the file; nothing is written then.
         UserError: if ``file`` is no path, or ``only`` names no arm; nothing is written then, either.
         Interrupted: after Ctrl-C, once every running trial has written its checkpoint.
     """
-    from vitlab.watch import watch_on
+    from vitlab.driver.progress import watch_on
 
     file, watch = study_path(file), watch or watch_on()
     store = Store(Path(out).resolve())
@@ -188,12 +189,12 @@ def run(
                 further = [item for item in plan.trials if (item.arm, item.seed) not in known]
                 stages.append(_train(plan, further, only, store, study.run, plugins, retry_failed, tracker, watch))
             if study.run.explain:
-                from vitlab.examination import examine_arms
+                from vitlab.driver.explanations import examine_arms
 
                 for sentence in examine_arms(plan, store, study.run.explain):
                     watch.say(sentence)
             if measure:
-                from vitlab.measuring import measure_arms
+                from vitlab.driver.benchmark import measure_arms
 
                 measure_arms(plan, store, study.run, plugins, watch.say)
         finally:
@@ -254,13 +255,13 @@ def _study_and_plan(
     versions: Mapping[str, str],
 ) -> tuple[Study, Plan]:
     """Read and plan a study, see :func:`plan_study`."""
-    loaded = [slots.load_file(plugin) for plugin in plugins]
+    loaded = [registry.load_file(plugin) for plugin in plugins]
     known = {path: value for path, value in changes.items() if is_known(path)}
     study, document, problems = read_study(file, {rooted(path): value for path, value in known.items()})
     problems += [unknown(path, changes[path], document) for path in changes if path not in known]
     if study is not None:
         study = study.model_copy(update={"run": _own(study.run)})
-        problems += admission.mistakes(study, document, loaded, file, out, changes)
+        problems += trust.mistakes(study, document, loaded, file, out, changes)
     from vitlab.data.prepare import data_info
     from vitlab.plan import make_plan
     from vitlab.plan.key import Surroundings
@@ -274,7 +275,7 @@ def _study_and_plan(
     plan = make_plan(study, document, problems, data_info, _count, decided, probes, surroundings=surroundings)
     assert study is not None
     if plan.looks is not None:
-        from vitlab.report.second_look import left_open
+        from vitlab.report.escalation import left_open
 
         kept = _kept(store, study).get("looks") or {}
         before = kept["open"] if tuple(kept.get("first", ())) == plan.looks.first else ()
@@ -333,12 +334,12 @@ def costs(plan: Plan) -> dict[str, dict[str, int]]:
     for planned in (*plan.trials, *plan.pending):
         if planned.arm in found:
             continue
-        info = data_info(slots.slot("dataset").resolve(planned.trial.spec["data"]))
+        info = data_info(registry.slot("dataset").resolve(planned.trial.spec["data"]))
         choice = json.dumps(planned.trial.spec["model"], sort_keys=True), info
         if choice not in known:
             try:
                 with _without_memory():
-                    model = slots.slot("model").build(planned.trial.spec["model"], info)
+                    model = registry.slot("model").build(planned.trial.spec["model"], info)
                 known[choice] = {"params": parameters(model), "macs": macs(model, info)}
             except Exception as error:
                 error.add_note(f"in the model of arm '{planned.arm}'")
@@ -502,20 +503,20 @@ def _probed(
     shapes = unprobed(todo, plan.probes) if study.run.engine == "measured" else {}
     if not shapes:
         return plan
-    from vitlab.measuring import probe
+    from vitlab.driver.benchmark import probe
 
     found = {**plan.probes, **probe(shapes, store, study.run, plugins, watch.say)}
     _write_plan(store, replace(plan, probes=found))
     return _write_plan(store, again()[1])
 
 
-def _files(study: Study | None, loaded: Sequence[slots.Origin]) -> frozenset[str]:
+def _files(study: Study | None, loaded: Sequence[registry.Origin]) -> frozenset[str]:
     """Return the modules of the files of components that the process of a trial will have loaded."""
     if study is not None:
         with suppress(VitlabError):  # of a wrong executor the file's mistakes tell
-            if slots.slot("executor").get(study.run.executor.type).in_driver:
-                return slots.files.modules()
-    return frozenset(map(slots.files.module_of, loaded))
+            if registry.slot("executor").get(study.run.executor.type).in_driver:
+                return registry.plugin_files.modules()
+    return frozenset(map(registry.plugin_files.module_of, loaded))
 
 
 def _stored(plan: Plan) -> list[str]:
@@ -591,7 +592,7 @@ def _with_data(plan: Plan, store: Store, file: str | Path, again: Any) -> Plan:
     if not absent:
         return plan
     for choice in absent.values():
-        slots.slot("dataset").build(choice).read("train")
+        registry.slot("dataset").build(choice).read("train")
     plan = again()
     if any(planned.trial.data is None for planned in _all(plan)):
         raise DataError("a data set was read and still has no identity; its info() must name one once it is here")
@@ -687,14 +688,14 @@ def _run_spec(folder: Path) -> RunSpec:
 def _own(run_spec: RunSpec) -> RunSpec:
     """How a study is run: by our executor and tracker where it names none, whoever else offers their names."""
     silent = [name for name in ("executor", "tracker") if name not in run_spec.model_fields_set]
-    own = {name: Choice(slots.slot(name).own(getattr(run_spec, name).type)) for name in silent}
+    own = {name: Choice(registry.slot(name).own(getattr(run_spec, name).type)) for name in silent}
     return run_spec.model_copy(update=own)
 
 
 def _tracker(plan: Plan, store: Store, run_spec: RunSpec) -> Tracker:
     from vitlab.trackers import Aside
 
-    built: Tracker = slots.slot("tracker").build(run_spec.tracker, plan, store, run_spec)
+    built: Tracker = registry.slot("tracker").build(run_spec.tracker, plan, store, run_spec)
     return Aside(built) if built.title else built
 
 

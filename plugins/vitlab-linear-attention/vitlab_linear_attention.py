@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from vitlab.components.attention import Attention, Rotation, rotate
 from vitlab.components.base import Dropout
 from vitlab.geometry import Geometry
-from vitlab.slots import Pick, slot
+from vitlab.registry import Pick, slot
 from vitlab.spec import Choice
 
 Probability = Annotated[float, Field(ge=0, lt=1)]

@@ -19,7 +19,7 @@ from vitlab.data.datasets import Dataset, Images, files
 from vitlab.data.datasets.base import Split
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
-from vitlab.slots import Unhashed
+from vitlab.registry import Unhashed
 
 SIDE = 28
 PUBLISHED = "https://zenodo.org/records/6496656"

@@ -22,7 +22,7 @@ from pydantic import AfterValidator
 
 from vitlab.plan.values import Plan
 from vitlab.spec import RunSpec
-from vitlab.store import Store, write_bytes
+from vitlab.store.folders import Store, write_bytes
 from vitlab.trackers import Mark, News, Replay, Shown, public, records
 
 VERSION = "brain.Event:2"

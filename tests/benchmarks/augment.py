@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitlab.data.prepare import Feed, prepare
 from vitlab.data.torchvision_import import torchvision
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.spec import STREAMS
 
 GATE = 10.0

@@ -39,9 +39,9 @@ from scipy import stats
 from vitlab import statistics
 from vitlab.plan.values import Arm, Looks, Plan
 from vitlab.regression.baseline import Baseline, Values
+from vitlab.regression.decide import Cell, overall
 from vitlab.regression.gate import statistical
-from vitlab.regression.judge import Cell, overall
-from vitlab.report import judgement, words
+from vitlab.report import comparison, phrasing
 from vitlab.spec import Analysis, Study
 
 SEEDS, ARMS, ALPHA = (3, 5, 10), (1, 5, 20), 0.05
@@ -154,10 +154,10 @@ def _verdicts(found: Floats, looks: Looks | None) -> dict[str, str]:
     compared = dict.fromkeys([*values][1:], "0")
     analysis = Analysis(metric=METRIC)
     arms = tuple(Arm(arm, {}, compared.get(arm)) for arm in values)
-    rows = judgement.judge(
+    rows = comparison.judge(
         Plan("s", "", arms, (), analysis, looks=looks), compared, values, {}, {}, dict.fromkeys(compared, 0)
     )
-    return {arm: words.verdict(_row(arm, row), analysis) for arm, row in rows.items()}
+    return {arm: phrasing.verdict(_row(arm, row), analysis) for arm, row in rows.items()}
 
 
 def _row(arm: str, row: Mapping[str, Any]) -> dict[str, Any]:

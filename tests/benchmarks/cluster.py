@@ -27,7 +27,7 @@ import yaml
 sys.path.append(str(Path(__file__).parents[1]))
 from compose_runner import FILE, Services, rows
 
-from vitlab.findings import open_study
+from vitlab.report.api import open_study
 
 STUDY = {
     "study": "cluster",

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from vitlab.data.prepare import Feed, prepare
 from vitlab.data.torchvision_import import torchvision as import_torchvision
 from vitlab.plan.values import Trial
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.training.cohort import Cohort, Stacking
 from vitlab.training.loop import Training

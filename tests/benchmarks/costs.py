@@ -13,10 +13,10 @@ from pathlib import Path
 
 from measuring import Row, in_turns, row, user_environment
 
-from vitlab.execution import Watch, execute
+from vitlab.driver.scheduler import Watch, execute
 from vitlab.lab import plan_study
 from vitlab.spec import RunSpec
-from vitlab.store import Store, TrialFolder
+from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers import Untracked
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"

@@ -13,9 +13,9 @@ from contenders import MICRO, training_spec
 from measuring import Row, row
 
 from vitlab.plan.values import Trial
+from vitlab.runner.run import Settings, run_cohort, run_trial
 from vitlab.spec import STREAMS
-from vitlab.store import TrialFolder
-from vitlab.trial import Settings, run_cohort, run_trial
+from vitlab.store.folders import TrialFolder
 
 MEMBERS = 16
 GATE = 120.0

@@ -13,9 +13,9 @@ from measuring import Contender, Row, in_turns, ratios, row
 from PIL import Image
 
 from vitlab import noise
+from vitlab.data.image_cache import Cut, Request
 from vitlab.data.prepare import prepare
-from vitlab.data.stored import Cut, Request
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.spec import STREAMS
 
 IMAGES, BATCH = 256, 32

@@ -26,8 +26,8 @@ from bugs import BUGS
 
 from vitlab import lab
 from vitlab.plan.cohorts import MOST
-from vitlab.store import Store
-from vitlab.trial import Settings, run_cohort
+from vitlab.runner.run import Settings, run_cohort
+from vitlab.store.folders import Store
 
 HERE = Path(__file__).parent
 STUDY, POOL = HERE / "pool.yaml", HERE / "pool.csv"

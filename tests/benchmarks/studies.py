@@ -23,7 +23,7 @@ from measuring import Row, row, user_environment
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitlab.store import TrialFolder
+from vitlab.store.folders import TrialFolder
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 GATE_TUTORIAL, GATE_TIMM = 5.0, 1.3

@@ -30,10 +30,10 @@ import yaml
 
 from vitlab import lab
 from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.result import Circumstances, Measurement, Outcome, Result
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.spec import Analysis, RunSpec
-from vitlab.store import Store
+from vitlab.store.folders import Store
+from vitlab.store.result import Circumstances, Measurement, Outcome, Result
 from vitlab.trackers import Aside
 from vitlab.trackers.trials import RESULT, TrialRuns
 

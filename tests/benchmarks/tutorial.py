@@ -25,7 +25,7 @@ from vitlab.data.prepare import Feed, prepare
 from vitlab.lab import plan_study
 from vitlab.models import Model, model
 from vitlab.plan.values import Trial
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.spec import TrainSpec
 from vitlab.training.loop import train
 

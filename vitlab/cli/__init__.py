@@ -118,7 +118,7 @@ def _unexpected(error: Exception) -> int:
             err=True,
         )
         return UserError.exit_code
-    from vitlab.slots.blame import culprit
+    from vitlab.registry.blame import culprit
 
     if (found := culprit(error)) is not None:
         notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))

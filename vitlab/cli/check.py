@@ -78,30 +78,29 @@ def command(
         click.echo(_workflow(file, baseline))
         return
 
-    from vitlab import checking
-    from vitlab.regression import words
-    from vitlab.watch import watch_on
+    from vitlab.driver.progress import watch_on
+    from vitlab.regression import check, phrasing
 
-    asked = checking.Asked(file, baseline, out, parse_changes(changes), plugins, watch_on())
+    asked = check.Asked(file, baseline, out, parse_changes(changes), plugins, watch_on())
     if plan_only:
-        click.echo(words.prospects(checking.outlook(asked)))
+        click.echo(phrasing.prospects(check.outlook(asked)))
         return
     if accept:
-        checking.accept(asked, str(reason).strip(), tiers or TIERS, anchor)
+        check.accept(asked, str(reason).strip(), tiers or TIERS, anchor)
         click.echo(f"{baseline} is written; review it, and commit it.")
         return
-    checked = checking.check(asked, tiers or TIERS)
+    checked = check.check(asked, tiers or TIERS)
     if junit is not None:
         junit.parent.mkdir(parents=True, exist_ok=True)
-        junit.write_text(words.junit(checked), encoding="utf-8")
-    click.echo(words.as_json(checked) if as_json else words.markdown(checked))
+        junit.write_text(phrasing.junit(checked), encoding="utf-8")
+    click.echo(phrasing.as_json(checked) if as_json else phrasing.markdown(checked))
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        for line in words.github(checked, str(file)):
+        for line in phrasing.github(checked, str(file)):
             click.echo(line, err=as_json)
         if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             with open(summary, "a", encoding="utf-8") as page:
-                page.write(words.markdown(checked))
-    click.get_current_context().exit(checking.exit_code(checked))
+                page.write(phrasing.markdown(checked))
+    click.get_current_context().exit(check.exit_code(checked))
 
 
 def _workflow(file: Path, baseline: Path) -> str:

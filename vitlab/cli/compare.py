@@ -26,8 +26,8 @@ FORMATS = ("terminal", "md", "csv", "latex", "latex-all", "json")
 )
 def command(first: Path, second: Path, out: Path, form: str) -> None:
     """Compare every arm of SECOND with the arm of that name in FIRST (their files or folders)."""
-    from vitlab.findings import open_study
     from vitlab.report import render_between
+    from vitlab.report.api import open_study
     from vitlab.report.between import between
 
     found = between(open_study(first, out=out), open_study(second, out=out))

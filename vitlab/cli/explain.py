@@ -16,7 +16,7 @@ from vitlab.errors import UserError, VitlabError
 
 if TYPE_CHECKING:
     from vitlab.models.contract import Model
-    from vitlab.store import TrialFolder
+    from vitlab.store.folders import TrialFolder
     from vitlab.training.artifacts import Transform
 
 LONGEST = 80  #: letters of an arm's or image's name that a folder's name holds
@@ -128,7 +128,7 @@ def _trials(checkpoint: Path, arms: Sequence[str], seed: int, out: Path) -> tupl
     Raises:
         UserError: if the study has not been run, or has no such trial.
     """
-    from vitlab.findings import open_study
+    from vitlab.report.api import open_study
 
     plan, store = open_study(checkpoint, out=out)
     names = arms or [arm.name for arm in plan.arms if not arm.skip]
@@ -161,8 +161,8 @@ def _open_arms(study: str, trials: dict[str, TrialFolder], seed: int, *, skip: b
 
 
 def _open_trial(path: Path) -> Opened:
-    from vitlab.store import TrialFolder, read_json
-    from vitlab.trial.models import load_model
+    from vitlab.runner.models import load_model
+    from vitlab.store.folders import TrialFolder, read_json
 
     folder = TrialFolder(path)
     model, transform = load_model(folder)
@@ -174,8 +174,8 @@ def _open_trial(path: Path) -> Opened:
 def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str | None) -> Opened:
     """Return the model in a file of weights; what was assumed about it goes to stderr."""
     from vitlab.data.options import NORMALIZATIONS
-    from vitlab.models.weights import Known, open_model
     from vitlab.training.artifacts import Sight, Transform
+    from vitlab.weights import Known, open_model
 
     mean, std = NORMALIZATIONS[normalize] if normalize else (None, None)
     opened = open_model(file, said=Known(heads=heads, grid=parse_size("--grid", grid), mean=mean, std=std))
@@ -198,7 +198,7 @@ def _image(image: str, trial: dict[str, Any] | None) -> tuple[Any, str, str | No
     if split == "test" and index.isdecimal():
         if trial is None:
             raise UserError("--image test:N is an image of a trial's own data; a file of weights has none")
-        from vitlab.examination import test_examples
+        from vitlab.driver.explanations import test_examples
 
         [(pixels_CHW, label)] = test_examples(trial, [int(index)])
         return pixels_CHW, f"test image {index}", label

@@ -14,7 +14,7 @@ from vitlab.errors import UserError
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import EARLIER, find
 from vitlab.plan.written import read_plan
-from vitlab.store import Busy, Store, TrialFolder, remove
+from vitlab.store.folders import Busy, Store, TrialFolder, remove
 
 
 @click.command()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from vitlab import slots
+from vitlab import registry
 from vitlab.cli.options import json_option, plugin_option
 
 
@@ -19,12 +19,12 @@ from vitlab.cli.options import json_option, plugin_option
 def command(slot: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
     """List the components of SLOT, or all slots with theirs."""
     for plugin in plugins:
-        slots.load_file(plugin)
+        registry.load_file(plugin)
     if slot and not as_json:
         show_components(slot)
         return
-    names = [slot] if slot else list(slots.ROOMS)
-    entries = [entry for name in names for entry in slots.listing(name)]
+    names = [slot] if slot else list(registry.ROOMS)
+    entries = [entry for name in names for entry in registry.listing(name)]
     if as_json:
         rows = [
             {"slot": e.slot, "name": e.name, "origin": str(e.origin), "target": e.target, "summary": e.summary}
@@ -39,7 +39,7 @@ def command(slot: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
 
 def show_components(slot: str) -> None:
     """Print the components of a slot, each with its origin and the first line of its documentation."""
-    entries = slots.listing(slot)
+    entries = registry.listing(slot)
     clashes = Counter(entry.name for entry in entries)
     for entry in entries:
         shown = f"{entry.origin.source}:{entry.name}" if clashes[entry.name] > 1 else entry.name

@@ -11,7 +11,7 @@ import click
 
 from vitlab.cli.options import out_option
 from vitlab.errors import UserError
-from vitlab.store import Event, TrialFolder
+from vitlab.store.folders import Event, TrialFolder
 
 
 @click.command()
@@ -51,7 +51,7 @@ def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[T
         return [TrialFolder(path) for path in paths]
     if arm is None and seed is None and not (Path(trial).exists() or (out / "studies" / trial).is_dir()):
         raise UserError(f"no trial whose key begins with '{trial}' in {out}, and no study of that name")
-    from vitlab.findings import open_study
+    from vitlab.report.api import open_study
 
     plan, store = open_study(Path(trial), out=out)
     wanted = plan.find("baseline" if arm is None else arm, 0 if seed is None else seed)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import click
 
-from vitlab import __version__, slots
+from vitlab import registry
+from vitlab._version import __version__
 from vitlab.errors import UserError, nearest
 from vitlab.spec.yaml import read_value
 
@@ -243,6 +244,6 @@ def _check_component(name: str, slot: str) -> None:
         )
     if not isinstance(read_value(name), str):
         raise UserError(f"YAML would read the name '{name}' as {read_value(name)!r}; --component says another")
-    taken = [entry.name for entry in slots.listing(slot) if entry.origin.source == slots.BUILT_IN]
+    taken = [entry.name for entry in registry.listing(slot) if entry.origin.source == registry.BUILT_IN]
     if name in taken:
         raise UserError(f"there is a built-in {slot} called '{name}'; --component says another name")

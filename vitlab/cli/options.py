@@ -10,8 +10,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from vitlab import guests
 from vitlab.errors import UserError
+from vitlab.registry import plugins
 from vitlab.spec.yaml import read_value
 
 file_argument = click.argument("file", type=click.Path(path_type=Path))
@@ -40,15 +40,15 @@ plugin_option = click.option(
 
 def _keep_out(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> None:
     """Keep guests out while the command runs; its workers, which have its environment, do as well."""
-    before = os.environ.get(guests.VARIABLE)
+    before = os.environ.get(plugins.VARIABLE)
 
     def restore() -> None:
-        os.environ.pop(guests.VARIABLE, None)
+        os.environ.pop(plugins.VARIABLE, None)
         if before is not None:
-            os.environ[guests.VARIABLE] = before
+            os.environ[plugins.VARIABLE] = before
 
     context.call_on_close(restore)
-    guests.disable(names)
+    plugins.disable(names)
     context.meta[__name__] = names
 
 
@@ -58,7 +58,7 @@ no_plugin_option = click.option(
     metavar="NAME",
     expose_value=False,
     callback=_keep_out,
-    help=f"An installed plugin to do without; {guests.VARIABLE}=1 does without any.",
+    help=f"An installed plugin to do without; {plugins.VARIABLE}=1 does without any.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 

@@ -45,7 +45,7 @@ def command(
 ) -> None:
     """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained already."""
     from vitlab import lab
-    from vitlab.store import Store
+    from vitlab.store.folders import Store
 
     study, plan = lab.plan_study(file, changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
@@ -103,7 +103,7 @@ def _table(
     from rich.console import Console
     from rich.text import Text
 
-    from vitlab.report.words import count
+    from vitlab.report.phrasing import count
 
     console = Console()
     if plan.question:
@@ -147,7 +147,7 @@ def _arms(plan: Any, done: dict[tuple[str, int], bool], costs: dict[str, dict[st
 
     from vitlab.plan.design import text
     from vitlab.plan.tune import PENDING
-    from vitlab.report.words import compact, count
+    from vitlab.report.phrasing import compact, count
 
     paths = plan.paths
     trials = Counter(planned.arm for planned in plan.trials)

@@ -11,9 +11,10 @@ from importlib.metadata import Distribution, EntryPoint
 
 import click
 
-from vitlab import guests, slots
+from vitlab import registry
 from vitlab.cli.options import json_option
 from vitlab.errors import BrokenComponent, ClashError, VitlabError
+from vitlab.registry import plugins
 
 
 @dataclass(frozen=True)
@@ -56,25 +57,25 @@ def command(strict: bool, as_json: bool) -> None:
 
 def offers() -> Iterator[Offer]:
     """What every installed distribution offers, slot by slot; imports those that are not kept out."""
-    for slot in slots.ROOMS:
-        for point in sorted(guests.offered(slot), key=lambda point: (guests.source(point), point.name)):
+    for slot in registry.ROOMS:
+        for point in sorted(plugins.offered(slot), key=lambda point: (plugins.source(point), point.name)):
             health, text = _health(slot, point)
             reason, _, detail = text.partition("\n")
-            who, version = guests.source(point), guests.version(point)
+            who, version = plugins.source(point), plugins.version(point)
             yield Offer(slot, point.name, who, version, _origin(point.dist), health, reason, detail)
 
 
 def _health(slot: str, point: EntryPoint) -> tuple[str, str]:
-    name = guests.source(point)
-    if guests.is_disabled(name):
+    name = plugins.source(point)
+    if plugins.is_disabled(name):
         return "kept out", ""
-    if reason := guests.refusal(point):
+    if reason := plugins.refusal(point):
         return "refused", reason
-    others = {entry.origin.source for entry in slots.listing(slot) if entry.name == point.name} - {name}
+    others = {entry.origin.source for entry in registry.listing(slot) if entry.name == point.name} - {name}
     try:
         # What a guest prints while it is imported is no part of the list.
         with contextlib.redirect_stdout(sys.stderr):
-            room = slots.slot(slot)
+            room = registry.slot(slot)
             room.options(room.find(f"{name}:{point.name}")[0])
     except (BrokenComponent, ClashError) as error:
         return "broken", str(error)

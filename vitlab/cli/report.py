@@ -30,9 +30,9 @@ def command(study: Path, out: Path, changes: tuple[str, ...], form: str, output:
 
     NAME@VERSION is an earlier version; 'vitlab studies' lists them.
     """
-    from vitlab.findings import open_study
     from vitlab.report import stored
-    from vitlab.store import write_bytes
+    from vitlab.report.api import open_study
+    from vitlab.store.folders import write_bytes
 
     plan, store = open_study(study, out=out, changes=parse_changes(changes))
     rendered = stored(plan, store, form)

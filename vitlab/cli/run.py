@@ -71,7 +71,7 @@ def command(
     Trials that have been trained before, by this or another study, are not trained again.
     """
     from vitlab import lab
-    from vitlab.watch import watch_on
+    from vitlab.driver.progress import watch_on
 
     values = parse_changes(changes)
     for path, value in {"run.executor": executor, "run.workers": workers, "run.tracking_uri": tracking_uri}.items():
@@ -100,7 +100,7 @@ def command(
         watch=watch,
     )
     from vitlab import report
-    from vitlab.findings import logs_command
+    from vitlab.report.api import logs_command
 
     if as_json:
         click.echo(report.render(answer.plan, answer.store, "json"))
@@ -129,8 +129,8 @@ def _detach(
         TrialFailed: if it ended at once, with the end of its log.
     """
     from vitlab import lab
-    from vitlab.driver import driver_of
-    from vitlab.store import Store, held, holder, process
+    from vitlab.driver.study_lock import driver_of
+    from vitlab.store.folders import Store, held, holder, process
 
     _, plan = lab.plan_study(file, changes=changes, plugins=plugins, out=out)
     store = Store(out.resolve())

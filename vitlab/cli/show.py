@@ -8,7 +8,7 @@ from typing import Any
 import click
 from pydantic.errors import PydanticInvalidForJsonSchema
 
-from vitlab import slots
+from vitlab import registry
 from vitlab.cli.list import show_components
 from vitlab.cli.options import plugin_option
 from vitlab.errors import BrokenComponent
@@ -24,11 +24,11 @@ def command(slot: str, name: str | None, plugins: tuple[str, ...]) -> None:
     Without NAME, list the components of SLOT.
     """
     for plugin in plugins:
-        slots.load_file(plugin)
+        registry.load_file(plugin)
     if name is None:
         show_components(slot)
         return
-    room = slots.slot(slot)
+    room = registry.slot(slot)
     component, origin = room.find(name)
     click.echo(f"{slot} {name}   {origin}   {_place(component)}\n")
     click.echo(inspect.getdoc(component) or "(no documentation)")
@@ -65,8 +65,8 @@ def shown_default(value: Any) -> str:
 
 def shown_type(field: dict[str, Any]) -> str:
     """A JSON Schema field in few words: ``number > 0``, ``one of cls, gap``, ``a norm``."""
-    if slots.SLOT_MARK in field:
-        return f"choice of {field[slots.SLOT_MARK]}"
+    if registry.SLOT_MARK in field:
+        return f"choice of {field[registry.SLOT_MARK]}"
     if "$ref" in field:
         return str(field["$ref"]).rpartition("/")[2]
     if "anyOf" in field:

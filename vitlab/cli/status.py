@@ -12,7 +12,7 @@ import click
 from vitlab.cli.options import json_option, out_option, parse_changes, set_option, shown
 
 if TYPE_CHECKING:
-    from vitlab.store import TrialFolder
+    from vitlab.store.folders import TrialFolder
 
 STATES = ("done", "running", "paused", "failed", "missing")
 SHOWN = 20  #: trials that run or are paused and are listed one by one
@@ -32,8 +32,8 @@ def command(study: Path, out: Path, changes: tuple[str, ...], as_json: bool) -> 
     from rich.table import Table
     from rich.text import Text
 
-    from vitlab.driver import driver_of
-    from vitlab.findings import open_study
+    from vitlab.driver.study_lock import driver_of
+    from vitlab.report.api import open_study
 
     plan, store = open_study(study, out=out, changes=parse_changes(changes))
     counts: dict[str, Counter[str]] = {arm.name: Counter() for arm in plan.arms}

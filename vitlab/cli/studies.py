@@ -14,7 +14,7 @@ from vitlab.cli.options import json_option, out_option, shown
 if TYPE_CHECKING:
     from vitlab.plan.values import Plan
     from vitlab.plan.versions import Version
-    from vitlab.store import Store
+    from vitlab.store.folders import Store
 
 COUNTS = ("done", "failed", "missing")  #: what runs or is paused is missing yet
 
@@ -28,7 +28,7 @@ def command(out: Path, as_json: bool) -> None:
     A version is what the file of a study said when it was run, with the changes of the command line. VERSION names one
     as NAME@VERSION, for 'vitlab report' and wherever else a study is asked for; NAME alone is the latest.
     """
-    from vitlab.store import Store
+    from vitlab.store.folders import Store
 
     store = Store(out.resolve())
     found = [item for file in sorted(out.glob("studies/*/plan.json")) if (item := _study(file.parent, store))]
@@ -90,9 +90,9 @@ def _answer(plan: Plan, store: Store) -> str:
     if text is not None:
         rows = json.loads(text)["arms"]
     else:  # only this needs pandas
+        from vitlab.report.comparison import summary
         from vitlab.report.document import plain
         from vitlab.report.frame import results
-        from vitlab.report.judgement import summary
 
         rows = plain(summary(results(plan, store), plan))
     counts = Counter(row["verdict"] for row in rows if row["verdict"])
@@ -104,7 +104,7 @@ def _show(study: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from vitlab.report.words import states
+    from vitlab.report.phrasing import states
 
     console = Console(highlight=False, width=10_000)  # lines are as long as they are: they are searched and cut
     console.print(Text(study["study"], style="bold") + Text(f"  {study['question']}"))

@@ -11,7 +11,7 @@ from vitlab.cli.options import json_option
 from vitlab.errors import UserError
 
 if TYPE_CHECKING:
-    from vitlab.models.weights import Inspected, Known
+    from vitlab.weights import Inspected, Known
 
 FORMATS = ("timm", "deit", "torchvision", "hf", "hf-memory", "google")
 RESAMPLINGS = ("timm", "google", "deit", "torchvision", "hf")
@@ -37,7 +37,7 @@ def command() -> None:
 @json_option
 def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | None, as_json: bool) -> None:
     """Show what is in FILE: its format, the model it belongs to, and what does not fit."""
-    from vitlab.models.weights import inspect as look
+    from vitlab.weights import inspect as look
 
     found = look(file, form, _said(heads, source_grid))
     rows = _rows(found)
@@ -89,7 +89,7 @@ def convert(
 
     Nothing is left out that was not named: what the other format has no place for is an error.
     """
-    from vitlab.models.weights import convert as write
+    from vitlab.weights import convert as write
 
     written = write(
         source,
@@ -124,7 +124,7 @@ def parse_size(option: str, text: str | None) -> tuple[int, int] | None:
 
 
 def _said(heads: int | None, source_grid: str | None) -> Known:
-    from vitlab.models.weights import Known
+    from vitlab.weights import Known
 
     return Known(heads=heads, grid=parse_size("--source-grid", source_grid))
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitlab.components.base import Dropout, Part, stacked
 from vitlab.errors import OptionError
 from vitlab.geometry import Geometry
-from vitlab.slots import Pick, Slot, slot
+from vitlab.registry import Pick, Slot, slot
 from vitlab.spec import Choice
 
 Rotation = tuple[Tensor, Tensor]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitlab.components.base import Part
 from vitlab.geometry import Geometry
-from vitlab.slots import Slot, Unhashed, slot
+from vitlab.registry import Slot, Unhashed, slot
 
 Pool = Literal["cls", "gap", "map"]
 Weights = Literal["drawn", "zero"]

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 
 from vitlab import noise
-from vitlab.slots import Slot
+from vitlab.registry import Slot
 
 Kind = Literal["linear", "linear_bias", "conv", "conv_bias", "token", "position"]
 """What a parameter is to a scheme."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vitlab.components.base import Dropout, Part
 from vitlab.geometry import Geometry
-from vitlab.slots import Slot
+from vitlab.registry import Slot
 
 Ratio = Annotated[float, Field(gt=0)]
 Probability = Annotated[float, Field(ge=0, lt=1)]

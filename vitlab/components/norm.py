@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vitlab.components.base import Part
-from vitlab.slots import Slot
+from vitlab.registry import Slot
 
 Epsilon = Annotated[float, Field(gt=0)]
 

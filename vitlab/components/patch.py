@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitlab.components.base import Part, stacked
 from vitlab.errors import GeometryError
 from vitlab.geometry import Geometry
-from vitlab.slots import Pick, Slot, slot
+from vitlab.registry import Pick, Slot, slot
 from vitlab.spec import Choice
 
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 
 from vitlab.errors import nearest
 from vitlab.geometry import Pair
-from vitlab.slots import Pick
+from vitlab.registry import Pick
 from vitlab.spec import Choice
 from vitlab.spec.choice import Frozen
 

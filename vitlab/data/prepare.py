@@ -1,6 +1,6 @@
 """From a data set's name to what a training is fed with: what the model will see, and the three splits.
 
-Images are in memory, as uint8, or stored (:mod:`vitlab.data.stored`), where pictures are too many for it.
+Images are in memory, as uint8, or stored (:mod:`vitlab.data.image_cache`), where pictures are too many for it.
 
 N images of a split, C channels, H rows, W columns.
 """
@@ -19,15 +19,15 @@ from typing import Any
 
 import torch
 
-from vitlab import noise, slots
-from vitlab.data import splits, stored
+from vitlab import noise, registry
+from vitlab.data import image_cache, splits
 from vitlab.data.augment.base import Augment
+from vitlab.data.batches import Batch as Batch
+from vitlab.data.batches import Feed as Feed
+from vitlab.data.batches import Normalize as Normalize
 from vitlab.data.datasets import files
 from vitlab.data.datasets.base import SPLITS, Dataset, Images
 from vitlab.data.datasets.pictures import Pictures
-from vitlab.data.feed import Batch as Batch
-from vitlab.data.feed import Feed as Feed
-from vitlab.data.feed import Normalize as Normalize
 from vitlab.data.options import NORMALIZATIONS, DataOptions, Normalization
 from vitlab.data.pixels import levels, moments, resized, resized_masks, statistics, with_channels
 from vitlab.data.prepared import Prepared as Prepared
@@ -36,13 +36,13 @@ from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 from vitlab.plan import source
 from vitlab.plan.key import closure, key_of, modules_of_class
-from vitlab.slots import BUILT_IN, Resolved, slot
+from vitlab.registry import BUILT_IN, Resolved, slot
 from vitlab.spec import Choice
 
 BEYOND = ("normalize", "validation", "fraction", "per_class", "augment")
 """What every data set takes, and what decides no pixel of its images."""
 
-DECODING = frozenset({"vitlab.data.datasets.pictures", "vitlab.data.pixels", "vitlab.data.stored"})
+DECODING = frozenset({"vitlab.data.datasets.pictures", "vitlab.data.pixels", "vitlab.data.image_cache"})
 """Modules that make images of files, whatever the data set."""
 
 KEPT = 2
@@ -86,14 +86,14 @@ def kept(choice: Choice | str | Mapping[str, Any]) -> str | None:
         return None
     count, size = sum(map(len, found)), f"{needed / 2**30:,.1f} GiB"
     if where == "disk":
-        return f"The {count:,} pictures of {resolved.type} are kept decoded in {stored.folder()}: {size}."
+        return f"The {count:,} pictures of {resolved.type} are kept decoded in {image_cache.folder()}: {size}."
     said = (
         f"The {count:,} pictures of {resolved.type} are decoded as batches ask for them, and not kept: {size} decoded, "
-        f"on a machine with {stored.memory() / 2**30:,.1f} GiB of memory."
+        f"on a machine with {image_cache.memory() / 2**30:,.1f} GiB of memory."
     )
     if _of_picture(resolved):
         return said  # kept decoded, they would still be cut out of their files
-    return f"{said} 'decoded: disk' keeps them in {stored.folder()}, from where they are read many times as fast."
+    return f"{said} 'decoded: disk' keeps them in {image_cache.folder()}, from where they are read many times as fast."
 
 
 def examples(choice: Choice | str | Mapping[str, Any], seeds: Mapping[str, int]) -> int | None:
@@ -190,11 +190,11 @@ class _Raw:
         pixels = self.train.pixels_MCHW
         if isinstance(pixels, torch.Tensor):
             return statistics(pixels)
-        note = stored.folder() / f"{self.noted}.statistics.json"
+        note = image_cache.folder() / f"{self.noted}.statistics.json"
         if (known := files.noted(note)) is not None:
             mean, std = json.loads(known)
             return tuple(mean), tuple(std)
-        count_CL = sum(levels(x_BCHW) for x_BCHW in stored.in_order(pixels, self.train.row_N))
+        count_CL = sum(levels(x_BCHW) for x_BCHW in image_cache.in_order(pixels, self.train.row_N))
         assert isinstance(count_CL, torch.Tensor)
         found = moments(count_CL)
         self.check()
@@ -298,7 +298,7 @@ def _raw(resolved: Resolved) -> _Raw:
     plain = resolved.plain()
     own = {name: value for name, value in plain.items() if name not in DataOptions.model_fields}
     shape = {name: plain[name] for name in shaping}
-    code = [_code(resolved), sorted(slots.files.modules())]
+    code = [_code(resolved), sorted(registry.plugin_files.modules())]
     known = json.dumps([str(resolved.origin), own, shape, _of_picture(resolved), code], sort_keys=True)
     given = dataset.info()
     known += f" {given.identity}"
@@ -312,7 +312,7 @@ def _raw(resolved: Resolved) -> _Raw:
     for split, subset in zip(SPLITS, (train, test), strict=True):
         if not len(subset):
             raise DataError(f"{resolved.type} has no {split} images")
-    info = _seen(resolved, given if isinstance(train.stored, stored.InFiles) else check())
+    info = _seen(resolved, given if isinstance(train.stored, image_cache.InFiles) else check())
     group_N = dataset.groups()
     group_N = None if group_N is None else group_N[train.id_N]
     noted = "" if train.stored is None else _name(resolved, info, BEYOND)
@@ -378,21 +378,21 @@ def _read(dataset: Dataset, resolved: Resolved, seen: DataInfo, check: Callable[
         return [_shaped(dataset.read(split), resolved) for split in SPLITS]
     name, subsets = _name(resolved, seen, (*BEYOND, "classes")), []
     for split, one in zip(SPLITS, pictures, strict=True):
-        source = stored.InFiles(one, seen.channels, seen.image)
-        pixels: stored.Stored = source
+        source = image_cache.InFiles(one, seen.channels, seen.image)
+        pixels: image_cache.Stored = source
         if where == "disk":
-            pixels = stored.on_disk(source, f"{name}.{split}", f"{resolved.type}: its {split} split", check)
+            pixels = image_cache.on_disk(source, f"{name}.{split}", f"{resolved.type}: its {split} split", check)
         elif where == "memory":
-            pixels = stored.in_memory(source, f"{resolved.type}: the pictures of its {split} split")
+            pixels = image_cache.in_memory(source, f"{resolved.type}: the pictures of its {split} split")
         id_N, y_N = _of_classes(one.y_N, resolved)
         subsets.append(Subset(pixels, id_N, y_N, id_N))
     return subsets
 
 
-def _place(resolved: Resolved, pictures: Sequence[Pictures], seen: DataInfo) -> tuple[stored.Place, int]:
+def _place(resolved: Resolved, pictures: Sequence[Pictures], seen: DataInfo) -> tuple[image_cache.Place, int]:
     """Where decoded pictures are kept, and how many bytes they are."""
     needed = sum(map(len, pictures)) * seen.channels * seen.image[0] * seen.image[1]
-    return stored.place(pictures[0].decoded, needed), needed
+    return image_cache.place(pictures[0].decoded, needed), needed
 
 
 def _of_picture(resolved: Resolved) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitlab.data.stored import Stored
+from vitlab.data.image_cache import Stored
 from vitlab.geometry import DataInfo
 
 

@@ -36,10 +36,10 @@ from typing import Any, ClassVar, Literal, cast
 
 from vitlab.errors import Lost, OutOfMemory, Refused
 from vitlab.plan.values import Trial
-from vitlab.slots import Slot
-from vitlab.slots.blame import sentence_with_place
+from vitlab.registry import Slot
+from vitlab.registry.blame import sentence_with_place
 from vitlab.spec import RunSpec
-from vitlab.store import Busy, TrialFolder, holder, locks, process
+from vitlab.store.folders import Busy, TrialFolder, holder, holds_lock, process
 
 How = Literal["done", "failed", "oom", "timeout", "preempted", "lost", "refused", "stopped"]
 
@@ -114,7 +114,7 @@ class Ended:
 class Executor(ABC):
     """Runs jobs somewhere.  One thread of one driver calls it; no method but ``poll`` and ``cancel`` waits."""
 
-    runner: ClassVar[str] = "vitlab.trial"
+    runner: ClassVar[str] = "vitlab.runner.run"
     """The module that runs a job, by its ``run_trial`` and ``Settings``; imported only where the job runs."""
 
     in_driver: ClassVar[bool] = False
@@ -341,11 +341,11 @@ def end_orphan(folder: TrialFolder) -> bool:
     who, driver = holder(folder.lock)
     if not driver or is_alive(driver) or driver.split("/")[0] != who.split("/")[0]:
         return False
-    return locks(who, folder.lock) and kill(who)
+    return holds_lock(who, folder.lock) and kill(who)
 
 
 def is_alive(name: str) -> bool:
-    """Whether the process that :func:`vitlab.store.process` named so still runs, on this machine."""
+    """Whether the process that :func:`vitlab.store.folders.process` named so still runs, on this machine."""
     pid = name.partition("/")[2].partition("/")[0]
     return pid.isdecimal() and process(int(pid)) == name
 
@@ -365,6 +365,6 @@ def kill(name: str) -> bool:
 
 
 def one_sentence(error: BaseException) -> str:
-    """Return an exception on one line of at most 500 characters, see :func:`vitlab.slots.blame.sentence_with_place`."""
+    """Return an exception on one line of at most 500 characters, with its place in a plugin's file."""
     text = sentence_with_place(error)
     return text if len(text) <= 500 else text[:499] + "…"

@@ -44,9 +44,9 @@ from vitlab.errors import UserError
 from vitlab.executors import base, machine, worker
 from vitlab.executors.base import Ended, Executor, How, Job, executor
 from vitlab.executors.placement import Placement, Request
+from vitlab.runner.ranks import without_main
 from vitlab.spec import RunSpec
-from vitlab.store import DRIVER, TrialFolder, process
-from vitlab.training.together import without_main
+from vitlab.store.folders import DRIVER, TrialFolder, process
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess

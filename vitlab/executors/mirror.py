@@ -20,7 +20,7 @@ from typing import BinaryIO, Literal
 
 from vitlab.errors import VitlabError
 from vitlab.executors.base import Job
-from vitlab.store import TrialFolder, temporary, write_bytes
+from vitlab.store.folders import TrialFolder, temporary, write_bytes
 
 CHUNK = 16 * 2**20  #: bytes of a file that travel together
 JOURNAL = "events.jsonl"

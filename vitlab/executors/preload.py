@@ -14,7 +14,7 @@ import signal
 from contextlib import suppress
 
 from vitlab.plan.key import read_ahead
-from vitlab.slots import BUILT_IN, ROOMS, listing, slot
+from vitlab.registry import BUILT_IN, ROOMS, listing, slot
 
 # Ctrl-C goes to the whole foreground group, and a scheduler's signals to all processes of a job; they are for the
 # driver to pass on.  Workers inherit this.
@@ -30,7 +30,7 @@ os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
 
 # torch.optim imports dynamo when first used, and files are written by pyarrow and ctypes: a second that no trial
 # need pay.
-for module in ("torch", "torch._dynamo", "numpy.ctypeslib", "pyarrow.parquet", "vitlab.trial", *ROOMS.values()):
+for module in ("torch", "torch._dynamo", "numpy.ctypeslib", "pyarrow.parquet", "vitlab.runner.run", *ROOMS.values()):
     with suppress(Exception):  # what does not import here is imported again, and reported, by the worker that needs it
         importlib.import_module(module)
 
@@ -40,7 +40,7 @@ for entry in (entry for name in ROOMS for entry in listing(name) if entry.origin
         slot(entry.slot).resolve(entry.name)
 
 with suppress(Exception):  # as above
-    importlib.import_module("vitlab.trial.circumstances").rehearse()
+    importlib.import_module("vitlab.runner.circumstances").rehearse()
 
 gc.collect()
 gc.freeze()  # or each worker's collector would go through all of the above, and copy its pages to note that it did

@@ -44,7 +44,7 @@ from vitlab.executors.cluster import at, connected, daemon, demand, listens, roo
 from vitlab.executors.mirror import Inbox, Piece, belongings
 from vitlab.executors.task import Begun, Bell, End, Told, stream
 from vitlab.spec import RunSpec
-from vitlab.store import Busy
+from vitlab.store.folders import Busy
 
 LOOK_S = 0.2  #: how often the driver looks for a lease
 FORCE_S = 10.0  #: how long Ray has to end a task by force

@@ -37,7 +37,7 @@ from vitlab.errors import UserError
 from vitlab.executors.base import Companion, Ended, Executor, How, Job, executor, one_sentence
 from vitlab.executors.local import Local
 from vitlab.spec import RunSpec
-from vitlab.store import append_json, cut_torn_line, read_json, read_lines, write_json
+from vitlab.store.folders import append_json, cut_torn_line, read_json, read_lines, write_json
 
 LOOK_S = 1.0  #: how often the driver and a pack look for each other's files
 STATE_S = 60.0  #: how often Slurm is asked for the state of its jobs

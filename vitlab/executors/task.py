@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from vitlab.executors import base, worker
 from vitlab.executors.base import How, Job, Stage, attempt
 from vitlab.executors.mirror import Outbox, Piece, moved
-from vitlab.store import process, write_bytes
+from vitlab.store.folders import process, write_bytes
 
 LOOK_S = 0.2  #: how often a worker looks for changed files
 
@@ -26,7 +26,7 @@ class Begun(NamedTuple):
     """The first item of a stream: the task has a process."""
 
     host: str
-    process: str = ""  #: its name, as of :func:`vitlab.store.process`
+    process: str = ""  #: its name, as of :func:`vitlab.store.folders.process`
     node: str = ""  #: Ray's name for the machine
 
 

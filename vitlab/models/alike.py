@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from vitlab.components.attention import SOFTMAX
-from vitlab.slots import Resolved
+from vitlab.registry import Resolved
 
 TRAINED_BY = ("drop", "proj_drop", "weights", "output")
 """Options of components that change nothing of what a trained model computes."""

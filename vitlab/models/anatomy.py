@@ -17,7 +17,7 @@ from vitlab.components.patch import PatchEmbedding
 from vitlab.components.position import Position
 from vitlab.errors import GeometryError
 from vitlab.geometry import DataInfo, Geometry, Work
-from vitlab.slots import Pick, Resolved, slot
+from vitlab.registry import Pick, Resolved, slot
 from vitlab.spec import Choice
 
 Token = Literal["class", "distillation"]

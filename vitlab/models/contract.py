@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitlab.components.base import Part
 from vitlab.geometry import DataInfo, Work
 from vitlab.noise import Draws
-from vitlab.slots import Resolved, Slot
+from vitlab.registry import Resolved, Slot
 
 State = Mapping[str, Tensor]
 """Parameters and buffers by name."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vitlab.slots import BUILT_IN, slot
+from vitlab.registry import BUILT_IN, slot
 from vitlab.spec import Choice
 
 

@@ -26,7 +26,7 @@ from vitlab.geometry import DataInfo, Geometry, Work
 from vitlab.models import innermost, sizes
 from vitlab.models.anatomy import Anatomy, BlockParts, FinalNormAt, PatchSize, Span, Token
 from vitlab.models.contract import Model, State, model
-from vitlab.slots import Pick, Resolved, Unhashed, slot
+from vitlab.registry import Pick, Resolved, Unhashed, slot
 from vitlab.spec import Choice
 
 

@@ -16,7 +16,7 @@ from vitlab.plan.rules import RuleFault, holds, parse
 from vitlab.plan.values import Trial
 from vitlab.spec import Document, Seeds, Study
 from vitlab.spec.trial import SOURCES
-from vitlab.store import read_json
+from vitlab.store.folders import read_json
 
 
 @dataclass

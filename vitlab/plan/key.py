@@ -24,20 +24,20 @@ from functools import cache
 from typing import Any
 
 from vitlab.plan import source
-from vitlab.slots import Resolved, files, slot
+from vitlab.registry import Resolved, plugin_files, slot
 from vitlab.spec.trial import METRICS, SLOTS_OF_A_TRIAL, SOURCES
 
-RUNNER = "vitlab.trial"
+RUNNER = "vitlab.runner.run"
 """The module that runs trials, whatever they are made of."""
-READER = "vitlab.models.weights"
+READER = "vitlab.weights"
 """The package that reads files of weights."""
-PUBLISHED = "vitlab.models.weights.pretrained"
+PUBLISHED = "vitlab.weights.pretrained"
 """The module of weights that torchvision publishes."""
 DISTILLATION = "vitlab.training.distillation"
 """The module of learning from a teacher."""
-PROBE = "vitlab.training.probe"
+PROBE = "vitlab.training.linear_probe"
 """The module of heads in closed form."""
-MIXING = "vitlab.training.mix"
+MIXING = "vitlab.training.mixup"
 """The module of training on mixed images."""
 AVERAGING = "vitlab.training.ema"
 """The module of averages of weights."""
@@ -81,7 +81,7 @@ def code_of(
 
 def modules_of_spec(spec: Mapping[str, Any]) -> frozenset[str]:
     """Return the modules that a trial's code begins with in this process, all files it has loaded included."""
-    return modules_of(components(spec)) | modules_beside(spec) | files.modules()
+    return modules_of(components(spec)) | modules_beside(spec) | plugin_files.modules()
 
 
 def requirements_of(spec: Mapping[str, Any]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsEr
 from vitlab.geometry import DataInfo
 from vitlab.plan.checkpoints import digests_of, identity_of
 from vitlab.plan.key import NOTHING, PUBLISHED, Surroundings, modules_beside, modules_of
-from vitlab.slots import ROOMS, Resolved, slot
+from vitlab.registry import ROOMS, Resolved, slot
 from vitlab.spec import TrialSpec
 from vitlab.spec.collect import collect, copied
 from vitlab.spec.sentences import faults as spec_faults

@@ -30,8 +30,8 @@ from pathlib import Path
 from types import ModuleType
 
 from vitlab.imports import INSTALLED, Stamp, last_import, stamp_of
-from vitlab.plan.memo import Memo
-from vitlab.slots import BUILT_IN, files
+from vitlab.registry import BUILT_IN, plugin_files
+from vitlab.store.memo import Memo
 
 MOST = 2_000  #: texts that are remembered, the latest
 PACKAGE = "__init__.py"
@@ -69,7 +69,7 @@ def refresh() -> None:
 @cache
 def read(module: str) -> Source:
     """Return what the file of a module says now."""
-    text = files.text_of(module)
+    text = plugin_files.text_of(module)
     if text is not None:
         return _source(text, "", "")
     file = file_of(module)
@@ -88,7 +88,7 @@ def loaded(module: str) -> Source:
     """
     last = last_import(module)
     file = file_of(module)
-    if module not in sys.modules or last is None or file is None or files.text_of(module) is not None:
+    if module not in sys.modules or last is None or file is None or plugin_files.text_of(module) is not None:
         return read(module)
     if last.stamp == stamp_of(file):
         return read(module)

@@ -16,14 +16,14 @@ from typing import Any
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.plan.arms import Making, Workshop, trial_of
 from vitlab.plan.design import MOST, Draft, short_names, text
-from vitlab.plan.judged import goal_of, goals
 from vitlab.plan.key import key_of
 from vitlab.plan.match import Matcher, Unmatched, is_number, overlap, setting
+from vitlab.plan.metric_goals import goal_of, goals
 from vitlab.plan.resolve import Faults, Partial, ResolvedTrial
 from vitlab.plan.values import Planned, Rival, Trial, Tuning
-from vitlab.result import Result
 from vitlab.spec import Analysis, Study, Tune
 from vitlab.spec.study import REPORTING_SEEDS
+from vitlab.store.result import Result
 
 PENDING = "pending(tune)"
 """Stands for a value that is not chosen yet."""

@@ -122,7 +122,7 @@ class Looks:
 
     first: tuple[int, ...]  #: seeds of every arm
     second: tuple[int, ...]  #: those of what is open, the first among them
-    open: tuple[str, ...] = ()  #: arms whose comparison was left open, see :func:`vitlab.report.second_look.left_open`
+    open: tuple[str, ...] = ()  #: arms whose comparison was left open, see :func:`vitlab.report.escalation.left_open`
 
     def seeds(self, arm: str, baselines: Mapping[str, str | None]) -> tuple[int, ...]:
         """The seeds of an arm: both sides of a comparison that is open have the further ones."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitlab.errors import UserError
 from vitlab.plan.values import Plan
-from vitlab.store import Damaged, load_json, mapping, read_json
+from vitlab.store.folders import Damaged, load_json, mapping, read_json
 
 
 def read_plan(file: Path) -> Plan | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from vitlab.plan.values import Plan, Planned
 from vitlab.regression.baseline import ArmFacts, Beginning, Facts
-from vitlab.regression.judge import Verdict
+from vitlab.regression.decide import Verdict
 
 TOLERANCE = {"fp64": 1e-7, "fp32": 1e-5, "bf16": 1e-2}
 """Relative difference of losses that is rounding, by precision: twenty steps multiply that of one by some hundreds."""

@@ -11,14 +11,14 @@ from statistics import fmean
 
 from vitlab.errors import UserError, nearest
 from vitlab.plan.values import Plan
-from vitlab.regression import judge as judging
+from vitlab.regression import decide as judging
 from vitlab.regression.baseline import Baseline, Values
+from vitlab.regression.decide import FEWEST, Against, Cell, Pair, Verdict
 from vitlab.regression.facts import Finding, first_of_arms
-from vitlab.regression.judge import FEWEST, Against, Cell, Pair, Verdict
 from vitlab.report import frame
 from vitlab.spec import Study
 from vitlab.spec.check import Goal
-from vitlab.store import Store
+from vitlab.store.folders import Store
 
 STEPPED = ("accuracy", "top")
 """Metrics that begin so are shares of images, and move in steps of one image."""

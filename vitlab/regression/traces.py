@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 
 from vitlab.plan.values import Plan, Planned, Trial
+from vitlab.runner.run import begin_trial, run_trial
+from vitlab.runner.settings import Settings
 from vitlab.spec.trial import LENGTHS
-from vitlab.store import Store
+from vitlab.store.folders import Store
 from vitlab.training.cohort import Cohort, Stacking, require_stackable, why_not_stack
 from vitlab.training.loop import Training, evaluation_batches, views_of
-from vitlab.trial import begin_trial, run_trial
-from vitlab.trial.settings import Settings
 
 EXACT_STEPS = 20
 LEARNING_STEPS = 100

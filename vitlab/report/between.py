@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from vitlab.errors import UserError
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.plan.versions import flat
-from vitlab.report import words
+from vitlab.report import phrasing
+from vitlab.report.comparison import summary
 from vitlab.report.document import plain
 from vitlab.report.frame import results
-from vitlab.report.judgement import summary
-from vitlab.store import Store
+from vitlab.store.folders import Store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +26,7 @@ class Between:
     """The comparison of two studies, judged as one family of its own."""
 
     plan: Plan  #: of both, each arm under the name of its study
-    summary: pd.DataFrame  #: see :func:`vitlab.report.judgement.summary`
+    summary: pd.DataFrame  #: see :func:`vitlab.report.comparison.summary`
     notes: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
@@ -36,8 +36,8 @@ class Between:
             "study": self.plan.study,
             "question": self.plan.question,
             "analysis": self.plan.analysis.model_dump(mode="json"),
-            "overview": words.overview(rows),
-            "answers": words.answers(rows, self.plan.analysis),
+            "overview": phrasing.overview(rows),
+            "answers": phrasing.answers(rows, self.plan.analysis),
             "arms": rows,
             **{"tuning": [], "heads": [], "scaling": [], "fronts": {}, "interactions": [], "cost": []},
             "notes": list(self.notes),

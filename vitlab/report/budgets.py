@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vitlab.plan.values import Plan
-from vitlab.report import words
+from vitlab.report import phrasing
 from vitlab.report.costs import Row, beside
 from vitlab.report.figures import GREY, INK, PAPER, RULE, SERIES, WIDE, style
 from vitlab.report.frame import usable
@@ -31,7 +31,7 @@ def scaling(plan: Plan, frame: pd.DataFrame, width: float = WIDE) -> Figure | No
     found = scalings(plan, frame)
     if not found:
         return None
-    scale = words.Scale.of(plan.analysis.metric)
+    scale = phrasing.Scale.of(plan.analysis.metric)
     values = usable(frame, plan.analysis)
     sizes = [size for size in SIZES if any(item.size == size for item in found)]
     series = list(dict.fromkeys(item.series for item in found))
@@ -51,7 +51,7 @@ def scaling(plan: Plan, frame: pd.DataFrame, width: float = WIDE) -> Figure | No
                     axes.plot([x] * len(fall), fall, "o", markersize=3, markerfacecolor="none", color=colour, alpha=0.6)
                     axes.plot([x], [math.exp(np.mean(np.log(fall)))], "o", markersize=5.5, color=colour)
                 said = f"{wrapped_line(item.series, 30)}\n" if item.series else ""
-                said += f"exponent {item.law.exponent:.2f}".replace("-", words.MINUS)
+                said += f"exponent {item.law.exponent:.2f}".replace("-", phrasing.MINUS)
                 axes.plot(item.law.x, scale.factor * np.array(item.law.y), color=colour, linewidth=1.4, label=said)
                 low, high = (scale.factor * np.array(end) for end in (item.law.low, item.law.high))
                 axes.fill_between(item.law.x, low, high, color=colour, alpha=0.14, linewidth=0)
@@ -78,7 +78,7 @@ def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = (), width: 
     found = fronts(plan, list(rows.values()))
     if not found:
         return None
-    scale = words.Scale.of(plan.analysis.metric)
+    scale = phrasing.Scale.of(plan.analysis.metric)
     with style():
         from matplotlib.figure import Figure
 
@@ -151,7 +151,7 @@ def _plain_ticks(axes: Axes) -> None:
     """Sizes as ``1.2 M``; numbers of other axes as they are, without an exponent set by mathematics."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _whole(words.compact(x))))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _whole(phrasing.compact(x))))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     if axes.get_xscale() == "log":
         low, high = axes.get_xlim()

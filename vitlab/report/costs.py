@@ -1,4 +1,4 @@
-"""What arms cost, as it was measured of each alone (:mod:`vitlab.measuring`): in a file of its own, never in trials."""
+"""Costs of arms as :mod:`vitlab.driver.benchmark` measured them, kept in a file of their own and never in trials."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.plan.values import Plan
-from vitlab.store import Store, read_stored
+from vitlab.store.folders import Store, read_stored
 
 FILE = "cost.parquet"
 SPEEDS = {"train_images_per_s": "images/s in training", "infer_images_per_s": "images/s in inference"}

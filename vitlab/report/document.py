@@ -14,14 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlab import __version__
+from vitlab._version import __version__
 from vitlab.plan import versions
 from vitlab.plan.tune import edges, name_of
 from vitlab.plan.values import Plan
-from vitlab.report import costs, looks, tradeoff, words
+from vitlab.report import attention_pictures, costs, phrasing, tradeoff
 from vitlab.report.frame import Found, prerequisites, rivals
 from vitlab.report.notes import notes
-from vitlab.store import Store
+from vitlab.store.folders import Store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,15 +42,15 @@ def document(
         "study": plan.study,
         "question": plan.question,
         "analysis": plan.analysis.model_dump(mode="json"),
-        "overview": words.overview(rows),
-        "answers": words.answers(rows, plan.analysis),
+        "overview": phrasing.overview(rows),
+        "answers": phrasing.answers(rows, plan.analysis),
         "arms": rows,
         "skipped": [{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],
         "tuning": tuning(plan),
         "heads": heads(plan, frame),
         **tradeoff.document(plan, frame, costs.beside(rows, cost)),
         "cost": cost,
-        "explained": looks.explained(plan, store),
+        "explained": attention_pictures.explained(plan, store),
         "notes": [*of_version(plan, store), *notes(plan, [*needed, *found], frame, rows), *costs.notes(outdated)],
         "made": made(plan, store, [*needed, *rivals(plan, store), *found]),
         "trials": plain(frame),
@@ -69,7 +69,11 @@ def state(plan: Plan, store: Store) -> str:
         ended = [(folder.path / name) for name in ("result.json", "failure.json")]
         ends.append([path.stat().st_mtime_ns if path.exists() else 0 for path in ended] + [folder.held()])
     latest = versions.version(store.study(plan.study))
-    beside = looks.explained(plan, store), costs.changed(plan, store), latest.name if latest is not None else ""
+    beside = (
+        attention_pictures.explained(plan, store),
+        costs.changed(plan, store),
+        latest.name if latest is not None else "",
+    )
     said = json.dumps(
         [__version__, FORM, plan.to_json(), ends, *beside],
         sort_keys=True,
@@ -168,8 +172,8 @@ def made_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Data", "; ".join(data)),
         (
             "Training",
-            f"{words.duration(made['wall_s'])} in all, {words.count(total, 'trial')}: {made['trained']} trained in the "
-            f"last run, {made['cached']} taken from earlier runs{failed}"
+            f"{phrasing.duration(made['wall_s'])} in all, {phrasing.count(total, 'trial')}: "
+            f"{made['trained']} trained in the last run, {made['cached']} taken from earlier runs{failed}"
             + (f"; ended {made['ended']}" if made["ended"] else ""),
         ),
         ("Numerics", ", ".join(f"{name} {value}" for name, value in made["numerics"].items())),

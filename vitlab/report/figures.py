@@ -21,7 +21,7 @@ import numpy as np
 
 from vitlab.plan.design import short_names, text
 from vitlab.plan.values import Plan
-from vitlab.report import words
+from vitlab.report import phrasing
 from vitlab.report.frame import usable
 from vitlab.report.labels import shared_parts, wrapped_labels, wrapped_line
 from vitlab.report.verdict import Verdict
@@ -77,7 +77,7 @@ def figures(
     frame: pd.DataFrame,
     summary: pd.DataFrame,
     history: pd.DataFrame,
-    costs: Sequence[words.Row] = (),
+    costs: Sequence[phrasing.Row] = (),
     width: float = WIDE,
 ) -> dict[str, Figure]:
     """Return name to figure, of those that have something to show.
@@ -87,7 +87,7 @@ def figures(
     Args:
         plan: of the study.
         frame: see :func:`vitlab.report.frame.results`.
-        summary: see :func:`vitlab.report.judgement.summary`.
+        summary: see :func:`vitlab.report.comparison.summary`.
         history: see :func:`vitlab.report.frame.history`.
         costs: measured costs of the arms, see :func:`vitlab.report.costs.measured`.
         width: in inches, ``WIDE`` or ``NARROW``; panels of a narrow figure stand below each other.
@@ -107,7 +107,7 @@ def figures(
 
 def captions(plan: Plan) -> dict[str, str]:
     """Return for each figure a sentence about what it shows."""
-    level = words.percent(1 - plan.analysis.alpha)
+    level = phrasing.percent(1 - plan.analysis.alpha)
     several = sum(arm.baseline is not None for arm in plan.arms) > 1 and plan.analysis.correction != "none"
     seeds = f"each seed (small) and the mean with its {level} t-interval"
     over = (
@@ -123,8 +123,8 @@ def captions(plan: Plan) -> dict[str, str]:
         else f"Of every arm {seeds}.",
         "interaction": f"The mean of every cell of the grid with its {level} t-interval. Parallel lines: the effect of "
         "one factor does not depend on the other.",
-        "curves": f"{words.Scale.of(plan.analysis.metric).title} {over}",
-        "loss": f"{words.Scale.of(_loss_of(plan)).title} {over}",
+        "curves": f"{phrasing.Scale.of(plan.analysis.metric).title} {over}",
+        "loss": f"{phrasing.Scale.of(_loss_of(plan)).title} {over}",
         "scaling": f"{'The metric' if plan.analysis.goal == 'min' else 'One less the metric'} over size, both on "
         "logarithmic axes: each seed (small), the mean of their logarithms, and a power law with the "
         f"{level} band that the spread of the seeds allows.",
@@ -142,7 +142,7 @@ def curves(
     baseline behind it.  Means are those of trials that are done.
     """
     metric = metric or plan.analysis.metric
-    scale = words.Scale.of(metric)
+    scale = phrasing.Scale.of(metric)
     ended = frame.loc[frame["status"].isin(["done", "diverged", "failed"]), ["arm", "seed", "status"]]
     seen = history[(history["metric"] == metric) & np.isfinite(history["value"])]
     seen = seen.merge(ended, on=["arm", "seed"])
@@ -239,7 +239,7 @@ def interaction(plan: Plan, summary: pd.DataFrame, width: float = WIDE) -> Figur
     )
     if not full or len(apart) > len(SERIES):
         return None
-    scale, short = words.Scale.of(plan.analysis.metric), short_names(paths)
+    scale, short = phrasing.Scale.of(plan.analysis.metric), short_names(paths)
     with style():
         from matplotlib.figure import Figure
 
@@ -284,7 +284,7 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, width: float = 
     rows = {row["arm"]: row for row in plain(summary)}
     names = [name for name in rows if name in values]
     compared = [name for name in names if rows[name]["difference"] is not None]
-    scale, wide = words.Scale.of(plan.analysis.metric), width >= WIDE
+    scale, wide = phrasing.Scale.of(plan.analysis.metric), width >= WIDE
     labels = wrapped_labels(names, 30 if wide else 20)
     row = max(0.34, 0.14 * max(label.count("\n") + 1 for label in labels.values()) + 0.12)
     with style():
@@ -425,7 +425,7 @@ def _over_training(seen: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 def _curve(
     axes: Axes,
     seen: pd.DataFrame,
-    scale: words.Scale,
+    scale: phrasing.Scale,
     colour: str,
     alpha: float,
     kind: Literal["mean", "band", "seeds"],
@@ -446,14 +446,14 @@ def _curve(
         axes.fill_between(list(means), low, high, where=wide, color=colour, alpha=0.14, linewidth=0)
 
 
-def _broken(axes: Axes, broken: pd.DataFrame, scale: words.Scale, colour: str) -> None:
+def _broken(axes: Axes, broken: pd.DataFrame, scale: phrasing.Scale, colour: str) -> None:
     """Trials that did not end well."""
     for _, seed in broken.groupby("seed"):
         line = seed.sort_values("x")
         axes.plot(line["x"], scale.factor * line["value"], color=colour, linewidth=0.7, linestyle=(0, (3, 2)))
 
 
-def _bounds(panels: Sequence[Axes], seen: pd.DataFrame, scale: words.Scale) -> None:
+def _bounds(panels: Sequence[Axes], seen: pd.DataFrame, scale: phrasing.Scale) -> None:
     """Limits from where arms differ: the curves after the first fifth, and not their bands, which may be wider."""
     late = seen.loc[seen["x"] >= 0.2 * seen["x"].max(), "value"]
     low, high = scale.factor * late.min(), scale.factor * late.max()
@@ -466,7 +466,7 @@ def _bounds(panels: Sequence[Axes], seen: pd.DataFrame, scale: words.Scale) -> N
 
 
 def _label_ends(
-    axes: Axes, seen: pd.DataFrame, names: Sequence[str], scale: words.Scale, colours: Mapping[str, str]
+    axes: Axes, seen: pd.DataFrame, names: Sequence[str], scale: phrasing.Scale, colours: Mapping[str, str]
 ) -> None:
     """Write each arm's name at the end of its curve, moved apart where curves end together."""
     low, high = axes.get_ylim()
@@ -529,13 +529,13 @@ class _Mark:
     fill: str
 
 
-def _difference(y: float, row: words.Row) -> _Mark:
+def _difference(y: float, row: phrasing.Row) -> _Mark:
     colour = {Verdict.BETTER: BETTER, Verdict.WORSE: WORSE}.get(row["verdict"])
     fill, colour = colour or PAPER, colour or GREY
     return _Mark(y, row["difference"], row["difference_low"], row["difference_high"], colour, fill)
 
 
-def _marks(axes: Axes, marks: Sequence[_Mark], scale: words.Scale, points: Sequence[float]) -> None:
+def _marks(axes: Axes, marks: Sequence[_Mark], scale: phrasing.Scale, points: Sequence[float]) -> None:
     """Draw values with their intervals, within limits that hold all values and ``points``.
 
     Intervals count as far as they leave the values room; one that goes on beyond the picture ends in an arrow.

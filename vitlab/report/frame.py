@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.plan.design import text
 from vitlab.plan.values import Plan, Planned, Trial
-from vitlab.result import Result
 from vitlab.spec import Analysis
-from vitlab.store import Store, TrialFolder, write_bytes
+from vitlab.store.folders import Store, TrialFolder, write_bytes
+from vitlab.store.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,13 +8,13 @@ from html import escape
 import pandas as pd
 
 from vitlab.plan.values import Plan
+from vitlab.report import comparison, phrasing
 from vitlab.report import frame as frames
-from vitlab.report import judgement, words
 from vitlab.report.document import of_version, plain
 from vitlab.report.notes import notes
 from vitlab.report.tables import Column, columns, trial_columns
 from vitlab.spec import Analysis
-from vitlab.store import Store
+from vitlab.store.folders import Store
 
 ROWS = 60  #: trials that a notebook shows
 
@@ -31,13 +31,13 @@ class Results(pd.DataFrame):
         if not {*frames.BEFORE, *frames.AFTER} <= set(self.columns):
             return pd.DataFrame(self)._repr_html_()  # type: ignore[operator,no-any-return]
         states = {name: int((self["status"] == name).sum()) for name in frames.STATUSES}
-        said = [f"{words.count(len(self), 'trial')}: {words.states(states)}"]
+        said = [f"{phrasing.count(len(self), 'trial')}: {phrasing.states(states)}"]
         hidden = f"... and {len(self) - ROWS:,} more." if len(self) > ROWS else ""
         return _html(said, trial_columns(plain(self.head(ROWS))), [hidden] if hidden else [])
 
 
 class Compared(pd.DataFrame):
-    """The columns of :func:`vitlab.report.judgement.summary`.  What is cut from it is an ordinary frame."""
+    """The columns of :func:`vitlab.report.comparison.summary`.  What is cut from it is an ordinary frame."""
 
     _metadata = ("analysis", "notes")
     analysis: Analysis
@@ -48,7 +48,7 @@ class Compared(pd.DataFrame):
         """The judgement of a study, with the notes of its report."""
         found = frames.gather(plan, store)
         table = frames.table(plan, found)
-        judged = judgement.summary(table, plan)
+        judged = comparison.summary(table, plan)
         said = notes(plan, [*frames.prerequisites(plan, store), *found], table, plain(judged))
         return cls.of(judged, plan.analysis, (*of_version(plan, store), *said))
 
@@ -66,7 +66,7 @@ class Compared(pd.DataFrame):
     @property
     def answers(self) -> list[str]:
         """One sentence per comparison."""
-        return words.answers(plain(self), self.analysis)
+        return phrasing.answers(plain(self), self.analysis)
 
     def _repr_html_(self) -> str:
         """Answers, the table as the report has it, and notes; every text is escaped."""

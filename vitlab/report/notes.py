@@ -11,7 +11,7 @@ from vitlab.plan.match import overlap
 from vitlab.plan.registration import added, altered, changes, known_before, removed
 from vitlab.plan.tune import edges
 from vitlab.plan.values import Plan
-from vitlab.report import words
+from vitlab.report import phrasing
 from vitlab.report.frame import STATUSES, Found, is_metric, judged, usable
 from vitlab.statistics import simultaneous, smallest_sign_flip_p
 
@@ -24,13 +24,13 @@ NUMERICS = ("torch", "device", "processor", "engine", "threads", "deterministic"
 """What decides the last bits, and should not differ within a comparison."""
 
 
-def notes(plan: Plan, found: Sequence[Found], frame: pd.DataFrame, rows: Sequence[words.Row]) -> list[str]:
+def notes(plan: Plan, found: Sequence[Found], frame: pd.DataFrame, rows: Sequence[phrasing.Row]) -> list[str]:
     """What the reader must know before believing the table; ``found`` holds the prerequisites too."""
     said: list[str] = []
     unfinished = sum(item.status in ("running", "missing") for item in found)
     if unfinished:
         total = {status: sum(item.status == status for item in found) for status in STATUSES}
-        said.append(f"Preliminary: of {words.count(len(found), 'trial')}, {words.states(total)}.")
+        said.append(f"Preliminary: of {phrasing.count(len(found), 'trial')}, {phrasing.states(total)}.")
     said += plan.notes
     said += _some([f"{arm.name}: {arm.note}." for arm in plan.arms if arm.note], "arms of this kind")
     said += _tuned(plan)
@@ -87,7 +87,7 @@ def _not_measured(plan: Plan, frame: pd.DataFrame) -> list[str]:
 
 
 def _left_out(
-    plan: Plan, frame: pd.DataFrame, values: Mapping[str, Mapping[int, float]], rows: Sequence[words.Row]
+    plan: Plan, frame: pd.DataFrame, values: Mapping[str, Mapping[int, float]], rows: Sequence[phrasing.Row]
 ) -> list[str]:
     """Seeds that a comparison goes without, and seeds that are no replicates."""
     said = []
@@ -110,7 +110,7 @@ def _left_out(
         elif dropped := sorted(first ^ second):
             those = f"seed {dropped[0]} has" if len(dropped) == 1 else f"seeds {_listed(dropped)} have"
             said.append(
-                f"Warning: {row['arm']} and {row['baseline']} are compared at {words.count(row['pairs'], 'seed')} "
+                f"Warning: {row['arm']} and {row['baseline']} are compared at {phrasing.count(row['pairs'], 'seed')} "
                 f"only: {those} no value on one side. Where trials diverge or fail, what is left flatters."
             )
     return said
@@ -125,7 +125,7 @@ def _prerequisites(plan: Plan) -> list[str]:
     said = []
     for (arm, role), trials in behind.items():
         distinct = len(set(trials))
-        note = f"{arm}: {words.count(distinct, f'distinct {role}')} behind {words.count(len(trials), 'trial')}"
+        note = f"{arm}: {phrasing.count(distinct, f'distinct {role}')} behind {phrasing.count(len(trials), 'trial')}"
         said.append(note + (f"; what is found holds for {role}s like these alone." if distinct < len(trials) else "."))
     return said
 
@@ -153,13 +153,13 @@ def _mixed(plan: Plan, found: Sequence[Found]) -> list[str]:
     return said
 
 
-def _looks(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
+def _looks(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     """What the first look has left open, and what two of them cost."""
     if plan.looks is None:
         return []
     first, second = len(plan.looks.first), len(plan.looks.second)
     said = [
-        f"Two looks share alpha, at {words.count(first, 'seed')} and at {second}: p values and intervals of "
+        f"Two looks share alpha, at {phrasing.count(first, 'seed')} and at {second}: p values and intervals of "
         "differences hold for both together."
     ]
     compared = [row for row in rows if row["baseline"] is not None]
@@ -191,7 +191,7 @@ def _names(arms: Sequence[str]) -> str:
     return "; ".join(arms) if len(arms) <= SHOWN else f"{len(arms):,} comparisons"
 
 
-def _seeds(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
+def _seeds(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     """What the replicates vary, and what so few of them can show."""
     seeds = sorted({planned.seed for planned in plan.trials})
     if not seeds:
@@ -205,7 +205,7 @@ def _seeds(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
     varied = [stream for stream, values in streams.items() if len(values) > 1]
     first = seeds if plan.looks is None else plan.looks.first
     more = f", and {len(seeds)} of what was left open," if len(seeds) > len(first) else ""
-    said = [f"{words.count(len(first), 'seed')} ({_listed(first)}){more} vary {', '.join(varied) or 'nothing'}."]
+    said = [f"{phrasing.count(len(first), 'seed')} ({_listed(first)}){more} vary {', '.join(varied) or 'nothing'}."]
     if "split" in streams and "split" not in varied:
         said[0] += " The validation split is the same in all: intervals speak of training anew on this split."
     pairs = [row["pairs"] for row in rows if row["test"] == "paired t"]
@@ -213,13 +213,13 @@ def _seeds(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
     level = simultaneous(plan.level, family, plan.analysis.correction)
     if pairs and smallest_sign_flip_p(min(pairs)) > level:
         said.append(
-            f"{words.count(min(pairs), 'pair')} cannot convince an exact sign-flip test (its smallest p is "
+            f"{phrasing.count(min(pairs), 'pair')} cannot convince an exact sign-flip test (its smallest p is "
             f"{smallest_sign_flip_p(min(pairs)):.2g}): p rests on differences between seeds being roughly normal."
         )
     return said
 
 
-def _doubted(plan: Plan, rows: Sequence[words.Row]) -> list[str]:
+def _doubted(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     """Verdicts that a second opinion does not share."""
     said = []
     for row in rows:
@@ -266,7 +266,7 @@ def _exploratory(plan: Plan) -> list[str]:
         )
     results, trials, compared = known_before(plan)
     if results:
-        before = f"{results:,} of {words.count(trials, 'trial')} had results before this plan was registered"
+        before = f"{results:,} of {phrasing.count(trials, 'trial')} had results before this plan was registered"
         said.append(
             f"Exploratory: {before}, those of {_names(compared)} on both sides of the comparison."
             if compared
@@ -281,16 +281,16 @@ def _tuned(plan: Plan) -> list[str]:
         return []
     said = []
     if plan.pending:
-        waiting = words.count(len(plan.pending), "trial")
+        waiting = phrasing.count(len(plan.pending), "trial")
         said.append(f"Preliminary: {waiting} more will be planned once the knobs of their arms are tuned.")
     rivals = [rival for item in plan.tuning for rival in item.rivals]
     knobs = ", ".join(dict.fromkeys(knob for rival in rivals for knob in rival.values))
     whom = "at the base, for all arms" if plan.tuning[0].arm is None else "for each arm by itself"
     cost = sum(rival.wall_s for rival in rivals)
-    trainings = words.count(sum(len(rival.trials) for rival in rivals), "full-length training")
+    trainings = phrasing.count(sum(len(rival.trials) for rival in rivals), "full-length training")
     said.append(
         f"Tuned {whom}, by {plan.tuning[0].select}: {knobs}. It {'takes' if plan.pending else 'took'} {trainings}"
-        + (f" ({words.duration(cost)})" if cost else "")
+        + (f" ({phrasing.duration(cost)})" if cost else "")
         + ", with seeds of their own, which stand in no mean."
     )
     if plan.tuning[0].arm is None:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from vitlab.errors import UserError, nearest
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import folder_of
-from vitlab.report import looks, tables, words
+from vitlab.report import attention_pictures, phrasing, tables
 from vitlab.report.document import document, made_lines, plain, state
 from vitlab.report.verdict import Verdict
 from vitlab.spec import Analysis
-from vitlab.store import Store, read_json, write_bytes
+from vitlab.store.folders import Store, read_json, write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,9 +112,9 @@ def stored(plan: Plan, store: Store, format: str) -> str | bytes | None:
 
 def answers(plan: Plan, frame: pd.DataFrame) -> list[str]:
     """The answers to a study's question, one sentence per comparison, given :func:`vitlab.report.frame.results`."""
-    from vitlab.report.judgement import summary
+    from vitlab.report.comparison import summary
 
-    return words.answers(plain(summary(frame, plan)), plan.analysis)
+    return phrasing.answers(plain(summary(frame, plan)), plan.analysis)
 
 
 def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
@@ -159,12 +159,12 @@ def _svgs(drawn: Mapping[str, tuple[Figure, Figure]]) -> dict[str, tuple[str, st
 
 
 def _make(plan: Plan, store: Store) -> _Made:
-    from vitlab.report import frame, judgement
+    from vitlab.report import comparison, frame
 
     at = state(plan, store)
     found = frame.gather(plan, store)
     results, history = frame.table(plan, found), frame.curves(found)
-    summary = judgement.summary(results, plan)
+    summary = comparison.summary(results, plan)
     return _Made(plan, store, document(plan, store, found, results, summary, at), results, history, summary)
 
 
@@ -327,9 +327,9 @@ def _line(text: str) -> str:
 
 
 LATIN = 0x17F  #: the last character that pdflatex knows by itself
-_TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", words.DASH: "--"}
-_TEX |= {words.MINUS: "$-$", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
-_TEX |= {"\N{SUPERSCRIPT TWO}": "$^2$", "|": r"\textbar{}", words.PLUS_MINUS: r"$\pm$"}
+_TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", phrasing.DASH: "--"}
+_TEX |= {phrasing.MINUS: "$-$", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
+_TEX |= {"\N{SUPERSCRIPT TWO}": "$^2$", "|": r"\textbar{}", phrasing.PLUS_MINUS: r"$\pm$"}
 _TEX |= {char: f"\\{char}" for char in "&%$#_{}"}
 
 
@@ -386,7 +386,7 @@ def _html(made: _Made, svgs: Mapping[str, tuple[str, str]]) -> str:
         doc=made.doc,
         # Of many answers, those that claim something come first, and the rest waits behind them.
         answers=claims if made.doc["overview"] else answers,
-        few=words.FEW,
+        few=phrasing.FEW,
         all_answers=answers if made.doc["overview"] else [],
         arms=_table([column for column in columns if column.rank < SECONDARY], kinds),
         more=_table([column for column in columns if column.rank >= SECONDARY or column is columns[0]]),
@@ -401,7 +401,7 @@ def _html(made: _Made, svgs: Mapping[str, tuple[str, str]]) -> str:
             for name, (wide, narrow) in svgs.items()
         ],
         folded={"arms": f"Picture of all {len(rows)} arms"} if len(rows) > LONG else {},
-        looks=list(looks.pictures(made.doc["explained"], made.store.root)),
+        looks=list(attention_pictures.pictures(made.doc["explained"], made.store.root)),
         trials=_table(tables.trial_columns(made.doc["trials"]), [trial["status"] for trial in made.doc["trials"]]),
         made=made_lines(made.doc),
         judged=f"{analysis.metric} ({analysis.goal}, {analysis.at})",

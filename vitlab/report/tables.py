@@ -1,6 +1,6 @@
 """Tables of a report as text: titles and cells, for every format to lay out.
 
-Like :mod:`vitlab.report.words`, made of plain rows.
+Like :mod:`vitlab.report.phrasing`, made of plain rows.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Any
 
 from vitlab.report.costs import MEASURED, SPEEDS
 from vitlab.report.labels import short_labels
-from vitlab.report.verdict import Verdict
-from vitlab.report.words import (
+from vitlab.report.phrasing import (
     DASH,
     MINUS,
     PLUS_MINUS,
@@ -27,6 +26,7 @@ from vitlab.report.words import (
     undone,
     widths,
 )
+from vitlab.report.verdict import Verdict
 from vitlab.spec import Analysis
 
 

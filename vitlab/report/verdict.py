@@ -41,7 +41,7 @@ def decide(row: Row, analysis: Analysis) -> Verdict | None:
     the missing values.
 
     Args:
-        row: an arm's row of :func:`vitlab.report.judgement.summary`; missing values are None or NaN.
+        row: an arm's row of :func:`vitlab.report.comparison.summary`; missing values are None or NaN.
         analysis: of the study.
     """
     if row["baseline"] is None:

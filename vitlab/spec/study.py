@@ -52,7 +52,7 @@ class Seeds(Frozen):
 
     values: tuple[int, ...] = (0, 1, 2)
     vary: tuple[str, ...] = tuple(stream for stream in STREAMS if stream != "split")
-    escalate_to: int | None = None  #: seeds in all of what these leave open, see :mod:`vitlab.report.second_look`
+    escalate_to: int | None = None  #: seeds in all of what these leave open, see :mod:`vitlab.report.escalation`
 
     @model_validator(mode="before")
     @classmethod

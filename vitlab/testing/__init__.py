@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic.errors import PydanticInvalidForJsonSchema
 
-from vitlab import slots
+from vitlab import registry
 from vitlab.errors import BrokenComponent, OptionError, VitlabError
 from vitlab.geometry import Geometry
 from vitlab.spec import Choice
@@ -52,7 +52,7 @@ def components(slot: str) -> list[str]:
 
     A name that two sources offer comes once for each, as ``source:name``.  Imports no guest.
     """
-    entries = slots.listing(slot)
+    entries = registry.listing(slot)
     offered = Counter(entry.name for entry in entries)
     return [entry.name if offered[entry.name] == 1 else f"{entry.origin.source}:{entry.name}" for entry in entries]
 
@@ -66,11 +66,11 @@ def parametrize_components(*only: str, source: str | None = None) -> MarkDecorat
     """
     import pytest
 
-    wanted = only or (CHECKED if source is None else tuple(slots.ROOMS))
+    wanted = only or (CHECKED if source is None else tuple(registry.ROOMS))
     if source is None:
         found = [(slot, name) for slot in wanted for name in components(slot)]
     else:
-        entries = [entry for slot in wanted for entry in slots.listing(slot) if entry.origin.source == source]
+        entries = [entry for slot in wanted for entry in registry.listing(slot) if entry.origin.source == source]
         found = [(entry.slot, f"{source}:{entry.name}") for entry in entries]
     return pytest.mark.parametrize(("slot", "name"), found)
 
@@ -101,7 +101,7 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
     Raises:
         AssertionError: naming the component, what it did, and what is expected.
     """
-    room, name = slots.slot(slot), Choice.of(choice).type
+    room, name = registry.slot(slot), Choice.of(choice).type
     who = f"{slot} '{name}'"
     with during(f"{who} is looked up", BrokenComponent, VitlabError):
         cls, _ = room.find(name)
@@ -118,14 +118,14 @@ def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
 
 def _check_form(who: str, slot: str, name: str, cls: type) -> None:
     with during(f"the options of {who} are read", BrokenComponent, TypeError, NameError):
-        options = slots.slot(slot).options(cls).model_fields
+        options = registry.slot(slot).options(cls).model_fields
     missing = [option for option, field in options.items() if field.is_required()]
     if slot in CHECKED and slot != "model":
         known = sorted(set(options) & set(Geometry.__dataclass_fields__))
         expect(not known, f"{who} has the option {', '.join(known)}: that is a size of the model and stands in g")
         expect(not missing, f"{who}: option {', '.join(missing)} needs a default, so that the bare name can be used")
     if not missing:
-        _check_json(who, slots.slot(slot), name)
+        _check_json(who, registry.slot(slot), name)
     expect(bool((cls.__doc__ or "").strip()), f"{who} needs a docstring: its first line is what vitlab list prints")
     expect(not (cls.__doc__ or "").startswith("\n"), f"{who}: the docstring begins with one sentence, not a new line")
     if slot in ("position", "attention") and name.rpartition(":")[2] != "none":
@@ -135,7 +135,7 @@ def _check_form(who: str, slot: str, name: str, cls: type) -> None:
         expect(pickle.loads(pickle.dumps(cls)) is cls, f"{who} must be found again under its module and name")
 
 
-def _check_json(who: str, room: slots.Slot[Any], name: str) -> None:
+def _check_json(who: str, room: registry.Slot[Any], name: str) -> None:
     """A trial is written as JSON and read again by its worker."""
     with during(f"{who} with its default options", OptionError):
         plain = room.resolve(name).plain()
@@ -147,9 +147,9 @@ def _check_json(who: str, room: slots.Slot[Any], name: str) -> None:
         room.options(room.find(name)[0]).model_json_schema()
 
 
-def _check_tracker(who: str, room: slots.Slot[Any], name: str, cls: type) -> None:
+def _check_tracker(who: str, room: registry.Slot[Any], name: str, cls: type) -> None:
     from vitlab.trackers import Replay
-    from vitlab.trackers.rehearsal import rehearse
+    from vitlab.trackers.contract_test import rehearse
 
     if not issubclass(cls, Replay):
         return  # only its author knows where its points are

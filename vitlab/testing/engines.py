@@ -14,7 +14,7 @@ from torch.func import stack_module_state, vmap
 from vitlab import noise
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo
-from vitlab.slots import Resolved, slot
+from vitlab.registry import Resolved, slot
 from vitlab.testing.expect import during, expect
 from vitlab.training.loop import views_of
 

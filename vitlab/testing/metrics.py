@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo
-from vitlab.slots import Resolved, slot
+from vitlab.registry import Resolved, slot
 from vitlab.testing.expect import during, expect
 
 N, K = 40, 7

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitlab.geometry import DataInfo
-from vitlab.slots import Resolved, slot
+from vitlab.registry import Resolved, slot
 from vitlab.testing.expect import during, expect
 
 B = 3

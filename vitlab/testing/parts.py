@@ -17,7 +17,7 @@ from vitlab import noise
 from vitlab.components.base import name_draws
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import Geometry
-from vitlab.slots import Resolved, slot
+from vitlab.registry import Resolved, slot
 from vitlab.testing.engines import check_engines
 from vitlab.testing.expect import during, expect
 from vitlab.testing.gradients import check_gradient

@@ -1,7 +1,7 @@
 """Trackers: where trials are shown while they run and afterwards.  The truth stays in the trial folders."""
 
 from vitlab.trackers.address import public as public
-from vitlab.trackers.aside import Aside as Aside
+from vitlab.trackers.background import Aside as Aside
 from vitlab.trackers.base import Tracker as Tracker
 from vitlab.trackers.base import Untracked as Untracked
 from vitlab.trackers.base import tracker as tracker
@@ -10,4 +10,4 @@ from vitlab.trackers.replay import End as End
 from vitlab.trackers.replay import Mark as Mark
 from vitlab.trackers.replay import News as News
 from vitlab.trackers.replay import Replay as Replay
-from vitlab.trackers.shown import Shown as Shown
+from vitlab.trackers.tracked_trials import Shown as Shown

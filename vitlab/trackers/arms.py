@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.plan.values import Arm, Plan
-from vitlab.store import Store, read_json
+from vitlab.store.folders import Store, read_json
 from vitlab.trackers import dashboard, records, service
 from vitlab.trackers.address import Address
 from vitlab.trackers.description import NOTE
-from vitlab.trackers.shown import Shown
+from vitlab.trackers.tracked_trials import Shown
 
 FINISHED = "FINISHED"
 OWN = ("mean", "sd", "low", "high", "n")

@@ -33,9 +33,9 @@ from typing import ClassVar
 
 from vitlab.errors import UserError
 from vitlab.plan.values import Plan
-from vitlab.slots import Slot
+from vitlab.registry import Slot
 from vitlab.spec import RunSpec
-from vitlab.store import Store
+from vitlab.store.folders import Store
 from vitlab.trackers.address import public
 from vitlab.trackers.service import Held, lock
 

@@ -20,14 +20,14 @@ from pydantic import Field
 from vitlab.errors import UserError
 from vitlab.plan.values import Plan
 from vitlab.spec import RunSpec
-from vitlab.store import Store
+from vitlab.store.folders import Store
 from vitlab.trackers import arms, dashboard, description, records, service
 from vitlab.trackers.address import comparison_link, locate, public
 from vitlab.trackers.base import Tracker, tracker
+from vitlab.trackers.cursor import Offsets
 from vitlab.trackers.models import Models, chosen
-from vitlab.trackers.offsets import Offsets
-from vitlab.trackers.shown import TUNING, shown
 from vitlab.trackers.source import source_tags
+from vitlab.trackers.tracked_trials import TUNING, shown
 from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, TrialRuns
 
 log = logging.getLogger(__name__)

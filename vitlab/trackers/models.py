@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.result import Result
 from vitlab.spec import Analysis
-from vitlab.store import TrialFolder
+from vitlab.store.folders import TrialFolder
+from vitlab.store.result import Result
 from vitlab.trackers import records
-from vitlab.trackers.shown import Shown
+from vitlab.trackers.tracked_trials import Shown
 
 READY = "READY"
 KIND, MODEL, SUPERSEDED = "vitlab.kind", "model", "superseded"

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitlab.plan.design import text
 from vitlab.plan.values import Plan, Planned, Trial
-from vitlab.result import Result
 from vitlab.spec import Analysis
-from vitlab.store import Event
+from vitlab.store.folders import Event
+from vitlab.store.result import Result
 from vitlab.trackers.dashboard import LOADED, ORDER
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter
 
-from vitlab.result import Result
-from vitlab.store import Event, TrialFolder, read_json, write_json
+from vitlab.store.folders import Event, TrialFolder, read_json, write_json
+from vitlab.store.result import Result
 from vitlab.trackers.base import Tracker
-from vitlab.trackers.shown import Shown, began_at, shown, size_of
+from vitlab.trackers.tracked_trials import Shown, began_at, shown, size_of
 
 Mark: TypeAlias = Any
 """Says how far a place has come with a trial, such as the name and the length of a file.  Any JSON value but null."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from vitlab.errors import UserError, VitlabError, nearest
 from vitlab.trackers import dashboard, service
 from vitlab.trackers.address import artifact_folder, comparison_link, database_file, embedded
-from vitlab.trackers.offsets import Offsets
+from vitlab.trackers.cursor import Offsets
 
 START_S = 120.0  #: how long a server may take until it answers
 STOP_S = 10.0  #: between asking it to end and ending it

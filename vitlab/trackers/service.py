@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from vitlab.store import Busy, hold, set_aside, temporary
+from vitlab.store.folders import Busy, hold, set_aside, temporary
 from vitlab.trackers.address import Address
 
 log = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.plan.values import Plan
-from vitlab.result import Failure, Result
-from vitlab.store import Event, Store, TrialFolder, read_stored
+from vitlab.store.folders import Event, Store, TrialFolder, read_stored
+from vitlab.store.result import Failure, Result
 from vitlab.trackers import images, records, service
-from vitlab.trackers.offsets import Delivered, Offsets
+from vitlab.trackers.cursor import Delivered, Offsets
 from vitlab.trackers.records import Point
-from vitlab.trackers.shown import TUNING, Shown, began_at, identity_of, size_of
+from vitlab.trackers.tracked_trials import TUNING, Shown, began_at, identity_of, size_of
 
 FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
 RESULT = "result"

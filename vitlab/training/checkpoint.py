@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import VitlabError
-from vitlab.store import write_bytes
+from vitlab.store.folders import write_bytes
 
 FILE = "last.safetensors"
 _JSON = "vitlab"

@@ -31,7 +31,7 @@ from torch.func import vmap
 from vitlab import noise
 from vitlab.components.base import Part
 from vitlab.models.contract import Model
-from vitlab.result import Measurement
+from vitlab.store.result import Measurement
 from vitlab.training.loop import (
     WORTH_S,
     Diverged,
@@ -47,8 +47,8 @@ from vitlab.training.loop import (
 )
 from vitlab.training.losses import Value
 from vitlab.training.metrics import Tally
+from vitlab.training.microbatch import Weighed
 from vitlab.training.optim import Joint
-from vitlab.training.parts import Weighed
 
 Rows = dict[str, Tensor]
 """Tensors of a model by name, each with the members in front."""

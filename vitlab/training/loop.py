@@ -25,19 +25,19 @@ from vitlab.data.prepare import Batch, Feed
 from vitlab.geometry import Task
 from vitlab.models.contract import Model
 from vitlab.plan.key import AVERAGING, MIXING
-from vitlab.result import Measurement
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.spec import TrainSpec
+from vitlab.store.result import Measurement
 from vitlab.training.losses import Loss, Value
 from vitlab.training.metrics import Columns, Metric, Tally, mean, metrics_of
+from vitlab.training.microbatch import Weighed, Whole
 from vitlab.training.optim import Optimizer, Schedule, decay_groups, layer_groups, set_rate
-from vitlab.training.parts import Weighed, Whole
 
 if TYPE_CHECKING:
     # Not imported here, but by name where it is asked for, so that it is no part of the code of trials that do without.
     from vitlab.training.distillation import Distillation
     from vitlab.training.ema import Average
-    from vitlab.training.mix import Mixing
+    from vitlab.training.mixup import Mixing
 
 EVALUATION_BATCH = 512
 """Images of an evaluation batch, whatever the training uses, so that metrics do not depend on the size it uses."""

@@ -2,7 +2,7 @@
 
 B batch, K classes, M decisions; ``...`` none for classification, pixel rows and columns for segmentation.
 
-Where images are mixed (:mod:`vitlab.training.mix`) the target is not a class but the share of each, (B, K).
+Where images are mixed (:mod:`vitlab.training.mixup`) the target is not a class but the share of each, (B, K).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from vitlab.data.pixels import IGNORED
-from vitlab.slots import Slot
+from vitlab.registry import Slot
 
 Smoothing = Annotated[float, Field(ge=0, lt=1)]
 Reads = Literal["logits", "probabilities"]

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo, Task
-from vitlab.slots import BUILT_IN, Resolved, Slot
+from vitlab.registry import BUILT_IN, Resolved, Slot
 from vitlab.spec import Choice
 from vitlab.spec.check import Goal
 from vitlab.training.losses import flat

@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from vitlab.slots import Slot
+from vitlab.registry import Slot
 
 Group = dict[str, Any]
 """A group of parameters in the form torch's optimizers take: ``params``, named, ``weight_decay``, and ``lr_scale``

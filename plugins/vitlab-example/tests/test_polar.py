@@ -8,7 +8,7 @@ pytest.importorskip("vitlab_example", reason="pip install -e plugins/vitlab-exam
 import torch
 
 from vitlab.geometry import Geometry
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.testing import check_component
 
 

@@ -18,10 +18,10 @@ from vitlab import lab
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT, model
 from vitlab.models.cost import macs
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.spec.trial import InitFrom
 from vitlab.testing import check_component
-from vitlab.training.start import start_from
+from vitlab.weights.transfer import start_from
 
 STUDY = Path(__file__).parents[1] / "study.yaml"
 NAMES = ("linear", "performer", "neighborhood")

@@ -21,7 +21,7 @@ from vitlab_medmnist import SETS
 from vitlab import lab
 from vitlab.data.prepare import data_info, prepare
 from vitlab.errors import DataError, SpecError
-from vitlab.slots import slot
+from vitlab.registry import slot
 from vitlab.testing import check_component
 
 STUDY = Path(__file__).parents[1] / "study.yaml"

@@ -30,11 +30,11 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from vitlab import cli, lab
 from vitlab.errors import SpecError
 from vitlab.plan.values import Plan
-from vitlab.slots import slot
+from vitlab.registry import slot
+from vitlab.runner.run import Settings, run_trial
 from vitlab.spec import RunSpec
-from vitlab.store import Store, TrialFolder
+from vitlab.store.folders import Store, TrialFolder
 from vitlab.testing import check_component
-from vitlab.trial import Settings, run_trial
 
 PLUGIN = Path(__file__).parents[1]
 NAMES = [f"{arm}/s{seed}" for arm in ("baseline", "position=none") for seed in (0, 1)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from vitlab.components.base import Part
 from vitlab.components.position.resampling import Resampling
 from vitlab.geometry import Geometry
-from vitlab.slots import Slot
+from vitlab.registry import Slot
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines, each (T, K/2), or (H, T, K/2) where heads differ; pairs are channels 2i and 2i + 1."""

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.slots import Slot
+from vitlab.registry import Slot
 
 Side = int | Tensor
 """Rows or columns of all images, or of each, (B, 1)."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitlab.data.datasets.pictures import Pictures
 from vitlab.data.options import DataOptions
 from vitlab.geometry import DataInfo
-from vitlab.slots import Slot
+from vitlab.registry import Slot
 
 Split = Literal["train", "test"]
 """The official splits; validation is split off ``train`` by the room, or by the authors: see `Dataset.held_out`."""

@@ -18,7 +18,7 @@ from vitlab.data.datasets.unpickle import read_arrays
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
-from vitlab.slots import Unhashed
+from vitlab.registry import Unhashed
 
 NAMES_100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle

@@ -20,7 +20,7 @@ from vitlab.data.datasets.pictures import Decoded, Fit, Pictures, check_memory
 from vitlab.data.options import Size
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo, Pair
-from vitlab.slots import Unhashed
+from vitlab.registry import Unhashed
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 TEST_FOLDERS = ("test", "val")

@@ -18,7 +18,7 @@ from vitlab.data.datasets.base import Dataset, Images, Split, dataset
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
-from vitlab.slots import Unhashed
+from vitlab.registry import Unhashed
 
 NAMES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),

@@ -25,7 +25,7 @@ Fit = Literal["crop", "squash"]
 """``crop`` resizes until both sides are covered and cuts out the middle, ``squash`` ignores proportions."""
 
 Decoded = Literal["auto", "memory", "disk", "never"]
-"""Where decoded pictures are kept; see :func:`vitlab.data.stored.place`.  No number of a trial depends on it."""
+"""Where decoded pictures are kept; see :func:`vitlab.data.image_cache.place`.  No number of a trial depends on it."""
 
 Interpolation = Literal["bilinear", "bicubic"]
 

@@ -21,7 +21,7 @@ from vitlab.data.pixels import VOID
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo, Pair
-from vitlab.slots import Unhashed
+from vitlab.registry import Unhashed
 
 
 class Item(NamedTuple):

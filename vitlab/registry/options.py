@@ -1,0 +1,132 @@
+"""Options: the keyword-only parameters of a component's constructor, as a pydantic model, and their mistakes."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, create_model
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from vitlab.errors import BrokenComponent, OptionError, nearest
+from vitlab.registry.slot_modules import slot
+from vitlab.spec.choice import Frozen
+from vitlab.spec.collect import Fault
+from vitlab.spec.sentences import details, fault
+
+if TYPE_CHECKING:
+    from vitlab.registry.resolved import Resolved
+
+SLOT_MARK = "x-slot"
+"""Stands in the JSON Schema of an option that is a choice from a slot."""
+
+FAULTS = "faults"  #: the kind of pydantic's error inside which the mistakes of a nested choice travel
+
+
+class Pick:
+    """Marks an option that is a choice from a slot: ``position: Annotated[Choice | str, Pick("position")]``."""
+
+    def __init__(self, slot: str) -> None:
+        self.slot = slot
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def validate(value: Any) -> Resolved:
+            try:
+                return slot(self.slot).resolve(value)
+            except OptionError as error:
+                # One validator can raise one error; the faults travel inside it and are unpacked by faults_of.
+                raise PydanticCustomError(FAULTS, "{text}", {"text": str(error), FAULTS: error.faults}) from None
+
+        return core_schema.no_info_plain_validator_function(
+            validate, serialization=core_schema.plain_serializer_function_ser_schema(lambda choice: choice.plain())
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        # Not a $ref: pydantic follows those.  vitlab.registry.json_schema puts one in its place.
+        return {SLOT_MARK: self.slot}
+
+
+class Unhashed:
+    """Marks an option that cannot change a number a trial computes (a path, a cadence): kept out of the trial's key.
+
+    ``root: Annotated[str | None, Unhashed()] = None``
+    """
+
+
+class Options(Frozen):
+    """What options are where every component of a slot shares none."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+
+def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
+    """A pydantic model of the keyword-only parameters of ``component``'s constructor.
+
+    Raises:
+        BrokenComponent: for parameters that cannot be options, saying which and why.
+    """
+    constructor: Callable[..., None] = component.__init__  # type: ignore[misc]
+    try:
+        hints = typing.get_type_hints(constructor, include_extras=True)
+    except Exception as error:  # whatever a guest wrote there, such as a name imported for type checkers alone
+        raise BrokenComponent(f"{component.__qualname__}: its annotations cannot be read: {error!r}") from error
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD and constructor is not object.__init__:
+            raise BrokenComponent(f"{component.__qualname__}: an option must be named, **{name} is not one")
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            continue
+        if name.startswith("_") or name == "type":
+            raise BrokenComponent(f"{component.__qualname__}: no option can be called '{name}'")
+        if name not in hints:
+            raise BrokenComponent(f"{component.__qualname__}: option '{name}' needs an annotation")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[name] = (hints[name], default)
+    model = create_model(component.__name__, __base__=(base,), **fields)
+    model.model_config["validate_default"] = True
+    model.model_rebuild(force=True)
+    return model
+
+
+def clashing_defaults(model: type[BaseModel]) -> dict[str, str]:
+    """The defaults that are choices, where their names alone would not do."""
+    found = {}
+    for name, info in model.model_fields.items():
+        for mark in info.metadata:
+            if isinstance(mark, Pick) and isinstance(info.default, str):
+                called = slot(mark.slot).own(info.default)
+                if called != info.default:
+                    found[name] = called
+    return found
+
+
+def is_choice(info: FieldInfo) -> bool:
+    """Return whether an option is a choice from a slot, or a list of them."""
+    return any(isinstance(mark, Pick) for mark in info.metadata) or _picks(info.annotation)
+
+
+def _picks(annotation: Any) -> bool:
+    inside = typing.get_args(annotation)
+    return any(isinstance(part, Pick) or _picks(part) for part in inside)
+
+
+def faults_of(error: ValidationError, who: str, model: type[BaseModel]) -> list[Fault]:
+    """Return every mistake in the options of ``who``, those of nested choices included, each with its path inside."""
+    faults: list[Fault] = []
+    for detail in details(error):
+        one = fault(detail, model.model_fields)
+        if detail["type"] == FAULTS:
+            inside = detail["ctx"][FAULTS]
+            faults += [Fault((*one.path, *inner), sentence, FAULTS, within=one.path) for inner, sentence in inside]
+        elif detail["type"] == "extra_forbidden" and len(one.path) == 1:
+            names, name = list(model.model_fields), str(one.path[-1])
+            options = f"Options: {', '.join(names)}." if names else "It has no options."
+            faults.append(replace(one, message=f"{who} has no option '{name}'.{nearest(name, names)} {options}"))
+        else:
+            faults.append(replace(one, message=f"{who}: {one.message}"))
+    return faults

@@ -1,0 +1,68 @@
+"""Resolved: a choice whose component was found and whose options are complete and valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from vitlab.registry.options import Unhashed
+from vitlab.registry.slot_modules import BUILT_IN, Origin, slot
+from vitlab.spec.choice import Choice
+
+
+@dataclass(frozen=True)
+class Resolved(Choice):
+    """A choice whose component was found and whose options are complete and valid."""
+
+    slot: str = field(kw_only=True)
+    component: type = field(kw_only=True, compare=False)
+    origin: Origin = field(kw_only=True)
+
+    def parts(self) -> Iterator[Resolved]:
+        """This choice and every choice inside its options."""
+        yield self
+        yield from _choices_in(self.options)
+
+    def hashed(self) -> dict[str, Any]:
+        """As :meth:`plain`, without the options marked :class:`Unhashed`; what is built in goes by its bare name."""
+        fields = slot(self.slot).options(self.component).model_fields
+        kept = {name: value for name, value in self.options.items() if not _unhashed(fields[name].metadata)}
+        return {
+            "type": self.type.removeprefix(f"{BUILT_IN}:"),
+            **{name: _hashed(value) for name, value in kept.items()},
+        }
+
+
+def _choices_in(value: Any) -> Iterator[Resolved]:
+    if isinstance(value, Resolved):
+        yield from value.parts()
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _choices_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _choices_in(item)
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from _choices_in(getattr(value, name))
+
+
+def _unhashed(metadata: list[Any]) -> bool:
+    return any(isinstance(mark, Unhashed) or mark is Unhashed for mark in metadata)
+
+
+def _hashed(value: Any) -> Any:
+    if isinstance(value, Resolved):
+        return value.hashed()
+    if isinstance(value, Choice):
+        return value.plain()
+    if isinstance(value, BaseModel):
+        return {name: _hashed(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, Mapping):
+        return {name: _hashed(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hashed(item) for item in value]
+    return value

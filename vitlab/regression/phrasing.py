@@ -1,0 +1,159 @@
+"""What the gate says, in the forms that people and machines read: Markdown, JSON, JUnit, GitHub's annotations."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+from xml.etree import ElementTree
+
+from vitlab.regression.decide import MOST, Cell
+from vitlab.regression.gate import LIKELY, Checked, Outlook
+
+
+def markdown(checked: Checked) -> str:
+    """The verdict, what differs, and a table of cells."""
+    lines = [f"## {checked.study}: {checked.verdict}", ""]
+    told = [finding for finding in checked.findings if finding.verdict != "pass" or finding.sentence]
+    # Those that JUnit counts.
+    verdicts = [*(finding.verdict for finding in checked.findings), *(cell.verdict for cell in checked.cells)]
+    if verdicts:
+        lines += [f"{verdicts.count('pass')} of {len(verdicts)} checks pass.", ""]
+    for item in told:
+        whom = f"{item.arm}: " if item.arm else ""
+        lines.append(f"- **{item.verdict}** {_plain(f'{whom}{item.check}: {item.sentence}')}")
+    lines += [""] * bool(told)
+    if checked.cells:
+        lines += [
+            "| arm | metric | verdict | baseline | candidate | drop | at most | margin | p (Holm) | seeds | why |",
+            "|---|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
+            *(_row(cell) for cell in checked.cells),
+            "",
+        ]
+    lines += [f"- {_plain(note)}." for note in checked.notes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def as_json(checked: Checked) -> str:
+    """All that was found; numbers that there are not are null."""
+    return json.dumps(_finite(asdict(checked)), indent=1)
+
+
+def junit(checked: Checked) -> str:
+    """JUnit XML: a test case for each check of an arm and each cell; inconclusive is skipped."""
+    cases = [(item.arm or "plan", item.check, item.verdict, item.sentence) for item in checked.findings]
+    cases += [(cell.arm, _metric(cell), cell.verdict, _sentence(cell)) for cell in checked.cells]
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"vitlab check {checked.study}",
+        tests=str(len(cases)),
+        failures=str(sum(verdict == "regressed" for _, _, verdict, _ in cases)),
+        errors="0",
+        skipped=str(sum(verdict == "inconclusive" for _, _, verdict, _ in cases)),
+    )
+    for arm, name, verdict, sentence in cases:
+        case = ElementTree.SubElement(suite, "testcase", classname=_xml(arm), name=_xml(name))
+        if verdict == "regressed":
+            ElementTree.SubElement(case, "failure", message=_xml(sentence))
+        elif verdict == "inconclusive":
+            ElementTree.SubElement(case, "skipped", message=_xml(sentence))
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def github(checked: Checked, file: str) -> list[str]:
+    """Commands by which GitHub Actions shows what did not pass, at the study's file."""
+    found = [(item.verdict, f"{item.arm or 'plan'}: {item.check}", item.sentence) for item in checked.findings]
+    found += [(cell.verdict, f"{cell.arm}: {_metric(cell)}", _sentence(cell)) for cell in checked.cells]
+    level = {"regressed": "error", "inconclusive": "warning"}
+    return [
+        f"::{level[verdict]} file={_property(file)},title={_property(title)}::{_data(sentence)}"
+        for verdict, title, sentence in found
+        if verdict != "pass"
+    ]
+
+
+def prospects(cells: Sequence[Outlook]) -> str:
+    """What an unchanged model may hope for, with a warning below the table where that is little."""
+    lines = [
+        "| arm | metric | seeds | sd | margin | passes | seeds for 80 % |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for cell in cells:
+        needs = f"over {MOST}" if cell.needs is None else str(cell.needs)
+        numbers = (_number(cell.sd), _number(cell.margin), f"{100 * cell.chance:.0f} %", needs)
+        lines.append(f"| {_plain(cell.arm)} | {_metric(cell)} | {cell.n} | {' | '.join(numbers)} |")
+    chance = math.prod(cell.chance for cell in cells)
+    lines += [
+        "",
+        "A model that computes the same, bit for bit, passes. "
+        f"One of which nothing but the rounding has changed passes with probability {100 * chance:.0f} %, "
+        "or more where cells rise and fall together.",
+    ]
+    if chance < LIKELY:
+        lines.append(
+            f"Warning: that is below {100 * LIKELY:.0f} %; more seeds, or a wider margin (check.margin_sd), raise it."
+        )
+    return "\n".join(lines) + "\n"
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _row(cell: Cell) -> str:
+    numbers = (cell.old, cell.new, cell.drop, cell.worst, cell.margin, cell.p_corrected)
+    columns = [cell.arm, _metric(cell), cell.verdict, *map(_number, numbers), str(cell.n), _why(cell)]
+    return f"| {' | '.join(map(_plain, columns))} |"
+
+
+def _metric(cell: Cell | Outlook) -> str:
+    return cell.metric if cell.against == "baseline" else f"{cell.metric} since the {cell.against}"
+
+
+def _why(cell: Cell) -> str:
+    said = [cell.reason]
+    if cell.verdict == "inconclusive" and math.isfinite(cell.detectable):
+        said.append(f"finds a drop of {_number(cell.detectable)} with 80 % power")
+        wanted = f"more than {MOST}" if cell.needs is None else str(cell.needs)
+        said.append(f"unchanged, it would need {wanted} seeds to pass")
+    return "; ".join(said)
+
+
+def _sentence(cell: Cell) -> str:
+    if not math.isfinite(cell.drop):
+        return _why(cell)
+    return f"{_number(cell.old)} -> {_number(cell.new)} over {cell.n} seeds; {_why(cell)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else ""
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it stands, in a table too."""
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
+    return re.sub(r"([\\|*`])", r"\\\1", text)
+
+
+def _xml(text: str) -> str:
+    """Text without the characters that XML has no way to write."""
+    return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,229 @@
+"""What studies that have been run hold: their plans, results, judgements, predictions and trained models."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitlab.errors import UserError, nearest
+from vitlab.plan.values import Plan
+from vitlab.plan.versions import EARLIER, content_of, differences, find, name_of, versions
+from vitlab.plan.written import read_plan
+from vitlab.spec import read_document
+from vitlab.store.folders import Store, TrialFolder, read_stored
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from vitlab.report.notebook import Compared, Results
+
+OUT = Path("vitlab-runs")
+"""Where everything is written unless told otherwise."""
+PREDICTIONS = {
+    "split": ("string", "val or test"),
+    "id": ("int64", "index of the image in the official split"),
+    "label": ("int64", "its class; not of dense labels"),
+    "prediction": ("int64", "the most probable class; not of dense labels"),
+    "probability": ("float32", "probability of that class; not of dense labels"),
+    "pixel_accuracy": ("float32", "share of correct pixels; of dense labels only"),
+    "loss": ("float32", "the loss of this image"),
+    "arm": ("string", "the arm"),
+    "seed": ("int64", "the replicate"),
+}
+"""Columns of :func:`predictions`, with their types and meanings."""
+
+
+def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str, Any] = {}) -> tuple[Plan, Store]:
+    """Return the plan of a study that has been run, and the store of its trials.
+
+    Args:
+        path: a study file stands for the version of the study that it is; a name or a folder for the latest version,
+            and ``NAME@VERSION`` for an earlier one.
+        out: the output folder.
+        changes: applied to a study file, as for :func:`vitlab.run`.
+
+    Raises:
+        UserError: if it has not been run in ``out``, or its plan cannot be read.
+    """
+    path = study_path(path)
+    if path.is_dir():
+        folder = path.resolve()
+        study = folder.parent.parent if folder.parent.name == EARLIER else folder
+    else:
+        file = path if path.exists() or path.suffix in (".yaml", ".yml") else None
+        name, _, version = (str(path), "", "") if file is not None else str(path).partition("@")
+        study = folder = Store(Path(out).resolve()).study(name if file is None else _name(file))
+        if file is not None:
+            folder = _version_of(file, changes, study)
+        elif version:
+            folder = find(study, version).folder
+    plan = read_plan(folder / "plan.json")
+    if plan is None:
+        known = sorted(item.parent.name for item in Path(out).glob("studies/*/plan.json"))
+        studies = f" Studies there: {', '.join(known)}.{nearest(study.name, known)}" if known else ""
+        raise UserError(f"study '{study.name}' has not been run in {out}; 'vitlab run' runs it.{studies}")
+    if folder != study:
+        plan = replace(plan, version=folder.name)
+    return plan, Store(study.parent.parent)
+
+
+def results(path: str | Path, *, out: str | Path = OUT) -> Results:
+    """The results of a study as a frame, one row per trial, whatever became of it.
+
+    Columns: ``study, arm, baseline, seed, trial, code, status, failure_kind, failure``, one per varied path,
+    ``val/...``, ``test/...`` and ``train/...``, and ``params, macs, steps, images, wall_s, ended, engine, threads,
+    device, origins``.  Types and meanings stand in ``BEFORE`` and ``AFTER`` of :mod:`vitlab.report.frame`.  In a
+    notebook the frame shows what a reader looks up about each trial.
+
+    Raises:
+        UserError: if the study has not been run in ``out``.
+    """
+    from vitlab.report import frame
+    from vitlab.report.notebook import Results
+
+    return Results(frame.results(*open_study(path, out=out)))
+
+
+def compare(first: str | Path, second: str | Path | None = None, *, out: str | Path = OUT) -> Compared:
+    """The judgement of a study as a frame, one row per arm, or that of two studies.
+
+    Of two studies, every arm of ``second`` is compared with its namesake in ``first``.  The columns are those of
+    ``MEANINGS`` in :mod:`vitlab.report.comparison`, whatever the study.  In a notebook the frame shows the answers
+    first; ``.answers`` holds them as text, and ``.notes`` what the reader must know before believing them.
+
+    Raises:
+        UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.
+    """
+    from vitlab.report.between import between
+    from vitlab.report.notebook import Compared
+
+    plan, store = open_study(first, out=out)
+    if second is None:
+        return Compared.of_study(plan, store)
+    found = between((plan, store), open_study(second, out=out))
+    return Compared.of(found.summary, found.plan.analysis, found.notes)
+
+
+def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
+    """Return the curves of a study as a frame in long form: one row per trial, step and metric.
+
+    Columns: ``trial, arm, seed, step, epoch, metric, value, time``, see ``HISTORY`` in :mod:`vitlab.report.frame`.
+    Trials that are still training have the measurements made so far.  The mean validation accuracy of every arm::
+
+        curves = vitlab.history("ablation.yaml").query("metric == 'val/accuracy'")
+        curves.groupby(["arm", "step"])["value"].mean().unstack("arm").plot()
+
+    Raises:
+        UserError: if the study has not been run in ``out``.
+    """
+    from vitlab.report import frame
+
+    return frame.history(*open_study(path, out=out))
+
+
+def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
+    """Return the predictions of every finished trial of a study, one row per image and split.
+
+    Columns are those of ``PREDICTIONS`` in :mod:`vitlab.report.api`.
+
+    Raises:
+        UserError: if the study has not been run in ``out``.
+    """
+    import pandas as pd
+
+    plan, store = open_study(path, out=out)
+    frames = []
+    for planned in plan.trials:
+        folder = store.trial(planned.trial.key, planned.trial.code)
+        frame = read_stored(folder.predictions, pd.read_parquet)
+        if frame is not None:
+            frames.append(frame.assign(arm=planned.arm, seed=planned.seed))
+    if not frames:
+        return pd.DataFrame()
+    return pd.concat(frames, ignore_index=True).astype({"split": "string", "arm": "string"})
+
+
+def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | Path = OUT) -> Any:
+    """A trained model and the transform that turns images into what it reads: ``model, transform = vitlab.load(...)``.
+
+    Args:
+        path: of a study, or a folder that MLflow gave back for a model stored there.
+        arm: of the study.
+        seed: of the study.
+        out: the output folder, where ``path`` is a study's file.
+
+    Raises:
+        UserError: if there is no such trial, or it kept no weights.
+    """
+    from vitlab.runner.models import load_model
+
+    folder = TrialFolder(study_path(path))
+    if folder.weights.is_file() and folder.spec.is_file():
+        return load_model(folder)
+    plan, store = open_study(path, out=out)
+    trial = plan.find(arm, seed)
+    return load_model(store.trial(trial.key, trial.code))
+
+
+def logs_command(plan: Plan, store: Store) -> str:
+    """Return the command that prints what the first failed trial of a plan wrote."""
+    root = store.root.relative_to(Path.cwd()) if store.root.is_relative_to(Path.cwd()) else store.root
+    where = [] if root == OUT else ["--out", str(root)]
+    for planned in (*plan.trials, *(item for tuning in plan.tuning for item in tuning.trials)):
+        if store.trial(planned.trial.key, planned.trial.code).failure() is not None:
+            own = planned in plan.trials
+            named = [plan.study, "--arm", planned.arm, "--seed", str(planned.seed)] if own else [planned.trial.key[:16]]
+            return shlex.join(["vitlab", "logs", *named, *where])
+    return shlex.join(["vitlab", "status", plan.study, *where])
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def study_path(path: str | Path) -> Path:
+    """Return ``path`` as a path.
+
+    Raises:
+        UserError: if it is no path, such as the content of a study.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(
+            f"a study is named by the path of its file or folder; found a {type(path).__name__}. "
+            "Write its content to a file first, with yaml.safe_dump."
+        )
+    return Path(path)
+
+
+def _version_of(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
+    """Return the folder of the version that a file is, with changes applied.
+
+    Raises:
+        UserError: if other versions of the study have been run, but not this one.
+    """
+    known = versions(study)
+    if all(version.content is None for version in known):  # nothing says of which version the results are
+        return study
+    wanted = content_of(file, changes)
+    found = [version.folder for version in known if version.name == name_of(wanted)]
+    if found:
+        return found[0]
+    name, given = study.name, f" with {known[0].given}" if known[0].given else ""
+    latest = known[0].content
+    differ = "" if latest is None else f": {differences(wanted, latest)}"
+    raise UserError(
+        f"{file}: this version of study '{name}' has not been run. The latest one that has been, {name}@"
+        f"{known[0].name[:8]} ({known[0].when}{given}), differs from it{differ}. "
+        f"'vitlab run {file}' runs the file; the name '{name}' in place of the file stands for the latest run, "
+        "'vitlab studies' lists all versions."
+    )
+
+
+def _name(file: Path) -> str:
+    name = read_document(file).data.get("study")
+    if not isinstance(name, str):
+        raise UserError(f"{file} names no study; it begins with 'study: NAME'")
+    return name

@@ -1,0 +1,241 @@
+"""One worker's work on a trial: from its spec to its first step, and from its last to what it leaves behind."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+
+from vitlab.data.prepare import Feed, prepare
+from vitlab.errors import DataError
+from vitlab.models.contract import Model
+from vitlab.plan.key import requirements_of
+from vitlab.plan.trial import Trial
+from vitlab.registry import Resolved, slot
+from vitlab.runner.circumstances import attention_of, kernels_of_first_pass, size_of, versions
+from vitlab.runner.failures import record
+from vitlab.runner.models import begun, distillation_of, fit_head
+from vitlab.runner.settings import Settings, dtype_of
+from vitlab.runner.utilisation import matrix_rate, utilisation
+from vitlab.spec import TrainSpec
+from vitlab.store.folders import TrialFolder, write_json
+from vitlab.store.result import Circumstances, Measurement, Outcome, Result
+from vitlab.training import checkpoint
+from vitlab.training.artifacts import Sight, write_predictions, write_weights
+from vitlab.training.cohort import Stacking, why_not_stack
+from vitlab.training.distributed import Alone
+from vitlab.training.loop import EVALUATION_BATCH, Trained, Training, complete, peak_memory
+from vitlab.training.microbatch import parts_of
+
+
+def result_of(folder: TrialFolder, settings: Settings) -> Result | None:
+    """The result that is there, if it needs no more; without its weights, where they are wanted, it is made again."""
+    result = folder.result()
+    if result is None or settings.keep == "none" or result.status != "done" or folder.weights.exists():
+        return result
+    return None
+
+
+class Attempt:
+    """One worker's work on a trial."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        folder: TrialFolder,
+        settings: Settings,
+        device: torch.device,
+        peers: Alone | None = None,
+    ) -> None:
+        self.trial = trial
+        self.folder = folder
+        self.settings = settings
+        self.device = device
+        self.peers = peers if peers is not None else Alone()
+        self.over = False  #: whether its end has been written down
+        self.began, self._since = time.time(), time.monotonic()  # a clock may be set; seconds go by
+        events, _ = folder.events()
+        starts = [event for event in events if event.kind == "start"]
+        self.number = len(starts) + 1
+        self.first_began = starts[0].t / 1000 if starts else self.began
+        self.told = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
+        self.size = 0, 0  #: parameters and multiply-accumulates
+        self.rate = math.nan  #: operations a second that could be done here
+        self.before_s = 0.0  #: seconds that earlier attempts put into what is gone on from
+
+    def train(self, stop: Callable[[], bool], note: str = "") -> Result | None:
+        """Train by the loop; see :func:`vitlab.runner.run.run_trial`.  ``note`` is for the journal."""
+        training = self.begin("loop", note)
+        every_s = self.settings.every_s
+        trained = complete(training, emit=self.tell, save=self.save, stop=stop, every_s=every_s)
+        return None if trained is None else self.finish(training, trained)
+
+    def begin(self, engine: str, note: str = "") -> Training:
+        """Everything up to the first step, or to the next.
+
+        Args:
+            engine: ``loop``; in a cohort ``vmap``, or ``stack``, which becomes ``vmap`` where the model is not known.
+            note: for the journal.
+        """
+        trial = self.trial
+        self.open()
+        if self.device.type == "cuda":
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+        spec = TrainSpec.model_validate(trial.spec["train"])
+        self.rate = self.peers.count * matrix_rate(self.device, spec.precision)
+        if self.device.type == "cuda":  # after what was measured, which is none of the trial's memory
+            torch.cuda.reset_peak_memory_stats(self.device)  # an inline trial is not the first in its process
+        self.engine = engine
+        data: Resolved = slot("dataset").resolve(trial.spec["data"])
+        prepared = prepare(data, trial.seeds)
+        if trial.data is not None and prepared.info.identity != trial.data:
+            raise DataError(
+                f"the data here is not the data this trial was planned for: {data.type} has the identity "
+                f"{prepared.info.identity}, and the plan says {trial.data}"
+            )
+        feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(trial.spec["train"]))
+        model, notes = begun(trial, self.folder, prepared, self.device)
+        fit_head(model, trial, feed)
+        if engine == "stack" and (reason := why_not_stack(model, spec.precision, self.device)):
+            self.engine, note = "vmap", "; ".join(filter(None, (note, f"trained by engine vmap, for {reason}")))
+        self.stacking: Stacking = "stack" if self.engine == "stack" else "vmap"
+        self.size = size_of(model, trial, prepared.info)
+        distillation = distillation_of(trial, self.folder, prepared, self.device)
+        parts = parts_of(self.settings.micro_batch_size, self.peers)
+        training = Training(model, feed, spec, trial.seeds, prepared.info.task, distillation, parts)
+        resume, damage = self._checkpoint()
+        if resume is not None:
+            training.load(resume)
+        parts.met(model, training.step)
+        stored = "images are read as batches ask for them" if feed.stored else ""
+        self.announce(training, "; ".join(filter(None, (damage, note, stored, *notes))))
+        self.kernels = kernels_of_first_pass(model, engine != "loop")
+        self.sight = Sight(prepared.info, prepared.mean, prepared.std)
+        return training
+
+    def open(self) -> None:
+        """Make the folder ready."""
+        self.folder.mend()
+        write_json(self.folder.spec, self.trial.to_json(), settled=False)
+
+    def announce(self, training: Training, note: str) -> None:
+        """Say in the journal that it begins, or goes on."""
+        self.folder.emit(
+            "start",
+            attempt=self.number,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            step=training.step,
+            effective_batch_size=training.batch_images,
+            numerics=self._numerics(),
+            **({"note": note} if note else {}),
+        )
+
+    def failed(self, error: Exception) -> None:
+        """Write down why it failed."""
+        record(error, self.trial, self.folder)
+        self.over = True  # not before: where nothing can be written, whoever runs the trial must hear of it
+
+    def finish(self, training: Training, trained: Trained, members: int = 1) -> Result:
+        """Write what is left behind; the result last, for where it is, everything is.
+
+        Args:
+            training: what :meth:`begin` gave.
+            trained: what came of it.
+            members: how many were trained together: each took its share of the time.
+        """
+        params, macs = self.size
+        circumstances = Circumstances(
+            started=self.first_began,
+            wall_s=self._spent_s() / members,
+            host=socket.gethostname(),
+            attempts=self.number,
+            params=params,
+            macs=macs,
+            memory_bytes=peak_memory(self.device),
+            versions={**versions(), **requirements_of(self.trial.spec)},
+            numerics={**self._numerics(), "attention": attention_of(self.kernels, self.trial.spec["model"])},
+            ended=time.time(),
+        )
+        return self.conclude(trained, training.model, circumstances)
+
+    def _checkpoint(self) -> tuple[Mapping[str, Any] | None, str]:
+        """The state to go on from, if there is one; and what to say of one that is damaged."""
+        try:
+            found = checkpoint.read(self.folder.checkpoint)
+        except checkpoint.Damaged as error:
+            print(f"{error}; the trial begins anew", file=sys.stderr)
+            return None, f"{error}; begun anew"
+        if found is None:
+            return None, ""
+        self.before_s = found["wall_s"]
+        known = found["engine"]
+        self.engine = known if self.engine in known.split("+") else f"{known}+{self.engine}"
+        return found["training"], ""
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        self.folder.require()
+        content = {"training": state, "wall_s": self._spent_s(), "engine": self.engine}
+        checkpoint.write(self.folder.checkpoint, content)
+
+    def tell(self, measurement: Measurement) -> None:
+        """Into the journal, unless an earlier attempt, that got further than its last checkpoint, has said it."""
+        if measurement.step > self.told:
+            self.folder.emit(
+                "metrics",
+                step=measurement.step,
+                epoch=measurement.epoch,
+                images=measurement.images,
+                metrics={**measurement.metrics, **utilisation(measurement.metrics, self.size[1], self.rate)},
+            )
+
+    def conclude(self, trained: Trained, model: Model, circumstances: Circumstances) -> Result:
+        """Write what came of it."""
+        self.folder.require()
+        state = model.state_dict()
+        status: Literal["done", "diverged"] = "diverged" if trained.diverged else "done"
+        if status == "done":
+            write_predictions(self.folder.predictions, trained.predictions)
+            if self.settings.keep == "last":
+                write_weights(self.folder.weights, state, self.sight)
+        outcome = Outcome(
+            metrics=trained.metrics,
+            history=trained.history,
+            weights=checkpoint.digest(state) if status == "done" else "",
+            steps=trained.steps,
+            images=trained.images,
+        )
+        result = Result(self.trial.key, self.trial.code, status, outcome, circumstances, trained.diverged)
+        failure = {"failure": trained.diverged} if trained.diverged else {}
+        self.folder.emit("end", status=status, **failure)
+        self.folder.finish(result)
+        self.over = True
+        shutil.rmtree(self.folder.checkpoint, ignore_errors=True)
+        return result
+
+    def _spent_s(self) -> float:
+        return self.before_s + time.monotonic() - self._since
+
+    def _numerics(self) -> dict[str, Any]:
+        return {
+            "torch": torch.__version__,
+            "device": self.device.type,
+            "processor": torch.cuda.get_device_name(self.device)
+            if self.device.type == "cuda"
+            else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+            "engine": self.engine,
+            "threads": self.settings.threads,
+            "precision": self.trial.spec["train"].get("precision", "fp32"),
+            "deterministic": self.settings.deterministic,
+            "evaluation_batch": EVALUATION_BATCH,
+            "processes": self.peers.count,
+            **({"micro_batch_size": micro} if (micro := self.settings.micro_batch_size) is not None else {}),
+        }

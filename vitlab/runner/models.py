@@ -1,0 +1,140 @@
+"""Models that a trial begins with, learns from, or has left.
+
+What only some trials need is imported by name, so that it is no part of the code of all others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from vitlab import noise
+from vitlab.data.prepare import Feed, Prepared
+from vitlab.errors import WeightsError
+from vitlab.models.contract import Model
+from vitlab.plan.key import DISTILLATION, PROBE, READER
+from vitlab.plan.trial import Trial
+from vitlab.registry import slot
+from vitlab.runner.settings import dtype_of
+from vitlab.spec.trial import Distill, InitFrom
+from vitlab.store.folders import TrialFolder, read_json
+from vitlab.training.artifacts import Sight, Transform, read_weights
+from vitlab.training.checkpoint import digest
+from vitlab.weights.transfer import start_from
+
+
+def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
+    """Return the trained model of a trial, in evaluation mode on the CPU, and the transform from images to its input.
+
+    Raises:
+        WeightsError: if the trial has not ended or kept no weights, or they are not those it ended with.
+    """
+    state, sight = read_weights(folder.weights)
+    result = folder.result()
+    if result is not None and result.outcome.weights not in ("", digest(state)):
+        raise WeightsError(
+            f"{folder.weights} has changed: these are not the weights that the trial ended with; delete "
+            f"{folder.path} and run the study again"
+        )
+    trial = read_json(folder.spec, Trial.from_json)
+    if trial is None:
+        raise WeightsError(f"{folder.spec} does not exist or is damaged; 'vitlab run' writes it again")
+    model: Model = slot("model").build(trial.spec["model"], sight.info)
+    dtype = dtype_of(trial.spec["train"])
+    model.to(dtype).load_state_dict(state)
+    return model.eval(), Transform(sight, dtype=dtype)
+
+
+def begun(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device) -> tuple[Model, list[str]]:
+    """Return the model of a trial before its first step, initialised or with the weights the trial starts from.
+
+    Returns:
+        the model, and notes on these weights for the journal.
+    """
+    noise.seed_torch(noise.key(trial.seeds["init"], "init"), device)
+    model: Model = slot("model").build(trial.spec["model"], prepared.info)
+    model.initialise(trial.seeds["init"])
+    notes = _start_from_others(model, trial, folder)
+    return model.to(device, dtype_of(trial.spec["train"])), notes
+
+
+def fit_head(model: Model, trial: Trial, feed: Feed) -> None:
+    """Solve for the head on the training images, if the trial starts from one that is fitted."""
+    named = trial.spec.get("init_from")
+    if named is not None and (how := InitFrom.model_validate(named)).head == "fitted":
+        probe: Any = importlib.import_module(PROBE)
+        probe.fit_head(model, feed, how.l2, trial.spec["train"].get("precision", "fp32"))
+
+
+def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device) -> Any:
+    """The teacher that a trial learns from, if it names one."""
+    named = trial.spec.get("distill")
+    if named is None:
+        return None
+    how = Distill.model_validate(named)
+    train = trial.spec["train"]
+    mine = theirs = Sight(prepared.info, prepared.mean, prepared.std)
+    teacher: Model | None = None
+    notes: tuple[str, ...] = ()
+    if how.teacher is not None and how.teacher.checkpoint is not None:
+        size = None if how.teacher.size is None else (how.teacher.size, how.teacher.size)
+        said = {"heads": how.teacher.heads, "image": size}
+        opened = _opened(how.teacher.checkpoint, said, "keep", trial.files.get("teacher"))
+        teacher, theirs, notes = opened.model, Sight(opened.info, opened.mean, opened.std), opened.notes
+    elif how.teacher is not None and how.teacher.pretrained is not None:
+        weights: Any = importlib.import_module(READER)
+        opened = weights.open_pretrained(how.teacher.pretrained)
+        teacher, theirs, notes = opened.model, Sight(opened.info, opened.mean, opened.std), opened.notes
+    elif how.teacher is not None:
+        teacher, transform = _needed("teacher", trial, folder)
+        theirs = transform.sight
+    for note in notes:
+        print(f"of the teacher's weights: {note}", file=sys.stderr)
+    if teacher is not None:
+        teacher.to(device, dtype_of(train))
+    distillation: Any = importlib.import_module(DISTILLATION)
+    return distillation.Distillation(how, teacher, theirs, mine, train.get("precision", "fp32"))
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _start_from_others(model: Model, trial: Trial, folder: TrialFolder) -> list[str]:
+    """Take over the weights the trial starts from, if it names any, and return notes on them."""
+    named = trial.spec.get("init_from")
+    if named is None:
+        return []
+    notes: list[str] = []
+    how = InitFrom.model_validate(named)
+    if how.checkpoint is not None:
+        heads = getattr(getattr(model, "geometry", None), "heads", None)  # which hardly any file says
+        head: Literal["keep", "new"] = "keep" if how.head == "keep" else "new"
+        opened = _opened(how.checkpoint, {"heads": heads}, head, trial.files.get("init_from"))
+        source, notes = opened.model, list(opened.notes)
+    else:
+        source, _ = _needed("init_from", trial, folder)
+    notes += start_from(model, source, how)
+    return [f"of the weights it starts from: {note}" for note in notes]
+
+
+def _needed(role: str, trial: Trial, folder: TrialFolder) -> tuple[Model, Transform]:
+    """What a trial that this one needs has left."""
+    return load_model(TrialFolder(folder.path.parents[1] / trial.needs[role]))
+
+
+def _opened(file: str, said: Mapping[str, Any], head: Literal["keep", "new"], digests: Mapping[str, str] | None) -> Any:
+    """Open a checkpoint, if it still is the one the trial was planned with.
+
+    Args:
+        file: of weights.
+        said: what the study says of it.
+        head: see :func:`vitlab.weights.open_model`.
+        digests: of the trial's plan; None for plans older than that.
+    """
+    weights: Any = importlib.import_module(READER)
+    return weights.open_model(Path(file), said=weights.Known(**said), head=head, digests=digests)

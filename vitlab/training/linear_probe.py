@@ -1,0 +1,111 @@
+"""The linear probe in closed form: a head solved for on frozen features, instead of trained.
+
+How the ViT paper compares bodies from few images of each class: regularised least squares from what the head reads to
+targets of 1 for the class and -1 for the others.  Features are standardised by their mean and deviation over the
+training images, and the intercept is not regularised; both are then folded into weight and bias of the head, so that
+the model evaluates, and may be trained further, like any other.
+
+Reference: arXiv:2010.11929, section 4.1.
+
+N images, D features, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.data.prepare import Feed
+from vitlab.errors import WeightsError
+from vitlab.models.contract import Model
+from vitlab.training.loop import EVALUATION_BATCH, views_of
+from vitlab.weights.transfer import head_names
+
+FAINT = 1e-5
+"""Added to the deviation of every feature, so that one that never varies is divided by something."""
+
+
+@torch.no_grad()
+def fit_head(model: Model, feed: Feed, l2: float, precision: str) -> None:
+    """Solve for the classifiers of a model on the training images, as they are without augmentation.
+
+    Leaves the model in the mode in which it was.
+
+    Args:
+        model: on the device of the feed; all but its head as it is to stay.
+        feed: the images.
+        l2: see :func:`solve`.
+        precision: in which features are computed; they are solved for in float64.
+
+    Raises:
+        WeightsError: if the head is not made of linear classifiers of images alone.
+    """
+    was_training = model.training
+    model.eval()
+    layers = _classifiers(model, feed, precision)
+    seen: dict[str, list[Tensor]] = {name: [] for name in layers}
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, inputs, seen_by=seen[name]: seen_by.append(inputs[0].double()))
+        for name, layer in layers.items()
+    ]
+    labels = []
+    try:
+        for batch in feed.evaluation("train", EVALUATION_BATCH):
+            views_of(model, batch.x_BCHW, precision)
+            labels.append(batch.y_B)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    y_N = torch.cat(labels)
+    for name, layer in layers.items():
+        weight_KD, bias_K = solve(torch.cat(seen[name]), y_N, layer.out_features, l2)
+        layer.weight.copy_(weight_KD)
+        layer.bias.copy_(bias_K)
+    model.train(was_training)
+
+
+def solve(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Tensor, Tensor]:
+    """Weight (K, D) and bias (K) of regularised least squares, for features that are not standardised.
+
+    Args:
+        x_ND: features, float64.
+        y_N: classes.
+        classes: K, of which some may not occur.
+        l2: what a squared weight of a standardised feature costs beside the squared error of an image.
+    """
+    mean_D, std_D = x_ND.mean(0), x_ND.std(0, correction=0) + FAINT
+    z_ND = (x_ND - mean_D) / std_D
+    target_NK = 2.0 * nn.functional.one_hot(y_N, classes).to(x_ND) - 1
+    bias_K = target_NK.mean(0)  # standardised features have the mean 0
+    ridge_DD = l2 * torch.eye(x_ND.shape[1], dtype=x_ND.dtype, device=x_ND.device)
+    weight_DK = torch.linalg.solve(z_ND.T @ z_ND + ridge_DD, z_ND.T @ (target_NK - bias_K)) / std_D[:, None]
+    return weight_DK.T, bias_K - mean_D @ weight_DK
+
+
+def _classifiers(model: Model, feed: Feed, precision: str) -> Mapping[str, nn.Linear]:
+    """The linear layers whose outputs the model's views are, by name."""
+    outputs: dict[str, Tensor] = {}
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    hooks = [
+        layer.register_forward_hook(lambda _, __, output, name=name: outputs.update({name: output}))
+        for name, layer in linear.items()
+    ]
+    try:
+        batch = next(feed.evaluation("train", 1))
+        with torch.autocast(batch.x_BCHW.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            views = model.views(model(batch.x_BCHW))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found = {name: linear[name] for name, output in outputs.items() if any(output is view for view in views.values())}
+    fitted = {f"{name}.{parameter}" for name, layer in found.items() for parameter in ("weight", "bias")}
+    others = sorted(head_names(model) - fitted)
+    if not found or others or batch.y_B.ndim > 1 or any(layer.bias is None for layer in found.values()):
+        what = f"this one has {', '.join(others)}" if others else "this one is no such head"
+        raise WeightsError(
+            f"init_from.head: fitted solves for linear layers that read what the body says of an image, and {what}; "
+            "with head: new it can be trained"
+        )
+    return found

@@ -1,0 +1,435 @@
+"""The ``config.json`` and ``preprocessor_config.json`` of Hugging Face's hub, as timm and transformers write them.
+
+They are read whole.  Each key stands in a table: it is mapped to a fact, or has no effect on what the model computes,
+or is shown by the tensors, or must have one value; any other value is refused by key and value.  Keys in no table are
+refused where they are arguments of the model, and listed elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from vitlab.errors import WeightsError, nearest
+from vitlab.geometry import Pair
+from vitlab.weights.known import Encoding, Known, plain, some
+from vitlab.weights.timm_models import architectures, entry_point
+
+State = Mapping[str, Tensor]
+
+
+class Stated(NamedTuple):
+    """What the files beside the weights state, and a sentence for each that was not read whole."""
+
+    known: Known
+    notes: tuple[str, ...] = ()
+
+
+def stated(config: Mapping[str, Any], preprocessor: Mapping[str, Any], state: State, where: str) -> Stated:
+    """Return what the files beside a Vision Transformer's weights state.
+
+    Args:
+        config: as transformers or timm write it; may be empty.
+        preprocessor: as transformers writes it; may be empty.
+        state: canonical tensors, to notice a file that belongs to others.
+        where: the config's name in errors.
+
+    Raises:
+        WeightsError: if it describes other weights, or a model that is not known here.
+    """
+    try:
+        images = _preprocessor(preprocessor, where)
+        if "pretrained_cfg" in config or "architecture" in config:
+            model = _timm(config, state, where)
+        elif "model_type" in config:
+            model = _transformers(config, state, where)
+        else:
+            names = f"its keys are {some(config)}"
+            unread = f"{where} names neither a timm architecture nor a model_type, and was not read: {names}"
+            model = Stated(Known(), (unread,) if config else ())
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+        raise WeightsError(f"{where} is not what transformers or timm write") from None
+    return Stated(images.known.or_else(model.known), (*model.notes, *images.notes))
+
+
+def images(config: Mapping[str, Any], preprocessor: Mapping[str, Any], where: str) -> Known:
+    """Return what the files beside the weights of a convolutional network state of its images and classes.
+
+    Raises:
+        WeightsError: if they are malformed.
+    """
+    try:
+        size = _pretrained(config).get("input_size")
+        known = _labelled(config, _pretrained(config)).model_copy(update={"image": _pair(size[1:]) if size else None})
+        return _preprocessor(preprocessor, where).known.or_else(known)
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+        raise WeightsError(f"{where} is not what transformers or timm write") from None
+
+
+def _keys(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# -- timm -------------------------------------------------------------------------------------------------------------
+
+_TIMM_ROOT = _keys(
+    """
+    architecture num_classes num_features global_pool pretrained_cfg model_args label_names label_descriptions labels
+    """
+)
+_PRETRAINED = _keys(
+    """
+    url file state_dict hf_hub_id hf_hub_filename source architecture tag custom_load input_size test_input_size
+    min_input_size fixed_input_size interpolation crop_pct test_crop_pct crop_mode mean std num_classes label_offset
+    label_names label_descriptions pool_size test_pool_size first_conv classifier license description origin_url
+    paper_name paper_ids notes crop_border test_crop_mode
+    """
+)
+"""Keys of timm's ``PretrainedCfg``; of these, ``input_size``, ``mean``, ``std`` and ``label_names`` are mapped."""
+
+_SHOWN = _keys(
+    """
+    in_chans num_classes mlp_ratio qkv_bias qk_norm init_values class_token pos_embed pre_norm final_norm fc_norm
+    proj_bias scale_attn_norm scale_mlp_norm use_abs_pos_emb use_fc_norm use_pre_transformer_norm
+    use_post_transformer_norm qkv_fused swiglu_mlp swiglu_align_to scale_mlp scale_attn_inner attn_type
+    attn_pool_mlp_ratio embed_dim depth patch_size reg_tokens num_reg_tokens distilled
+    """
+)
+"""Arguments whose effect is in the names and shapes of the tensors."""
+
+_WITHOUT_EFFECT = _keys(
+    """
+    drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate weight_init fix_init
+    head_init_scale dynamic_img_size dynamic_img_pad strict_img_size device dtype rope_shift_coords rope_jitter_coords
+    rope_rescale_coords embed_args
+    """
+)
+"""Arguments that matter to training, to initial values or to images of another size."""
+
+_MAPPED = _keys(
+    """
+    class num_heads img_size no_embed_class global_pool norm_layer eps act_layer use_rot_pos_emb rope_type
+    rope_temperature rope_grid_indexing rope_rotate_half ref_feat_shape pool_include_prefix
+    """
+)
+
+_ONE_VALUE: Mapping[str, tuple[Any, ...]] = {
+    "block_fn": (None, "Block"),
+    "attn_layer": (None, "", "attn", "Attention"),
+    "mlp_layer": (None, "Mlp", "SwiGLU"),
+    "embed_layer": (None, "PatchEmbed"),
+    "embed_norm_layer": (None, "", "layernorm", "LayerNorm"),
+    "backbone": (None, "ResNetV2", "Sequential"),
+    "use_post_norm": (None, False),
+    "attn_only_layer_scale": (None, False),
+    "num_kv_heads": (None,),
+    "attn_pool_num_heads": (None,),
+    "rope_grid_offset": (None, 0, 0.0),
+    "rope_mrope_section": (None,),
+    "use_naflex": (None, False),
+}
+"""Arguments that must have one of these values; a list's are refused as any other."""
+
+_ACTIVATIONS: Mapping[str, Literal["none", "tanh"]] = {
+    "gelu": "none",
+    "gelu_python": "none",
+    "gelu_new": "tanh",
+    "gelu_pytorch_tanh": "tanh",
+    "gelu_tanh": "tanh",
+}
+_POOLS: Mapping[str, Literal["cls", "gap", "map"]] = {"token": "cls", "avg": "gap", "map": "map"}
+_NORMS: Mapping[str, Literal["layernorm", "rmsnorm"]] = {
+    "layernorm": "layernorm",
+    "layernormfp32": "layernorm",
+    "rmsnorm": "rmsnorm",
+    "rmsnormfp32": "rmsnorm",
+}
+_EPS = 1e-6  #: of timm's norms by default
+
+
+def _timm(config: Mapping[str, Any], state: State, where: str) -> Stated:
+    pretrained, given = _pretrained(config), dict(config.get("model_args") or {})
+    named = str(config.get("architecture") or pretrained.get("architecture"))
+    name = named.partition(".")[0]
+    entry = entry_point(name)
+    if entry is None:
+        raise WeightsError(
+            f"{where} names the architecture '{named}'; vitlab knows timm's plain, distilled, hybrid and rotary Vision "
+            f"Transformers.{nearest(name, architectures())} Without {where}, the tensors are opened by themselves, and "
+            "what they do not show is assumed"
+        )
+    arguments = {**entry, **given}
+    if "norm_layer" in given:
+        arguments.pop("eps", None)
+    unknown = [key for key in arguments if key not in _MAPPED | _SHOWN | _WITHOUT_EFFECT | _ONE_VALUE.keys()]
+    if unknown:
+        raise WeightsError(f"{where}: model_args.{unknown[0]} is {arguments[unknown[0]]!r}, an argument not known here")
+    for key, allowed in _ONE_VALUE.items():
+        value = arguments.get(key)
+        same = key in ("num_kv_heads", "attn_pool_num_heads") and value == arguments["num_heads"]
+        if value not in allowed and not same:
+            raise WeightsError(f"{where}: {key} of {name} is {plain(value)}, which vitlab does not have")
+    width = config.get("num_features")
+    for key, value, shown in (
+        ("num_features", width, _size(state, "blocks.0.norm1.weight", 0)),
+        ("embed_dim", given.get("embed_dim"), _size(state, "blocks.0.norm1.weight", 0)),
+        ("depth", given.get("depth"), _depth(state)),
+        ("patch_size", _pair(given.get("patch_size")), _patch(state)),
+        ("num_classes", given.get("num_classes") or None, _size(state, "head.weight", 0)),
+    ):
+        _same(where, key, value, shown)
+    size = pretrained.get("input_size")
+    image = _pair(arguments.get("img_size")) or (_pair(size[1:]) if size else None)
+    no_rows = arguments.get("no_embed_class", False)
+    known = Known(
+        heads=arguments["num_heads"],
+        image=image,
+        prefix_rows="none" if no_rows else "own",
+        pool=_pool(config, arguments, given, state, where),
+        norm=_one(
+            str(arguments.get("norm_layer") or "layernorm").replace("_", "").lower(), _NORMS, where, "norm_layer"
+        ),
+        eps=arguments.get("eps", _EPS),
+        gelu=_gelu(arguments, state, where),
+        blocks="pre_norm",
+        position=_rotary(arguments, state, image, where),
+        pre_logits="tanh",
+    )
+    if "attn_pool.latent" in state and known.eps != _EPS:
+        raise WeightsError(
+            f"{where}: the norms of {name} have eps {known.eps:g}; vitlab's attention pooling has {_EPS:g}"
+        )
+    legacy = "pretrained_cfg" not in config
+    unread = [key for key in config if key not in (_TIMM_ROOT | _PRETRAINED if legacy else _TIMM_ROOT)]
+    unread += [] if legacy else [f"pretrained_cfg.{key}" for key in pretrained if key not in _PRETRAINED]
+    return Stated(known.or_else(_labelled(config, pretrained)), _unread(unread, where))
+
+
+def _pretrained(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return timm's ``pretrained_cfg``, which once was the whole file."""
+    found: Mapping[str, Any] = config.get("pretrained_cfg", config) or {}
+    return found
+
+
+def _labelled(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> Known:
+    """Return mean, standard deviation and names of the classes from timm's config."""
+    labels = config.get("label_names") or pretrained.get("label_names")
+    return Known(
+        mean=_numbers(pretrained.get("mean")),
+        std=_numbers(pretrained.get("std")),
+        labels=tuple(map(str, labels)) if isinstance(labels, list | tuple) else None,
+    )
+
+
+def _pool(
+    config: Mapping[str, Any], arguments: Mapping[str, Any], given: Mapping[str, Any], state: State, where: str
+) -> Literal["cls", "gap", "map"] | None:
+    value = given.get("global_pool", config.get("global_pool"))
+    if value is None:
+        value = arguments.get("global_pool", "avg" if arguments["class"] == "Eva" else "token")
+    if "global_pool" in given and config.get("global_pool") not in (None, value):
+        raise WeightsError(f"{where} says global_pool {config['global_pool']}, and {value} under model_args")
+    if "head.weight" not in state and value not in _POOLS:
+        return None  # there is no head to read it
+    pool: Literal["cls", "gap", "map"] = _one(value, _POOLS, where, "global_pool")
+    prefix = [name for name in ("cls_token", "dist_token", "reg_token") if name in state]
+    if pool != "cls" and prefix:
+        if arguments.get("pool_include_prefix"):
+            raise WeightsError(f"{where}: pool_include_prefix is true; vitlab pools the patches alone")
+        if pool == "map" and arguments["class"] == "Eva":
+            raise WeightsError(
+                f"{where}: the attention pooling of timm's Eva reads {some(prefix)} too; vitlab's does not"
+            )
+    if pool == "map" and "attn_pool.latent" not in state and "head.weight" in state:
+        raise WeightsError(f"{where} says global_pool map, and the tensors have no attention pooling")
+    return pool
+
+
+def _gelu(arguments: Mapping[str, Any], state: State, where: str) -> Literal["none", "tanh"]:
+    """Return the approximation of the GELU; a gated MLP has a SiLU in its place."""
+    value = str(arguments.get("act_layer") or "gelu")
+    if "blocks.0.mlp.fc1_g.weight" in state:
+        if arguments["class"] != "Eva" and value.lower() != "silu":
+            raise WeightsError(f"{where}: act_layer is {value} in a gated MLP; vitlab's swiglu has silu")
+        if arguments["class"] != "Eva" and "attn_pool.latent" in state:
+            raise WeightsError(f"{where}: act_layer is {value}, also of attention pooling; vitlab's has a GELU")
+        return "none"
+    gelu: Literal["none", "tanh"] = _one(value, _ACTIVATIONS, where, "act_layer")
+    return gelu
+
+
+def _rotary(arguments: Mapping[str, Any], state: State, image: Pair | None, where: str) -> Encoding:
+    """Return the rotary positions that timm's arguments describe, or none."""
+    if not arguments.get("use_rot_pos_emb"):
+        return Encoding(type="none")
+    if "pos_embed" in state:
+        raise WeightsError(
+            f"{where}: use_rot_pos_emb beside learned positions; vitlab's models have one position encoding"
+        )
+    kind = arguments.get("rope_type", "cat")
+    if kind not in ("cat", "dinov3", "mixed"):
+        raise WeightsError(f"{where}: rope_type is {kind}; known here: cat, dinov3, mixed")
+    if arguments.get("rope_grid_indexing", "ij") not in ("ij", "xy"):
+        raise WeightsError(f"{where}: rope_grid_indexing is {arguments['rope_grid_indexing']}; known here: ij, xy")
+    options: dict[str, Any] = {"theta": float(arguments.get("rope_temperature", 10000.0))}
+    reference, patch = _pair(arguments.get("ref_feat_shape")), _patch(state)
+    if kind == "cat" and reference is not None:
+        grid = None if image is None or patch is None else (image[0] // patch[0], image[1] // patch[1])
+        if grid != reference:
+            raise WeightsError(
+                f"{where}: rotary positions of a grid of {plain(reference)} (ref_feat_shape) are stretched to one of "
+                f"{'unknown size' if grid is None else plain(grid)}, which vitlab's rope2d does not do"
+            )
+    if kind == "dinov3":
+        options["coordinates"] = "centred"
+    return Encoding(
+        type="rope2d_mixed" if kind == "mixed" else "rope2d",
+        options=options,
+        axes=arguments.get("rope_grid_indexing", "ij"),
+        pairs="halves" if arguments.get("rope_rotate_half") else "interleaved",
+    )
+
+
+# -- transformers -----------------------------------------------------------------------------------------------------
+
+_MODEL_TYPES: Mapping[str, float] = {"vit": 1e-12, "deit": 1e-12, "vit_msn": 1e-6}
+"""Models of transformers that are read, and the default of their ``layer_norm_eps``."""
+
+_OF_THE_MODEL = _keys(
+    """
+    model_type hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act layer_norm_eps image_size
+    patch_size num_channels qkv_bias pooler_act pooler_output_size id2label label2id num_labels hidden_dropout_prob
+    attention_probs_dropout_prob initializer_range encoder_stride
+    """
+)
+_OF_EVERY_CONFIG = _keys(
+    """
+    _name_or_path architectures dtype torch_dtype transformers_version problem_type return_dict output_attentions
+    output_hidden_states is_encoder_decoder is_decoder cross_attention_hidden_size add_cross_attention
+    tie_encoder_decoder chunk_size_feed_forward torchscript use_bfloat16 use_cache tf_legacy_loss tie_word_embeddings
+    tokenizer_class prefix bos_token_id pad_token_id eos_token_id sep_token_id decoder_start_token_id max_length
+    min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
+    repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+    num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
+    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens task_specific_params
+    finetuning_task gradient_checkpointing attn_implementation _attn_implementation _attn_implementation_autoset
+    """
+)
+"""Keys of every config of transformers, which change nothing that these models compute."""
+
+
+def _transformers(config: Mapping[str, Any], state: State, where: str) -> Stated:
+    kind = config["model_type"]
+    if kind not in _MODEL_TYPES:
+        raise WeightsError(f"{where} says model_type {kind}; of transformers, vitlab reads {', '.join(_MODEL_TYPES)}")
+    if config.get("pruned_heads"):
+        raise WeightsError(f"{where}: pruned_heads is {config['pruned_heads']}; vitlab's blocks have all heads")
+    pooler = config.get("pooler_act", "tanh")
+    if "pre_logits.fc.weight" in state and pooler != "tanh":
+        raise WeightsError(f"{where}: pooler_act is {pooler}; vitlab's pre-logits have tanh")
+    for key, shown in (
+        ("hidden_size", _size(state, "blocks.0.norm1.weight", 0)),
+        ("num_hidden_layers", _depth(state)),
+        ("intermediate_size", _size(state, "blocks.0.mlp.fc1.weight", 0)),
+        ("num_channels", _size(state, "patch_embed.proj.weight", 1)),
+    ):
+        _same(where, key, config.get(key), shown)
+    _same(where, "patch_size", _pair(config.get("patch_size")), _patch(state))
+    labels = [str(label) for _, label in sorted(config.get("id2label", {}).items(), key=lambda item: int(item[0]))]
+    named = any(label != f"LABEL_{index}" for index, label in enumerate(labels))
+    known = Known(
+        heads=config.get("num_attention_heads", 12),
+        image=_pair(config.get("image_size", 224)),
+        norm="layernorm",
+        eps=config.get("layer_norm_eps", _MODEL_TYPES[kind]),
+        gelu=_one(config.get("hidden_act", "gelu"), _ACTIVATIONS, where, "hidden_act"),
+        blocks="pre_norm",
+        position=Encoding(type="none"),
+        pre_logits="tanh",
+        labels=tuple(labels) if named else None,
+    )
+    known_keys = _OF_THE_MODEL | _OF_EVERY_CONFIG | {"pruned_heads"}
+    return Stated(known, _unread([key for key in config if key not in known_keys], where))
+
+
+_OF_A_PREPROCESSOR = _keys(
+    """
+    image_mean image_std do_normalize do_rescale rescale_factor do_flip_channel_order offset do_resize size resample
+    do_center_crop crop_size crop_pct do_convert_rgb do_pad pad_size do_reduce_labels do_thumbnail default_to_square
+    image_processor_type feature_extractor_type processor_class _processor_class _valid_processor_keys data_format
+    input_data_format device disable_grouping return_tensors image_seq_length size_divisor
+    """
+)
+
+
+def _preprocessor(preprocessor: Mapping[str, Any], where: str) -> Stated:
+    """Return the mean and standard deviation of pixels in [0, 1] that a preprocessor's steps amount to."""
+    if not preprocessor:
+        return Stated(Known())
+    where = where.replace("config.json", "preprocessor_config.json")
+    for key in ("do_flip_channel_order", "offset"):
+        if preprocessor.get(key):
+            raise WeightsError(f"{where}: {key} is {preprocessor[key]}; vitlab's models see RGB around zero")
+    mean, std = _numbers(preprocessor.get("image_mean")), _numbers(preprocessor.get("image_std"))
+    if preprocessor.get("do_normalize") is False:
+        mean, std = (0.0,), (1.0,)
+    factor = preprocessor.get("rescale_factor", 1 / 255) if preprocessor.get("do_rescale", True) else 1.0
+    scale = 255 * float(factor)  # of pixels in [0, 1] to what mean and deviation are subtracted from
+    if scale <= 0:
+        raise WeightsError(f"{where}: rescale_factor is {factor}; it must be positive")
+    if mean is not None and std is not None and abs(scale - 1) > 1e-6:
+        mean, std = tuple(value / scale for value in mean), tuple(value / scale for value in std)
+    unread = [key for key in preprocessor if key not in _OF_A_PREPROCESSOR]
+    return Stated(Known(mean=mean, std=std), _unread(unread, where))
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+def _one(value: Any, known: Mapping[str, Any], where: str, key: str) -> Any:
+    if value not in known:
+        raise WeightsError(f"{where}: {key} is {value}; known here: {', '.join(known)}")
+    return known[value]
+
+
+def _same(where: str, key: str, value: Any, shown: Any) -> None:
+    """Refuse a size in the config that is not that of the tensors."""
+    if value is None or shown is None or value == shown:
+        return
+    raise WeightsError(f"{where} says {key} {plain(value)}, and the tensors beside it have {plain(shown)}")
+
+
+def _size(state: State, name: str, axis: int) -> int | None:
+    value = state.get(name)
+    return int(value.shape[axis]) if value is not None and value.ndim > axis else None
+
+
+def _depth(state: State) -> int | None:
+    blocks = {int(found[1]) for name in state if (found := re.match(r"blocks\.(\d+)\.", name))}
+    return max(blocks) + 1 if blocks else None
+
+
+def _patch(state: State) -> Pair | None:
+    """Return the pixels of a patch, where it is cut from the image itself."""
+    value = state.get("patch_embed.proj.weight")
+    hybrid = any(name.startswith("patch_embed.backbone.") for name in state)
+    return (value.shape[2], value.shape[3]) if value is not None and value.ndim == 4 and not hybrid else None
+
+
+def _unread(keys: list[str], where: str) -> tuple[str, ...]:
+    return (f"{where}: not known here, and not read: {some(keys)}",) if keys else ()
+
+
+def _pair(value: Any) -> Pair | None:
+    if value is None:
+        return None
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def _numbers(values: Any) -> tuple[float, ...] | None:
+    if values is None:
+        return None
+    return (float(values),) if isinstance(values, int | float) else tuple(map(float, values))

@@ -1,0 +1,149 @@
+"""Convolutional networks in files: torchvision's ResNets and RegNetY-16GF, and the RegNet that taught DeiT, timm's.
+
+They are teachers, and are opened as they are: no file of theirs becomes one of another format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vitlab.errors import WeightsError
+from vitlab.geometry import DataInfo
+from vitlab.models.contract import Model
+from vitlab.models.convnet import RegNetY16GF, ResNet8, ResNet18, ResNet50
+from vitlab.weights.known import IMAGENET, Known, some
+
+ResNet = ResNet8 | ResNet18 | ResNet50
+
+BLOCKS: Mapping[tuple[str, tuple[int, ...]], type[ResNet]] = {
+    ("conv2", ResNet8.layers): ResNet8,
+    ("conv2", ResNet18.layers): ResNet18,
+    ("conv3", ResNet50.layers): ResNet50,
+}
+"""The last convolution of a block and the blocks of each stage, of every ResNet here."""
+
+SIZE = 224
+"""Pixels a side that networks with the stem of ImageNet are trained on, where nobody says otherwise."""
+
+_TIMM_BLOCK = re.compile(r"s(\d)\.b(\d+)\.(.+)")
+_TIMM_PARTS = {
+    "conv1.conv": "f.a.0",
+    "conv1.bn": "f.a.1",
+    "conv2.conv": "f.b.0",
+    "conv2.bn": "f.b.1",
+    "se.fc1": "f.se.fc1",
+    "se.fc2": "f.se.fc2",
+    "conv3.conv": "f.c.0",
+    "conv3.bn": "f.c.1",
+    "downsample.conv": "proj.0",
+    "downsample.bn": "proj.1",
+}
+_TIMM_ENDS = {"stem.conv": "stem.0", "stem.bn": "stem.1", "head.fc": "fc"}
+
+
+def is_convnet(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether these are the weights of a ResNet or a RegNet, of torchvision's or of timm's names."""
+    return {"conv1.weight", "layer1.0.conv1.weight"} <= tensors.keys() or "stem.0.weight" in tensors or _timms(tensors)
+
+
+def open_convnet(tensors: Mapping[str, Tensor], known: Known) -> tuple[Model, DataInfo, tuple[str, ...]]:
+    """The network with its weights, in evaluation mode, what it sees, and what was assumed, in a sentence each.
+
+    Args:
+        tensors: under torchvision's names, or timm's RegNet ones.
+        known: the size of its images, and the names of its classes.
+
+    Raises:
+        WeightsError: without the name of the file.
+    """
+    state = _from_timm(tensors) if _timms(tensors) else dict(tensors)
+    regnet = "stem.0.weight" in state
+    stem_weight = "stem.0.weight" if regnet else "conv1.weight"
+    if "fc.weight" not in state:
+        raise WeightsError("this network has no classifier, fc, so there is nothing it could teach")
+    for name, axes in ((stem_weight, 4), ("fc.weight", 2)):
+        if state[name].ndim != axes:
+            raise WeightsError(f"{name} cannot be of the shape {tuple(state[name].shape)}: it has {axes} axes")
+    first = state[stem_weight]
+    stem: Literal["small", "imagenet"] = "imagenet" if regnet or first.shape[-1] == 7 else "small"
+    assumed: tuple[str, ...] = ()
+    image = known.image
+    if image is None:
+        if stem == "small":
+            raise WeightsError("nothing says which size of images this network is for; name it by 'size'")
+        image = (SIZE, SIZE)
+        assumed = (f"images of {SIZE} pixels, as is the custom of ImageNet",)
+    info = DataInfo(
+        image=image,
+        channels=first.shape[1],
+        classes=state["fc.weight"].shape[0],
+        identity=None,
+        labels=known.labels or (),
+    )
+    with torch.random.fork_rng(devices=[]):
+        if regnet:
+            model: Model = RegNetY16GF(info)
+        else:
+            kind = _resnet(state)
+            model = kind(info, stem=stem, width_factor=first.shape[0] / kind.channels)
+    own = model.state_dict()
+    counters = {key: value for key, value in own.items() if key.endswith("num_batches_tracked")}
+    state = {**counters, **state}  # old files do not count batches, and nothing reads the count
+    wrong = [key for key in own if key not in state or own[key].shape != state[key].shape]
+    wrong += [key for key in state if key not in own]
+    if wrong:
+        raise WeightsError(f"these are not the weights of a {type(model).__name__}: {some(wrong)}")
+    model.load_state_dict(state)
+    return model.eval(), info, assumed
+
+
+def normalization(known: Known, channels: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[str, ...]]:
+    """Mean and deviation of pixels as the network saw them, and what was assumed: ImageNet's, where nobody says.
+
+    Raises:
+        WeightsError: for grey images, of which there is no custom.
+    """
+    if known.mean is not None and known.std is not None:
+        return known.mean, known.std, ()
+    if channels != len(IMAGENET[0]):
+        raise WeightsError(f"nothing says how pixels of {channels} channels were normalised for this network")
+    return (*IMAGENET, ("pixels normalised as ImageNet's, as is the custom of torchvision",))
+
+
+# -- how it is done ---------------------------------------------------------------------------------------------------
+
+
+def _timms(tensors: Mapping[str, Tensor]) -> bool:
+    return {"stem.conv.weight", "s1.b1.conv1.conv.weight"} <= tensors.keys()
+
+
+def _from_timm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """timm's RegNet under torchvision's names."""
+    state = {}
+    for name, value in tensors.items():
+        found = _TIMM_BLOCK.fullmatch(name)
+        part, _, last = (found[3] if found else name).rpartition(".")
+        renamed = (_TIMM_PARTS if found else _TIMM_ENDS).get(part)
+        if renamed is None:
+            raise WeightsError(f"{name} is in no RegNet known here")
+        where = f"trunk_output.block{found[1]}.block{found[1]}-{int(found[2]) - 1}." if found else ""
+        state[f"{where}{renamed}.{last}"] = value
+    return state
+
+
+def _resnet(state: Mapping[str, Tensor]) -> type[ResNet]:
+    stages: dict[int, set[int]] = {}
+    for name in state:
+        if found := re.match(r"layer(\d)\.(\d+)\.", name):
+            stages.setdefault(int(found[1]), set()).add(int(found[2]))
+    depths = tuple(len(blocks) for _, blocks in sorted(stages.items()))
+    last = "conv3" if "layer1.0.conv3.weight" in state else "conv2"
+    if (last, depths) not in BLOCKS:
+        names = ", ".join(kind.__name__ for kind in BLOCKS.values())
+        raise WeightsError(f"a ResNet of {' + '.join(map(str, depths))} blocks is not known here; known: {names}")
+    return BLOCKS[last, depths]
