@@ -192,7 +192,7 @@ class Bench:
             folder = store.trial(planned.trial.key, planned.trial.code)
             before = TrialFolder(self.whole / folder.path.relative_to(self.out.resolve()))
             with folder.lease():
-                folder.mend()
+                folder.recover_journal()
                 write_json(folder.spec, planned.trial.to_json())
                 folder.emit("start", attempt=2)
                 for file in (before.weights, before.predictions):

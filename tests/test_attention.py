@@ -166,9 +166,9 @@ def test_dropped_weights_are_the_same_in_every_explicit_implementation() -> None
 
 
 def test_sdpa_refuses_to_drop_weights() -> None:
-    reason = attention.get("sdpa").why_not(geometry(), {"drop": 0.1})  # type: ignore[attr-defined]
+    reason = attention.get("sdpa").incompatibility(geometry(), {"drop": 0.1})  # type: ignore[attr-defined]
     assert reason is not None and "drop is 0.1" in reason
-    assert attention.get("sdpa").why_not(geometry(), {"drop": 0.0}) is None  # type: ignore[attr-defined]
+    assert attention.get("sdpa").incompatibility(geometry(), {"drop": 0.0}) is None  # type: ignore[attr-defined]
     with pytest.raises(OptionError, match="use 'fused' or 'auto'"):
         attention.build({"type": "sdpa", "drop": 0.1}, geometry())
 

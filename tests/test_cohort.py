@@ -33,7 +33,7 @@ from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Result
 from vitlab.training import cohort as cohorts
-from vitlab.training.cohort import Cohort, Member, Stacking, require_stackable, train_cohort, why_not_stack
+from vitlab.training.cohort import Cohort, Member, Stacking, require_stackable, stacking_incompatibility, train_cohort
 from vitlab.training.loop import Trained, Training, complete
 from vitlab.weights.transfer import start_from
 
@@ -220,7 +220,9 @@ def test_the_engines_agree_in_float64(model: dict[str, Any], train: dict[str, An
 
     one = made(1)
     require_stackable(one.model)
-    engines: list[Stacking] = ["vmap"] if why_not_stack(one.model, "fp64", one.feed.device) else ["vmap", "stack"]
+    engines: list[Stacking] = (
+        ["vmap"] if stacking_incompatibility(one.model, "fp64", one.feed.device) else ["vmap", "stack"]
+    )
     cohorts = {engine: Cohort([made(seed) for seed in range(2)], engine) for engine in engines}
     for step in range(steps):
         one.advance()
@@ -312,7 +314,7 @@ def test_a_frozen_body_is_in_evaluation_mode(engine: str) -> None:
         for one in trainings:
             complete(one)
     else:
-        assert why_not_stack(trainings[0].model, "fp64", trainings[0].feed.device) is None
+        assert stacking_incompatibility(trainings[0].model, "fp64", trainings[0].feed.device) is None
         train_cohort([Member(one) for one in trainings], engine=engine)  # type: ignore[arg-type]
     for one, state, head in zip(trainings, before, expected, strict=True):
         after = state_of(one)
@@ -623,7 +625,7 @@ def test_a_plan_knows_of_a_model_what_a_worker_will_find(model: dict[str, Any]) 
     found = choice.component.work(info, choice.options)  # type: ignore[attr-defined]
     tokens, dim, heads = 1 + 4, 16, 2
     assert found.values == tokens * dim
-    known = why_not_stack(slot("model").build(choice, info), "fp32", torch.device("cpu")) is None
+    known = stacking_incompatibility(slot("model").build(choice, info), "fp32", torch.device("cpu")) is None
     assert found.products == (tokens**2 * dim // heads if known else None)
 
 

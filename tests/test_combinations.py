@@ -75,7 +75,7 @@ def prediction(built: ViT) -> Tensor:
 def test_works_or_is_refused_with_a_reason(position: str, attention: str, head: str, pool: str | None) -> None:
     options = options_of(position, attention, head, pool)
     native = {("position", position), ("attention", attention), ("head", head)} <= BUILT_IN
-    reason = ViT.why_not(data_of(head), {name: value for name, value in options.items() if name != "type"})
+    reason = ViT.incompatibility(data_of(head), {name: value for name, value in options.items() if name != "type"})
     if reason is not None:
         assert not native, f"refused among the built-ins: {reason}"
         assert reason.strip()

@@ -220,8 +220,8 @@ def test_width_is_a_factor_on_every_channel() -> None:
 def test_images_too_small_are_refused(name: str, stem: str, least: int) -> None:
     choice = model.resolve({"type": name, "stem": stem})
     component: Any = choice.component
-    assert component.why_not(data(least), choice.options) is None
-    reason = component.why_not(DataInfo(image=(64, least - 1), channels=3, classes=10), choice.options)
+    assert component.incompatibility(data(least), choice.options) is None
+    reason = component.incompatibility(DataInfo(image=(64, least - 1), channels=3, classes=10), choice.options)
     assert reason is not None and f"64 by {least - 1} pixels" in reason and f"at least {least} a side" in reason
     with pytest.raises(OptionError, match="too few"):
         model.build(choice, data(least - 1))
@@ -230,10 +230,10 @@ def test_images_too_small_are_refused(name: str, stem: str, least: int) -> None:
 def test_the_refusal_names_the_way_out() -> None:
     choice = model.resolve("resnet18")
     component: Any = choice.component
-    assert component.why_not(data(8), choice.options).endswith("; stem: small takes 5")
-    assert "stem" not in component.why_not(data(4), choice.options)
+    assert component.incompatibility(data(8), choice.options).endswith("; stem: small takes 5")
+    assert "stem" not in component.incompatibility(data(4), choice.options)
     segmentation = DataInfo(image=(32, 32), channels=3, classes=10, task="segmentation")
-    assert "segmentation" in component.why_not(segmentation, choice.options)
+    assert "segmentation" in component.incompatibility(segmentation, choice.options)
 
 
 # -- the contract -----------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def test_a_plan_does_not_import_torchvision() -> None:
         "from vitlab.geometry import DataInfo\n"
         "from vitlab.models import model\n"
         "choice = model.resolve({'type': 'resnet18', 'stem': 'small'})\n"
-        "choice.component.why_not(DataInfo(image=(8, 8), channels=1, classes=2), choice.options)\n"
+        "choice.component.incompatibility(DataInfo(image=(8, 8), channels=1, classes=2), choice.options)\n"
         "assert 'torchvision' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -36,16 +36,16 @@ from vitlab.registry import slot
 from vitlab.runner.run import Settings, run_trial
 from vitlab.spec.trial import Distill
 from vitlab.store.folders import Store
-from vitlab.training.artifacts import Sight
-from vitlab.training.distillation import Distillation, Glasses
+from vitlab.training.artifacts import InputSpec
+from vitlab.training.distillation import Distillation, InputAdapter
 
 torchvision()  # where torch has no operators for it, timm cannot import it alone
 from timm.task import DistillationTeacher, TokenDistillationTask  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("no_report")
 COLOUR = DataInfo(image=(8, 8), channels=3, classes=10, identity=None)
-NORMAL = Sight(COLOUR, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-HALF = Sight(COLOUR, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+NORMAL = InputSpec(COLOUR, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF = InputSpec(COLOUR, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 class Fixed(nn.Module):
@@ -151,7 +151,7 @@ def test_the_loss_is_timms(kind: Any) -> None:
 def test_a_teacher_that_gives_probabilities_teaches_by_its_logits_and_other_classes_are_refused() -> None:
     teacher = slot("model").build({"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2}, COLOUR)
     how = Distill.model_validate({"teacher": {"trial": {}}})
-    seven = Sight(DataInfo(image=(8, 8), channels=3, classes=7, identity=None), NORMAL.mean, NORMAL.std)
+    seven = InputSpec(DataInfo(image=(8, 8), channels=3, classes=7, identity=None), NORMAL.mean, NORMAL.std)
     with pytest.raises(WeightsError, match="10 classes apart, and this trial 7"):
         Distillation(how, teacher, NORMAL, seven, "fp32")
     output = {"type": "linear", "output": "probabilities"}
@@ -179,10 +179,12 @@ def test_of_labels_both_heads_learn_from_the_labels() -> None:
 # -- the teacher's glasses --------------------------------------------------------------------------------------------
 
 
-def sight(channels: int, size: int, mean: float, std: float) -> Sight:
+def sight(channels: int, size: int, mean: float, std: float) -> InputSpec:
     """With another mean and deviation in each channel."""
     info = DataInfo(image=(size, size), channels=channels, classes=10, identity=None)
-    return Sight(info, tuple(mean + 0.05 * c for c in range(channels)), tuple(std + 0.03 * c for c in range(channels)))
+    return InputSpec(
+        info, tuple(mean + 0.05 * c for c in range(channels)), tuple(std + 0.03 * c for c in range(channels))
+    )
 
 
 @pytest.mark.parametrize("channels", [(3, 3), (1, 1), (1, 3), (3, 1)], ids=str)
@@ -200,17 +202,17 @@ def test_the_teacher_sees_what_torchvision_would_make_of_the_pixels(channels: tu
     wanted = transforms.normalize(
         transforms.resize(pixels, [size, size], antialias=True), list(theirs.mean), list(theirs.std)
     )
-    found = Glasses(mine, theirs, like=seen)(seen)
+    found = InputAdapter(mine, theirs, like=seen)(seen)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    narrow = Glasses(mine, theirs, like=seen.float())(seen.float())
+    narrow = InputAdapter(mine, theirs, like=seen.float())(seen.float())
     torch.testing.assert_close(narrow.double(), wanted, rtol=0, atol=1e-5)
 
 
 def test_who_sees_alike_is_shown_the_very_batch() -> None:
     x_BCHW = torch.randn(2, 3, 8, 8)
-    assert Glasses(NORMAL, NORMAL, like=x_BCHW)(x_BCHW) is x_BCHW
+    assert InputAdapter(NORMAL, NORMAL, like=x_BCHW)(x_BCHW) is x_BCHW
     with pytest.raises(WeightsError, match="of 3 channels, and those here have 4"):
-        Glasses(sight(4, 8, 0.5, 0.2), NORMAL, like=x_BCHW)
+        InputAdapter(sight(4, 8, 0.5, 0.2), NORMAL, like=x_BCHW)
 
 
 # -- studies ----------------------------------------------------------------------------------------------------------
@@ -342,7 +344,7 @@ def test_a_teacher_never_changes_and_the_student_learns_what_it_says(tmp_path: P
     teacher.initialise(5)
     teacher.train()(torch.randn(64, 1, 8, 8))  # so that its statistics are of something
     before = copy.deepcopy(teacher.state_dict())
-    mine = Sight(prepared.info, prepared.mean, prepared.std)
+    mine = InputSpec(prepared.info, prepared.mean, prepared.std)
     how = Distill.model_validate({"teacher": {"trial": {}}, "kind": "soft", "alpha": 1.0, "reduction": "batchmean"})
     distillation = Distillation(how, teacher, mine, mine, "fp32")
     student = slot("model").build({**DISTILLED, "dim": 16}, prepared.info)
@@ -473,10 +475,10 @@ def test_a_teacher_in_a_file_of_timms(tmp_path: Path) -> None:
 
 
 def opened(folder: Path, state: Any, **said: Any) -> Any:
-    from vitlab.weights import Known, open_model
+    from vitlab.weights import ModelFacts, open_model
 
     torch.save(state, folder / "teacher.pth")
-    return open_model(folder / "teacher.pth", said=Known(**said))
+    return open_model(folder / "teacher.pth", said=ModelFacts(**said))
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])

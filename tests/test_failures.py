@@ -105,7 +105,7 @@ def test_each_kind_has_its_retries(how: str, retries: Any, attempts: int, tmp_pa
     kind = "error" if how == "failed" else how
     assert [heard for _, heard in ear.heard] == [kind] * (attempts - 1) + ["failed"]
     left = read_json(job(tmp_path, "a").folder / "failure.json")
-    assert left["failure"] == "because" and left["kind"] == kind and left["given_up"]
+    assert left["failure"] == "because" and left["kind"] == kind and left["has_failed_for_good"]
 
 
 def test_who_was_preempted_goes_on_as_often_as_it_takes(tmp_path: Path) -> None:

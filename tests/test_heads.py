@@ -249,7 +249,7 @@ def test_a_segmentation_model() -> None:
     out = built(torch.randn(2, 1, 16, 24))
     assert built.views(out)[""].shape == (2, 4, 16, 24)
     F.cross_entropy(built.views(out)[""], torch.randint(4, (2, 16, 24))).backward()
-    reason = ViT.why_not(data, {**options, "head": "linear"})
+    reason = ViT.incompatibility(data, {**options, "head": "linear"})
     assert reason == "head 'linear' is for classification, and the data are for segmentation"
 
 

@@ -21,7 +21,7 @@ from vitlab.models import innermost
 from vitlab.models.vit import Block, ViT
 from vitlab.registry import slot
 from vitlab.testing.engines import check_engines
-from vitlab.training.cohort import why_not_stack
+from vitlab.training.cohort import stacking_incompatibility
 
 INFO = DataInfo(image=(8, 8), channels=1, classes=3)
 
@@ -75,21 +75,23 @@ def built(**options: Any) -> Any:
     ],
 )
 def test_what_is_not_known_is_said(options: dict[str, Any], sentence: str) -> None:
-    reason = built(**options).why_not_innermost()
+    reason = built(**options).batch_last_incompatibility()
     assert reason is not None and sentence in reason
 
 
 def test_a_class_of_somebody_else_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Be it derived from one that is: it may do another thing."""
-    assert built().why_not_innermost() is None
+    assert built().batch_last_incompatibility() is None
 
     class Mine(attention.get("fused")):  # type: ignore[misc]
         pass
 
     model = built()
     model.blocks[1].attn.__class__ = Mine
-    assert "blocks.1.attn is a Mine" in (model.why_not_innermost() or "")
-    assert "a ResNet8 is not known" in (slot("model").build({"type": "resnet8"}, INFO).why_not_innermost() or "")
+    assert "blocks.1.attn is a Mine" in (model.batch_last_incompatibility() or "")
+    assert "a ResNet8 is not known" in (
+        slot("model").build({"type": "resnet8"}, INFO).batch_last_incompatibility() or ""
+    )
 
 
 @pytest.mark.parametrize("method", ["forward", "forward_features", "forward_head", "_with_prefix"])
@@ -98,9 +100,9 @@ def test_a_model_that_does_another_thing_is_not_known(method: str) -> None:
     model = built()
     mine = type("Mine", (ViT,), {method: lambda self, x: getattr(ViT, method)(self, x)})
     model.__class__ = type("Other", (ViT,), {})
-    assert model.why_not_innermost() is None
+    assert model.batch_last_incompatibility() is None
     model.__class__ = mine
-    assert "a Mine is not known" in (model.why_not_innermost() or "")
+    assert "a Mine is not known" in (model.batch_last_incompatibility() or "")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_a_part_of_somebody_else_in_the_place_of_one_that_is_told_here_is_not_kn
     model = built()
     part = model.get_submodule(at)
     part.__class__ = type("Mine", (type(part),), {})
-    assert model.why_not_innermost() == f"{at} is a Mine, which is not known with the batch innermost"
+    assert model.batch_last_incompatibility() == f"{at} is a Mine, which is not known with the batch innermost"
 
 
 @pytest.mark.parametrize(
@@ -119,24 +121,26 @@ def test_a_part_of_somebody_else_in_the_place_of_one_that_is_told_here_is_not_kn
 def test_a_patched_built_in_is_not_passed_over(cls: type, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original = getattr(cls, method)
     monkeypatch.setattr(cls, method, lambda self, *inputs: 2 * original(self, *inputs))
-    assert "has a replaced forward method or a hook" in (built().why_not_innermost() or "")
+    assert "has a replaced forward method or a hook" in (built().batch_last_incompatibility() or "")
 
 
 def test_a_hook_is_not_passed_over() -> None:
     model = built()
     model.blocks[1].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
-    assert "blocks.1.mlp, a GeluMLP, has a replaced forward method or a hook" in (model.why_not_innermost() or "")
+    assert "blocks.1.mlp, a GeluMLP, has a replaced forward method or a hook" in (
+        model.batch_last_incompatibility() or ""
+    )
 
 
 def test_norms_of_queries_and_hooks_of_positions_count_by_what_they_are() -> None:
     model = built()
     attend = model.blocks[0].attn
     attend.q_norm.__class__ = type("Mine", (NoNorm,), {"forward": lambda self, x: 2 * x})
-    assert "blocks.0.attn normalises queries" in (model.why_not_innermost() or "")
+    assert "blocks.0.attn normalises queries" in (model.batch_last_incompatibility() or "")
     for hook, sentence in (("rotation", "rotates queries and keys"), ("bias", "has a bias")):
         model = built()
         model.position.__class__ = type("Mine", (Learned,), {hook: lambda self, layer: None})
-        assert sentence in (model.why_not_innermost() or "")
+        assert sentence in (model.batch_last_incompatibility() or "")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +171,7 @@ def test_parts_of_derived_classes_do_their_own_work(at: str, method: str) -> Non
 
         part.__class__ = type("Mine", (base,), {method: twice})
         assert not torch.allclose(model.forward_features(x_KBCHW[seed]), before)
-    assert models[0].why_not_innermost() is None
+    assert models[0].batch_last_incompatibility() is None
     rows, kept = stack_module_state(models)
     keys_K = torch.arange(2)
     draws = noise.Draws(dropout=keys_K, drop_path=keys_K, sample_B=torch.arange(3).expand(2, 3))
@@ -178,9 +182,9 @@ def test_parts_of_derived_classes_do_their_own_work(at: str, method: str) -> Non
 
 def test_it_is_for_processors_and_full_precision() -> None:
     model, cpu = built(), torch.device("cpu")
-    assert [why_not_stack(model, precision, cpu) for precision in ("fp32", "fp64")] == [None, None]
-    assert "precision bf16" in (why_not_stack(model, "bf16", cpu) or "")
-    assert "this is cuda" in (why_not_stack(model, "fp32", torch.device("cuda")) or "")
+    assert [stacking_incompatibility(model, precision, cpu) for precision in ("fp32", "fp64")] == [None, None]
+    assert "precision bf16" in (stacking_incompatibility(model, "bf16", cpu) or "")
+    assert "this is cuda" in (stacking_incompatibility(model, "fp32", torch.device("cuda")) or "")
 
 
 def test_the_contract_of_parts_sees_a_fault_here(monkeypatch: pytest.MonkeyPatch) -> None:

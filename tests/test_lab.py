@@ -343,9 +343,11 @@ def test_a_trial_that_failed_is_parked_until_it_is_asked_for(tmp_path: Path) -> 
     assert (again.trained, again.cached, again.failed) == (0, 1, 1)
     (left,) = tmp_path.glob("out/trials/*/*/failure.json")
     said = read_json(left)
-    write_json(left, {name: said[name] for name in said if name != "given_up"})  # a driver died before it had decided
+    write_json(
+        left, {name: said[name] for name in said if name != "has_failed_for_good"}
+    )  # a driver died before it had decided
     orphaned = vitlab.run(file, out=tmp_path / "out", plugins=[plugin])
-    assert (orphaned.trained, orphaned.cached, orphaned.failed) == (0, 1, 1) and read_json(left)["given_up"]
+    assert (orphaned.trained, orphaned.cached, orphaned.failed) == (0, 1, 1) and read_json(left)["has_failed_for_good"]
     (tmp_path / "mood").unlink()
     retried = vitlab.run(file, out=tmp_path / "out", plugins=[plugin], retry_failed=True)
     assert (retried.trained, retried.cached, retried.failed) == (1, 1, 0)

@@ -22,7 +22,7 @@ import pytest
 from vitlab.errors import UserError
 from vitlab.store import locks
 from vitlab.store.folders import TrialFolder, temporary, write_bytes
-from vitlab.store.locks import DRIVER, Busy, Taken, held, hold, holder, holds_lock, process
+from vitlab.store.locks import DRIVER, Busy, LockLost, held, hold, holder, holds_lock, process
 
 SILENT_S = 2.0
 
@@ -100,7 +100,7 @@ def test_where_nothing_can_be_written_nothing_can_be_held_and_a_sentence_says_wh
         folder.lock.mkdir(parents=True)
     else:
         without_locks(monkeypatch)
-        monkeypatch.setattr(locks, "_buried", no_room)
+        monkeypatch.setattr(locks, "reclaim_stale", no_room)
         folder.path.mkdir(parents=True)
         (folder.path / "lock.held").touch()
     with pytest.raises(UserError, match=rf"code/lock cannot be written \({why}\)"), folder.lease():
@@ -108,7 +108,7 @@ def test_where_nothing_can_be_written_nothing_can_be_held_and_a_sentence_says_wh
     if broken == "open":
         write_bytes(folder.path / "result.json", b"{}")
         write_bytes(folder.checkpoint / "last.safetensors", b"")
-        folder.tidy()  # which is no reason to give up
+        folder.remove_checkpoint()  # which is no reason to give up
         assert folder.checkpoint.exists()
 
 
@@ -217,11 +217,11 @@ def _hold_and_write(path: Path, parent: Connection) -> None:
             folder.emit("start", attempt=1)
             parent.send(process(os.getpid()))
             parent.recv()
-            for write in (folder.mend, lambda: folder.emit("metrics", step=1)):
+            for write in (folder.recover_journal, lambda: folder.emit("metrics", step=1)):
                 try:
                     write()
                     parent.send("written")
-                except Taken:
+                except LockLost:
                     parent.send("taken")
         parent.send("left")
 
@@ -251,7 +251,7 @@ def test_a_holder_that_was_silent_for_too_long_is_taken_for_dead_and_stops(
             ours.send("write")
             assert [ours.recv(), ours.recv(), ours.recv()] == ["taken", "taken", "left"]
             assert folder.failure() == "memory ran out" and unfinished.exists()
-            folder.mend()
+            folder.recover_journal()
             assert folder.held() and holder(folder.lock)[0] == process(os.getpid()), "it has not let go for us"
             folder.emit("end", status="done")
         assert [event.body.get("attempt") for event in folder.events()[0]] == [1, 2, None]
@@ -289,14 +289,14 @@ def test_of_several_who_find_a_dead_holder_one_goes_on(tmp_path: Path, monkeypat
     lock, lease = tmp_path / "lock", tmp_path / "lock.held"
     lease.write_text("gone/1/2  0\n")
     os.utime(lease, (0, 0))
-    buried = locks._buried
+    buried = locks.reclaim_stale
 
     def late(path: Path) -> bool:
         gone = buried(path)
         path.write_text("other/3/4  1\n")
         return gone
 
-    monkeypatch.setattr(locks, "_buried", late)
+    monkeypatch.setattr(locks, "reclaim_stale", late)
     with pytest.raises(Busy), hold(lock):
         pass
     assert holder(lock) == ("other/3/4", "")
@@ -314,7 +314,7 @@ def test_who_cannot_see_the_other_driver_for_its_clock_looks_on_all_the_same(
     without_locks(monkeypatch)
     monkeypatch.setattr(locks, "SILENT_S", 120.0)
     monkeypatch.setattr(locks, "time", SimpleNamespace(time=lambda: time.time() + 1000))
-    monkeypatch.setattr(scheduler, "LOOK_S", 0.01)
+    monkeypatch.setattr(scheduler, "POLL_S", 0.01)
     store = Store(tmp_path)
     lease = store.driver("tiny").with_name("driver.lock.held")
     lease.parent.mkdir(parents=True)
@@ -375,7 +375,7 @@ def test_a_training_that_was_taken_over_leaves_all_to_the_other(
         return False
 
     settings = Settings(device="cpu", every_s=0.0)
-    with pytest.raises(Taken, match="was taken over by other/3/4"):
+    with pytest.raises(LockLost, match="was taken over by other/3/4"):
         run_cohort(work, settings, stop) if engine == "vmap" else run_trial(trial, folder, settings, stop)
     assert {str(file): file.read_bytes() for file in folder.path.rglob("*") if file.is_file()} == before
     assert any("checkpoint" in name for name in before)
@@ -400,11 +400,11 @@ def test_a_cohort_of_which_one_was_taken_over_as_it_began_is_not_taken_to_be_imp
     failed: list[Attempt] = []
 
     def taken(*_: object) -> None:
-        raise Taken("was taken over")
+        raise LockLost("was taken over")
 
     monkeypatch.setattr(*((room, at, taken) if at == "require_stackable" else (Attempt, at, taken)))
     monkeypatch.setattr(Attempt, "failed", lambda self, error: failed.append(self))
-    with pytest.raises(Taken):
+    with pytest.raises(LockLost):
         room.run_cohort(work, room.Settings(device="cpu"))
     for _, folder in work:
         assert not folder.done() and not any("note" in event.body for event in folder.events()[0])

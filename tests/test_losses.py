@@ -12,7 +12,7 @@ from torch import Tensor
 from vitlab.data.torchvision_import import torchvision
 from vitlab.geometry import DataInfo
 from vitlab.registry import slot
-from vitlab.training.metrics import Tally, calibration_error, mean_iou, metrics_of
+from vitlab.training.metrics import MetricAccumulator, calibration_error, mean_iou, metrics_of
 
 torchvision()  # where torch has no operators for it, timm cannot import it alone
 from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy  # noqa: E402
@@ -95,8 +95,8 @@ def test_the_gradient_is_that_of_the_formula() -> None:
 # -- metrics ----------------------------------------------------------------------------------------------------------
 
 
-def tallied(views: dict[str, Tensor], target: Tensor, size: int) -> Tally:
-    tally = Tally(metrics_of(DataInfo(image=(1, 1), channels=1, classes=views[""].shape[1])))
+def tallied(views: dict[str, Tensor], target: Tensor, size: int) -> MetricAccumulator:
+    tally = MetricAccumulator(metrics_of(DataInfo(image=(1, 1), channels=1, classes=views[""].shape[1])))
     for start in range(0, len(target), size):
         part = slice(start, start + size)
         tally.add({name: view[part] for name, view in views.items()}, target[part], torch.arange(len(target))[part])
@@ -153,7 +153,7 @@ def test_segmentation_is_as_scikit_learn_says() -> None:
 
     logits, target = batch(6, 4, 8, 8)
     target = target.clamp(max=2)  # one class never occurs in the labels
-    tally = Tally(metrics_of(DataInfo(image=(8, 8), channels=1, classes=4, task="segmentation")))
+    tally = MetricAccumulator(metrics_of(DataInfo(image=(8, 8), channels=1, classes=4, task="segmentation")))
     for part in (slice(0, 4), slice(4, 6)):
         tally.add({"": logits[part]}, target[part], torch.arange(6)[part])
     metrics = tally.metrics()

@@ -19,7 +19,7 @@ from vitlab import report
 from vitlab.driver import benchmark
 from vitlab.executors import Inline
 from vitlab.lab import plan_study
-from vitlab.plan.values import Probe, probes_of
+from vitlab.plan.values import EngineBenchmark, probes_of
 from vitlab.store.folders import Store
 
 STUDY: dict[str, Any] = {
@@ -144,7 +144,7 @@ def test_an_engine_that_is_measured_once_stays(tmp_path: Path, monkeypatch: pyte
     assert {arm.engine for arm in plan_study(file, out=out)[1].arms} == {"loop"}, "what plan.json holds is what counts"
 
 
-def probed(folder: Path, **changes: Any) -> tuple[Probe, list[str]]:
+def probed(folder: Path, **changes: Any) -> tuple[EngineBenchmark, list[str]]:
     plan = plan_study(write(folder, design=None), out=folder, changes=changes)[1]
     said: list[str] = []
     store = Store(folder / "out")
@@ -181,7 +181,7 @@ def test_a_long_step_is_not_tried_as_a_cohort(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_a_probe_says_and_what_is_kept_of_it() -> None:
-    probe = Probe("vmap", 16, {"loop": 900.0, "vmap": 12000.0}, {"stack": "it is not known"})
+    probe = EngineBenchmark("vmap", 16, {"loop": 900.0, "vmap": 12000.0}, {"stack": "it is not known"})
     assert probe.said == (
         "engine vmap: 12,000 images/s of a worker, as a cohort of 16, 900 by loop; not stack: it is not known."
     )

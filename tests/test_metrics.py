@@ -22,7 +22,7 @@ from vitlab.registry import BUILT_IN, slot
 from vitlab.regression import gate
 from vitlab.spec import Study
 from vitlab.trackers import records
-from vitlab.training.metrics import STANDARD, Metric, Tally, metric, metrics_of
+from vitlab.training.metrics import STANDARD, Metric, MetricAccumulator, metric, metrics_of
 
 GUEST = """
 import torch
@@ -139,7 +139,7 @@ def test_after_a_loss_that_is_not_finite_nothing_is_asked() -> None:
             raise ValueError("not a number")
 
     data = DataInfo(image=(4, 4), channels=1, classes=3)
-    tally = Tally({**metrics_of(data), "fails": Fails()})
+    tally = MetricAccumulator({**metrics_of(data), "fails": Fails()})
     tally.add({"": torch.full((2, 3), torch.nan)}, torch.tensor([0, 1]), torch.arange(2))
     assert list(tally.metrics()) == ["loss"]
 
@@ -229,9 +229,9 @@ def test_a_guest_is_planned_trained_reported_and_gated_as_a_built_in(tmp_path: P
     predicted = vitlab.predictions(file, out=tmp_path / "loop")
     for (arm, seed, split), rows in predicted.groupby(["arm", "seed", "split"]):
         (row,) = frame[(frame["arm"] == arm) & (frame["seed"] == seed)].to_dict("records")
-        by_hand = (rows["prediction"] - rows["label"]).abs()
-        assert row[f"{split}/gap"] == pytest.approx(by_hand.mean(), rel=1e-12)
-        assert (rows["gap"] == by_hand).all()
+        cli_only_option = (rows["prediction"] - rows["label"]).abs()
+        assert row[f"{split}/gap"] == pytest.approx(cli_only_option.mean(), rel=1e-12)
+        assert (rows["gap"] == cli_only_option).all()
     stacked = answers["vmap"].results()
     assert stacked["val/gap"].tolist() == pytest.approx(frame["val/gap"].tolist(), abs=0.2)
     assert set(stacked["engine"]) == {"vmap"} and set(stacked) == set(frame)

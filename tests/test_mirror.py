@@ -11,7 +11,7 @@ import pytest
 from vitlab.errors import VitlabError
 from vitlab.executors import mirror
 from vitlab.executors.base import Companion, Job
-from vitlab.executors.mirror import Inbox, Outbox, Piece, belongings, moved
+from vitlab.executors.mirror import FileChunk, FileReceiver, FileSender, input_files, moved
 from vitlab.plan.values import Trial
 from vitlab.store.folders import Store, TrialFolder, write_bytes
 
@@ -29,7 +29,7 @@ def test_a_folder_and_its_mirror_stay_equal(tmp_path: Path, monkeypatch: pytest.
         for folder in (there, here):  # as an earlier attempt left them
             folder.path.mkdir()
             write_bytes(folder.checkpoint / "last.safetensors", b"old")
-        outbox, inbox = Outbox([there.path]), Inbox([here.path])
+        outbox, inbox = FileSender([there.path]), FileReceiver([here.path])
         for step in range(12):
             match dice.randrange(5):
                 case 0:
@@ -60,7 +60,7 @@ def test_a_folder_and_its_mirror_stay_equal(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_checkpoint_never_arrives_before_the_journal_up_to_it(tmp_path: Path) -> None:
     there = TrialFolder(tmp_path)
-    outbox = Outbox([tmp_path])
+    outbox = FileSender([tmp_path])
     there.emit("metrics", step=1)
     write_bytes(there.checkpoint / "last.safetensors", b"step 1")
     pieces = outbox.changes()
@@ -80,7 +80,7 @@ def test_half_a_line_and_half_a_file_are_not_taken(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(mirror, "CHUNK", 4)
     there, here = tmp_path / "there", TrialFolder(tmp_path / "here")
     there.mkdir()
-    outbox, inbox = Outbox([there]), Inbox([here.path])
+    outbox, inbox = FileSender([there]), FileReceiver([here.path])
     (there / "events.jsonl").write_bytes(b'{"t": 1, "kind": "start"}\n{"t": 2, "ki')
     write_bytes(there / "weights.safetensors", b"twelve bytes")
     pieces = list(outbox.changes())
@@ -95,7 +95,7 @@ def test_half_a_line_and_half_a_file_are_not_taken(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("path", ["../../elsewhere", "/etc/passwd", "checkpoint/../../x"])
 def test_no_worker_writes_elsewhere(path: str, tmp_path: Path) -> None:
     with pytest.raises(VitlabError, match="not in its trial's folder"):
-        Inbox([tmp_path / "a" / "b"]).take(Piece(0, path, "write", b"x"))
+        FileReceiver([tmp_path / "a" / "b"]).take(FileChunk(0, path, "write", b"x"))
 
 
 def test_what_a_job_needs_goes_where_it_looks_for_it(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_what_a_job_needs_goes_where_it_looks_for_it(tmp_path: Path) -> None:
         "a/s0", one.path, trial("one", teacher="teacher/c"), (str(plugin),), 1, "cpu", True, "none", "vmap",
         (Companion("a/s1", two.path, trial("two", teacher="teacher/c")),),
     )  # fmt: skip
-    sent = dict(belongings(job))
+    sent = dict(input_files(job))
     assert sorted(sent) == [
         "plugins/0/blocks.py",
         "trials/one/c/checkpoint/last.safetensors",

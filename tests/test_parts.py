@@ -15,9 +15,9 @@ from vitlab.errors import UserError
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.training.cohort import Cohort, Member, train_cohort
-from vitlab.training.distributed import Alone
+from vitlab.training.distributed import SingleProcess
 from vitlab.training.loop import Training
-from vitlab.training.microbatch import Parts, Whole, parts_of
+from vitlab.training.microbatch import MicroBatches, Whole, microbatches_of
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
 SCENES = {"type": "digit_scenes", "image_size": 8, "digit_size": [5, 7], "train_images": 60, "test_images": 20}
@@ -26,7 +26,7 @@ TRAIN = {"steps": 6, "batch_size": 16, "precision": "fp64", "optimizer": {"type"
 TWO = {"prefix": ["class", "distillation"], "head": "distilled"}
 
 
-class Second(Alone):
+class Second(SingleProcess):
     """The second of three processes, whose sums nobody sees."""
 
     count, rank = 3, 1
@@ -66,7 +66,9 @@ VOID = {**SCENES, "augment": [{"type": "crop", "padding": 3}]}  # what the crop 
 )
 @pytest.mark.parametrize("size", [5, 16])
 def test_parts_make_the_whole(size: int, data: dict[str, Any], model: dict[str, Any], train: dict[str, Any]) -> None:
-    whole, cut = (training(parts, data=data, model=model, **train) for parts in (None, parts_of(size, Alone())))
+    whole, cut = (
+        training(parts, data=data, model=model, **train) for parts in (None, microbatches_of(size, SingleProcess()))
+    )
     count = whole.batch_images
     assert [len(rows) for rows in cut.parts.rows(count)][:-1] == [size] * ((count - 1) // size)
     for step in range(6):
@@ -93,7 +95,7 @@ def test_parts_without_a_label_count_nothing() -> None:
     """The pixels of some parts have no label at all, and in the end those of none."""
     whole, cut = (
         training(parts, data=SCENES, model={"prefix": [], "head": "segmentation"})
-        for parts in (None, Parts(4, Alone()))
+        for parts in (None, MicroBatches(4, SingleProcess()))
     )
     for unlabelled in (range(4, 10), range(16)):
         for one in (whole, cut):
@@ -111,10 +113,10 @@ def test_the_rows_of_all_processes_are_the_batch() -> None:
         for rank in range(3):
             peers = Second()
             peers.rank = rank
-            rows += [row for part in Parts(4, peers).rows(count) for row in part]
+            rows += [row for part in MicroBatches(4, peers).rows(count) for row in part]
         assert rows == list(range(count))
     with pytest.raises(UserError, match="batches of 2 images cannot be shared by 3 processes"):
-        training(Parts(None, Second()), batch_size=2)
+        training(MicroBatches(None, Second()), batch_size=2)
 
 
 @pytest.mark.parametrize("rows", [range(16), range(0, 5), range(5, 10), range(9, 16)], ids=str)
@@ -131,15 +133,17 @@ def test_what_a_part_sees_is_what_the_whole_batch_sees(rows: range) -> None:
 
 
 def test_what_looks_at_the_whole_batch_is_not_cut() -> None:
-    training(Parts(4, Alone()), model={"patch": {"type": "conv_stem", "norm": "groupnorm"}})
+    training(MicroBatches(4, SingleProcess()), model={"patch": {"type": "conv_stem", "norm": "groupnorm"}})
     training(None, model={"patch": {"type": "conv_stem", "norm": "batchnorm"}})
     with pytest.raises(UserError, match=r"^patch_embed\.convs\.0\.norm normalises by the statistics of a whole batch"):
-        training(Parts(4, Alone()), model={"patch": {"type": "conv_stem", "norm": "batchnorm"}})
+        training(MicroBatches(4, SingleProcess()), model={"patch": {"type": "conv_stem", "norm": "batchnorm"}})
 
 
 def test_a_cohort_takes_parts_too() -> None:
     how: dict[str, Any] = {"data": AUGMENTED, "clip_grad": 0.5, "mix": {"mixup": 0.8}}
-    whole, cut = ([training(parts, seed, **how) for seed in range(2)] for parts in (None, Parts(5, Alone())))
+    whole, cut = (
+        [training(parts, seed, **how) for seed in range(2)] for parts in (None, MicroBatches(5, SingleProcess()))
+    )
     first, second = Cohort(whole), Cohort(cut)
     for _ in range(6):
         first.advance()
@@ -150,11 +154,14 @@ def test_a_cohort_takes_parts_too() -> None:
         torch.testing.assert_close(
             torch.stack(other.losses["loss"]), torch.stack(one.losses["loss"]), rtol=0, atol=1e-12
         )
-    alone = training(Parts(5, Alone()), 1, **how)
+    alone = training(MicroBatches(5, SingleProcess()), 1, **how)
     train_cohort([Member(alone)])
     assert all(torch.equal(value, cut[1].model.state_dict()[name]) for name, value in alone.model.state_dict().items())
 
 
 def test_nothing_is_cut_where_nobody_asks() -> None:
-    assert type(parts_of(None, Alone())) is Whole
-    assert type(parts_of(64, Alone())) is Parts and type(parts_of(None, Second())) is Parts
+    assert type(microbatches_of(None, SingleProcess())) is Whole
+    assert (
+        type(microbatches_of(64, SingleProcess())) is MicroBatches
+        and type(microbatches_of(None, Second())) is MicroBatches
+    )

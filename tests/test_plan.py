@@ -23,7 +23,7 @@ from vitlab.plan.cohorts import engine_of, shape
 from vitlab.plan.design import count, drafts, short_names, text
 from vitlab.plan.key import RUNNER, closure, code_digest, key_of, refresh
 from vitlab.plan.rules import RuleFault, holds, parse
-from vitlab.plan.values import Probe, Trial
+from vitlab.plan.values import EngineBenchmark, Trial
 from vitlab.spec.design import Node
 
 BASE: dict[str, Any] = {
@@ -76,9 +76,9 @@ def test_grid_is_the_product_of_levels_or_of_nodes() -> None:
 def test_zip_moves_together_and_union_concatenates_and_arms_are_by_hand() -> None:
     rows = {"zip": {"a": [1, 2], "b": [3, 4], "labels": ["x", "y"]}}
     assert values(rows) == [{"a": 1, "b": 3}, {"a": 2, "b": 4}]
-    by_hand = {"arms": {"plain": None, "big": {"a": 9}}}
-    assert values({"union": [rows, by_hand]}) == [{"a": 1, "b": 3}, {"a": 2, "b": 4}, {}, {"a": 9}]
-    assert [draft.label for draft in drafts(Node.model_validate(by_hand))] == ["plain", "big"]
+    cli_only_option = {"arms": {"plain": None, "big": {"a": 9}}}
+    assert values({"union": [rows, cli_only_option]}) == [{"a": 1, "b": 3}, {"a": 2, "b": 4}, {}, {"a": 9}]
+    assert [draft.label for draft in drafts(Node.model_validate(cli_only_option))] == ["plain", "big"]
 
 
 def test_sample_draws_without_replacement_by_its_own_seed() -> None:
@@ -654,7 +654,7 @@ def test_what_was_measured_stands_before_the_rule(tmp_path: Path) -> None:
     assert shape(base) == shape(found.find("baseline", 1)) == shape(faster) != shape(shallow)
     longer = plan(tmp_path, base={**BASE, "train": {"epochs": 3, "batch_size": 8, "schedule": "constant"}})
     assert shape(longer.find("baseline", 0)) == shape(base), "lengths and rates do not decide how fast a step is"
-    probes = {shape(base): Probe("loop", 2, {"loop": 3.0, "vmap": 2.0})}
+    probes = {shape(base): EngineBenchmark("loop", 2, {"loop": 3.0, "vmap": 2.0})}
 
     def little(_: Trial) -> Work:
         return Work(1)

@@ -154,9 +154,9 @@ def test_sincos2d_equals_timm() -> None:
     g = geometry()
     rows = added(build("sincos2d", g, temperature=500.0), g)[1:]
     torch.testing.assert_close(rows, build_sincos2d_pos_embed([3, 5], 16, temperature=500.0), atol=1e-6, rtol=0)
-    reason = position.get("sincos2d").why_not(geometry(dim=6), {})
+    reason = position.get("sincos2d").incompatibility(geometry(dim=6), {})
     assert reason is not None and "dim 6" in reason
-    assert position.get("sincos2d").why_not(geometry(dim=4), {"convention": "big_vision"}) is not None
+    assert position.get("sincos2d").incompatibility(geometry(dim=4), {"convention": "big_vision"}) is not None
 
 
 def test_fourier_is_its_formula() -> None:
@@ -188,7 +188,7 @@ def test_where_rows_are_added(name: str) -> None:
     shared = layers("every_layer_shared")
     assert len(shared) == g.depth and all(torch.equal(rows, shared[0]) for rows in shared)
     if name in ("sinusoidal", "sincos2d"):
-        reason = position.get(name).why_not(g, {"where": "every_layer"})
+        reason = position.get(name).incompatibility(g, {"where": "every_layer"})
         assert reason is not None and "every_layer_shared" in reason
     else:
         own = layers("every_layer")
@@ -259,7 +259,7 @@ def test_rotated_products_depend_on_the_offset_alone(name: str) -> None:
 @pytest.mark.parametrize("name", ["rope2d", "rope2d_mixed"])
 def test_a_head_too_narrow_to_rotate_is_refused(name: str) -> None:
     g = geometry(dim=12, heads=2)
-    assert "head_dim 6 (dim 12 / heads 2)" in str(position.get(name).why_not(g, {}))
+    assert "head_dim 6 (dim 12 / heads 2)" in str(position.get(name).incompatibility(g, {}))
     with pytest.raises(GeometryError, match="not a multiple of 4"):
         build(name, g)
 

@@ -29,7 +29,7 @@ from vitlab.runner.run import Settings, run_trial
 from vitlab.spec import STREAMS
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
-from vitlab.training.linear_probe import FAINT, fit_head, solve
+from vitlab.training.linear_probe import MIN_STD, fit_head, solve
 
 SEEDS = dict.fromkeys(STREAMS, 0)
 TARGET: dict[str, Any] = {"type": "digits", "classes": [7, 8, 9], "per_class": 5}
@@ -47,7 +47,7 @@ TRAIN: dict[str, Any] = {
 def ridge(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Ridge, np.ndarray, np.ndarray]:
     """Scikit-learn's, on standardised features, and what they were standardised by."""
     x = x_ND.double().numpy()
-    mean, std = x.mean(0), x.std(0) + FAINT
+    mean, std = x.mean(0), x.std(0) + MIN_STD
     targets = np.where(np.arange(classes) == y_N.numpy()[:, None], 1.0, -1.0)
     return Ridge(alpha=l2, solver="svd").fit((x - mean) / std, targets), mean, std
 

@@ -30,9 +30,9 @@ from vitlab.driver.scheduler import Watch, execute, with_prerequisites
 from vitlab.errors import UserError, VitlabError
 from vitlab.executors import Executor, Inline, Job, Local, Ray, base
 from vitlab.executors import ray as room
-from vitlab.executors.base import Companion, fates
+from vitlab.executors.base import Companion, trial_endings
 from vitlab.executors.ray import _Running
-from vitlab.executors.task import Begun, End, stream
+from vitlab.executors.task import End, Started, stream
 from vitlab.plan.values import Trial
 from vitlab.spec import STREAMS, RunSpec
 from vitlab.spec.run import Resources
@@ -246,7 +246,7 @@ def test_a_cohort_on_copied_files_is_the_cohort(cluster: Any, tmp_path: Path, mo
     ours, theirs = real(tmp_path / "ray", seeds=2), real(tmp_path / "inline", seeds=2)
     executor = SlowRay(run(), files="copy")
     executor.submit(ours)
-    assert [how for _, how, _ in fates(ends(executor, 1)["k0"])] == ["done", "done"]
+    assert [how for _, how, _ in trial_endings(ends(executor, 1)["k0"])] == ["done", "done"]
     straight(theirs, monkeypatch)
     for (_, one), (_, other) in zip(ours.work, theirs.work, strict=True):
         mine, its = one.result(), other.result()
@@ -360,7 +360,7 @@ def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypa
     work.folder.mkdir(parents=True)
     (work.folder / "log.txt").write_text("handed to Ray as something else\n")
     begun, end = stream(work, "executor_runner", "token", None, False, _Bell())
-    assert isinstance(begun, Begun) and isinstance(end, End)
+    assert isinstance(begun, Started) and isinstance(end, End)
     assert end.how == "refused" and "set run.executor.files: copy" in end.detail
 
 

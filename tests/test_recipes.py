@@ -195,14 +195,14 @@ def test_a_mixed_training_goes_on_as_if_never_stopped(loss: str) -> None:
 
 def test_a_teacher_sees_the_mixed_images() -> None:
     from vitlab.spec.trial import Distill
-    from vitlab.training.artifacts import Sight
+    from vitlab.training.artifacts import InputSpec
     from vitlab.training.distillation import Distillation
 
     data = prepare(DATA, SEEDS)
     seen: list[Tensor] = []
     teacher = built(data)
     teacher.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    sight = Sight(data.info, data.mean, data.std)
+    sight = InputSpec(data.info, data.mean, data.std)
     how = Distill.model_validate({"teacher": {"checkpoint": "x"}})
     found, _ = run(spec(mix=BOTH, steps=2), distillation=Distillation(how, teacher, sight, sight, "fp32"))
     assert found is not None and {"train/loss_base", "train/loss_distillation"} <= set(found.metrics)
@@ -427,7 +427,7 @@ def test_a_recipe_is_valid_and_trains(recipe: dict[str, Any]) -> None:
     data = {**DATA, "num_channels": 3, **recipe["data"]}
     model = {**MODEL, **recipe["model"]}
     found = resolved({**recipe["train"], "steps": None}, data, model)
-    assert not found.why_not
+    assert not found.incompatibility
     options = {**recipe["train"], "epochs": None, "steps": 3, "batch_size": 20, "evaluations": 1}
     prepared = prepare(data, SEEDS)
     built_model: Model = slot("model").build(model, prepared.info)

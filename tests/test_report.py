@@ -887,7 +887,7 @@ def test_labels_hold_what_differs_and_nothing_else():
         "position=rope2d, attention=linear(eps=1, dim=2), seedless",
     ]
     assert list(labels.short_labels(names).values()) == ["position=none", "position=rope2d"]
-    assert labels.parts_of(names[0]) == ("position=none", "attention=linear(eps=1, dim=2)", "seedless")
+    assert labels.microbatches_of(names[0]) == ("position=none", "attention=linear(eps=1, dim=2)", "seedless")
     assert labels.short_labels(["a=1"]) == {"a=1": "a=1"} and labels.short_labels(["a, b", "a"]) == {
         "a, b": "b",
         "a": "a",

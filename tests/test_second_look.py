@@ -18,9 +18,9 @@ import vitlab
 from vitlab import lab
 from vitlab.errors import SpecError
 from vitlab.plan.registration import changes, registered, registration
-from vitlab.plan.values import Arm, Looks, Plan
+from vitlab.plan.values import Arm, InterimAnalysis, Plan
 from vitlab.report.comparison import judge, refusals
-from vitlab.report.escalation import left_open
+from vitlab.report.escalation import inconclusive_arms
 from vitlab.report.render import _Made
 from vitlab.spec import Analysis, Study
 from vitlab.store.folders import Store
@@ -76,7 +76,7 @@ def values() -> dict[str, dict[int, float]]:
 def judged(values: dict[str, dict[int, float]], open_: tuple[str, ...], waiting: int = 0) -> dict[str, dict[str, Any]]:
     compared = {arm: "baseline" for arm in values if arm != "baseline"}
     plan = Plan("s", "", tuple(Arm(arm, {}, compared.get(arm)) for arm in values), (), Analysis())
-    plan = Plan(**{**vars(plan), "looks": Looks(FIRST, SECOND, open_)})
+    plan = Plan(**{**vars(plan), "looks": InterimAnalysis(FIRST, SECOND, open_)})
     return judge(plan, compared, values, {}, {}, dict.fromkeys(compared, waiting))
 
 
@@ -165,7 +165,7 @@ def test_further_seeds_are_the_smallest_others():
 
 # -- what is open, of studies made by hand ----------------------------------------------------------------------------
 
-SEEDS = Looks((0, 1, 2, 3), tuple(range(8)))
+SEEDS = InterimAnalysis((0, 1, 2, 3), tuple(range(8)))
 BASE, FAR, NEAR = [0.80, 0.81, 0.79, 0.80], [0.500, 0.511, 0.489, 0.501], [0.81, 0.80, 0.80, 0.82]
 
 
@@ -178,25 +178,25 @@ def registered_study(root: Path, arms: dict[str, list[float | None]], known: Seq
 
 def test_nothing_is_opened_before_all_that_were_registered_have_ended(tmp_path):
     arms = {"baseline": BASE, "far": FAR, "near": NEAR}
-    assert left_open(*registered_study(tmp_path / "a", arms, list(arms))) == ("near",)
-    assert left_open(*registered_study(tmp_path / "b", {**arms, "far": [*FAR[:3], None]}, list(arms))) == ()
+    assert inconclusive_arms(*registered_study(tmp_path / "a", arms, list(arms))) == ("near",)
+    assert inconclusive_arms(*registered_study(tmp_path / "b", {**arms, "far": [*FAR[:3], None]}, list(arms))) == ()
 
 
 def test_what_was_opened_stays_open_when_an_arm_is_added_or_made_anew(tmp_path):
     arms = {"baseline": BASE, "far": FAR, "near": NEAR}
     added = registered_study(tmp_path / "a", {**arms, "new": [None] * 4}, list(arms))
-    assert left_open(*added) == left_open(*added, before=("near",)) == ("near",)
+    assert inconclusive_arms(*added) == inconclusive_arms(*added, before=("near",)) == ("near",)
     anew = registered_study(tmp_path / "b", {**arms, "far": [None] * 4}, list(arms))
-    assert left_open(*anew) == () and left_open(*anew, before=("near",)) == ("near",)
+    assert inconclusive_arms(*anew) == () and inconclusive_arms(*anew, before=("near",)) == ("near",)
     itself = registered_study(tmp_path / "c", {**arms, "near": [None] * 4}, list(arms))
-    assert left_open(*itself, before=("near",)) == ()
+    assert inconclusive_arms(*itself, before=("near",)) == ()
 
 
 def test_a_trial_that_failed_is_to_be_trained_again_before_there_are_more_seeds(tmp_path):
     plan, store = registered_study(tmp_path, {"baseline": BASE, "near": [*NEAR[:3], None]}, ["baseline", "near"])
     failed = plan.trials[-1].trial
     store.trial(failed.key, failed.code).fail("memory ran out", kind="oom")
-    assert left_open(plan, store) == ()
+    assert inconclusive_arms(plan, store) == ()
     [said] = [note for note in handmade.document(plan, store)["notes"] if note.startswith("Two looks")]
     assert "near may be given further seeds once 'vitlab run --retry-failed' has trained what failed." in said
 

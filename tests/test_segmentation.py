@@ -30,7 +30,7 @@ from vitlab.models import model
 from vitlab.registry import slot
 from vitlab.spec import TrainSpec
 from vitlab.training import loop
-from vitlab.training.metrics import Tally, confusion, mean_iou, metrics_of
+from vitlab.training.metrics import MetricAccumulator, confusion, mean_iou, metrics_of
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -463,9 +463,9 @@ def test_pixels_without_a_label_are_not_learned_from(name: str, smoothing: float
     assert nothing.detach() == 0 and not gradient.any()
 
 
-def tallied(logits: Tensor, target: Tensor, *sizes: int) -> Tally:
+def tallied(logits: Tensor, target: Tensor, *sizes: int) -> MetricAccumulator:
     data = DataInfo(image=(1, 1), channels=1, classes=logits.shape[1], task="segmentation")
-    tally, start = Tally(metrics_of(data)), 0
+    tally, start = MetricAccumulator(metrics_of(data)), 0
     for size in sizes:
         part = slice(start, start + size)
         tally.add({"": logits[part]}, target[part], torch.arange(len(target))[part])

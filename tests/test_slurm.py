@@ -75,7 +75,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("FAKE", str(fake))
     monkeypatch.setenv("PATH", str(fake), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{HERE.parent}")
-    monkeypatch.setattr(room, "LOOK_S", 0.1)
+    monkeypatch.setattr(room, "POLL_S", 0.1)
     yield fake
     for pid in of_jobs(fake):
         os.kill(pid, signal.SIGKILL)

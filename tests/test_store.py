@@ -81,20 +81,20 @@ def test_what_a_killed_writer_left_half_done_goes(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     for path in (folder.weights, folder.predictions, tmp_path / "result.json"):
         temporary(path).touch()
-    folder.mend()
+    folder.recover_journal()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_checkpoint_of_a_trial_that_has_ended_goes_unless_somebody_trains_it_again(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     write_bytes(folder.checkpoint / "last.safetensors", b"")
-    folder.tidy()
+    folder.remove_checkpoint()
     assert folder.checkpoint.exists()
     folder.finish(result())
     with folder.lease():
-        folder.tidy()
+        folder.remove_checkpoint()
         assert folder.checkpoint.exists()
-    folder.tidy()
+    folder.remove_checkpoint()
     assert not folder.checkpoint.exists()
 
 
@@ -117,7 +117,7 @@ def test_a_torn_line_waits_and_is_mended(tmp_path: Path) -> None:
     events, offset = folder.events()
     assert [event.kind for event in events] == ["start", "metrics"]
     assert folder.events(offset) == ([], offset)
-    folder.mend()
+    folder.recover_journal()
     folder.emit("end", status="done")
     events, _ = folder.events(offset)
     assert [event.kind for event in events] == ["end"]
@@ -142,7 +142,7 @@ def test_an_attempt_that_goes_on_is_no_longer_kept_by_an_earlier_failure(tmp_pat
     folder = TrialFolder(tmp_path)
     folder.fail("the disk was full")
     with folder.lease():
-        folder.mend()
+        folder.recover_journal()
     assert folder.failure() is None
 
 
@@ -190,7 +190,7 @@ def test_damaged_result_counts_as_absent_and_is_set_aside_by_the_next_attempt(
     assert str(file) in record.getMessage() and "\n" not in record.getMessage()
     assert file.exists(), "reading moves nothing"
     with folder.lease():
-        folder.mend()
+        folder.recover_journal()
     (aside,) = folder.path.glob("result.json.damaged-*")
     assert not file.exists() and aside.is_dir() == (damage == "folder")
     folder.finish(result())
@@ -224,11 +224,11 @@ def test_results_of_other_types_are_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_failure_keeps_nobody_from_the_trial(tmp_path: Path, damage: str) -> None:
     folder = TrialFolder(tmp_path)
-    folder.give_up("because", "error")
-    assert folder.given_up() and folder.failure() == "because"
+    folder.mark_failed("because", "error")
+    assert folder.has_failed_for_good() and folder.failure() == "because"
     damaged(tmp_path / "failure.json", damage)
-    assert not folder.given_up() and folder.failure() is None and folder.kind() == "error"
-    folder.mend()
+    assert not folder.has_failed_for_good() and folder.failure() is None and folder.kind() == "error"
+    folder.recover_journal()
     assert len(list(tmp_path.glob("failure.json.damaged-*"))) == 1
     folder.fail("again")
     assert folder.failure() == "again"
@@ -250,7 +250,7 @@ def test_a_folder_in_place_of_the_journal_or_the_checkpoint_is_set_aside(tmp_pat
     (tmp_path / "events.jsonl").mkdir()
     folder.checkpoint.write_bytes(b"no folder")
     assert folder.events() == ([], 0)
-    folder.mend()
+    folder.recover_journal()
     folder.emit("start", attempt=1)
     assert [event.kind for event in folder.events()[0]] == ["start"]
     names = sorted(path.name.partition(".damaged-")[0] for path in tmp_path.iterdir())

@@ -24,7 +24,7 @@ from vitlab.data import image_cache
 from vitlab.data.datasets import files
 from vitlab.data.datasets.folder import ImageFolder
 from vitlab.data.datasets.pictures import Pictures
-from vitlab.data.image_cache import Ahead, Request
+from vitlab.data.image_cache import Prefetcher, Request
 from vitlab.data.prepare import Batch, Feed, data_info, kept, prepare
 from vitlab.errors import DataError
 from vitlab.lab import plan_study
@@ -190,7 +190,7 @@ def test_batches_come_to_a_gpu_and_nobody_waits_for_them(root: Path) -> None:
         batch, expected = there.batch(step, 16), here.batch(step, 16)
         assert batch.x_BCHW.is_cuda and torch.equal(batch.id_B.cpu(), expected.id_B)
         torch.testing.assert_close(batch.x_BCHW.cpu(), expected.x_BCHW, rtol=0, atol=1e-6)
-    ahead, row_B = Ahead(prepared.train.stored, torch.device("cuda")), torch.arange(16)  # type: ignore[arg-type]
+    ahead, row_B = Prefetcher(prepared.train.stored, torch.device("cuda")), torch.arange(16)  # type: ignore[arg-type]
     ahead.take(0, None, lambda at: Request(row_B, row_B))  # the first of a process may wait
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -206,14 +206,14 @@ def reading() -> list[threading.Thread]:
 
 def test_few_batches_wait_and_no_thread_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
-    fill = image_cache.InFiles.fill
+    fill = image_cache.LazyDecode.fill
 
-    def slow(self: image_cache.InFiles, out_BCHW: np.ndarray, request: image_cache.Request) -> None:
+    def slow(self: image_cache.LazyDecode, out_BCHW: np.ndarray, request: image_cache.Request) -> None:
         time.sleep(0.02)
         decoded.append(len(out_BCHW))
         fill(self, out_BCHW, request)
 
-    monkeypatch.setattr(image_cache.InFiles, "fill", slow)
+    monkeypatch.setattr(image_cache.LazyDecode, "fill", slow)
     one = feed(root, "never", normalize="unit")
     one.batch(0, 8)
     deadline = time.monotonic() + 10

@@ -139,12 +139,12 @@ class RefusesAll(Good):
     """Nothing is good enough."""
 
     @classmethod
-    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         return "it is Monday"
 
 
 class Breaks(Good):
-    """Does not build, and why_not does not say so."""
+    """Does not build, and incompatibility does not say so."""
 
     def __init__(self, g: Geometry) -> None:
         super().__init__(g)
@@ -229,7 +229,7 @@ class Unwritten(Good):
         (Anything, r"an option must be named, \*\*options is not one"),
         (NoDocstring, "needs a docstring"),
         (RefusesAll, "refuses every geometry .* it is Monday"),
-        (Breaks, "why_not does not say so: ValueError\\('squares only'\\)"),
+        (Breaks, "incompatibility does not say so: ValueError\\('squares only'\\)"),
     ],
 )
 def test_a_bad_mlp_is_caught(cls: type[MLP], sentence: str) -> None:

@@ -19,7 +19,7 @@ from vitlab.errors import SpecError, UserError
 from vitlab.registry import slot
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store
-from vitlab.trackers import Aside, Mark, News, Replay, Tracker, base, contract_test, tracker
+from vitlab.trackers import Aside, Cursor, Replay, Tracker, TrialUpdate, base, contract_test, tracker
 
 PIPELINE = Path(__file__).parents[1] / "pipelines" / "quickstart.yaml"
 
@@ -34,7 +34,7 @@ class Lines(Replay):
 
     title = "Lines"
 
-    def write(self, news: News, mark: Mark | None) -> Mark:
+    def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         file = self._file(news)
         kept = file.read_text()[: mark or 0] if file.exists() else ""
         text = kept + "".join(f"{event.t} {event.kind}\n" for event in news.events)
@@ -46,21 +46,21 @@ class Lines(Replay):
     def finish(self, report: Sequence[Path]) -> str:
         return "somewhere"
 
-    def _file(self, news: News) -> Path:
+    def _file(self, news: TrialUpdate) -> Path:
         return self.store.root / "lines" / f"{news.item.planned.trial.key}.txt"
 
 
 class Appends(Lines):
     """What a broken delivery has left stays."""
 
-    def write(self, news: News, mark: Mark | None) -> Mark:
+    def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         return super().write(news, len(self._file(news).read_text()) if self._file(news).exists() else None)
 
 
 class KeepsTheOld(Lines):
     """Without a mark it begins behind what is there."""
 
-    def write(self, news: News, mark: Mark | None) -> Mark:
+    def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         there = len(self._file(news).read_text()) if self._file(news).exists() else 0
         return super().write(news, there if mark is None else mark)
 
@@ -68,7 +68,7 @@ class KeepsTheOld(Lines):
 class Meddles(Lines):
     """Writes to the trials."""
 
-    def write(self, news: News, mark: Mark | None) -> Mark:
+    def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         (news.folder.path / "seen").write_text("")
         return super().write(news, mark)
 
@@ -136,7 +136,7 @@ def journalled(store: Store) -> Counter[str]:
 
 def test_one_trial_that_fails_keeps_back_no_other_and_nothing_is_lost(tmp_path: Path, caplog: Any) -> None:
     class Trips(Lines):
-        def write(self, news: News, mark: Mark | None) -> Mark:
+        def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
             if news.item.name == "baseline/s1":
                 raise ConnectionError("a board that is away")
             return super().write(news, mark)
@@ -216,7 +216,7 @@ def test_no_trial_waits_for_a_delivery(tmp_path: Path) -> None:
 
 def test_what_cannot_be_dropped_keeps_back_no_other(tmp_path: Path, caplog: Any) -> None:
     class Sticks(Lines):
-        def drop(self, mark: Mark) -> None:
+        def drop(self, mark: Cursor) -> None:
             raise OSError("it is not mine")
 
     store, board = rehearsed(tmp_path, Sticks)

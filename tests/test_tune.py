@@ -96,8 +96,10 @@ def test_a_rival_is_the_trial_the_file_would_name(tmp_path: Path) -> None:
     _, plan = plan_study(study(tmp_path, tune={"knobs": {LR: [1e-2]}, "per": "study"}), out=tmp_path)
     (tuning,) = plan.tuning
     optimizer = {"type": "adamw", "lr": 1e-2}
-    by_hand = study(tmp_path, base={**BASE, "train": {**BASE["train"], "optimizer": optimizer}}, tune=None, seeds=1)
-    _, other = plan_study(by_hand, out=tmp_path)
+    cli_only_option = study(
+        tmp_path, base={**BASE, "train": {**BASE["train"], "optimizer": optimizer}}, tune=None, seeds=1
+    )
+    _, other = plan_study(cli_only_option, out=tmp_path)
     assert tuning.arm is None
     assert tuning.rivals[0].trials[0].trial.spec == other.find("baseline", 0).spec
 

@@ -316,13 +316,13 @@ def test_blocks_take_their_own_parts() -> None:
 )
 def test_blocks_that_are_not_there(blocks: Mapping[str, Any], sentence: str) -> None:
     with pytest.raises(GeometryError, match=sentence):
-        ViT.why_not(DATA, {**SMALL, "blocks": blocks})
+        ViT.incompatibility(DATA, {**SMALL, "blocks": blocks})
 
 
 def test_a_block_is_named_as_yaml_reads_it() -> None:
     resolved = model.resolve({"type": "vit", "blocks": {3: {"mlp": "swiglu"}}})
     assert list(resolved.plain()["blocks"]) == ["3"]
-    assert ViT.why_not(DATA, {**resolved.options, "patch_size": 8}) is None
+    assert ViT.incompatibility(DATA, {**resolved.options, "patch_size": 8}) is None
     with pytest.raises(OptionError, match="blocks"):
         model.resolve({"type": "vit", "blocks": {"last": {"mlp": "swiglu"}}})
 
@@ -403,7 +403,7 @@ def test_built_in_python_as_in_yaml() -> None:
 )
 def test_impossible_combinations_are_sentences(options: Mapping[str, Any], sentence: str) -> None:
     full = {**SMALL, **options}
-    reason = ViT.why_not(DATA, full)
+    reason = ViT.incompatibility(DATA, full)
     assert reason is not None
     with pytest.raises(OptionError, match=sentence) as caught:
         model.build({"type": "vit", **full}, DATA)
@@ -411,8 +411,8 @@ def test_impossible_combinations_are_sentences(options: Mapping[str, Any], sente
 
 
 def test_possible_ones_have_no_reason() -> None:
-    assert ViT.why_not(DATA, SMALL) is None
-    assert ViT.why_not(DATA, model.resolve({"type": "vit", **SMALL}).options) is None
+    assert ViT.incompatibility(DATA, SMALL) is None
+    assert ViT.incompatibility(DATA, model.resolve({"type": "vit", **SMALL}).options) is None
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ def test_possible_ones_have_no_reason() -> None:
 )
 def test_sizes_that_do_not_divide(options: Mapping[str, Any], option: str, sentence: str) -> None:
     with pytest.raises(GeometryError, match=sentence) as caught:
-        ViT.why_not(DATA, {**SMALL, **options})
+        ViT.incompatibility(DATA, {**SMALL, **options})
     assert caught.value.option == option
 
 
@@ -464,12 +464,12 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_capabilities_are_asked_for(x_BCHW: Tensor) -> None:
     for position in slot("position").names():
         component = slot("position").get(position)
-        reason = ViT.why_not(DATA, {**SMALL, "position": position, "blocks": {"1": {"attention": "deaf"}}})
+        reason = ViT.incompatibility(DATA, {**SMALL, "position": position, "blocks": {"1": {"attention": "deaf"}}})
         if component.needs_bias or component.needs_rotation:
             assert reason is not None
             assert position in reason
             assert "'deaf' (block 1)" in reason
-    assert ViT.why_not(DATA, {**SMALL, "position": "learned", "attention": "deaf"}) is None
+    assert ViT.incompatibility(DATA, {**SMALL, "position": "learned", "attention": "deaf"}) is None
 
 
 @pytest.mark.usefixtures("strangers")
@@ -481,9 +481,9 @@ def test_a_guest_with_the_barest_contract_works(x_BCHW: Tensor) -> None:
     assert built.blocks[0].attn.mixer.weight.std().item() == pytest.approx(0.02, rel=0.1)
     state = built.state_dict()
     assert built.from_canonical(built.to_canonical(state)).keys() == state.keys()
-    assert ViT.why_not(DATA, {**SMALL, "head": "whole"}) is None
+    assert ViT.incompatibility(DATA, {**SMALL, "head": "whole"}) is None
     assert "final_norm_at cannot be pooled" in (
-        ViT.why_not(DATA, {**SMALL, "head": "whole", "final_norm_at": "pooled"}) or ""
+        ViT.incompatibility(DATA, {**SMALL, "head": "whole", "final_norm_at": "pooled"}) or ""
     )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.registry import slot
-from vitlab.weights import FORMATS, Known, convert, open_model, read
+from vitlab.weights import FORMATS, ModelFacts, convert, open_model, read
 from vitlab.weights import inspect as look
 
 tv = torchvision("torchvision.models")
@@ -31,8 +31,8 @@ from timm.models.vision_transformer import VisionTransformer  # noqa: E402
 from timm.models.vision_transformer_hybrid import HybridEmbed, _resnetv2  # noqa: E402
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
-HEADS = Known(heads=2)
-SQUARE = Known(heads=2, grid=(4, 4))
+HEADS = ModelFacts(heads=2)
+SQUARE = ModelFacts(heads=2, grid=(4, 4))
 
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -101,11 +101,11 @@ def saved(model: nn.Module, file: Path) -> Path:
     return file
 
 
-TIMM: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Known]] = {
+TIMM: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], ModelFacts]] = {
     "plain": (vit, (16, 16), HEADS),
-    "oblong": (lambda: vit(img_size=(8, 24)), (8, 24), Known(heads=2, grid=(2, 6))),
+    "oblong": (lambda: vit(img_size=(8, 24)), (8, 24), ModelFacts(heads=2, grid=(2, 6))),
     "oblong patches": (lambda: vit(patch_size=(8, 2), img_size=(16, 4)), (16, 4), HEADS),
-    "three heads": (lambda: vit(embed_dim=24, num_heads=3), (16, 16), Known(heads=3)),
+    "three heads": (lambda: vit(embed_dim=24, num_heads=3), (16, 16), ModelFacts(heads=3)),
     "registers": (lambda: vit(reg_tokens=2), (16, 16), HEADS),
     "registers without rows": (lambda: vit(reg_tokens=3, no_embed_class=True), (16, 16), SQUARE),
     "distilled": (deit, (16, 16), HEADS),
@@ -116,14 +116,14 @@ TIMM: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], Known]] = {
     "map of tanh": (
         lambda: vit(global_pool="map", class_token=False, act_layer="gelu_tanh"),
         (16, 16),
-        Known(heads=2, gelu="tanh"),
+        ModelFacts(heads=2, gelu="tanh"),
     ),
     "no bias of queries": (lambda: vit(qkv_bias=False), (16, 16), HEADS),
-    "queries normalised": (lambda: vit(qk_norm=True), (16, 16), Known()),
+    "queries normalised": (lambda: vit(qk_norm=True), (16, 16), ModelFacts()),
     "swiglu": (lambda: vit(mlp_layer=timm.layers.SwiGLU, act_layer=nn.SiLU, mlp_ratio=2.7), (16, 16), HEADS),
     "rmsnorm": (lambda: vit(norm_layer="rmsnorm"), (16, 16), HEADS),
     "no final norm": (lambda: vit(final_norm=False), (16, 16), HEADS),
-    "no positions": (lambda: vit(pos_embed="none"), (16, 16), Known(heads=2, image=(16, 16))),
+    "no positions": (lambda: vit(pos_embed="none"), (16, 16), ModelFacts(heads=2, image=(16, 16))),
     "grey": (lambda: vit(in_chans=1), (16, 16), HEADS),
     "hybrid": (lambda: hybrid((1, 2)), (32, 32), HEADS),
     "hybrid of a stem alone": (lambda: hybrid(()), (32, 32), HEADS),
@@ -191,7 +191,7 @@ def test_hugging_face_in_and_out(kind: str, oblong: bool, tmp_path: Path) -> Non
     size = {"image_size": (8, 24), "patch_size": (4, 8)} if oblong else {}
     theirs = hugging_face(kind, **size)
     x_BCHW = images(8, 24) if oblong else images(16, 16)
-    said = Known(heads=2, grid=(2, 3) if oblong else None)
+    said = ModelFacts(heads=2, grid=(2, 3) if oblong else None)
     theirs.save_pretrained(tmp_path / "disk")
     from_disk = open_model(tmp_path / "disk" / "model.safetensors")
     in_memory = open_model(saved(theirs, tmp_path / "memory.pth"), said=said)
@@ -505,13 +505,13 @@ def test_missing_unknown_and_misshapen_keys_are_named(tmp_path: Path) -> None:
 
 def test_what_no_tensor_shows_is_asked_for(tmp_path: Path) -> None:
     file = saved(vit(), tmp_path / "a.pth")
-    assert "--heads" in refusal(file, said=Known())
-    assert "a width of 16 cannot be divided among 3 heads" in refusal(file, said=Known(heads=3))
+    assert "--heads" in refusal(file, said=ModelFacts())
+    assert "a width of 16 cannot be divided among 3 heads" in refusal(file, said=ModelFacts(heads=3))
     oblong = saved(vit(img_size=(8, 24)), tmp_path / "b.pth")
     assert "13 rows of pos_embed, with 1 token before the patches, are no square grid" in refusal(oblong)
     both = saved(vit(img_size=12, reg_tokens=4, no_embed_class=True), tmp_path / "c.pth")
     assert "may be a grid of 2x2 or 3x3" in refusal(both)
-    assert open_model(both, said=Known(heads=2, grid=(3, 3))).info.image == (12, 12)
+    assert open_model(both, said=ModelFacts(heads=2, grid=(3, 3))).info.image == (12, 12)
     assert open_model(saved(vit(embed_dim=192, num_heads=3), tmp_path / "d.pth")).model.geometry.heads == 3
     assert "assumed: 3 heads, as ViT-Ti has" in str(open_model(tmp_path / "d.pth").notes)
 
@@ -528,7 +528,7 @@ def test_the_hubs_files_beside_the_weights(tmp_path: Path) -> None:
     opened = open_model(file)
     assert opened.mean == (0.1, 0.2, 0.3) and opened.model.geometry.heads == 2
     with pytest.raises(WeightsError, match="the file says heads 2, and 4 was asked for"):
-        open_model(file, said=Known(heads=4))
+        open_model(file, said=ModelFacts(heads=4))
     for wrong, sentence in (
         ({**config, "num_features": 8}, "num_features 8, and the tensors beside it have 16"),
         ({**config, "global_pool": "avgmax"}, "global_pool is avgmax; known here: token, avg, map"),

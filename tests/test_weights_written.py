@@ -18,8 +18,8 @@ from vitlab.models.contract import Model
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.store.folders import write_json
-from vitlab.training.artifacts import Sight, write_weights
-from vitlab.weights import Known, convert, open_model
+from vitlab.training.artifacts import InputSpec, write_weights
+from vitlab.weights import ModelFacts, convert, open_model
 
 tv = torchvision("torchvision.models")  # before timm and transformers, which import it as it is
 timm = pytest.importorskip("timm.models.vision_transformer")
@@ -104,7 +104,7 @@ def left(folder: Path, options: dict[str, Any], image: tuple[int, int] = (16, 16
             drawn = torch.randn(parameter.shape, generator=generator) * 0.3 + (0.5 if parameter.ndim < 2 else 0)
             parameter.copy_((drawn * 1024).round() / 1024)  # so that a row of positions added to a token is exact
     folder.mkdir(exist_ok=True)
-    write_weights(folder / "weights.safetensors", model.state_dict(), Sight(info, (0.5,) * 3, (0.5,) * 3))
+    write_weights(folder / "weights.safetensors", model.state_dict(), InputSpec(info, (0.5,) * 3, (0.5,) * 3))
     spec = {"data": {"type": "digits"}, "model": choice.plain(), "train": {}}
     write_json(folder / "spec.json", Trial(spec, {}, (), None).to_json())
     return folder / "weights.safetensors", model.double().eval()
@@ -119,12 +119,12 @@ def logits(model: torch.nn.Module, image: tuple[int, int] = (16, 16)) -> Tensor:
     return output if isinstance(output, Tensor) else output.logits  # type: ignore[no-any-return]
 
 
-def said_by(notes: tuple[str, ...]) -> Known:
+def said_by(notes: tuple[str, ...]) -> ModelFacts:
     """What a reader of the notes on an .npz knows of its model, and the size of its images."""
     text = " ".join(notes)
     eps = float(text.partition("have eps ")[2].partition(",")[0]) if "have eps" in text else None
     gelu = "none" if "its GELU is exact" in text else "tanh" if "its GELU is" in text else None
-    return Known.model_validate({"eps": eps, "gelu": gelu, "image": (16, 16)})
+    return ModelFacts.model_validate({"eps": eps, "gelu": gelu, "image": (16, 16)})
 
 
 def outcome(folder: Path, options: dict[str, Any], to: str) -> str:
@@ -140,7 +140,7 @@ def outcome(folder: Path, options: dict[str, Any], to: str) -> str:
     except WeightsError as error:
         assert not target.exists() and "\n" not in str(error)
         return str(error).partition(": ")[2]
-    said = said_by(done.notes) if to == "google" else Known()
+    said = said_by(done.notes) if to == "google" else ModelFacts()
     torch.testing.assert_close(logits(open_model(target, said=said).model), logits(model), rtol=1e-10, atol=1e-10)
     return "equal"
 
@@ -169,7 +169,7 @@ def test_a_model_is_equal_when_read_again_or_refused(to: str, tmp_path: Path) ->
         if (
             slot("model")
             .get("vit")
-            .why_not(  # type: ignore[attr-defined]
+            .incompatibility(  # type: ignore[attr-defined]
                 DataInfo(image=(16, 16), channels=3, classes=5), slot("model").resolve({**VIT, **options}).options
             )
         ):

@@ -13,7 +13,7 @@ import torch
 
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
-from vitlab.weights import Known, convert, open_model
+from vitlab.weights import ModelFacts, convert, open_model
 from vitlab.weights import config as tables
 from vitlab.weights import inspect as look
 from vitlab.weights.config import stated
@@ -139,7 +139,7 @@ def test_keys_of_a_config_that_are_not_known_are_listed(tmp_path: Path) -> None:
     assert note.endswith("config.json: not known here, and not read: flavour, pretrained_cfg.crop_shape")
     assert look(file).checkpoint.notes == (note,)
     (tmp_path / "config.json").write_text('{"hello": 1}')
-    notes = open_model(file, said=Known(heads=2)).notes
+    notes = open_model(file, said=ModelFacts(heads=2)).notes
     assert "names neither a timm architecture nor a model_type, and was not read: its keys are hello" in notes[0]
     assert any("GELU computed exactly" in note for note in notes)
 

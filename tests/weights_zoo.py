@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.registry import slot
-from vitlab.weights import FORMATS, Known, open_model
+from vitlab.weights import FORMATS, ModelFacts, open_model
 from vitlab.weights.timm_models import architectures, entry_point
 
 tv = torchvision("torchvision.models")
@@ -37,7 +37,7 @@ from timm.models.vision_transformer_hybrid import HybridEmbed, _resnetv2  # noqa
 
 PAGE = Path(__file__).parents[1] / "docs" / "pages" / "weights.md"
 EQUAL, ROTARY = 1e-10, 1e-6  #: relative differences in float64; timm computes learned rotations in float32
-UNSTATED = Known()
+UNSTATED = ModelFacts()
 Verdict = Literal["equal", "refused", "said"]
 
 
@@ -49,7 +49,7 @@ class Original:
     file: Path
     size: tuple[int, int]
     channels: int = 3
-    said: Known = UNSTATED
+    said: ModelFacts = UNSTATED
     features: Callable[[nn.Module, Tensor], Tensor] | None = None  #: of a body without a head
 
 
@@ -207,12 +207,12 @@ def small(folder: Path, base: str, **options: Any) -> Original:
     return _saved(model, folder / "pytorch_model.bin")
 
 
-def bare(folder: Path, *, said: Known = Known(heads=2), **options: Any) -> Original:  # noqa: B008
+def bare(folder: Path, *, said: ModelFacts = ModelFacts(heads=2), **options: Any) -> Original:  # noqa: B008
     common = {"embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5, "img_size": 16, "patch_size": 4}
     return _saved(randomised(VisionTransformer(**{**common, **options})), folder / "a.pth", said=said)
 
 
-def bare_named(name: str, folder: Path, said: Known, **options: Any) -> Original:
+def bare_named(name: str, folder: Path, said: ModelFacts, **options: Any) -> Original:
     return _saved(published(name, folder, **options), folder / "a.pth", said=said)
 
 
@@ -305,10 +305,10 @@ EVA_ARGUMENTS: list[dict[str, Any]] = [
     {"rope_rescale_coords": 2.0},
 ]
 
-PLAIN = Known(heads=2)
-BARE_FILES: dict[str, tuple[dict[str, Any], Known, tuple[str, ...]]] = {
+PLAIN = ModelFacts(heads=2)
+BARE_FILES: dict[str, tuple[dict[str, Any], ModelFacts, tuple[str, ...]]] = {
     "as it is": ({}, PLAIN, ()),
-    "heads of no size": ({}, Known(), ()),
+    "heads of no size": ({}, ModelFacts(), ()),
     "registers": ({"reg_tokens": 2}, PLAIN, ()),
     "mean": ({"global_pool": "avg"}, PLAIN, ()),
     "mean, pool_include_prefix": ({"global_pool": "avg", "pool_include_prefix": True}, PLAIN, ("without the tokens",)),
@@ -322,14 +322,14 @@ BARE_FILES: dict[str, tuple[dict[str, Any], Known, tuple[str, ...]]] = {
         ("reads the patches alone",),
     ),
     "no class row": ({"no_embed_class": True}, PLAIN, ()),
-    "no class row, 4x4 stated": ({"no_embed_class": True}, Known(heads=2, grid=(4, 4)), ()),
+    "no class row, 4x4 stated": ({"no_embed_class": True}, ModelFacts(heads=2, grid=(4, 4)), ()),
     "no class row, 9 patches": ({"no_embed_class": True, "img_size": 12}, PLAIN, ()),
     "no class row, prime with one": ({"no_embed_class": True, "img_size": 8}, PLAIN, ()),
     "3x5 patches": ({"img_size": (12, 20)}, PLAIN, ()),
-    "3x5 patches, stated": ({"img_size": (12, 20)}, Known(heads=2, grid=(3, 5)), ()),
+    "3x5 patches, stated": ({"img_size": (12, 20)}, ModelFacts(heads=2, grid=(3, 5)), ()),
     "2x6 patches": ({"img_size": (8, 24)}, PLAIN, ()),
     "no positions": ({"pos_embed": "none"}, PLAIN, ()),
-    "no positions, 4x4 stated": ({"pos_embed": "none"}, Known(heads=2, grid=(4, 4)), ()),
+    "no positions, 4x4 stated": ({"pos_embed": "none"}, ModelFacts(heads=2, grid=(4, 4)), ()),
     "gelu_tanh": ({"act_layer": "gelu_tanh"}, PLAIN, ("GELU computed exactly",)),
     "quick_gelu": ({"act_layer": "quick_gelu"}, PLAIN, ("GELU computed exactly",)),
     "relu": ({"act_layer": "relu"}, PLAIN, ("GELU computed exactly",)),
@@ -344,16 +344,16 @@ BARE_FILES: dict[str, tuple[dict[str, Any], Known, tuple[str, ...]]] = {
     "norm before the blocks": ({"pre_norm": True}, PLAIN, ()),
     "one channel": ({"in_chans": 1}, PLAIN, ()),
 }
-SHRUNK = Known(heads=6, grid=(4, 4))
-BARE_NAMES: dict[str, tuple[Known, tuple[str, ...]]] = {
+SHRUNK = ModelFacts(heads=6, grid=(4, 4))
+BARE_NAMES: dict[str, tuple[ModelFacts, tuple[str, ...]]] = {
     "vit_small_patch16_dinov3": (SHRUNK, ("neither rotary",)),
     "vit_small_patch16_rope_224": (SHRUNK, ("neither rotary",)),
     "vit_small_patch16_rope_ape_224": (SHRUNK, ("no rotary positions",)),
     "vit_small_patch16_rope_mixed_224": (SHRUNK, ()),
-    "vit_base_patch16_rope_reg1_gap_256": (Known(heads=12, grid=(4, 4)), ("neither rotary",)),
-    "vit_base_patch16_rpn_224": (Known(heads=12), ("norms before attention and MLP",)),
+    "vit_base_patch16_rope_reg1_gap_256": (ModelFacts(heads=12, grid=(4, 4)), ("neither rotary",)),
+    "vit_base_patch16_rpn_224": (ModelFacts(heads=12), ("norms before attention and MLP",)),
     "deit3_small_patch16_224": (SHRUNK, ()),
-    "vit_base_mci_224": (Known(heads=12), ()),
+    "vit_base_mci_224": (ModelFacts(heads=12), ()),
 }
 
 
@@ -473,7 +473,7 @@ def _hugging_face_bare_cases() -> Iterator[Case]:
 TORCHVISION = "torchvision, the tensors alone"
 
 
-def of_torchvision(folder: Path, *, old: bool = False, said: Known = PLAIN, **options: Any) -> Original:
+def of_torchvision(folder: Path, *, old: bool = False, said: ModelFacts = PLAIN, **options: Any) -> Original:
     base = {"image_size": 16, "patch_size": 4, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
     model = randomised(tv.VisionTransformer(**{**base, "num_classes": 5, **options}))
     state = model.state_dict()
@@ -500,7 +500,7 @@ def _torchvision_cases() -> Iterator[Case]:
         ("VisionTransformer, norm_layer of eps 1e-3",
          {"norm_layer": functools.partial(nn.LayerNorm, eps=1e-3)}, ("norms of eps 1e-06",)),
         ("VisionTransformer, conv_stem_configs", {"conv_stem_configs": stems}, ()),
-        ("VisionTransformer, heads not stated", {"said": Known()}, ()),
+        ("VisionTransformer, heads not stated", {"said": ModelFacts()}, ()),
     ):  # fmt: skip
         yield Case(TORCHVISION, name, functools.partial(of_torchvision, **options), assumed)
     for name in ("resnet18", "resnet34", "resnet50", "regnet_y_16gf", "regnet_y_400mf", "convnext_tiny", "swin_t"):
@@ -514,7 +514,7 @@ _NEWER = (("LayerNorm_2", "LayerNorm_1"), ("Attention_1", "Attention_0"), ("MlpB
 
 
 def of_google(
-    folder: Path, *, root: str | None = None, stacked: bool = False, fixed: bool = False, said: Known = Known(),  # noqa: B008
+    folder: Path, *, root: str | None = None, stacked: bool = False, fixed: bool = False, said: ModelFacts = ModelFacts(),  # noqa: B008
     **options: Any,
 ) -> Original:  # fmt: skip
     """A model whose .npz timm's own reader has read; under a ``root`` it is in big_vision's layout."""
@@ -581,7 +581,7 @@ def _google_cases() -> Iterator[Case]:
     cases += [
         ("big_vision, attention pooling", pooled, ()),
         ("big_vision, sincos2d positions", fixed, ()),
-        ("big_vision, sincos2d positions, 4x4 stated", {**fixed, "said": Known(grid=(4, 4))}, ()),
+        ("big_vision, sincos2d positions, 4x4 stated", {**fixed, "said": ModelFacts(grid=(4, 4))}, ()),
     ]
     for name, options, assumed in cases:
         yield Case(GOOGLE, name, functools.partial(_google, **options), assumed)

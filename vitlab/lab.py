@@ -275,11 +275,11 @@ def _study_and_plan(
     plan = make_plan(study, document, problems, data_info, _count, decided, probes, surroundings=surroundings)
     assert study is not None
     if plan.looks is not None:
-        from vitlab.report.escalation import left_open
+        from vitlab.report.escalation import inconclusive_arms
 
         kept = _kept(store, study).get("looks") or {}
         before = kept["open"] if tuple(kept.get("first", ())) == plan.looks.first else ()
-        if unsettled := left_open(_registered(plan, store), store, before):
+        if unsettled := inconclusive_arms(_registered(plan, store), store, before):
             plan = make_plan(study, document, problems, data_info, _count, decided, probes, unsettled, surroundings)
     notes = (*plan.notes, *_stored(plan), *_absent(plan, store))
     plan = replace(plan, notes=notes, version=name_of(content(document.data)))
@@ -427,7 +427,7 @@ def _train(
     outcomes = {name: "cached" for name, folder in sources.items() if folder.usable()}
     for planned in trials:
         if _is_there(store, planned, needed):
-            _folder(store, planned).tidy(planned.trial.to_json())
+            _folder(store, planned).remove_checkpoint(planned.trial.to_json())
             outcomes[_name(planned)] = "cached"
         else:
             missing.append(planned)
@@ -436,7 +436,7 @@ def _train(
     def unparked(some: Sequence[Planned]) -> list[Planned]:
         left: list[Planned] = []
         for planned in some:
-            failed = not retry_failed and _folder(store, planned).given_up()
+            failed = not retry_failed and _folder(store, planned).has_failed_for_good()
             (parked if failed else left).append(planned)
         return left
 

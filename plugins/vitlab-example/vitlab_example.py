@@ -35,7 +35,7 @@ class Polar(Position):
         self.register_buffer("rows_TD", rows_TD, persistent=False)
 
     @classmethod
-    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         return None if g.dim % 4 == 0 else f"position 'polar' needs a dim that is a multiple of 4; found {g.dim}"
 
     def add(self, x_BTD: Tensor, layer: int) -> Tensor:

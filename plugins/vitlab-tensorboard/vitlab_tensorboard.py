@@ -23,7 +23,7 @@ from pydantic import AfterValidator
 from vitlab.plan.values import Plan
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, write_bytes
-from vitlab.trackers import Mark, News, Replay, Shown, public, records
+from vitlab.trackers import Cursor, Replay, Shown, TrialUpdate, public, records
 
 VERSION = "brain.Event:2"
 STUDY = "study"
@@ -66,7 +66,7 @@ class TensorBoard(Replay):
 
     # -- trials -------------------------------------------------------------------------------------------------------
 
-    def write(self, news: News, mark: Mark | None) -> Mark:
+    def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         name = _file(news)
         if mark is None:
             mark = {"file": name, "bytes": 0}
@@ -81,11 +81,11 @@ class TensorBoard(Replay):
             os.fsync(file.fileno())
             return {"file": mark["file"], "bytes": file.tell()}
 
-    def holds(self, mark: Mark) -> bool:
+    def holds(self, mark: Cursor) -> bool:
         path = self._path(mark)
         return path.exists() and path.stat().st_size >= mark["bytes"]
 
-    def drop(self, mark: Mark) -> None:
+    def drop(self, mark: Cursor) -> None:
         """Its event file is all there is of it; folders that are empty then are no runs."""
         path = self._path(mark)
         path.unlink(missing_ok=True)
@@ -93,14 +93,14 @@ class TensorBoard(Replay):
             if folder != self.root and folder.exists() and not any(folder.iterdir()):
                 folder.rmdir()
 
-    def _path(self, mark: Mark) -> Path:
+    def _path(self, mark: Cursor) -> Path:
         """The event file of a mark; the account of them may have come with somebody else's results."""
         path = self.root / mark["file"]
         if not path.resolve().is_relative_to(self.root.resolve()):
             raise ValueError(f"{mark['file']!r} is no event file of this study")
         return path
 
-    def _events(self, news: News, *, begins: bool) -> Iterator[Any]:
+    def _events(self, news: TrialUpdate, *, begins: bool) -> Iterator[Any]:
         from tensorboard.compat.proto.event_pb2 import Event
 
         if begins:
@@ -141,7 +141,7 @@ class TensorBoard(Replay):
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
 
-def _file(news: News) -> str:
+def _file(news: TrialUpdate) -> str:
     """A trial's event file: its folder is the run's name, and the rest tells one training of it from another."""
     trial = news.item.planned.trial
     kind, seed = news.item.name.rsplit("/", 1)

@@ -26,7 +26,7 @@ Setting = Scalar | list[Scalar]
 """What an argument of a timm model may be in YAML."""
 
 FROM_DATA = ("num_classes", "in_chans", "img_size")
-OURS = (
+BUILTIN_ORIGIN = (
     "pretrained",
     "pretrained_cfg",
     "pretrained_cfg_overlay",
@@ -75,11 +75,11 @@ class Timm(Model):
                 classifier is a new one unless the number of classes is the same.
 
         Raises:
-            OptionError: for a name, a tag or an option that timm does not have, and what :meth:`why_not` says.
+            OptionError: for a name, a tag or an option that timm does not have, and what :meth:`incompatibility` says.
         """
         super().__init__()
         self.complete({"name": name, "options": options, "weights": weights})
-        if reason := self.why_not(data, {"name": name, "options": options}):
+        if reason := self.incompatibility(data, {"name": name, "options": options}):
             raise OptionError([((), reason)])
         self._how = {"model_name": name, **_arguments(name, data, options)}
         self._weights = weights
@@ -110,14 +110,14 @@ class Timm(Model):
         for key in given:
             if key in FROM_DATA:
                 raise OptionError([(("options", key), f"{key} is what the data say; see data.size and data.channels")])
-            if key in OURS:
+            if key in BUILTIN_ORIGIN:
                 raise OptionError([(("options", key), f"{key} is no option of a model")])
         if unknown := _unknown(name, _text(given)):
             raise OptionError([(("options",), f"timm's {name} refuses these options: {unknown}")])
         return dict(options)
 
     @classmethod
-    def why_not(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
         name = options.get("name", DEFAULT)
         if data.task != "classification":
             return f"timm's {name} has one prediction per image, and the task is {data.task}"

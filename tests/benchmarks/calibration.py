@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from vitlab import statistics
-from vitlab.plan.values import Arm, Looks, Plan
+from vitlab.plan.values import Arm, InterimAnalysis, Plan
 from vitlab.regression.baseline import Baseline, Values
 from vitlab.regression.decide import Cell, overall
 from vitlab.regression.gate import statistical
@@ -138,7 +138,7 @@ def report_twice(found: Floats, first: int) -> tuple[bool, bool]:
 
 def report_twice_itself(found: Floats, first: int) -> bool:
     """As :func:`report_twice`, by the report's own functions."""
-    looks = Looks(tuple(range(first)), tuple(range(found.shape[1])))
+    looks = InterimAnalysis(tuple(range(first)), tuple(range(found.shape[1])))
     early = _verdicts(found, looks)
     open_ = tuple(arm for arm, said in early.items() if said == "cannot tell")
     return bool({"better", "worse"} & set(_verdicts(found, replace(looks, open=open_)).values()))
@@ -149,7 +149,7 @@ def _p(found: Floats, arm: int, seeds: int) -> float:
     return statistics.compare(other, first, ALPHA).p
 
 
-def _verdicts(found: Floats, looks: Looks | None) -> dict[str, str]:
+def _verdicts(found: Floats, looks: InterimAnalysis | None) -> dict[str, str]:
     values = {str(arm): dict(enumerate(row)) for arm, row in enumerate(found.tolist())}
     compared = dict.fromkeys([*values][1:], "0")
     analysis = Analysis(metric=METRIC)

@@ -81,7 +81,7 @@ def command(
     from vitlab.driver.progress import watch_on
     from vitlab.regression import check, phrasing
 
-    asked = check.Asked(file, baseline, out, parse_changes(changes), plugins, watch_on())
+    asked = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on())
     if plan_only:
         click.echo(phrasing.prospects(check.outlook(asked)))
         return

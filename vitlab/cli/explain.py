@@ -174,15 +174,15 @@ def _open_trial(path: Path) -> Opened:
 def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str | None) -> Opened:
     """Return the model in a file of weights; what was assumed about it goes to stderr."""
     from vitlab.data.options import NORMALIZATIONS
-    from vitlab.training.artifacts import Sight, Transform
-    from vitlab.weights import Known, open_model
+    from vitlab.training.artifacts import InputSpec, Transform
+    from vitlab.weights import ModelFacts, open_model
 
     mean, std = NORMALIZATIONS[normalize] if normalize else (None, None)
-    opened = open_model(file, said=Known(heads=heads, grid=parse_size("--grid", grid), mean=mean, std=std))
+    opened = open_model(file, said=ModelFacts(heads=heads, grid=parse_size("--grid", grid), mean=mean, std=std))
     for note in opened.notes:
         click.echo(note, err=True)
     _need_attention(opened.model)
-    return file.stem, file.name, opened.model, Transform(Sight(opened.info, opened.mean, opened.std)), None
+    return file.stem, file.name, opened.model, Transform(InputSpec(opened.info, opened.mean, opened.std)), None
 
 
 def _need_attention(model: Model) -> None:

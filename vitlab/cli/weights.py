@@ -11,7 +11,7 @@ from vitlab.cli.options import json_option
 from vitlab.errors import UserError
 
 if TYPE_CHECKING:
-    from vitlab.weights import Inspected, Known
+    from vitlab.weights import Inspected, ModelFacts
 
 FORMATS = ("timm", "deit", "torchvision", "hf", "hf-memory", "google")
 RESAMPLINGS = ("timm", "google", "deit", "torchvision", "hf")
@@ -123,10 +123,10 @@ def parse_size(option: str, text: str | None) -> tuple[int, int] | None:
     return int(sides[0]), int(sides[-1])
 
 
-def _said(heads: int | None, source_grid: str | None) -> Known:
-    from vitlab.weights import Known
+def _said(heads: int | None, source_grid: str | None) -> ModelFacts:
+    from vitlab.weights import ModelFacts
 
-    return Known(heads=heads, grid=parse_size("--source-grid", source_grid))
+    return ModelFacts(heads=heads, grid=parse_size("--source-grid", source_grid))
 
 
 def _rows(found: Inspected) -> dict[str, Any]:

@@ -163,11 +163,11 @@ class SDPA(_Fused):
         proj_drop: Probability = 0.0,
     ) -> None:
         super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, drop=drop, proj_drop=proj_drop)
-        if reason := self.why_not(g, {"drop": drop}):
+        if reason := self.incompatibility(g, {"drop": drop}):
             raise OptionError([(("drop",), reason)])
 
     @classmethod
-    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         if options.get("drop", 0.0) > 0:
             return (
                 f"attention 'sdpa' cannot drop attention weights (drop is {options['drop']:g}): its kernel draws from "

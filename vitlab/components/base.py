@@ -28,7 +28,7 @@ class Part(nn.Module):
     """Whether the gradient is that of what is computed; not where it passes a rounding straight through."""
 
     @classmethod
-    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         """Why this part cannot be built for ``g`` with ``options``, in one sentence; None where it can.
 
         A combination refused here is planned as a skip with that reason, instead of failing when it is its turn.

@@ -131,7 +131,7 @@ class _Pooled(Head):
         self.attn_pool = AttentionPool(g, approximate) if pool == "map" else None
 
     @classmethod
-    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         if options.get("pool", "cls") == "cls" and "class" not in g.prefix:
             return "pooling 'cls' reads the class token, and the model has none: add class to prefix, or pool by gap"
         return None
@@ -231,7 +231,7 @@ class Distilled(Head):
         self.keeps_init = _zeroed(self, "fc", "fc_dist") if weights == "zero" else frozenset()
 
     @classmethod
-    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         missing = [token for token in ("class", "distillation") if token not in g.prefix]
         if missing:
             return (

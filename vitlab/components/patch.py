@@ -93,7 +93,7 @@ class ConvStem(PatchEmbedding):
                 group) does not.
         """
         super().__init__()
-        if reason := self.why_not(g, {}):
+        if reason := self.incompatibility(g, {}):
             raise GeometryError("patch_size", reason)
         halvings = tuple(side.bit_length() - 1 for side in g.patch)
         layers = max(halvings)
@@ -108,7 +108,7 @@ class ConvStem(PatchEmbedding):
         self.proj = nn.Conv2d(widths[-1], g.dim, 1)
 
     @classmethod
-    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         for side in g.patch:
             if side & (side - 1):
                 return f"patch 'conv_stem' halves the image again and again, and patch_size {side} is no power of 2"
@@ -145,7 +145,7 @@ class ResNet(PatchEmbedding):
             width_factor: factor on the channels, 64 after the stem and 256 after the first stage.
         """
         super().__init__()
-        if reason := self.why_not(g, {"layers": layers}):
+        if reason := self.incompatibility(g, {"layers": layers}):
             raise GeometryError("patch", reason)
         channels = _rounded(64 * width_factor)
         stem = _Stem(g.channels, channels)
@@ -164,7 +164,7 @@ class ResNet(PatchEmbedding):
         return int(4 * 2 ** max(len(options.get("layers", (3, 4, 9))) - 1, 0))
 
     @classmethod
-    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         reduction = cls.reduction_of(options)
         if g.image != (g.grid[0] * g.patch[0] * reduction, g.grid[1] * g.patch[1] * reduction):
             return (

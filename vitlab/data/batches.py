@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.data.augment.base import Augment
-from vitlab.data.image_cache import Ahead, Cut, Request
+from vitlab.data.image_cache import CropRequest, Prefetcher, Request
 from vitlab.data.pixels import IGNORED, VOID
 from vitlab.data.prepared import Prepared
 from vitlab.registry import slot
@@ -70,7 +70,7 @@ class Feed:
         self._normalize = Normalize(prepared.mean, prepared.std, self.device, dtype)
         self._orders: dict[int, Tensor] = {}
         stored = prepared.train.stored
-        self._ahead = None if stored is None else Ahead(stored, self.device)
+        self._ahead = None if stored is None else Prefetcher(stored, self.device)
 
     @property
     def stored(self) -> bool:
@@ -120,7 +120,7 @@ class Feed:
     def evaluation(self, split: Literal["train", "val", "test"], batch_size: int) -> Iterator[Batch]:
         """All images of a split in their order, not augmented; the last batch may be smaller."""
         subset = self._subsets[split]
-        ahead = None if subset.stored is None else Ahead(subset.stored, self.device)
+        ahead = None if subset.stored is None else Prefetcher(subset.stored, self.device)
 
         def request(step: int) -> Request | None:
             part = slice(step * batch_size, (step + 1) * batch_size)
@@ -166,12 +166,12 @@ class Feed:
         part = (batch_size, repeats, None if rows is None else tuple(rows))
         return self._ahead.take(step, part, request)
 
-    def _cut(self, epoch: int) -> Cut | None:
+    def _cut(self, epoch: int) -> CropRequest | None:
         """What the first augmentation cuts out of pictures, if it does."""
         first = self._augments[0] if self._augments else None
         if first is None or not first.of_picture:
             return None
-        return Cut(partial(first.boxes, self._key(epoch, 0)), first.interpolation)
+        return CropRequest(partial(first.boxes, self._key(epoch, 0)), first.interpolation)
 
     def _key(self, epoch: int, place: int) -> noise.Key:
         return noise.key(self._seeds["augment"], "augment", epoch, place)

@@ -1,6 +1,6 @@
 """Images that do not lie in memory: decoded as batches ask for them, or read from a file of decoded ones.
 
-The next batches are read by threads while the current one is learned from (:class:`Ahead`).  Which images those are is
+Threads read the next batches while the current one is trained on (:class:`Prefetcher`).  Which images those are is
 known, for a batch is a function of the step; so nothing of it changes what a batch holds, and at most :data:`AHEAD` of
 them wait beside the one that is asked for.  Pillow and numpy let go of the interpreter while they decode, resize and
 copy, so threads are enough.
@@ -44,7 +44,7 @@ FREE = 2
 Place = Literal["memory", "disk", "never"]
 
 
-class Cut(NamedTuple):
+class CropRequest(NamedTuple):
     """What is wanted of pictures, where it is not the image that :meth:`Pictures.image` makes of them."""
 
     boxes: Callable[[Tensor, Tensor, Tensor], Boxes]  #: of identities and of numbers of rows and columns, (B, 1)
@@ -56,7 +56,7 @@ class Request(NamedTuple):
 
     row_B: Tensor  #: int64, which images of the split
     id_B: Tensor  #: int64, what their draws are keyed by
-    cut: Cut | None = None
+    cut: CropRequest | None = None
 
 
 class Stored(ABC):
@@ -79,7 +79,7 @@ class Stored(ABC):
         return out_BCHW
 
 
-class InFiles(Stored):
+class LazyDecode(Stored):
     """Decoded when they are asked for."""
 
     def __init__(self, pictures: Pictures, channels: int, size: Pair) -> None:
@@ -107,10 +107,10 @@ class InFiles(Stored):
             out_BCHW[place] = resized(with_channels(x_CHW[None], channels), size)[0].numpy()
 
 
-class Kept(Stored):
+class DecodedCache(Stored):
     """Decoded once, into memory or into a file."""
 
-    def __init__(self, x_MCHW: np.ndarray, source: InFiles) -> None:
+    def __init__(self, x_MCHW: np.ndarray, source: LazyDecode) -> None:
         """
         Args:
             x_MCHW: the images; perhaps a file that is mapped, whose pages all processes of the machine share.
@@ -128,7 +128,7 @@ class Kept(Stored):
             out_BCHW[place] = self.x_MCHW[row]
 
 
-class Ahead:
+class Prefetcher:
     """Batches of a split, the next of them begun before they are asked for."""
 
     def __init__(self, stored: Stored, device: torch.device) -> None:
@@ -207,7 +207,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 def in_order(pixels: Stored, row_N: Tensor | None = None, size: int = 64) -> Iterator[Tensor]:
     """Some images, or all of them, in their order, so many at a time."""
-    ahead = Ahead(pixels, torch.device("cpu"))
+    ahead = Prefetcher(pixels, torch.device("cpu"))
     all_N = torch.arange(pixels.shape[0]) if row_N is None else row_N
     parts = torch.split(all_N, size)
 
@@ -248,7 +248,7 @@ def folder() -> Path:
     return files.cache() / "decoded"
 
 
-def on_disk(source: InFiles, name: str, what: str, check: Callable[[], object]) -> Kept:
+def on_disk(source: LazyDecode, name: str, what: str, check: Callable[[], object]) -> DecodedCache:
     """The images in a file that is written once for all processes of the machine, and mapped by each.
 
     A file that is there and does not hold them, such as one that a crash of the machine has cut off, is written anew.
@@ -275,10 +275,10 @@ def on_disk(source: InFiles, name: str, what: str, check: Callable[[], object]) 
         raise DataError(f"{what} could not be kept decoded in {file}: {error}") from None
     if x_MCHW is None:
         raise DataError(f"{what} could not be kept decoded in {file}: it does not hold what was written to it")
-    return Kept(x_MCHW, source)
+    return DecodedCache(x_MCHW, source)
 
 
-def in_memory(source: InFiles, what: str) -> Kept:
+def in_memory(source: LazyDecode, what: str) -> DecodedCache:
     """The images in memory.
 
     Raises:
@@ -289,10 +289,10 @@ def in_memory(source: InFiles, what: str) -> Kept:
     for x_BCHW in in_order(source):
         x_MCHW[begin : begin + len(x_BCHW)] = x_BCHW.numpy()
         begin += len(x_BCHW)
-    return Kept(x_MCHW, source)
+    return DecodedCache(x_MCHW, source)
 
 
-def _size(source: InFiles) -> int:
+def _size(source: LazyDecode) -> int:
     return int(np.prod(source.shape, dtype=np.int64))
 
 
@@ -306,7 +306,7 @@ def _mapped(file: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     return x_MCHW if known else None
 
 
-def _write(source: InFiles, file: Path, what: str, check: Callable[[], object]) -> None:
+def _write(source: LazyDecode, file: Path, what: str, check: Callable[[], object]) -> None:
     needed = _size(source)
     free = shutil.disk_usage(file.parent).free
     if FREE * needed > free:

@@ -312,7 +312,7 @@ def _raw(resolved: Resolved) -> _Raw:
     for split, subset in zip(SPLITS, (train, test), strict=True):
         if not len(subset):
             raise DataError(f"{resolved.type} has no {split} images")
-    info = _seen(resolved, given if isinstance(train.stored, image_cache.InFiles) else check())
+    info = _seen(resolved, given if isinstance(train.stored, image_cache.LazyDecode) else check())
     group_N = dataset.groups()
     group_N = None if group_N is None else group_N[train.id_N]
     noted = "" if train.stored is None else _name(resolved, info, BEYOND)
@@ -378,7 +378,7 @@ def _read(dataset: Dataset, resolved: Resolved, seen: DataInfo, check: Callable[
         return [_shaped(dataset.read(split), resolved) for split in SPLITS]
     name, subsets = _name(resolved, seen, (*BEYOND, "classes")), []
     for split, one in zip(SPLITS, pictures, strict=True):
-        source = image_cache.InFiles(one, seen.channels, seen.image)
+        source = image_cache.LazyDecode(one, seen.channels, seen.image)
         pixels: image_cache.Stored = source
         if where == "disk":
             pixels = image_cache.on_disk(source, f"{name}.{split}", f"{resolved.type}: its {split} split", check)

@@ -27,14 +27,14 @@ from vitlab.errors import UserError
 from vitlab.executors import Job, Local
 from vitlab.plan.cohorts import MOST
 from vitlab.plan.trial import Trial
-from vitlab.plan.values import Plan, Planned, Probe
+from vitlab.plan.values import EngineBenchmark, Plan, Planned
 from vitlab.runner.run import begin_trial
 from vitlab.runner.settings import Settings as Settings
 from vitlab.spec import RunSpec
 from vitlab.spec.run import Engine
 from vitlab.store.folders import Store, TrialFolder, read_json, write_json
-from vitlab.training.cohort import Cohort, Stacking, require_stackable, why_not_stack
-from vitlab.training.loop import Training, peak_memory, views_of
+from vitlab.training.cohort import Cohort, Stacking, require_stackable, stacking_incompatibility
+from vitlab.training.loop import Training, forward_logits, peak_memory
 
 ROUNDS = 5  #: processes of each arm
 PROBES = 3  #: blocks of each engine in a probe, at most
@@ -90,7 +90,7 @@ def measure_arms(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str |
 
 def probe(
     shapes: Mapping[str, Sequence[Planned]], store: Store, run: RunSpec, plugins: Sequence[str | Path], say: Say
-) -> dict[str, Probe]:
+) -> dict[str, EngineBenchmark]:
     """Measure which engine trains trials fastest.
 
     Nothing else is probed, for nothing else was found to pay: see BENCHMARKS.md on parts of a batch, larger cohorts and
@@ -111,7 +111,7 @@ def probe(
             if isinstance(outcome, str):
                 raise UserError(f"{trials[0].arm} cannot be measured: {outcome}")
             speeds = outcome["speeds"]
-            found[shape] = Probe(max(speeds, key=speeds.__getitem__), members, speeds, outcome["why_not"])
+            found[shape] = EngineBenchmark(max(speeds, key=speeds.__getitem__), members, speeds, outcome["why_not"])
             say(f"{', '.join(dict.fromkeys(planned.arm for planned in trials))}: {found[shape].said}")
     return found
 
@@ -147,7 +147,7 @@ def _cost(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[
         batch = next(iter(training.feed.evaluation("val", training.spec.batch_size)))
         training.model.eval()
         with torch.no_grad():
-            passes = _speed(lambda: views_of(training.model, batch.x_BCHW, training.spec.precision), device, stop)
+            passes = _speed(lambda: forward_logits(training.model, batch.x_BCHW, training.spec.precision), device, stop)
         return {
             "train_images_per_s": train,
             "infer_images_per_s": passes * len(batch.id_B),
@@ -170,18 +170,20 @@ def _engines(
         device = alone.feed.device
         alone.advance()  # which chooses kernels and takes memory
         step_s = min(1 / _speed(alone.advance, device, stop, block_s=0.0, warm_up=0) for _ in range(2))
-        steps, images, why_not = {"loop": alone.advance}, {"loop": alone.batch_images}, {}
+        steps, images, incompatibility = {"loop": alone.advance}, {"loop": alone.batch_images}, {}
         for engine in STACKINGS:
             try:
                 if step_s > LONG_S:
                     raise ValueError(f"a step takes {step_s:.1f} s, beside which calling kernels is nothing to save")
                 require_stackable(alone.model)
-                if engine == "stack" and (reason := why_not_stack(alone.model, alone.spec.precision, device)):
+                if engine == "stack" and (
+                    reason := stacking_incompatibility(alone.model, alone.spec.precision, device)
+                ):
                     raise ValueError(reason)
                 cohort = Cohort([begin(1 + seed) for seed in range(members)], engine)
                 cohort.advance()
             except Exception as error:  # whatever a part raises that was not made to be stacked
-                why_not[engine] = " ".join(str(error).split())[:200]
+                incompatibility[engine] = " ".join(str(error).split())[:200]
                 continue
             steps[engine], images[engine] = cohort.advance, alone.batch_images * members
         speeds: dict[str, list[float]] = {name: [] for name in steps}
@@ -194,7 +196,7 @@ def _engines(
                 break
         return {
             "speeds": {name: statistics.median(found) for name, found in speeds.items()},
-            "why_not": why_not,
+            "why_not": incompatibility,
             **_circumstances(trial, settings, device),
         }
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from vitlab import registry
 from vitlab.errors import Interrupted, Refused, TrialFailed
-from vitlab.executors import Companion, Executor, How, Job, fates
+from vitlab.executors import Companion, Executor, How, Job, trial_endings
 from vitlab.geometry import Work
 from vitlab.plan.cohorts import engine_of, grouped
-from vitlab.plan.values import Plan, Planned, Probe, Trial
+from vitlab.plan.values import EngineBenchmark, Plan, Planned, Trial
 from vitlab.spec import RunSpec
 from vitlab.spec.run import Abort
 from vitlab.store.folders import Store, TrialFolder
@@ -22,7 +22,7 @@ from vitlab.trackers import Tracker
 
 GRACE_S = 30.0  #: how long a worker may take to checkpoint when asked to stop
 TRACK_EVERY_S = 2.0
-LOOK_S = 0.5  #: how often one that looks on looks
+POLL_S = 0.5  #: how often one that looks on looks
 
 
 class Watch:
@@ -54,7 +54,7 @@ def execute(
     plugins: Sequence[str | Path],
     tracker: Tracker,
     watch: Watch,
-    probes: Mapping[str, Probe] = {},
+    probes: Mapping[str, EngineBenchmark] = {},
 ) -> int:
     """Train the trials, as many at a time as the executor holds.  Returns how many failed.
 
@@ -81,7 +81,7 @@ def execute(
     return _drive(executor, running, jobs, planned_of, run, tracker, watch)
 
 
-def look_on(todo: Sequence[Planned], store: Store, busy: Callable[[], bool], watch: Watch) -> None:
+def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool], watch: Watch) -> None:
     """Show what becomes of trials that another driver trains, for as long as it is busy.
 
     Raises:
@@ -99,7 +99,7 @@ def look_on(todo: Sequence[Planned], store: Store, busy: Callable[[], bool], wat
                     begun.add(path)
                     watch.started(planned)
             watch.tick()
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
     except KeyboardInterrupt:
         raise Interrupted("looks on no more; the other driver goes on") from None
 
@@ -160,26 +160,28 @@ def _drive(
             for ended in executor.poll(timeout_s=0.2):
                 running.discard(ended.job.folder)
                 again: list[tuple[Job, list[Path]]] = []
-                for folder, how, detail in fates(ended):
+                for folder, how, detail in trial_endings(ended):
                     ends[folder][how] += 1
                     said: str = how
                     successor = _successor(executor, ended.job, how, ends[folder][how], run)
                     if how == "refused":
                         refused.append(detail)
                     elif successor is not None:
-                        TrialFolder(folder).forgive()  # or it would keep the next driver from it, should this one die
+                        TrialFolder(
+                            folder
+                        ).clear_failure()  # or it would keep the next driver from it, should this one die
                         _add(again, successor, folder)
                         said = "error" if how == "failed" else how  # it has not failed yet
                         detail += "; it goes on" if how == "preempted" else "; it is tried again"
                     elif how == "done":
                         done += 1
-                        TrialFolder(folder).tidy()
+                        TrialFolder(folder).remove_checkpoint()
                     elif how == "stopped":  # by somebody else: nothing is wrong with it, but it is missing
                         failed += 1
                     else:
                         failed += 1
                         with suppress(OSError):  # where nothing can be written it is only tried again
-                            TrialFolder(folder).give_up(detail, "error" if how == "failed" else how)
+                            TrialFolder(folder).mark_failed(detail, "error" if how == "failed" else how)
                         said = "failed"
                     watch.ended(planned_of[folder], said, detail)
                 waiting += [half for job, folders in again for half in job.halves(folders)]
@@ -211,9 +213,9 @@ def _drive(
 def _successor(executor: Executor, job: Job, how: How, times: int, run: RunSpec) -> Job | None:
     """How a trial is tried again that ended this way for the ``times``-th time; None if it is not."""
     if how == "oom":
-        roomier = executor.roomier(job)
-        if roomier is not None:
-            return roomier
+        with_more_memory = executor.with_more_memory(job)
+        if with_more_memory is not None:
+            return with_more_memory
         if run.on_oom == "cpu" and job.device != "cpu":
             return replace(job, device="cpu", gpu=None)
     return job if times <= run.retries.allowed(how) else None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from vitlab.driver.scheduler import Watch, distinct, look_on
+from vitlab.driver.scheduler import Watch, distinct, follow_driver
 from vitlab.plan.values import Plan
 from vitlab.store.folders import Busy, Store, held, hold, holder
 
@@ -38,7 +38,7 @@ def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
             left = [item for item in trials if not store.trial(item.trial.key, item.trial.code).done()]
             watch.planned(plan, left, store)
             try:
-                look_on(trials, store, busy, watch)
+                follow_driver(trials, store, busy, watch)
             finally:
                 watch.close()
         yield waited

@@ -74,7 +74,7 @@ def _untrusted(study: Study, file: str | Path, out: str | Path, changes: Mapping
     problems = []
     choice = said.get("executor")
     if isinstance(choice, Mapping) and choice.get("type") == study.run.executor.type:
-        name = registry.slot("executor").resolve(study.run.executor).component.by_hand(choice)  # type: ignore[attr-defined]
+        name = registry.slot("executor").resolve(study.run.executor).component.cli_only_option(choice)  # type: ignore[attr-defined]
         if name is not None and study.run.executor.options.get(name) == choice[name]:
             sentence = f"'{name}' has code run, so only who starts the study may give it: --set run.executor.{name}=..."
             problems.append(document.problem(("run", "executor", name), sentence))

@@ -6,7 +6,7 @@ from vitlab.executors.base import Executor as Executor
 from vitlab.executors.base import How as How
 from vitlab.executors.base import Job as Job
 from vitlab.executors.base import executor as executor
-from vitlab.executors.base import fates as fates
+from vitlab.executors.base import trial_endings as trial_endings
 from vitlab.executors.inline import Inline as Inline
 from vitlab.executors.local import Local as Local
 from vitlab.executors.ray import Ray as Ray

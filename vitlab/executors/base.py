@@ -47,7 +47,7 @@ Stage = Literal["tries", "begun", "waits"]
 """What an attempt tells while it lasts: that its time begins, that it has done its first step, that it waits for
 somebody else who has the trial."""
 
-LOOK_S = 0.5  #: how often a worker looks whether another has let go of its trial
+POLL_S = 0.5  #: how often a worker looks whether another has let go of its trial
 OVERDUE_S = 30.0  #: how long a trial whose time is up may take to write its checkpoint
 FROZEN_S = 45.0  #: how long its worker may then say nothing: it was stopped, or is stuck, and its driver ends it
 START_S = 300.0  #: how long a worker may take until it tries: importing torch from a slow file system takes minutes
@@ -124,7 +124,7 @@ class Executor(ABC):
         self.run = run
 
     @classmethod
-    def by_hand(cls, options: Mapping[str, Any]) -> str | None:
+    def cli_only_option(cls, options: Mapping[str, Any]) -> str | None:
         """The option among these that no study file may set, but only who starts the study, for it has code run."""
         return None
 
@@ -145,7 +145,7 @@ class Executor(ABC):
     def cancel(self, grace_s: float) -> None:
         """Ask every job to stop, and end those that have not after ``grace_s``; ``poll`` then says how each ended."""
 
-    def roomier(self, job: Job) -> Job | None:
+    def with_more_memory(self, job: Job) -> Job | None:
         """The job with twice the share of a device that it had, after memory ran out; None where it had one alone."""
         share = job.gpu or self.run.resources.gpu or 1.0
         return replace(job, gpu=min(1.0, 2 * share)) if share < 1 and job.device != "cpu" else None
@@ -303,7 +303,7 @@ def _ended(folder: TrialFolder, keep: str) -> bool:
     return result is not None and (keep == "none" or result.status != "done" or folder.usable())
 
 
-def fates(ended: Ended) -> list[tuple[Path, How, str]]:
+def trial_endings(ended: Ended) -> list[tuple[Path, How, str]]:
     """What became of every trial of a job.  A job of one trial says so itself; of a cohort each folder does."""
     if not ended.job.companions:
         return [(ended.job.folder, ended.how, ended.detail)]
@@ -323,7 +323,7 @@ def wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:
     """Return when nobody holds the trial any more, or when asked to stop."""
     since = time.monotonic()
     while True:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
         if stop() or not folder.held():
             return
         if time.monotonic() - since > GONE_S:

@@ -148,7 +148,7 @@ class Local(Executor):
         self._since = time.monotonic()
         return list(self._elsewhere)
 
-    def roomier(self, job: Job) -> Job | None:
+    def with_more_memory(self, job: Job) -> Job | None:
         share = job.gpu or self._request.share
         return replace(job, gpu=min(1.0, 2 * share)) if share < 1 and self._wants_gpu(job) else None
 

@@ -1,7 +1,7 @@
 """Folders of trials on a machine that does not see the driver's: what is sent there, and what comes back as it changes.
 
-The worker's copy is written by the trial as any other; an :class:`Outbox` there looks what has changed, and an
-:class:`Inbox` at the driver does the same to the true folder.  The journal and the log grow, every other file is
+The worker's copy is written by the trial as any other; an :class:`FileSender` there looks what has changed, and an
+:class:`FileReceiver` at the driver does the same to the true folder.  The journal and the log grow, every other file is
 replaced whole or not at all, and what is left at the driver when the worker dies is a state that the trial was in:
 
 - a checkpoint comes after the journal's lines that were written before it, or a trial resumed from it would never say
@@ -33,7 +33,7 @@ Signature = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Piece:
+class FileChunk:
     """A change to one file of a job's trials."""
 
     member: int  #: which of the job's folders
@@ -44,7 +44,7 @@ class Piece:
     last: bool = True  #: whether the file is then complete
 
 
-def belongings(job: Job) -> list[tuple[str, Path]]:
+def input_files(job: Job) -> list[tuple[str, Path]]:
     """The files that a worker elsewhere needs, each with its path below the folder it will work in.
 
     Those are the files of the job's trials, what the trials they start from have left, and the plugins.  The caller
@@ -75,7 +75,7 @@ def moved(job: Job, root: Path) -> Job:
     )
 
 
-class Outbox:
+class FileSender:
     """At the worker: what has changed since it was looked last, or since the files came here."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -88,7 +88,7 @@ class Outbox:
             if (folder / path).exists()
         }
 
-    def changes(self, *, ended: bool = False) -> Iterator[Piece]:
+    def changes(self, *, ended: bool = False) -> Iterator[FileChunk]:
         """The changes, in an order in which each may be the last to arrive; results only once the job has ``ended``."""
         marks = {(member, path): mark for member, path, mark in self._marks() if ended or path != RESULT}
         changed = sorted(
@@ -104,13 +104,13 @@ class Outbox:
             for member, folder in enumerate(self._folders):
                 for path in GROW:
                     if data := self._growth(member, folder, path, ended):
-                        yield Piece(member, path, "append", data)
+                        yield FileChunk(member, path, "append", data)
             for place, file in opened:
                 yield from _pieces(*place, file)
                 self._sent[place] = _mark(os.fstat(file.fileno()))
         for place in [place for place in self._sent if place not in marks and (ended or place[1] != RESULT)]:
             del self._sent[place]
-            yield Piece(*place, "remove")
+            yield FileChunk(*place, "remove")
 
     def _growth(self, member: int, folder: Path, path: str, ended: bool) -> bytes:
         """What was appended to a file; only whole lines of it while it may still grow."""
@@ -133,14 +133,14 @@ class Outbox:
                     yield member, path, _mark((folder / path).stat())
 
 
-class Inbox:
+class FileReceiver:
     """At the driver: does to the true folders what was done to their copies.  The caller holds the leases."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
         self._incomplete: dict[Path, Path] = {}  #: file to where it is put together
 
-    def take(self, piece: Piece) -> None:
+    def take(self, piece: FileChunk) -> None:
         """Apply a change.
 
         Raises:
@@ -170,7 +170,7 @@ class Inbox:
             unfinished.unlink(missing_ok=True)
         self._incomplete.clear()
 
-    def _write(self, path: Path, piece: Piece) -> None:
+    def _write(self, path: Path, piece: FileChunk) -> None:
         if piece.last and not piece.begin:
             write_bytes(path, piece.data)
             return
@@ -192,11 +192,11 @@ def _files(folder: Path) -> list[str]:
     return sorted(path.as_posix() for path in found if path.name not in STAY and not path.name.startswith("."))
 
 
-def _pieces(member: int, path: str, file: BinaryIO) -> Iterator[Piece]:
+def _pieces(member: int, path: str, file: BinaryIO) -> Iterator[FileChunk]:
     data, begin = file.read(CHUNK), 0
     while True:
         further = file.read(CHUNK) if len(data) == CHUNK else b""
-        yield Piece(member, path, "write", data, begin, last=not further)
+        yield FileChunk(member, path, "write", data, begin, last=not further)
         if not further:
             return
         data, begin = further, begin + len(data)

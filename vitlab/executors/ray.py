@@ -41,12 +41,12 @@ from vitlab.errors import UserError, VitlabError
 from vitlab.executors import base, worker
 from vitlab.executors.base import Ended, Executor, How, Job, Stage, executor, one_sentence
 from vitlab.executors.cluster import at, connected, daemon, demand, listens, room
-from vitlab.executors.mirror import Inbox, Piece, belongings
-from vitlab.executors.task import Begun, Bell, End, Told, stream
+from vitlab.executors.mirror import FileChunk, FileReceiver, input_files
+from vitlab.executors.task import End, ProgressMessage, Started, StopSignal, stream
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Busy
 
-LOOK_S = 0.2  #: how often the driver looks for a lease
+POLL_S = 0.2  #: how often the driver looks for a lease
 FORCE_S = 10.0  #: how long Ray has to end a task by force
 COUNT_S = 5.0  #: how often the machines are counted, and the daemon of this one is looked for
 
@@ -57,10 +57,10 @@ class _Running:
 
     job: Job
     stream: Any
-    inbox: Inbox | None
+    inbox: FileReceiver | None
     leases: ExitStack
     sent: Sequence[Any]
-    begun: Begun | None = None  #: where it runs, once it does
+    begun: Started | None = None  #: where it runs, once it does
     due: float = math.inf  #: when, by ``time.monotonic()``, it is killed unless it says something before
     killed: bool = False  #: for that reason
 
@@ -106,7 +106,7 @@ class Ray(Executor):
         self._needed: dict[Path, Any] = {}  #: what trials start from, in the object store once
 
     @classmethod
-    def by_hand(cls, options: Mapping[str, Any]) -> str | None:
+    def cli_only_option(cls, options: Mapping[str, Any]) -> str | None:
         return None if options.get("address", "auto") in ("auto", "local") else "address"
 
     @property
@@ -129,7 +129,7 @@ class Ray(Executor):
                 self._require_daemon()
             self._waiting = [job for job in self._waiting if not self._begin(job)]
             left = 0.0 if self._ended else max(0.0, deadline - time.monotonic())
-            self._collect(min(left, LOOK_S) if self._waiting else left)
+            self._collect(min(left, POLL_S) if self._waiting else left)
             if self._ended or time.monotonic() >= deadline:
                 ended, self._ended = self._ended, []
                 return ended
@@ -173,16 +173,18 @@ class Ray(Executor):
                 except Busy:
                     return False
                 for _, folder in job.work:
-                    folder.mend()
+                    folder.recover_journal()
                 worker.note_companions(job)
-                sent = [(path, self._object(file, job)) for path, file in belongings(job)]
-                inbox = Inbox(job.folders)
+                sent = [(path, self._object(file, job)) for path, file in input_files(job)]
+                inbox = FileReceiver(job.folders)
             else:
                 job.folder.mkdir(parents=True, exist_ok=True)
                 with open(job.folder / "log.txt", "a", encoding="utf-8") as log:
                     log.write(f"handed to Ray as {token}\n")
             if self._bell is None:
-                bell = self._ray.remote(num_cpus=0, max_concurrency=100_000, max_restarts=-1, max_task_retries=-1)(Bell)
+                bell = self._ray.remote(num_cpus=0, max_concurrency=100_000, max_restarts=-1, max_task_retries=-1)(
+                    StopSignal
+                )
                 here = self._ray.get_runtime_context().get_node_id()
                 self._bell = bell.options(scheduling_strategy=at(here)).remote()
             # max_calls stands here because a task's options cannot say it: without it Ray would use a process again.
@@ -251,13 +253,13 @@ class Ray(Executor):
                 self._end(running, "lost", one_sentence(error))
         else:
             match item:
-                case Begun():
+                case Started():
                     running.begun = item
                     self._hear(running, "tries")
                     running.due += base.START_S
-                case Told():
+                case ProgressMessage():
                     self._hear(running, item.stage)
-                case Piece():
+                case FileChunk():
                     assert running.inbox is not None
                     try:
                         running.inbox.take(item)

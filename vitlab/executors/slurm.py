@@ -39,7 +39,7 @@ from vitlab.executors.local import Local
 from vitlab.spec import RunSpec
 from vitlab.store.folders import append_json, cut_torn_line, read_json, read_lines, write_json
 
-LOOK_S = 1.0  #: how often the driver and a pack look for each other's files
+POLL_S = 1.0  #: how often the driver and a pack look for each other's files
 STATE_S = 60.0  #: how often Slurm is asked for the state of its jobs
 SIGNAL_S = 90  #: how long before the end Slurm warns a job
 PACK_GRACE_S = 60.0  #: of that, how long its trials may take to write their checkpoints
@@ -53,7 +53,7 @@ STATES: Mapping[str, How] = {
 }
 """How the trials of a Slurm job ended that did not say so; in any other state they are lost."""
 
-Word = Annotated[str, Field(pattern=r"^\S+$")]
+RankResult = Annotated[str, Field(pattern=r"^\S+$")]
 """What stands in a line of the script that sbatch is given; a line of its own would be run."""
 
 
@@ -79,10 +79,10 @@ class Slurm(Executor):
         jobs: Annotated[int, Field(ge=1)] = 16,
         minutes: Annotated[int, Field(ge=1)] = 240,
         mem_gb: Annotated[float, Field(gt=0)] | None = None,
-        partition: Word | None = None,
-        account: Word | None = None,
-        qos: Word | None = None,
-        constraint: Word | None = None,
+        partition: RankResult | None = None,
+        account: RankResult | None = None,
+        qos: RankResult | None = None,
+        constraint: RankResult | None = None,
         setup: tuple[str, ...] = (),
         requeues: Annotated[int, Field(ge=0)] = 20,
     ) -> None:
@@ -122,7 +122,7 @@ class Slurm(Executor):
         self._asked_at = time.monotonic()
 
     @classmethod
-    def by_hand(cls, options: Mapping[str, Any]) -> str | None:
+    def cli_only_option(cls, options: Mapping[str, Any]) -> str | None:
         return "setup" if options.get("setup") else None
 
     @property
@@ -146,7 +146,7 @@ class Slurm(Executor):
             if self._ended or (left := deadline - time.monotonic()) <= 0:
                 ended, self._ended = self._ended, []
                 return ended
-            time.sleep(min(LOOK_S, left))
+            time.sleep(min(POLL_S, left))
 
     def cancel(self, grace_s: float) -> None:
         self._ended += [Ended(job, "stopped") for job in self._waiting]
@@ -159,7 +159,7 @@ class Slurm(Executor):
         try:
             deadline = time.monotonic() + grace_s
             while self._running() and time.monotonic() < deadline:
-                time.sleep(min(LOOK_S, max(0.0, deadline - time.monotonic())))
+                time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
                 self._look()
         except KeyboardInterrupt:
             pass  # asked again: no more waiting
@@ -291,7 +291,7 @@ class Pack:
             while waiting and running < local.slots:
                 local.submit(waiting.pop(0))
                 running += 1
-            ended_now = local.poll(LOOK_S)
+            ended_now = local.poll(POLL_S)
             running -= len(ended_now)
             self._say(ended_now)
 

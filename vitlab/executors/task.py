@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from vitlab.executors import base, worker
 from vitlab.executors.base import How, Job, Stage, attempt
-from vitlab.executors.mirror import Outbox, Piece, moved
+from vitlab.executors.mirror import FileChunk, FileSender, moved
 from vitlab.store.folders import process, write_bytes
 
-LOOK_S = 0.2  #: how often a worker looks for changed files
+POLL_S = 0.2  #: how often a worker looks for changed files
 
 
-class Begun(NamedTuple):
+class Started(NamedTuple):
     """The first item of a stream: the task has a process."""
 
     host: str
@@ -30,7 +30,7 @@ class Begun(NamedTuple):
     node: str = ""  #: Ray's name for the machine
 
 
-class Told(NamedTuple):
+class ProgressMessage(NamedTuple):
     """How far the attempt is."""
 
     stage: Stage
@@ -43,7 +43,7 @@ class End(NamedTuple):
     detail: str
 
 
-class Bell:
+class StopSignal:
     """An actor that tells every worker at once to stop."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Bell:
 
 def stream(
     job: Job, runner: str, token: str, sent: Sequence[tuple[str, Any]] | None, on_gpu: bool, bell: Any
-) -> Iterator[Begun | Told | Piece | End]:
+) -> Iterator[Started | ProgressMessage | FileChunk | End]:
     """Run one job in this process: the task.
 
     The trial runs in a thread, because what the task yields it must yield from its own.
@@ -77,7 +77,7 @@ def stream(
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.threads))
     os.environ.update(threads if on_gpu else {**threads, "CUDA_VISIBLE_DEVICES": ""})
     host = socket.gethostname()
-    yield Begun(host, process(os.getpid()), ray.get_runtime_context().get_node_id())
+    yield Started(host, process(os.getpid()), ray.get_runtime_context().get_node_id())
     stop = threading.Event()
     bell.rung.remote().future().add_done_callback(lambda _: stop.set())  # also when the actor is gone
     with ExitStack() as scratch:
@@ -87,7 +87,7 @@ def stream(
             for path, reference in sent:
                 write_bytes(root / path, ray.get(reference))
             job = moved(job, root)
-            outbox = Outbox(job.folders)
+            outbox = FileSender(job.folders)
         elif not _sees(job.folder, token):
             hint = "without a shared folder, set run.executor.files: copy"
             yield End("refused", f"{host} does not see {job.folder}; {hint}")
@@ -105,9 +105,9 @@ def stream(
         trial = threading.Thread(target=run, daemon=True)  # one that does not stop ends with the process
         trial.start()
         while trial.is_alive() and not ended:
-            trial.join(LOOK_S)
+            trial.join(POLL_S)
             while not told.empty():
-                yield Told(told.get())
+                yield ProgressMessage(told.get())
             if outbox is not None:
                 yield from outbox.changes()
         if outbox is not None:

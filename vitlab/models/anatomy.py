@@ -120,14 +120,14 @@ class Anatomy:
             reasons=tuple(reasons),
         )
 
-    def why_not(self) -> str | None:
+    def incompatibility(self) -> str | None:
         """Why these components cannot make a model together, in one sentence; None where they can."""
         for reason in self.reasons:
             return reason
         g, position, head = self.geometry, self.position, self.head
         parts = [self.patch, position, head, *(part for block in self.blocks for part in (block.attention, block.mlp))]
         for part in parts:
-            reason = part.component.why_not(g, part.options)  # type: ignore[attr-defined]
+            reason = part.component.incompatibility(g, part.options)  # type: ignore[attr-defined]
             if reason:
                 return str(reason)
         assert issubclass(position.component, Position) and issubclass(head.component, Head)
@@ -151,7 +151,7 @@ class Anatomy:
         return None
 
     def work(self) -> Work:
-        """What decides which engine trains it faster; as :func:`vitlab.models.innermost.why_not` has it of a model."""
+        """Return the shape by which an engine is chosen; see :func:`vitlab.models.innermost.incompatibility`."""
         g, position = self.geometry, self.position.component
         assert issubclass(position, Position)
         plain = not (position.needs_bias or position.needs_rotation) and all(

@@ -25,7 +25,7 @@ class Model(nn.Module):
     _frozen: tuple[str, ...] = ()  #: paths of the modules that stay in evaluation mode
 
     @classmethod
-    def why_not(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
         """Why this combination of data and options cannot be built, in one sentence; None where it can.
 
         Raises:
@@ -95,7 +95,7 @@ class Model(nn.Module):
             self.get_submodule(path).eval()
         return self
 
-    def why_not_innermost(self) -> str | None:
+    def batch_last_incompatibility(self) -> str | None:
         """Why its passes cannot be computed with the batch innermost, in one sentence; None where they can."""
         return f"a {type(self).__name__} is not known with the batch innermost"
 

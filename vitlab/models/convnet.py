@@ -37,7 +37,7 @@ class ConvNet(Model):
 
     def __init__(self, data: DataInfo, stem: Stem) -> None:
         super().__init__()
-        if reason := self.why_not(data, {"stem": stem}):
+        if reason := self.incompatibility(data, {"stem": stem}):
             raise OptionError([((), reason)])
 
     @classmethod
@@ -46,7 +46,7 @@ class ConvNet(Model):
         raise NotImplementedError
 
     @classmethod
-    def why_not(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
         if data.task != "classification":
             return f"a convolutional network here has one prediction per image, and the task is {data.task}"
         stem: Stem = model.options(cls).model_validate(dict(options)).stem  # type: ignore[attr-defined]

@@ -36,7 +36,7 @@ from vitlab.models.contract import Model
 if TYPE_CHECKING:
     from vitlab.models.vit import Block, ViT
 
-RETOLD = ("forward", "forward_features", "forward_head", "_with_prefix")
+SUPPORTED_METHODS = ("forward", "forward_features", "forward_head", "_with_prefix")
 """Methods of :class:`vitlab.models.vit.ViT` in whose place the passes stand; a model with others is not known.  And a
 block is a :class:`vitlab.models.vit.Block`, of no derived class."""
 
@@ -63,7 +63,7 @@ RECOMPUTED = (
 """Parts that may be computed here without a call of their ``forward``, as the model itself and its blocks are."""
 
 
-def why_not(model: ViT) -> str | None:
+def incompatibility(model: ViT) -> str | None:
     """Return why a model cannot be computed like this, in one sentence; None where it can."""
     position = model.position
     for what, needed, hook in (
@@ -95,7 +95,7 @@ def why_not(model: ViT) -> str | None:
     return None
 
 
-class Rest(Model):
+class HeadOnly(Model):
     """What a model does after its last block: from tokens (B, T, D) to its output."""
 
     def __init__(self, model: ViT) -> None:
@@ -109,23 +109,23 @@ class Rest(Model):
         return self.model.views(output)
 
 
-class Passes:
+class BatchLastForward:
     """The passes of models of one shape; see :class:`vitlab.models.contract.Innermost`."""
 
     def __init__(self, model: ViT) -> None:
-        """``model``: one of them, of which :func:`why_not` says nothing."""
+        """``model``: one of them, of which :func:`incompatibility` says nothing."""
         self.model = model
-        self.rest: Model = Rest(model)
+        self.rest: Model = HeadOnly(model)
 
     def rest_of(self, rows: Rows) -> dict[str, Tensor]:
         return {f"model.{name}": row for name, row in rows.items() if name.startswith(("fc_norm.", "head."))}
 
     def features(self, rows: Rows, draws: noise.Draws, x_KBCHW: Tensor) -> Tensor:
         """(K, B, T, D): what ``forward_features`` gives for each member."""
-        return _Pass(self.model, rows, draws).features(x_KBCHW)
+        return _BatchLastPass(self.model, rows, draws).features(x_KBCHW)
 
 
-class _Pass:
+class _BatchLastPass:
     """One forward pass."""
 
     def __init__(self, model: ViT, rows: Rows, draws: noise.Draws) -> None:
@@ -347,9 +347,11 @@ def _is_of(base: type, method: str, part: nn.Module) -> bool:
 def _is_altered(module: nn.Module) -> bool:
     """Return True if code outside of the module's class has a say in its forward pass: a replaced method, or a hook."""
     cls = type(module)
-    replaced = [name for name in RETOLD if (method := getattr(cls, name, None)) and not _is_own(cls, name, method)]
+    replaced = [
+        name for name in SUPPORTED_METHODS if (method := getattr(cls, name, None)) and not _is_own(cls, name, method)
+    ]
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return bool(replaced) or any(hooks) or any(name in vars(module) for name in RETOLD)
+    return bool(replaced) or any(hooks) or any(name in vars(module) for name in SUPPORTED_METHODS)
 
 
 def _is_own(cls: type, name: str, method: Any) -> bool:

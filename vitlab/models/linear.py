@@ -38,12 +38,12 @@ class Linear(Model):
             OptionError: for a task other than classification.
         """
         super().__init__()
-        if reason := self.why_not(data, {}):
+        if reason := self.incompatibility(data, {}):
             raise OptionError([((), reason)])
         self.head = nn.Linear(data.channels * prod(data.image), data.classes)
 
     @classmethod
-    def why_not(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
         if data.task != "classification":
             return f"a linear model has one prediction per image, and the task is {data.task}"
         return None

@@ -146,7 +146,7 @@ class ViT(Model):
             final_norm_at=final_norm_at,
             head=head,
         )
-        reason = anatomy.why_not()
+        reason = anatomy.incompatibility()
         if reason:
             raise OptionError([((), reason)])
         g = anatomy.geometry
@@ -204,16 +204,16 @@ class ViT(Model):
     def views(self, output: Any) -> dict[str, Tensor]:
         return self.head.views(output)
 
-    def why_not_innermost(self) -> str | None:
-        if any(getattr(type(self), name) is not getattr(ViT, name) for name in innermost.RETOLD):
-            return super().why_not_innermost()
+    def batch_last_incompatibility(self) -> str | None:
+        if any(getattr(type(self), name) is not getattr(ViT, name) for name in innermost.SUPPORTED_METHODS):
+            return super().batch_last_incompatibility()
         for path, block in self.blocks.named_children():
             if type(block) is not Block:
                 return f"blocks.{path} is a {type(block).__name__}, which is not known with the batch innermost"
-        return innermost.why_not(self)
+        return innermost.incompatibility(self)
 
-    def innermost(self) -> innermost.Passes:
-        return innermost.Passes(self)
+    def innermost(self) -> innermost.BatchLastForward:
+        return innermost.BatchLastForward(self)
 
     # -- what can be built ------------------------------------------------------------------------------------------
 
@@ -223,8 +223,8 @@ class ViT(Model):
         return sizes.spelled_out(options)
 
     @classmethod
-    def why_not(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
-        return cls.anatomy(data, options).why_not()
+    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+        return cls.anatomy(data, options).incompatibility()
 
     @classmethod
     def work(cls, data: DataInfo, options: Mapping[str, Any]) -> Work | None:

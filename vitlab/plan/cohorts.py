@@ -17,7 +17,7 @@ from typing import Any, Literal
 from vitlab.geometry import Work
 from vitlab.plan.key import key_of
 from vitlab.plan.trial import Trial
-from vitlab.plan.values import Planned, Probe
+from vitlab.plan.values import EngineBenchmark, Planned
 from vitlab.spec.run import Engine
 from vitlab.spec.trial import LENGTHS
 
@@ -38,7 +38,7 @@ Works = Callable[[Trial], Work | None]
 """How much a trial's model computes of one image; None where it does not say."""
 
 
-def engine_of(trial: Trial, chosen: Engine, works: Works, probes: Mapping[str, Probe] = {}) -> str:
+def engine_of(trial: Trial, chosen: Engine, works: Works, probes: Mapping[str, EngineBenchmark] = {}) -> str:
     """``vmap`` or ``stack`` for a trial that belongs in a cohort, be it the only member; else ``loop``.
 
     This is the written rule, and the only place where it stands:
@@ -94,7 +94,7 @@ def shape(trial: Trial) -> str:
     return key_of(spec)[:32]
 
 
-def unprobed(trials: Iterable[Planned], probes: Mapping[str, Probe]) -> dict[str, list[Planned]]:
+def unprobed(trials: Iterable[Planned], probes: Mapping[str, EngineBenchmark]) -> dict[str, list[Planned]]:
     """Shape to its trials, of those that could be stacked and of which nobody has measured whether that pays."""
     found: dict[str, list[Planned]] = {}
     for planned in trials:
@@ -113,7 +113,7 @@ def stack_key(trial: Trial) -> str:
 
 
 def grouped(
-    todo: Sequence[Planned], places: int, chosen: Engine, works: Works, probes: Mapping[str, Probe] = {}
+    todo: Sequence[Planned], places: int, chosen: Engine, works: Works, probes: Mapping[str, EngineBenchmark] = {}
 ) -> list[tuple[str, list[Planned]]]:
     """The trials in the groups they are trained in, each with its engine, in the order of the first of each.
 

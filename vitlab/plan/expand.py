@@ -18,7 +18,7 @@ from vitlab.plan.design import MOST, DesignFault, Draft, drafts, name_of, short_
 from vitlab.plan.key import NOTHING, Surroundings, key_of, refresh
 from vitlab.plan.resolve import Faults, Inform, Partial, ResolvedTrial, Resolver, changed
 from vitlab.plan.trial import Trial
-from vitlab.plan.values import Arm, Looks, Plan, Planned, Probe, Tuning
+from vitlab.plan.values import Arm, EngineBenchmark, InterimAnalysis, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
 from vitlab.spec.run import Engine
 from vitlab.spec.study import To
@@ -31,8 +31,8 @@ def make_plan(
     inform: Inform,
     count: match.Count,
     decided: Mapping[str, Tuning] = {},
-    probes: Mapping[str, Probe] = {},
-    left_open: Sequence[str] = (),
+    probes: Mapping[str, EngineBenchmark] = {},
+    inconclusive_arms: Sequence[str] = (),
     surroundings: Surroundings = NOTHING,
 ) -> Plan:
     """Plan a study.
@@ -107,7 +107,7 @@ def make_plan(
             continue
         name, key = name_of(draft, short), key_of(trial.identity)
         if key not in arms:
-            arms[key] = Making(draft, name, trial, key, skip=trial.why_not)
+            arms[key] = Making(draft, name, trial, key, skip=trial.incompatibility)
         elif name != arms[key].name:
             arms[key].aliases.append(name)
         elif draft.values and draft.places != arms[key].draft.places:
@@ -142,7 +142,7 @@ def make_plan(
         sentence = "escalate_to gives more seeds to comparisons that are left open, and this study compares nothing"
         raise SpecError([document.problem(("seeds", "escalate_to"), sentence)])
     notes += [f"'{name}' stands in the design more than once; it is one arm." for name in dict.fromkeys(repeated)]
-    return _plan(make, arms, baselines, tuning, prerequisites, notes, probes, left_open)
+    return _plan(make, arms, baselines, tuning, prerequisites, notes, probes, inconclusive_arms)
 
 
 def _plan(
@@ -152,12 +152,12 @@ def _plan(
     tuning: list[Tuning],
     prerequisites: dict[str, Trial],
     notes: list[str],
-    probes: Mapping[str, Probe],
-    left_open: Sequence[str],
+    probes: Mapping[str, EngineBenchmark],
+    inconclusive_arms: Sequence[str],
 ) -> Plan:
     study = make.study
     seeds = study.seeds
-    looks = None if seeds.escalate_to is None else Looks(seeds.values, seeds.all, tuple(left_open))
+    looks = None if seeds.escalate_to is None else InterimAnalysis(seeds.values, seeds.all, tuple(inconclusive_arms))
     compared = {arm.name: baselines.get(key) for key, arm in arms.items()}
     varied = [path for arm in arms.values() for path in arm.draft.values]
     paths = list(dict.fromkeys([*varied, *(path for arm in arms.values() for path in arm.solved)]))
@@ -219,7 +219,7 @@ def _keyless(resolved: ResolvedTrial, streams: Mapping[str, int]) -> Trial:
     return Trial(resolved.plain, streams, resolved.origins, resolved.info.identity)
 
 
-def _engine(arm: Making, chosen: Engine, trial: Trial, probes: Mapping[str, Probe]) -> str:
+def _engine(arm: Making, chosen: Engine, trial: Trial, probes: Mapping[str, EngineBenchmark]) -> str:
     """What trains an arm, given one of its trials."""
     model = arm.trial.model
 

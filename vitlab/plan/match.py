@@ -112,7 +112,7 @@ class Matcher:
                 tried[k] = None
                 try:
                     other = at(k * unit if isinstance(unit, int) else round(k * unit, 9))
-                    if not other.why_not:
+                    if not other.incompatibility:
                         tried[k] = other, self.off(other, reference)
                 except Faults:
                     pass

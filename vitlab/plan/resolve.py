@@ -53,7 +53,7 @@ class ResolvedTrial:
     modules: frozenset[str]  #: that its code begins with
     info: DataInfo
     model: Resolved
-    why_not: str  #: why these components cannot work together; empty where they can
+    incompatibility: str  #: why these components cannot work together; empty where they can
     needs: Mapping[str, Prerequisite] = field(default_factory=dict)  #: role to the trial whose weights it takes
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  #: role to the digests of its checkpoint
     versions: Mapping[str, str] = field(default_factory=dict)  #: see :class:`vitlab.plan.key.Surroundings`
@@ -125,7 +125,7 @@ class Resolver:
                 if found.sound is not None:
                     parts[path] = found.sound
                     _put(plain, path, found.sound.plain)
-        info, why_not = None, ""
+        info, incompatibility = None, ""
         if ("data",) in parts:
             try:
                 info = self._info(parts["data",].choice, plain["data"])
@@ -134,7 +134,7 @@ class Resolver:
         if info is not None and ("model",) in parts:
             chosen = parts["model",].choice
             try:
-                why_not = chosen.component.why_not(info, chosen.options) or ""  # type: ignore[attr-defined]
+                incompatibility = chosen.component.incompatibility(info, chosen.options) or ""  # type: ignore[attr-defined]
             except GeometryError as error:
                 if error.option not in wrong.get(("model",), ()):
                     faults.append((("model", error.option), str(error)))
@@ -160,7 +160,9 @@ class Resolver:
         origins = sorted(set().union(*(part.origins for part in known)))
         modules = modules_beside(plain).union(self._surroundings.files, *(part.modules for part in known))
         versions = self._surroundings.versions
-        return ResolvedTrial(plain, identity, tuple(origins), modules, info, model, why_not, needs, files, versions)
+        return ResolvedTrial(
+            plain, identity, tuple(origins), modules, info, model, incompatibility, needs, files, versions
+        )
 
     def _needs(
         self, plain: dict[str, Any], identity: dict[str, Any], faults: list[tuple[Path, str]]
@@ -206,8 +208,8 @@ class Resolver:
                 except Faults as error:
                     faults += [((*path, "trial", *inner), sentence) for inner, sentence in error.faults]
                     continue
-                if trial.why_not:
-                    faults.append(((*path, "trial"), trial.why_not))
+                if trial.incompatibility:
+                    faults.append(((*path, "trial"), trial.incompatibility))
                 identified["trial"] = trial.identity
                 _put(plain, (*path, "trial"), trial.plain)
                 needs[role] = Prerequisite(trial, source.get("seed", "same"))

@@ -151,7 +151,7 @@ def plan(
             except Faults as error:
                 problems += _of_knobs(make, arm.name, error)
                 continue
-            arm.skip = arm.trial.why_not
+            arm.skip = arm.trial.incompatibility
             problems += make.judge(arm)
     if problems:
         raise SpecError(problems)
@@ -225,7 +225,7 @@ def _rivals(
             continue
         except Unmatched:
             pass  # there is nothing to undo
-        rival = Making(arm.draft, f"{arm.name} ({name_of(values)})", trial, "", skip=trial.why_not)
+        rival = Making(arm.draft, f"{arm.name} ({name_of(values)})", trial, "", skip=trial.incompatibility)
         problems += make.judge(rival)
         if not rival.skip:
             trials = [

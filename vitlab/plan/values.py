@@ -94,7 +94,7 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class Probe:
+class EngineBenchmark:
     """Which engine trains trials of one shape fastest: measured once, and from then on a value of the plan."""
 
     engine: str  #: the fastest
@@ -117,12 +117,14 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Looks:
+class InterimAnalysis:
     """Two looks at one study, each at half of alpha: what the first seeds leave open is given more of them."""
 
     first: tuple[int, ...]  #: seeds of every arm
     second: tuple[int, ...]  #: those of what is open, the first among them
-    open: tuple[str, ...] = ()  #: arms whose comparison was left open, see :func:`vitlab.report.escalation.left_open`
+    open: tuple[
+        str, ...
+    ] = ()  #: arms whose comparison was left open, see :func:`vitlab.report.escalation.inconclusive_arms`
 
     def seeds(self, arm: str, baselines: Mapping[str, str | None]) -> tuple[int, ...]:
         """The seeds of an arm: both sides of a comparison that is open have the further ones."""
@@ -175,10 +177,10 @@ class Plan:
     tuning: tuple[Tuning, ...] = ()  #: choices of knobs, made or still open
     pending: tuple[Planned, ...] = ()
     """Trials of arms whose tuning is still open: without a key, and with the knobs that the base has."""
-    probes: Mapping[str, Probe] = field(default_factory=dict)  #: by :func:`vitlab.plan.cohorts.shape`
+    probes: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by :func:`vitlab.plan.cohorts.shape`
     registered: Annotated[Mapping[str, Any], AfterValidator(_registration)] | None = None
     """How the answer was to be judged when the study was first run, see :mod:`vitlab.plan.registration`."""
-    looks: Looks | None = None  #: where there may be two of them
+    looks: InterimAnalysis | None = None  #: where there may be two of them
     version: FolderName = ""  #: of the study file, see :mod:`vitlab.plan.versions`
     identities: Mapping[str, str] = field(default_factory=dict)
     """Arm to a digest of what it trains, without seeds and code, and of how it is matched and tuned."""
@@ -266,9 +268,9 @@ class Plan:
         return plan
 
 
-def probes_of(plan: Mapping[str, Any]) -> dict[str, Probe]:
+def probes_of(plan: Mapping[str, Any]) -> dict[str, EngineBenchmark]:
     """The probes of a plan in JSON; those of a form that is no longer written are measured anew."""
-    known = set(Probe.__dataclass_fields__)
+    known = set(EngineBenchmark.__dataclass_fields__)
     return {
         shape: _PROBE.validate_python(probe) for shape, probe in plan.get("probes", {}).items() if known == set(probe)
     }
@@ -296,4 +298,4 @@ def _tuning_with_specs(data: Mapping[str, Any]) -> dict[str, Any]:
 
 _PLAN = TypeAdapter(Plan)
 _TUNING = TypeAdapter(Tuning)
-_PROBE = TypeAdapter(Probe)
+_PROBE = TypeAdapter(EngineBenchmark)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import vitlab
 from vitlab.registry import plugin_files, plugins
-from vitlab.registry.slot_modules import OURS, Origin, room_of
+from vitlab.registry.slot_modules import BUILTIN_ORIGIN, Origin, room_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def listing(name: str) -> list[Entry]:
     """
     room = room_of(name)
     built_in = [
-        Entry(name, component, OURS, f"{module}:{cls}", summary)
+        Entry(name, component, BUILTIN_ORIGIN, f"{module}:{cls}", summary)
         for module, component, cls, summary in _written(name, room)
     ]
     offered = [

@@ -49,7 +49,7 @@ class Origin:
         return f"{self.source} {self.version}"
 
 
-OURS = Origin(BUILT_IN, __version__)
+BUILTIN_ORIGIN = Origin(BUILT_IN, __version__)
 """Of what is built in."""
 
 

@@ -18,7 +18,7 @@ from vitlab.registry import plugin_files, plugins
 from vitlab.registry.blame import with_frames
 from vitlab.registry.options import Options, clashing_defaults, faults_of, is_choice, options_of
 from vitlab.registry.resolved import Resolved
-from vitlab.registry.slot_modules import BUILT_IN, OURS, Origin
+from vitlab.registry.slot_modules import BUILT_IN, BUILTIN_ORIGIN, Origin
 from vitlab.spec.choice import Choice
 from vitlab.spec.collect import collect
 
@@ -57,7 +57,7 @@ class Slot(Generic[T]):
                 return component
             package = component.__module__.partition(".")[0]
             # What is of no package of ours is a class of a notebook or a script, registered by hand.
-            self._add(name, component, OURS if package == BUILT_IN else Origin(package, "unversioned"))
+            self._add(name, component, BUILTIN_ORIGIN if package == BUILT_IN else Origin(package, "unversioned"))
             return component
 
         return add

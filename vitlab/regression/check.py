@@ -27,7 +27,7 @@ LONGEST = 90  #: letters of a study's name that its trainings for the gate keep
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckRequest:
     """Which study is meant, and what it is compared with; the rest as for :func:`vitlab.run`."""
 
     file: Path
@@ -38,7 +38,7 @@ class Asked:
     watch: Watch = field(default_factory=Watch)
 
 
-def check(asked: Asked, tiers: Sequence[Tier] = TIERS) -> Checked:
+def check(asked: CheckRequest, tiers: Sequence[Tier] = TIERS) -> Checked:
     """Hold a study, as the code here trains it, against its baseline.
 
     Raises:
@@ -79,7 +79,7 @@ def check(asked: Asked, tiers: Sequence[Tier] = TIERS) -> Checked:
     return Checked(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes))
 
 
-def accept(asked: Asked, reason: str, tiers: Sequence[Tier] = TIERS, anchor: bool = False) -> Baseline:
+def accept(asked: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS, anchor: bool = False) -> Baseline:
     """Make what the code here computes the baseline.
 
     Args:
@@ -108,7 +108,7 @@ def exit_code(checked: Checked) -> int:
     return 1 if checked.verdict == "regressed" else 5
 
 
-def outlook(asked: Asked) -> list[Outlook]:
+def outlook(asked: CheckRequest) -> list[Outlook]:
     """How likely an unchanged model passes; trains nothing."""
     study, _ = _planned(asked)
     return gate.outlook(study, _baseline(asked))
@@ -117,7 +117,7 @@ def outlook(asked: Asked) -> list[Outlook]:
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
 
-def _baseline(asked: Asked) -> Baseline:
+def _baseline(asked: CheckRequest) -> Baseline:
     baseline = read_baseline(asked.baseline)
     name = read_document(asked.file).data.get("study")
     if baseline.study != name:
@@ -125,7 +125,7 @@ def _baseline(asked: Asked) -> Baseline:
     return baseline
 
 
-def _planned(asked: Asked) -> tuple[Study, Plan]:
+def _planned(asked: CheckRequest) -> tuple[Study, Plan]:
     """The study, with the gate's settings, and its plan once its data is here."""
 
     def plan_study() -> tuple[Study, Plan]:
@@ -147,7 +147,7 @@ def _planned(asked: Asked) -> tuple[Study, Plan]:
     return study.model_copy(update={"check": study.check or Check()}), plan
 
 
-def _facts(asked: Asked, plan: Plan) -> Facts:
+def _facts(asked: CheckRequest, plan: Plan) -> Facts:
     return find_facts(plan, lab.costs(plan), asked.plugins)
 
 
@@ -166,7 +166,7 @@ def _imported(plan: Plan) -> dict[str, str]:
     return found
 
 
-def _own_versions(asked: Asked, study: Study, here: Mapping[str, str]) -> Mapping[str, str]:
+def _own_versions(asked: CheckRequest, study: Study, here: Mapping[str, str]) -> Mapping[str, str]:
     """Return the versions that the gate's trials are to name: nothing where every result there is was trained under
     those here, and is as good as one of the gate's own."""
     changes = _changes(asked, study, gate.more_seeds(study))
@@ -181,7 +181,7 @@ def _own_versions(asked: Asked, study: Study, here: Mapping[str, str]) -> Mappin
 
 
 def _trained(
-    asked: Asked, study: Study, seeds: Sequence[int] | None, arms: Sequence[str], versions: Mapping[str, str]
+    asked: CheckRequest, study: Study, seeds: Sequence[int] | None, arms: Sequence[str], versions: Mapping[str, str]
 ) -> Values:
     """Train what is missing, and say what there is.
 
@@ -207,7 +207,7 @@ def _trained(
     return gate.values_of(answer.plan, answer.store, study)
 
 
-def _changes(asked: Asked, study: Study, seeds: Sequence[int] | None) -> dict[str, Any]:
+def _changes(asked: CheckRequest, study: Study, seeds: Sequence[int] | None) -> dict[str, Any]:
     """Return what is changed of a study's file where the gate trains it."""
     changes: dict[str, Any] = {**asked.changes, "study": f"{study.study[:LONGEST]}-check"}
     changes["seeds"] = _seeds(study) | ({} if seeds is None else {"values": list(seeds)})

@@ -24,8 +24,8 @@ from vitlab.runner.run import begin_trial, run_trial
 from vitlab.runner.settings import Settings
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import Store
-from vitlab.training.cohort import Cohort, Stacking, require_stackable, why_not_stack
-from vitlab.training.loop import Training, evaluation_batches, views_of
+from vitlab.training.cohort import Cohort, Stacking, require_stackable, stacking_incompatibility
+from vitlab.training.loop import Training, evaluation_batches, forward_logits
 
 EXACT_STEPS = 20
 LEARNING_STEPS = 100
@@ -103,7 +103,7 @@ def _advance(training: Training, engine: str) -> str:
     if engine != "loop":
         try:
             require_stackable(training.model)
-            unknown = why_not_stack(training.model, training.spec.precision, training.feed.device)
+            unknown = stacking_incompatibility(training.model, training.spec.precision, training.feed.device)
             how: Stacking = "stack" if engine == "stack" and unknown is None else "vmap"
             cohort, engine = Cohort([training], how), how
             while training.step < training.steps:
@@ -122,6 +122,6 @@ def _loss(training: Training) -> float:
     """Mean negative log-likelihood on the first batch of validation images, as in an evaluation."""
     batch = next(evaluation_batches(training.feed, "val", training.task))
     training.model.eval()
-    logits = views_of(training.model, batch.x_BCHW, training.spec.precision)[""]
+    logits = forward_logits(training.model, batch.x_BCHW, training.spec.precision)[""]
     training.model.train()
     return float(F.cross_entropy(logits, batch.y_B))  # labels of pixels that have none are left out by its default

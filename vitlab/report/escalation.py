@@ -19,7 +19,7 @@ from vitlab.report.verdict import Verdict
 from vitlab.store.folders import Store
 
 
-def left_open(plan: Plan, store: Store, before: Sequence[str] = ()) -> tuple[str, ...]:
+def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> tuple[str, ...]:
     """Arms whose comparison the first seeds have not decided, though they could be judged.
 
     The comparisons that were registered are judged together, so none of them is opened before all of them have ended.

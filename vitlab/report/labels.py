@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 LINES = 4  #: of one label; a longer one is cut in its middle
 
 
-def parts_of(name: str) -> tuple[str, ...]:
+def microbatches_of(name: str) -> tuple[str, ...]:
     """Return the parts of an arm's name, which are joined by commas; commas in brackets do not part them."""
     parts, depth, current = [], 0, ""
     for char in " ".join(name.split()):
@@ -25,8 +25,8 @@ def shared_parts(names: Sequence[str]) -> tuple[str, ...]:
     """Return the parts that several names have in common, in the order of the first; none for a single name."""
     if len(names) < 2:
         return ()
-    common = set.intersection(*(set(parts_of(name)) for name in names))
-    return tuple(part for part in parts_of(names[0]) if part in common)
+    common = set.intersection(*(set(microbatches_of(name)) for name in names))
+    return tuple(part for part in microbatches_of(names[0]) if part in common)
 
 
 def short_labels(names: Sequence[str]) -> dict[str, str]:
@@ -35,7 +35,9 @@ def short_labels(names: Sequence[str]) -> dict[str, str]:
     labels = {}
     for name in names:
         line = " ".join(name.split())
-        labels[name] = ", ".join(part for part in parts_of(name) if part not in shared) or line if shared else line
+        labels[name] = (
+            ", ".join(part for part in microbatches_of(name) if part not in shared) or line if shared else line
+        )
     return _unique(labels)
 
 
@@ -51,7 +53,7 @@ def wrapped_line(text: str, width: int) -> str:
 
 def _wrapped(label: str, width: int) -> str:
     lines: list[str] = []
-    *parts, last = parts_of(label) or (label,)
+    *parts, last = microbatches_of(label) or (label,)
     for part in (*(f"{part}," for part in parts), last):
         if lines and len(lines[-1]) + 1 + len(part) <= width:
             lines[-1] += f" {part}"

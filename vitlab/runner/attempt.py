@@ -29,11 +29,11 @@ from vitlab.spec import TrainSpec
 from vitlab.store.folders import TrialFolder, write_json
 from vitlab.store.result import Circumstances, Measurement, Outcome, Result
 from vitlab.training import checkpoint
-from vitlab.training.artifacts import Sight, write_predictions, write_weights
-from vitlab.training.cohort import Stacking, why_not_stack
-from vitlab.training.distributed import Alone
+from vitlab.training.artifacts import InputSpec, write_predictions, write_weights
+from vitlab.training.cohort import Stacking, stacking_incompatibility
+from vitlab.training.distributed import SingleProcess
 from vitlab.training.loop import EVALUATION_BATCH, Trained, Training, complete, peak_memory
-from vitlab.training.microbatch import parts_of
+from vitlab.training.microbatch import microbatches_of
 
 
 def result_of(folder: TrialFolder, settings: Settings) -> Result | None:
@@ -53,13 +53,13 @@ class Attempt:
         folder: TrialFolder,
         settings: Settings,
         device: torch.device,
-        peers: Alone | None = None,
+        peers: SingleProcess | None = None,
     ) -> None:
         self.trial = trial
         self.folder = folder
         self.settings = settings
         self.device = device
-        self.peers = peers if peers is not None else Alone()
+        self.peers = peers if peers is not None else SingleProcess()
         self.over = False  #: whether its end has been written down
         self.began, self._since = time.time(), time.monotonic()  # a clock may be set; seconds go by
         events, _ = folder.events()
@@ -104,29 +104,29 @@ class Attempt:
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(trial.spec["train"]))
         model, notes = begun(trial, self.folder, prepared, self.device)
         fit_head(model, trial, feed)
-        if engine == "stack" and (reason := why_not_stack(model, spec.precision, self.device)):
+        if engine == "stack" and (reason := stacking_incompatibility(model, spec.precision, self.device)):
             self.engine, note = "vmap", "; ".join(filter(None, (note, f"trained by engine vmap, for {reason}")))
         self.stacking: Stacking = "stack" if self.engine == "stack" else "vmap"
         self.size = size_of(model, trial, prepared.info)
         distillation = distillation_of(trial, self.folder, prepared, self.device)
-        parts = parts_of(self.settings.micro_batch_size, self.peers)
+        parts = microbatches_of(self.settings.micro_batch_size, self.peers)
         training = Training(model, feed, spec, trial.seeds, prepared.info.task, distillation, parts)
         resume, damage = self._checkpoint()
         if resume is not None:
             training.load(resume)
         parts.met(model, training.step)
         stored = "images are read as batches ask for them" if feed.stored else ""
-        self.announce(training, "; ".join(filter(None, (damage, note, stored, *notes))))
+        self.log_start(training, "; ".join(filter(None, (damage, note, stored, *notes))))
         self.kernels = kernels_of_first_pass(model, engine != "loop")
-        self.sight = Sight(prepared.info, prepared.mean, prepared.std)
+        self.sight = InputSpec(prepared.info, prepared.mean, prepared.std)
         return training
 
     def open(self) -> None:
         """Make the folder ready."""
-        self.folder.mend()
+        self.folder.recover_journal()
         write_json(self.folder.spec, self.trial.to_json(), settled=False)
 
-    def announce(self, training: Training, note: str) -> None:
+    def log_start(self, training: Training, note: str) -> None:
         """Say in the journal that it begins, or goes on."""
         self.folder.emit(
             "start",
@@ -165,7 +165,7 @@ class Attempt:
             numerics={**self._numerics(), "attention": attention_of(self.kernels, self.trial.spec["model"])},
             ended=time.time(),
         )
-        return self.conclude(trained, training.model, circumstances)
+        return self.write_result(trained, training.model, circumstances)
 
     def _checkpoint(self) -> tuple[Mapping[str, Any] | None, str]:
         """The state to go on from, if there is one; and what to say of one that is damaged."""
@@ -197,7 +197,7 @@ class Attempt:
                 metrics={**measurement.metrics, **utilisation(measurement.metrics, self.size[1], self.rate)},
             )
 
-    def conclude(self, trained: Trained, model: Model, circumstances: Circumstances) -> Result:
+    def write_result(self, trained: Trained, model: Model, circumstances: Circumstances) -> Result:
         """Write what came of it."""
         self.folder.require()
         state = model.state_dict()

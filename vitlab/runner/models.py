@@ -23,7 +23,7 @@ from vitlab.registry import slot
 from vitlab.runner.settings import dtype_of
 from vitlab.spec.trial import Distill, InitFrom
 from vitlab.store.folders import TrialFolder, read_json
-from vitlab.training.artifacts import Sight, Transform, read_weights
+from vitlab.training.artifacts import InputSpec, Transform, read_weights
 from vitlab.training.checkpoint import digest
 from vitlab.weights.transfer import start_from
 
@@ -78,18 +78,18 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
         return None
     how = Distill.model_validate(named)
     train = trial.spec["train"]
-    mine = theirs = Sight(prepared.info, prepared.mean, prepared.std)
+    mine = theirs = InputSpec(prepared.info, prepared.mean, prepared.std)
     teacher: Model | None = None
     notes: tuple[str, ...] = ()
     if how.teacher is not None and how.teacher.checkpoint is not None:
         size = None if how.teacher.size is None else (how.teacher.size, how.teacher.size)
         said = {"heads": how.teacher.heads, "image": size}
         opened = _opened(how.teacher.checkpoint, said, "keep", trial.files.get("teacher"))
-        teacher, theirs, notes = opened.model, Sight(opened.info, opened.mean, opened.std), opened.notes
+        teacher, theirs, notes = opened.model, InputSpec(opened.info, opened.mean, opened.std), opened.notes
     elif how.teacher is not None and how.teacher.pretrained is not None:
         weights: Any = importlib.import_module(READER)
         opened = weights.open_pretrained(how.teacher.pretrained)
-        teacher, theirs, notes = opened.model, Sight(opened.info, opened.mean, opened.std), opened.notes
+        teacher, theirs, notes = opened.model, InputSpec(opened.info, opened.mean, opened.std), opened.notes
     elif how.teacher is not None:
         teacher, transform = _needed("teacher", trial, folder)
         theirs = transform.sight
@@ -137,4 +137,4 @@ def _opened(file: str, said: Mapping[str, Any], head: Literal["keep", "new"], di
         digests: of the trial's plan; None for plans older than that.
     """
     weights: Any = importlib.import_module(READER)
-    return weights.open_model(Path(file), said=weights.Known(**said), head=head, digests=digests)
+    return weights.open_model(Path(file), said=weights.ModelFacts(**said), head=head, digests=digests)

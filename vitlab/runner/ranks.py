@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
 PRELOAD = "vitlab.executors.preload"
-LOOK_S = 0.1  #: how often the watcher asks whether to stop
+POLL_S = 0.1  #: how often the watcher asks whether to stop
 CAUSE_S = 10.0  #: how long it looks for the cause, when all it knows is that somebody found another gone
 LEAVE_S = 10.0  #: how long the others may take to leave when the first has ended well
 ORPHANED = 75  #: exit code of a process whose watcher has died
@@ -37,7 +37,7 @@ How = Literal["done", "stopped", "busy", "oom", "error", "lost", "gone"]
 
 
 @dataclass(frozen=True)
-class Word:
+class RankResult:
     """What a process says of its part when that has ended."""
 
     how: How
@@ -45,7 +45,7 @@ class Word:
     traceback: str = ""
 
 
-Work = Callable[..., Word]
+Work = Callable[..., RankResult]
 """Called in each process with its number, the file by which all can meet, whether to stop, and the arguments."""
 
 
@@ -54,10 +54,10 @@ class _Process:
     number: int
     process: ForkServerProcess
     pipe: Connection
-    word: Word | None = None
+    word: RankResult | None = None
 
 
-def together(count: int, work: Work, arguments: Sequence[Any], stop: Callable[[], bool]) -> Word:
+def together(count: int, work: Work, arguments: Sequence[Any], stop: Callable[[], bool]) -> RankResult:
     """Do a piece of work in several processes.
 
     Args:
@@ -77,7 +77,7 @@ def together(count: int, work: Work, arguments: Sequence[Any], stop: Callable[[]
                 processes.append(_started(number, work, (Path(folder) / "meeting", *arguments)))
             return _watched(processes, stop)
         except (EOFError, ConnectionError):
-            return Word("lost", "the server of its processes died before it could start them")
+            return RankResult("lost", "the server of its processes died before it could start them")
         finally:
             for one in processes:
                 one.process.kill()
@@ -123,8 +123,8 @@ def _main(number: int, work: Work, arguments: Sequence[Any], environment: dict[s
     os.environ.update(environment)
     asked = threading.Event()
     threading.Thread(target=_listen, args=(watcher, asked), daemon=True).start()
-    meeting, *rest = arguments
-    word = work(number, meeting, asked.is_set, *rest)
+    rendezvous, *rest = arguments
+    word = work(number, rendezvous, asked.is_set, *rest)
     watcher.send(word)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -140,12 +140,12 @@ def _listen(watcher: Connection, asked: threading.Event) -> None:
         os._exit(ORPHANED)
 
 
-def _watched(processes: Sequence[_Process], stop: Callable[[], bool]) -> Word:
+def _watched(processes: Sequence[_Process], stop: Callable[[], bool]) -> RankResult:
     """Wait until the first process has ended well, or the cause is known why it cannot."""
     asked, deadline = False, float("inf")
     while True:
         left = [one for one in processes if one.word is None]
-        wait([one.process.sentinel for one in left] + [one.pipe for one in left], LOOK_S)
+        wait([one.process.sentinel for one in left] + [one.pipe for one in left], POLL_S)
         for one in left:
             _hear(one)
         words = [one.word for one in processes if one.word is not None]
@@ -159,7 +159,7 @@ def _watched(processes: Sequence[_Process], stop: Callable[[], bool]) -> Word:
             deadline = min(deadline, time.monotonic() + CAUSE_S)
         if time.monotonic() > deadline or len(words) == len(processes):
             (gone, *_) = [word for word in words if word.how == "gone"]
-            return Word("lost", gone.sentence, gone.traceback)
+            return RankResult("lost", gone.sentence, gone.traceback)
         if not asked and stop():
             asked = True
             for one in processes:
@@ -176,7 +176,7 @@ def _hear(one: _Process) -> None:
     except (EOFError, OSError):
         pass
     if dead:
-        one.word = Word("lost", f"process {one.number} of this trial {_death(one.process.exitcode)}; see log.txt")
+        one.word = RankResult("lost", f"process {one.number} of this trial {_death(one.process.exitcode)}; see log.txt")
 
 
 def _death(code: int | None) -> str:

@@ -17,11 +17,11 @@ from vitlab.plan.trial import Trial
 from vitlab.registry import load_file
 from vitlab.runner.attempt import Attempt, result_of
 from vitlab.runner.failures import out_of_memory, sentence_of
-from vitlab.runner.ranks import Word, together
+from vitlab.runner.ranks import RankResult, together
 from vitlab.runner.settings import Settings, device_of, torch_set
 from vitlab.store.folders import Busy, TrialFolder
 from vitlab.store.result import Circumstances, Measurement, Outcome, Result
-from vitlab.training.distributed import Gone, Unlike, meeting
+from vitlab.training.distributed import PeerDied, RankMismatch, rendezvous
 from vitlab.training.loop import Trained, Training
 
 
@@ -48,7 +48,7 @@ def train_shared(trial: Trial, folder: TrialFolder, settings: Settings, stop: Ca
 
 def _share(
     rank: int, place: Path, stop: Callable[[], bool], trial: Trial, folder: TrialFolder, settings: Settings
-) -> Word:
+) -> RankResult:
     """What each of several processes does; see :data:`vitlab.runner.ranks.Work`."""
     try:
         for plugin in settings.plugins:
@@ -57,21 +57,21 @@ def _share(
             if rank == 0:
                 held.enter_context(folder.lease())
                 if result_of(folder, settings) is not None:
-                    return Word("done")
+                    return RankResult("done")
             device = device_of(settings.device)
-            peers = held.enter_context(meeting(rank, settings.processes, place, device))  # chooses the GPU, so first
+            peers = held.enter_context(rendezvous(rank, settings.processes, place, device))  # chooses the GPU, so first
             held.enter_context(torch_set(settings, device))
             attempt = (Attempt if rank == 0 else _Onlooker)(trial, folder, settings, device, peers)
-            return Word("stopped" if attempt.train(peers.agreed(stop)) is None else "done")
+            return RankResult("stopped" if attempt.train(peers.agreed(stop)) is None else "done")
     except Busy:
-        return Word("busy")
-    except Gone as error:
-        return Word("gone", str(error), traceback.format_exc())
-    except Unlike as error:
-        return Word("lost", str(error), traceback.format_exc())
+        return RankResult("busy")
+    except PeerDied as error:
+        return RankResult("gone", str(error), traceback.format_exc())
+    except RankMismatch as error:
+        return RankResult("lost", str(error), traceback.format_exc())
     except (Exception, SystemExit) as error:  # whatever a guest raises
         how: Literal["oom", "error"] = "oom" if out_of_memory(error) else "error"
-        return Word(how, sentence_of(error, trial), traceback.format_exc())
+        return RankResult(how, sentence_of(error, trial), traceback.format_exc())
 
 
 class _Elsewhere(Exception):
@@ -87,7 +87,7 @@ class _Onlooker(Attempt):
     def open(self) -> None:
         pass
 
-    def announce(self, training: Training, note: str) -> None:
+    def log_start(self, training: Training, note: str) -> None:
         pass
 
     def tell(self, measurement: Measurement) -> None:
@@ -96,7 +96,7 @@ class _Onlooker(Attempt):
     def save(self, state: Mapping[str, Any]) -> None:
         pass
 
-    def conclude(self, trained: Trained, model: Model, circumstances: Circumstances) -> Result:
+    def write_result(self, trained: Trained, model: Model, circumstances: Circumstances) -> Result:
         return Result(self.trial.key, self.trial.code, "done", _NOTHING, circumstances)
 
 

@@ -124,9 +124,9 @@ class TrialFolder:
         settle([file for file in (self.spec, self.weights, self.predictions) if file.exists()])
         self.require()
         write_json(self.path / "result.json", result.to_json())
-        self.forgive()
+        self.clear_failure()
 
-    def tidy(self, spec: Mapping[str, Any] | None = None) -> None:
+    def remove_checkpoint(self, spec: Mapping[str, Any] | None = None) -> None:
         """Complete the folder of a trial that has ended.
 
         Remove the checkpoint that a worker which was killed right then has left, and write a damaged or missing
@@ -161,21 +161,21 @@ class TrialFolder:
         self.require()
         write_json(self.path / "failure.json", asdict(Failure(failure, kind, traceback, time.time())))
 
-    def give_up(self, failure: str, kind: str) -> None:
+    def mark_failed(self, failure: str, kind: str) -> None:
         """Note that the last failure, or this one where the worker has left none, was the last: nobody tries again.
 
         Until a driver has said so, a failure is that of an attempt.  One that dies before it has made the next leaves
         that to the next driver.
         """
         last = self.last_failure() or Failure(failure, kind, "", time.time())
-        write_json(self.path / "failure.json", {**asdict(last), "given_up": True})
+        write_json(self.path / "failure.json", {**asdict(last), "has_failed_for_good": True})
 
-    def given_up(self) -> bool:
+    def has_failed_for_good(self) -> bool:
         """Return whether it failed, and is not to be tried again unless somebody asks."""
         failure = self.last_failure()
-        return failure is not None and failure.given_up
+        return failure is not None and failure.has_failed_for_good
 
-    def forgive(self) -> None:
+    def clear_failure(self) -> None:
         """Delete failure.json, so that the trial can run again.  A damaged one is set aside."""
         file = self.path / "failure.json"
         if self.last_failure() is None:
@@ -220,7 +220,7 @@ class TrialFolder:
         self.require()
         append_json(self.path / "events.jsonl", {"t": int(time.time() * 1000), "kind": kind, **body})
 
-    def mend(self) -> None:
+    def recover_journal(self) -> None:
         """Make ready for an attempt, first of all once the lease is held.
 
         A torn last line is cut off the journal, what a killed writer left half done goes, damaged files are set aside,
@@ -230,7 +230,7 @@ class TrialFolder:
             Taken: if another process has taken the trial over; then nothing is touched.
         """
         self.require()
-        self.forgive()
+        self.clear_failure()
         if self.result() is None:
             set_aside_damaged(self.path / "result.json")
         if self.checkpoint.exists() and not self.checkpoint.is_dir():

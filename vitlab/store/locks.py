@@ -39,7 +39,7 @@ class Busy(Exception):
     """Somebody else holds the lease."""
 
 
-class Taken(Busy):
+class LockLost(Busy):
     """Somebody else holds what this process held: it was silent for so long that it was taken for dead."""
 
 
@@ -68,7 +68,7 @@ def require(file: Path) -> None:
     """
     heartbeat = _heartbeats.get(_beside(file))
     if heartbeat is not None and not heartbeat.heard():
-        raise Taken(f"{file} was taken over by {holder(file)[0] or 'another process'}")
+        raise LockLost(f"{file} was taken over by {holder(file)[0] or 'another process'}")
 
 
 def held(file: Path) -> bool:
@@ -156,7 +156,7 @@ def _held_here(file: Path) -> AbstractContextManager[Any]:
             if _is_still(file, lock.fileno()):  # or it was deleted in between, and its lock keeps nobody out
                 with suppress(OSError):  # a full disk
                     lock.truncate(0)
-                    lock.write(f"{_us()}\n")
+                    lock.write(f"{own_id()}\n")
                     lock.flush()
                 return lock
         except BlockingIOError:
@@ -201,7 +201,8 @@ def _is_still(file: Path, descriptor: int) -> bool:
         return False
 
 
-def _us() -> str:
+def own_id() -> str:
+    """Return this process and its driver, as a lock file names them."""
     return f"{process(os.getpid())} {os.environ.get(DRIVER, '')}"
 
 
@@ -218,8 +219,8 @@ class _Heartbeat:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._word = f"{_us()} {os.urandom(8).hex()}\n"
-        if not self._made() and not (_buried(path) and self._made()):
+        self._word = f"{own_id()} {os.urandom(8).hex()}\n"
+        if not self._made() and not (reclaim_stale(path) and self._made()):
             raise Busy(str(path))
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"holds {path}", daemon=True)
@@ -279,19 +280,19 @@ def _silent(path: Path, now: float) -> bool:
         return True
 
 
-def _buried(path: Path) -> bool:
+def reclaim_stale(path: Path) -> bool:
     """Remove the lease of somebody who is silent.  Returns whether there is none now.
 
     Of several who do so at once one may remove what another has just made: that one finds out by :func:`require`.
     """
-    grave = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    probe_file = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
-        grave.touch()  # with the time of the file system, which is that of all who renew
-        if not _silent(path, grave.stat().st_mtime):
+        probe_file.touch()  # with the time of the file system, which is that of all who renew
+        if not _silent(path, probe_file.stat().st_mtime):
             return False
-        os.replace(path, grave)
+        os.replace(path, probe_file)
     except FileNotFoundError:
         return True  # somebody else has
     finally:
-        grave.unlink(missing_ok=True)
+        probe_file.unlink(missing_ok=True)
     return True

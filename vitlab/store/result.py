@@ -128,7 +128,9 @@ class Failure:
     kind: str = "error"  #: error, oom, timeout, preempted or lost
     traceback: str = ""
     time: Seconds = 0.0  #: since 1970
-    given_up: Annotated[bool, Field(strict=True)] = False  #: whether it is not tried again unless somebody asks
+    has_failed_for_good: Annotated[bool, Field(strict=True)] = (
+        False  #: whether it is not tried again unless somebody asks
+    )
 
     @classmethod
     def from_json(cls, data: Any) -> Failure:

@@ -16,7 +16,7 @@ from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo
 from vitlab.registry import Resolved, slot
 from vitlab.testing.expect import during, expect
-from vitlab.training.loop import views_of
+from vitlab.training.loop import forward_logits
 
 K, B = 2, 3
 
@@ -37,7 +37,7 @@ def check_engines(who: str, choice: Resolved) -> None:
         except (OptionError, GeometryError):
             return
         models[-1].initialise(seed)
-    if not models[0].vmap_safe or models[0].why_not_innermost() is not None:
+    if not models[0].vmap_safe or models[0].batch_last_incompatibility() is not None:
         return
     generator = torch.Generator().manual_seed(0)
     x_KBCHW = torch.randn(K, B, info.channels, *info.image, dtype=torch.float64, generator=generator)
@@ -46,7 +46,7 @@ def check_engines(who: str, choice: Resolved) -> None:
         found = _innermost(models[0], rows, kept, x_KBCHW)
         slopes = _slopes(found, rows)
     for member, model in enumerate(models):
-        wanted = views_of(model, x_KBCHW[member], "fp64")
+        wanted = forward_logits(model, x_KBCHW[member], "fp64")
         for name, view in wanted.items():
             close = torch.allclose(found[name][member], view, rtol=1e-9, atol=1e-10)
             expect(close, f"{who}: in a ViT, with the batch innermost, its view '{name}' differs from that of a loop")
@@ -62,7 +62,7 @@ def _innermost(model: Any, rows: dict[str, Tensor], kept: dict[str, Tensor], x_K
 
     def views(rows: dict[str, Tensor], features_B: Tensor, draws: noise.Draws) -> dict[str, Tensor]:
         with noise.drawing(draws):
-            return views_of(passes.rest, features_B, "fp64", rows)
+            return forward_logits(passes.rest, features_B, "fp64", rows)
 
     found: dict[str, Tensor] = vmap(views)(passes.rest_of(tensors), passes.features(tensors, draws, x_KBCHW), draws)
     return found

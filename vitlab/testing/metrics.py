@@ -34,11 +34,11 @@ def check_metric(who: str, choice: Resolved) -> None:
     expect(bool(re.fullmatch(r"\w+", name)), f"{who} is called '{name}' in results; a name is letters, digits and _")
     for task in cls.tasks:
         data = DataInfo(image=(4, 4), channels=1, classes=K, task=task)
-        reason = cls.why_not(data, choice.options)
+        reason = cls.incompatibility(data, choice.options)
         if reason is None:
             _check_on(f"{who} of {task}", choice, task)
         else:
-            expect(bool(reason.strip()), f"{who}: why_not gives a reason in words, or None")
+            expect(bool(reason.strip()), f"{who}: incompatibility gives a reason in words, or None")
 
 
 def _check_on(who: str, choice: Resolved, task: str) -> None:

@@ -41,9 +41,9 @@ def check_scheme(who: str, choice: Resolved) -> None:
 
 def check_model(who: str, choice: Resolved) -> None:
     """It builds without memory, begins as its seed says, learns everywhere, and comes back from timm's names."""
-    reason = choice.component.why_not(DATA, choice.options)  # type: ignore[attr-defined]
+    reason = choice.component.incompatibility(DATA, choice.options)  # type: ignore[attr-defined]
     if reason is not None:
-        expect(bool(reason.strip()), f"{who}: why_not gives a reason in words, or None")
+        expect(bool(reason.strip()), f"{who}: incompatibility gives a reason in words, or None")
         return
     with during(f"{who}: built and run on the meta device, as a plan is checked", Exception), torch.device("meta"):
         shape = _logits(_model(choice), torch.zeros(B, DATA.channels, *DATA.image)).shape

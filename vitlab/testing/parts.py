@@ -71,9 +71,9 @@ def _geometries(choice: Resolved) -> Iterator[tuple[str, Geometry]]:
 
 
 def _refusal(who: str, choice: Resolved, g: Geometry) -> str | None:
-    why_not = getattr(choice.component, "why_not", None)
-    reason = why_not(g, choice.options) if why_not else None
-    expect(reason is None or bool(reason.strip()), f"{who}: why_not gives a reason in words, or None")
+    incompatibility = getattr(choice.component, "incompatibility", None)
+    reason = incompatibility(g, choice.options) if incompatibility else None
+    expect(reason is None or bool(reason.strip()), f"{who}: incompatibility gives a reason in words, or None")
     if reason is not None:
         return str(reason)
     try:
@@ -81,7 +81,7 @@ def _refusal(who: str, choice: Resolved, g: Geometry) -> str | None:
     except (GeometryError, OptionError) as error:
         return str(error)
     except Exception as error:
-        raise AssertionError(f"{who} does not build on {g}, and why_not does not say so: {error!r}") from error
+        raise AssertionError(f"{who} does not build on {g}, and incompatibility does not say so: {error!r}") from error
     return None
 
 

@@ -6,8 +6,8 @@ from vitlab.trackers.base import Tracker as Tracker
 from vitlab.trackers.base import Untracked as Untracked
 from vitlab.trackers.base import tracker as tracker
 from vitlab.trackers.mlflow import MlflowTracker as MlflowTracker
+from vitlab.trackers.replay import Cursor as Cursor
 from vitlab.trackers.replay import End as End
-from vitlab.trackers.replay import Mark as Mark
-from vitlab.trackers.replay import News as News
 from vitlab.trackers.replay import Replay as Replay
+from vitlab.trackers.replay import TrialUpdate as TrialUpdate
 from vitlab.trackers.tracked_trials import Shown as Shown

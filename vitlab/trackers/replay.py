@@ -22,7 +22,7 @@ from vitlab.store.result import Result
 from vitlab.trackers.base import Tracker
 from vitlab.trackers.tracked_trials import Shown, began_at, shown, size_of
 
-Mark: TypeAlias = Any
+Cursor: TypeAlias = Any
 """Says how far a place has come with a trial, such as the name and the length of a file.  Any JSON value but null."""
 
 
@@ -37,7 +37,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class News:
+class TrialUpdate:
     """What is new of one trial."""
 
     item: Shown  #: who it is: its name, arm, seed and parameters
@@ -51,7 +51,7 @@ class Replay(Tracker):
     """A tracker that is handed the journals; see :mod:`vitlab.trackers.base` for what it defines."""
 
     @abstractmethod
-    def write(self, news: News, mark: Mark | None) -> Mark:
+    def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         """Store what is new of a trial.  May raise anything; the same news then come again.
 
         Args:
@@ -72,11 +72,11 @@ class Replay(Tracker):
             the address to look at, or a command that shows it.
         """
 
-    def holds(self, mark: Mark) -> bool:
+    def holds(self, mark: Cursor) -> bool:
         """Whether all is there up to a mark; if not, the trial is delivered anew, without a mark."""
         return True
 
-    def drop(self, mark: Mark) -> None:
+    def drop(self, mark: Cursor) -> None:
         """What this mark stands for is no part of the study any more: another design, other code, a new training."""
 
     def place(self) -> str:
@@ -130,7 +130,7 @@ class Replay(Tracker):
             end = None
         if not events and end is None:
             return
-        mark = self.write(News(item, folder, began, tuple(events), end), known.mark)
+        mark = self.write(TrialUpdate(item, folder, began, tuple(events), end), known.mark)
         account.trials[item.identity] = _Delivered(mark, offset, began, name, last)
 
 
@@ -138,7 +138,7 @@ class Replay(Tracker):
 class _Delivered:
     """What a place holds of a trial."""
 
-    mark: Mark | None = None
+    mark: Cursor | None = None
     offset: int = 0  #: bytes of the journal
     began: int = 0  #: time of its first event
     end: str = ""  #: which end was delivered: ``result``, ``stopped``, or a failure with its time

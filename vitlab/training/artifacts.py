@@ -36,7 +36,7 @@ _DIGEST = "sha256"  #: of the header; that of the tensors is in the result
 
 
 @dataclass(frozen=True)
-class Sight:
+class InputSpec:
     """What a model sees: the images it was built for, and how pixels become its input."""
 
     info: DataInfo
@@ -47,7 +47,9 @@ class Sight:
 class Transform:
     """Images as a model takes them: its colours, its size, normalised as in its training."""
 
-    def __init__(self, sight: Sight, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, sight: InputSpec, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
         self.sight = sight
         self._normalize = Normalize(sight.mean, sight.std, device, dtype)
         self.device = torch.device(device)
@@ -85,13 +87,13 @@ class Transform:
         return (x_BCHW.cpu().double() * std_C11 + mean_C11).clamp(0, 1)
 
 
-def write_weights(file: Path, state: Mapping[str, Tensor], sight: Sight) -> None:
+def write_weights(file: Path, state: Mapping[str, Tensor], sight: InputSpec) -> None:
     """Write the weights of a model, and what it sees.  Not settled: the result of the trial is, after all else."""
     header = json.dumps({"info": asdict(sight.info), "mean": sight.mean, "std": sight.std})
     write_bytes(file, packed(state, {_HEADER: header, _DIGEST: _sha256(header)}), settled=False)
 
 
-def read_weights(file: Path) -> tuple[dict[str, Tensor], Sight]:
+def read_weights(file: Path) -> tuple[dict[str, Tensor], InputSpec]:
     """What :func:`write_weights` wrote, on the CPU.
 
     Raises:
@@ -105,7 +107,7 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], Sight]:
                 raise ValueError("its header is not what was written")
             header = json.loads(text)
             state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is not a mapping
-        sight = Sight(_info(header["info"]), tuple(header["mean"]), tuple(header["std"]))
+        sight = InputSpec(_info(header["info"]), tuple(header["mean"]), tuple(header["std"]))
     except FileNotFoundError:
         raise WeightsError(f"there is no {file}: the trial has not ended, or kept no weights (run.keep)") from None
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:

@@ -35,19 +35,19 @@ from vitlab.store.result import Measurement
 from vitlab.training.loop import (
     WORTH_S,
     Diverged,
-    Evaluated,
+    EvaluationResult,
     Split,
     State,
     Trained,
     Training,
     evaluation_batches,
+    forward_logits,
     moments,
     splits_of,
-    views_of,
 )
 from vitlab.training.losses import Value
-from vitlab.training.metrics import Tally
-from vitlab.training.microbatch import Weighed
+from vitlab.training.metrics import MetricAccumulator
+from vitlab.training.microbatch import WeightedLoss
 from vitlab.training.optim import Joint
 
 Rows = dict[str, Tensor]
@@ -81,7 +81,7 @@ def train_cohort(
 
     Args:
         members: the trainings.
-        engine: ``stack`` only for trainings of which :func:`why_not_stack` says nothing.
+        engine: ``stack`` only for trainings of which :func:`stacking_incompatibility` says nothing.
         stop: is asked before every step.
         every_s: as of :func:`vitlab.training.loop.train`.
 
@@ -135,13 +135,13 @@ def require_stackable(model: Model) -> None:
         raise ValueError(f"{', '.join(parts) or 'the model'} is declared not to be safe for vmap")
 
 
-def why_not_stack(model: Model, precision: str, device: torch.device) -> str | None:
+def stacking_incompatibility(model: Model, precision: str, device: torch.device) -> str | None:
     """Why the engine ``stack`` does not take a training, in one sentence; None where it does."""
     if device.type != "cpu":
         return f"the batch is innermost on CPUs alone, and this is {device.type}"
     if precision not in ("fp32", "fp64"):
         return f"precision {precision} is not known with the batch innermost"
-    return model.why_not_innermost()
+    return model.batch_last_incompatibility()
 
 
 class Cohort:
@@ -174,7 +174,7 @@ class Cohort:
     def advance(self) -> None:
         """One optimizer step of every member.  Nothing is read back from the device."""
         first = self.trainings[0]
-        learned: list[Weighed] = []
+        learned: list[WeightedLoss] = []
         gradients: list[Tensor] = []
         for rows in first.parts.rows(first.batch_images):
             part, found = self._learn(rows)
@@ -185,12 +185,12 @@ class Cohort:
             for parameter, row in zip(parameters, gradient, strict=False):
                 parameter.grad = row
         for training in self.trainings:
-            training.make_ready()
+            training.clip_and_set_lr()
         self.optimizers.step()
         for member, training in enumerate(self.trainings):
-            training.advanced(Value(loss.total[member], {name: part[member] for name, part in loss.parts.items()}))
+            training.after_step(Value(loss.total[member], {name: part[member] for name, part in loss.parts.items()}))
 
-    def _learn(self, rows: range) -> tuple[Weighed, list[Tensor]]:
+    def _learn(self, rows: range) -> tuple[WeightedLoss, list[Tensor]]:
         """The losses of some images of every member's batch, as a rule all, and their gradients."""
         first = self.trainings[0]
         each = [training.draw(rows) for training in self.trainings]
@@ -207,29 +207,29 @@ class Cohort:
         weight = first.parts.weights(first.loss, y_KB.unbind())
         gradients = torch.autograd.grad((loss.total * weight).sum(), list(self.learned.values()))
         # Fused optimizers read memory in the order of the weights, whatever the strides of a gradient say.
-        return Weighed(loss.detached(), weight), [gradient.contiguous() for gradient in gradients]
+        return WeightedLoss(loss.detached(), weight), [gradient.contiguous() for gradient in gradients]
 
     @torch.no_grad()
-    def evaluate(self, splits: Sequence[Split]) -> list[list[Evaluated]]:
+    def evaluate(self, splits: Sequence[Split]) -> list[list[EvaluationResult]]:
         """The evaluations of every member."""
         began = time.perf_counter()
         first = self.trainings[0]
         rows = {**self.learned, **self.kept}
-        found: list[list[Evaluated]] = [[] for _ in self.trainings]
+        found: list[list[EvaluationResult]] = [[] for _ in self.trainings]
         self.model.eval()
         with ExitStack() as averages:
             for training in self.trainings:  # each writes its average into its rows of the stack
                 averages.enter_context(training.averaged())
             for split in splits:
-                tallies = [Tally(training.metrics) for training in self.trainings]
+                tallies = [MetricAccumulator(training.metrics) for training in self.trainings]
                 for batch in evaluation_batches(first.feed, split, first.task):
-                    views = vmap(views_of, in_dims=(None, None, None, 0))(
+                    views = vmap(forward_logits, in_dims=(None, None, None, 0))(
                         self.model, batch.x_BCHW, first.spec.precision, rows
                     )
                     for member, tally in enumerate(tallies):
                         tally.add({name: view[member] for name, view in views.items()}, batch.y_B, batch.id_B)
                 for evaluated, tally in zip(found, tallies, strict=True):
-                    evaluated.append(Evaluated(split, tally.metrics(), tally.columns()))
+                    evaluated.append(EvaluationResult(split, tally.metrics(), tally.columns()))
         self.model.train()
         for training in self.trainings:
             training.leave_out(time.perf_counter() - began)
@@ -238,7 +238,7 @@ class Cohort:
     def _loss(self, rows: Rows, x_BCHW: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
         first = self.trainings[0]
         with noise.drawing(draws):
-            views = views_of(self.model, x_BCHW, first.spec.precision, rows)
+            views = forward_logits(self.model, x_BCHW, first.spec.precision, rows)
         return first.loss(views, y_B)
 
     def _losses_innermost(self, rows: Rows, x_KBCHW: Tensor, y_KB: Tensor, draws: noise.Draws) -> Value:
@@ -248,7 +248,7 @@ class Cohort:
 
         def loss(rows: Rows, x_BTD: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
             with noise.drawing(draws):
-                return first.loss(views_of(passes.rest, x_BTD, first.spec.precision, rows), y_B)
+                return first.loss(forward_logits(passes.rest, x_BTD, first.spec.precision, rows), y_B)
 
         x_KBTD = passes.features(rows, draws, x_KBCHW)
         found: Value = vmap(loss)(passes.rest_of(rows), x_KBTD, y_KB, draws)

@@ -21,8 +21,8 @@ from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
 from vitlab.models.contract import Model
 from vitlab.spec.trial import Distill
-from vitlab.training.artifacts import Sight
-from vitlab.training.loop import views_of
+from vitlab.training.artifacts import InputSpec
+from vitlab.training.loop import forward_logits
 from vitlab.training.losses import Loss, Value
 from vitlab.training.metrics import mean
 
@@ -33,7 +33,7 @@ LUMA = (0.299, 0.587, 0.114)
 class Distillation:
     """A teacher, and what is learned from it; or two tokens that learn from the labels, to compare with."""
 
-    def __init__(self, how: Distill, teacher: Model | None, theirs: Sight, mine: Sight, precision: str) -> None:
+    def __init__(self, how: Distill, teacher: Model | None, theirs: InputSpec, mine: InputSpec, precision: str) -> None:
         """
         Args:
             how: what is learned.
@@ -54,7 +54,7 @@ class Distillation:
         self.teacher = teacher
         if teacher is not None:
             teacher.eval().requires_grad_(False)
-            self.glasses = Glasses(mine, theirs, like=next(teacher.parameters()))
+            self.glasses = InputAdapter(mine, theirs, like=next(teacher.parameters()))
 
     def __call__(self, loss: Loss, views: Mapping[str, Tensor], target: Tensor, x_BCHW: Tensor) -> Value:
         """The loss of a batch, of labels and teacher together, and its terms.
@@ -77,7 +77,7 @@ class Distillation:
     @torch.no_grad()
     def logits(self, teacher: Model, x_BCHW: Tensor) -> Tensor:
         """(B, K): what the teacher says of images as the student sees them."""
-        return views_of(teacher, self.glasses(x_BCHW), self.precision)[""]
+        return forward_logits(teacher, self.glasses(x_BCHW), self.precision)[""]
 
     def distilled(self, student_BK: Tensor, teacher_BK: Tensor) -> Tensor:
         """The distance of the student from the teacher, by their logits."""
@@ -114,10 +114,10 @@ class Distillation:
             found["token_cosine"] = mean(torch.cat(cosines).cpu())
 
 
-class Glasses:
+class InputAdapter:
     """Images as one model sees them, to images as another does: its colours, its normalisation, its size."""
 
-    def __init__(self, mine: Sight, theirs: Sight, like: Tensor) -> None:
+    def __init__(self, mine: InputSpec, theirs: InputSpec, like: Tensor) -> None:
         """
         Args:
             mine: what the images were made for.

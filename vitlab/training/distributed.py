@@ -27,15 +27,15 @@ from vitlab.training import checkpoint
 LOOPBACK = ("lo", "lo0")
 
 
-class Gone(Exception):
+class PeerDied(Exception):
     """Another process of the training has gone."""
 
 
-class Unlike(Exception):
+class RankMismatch(Exception):
     """The processes of a training do not begin with the same weights."""
 
 
-class Alone:
+class SingleProcess:
     """One process trains a model by itself."""
 
     count = 1  #: processes
@@ -60,8 +60,8 @@ class Alone:
         """
 
 
-class Peers(Alone):
-    """One of several; see :func:`meeting`.
+class ProcessGroup(SingleProcess):
+    """One of several; see :func:`rendezvous`.
 
     Raises:
         Gone: in every method, if another has gone.
@@ -89,7 +89,7 @@ class Peers(Alone):
         weights = int(checkpoint.digest(model.state_dict())[:15], 16)
         here = torch.tensor([step, -step, weights, -weights])
         if (self._over_all(here.clone(), "max") != here).any():
-            raise Unlike("the processes of this trial do not begin with the same weights at the same step")
+            raise RankMismatch("the processes of this trial do not begin with the same weights at the same step")
 
     def _over_all(self, tensor: Tensor, how: str) -> Tensor:
         """The tensor, in place, reduced over all processes: of the GPU by NCCL, of the CPU by gloo."""
@@ -98,12 +98,12 @@ class Peers(Alone):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            raise Gone(f"another process of this trial has gone: {error}") from error
+            raise PeerDied(f"another process of this trial has gone: {error}") from error
         return tensor
 
 
 @contextmanager
-def meeting(rank: int, count: int, place: Path, device: torch.device) -> Iterator[Peers]:
+def rendezvous(rank: int, count: int, place: Path, device: torch.device) -> Iterator[ProcessGroup]:
     """Meet the other processes, each with a GPU of its own where they compute on GPUs.
 
     Args:
@@ -131,6 +131,6 @@ def meeting(rank: int, count: int, place: Path, device: torch.device) -> Iterato
         store = dist.FileStore(str(place), count)  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=rank, world_size=count)
     except RuntimeError as error:
-        raise Gone(f"the processes of this trial did not find each other: {error}") from error
-    yield Peers(rank, count)
+        raise PeerDied(f"the processes of this trial did not find each other: {error}") from error
+    yield ProcessGroup(rank, count)
     dist.destroy_process_group()

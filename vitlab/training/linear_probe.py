@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from vitlab.data.prepare import Feed
 from vitlab.errors import WeightsError
 from vitlab.models.contract import Model
-from vitlab.training.loop import EVALUATION_BATCH, views_of
+from vitlab.training.loop import EVALUATION_BATCH, forward_logits
 from vitlab.weights.transfer import head_names
 
-FAINT = 1e-5
+MIN_STD = 1e-5
 """Added to the deviation of every feature, so that one that never varies is divided by something."""
 
 
@@ -53,7 +53,7 @@ def fit_head(model: Model, feed: Feed, l2: float, precision: str) -> None:
     labels = []
     try:
         for batch in feed.evaluation("train", EVALUATION_BATCH):
-            views_of(model, batch.x_BCHW, precision)
+            forward_logits(model, batch.x_BCHW, precision)
             labels.append(batch.y_B)
     finally:
         for hook in hooks:
@@ -75,7 +75,7 @@ def solve(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Tensor, T
         classes: K, of which some may not occur.
         l2: what a squared weight of a standardised feature costs beside the squared error of an image.
     """
-    mean_D, std_D = x_ND.mean(0), x_ND.std(0, correction=0) + FAINT
+    mean_D, std_D = x_ND.mean(0), x_ND.std(0, correction=0) + MIN_STD
     z_ND = (x_ND - mean_D) / std_D
     target_NK = 2.0 * nn.functional.one_hot(y_N, classes).to(x_ND) - 1
     bias_K = target_NK.mean(0)  # standardised features have the mean 0

@@ -29,8 +29,8 @@ from vitlab.registry import slot
 from vitlab.spec import TrainSpec
 from vitlab.store.result import Measurement
 from vitlab.training.losses import Loss, Value
-from vitlab.training.metrics import Columns, Metric, Tally, mean, metrics_of
-from vitlab.training.microbatch import Weighed, Whole
+from vitlab.training.metrics import Columns, Metric, MetricAccumulator, mean, metrics_of
+from vitlab.training.microbatch import WeightedLoss, Whole
 from vitlab.training.optim import Optimizer, Schedule, decay_groups, layer_groups, set_rate
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ State = Mapping[str, Any]
 """What a checkpoint holds."""
 
 
-class Evaluated(NamedTuple):
+class EvaluationResult(NamedTuple):
     """What an evaluation found."""
 
     split: Split
@@ -174,9 +174,9 @@ def evaluate(
     """
     was_training = model.training
     model.eval()
-    tally = Tally(metrics_of(feed.info) if metrics is None else metrics)
+    tally = MetricAccumulator(metrics_of(feed.info) if metrics is None else metrics)
     for batch in evaluation_batches(feed, split, task):
-        tally.add(views_of(model, batch.x_BCHW, precision), batch.y_B, batch.id_B)
+        tally.add(forward_logits(model, batch.x_BCHW, precision), batch.y_B, batch.id_B)
     model.train(was_training)
     return tally.metrics(), tally.columns()
 
@@ -194,7 +194,7 @@ def splits_of(last: bool) -> tuple[Split, ...]:
     return ("val", "test") if last else ("val",)
 
 
-def views_of(model: Model, x_BCHW: Tensor, precision: str, weights: State | None = None) -> dict[str, Tensor]:
+def forward_logits(model: Model, x_BCHW: Tensor, precision: str, weights: State | None = None) -> dict[str, Tensor]:
     """The logits of a batch by view, float32 or wider; ``bf16`` is autocast over the weights as they are.
 
     ``weights`` stand in for the model's own parameters and buffers.
@@ -285,27 +285,27 @@ class Training:
     def advance(self) -> None:
         """One optimizer step.  Nothing is read back from the device."""
         self.optimizer.zero_grad()
-        learned = [self.learn(rows) for rows in self.parts.rows(self.batch_images)]
+        learned = [self.forward_backward(rows) for rows in self.parts.rows(self.batch_images)]
         loss = self.parts.joined(learned, self.parameters)
-        self.make_ready()
+        self.clip_and_set_lr()
         self.optimizer.step()
-        self.advanced(loss)
+        self.after_step(loss)
 
-    def learn(self, rows: range) -> Weighed:
+    def forward_backward(self, rows: range) -> WeightedLoss:
         """Add to the gradients those of some images of the step's batch, as a rule all."""
         batch, draws = self.draw(rows)
         # For parts of others that draw from torch's own generator: theirs is a function of the step, too.
         key = noise.key(self.seeds["dropout"], "torch", self.step, *([rows.start] if rows.start else []))
         noise.seed_torch(key, self.feed.device)
         with noise.drawing(draws):
-            views = views_of(self.model, batch.x_BCHW, self.spec.precision)
+            views = forward_logits(self.model, batch.x_BCHW, self.spec.precision)
         if self.distillation is None:
             loss = self.loss(views, batch.y_B)
         else:
             loss = self.distillation(self.loss, views, batch.y_B, batch.x_BCHW)
         weight = self.parts.weight(self.loss, batch.y_B)
         torch.autograd.backward(loss.total * weight)
-        return Weighed(loss.detached(), weight)
+        return WeightedLoss(loss.detached(), weight)
 
     def draw(self, rows: range) -> tuple[Batch, noise.Draws]:
         """What the step learns from, or some images of it, and what its layers draw from."""
@@ -323,13 +323,13 @@ class Training:
         )
         return batch, draws
 
-    def make_ready(self) -> None:
+    def clip_and_set_lr(self) -> None:
         """Set the rate and clip the gradients: all that comes between them and the step of the optimizer."""
         set_rate(self.optimizer, self.rate(self.step))
         if self.spec.clip_grad is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_grad)
 
-    def advanced(self, loss: Value) -> None:
+    def after_step(self, loss: Value) -> None:
         """Note that the weights have moved, by the gradients of ``loss``."""
         self.losses["loss"].append(loss.total)
         for name, part in loss.parts.items():
@@ -338,13 +338,13 @@ class Training:
         if self.average is not None:
             self.average.update(self.step)
 
-    def evaluate(self, split: Split) -> Evaluated:
+    def evaluate(self, split: Split) -> EvaluationResult:
         """Evaluate the weights that are to be kept."""
         with self.averaged(), self._watching() as seen:
             found, columns = evaluate(self.model, self.feed, split, self.task, self.spec.precision, self.metrics)
-        return Evaluated(split, {**found, **seen}, columns)
+        return EvaluationResult(split, {**found, **seen}, columns)
 
-    def measure(self, evaluated: Iterable[Evaluated]) -> tuple[Measurement, dict[str, Columns]]:
+    def measure(self, evaluated: Iterable[EvaluationResult]) -> tuple[Measurement, dict[str, Columns]]:
         """Close the interval since the last measurement.
 
         Args:

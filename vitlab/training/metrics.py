@@ -78,7 +78,7 @@ class Metric(ABC):
         return None
 
     @classmethod
-    def why_not(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
         """Why it says nothing of such data, in one sentence."""
         return None
 
@@ -166,7 +166,7 @@ class TopK(Metric):
         return (top_BK == target[:, None]).any(1)
 
     @classmethod
-    def why_not(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
         k = options["k"]
         return None if data.classes > k else f"the class is always among {k} of {data.classes}"
 
@@ -283,7 +283,7 @@ def settled(data: DataInfo, chosen: Sequence[Resolved]) -> tuple[list[int], list
         assert issubclass(component, Metric)
         if data.task not in component.tasks:
             faults.append((index, f"metric '{choice.type}' judges {' and '.join(component.tasks)}, not {data.task}"))
-        elif reason := component.why_not(data, choice.options):
+        elif reason := component.incompatibility(data, choice.options):
             faults.append((index, f"metric '{choice.type}': {reason}"))
         elif not re.fullmatch(r"\w+", name) or name in KEPT:
             faults.append((index, f"metric '{choice.type}' cannot be called '{name}' in results"))
@@ -298,14 +298,14 @@ def settled(data: DataInfo, chosen: Sequence[Resolved]) -> tuple[list[int], list
 def _standard(data: DataInfo) -> list[Resolved]:
     # By their full names: a guest that offers one of these is in nobody's way.
     found = [metric.resolve(f"{BUILT_IN}:{name}") for name in STANDARD[data.task]]
-    return [choice for choice in found if choice.component.why_not(data, choice.options) is None]  # type: ignore[attr-defined]
+    return [choice for choice in found if choice.component.incompatibility(data, choice.options) is None]  # type: ignore[attr-defined]
 
 
 def _name(choice: Resolved) -> str:
     return metric.build(choice).name or choice.type.rpartition(":")[2]
 
 
-class Tally:
+class MetricAccumulator:
     """Takes an evaluation batch by batch; nothing is read back from the device before the end."""
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitlab.errors import UserError
-from vitlab.training.distributed import Alone
+from vitlab.training.distributed import SingleProcess
 from vitlab.training.losses import Loss, Value
 
 
-class Weighed(NamedTuple):
+class WeightedLoss(NamedTuple):
     """The loss of a part, (...), and how many decisions it is the mean over."""
 
     loss: Value
@@ -54,21 +54,21 @@ class Whole:
         """The same for each member of a cohort, (K,)."""
         return 1.0
 
-    def joined(self, parts: Sequence[Weighed], parameters: Sequence[nn.Parameter]) -> Value:
+    def joined(self, parts: Sequence[WeightedLoss], parameters: Sequence[nn.Parameter]) -> Value:
         """The loss of the whole batch; the gradients that its parts have added up are made those of that loss."""
         (part,) = parts
         return part.loss
 
-    def joined_stack(self, parts: Sequence[Weighed], gradients: list[Tensor]) -> tuple[Value, list[Tensor]]:
+    def joined_stack(self, parts: Sequence[WeightedLoss], gradients: list[Tensor]) -> tuple[Value, list[Tensor]]:
         """The same for a cohort, of stacked gradients, each (K, ...), that are returned."""
         (part,) = parts
         return part.loss, gradients
 
 
-class Parts(Whole):
+class MicroBatches(Whole):
     """A step's batch in parts."""
 
-    def __init__(self, size: int | None, peers: Alone) -> None:
+    def __init__(self, size: int | None, peers: SingleProcess) -> None:
         """
         Args:
             size: images of a part, at most; None: as many as there are for this process.
@@ -101,7 +101,7 @@ class Parts(Whole):
     def weights(self, loss: Loss, targets: Sequence[Tensor]) -> Tensor:
         return torch.stack([loss.weight(target) for target in targets])
 
-    def joined(self, parts: Sequence[Weighed], parameters: Sequence[nn.Parameter]) -> Value:
+    def joined(self, parts: Sequence[WeightedLoss], parameters: Sequence[nn.Parameter]) -> Value:
         sums = _sums(parts)
         self.peers.add_up(parameters, sums)
         weight, loss = _means(sums, parts[0].loss)
@@ -110,20 +110,20 @@ class Parts(Whole):
                 parameter.grad.div_(weight)
         return loss
 
-    def joined_stack(self, parts: Sequence[Weighed], gradients: list[Tensor]) -> tuple[Value, list[Tensor]]:
+    def joined_stack(self, parts: Sequence[WeightedLoss], gradients: list[Tensor]) -> tuple[Value, list[Tensor]]:
         weight_K, loss = _means(_sums(parts), parts[0].loss)
         return loss, [gradient / weight_K.view(-1, *(1,) * (gradient.ndim - 1)) for gradient in gradients]
 
 
-def parts_of(micro_batch_size: int | None, peers: Alone) -> Whole:
+def microbatches_of(micro_batch_size: int | None, peers: SingleProcess) -> Whole:
     """How the batches of a training are cut, by what ``run`` says; not at all where it says nothing."""
-    return Whole() if micro_batch_size is None and peers.count == 1 else Parts(micro_batch_size, peers)
+    return Whole() if micro_batch_size is None and peers.count == 1 else MicroBatches(micro_batch_size, peers)
 
 
 # -- how it is done ---------------------------------------------------------------------------------------------------
 
 
-def _sums(parts: Sequence[Weighed]) -> Tensor:
+def _sums(parts: Sequence[WeightedLoss]) -> Tensor:
     """(1 + losses, ...): the weights of all parts added up, then the loss and each of its terms, weighted."""
     rows = [
         torch.stack(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from vitlab.weights.conversion import Inspected as Inspected
 from vitlab.weights.conversion import convert as convert
 from vitlab.weights.conversion import inspect as inspect
-from vitlab.weights.known import Known as Known
+from vitlab.weights.known import ModelFacts as ModelFacts
 from vitlab.weights.names import Format as Format
 from vitlab.weights.opening import FORMATS as FORMATS
 from vitlab.weights.opening import Opened as Opened

@@ -14,7 +14,7 @@ from typing import Any
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo, Pair
 from vitlab.models.sizes import SIZES
-from vitlab.weights.known import HALF, IMAGENET, Encoding, Known, plain, some
+from vitlab.weights.known import HALF, IMAGENET, Encoding, ModelFacts, plain, some
 from vitlab.weights.names import State
 
 PUBLISHED = ("Ti", "S", "M", "B", "L", "H", "g", "G")
@@ -35,7 +35,7 @@ class Architecture:
     std: tuple[float, ...]
     assumed: tuple[str, ...]  #: what no tensor and no file says, in a sentence each
 
-    def known(self) -> Known:
+    def known(self) -> ModelFacts:
         """Return what of this cannot be read off the tensors."""
         norm, mlp, position = (self.options[part] for part in ("norm", "mlp", "position"))
         kind, options = (position, {}) if isinstance(position, str) else (position["type"], position)
@@ -43,7 +43,7 @@ class Architecture:
             type="none" if kind not in _UNTOLD else kind,
             options={name: value for name, value in options.items() if name != "type" and kind in _UNTOLD},
         )
-        return Known(
+        return ModelFacts(
             heads=self.heads,
             image=self.info.image,
             grid=self.grid,
@@ -63,10 +63,10 @@ class Architecture:
 
 def architecture(
     state: State,
-    known: Known,
+    known: ModelFacts,
     classes: int | None = None,
     *,
-    usual: Known = Known(),  # noqa: B008
+    usual: ModelFacts = ModelFacts(),  # noqa: B008
     title: str = "",
     unknown: Collection[str] = (),
 ) -> Architecture:
@@ -155,8 +155,8 @@ _UNTOLD = ("rope2d", "rope2d_mixed", "sincos2d")
 class _Facts:
     """Known facts, the custom that completes them, and a sentence for each that was assumed."""
 
-    known: Known
-    usual: Known
+    known: ModelFacts
+    usual: ModelFacts
     title: str
     assumed: list[str] = field(default_factory=list)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitlab.errors import WeightsError, nearest
 from vitlab.geometry import Pair
-from vitlab.weights.known import Encoding, Known, plain, some
+from vitlab.weights.known import Encoding, ModelFacts, plain, some
 from vitlab.weights.timm_models import architectures, entry_point
 
 State = Mapping[str, Tensor]
@@ -24,7 +24,7 @@ State = Mapping[str, Tensor]
 class Stated(NamedTuple):
     """What the files beside the weights state, and a sentence for each that was not read whole."""
 
-    known: Known
+    known: ModelFacts
     notes: tuple[str, ...] = ()
 
 
@@ -49,13 +49,13 @@ def stated(config: Mapping[str, Any], preprocessor: Mapping[str, Any], state: St
         else:
             names = f"its keys are {some(config)}"
             unread = f"{where} names neither a timm architecture nor a model_type, and was not read: {names}"
-            model = Stated(Known(), (unread,) if config else ())
+            model = Stated(ModelFacts(), (unread,) if config else ())
     except (ValueError, TypeError, KeyError, AttributeError, IndexError):
         raise WeightsError(f"{where} is not what transformers or timm write") from None
     return Stated(images.known.or_else(model.known), (*model.notes, *images.notes))
 
 
-def images(config: Mapping[str, Any], preprocessor: Mapping[str, Any], where: str) -> Known:
+def images(config: Mapping[str, Any], preprocessor: Mapping[str, Any], where: str) -> ModelFacts:
     """Return what the files beside the weights of a convolutional network state of its images and classes.
 
     Raises:
@@ -184,7 +184,7 @@ def _timm(config: Mapping[str, Any], state: State, where: str) -> Stated:
     size = pretrained.get("input_size")
     image = _pair(arguments.get("img_size")) or (_pair(size[1:]) if size else None)
     no_rows = arguments.get("no_embed_class", False)
-    known = Known(
+    known = ModelFacts(
         heads=arguments["num_heads"],
         image=image,
         prefix_rows="none" if no_rows else "own",
@@ -214,10 +214,10 @@ def _pretrained(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _labelled(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> Known:
+def _labelled(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> ModelFacts:
     """Return mean, standard deviation and names of the classes from timm's config."""
     labels = config.get("label_names") or pretrained.get("label_names")
-    return Known(
+    return ModelFacts(
         mean=_numbers(pretrained.get("mean")),
         std=_numbers(pretrained.get("std")),
         labels=tuple(map(str, labels)) if isinstance(labels, list | tuple) else None,
@@ -340,7 +340,7 @@ def _transformers(config: Mapping[str, Any], state: State, where: str) -> Stated
     _same(where, "patch_size", _pair(config.get("patch_size")), _patch(state))
     labels = [str(label) for _, label in sorted(config.get("id2label", {}).items(), key=lambda item: int(item[0]))]
     named = any(label != f"LABEL_{index}" for index, label in enumerate(labels))
-    known = Known(
+    known = ModelFacts(
         heads=config.get("num_attention_heads", 12),
         image=_pair(config.get("image_size", 224)),
         norm="layernorm",
@@ -368,7 +368,7 @@ _OF_A_PREPROCESSOR = _keys(
 def _preprocessor(preprocessor: Mapping[str, Any], where: str) -> Stated:
     """Return the mean and standard deviation of pixels in [0, 1] that a preprocessor's steps amount to."""
     if not preprocessor:
-        return Stated(Known())
+        return Stated(ModelFacts())
     where = where.replace("config.json", "preprocessor_config.json")
     for key in ("do_flip_channel_order", "offset"):
         if preprocessor.get(key):
@@ -383,7 +383,7 @@ def _preprocessor(preprocessor: Mapping[str, Any], where: str) -> Stated:
     if mean is not None and std is not None and abs(scale - 1) > 1e-6:
         mean, std = tuple(value / scale for value in mean), tuple(value / scale for value in std)
     unread = [key for key in preprocessor if key not in _OF_A_PREPROCESSOR]
-    return Stated(Known(mean=mean, std=std), _unread(unread, where))
+    return Stated(ModelFacts(mean=mean, std=std), _unread(unread, where))
 
 
 # -- values -----------------------------------------------------------------------------------------------------------

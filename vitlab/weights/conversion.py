@@ -18,10 +18,10 @@ from vitlab.plan.checkpoints import NAMES_ON_THE_HUB, files_of
 from vitlab.store.folders import read_json, write_json
 from vitlab.weights.adapt import regridded, with_rows, without_head
 from vitlab.weights.architecture import Architecture
-from vitlab.weights.files import Contents, container_of, write_file
-from vitlab.weights.known import Known, some
+from vitlab.weights.files import WeightFile, container_of, write_file
+from vitlab.weights.known import ModelFacts, some
 from vitlab.weights.names import State
-from vitlab.weights.opening import FORMATS, HEADER, Checkpoint, misfits, read, refuse_misfits, understood
+from vitlab.weights.opening import FORMATS, HEADER, Checkpoint, mismatches, read, refuse_misfits, understood
 from vitlab.weights.rereading import SHOWN, differences
 
 
@@ -42,7 +42,7 @@ class Inspected:
     faults: Mapping[str, list[str]]  #: names that keep it from being loaded, by what is wrong with them
 
 
-def inspect(file: Path, form: str | None = None, said: Known = Known()) -> Inspected:  # noqa: B008
+def inspect(file: Path, form: str | None = None, said: ModelFacts = ModelFacts()) -> Inspected:  # noqa: B008
     """Read a file, and find what model it belongs to; what does not fit is listed rather than refused.
 
     Raises:
@@ -57,7 +57,7 @@ def inspect(file: Path, form: str | None = None, said: Known = Known()) -> Inspe
         raise WeightsError(f"{file}: {error}") from None
     if headless:
         own = {name: value for name, value in own.items() if not name.startswith("head.")}
-    faults = misfits(own, checkpoint.state)
+    faults = mismatches(own, checkpoint.state)
     faults["unknown"] = [*checkpoint.unknown, *faults["unknown"]]
     return Inspected(checkpoint, found, {what: names for what, names in faults.items() if names})
 
@@ -68,7 +68,7 @@ def convert(
     to: str,
     *,
     form: str | None = None,
-    said: Known = Known(),  # noqa: B008
+    said: ModelFacts = ModelFacts(),  # noqa: B008
     grid: Pair | None = None,
     image: Pair | None = None,
     resample: str = "timm",
@@ -151,7 +151,7 @@ def _skeleton(found: Architecture) -> State:
 def _check(checkpoint: Checkpoint, found: Architecture, state: State, headless: bool, to: str) -> None:
     """Refuse what does not fit, and a trial's model that other libraries do not have."""
     if checkpoint.trained is not None:
-        reason = checkpoint.trained.why_not_elsewhere()
+        reason = checkpoint.trained.export_incompatibility()
         if reason:
             raise WeightsError(f"these weights cannot be said in the format {to}: {reason}")
         return
@@ -232,7 +232,7 @@ def _reread(
             if height != width:
                 raise WeightsError(f"{refusal}: its {what} are of {height}x{width} pixels, and there they are square")
     beside = {file.name: described.get(file) or read_json(file) or {} for file in files_of(target)[1:]}
-    contents = Contents(
+    contents = WeightFile(
         target,
         container_of(target),
         dict(written),
@@ -245,7 +245,7 @@ def _reread(
         again = checkpoint.architecture(found.known(), headless)
         unequal = differences(found, again, head=headless is None, shapes=False)
         own = {name: value for name, value in _skeleton(again).items() if not (headless and name.startswith("head."))}
-        faults = any(misfits(own, checkpoint.state).values()) or checkpoint.unknown
+        faults = any(mismatches(own, checkpoint.state).values()) or checkpoint.unknown
         if faults and not unequal:
             unequal = differences(found, again, head=headless is None, shapes=True)
         if not unequal:
@@ -261,7 +261,7 @@ def _sides(patch_size: Any) -> Pair:
     return (patch_size, patch_size) if isinstance(patch_size, int) else (patch_size[0], patch_size[1])
 
 
-def _description(target: Path, found: Architecture, known: Known) -> dict[Path, dict[str, Any]]:
+def _description(target: Path, found: Architecture, known: ModelFacts) -> dict[Path, dict[str, Any]]:
     """Return what ``from_pretrained`` needs beside a file of the hub's name; existing files are left alone."""
     if target.name not in NAMES_ON_THE_HUB or target.with_name("config.json").exists():
         return {}
@@ -305,7 +305,7 @@ def _description(target: Path, found: Architecture, known: Known) -> dict[Path, 
     return described
 
 
-def _differences(found: Architecture, known: Known, to: str) -> list[str]:
+def _differences(found: Architecture, known: ModelFacts, to: str) -> list[str]:
     """Where the library that will read the file computes otherwise, unless it is told."""
     usual = FORMATS[to].convention
     notes = []

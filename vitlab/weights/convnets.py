@@ -16,7 +16,7 @@ from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.models.convnet import RegNetY16GF, ResNet8, ResNet18, ResNet50
-from vitlab.weights.known import IMAGENET, Known, some
+from vitlab.weights.known import IMAGENET, ModelFacts, some
 
 ResNet = ResNet8 | ResNet18 | ResNet50
 
@@ -51,7 +51,7 @@ def is_convnet(tensors: Mapping[str, Tensor]) -> bool:
     return {"conv1.weight", "layer1.0.conv1.weight"} <= tensors.keys() or "stem.0.weight" in tensors or _timms(tensors)
 
 
-def open_convnet(tensors: Mapping[str, Tensor], known: Known) -> tuple[Model, DataInfo, tuple[str, ...]]:
+def open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> tuple[Model, DataInfo, tuple[str, ...]]:
     """The network with its weights, in evaluation mode, what it sees, and what was assumed, in a sentence each.
 
     Args:
@@ -102,7 +102,7 @@ def open_convnet(tensors: Mapping[str, Tensor], known: Known) -> tuple[Model, Da
     return model.eval(), info, assumed
 
 
-def normalization(known: Known, channels: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[str, ...]]:
+def normalization(known: ModelFacts, channels: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[str, ...]]:
     """Mean and deviation of pixels as the network saw them, and what was assumed: ImageNet's, where nobody says.
 
     Raises:

@@ -42,7 +42,7 @@ _DISTRIBUTED = "module."
 
 
 @dataclass(frozen=True)
-class Contents:
+class WeightFile:
     """What stands in a file."""
 
     file: Path
@@ -55,7 +55,7 @@ class Contents:
     preprocessor: Mapping[str, Any] = field(default_factory=dict)  #: of its ``preprocessor_config.json``
 
 
-def read_file(file: Path, digests: Mapping[str, str] | None = None) -> Contents:
+def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFile:
     """Read a ``.safetensors``, a ``.pth``, ``.pt`` or ``.bin`` of torch, or an ``.npz``; on the CPU.
 
     The hub's ``config.json`` is read with a file that bears the hub's name, ``model.safetensors`` or
@@ -94,7 +94,7 @@ def read_file(file: Path, digests: Mapping[str, str] | None = None) -> Contents:
     config, preprocessor = (
         _json(file.with_name(name), each) for name, each in zip(DESCRIPTIONS, beside or (None, None), strict=True)
     )
-    return Contents(
+    return WeightFile(
         file,
         container,
         tensors,

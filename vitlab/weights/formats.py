@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import WeightsError
-from vitlab.weights.known import HALF, IMAGENET, Encoding, Known
-from vitlab.weights.names import Canonical, Dictionary, Entry, Format, State, apart, joined, pair
+from vitlab.weights.known import HALF, IMAGENET, Encoding, ModelFacts
+from vitlab.weights.names import Canonical, Entry, Format, KeyMap, State, apart, joined, pair
 
 _BLOCK = re.compile(r"blocks\.\d+\.norm1\.weight")
 _GAMMA = re.compile(r"(blocks\.\d+)\.gamma_([12])")
@@ -29,7 +29,7 @@ class Timm(Format):
 
     name = "timm"
     title = "timm"
-    convention = Known(eps=1e-6, gelu="none", pre_logits="tanh", mean=HALF[0], std=HALF[1])
+    convention = ModelFacts(eps=1e-6, gelu="none", pre_logits="tanh", mean=HALF[0], std=HALF[1])
     fixed = frozenset({"pre_logits"})
 
     def recognise(self, names: Collection[str]) -> bool:
@@ -52,7 +52,7 @@ class DeiT(Format):
 
     name = "deit"
     title = "DeiT"
-    convention = Known(eps=1e-6, gelu="none", pre_logits="tanh", mean=IMAGENET[0], std=IMAGENET[1])
+    convention = ModelFacts(eps=1e-6, gelu="none", pre_logits="tanh", mean=IMAGENET[0], std=IMAGENET[1])
     fixed = frozenset({"pre_logits", "prefix_rows"})
 
     def recognise(self, names: Collection[str]) -> bool:
@@ -64,9 +64,9 @@ class DeiT(Format):
     def _written(self, state: State, heads: int) -> dict[str, Tensor]:
         return {_SCALE.sub(r"\1.gamma_\2", name): value for name, value in state.items()}
 
-    def shown(self, state: State) -> Known:
+    def shown(self, state: State) -> ModelFacts:
         third = any(_GAMMA.fullmatch(name) for name in state)
-        return Known(prefix_rows="none" if third else "own")
+        return ModelFacts(prefix_rows="none" if third else "own")
 
 
 _TORCHVISION = [
@@ -97,7 +97,7 @@ class Torchvision(Format):
 
     name = "torchvision"
     title = "torchvision"
-    convention = Known(
+    convention = ModelFacts(
         eps=1e-6,
         gelu="none",
         prefix_rows="own",
@@ -113,7 +113,7 @@ class Torchvision(Format):
     needs_rows = True
     square = True
     needs = (*NEEDED, "blocks.0.attn.qkv.bias")
-    _names = Dictionary(_TORCHVISION)
+    _names = KeyMap(_TORCHVISION)
 
     def recognise(self, names: Collection[str]) -> bool:
         return "encoder.pos_embedding" in names or any(
@@ -177,7 +177,7 @@ class HuggingFace(Format):
 
     name = "hf"
     title = "Hugging Face"
-    convention = Known(
+    convention = ModelFacts(
         eps=1e-12,
         gelu="none",
         prefix_rows="own",
@@ -193,10 +193,10 @@ class HuggingFace(Format):
     needs_rows = True
     needs = NEEDED
     spelling: Literal["disk", "memory"] = "disk"
-    _reads = Dictionary([*_hugging_face("disk"), *_hugging_face("memory")[5:]])
+    _reads = KeyMap([*_hugging_face("disk"), *_hugging_face("memory")[5:]])
 
     def __init__(self) -> None:
-        self._writes = Dictionary(_hugging_face(self.spelling))
+        self._writes = KeyMap(_hugging_face(self.spelling))
 
     def recognise(self, names: Collection[str]) -> bool:
         return any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in names)
@@ -237,10 +237,10 @@ class HuggingFace(Format):
         written = self._writes.back(body, heads, self.title)
         return {**{prefix + name: value for name, value in written.items()}, **out}
 
-    def shown(self, state: State) -> Known:
+    def shown(self, state: State) -> ModelFacts:
         # Facebook's DeiT is normalised as it was trained; what transformers' own class would do is in no file.
         distilled = any(name.endswith("distillation_token") for name in state)
-        return Known(mean=IMAGENET[0], std=IMAGENET[1]) if distilled else Known()
+        return ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]) if distilled else ModelFacts()
 
 
 class HuggingFaceMemory(HuggingFace):

@@ -11,8 +11,8 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from vitlab.weights.known import HALF, Encoding, Known
-from vitlab.weights.names import SAME, Canonical, Dictionary, Entry, Format, Layout, State, apart, joined
+from vitlab.weights.known import HALF, Encoding, ModelFacts
+from vitlab.weights.names import SAME, Canonical, Entry, Format, KeyMap, Layout, State, apart, joined
 
 _LINEAR = Layout(lambda x: _2d(x).T.contiguous(), lambda x, heads: x.T.contiguous())
 _CONV = Layout(
@@ -116,7 +116,7 @@ class Google(Format):
 
     name = "google"
     title = "Google"
-    convention = Known(
+    convention = ModelFacts(
         eps=1e-6,
         gelu="tanh",
         pool="cls",
@@ -129,7 +129,7 @@ class Google(Format):
     fixed = frozenset({"heads", "prefix_rows", "pool", "norm", "blocks", "pre_logits"})
     needs_rows = True
     needs = ("pos_embed", "patch_embed.proj.bias", "blocks.0.norm1.bias", "blocks.0.attn.qkv.bias", "norm.bias")
-    _names = Dictionary(_ENTRIES)
+    _names = KeyMap(_ENTRIES)
 
     def recognise(self, names: Collection[str]) -> bool:
         return any(f"{root}embedding/kernel" in names for root in _ROOTS)
@@ -157,13 +157,13 @@ class Google(Format):
                 out |= {f"attn_pool.k.{kind}": key.clone(), f"attn_pool.v.{kind}": value.clone()}
         return self._names.back(out, heads, self.title)
 
-    def shown(self, state: State) -> Known:
+    def shown(self, state: State) -> ModelFacts:
         kernel = next((value for name, value in state.items() if _HAS_HEADS.fullmatch(name)), None)
         root = _root(state)
         learned = {f"{root}{name}" for name in ("pos_embedding", "Transformer/posembed_input/pos_embedding")}
         big_vision = any(_BIG_VISION.fullmatch(name.removeprefix(root)) for name in state)
         computed = Encoding(type="sincos2d", options={"convention": "big_vision"}) if big_vision else None
-        return Known(
+        return ModelFacts(
             heads=int(kernel.shape[-2]) if kernel is not None and kernel.ndim >= 3 else None,
             prefix_rows="none" if f"{root}pos_embedding" in state else "own",
             position=Encoding(type="none") if learned & state.keys() else computed,

@@ -29,7 +29,7 @@ class Encoding(Frozen):
     pairs: Literal["interleaved", "halves"] = "interleaved"  #: channels 2i and 2i + 1, or i and i + K/2
 
 
-class Known(Frozen):
+class ModelFacts(Frozen):
     """Facts about a model; None where they are not known."""
 
     heads: Side | None = None
@@ -47,12 +47,12 @@ class Known(Frozen):
     std: tuple[float, ...] | None = None
     labels: tuple[str, ...] | None = None  #: names of the classes
 
-    def or_else(self, other: Known) -> Known:
+    def or_else(self, other: ModelFacts) -> ModelFacts:
         """Return these facts, completed with those of ``other``."""
         given = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
         return other.model_copy(update=given)
 
-    def agreeing(self, said: Known, who: str) -> Known:
+    def agreeing(self, said: ModelFacts, who: str) -> ModelFacts:
         """Return these facts, completed with those that a caller states.
 
         Raises:

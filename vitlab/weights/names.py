@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import WeightsError
-from vitlab.weights.known import Known, some
+from vitlab.weights.known import ModelFacts, some
 
 State = Mapping[str, Tensor]
 
@@ -30,7 +30,7 @@ class Format:
 
     name: ClassVar[str]
     title: ClassVar[str]  #: whose it is, in a few words
-    convention: ClassVar[Known]  #: what is so in this library unless a file says otherwise
+    convention: ClassVar[ModelFacts]  #: what is so in this library unless a file says otherwise
     fixed: ClassVar[frozenset[str]] = frozenset()  #: facts of the convention, or shown, that are so in every file
     needs: ClassVar[tuple[str, ...]] = ()  #: canonical names it cannot be without
     needs_rows: ClassVar[bool] = False  #: whether the tokens before the patches must have rows of positions
@@ -58,9 +58,9 @@ class Format:
     def _written(self, state: State, heads: int) -> dict[str, Tensor]:
         raise NotImplementedError
 
-    def shown(self, state: State) -> Known:
+    def shown(self, state: State) -> ModelFacts:
         """Return what the names and shapes of a file in this format show, or suggest, that canonical ones do not."""
-        return Known()
+        return ModelFacts()
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def pair(theirs: str, ours: str) -> list[Entry]:
     return [Entry(theirs.replace("{p}", kind), ours.replace("{p}", kind)) for kind in ("weight", "bias")]
 
 
-class Dictionary:
+class KeyMap:
     """Translates names, and with them the layout of what they name, in both directions.
 
     Where two entries have the same canonical name, both are read and the first is written.

@@ -18,10 +18,10 @@ from vitlab.weights.adapt import rotated_as_here, without_head
 from vitlab.weights.architecture import Architecture, architecture
 from vitlab.weights.config import images, stated
 from vitlab.weights.convnets import is_convnet, normalization, open_convnet
-from vitlab.weights.files import Contents, read_file
+from vitlab.weights.files import WeightFile, read_file
 from vitlab.weights.formats import DeiT, HuggingFace, HuggingFaceMemory, Timm, Torchvision
 from vitlab.weights.google import Google
-from vitlab.weights.known import IMAGENET, Known, some
+from vitlab.weights.known import IMAGENET, ModelFacts, some
 from vitlab.weights.names import Format
 from vitlab.weights.trials import Native, Trained, of_a_trial, trained
 
@@ -38,13 +38,13 @@ HEADER = "vitlab.weights"
 class Checkpoint:
     """A file of weights, read and understood: canonical tensors, and all that is known beside them."""
 
-    contents: Contents
+    contents: WeightFile
     form: Format
     state: dict[str, Tensor]
     unknown: tuple[str, ...]  #: keys that the format does not have
     dropped: tuple[str, ...]  #: keys that were left out, each for a reason
-    known: Known
-    usual: Known = Known()  # noqa: RUF009  #: what to assume where that is silent, by the custom of the format
+    known: ModelFacts
+    usual: ModelFacts = ModelFacts()  # noqa: RUF009  #: what to assume where that is silent, by the custom of the format
     notes: tuple[str, ...] = ()  #: what beside the file was not read, in a sentence each
     trained: Trained | None = None  #: the model itself, where a trial of vitlab's has left the file
 
@@ -58,7 +58,7 @@ class Checkpoint:
         names = self.contents.opened
         return f"the tensors stand under {' and '.join(repr(name) for name in names)}" if names else ""
 
-    def architecture(self, said: Known = Known(), classes: int | None = None) -> Architecture:  # noqa: B008
+    def architecture(self, said: ModelFacts = ModelFacts(), classes: int | None = None) -> Architecture:  # noqa: B008
         """The model these weights belong to; ``said`` and ``classes`` as in :func:`open_model`.
 
         Raises:
@@ -93,7 +93,7 @@ def read(file: Path, form: str | None = None) -> Checkpoint:
     return understood(read_file(file), form)
 
 
-def understood(contents: Contents, form: str | None = None) -> Checkpoint:
+def understood(contents: WeightFile, form: str | None = None) -> Checkpoint:
     """Understand what stands in a file; as :func:`read`, for content that has been read."""
     file = contents.file
     try:
@@ -108,7 +108,7 @@ def understood(contents: Contents, form: str | None = None) -> Checkpoint:
         usual = _of_wrapper(contents, found).or_else(found.shown(contents.tensors)).or_else(found.convention)
         if usual.pool == "cls" and "cls_token" not in canonical.state:
             usual = usual.model_copy(update={"pool": None})
-        fixed = Known(**{name: getattr(usual, name) for name in found.fixed})
+        fixed = ModelFacts(**{name: getattr(usual, name) for name in found.fixed})
         known = known.or_else(fixed)
         state = canonical.state
         if known.position is not None and known.heads is not None:
@@ -123,7 +123,7 @@ def open_model(
     file: Path,
     *,
     form: str | None = None,
-    said: Known = Known(),  # noqa: B008  # it is frozen
+    said: ModelFacts = ModelFacts(),  # noqa: B008  # it is frozen
     head: Literal["keep", "new"] = "keep",
     pre_logits: Literal["keep", "drop"] = "keep",
     classes: int | None = None,
@@ -170,7 +170,7 @@ def open_model(
     return Opened(model.eval(), found.info, found.mean, found.std, tuple(filter(None, notes)))
 
 
-def _convnet(contents: Contents, said: Known) -> Opened:
+def _convnet(contents: WeightFile, said: ModelFacts) -> Opened:
     try:
         beside = images(contents.config, contents.preprocessor, str(contents.file.with_name("config.json")))
         known = beside.agreeing(said, "the file")
@@ -187,7 +187,7 @@ def build(found: Architecture) -> ViT:
         return ViT(found.info, **cast(Any, found.options))
 
 
-def misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, list[str]]:
+def mismatches(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, list[str]]:
     """The names that keep ``given`` from being loaded where ``own`` is, by what is wrong with them."""
     return {
         "missing": [name for name in own if name not in given],
@@ -201,7 +201,7 @@ def refuse_misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor], unkno
     Raises:
         WeightsError: if ``given`` cannot be loaded where ``own`` is, to the last name.
     """
-    faults = misfits(own, given)
+    faults = mismatches(own, given)
     faults["unknown"] = [*unknown, *faults["unknown"]]
     said = [f"{some(names)} {'is' if len(names) == 1 else 'are'} {what}" for what, names in faults.items() if names]
     if said:
@@ -213,7 +213,7 @@ def refuse_misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor], unkno
 NEW = ("head.weight", "head.bias")  #: canonical names of a head that is new
 
 
-def _format_of(contents: Contents, name: str | None) -> Format:
+def _format_of(contents: WeightFile, name: str | None) -> Format:
     names = contents.tensors.keys()
     found = next((form for form in FORMATS.values() if form.recognise(names)), None)
     if name is None:
@@ -228,17 +228,17 @@ def _format_of(contents: Contents, name: str | None) -> Format:
     return FORMATS[name]
 
 
-def _of_header(header: Mapping[str, str]) -> Known:
+def _of_header(header: Mapping[str, str]) -> ModelFacts:
     if HEADER not in header:
-        return Known()
+        return ModelFacts()
     try:
-        return Known.model_validate_json(header[HEADER])
+        return ModelFacts.model_validate_json(header[HEADER])
     except ValueError:
         raise WeightsError(f"its header says nonsense under {HEADER}") from None
 
 
-def _of_wrapper(contents: Contents, form: Format) -> Known:
+def _of_wrapper(contents: WeightFile, form: Format) -> ModelFacts:
     """DeiT's own checkpoints have timm's names, and stand under 'model'."""
     if form.name == "timm" and contents.opened[:1] == ("model",):
-        return Known(mean=IMAGENET[0], std=IMAGENET[1])
-    return Known()
+        return ModelFacts(mean=IMAGENET[0], std=IMAGENET[1])
+    return ModelFacts()

@@ -15,7 +15,7 @@ import torch
 
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError, nearest
-from vitlab.weights.known import Known
+from vitlab.weights.known import ModelFacts
 from vitlab.weights.opening import Opened, open_model
 
 
@@ -38,7 +38,7 @@ def open_pretrained(name: str) -> Opened:
             raise WeightsError(f"{name} could not be fetched; put {weights.url} at {file} by hand: {error}") from None
     sees = weights.transforms()
     side = sees.crop_size[0]
-    said = Known(
+    said = ModelFacts(
         image=(side, side), mean=tuple(sees.mean), std=tuple(sees.std), labels=tuple(weights.meta["categories"])
     )
     beginning = digest_of(name)

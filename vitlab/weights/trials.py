@@ -20,8 +20,8 @@ from vitlab.models.vit import ViT
 from vitlab.registry import slot
 from vitlab.store.folders import TrialFolder, mapping, read_json
 from vitlab.weights.architecture import Architecture
-from vitlab.weights.files import Contents
-from vitlab.weights.known import Known
+from vitlab.weights.files import WeightFile
+from vitlab.weights.known import ModelFacts
 from vitlab.weights.names import Canonical, Format, State
 
 HEADER = "vitlab"
@@ -36,7 +36,7 @@ class Native(Format):
 
     name = "vitlab"
     title = "vitlab"
-    convention = Known()
+    convention = ModelFacts()
 
     def recognise(self, names: Collection[str]) -> bool:
         return False
@@ -89,13 +89,13 @@ class Trained:
     def _anatomy(self) -> Anatomy:
         return ViT.anatomy(self.info, {name: value for name, value in self.options.items() if name != "type"})
 
-    def known(self) -> Known:
+    def known(self) -> ModelFacts:
         """What of this cannot be read off the tensors."""
         if isinstance(self.model, ViT):
             return self.architecture().known()
-        return Known(image=self.info.image, mean=self.mean, std=self.std, labels=self.info.labels or None)
+        return ModelFacts(image=self.info.image, mean=self.mean, std=self.std, labels=self.info.labels or None)
 
-    def why_not_elsewhere(self) -> str | None:
+    def export_incompatibility(self) -> str | None:
         """Why no other library has this model, in one sentence; None where names and shapes decide."""
         assert isinstance(self.model, ViT)
         position, patch = self.options["position"], self.options["patch"]["type"]
@@ -118,12 +118,12 @@ class Trained:
         return None
 
 
-def of_a_trial(contents: Contents) -> bool:
+def of_a_trial(contents: WeightFile) -> bool:
     """Whether a trial has left this file."""
     return HEADER in contents.header
 
 
-def trained(contents: Contents) -> Trained:
+def trained(contents: WeightFile) -> Trained:
     """The model in a trial's file, in evaluation mode on the CPU.
 
     Raises:

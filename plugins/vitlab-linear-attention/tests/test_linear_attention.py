@@ -283,5 +283,5 @@ def test_what_it_cannot_take_is_a_planned_skip(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["linear", "performer"])
 def test_a_bias_is_refused_with_the_reason(name: str, position: str) -> None:
     options = {key: value for key, value in vit(name, position=position).items() if key != "type"}
-    reason = ViT.why_not(DATA, options)
+    reason = ViT.incompatibility(DATA, options)
     assert reason is not None and position in reason and f"'{name}' (block 0) takes none" in reason

@@ -168,7 +168,7 @@ def test_mistakes_are_said_with_their_place(options: dict[str, Any], path: tuple
 )
 def test_what_cannot_be_is_a_skip_with_a_reason(name: str, info: DataInfo, words: str) -> None:
     choice = model.resolve({"type": "timm", "name": name})
-    reason = Timm.why_not(info, choice.options)
+    reason = Timm.incompatibility(info, choice.options)
     assert reason is not None and words in reason
     with pytest.raises(OptionError, match=r"cannot be used|one prediction"):
         model.build(choice, info)

@@ -97,7 +97,7 @@ class Learned2D(Additive):
 
     def __init__(self, g: Geometry, *, where: Where = "stem", prefix_rows: PrefixRows = "own") -> None:
         super().__init__(g, where)
-        if reason := self.why_not(g, {}):
+        if reason := self.incompatibility(g, {}):
             raise GeometryError("dim", reason)
         self.x_embed = nn.Parameter(torch.empty(self.tables, g.grid[1], g.dim // 2))
         self.y_embed = nn.Parameter(torch.empty(self.tables, g.grid[0], g.dim // 2))
@@ -107,7 +107,7 @@ class Learned2D(Additive):
             nn.init.trunc_normal_(parameter, std=0.02)
 
     @classmethod
-    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         return f"position 'learned2d' halves the width, and dim {g.dim} is odd" if g.dim % 2 else None
 
     def no_weight_decay(self) -> frozenset[str]:
@@ -134,7 +134,7 @@ class _Fixed(Additive):
     pos_embed: Tensor
 
     @classmethod
-    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         if options.get("where") == "every_layer":
             return "rows from a formula are the same at every layer: write where: every_layer_shared"
         return None
@@ -211,17 +211,17 @@ class SinCos2D(_Fixed):
         convention: Literal["timm", "big_vision", "moco", "mae"] = "timm",
     ) -> None:
         super().__init__(g, where)
-        if reason := self.why_not(g, {"convention": convention}):
+        if reason := self.incompatibility(g, {"convention": convention}):
             raise GeometryError("dim", reason)
         self.keep(sincos2d(g, temperature, convention))
 
     @classmethod
-    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         if g.dim % 4:
             return f"position 'sincos2d' has four blocks of channels, and dim {g.dim} is not a multiple of 4"
         if options.get("convention") == "big_vision" and g.dim == 4:
             return "position 'sincos2d' in the convention of big_vision needs two frequencies or more, so dim 8 or more"
-        return super().why_not(g, options)
+        return super().incompatibility(g, options)
 
 
 class _Fourier(nn.Module):

@@ -28,14 +28,14 @@ class Conditional(Position):
 
     def __init__(self, g: Geometry, *, kernel_size: Annotated[int, Field(ge=1)] = 3) -> None:
         super().__init__()
-        if reason := self.why_not(g, {"kernel_size": kernel_size}):
+        if reason := self.incompatibility(g, {"kernel_size": kernel_size}):
             raise OptionError([(("kernel_size",), reason)])
         self.prefix = len(g.prefix)
         self.grid = g.grid
         self.proj = nn.Conv2d(g.dim, g.dim, kernel_size, padding=kernel_size // 2, groups=g.dim)
 
     @classmethod
-    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         kernel_size = options.get("kernel_size", 3)
         if kernel_size % 2 == 0:
             return f"position 'conditional' centres its kernel on each patch, and kernel_size {kernel_size} is even"

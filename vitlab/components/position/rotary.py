@@ -26,12 +26,12 @@ class _Rotary(Position):
 
     def __init__(self, g: Geometry) -> None:
         super().__init__()
-        if reason := self.why_not(g, {}):
+        if reason := self.incompatibility(g, {}):
             raise GeometryError("heads", reason)
         self.prefix = len(g.prefix)
 
     @classmethod
-    def why_not(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+    def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
         if g.head_dim % 4:
             return (
                 "a rotary position in two dimensions turns channels in fours, and head_dim "
