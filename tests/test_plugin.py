@@ -271,6 +271,12 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
     )
     with pytest.raises(BrokenComponent, match=r"norm 'wrong' from class.py .* is not a Norm"):
         registry.load_file(tmp_path / "class.py")
+    (tmp_path / "older.py").write_text(
+        "from vitlab.components.norm import NoNorm, norm\n@norm.register('older')\n"
+        "class Older(NoNorm):\n    'Of an earlier contract.'\n    def why_not(g, options): ...\n"
+    )
+    with pytest.raises(BrokenComponent, match=r"'older' .* defines why_not\(\), .* rename it incompatibility\(\)"):
+        registry.load_file(tmp_path / "older.py")
     (tmp_path / "blocks.txt").write_text("x = 1\n")
     with pytest.raises(BrokenComponent, match=r"blocks.txt: the name of a Python file ends in .py"):
         registry.load_file(tmp_path / "blocks.txt")

@@ -68,6 +68,10 @@ class Slot(Generic[T]):
                 f"{self.name} '{name}' from {origin} is not a {self.contract.__name__}: "
                 f"{self.name} components derive from {self.contract.__module__}.{self.contract.__name__}"
             )
+        if hasattr(component, "why_not") and hasattr(self.contract, "incompatibility"):
+            raise BrokenComponent(
+                f"{self.name} '{name}' from {origin} defines why_not(), which is never called: rename it incompatibility()"
+            )
         other = self._members.get((origin.source, name))
         if other is not None and other is not component and not _is_reloaded(other, component):
             raise ClashError(f"{self.name} '{name}' is registered twice in {origin.source}")
