@@ -70,7 +70,7 @@ class Slot(Generic[T]):
             )
         if hasattr(component, "why_not") and hasattr(self.contract, "incompatibility"):
             raise BrokenComponent(
-                f"{self.name} '{name}' from {origin} defines why_not(), which nothing calls: rename it incompatibility()"
+                f"{self.name} '{name}' from {origin} defines why_not(), which is unused: rename it incompatibility()"
             )
         other = self._members.get((origin.source, name))
         if other is not None and other is not component and not _is_reloaded(other, component):
