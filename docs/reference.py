@@ -62,7 +62,7 @@ def pages() -> dict[str, str]:
     study = (ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
     found = {"reference/study.md": study, "reference/commands.md": "\n".join(_commands())}
     found["reference/python.md"] = "\n".join(_python())
-    for name in registry.ROOMS:
+    for name in registry.SLOT_MODULES:
         found[f"reference/{name}.md"] = "\n".join(_slot(name))
     return found
 

@@ -476,9 +476,9 @@ def test_explain_keeps_arms_and_images_apart_and_draws_them_side_by_side(
 def test_list_and_show_agree(tmp_path: Path) -> None:
     code, printed, err = call("list", "--json")
     rows = parsed(printed)
-    assert (code, err) == (0, "") and {row["slot"] for row in rows} == set(registry.ROOMS)
+    assert (code, err) == (0, "") and {row["slot"] for row in rows} == set(registry.SLOT_MODULES)
     code, printed, err = call("list")
-    assert (code, err) == (0, "") and [line.split()[0] for line in printed.splitlines()] == list(registry.ROOMS)
+    assert (code, err) == (0, "") and [line.split()[0] for line in printed.splitlines()] == list(registry.SLOT_MODULES)
     for row in rows:
         code, printed, err = call("show", row["slot"], row["name"])
         assert (code, err) == (0, ""), (row, err)

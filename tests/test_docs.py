@@ -87,7 +87,7 @@ def test_files_and_commands_in_the_text_exist(page: Path) -> None:
         assert (ROOT / file).exists(), file
 
 
-@pytest.mark.parametrize("name", registry.ROOMS)
+@pytest.mark.parametrize("name", registry.SLOT_MODULES)
 def test_the_reference_has_every_component_with_every_option(name: str, reference: dict[str, str]) -> None:
     """Compared with the signatures themselves, read without vitlab's own reading of them."""
     text = reference[f"reference/{name}.md"]
@@ -147,7 +147,7 @@ def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
         capture_output=True, text=True, env=environment(NO_MKDOCS_2_WARNING="1"),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    for page in [*PAGES, *(ROOT / "docs" / "pages" / "reference" / f"{name}.md" for name in registry.ROOMS)]:
+    for page in [*PAGES, *(ROOT / "docs" / "pages" / "reference" / f"{name}.md" for name in registry.SLOT_MODULES)]:
         at = page.relative_to(ROOT / "docs" / "pages").with_suffix("")
         html = (site / ("" if at.name == "index" else at) / "index.html").read_text()
         loaded = re.findall(r"<(?:script|img|iframe|object|source)\b[^>]*\b(?:src|data)=\"?([^\" >]+)", html)

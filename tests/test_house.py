@@ -68,7 +68,7 @@ def test_public_names() -> None:
         _ = vitlab.nothing
 
 
-@pytest.mark.parametrize("slot", registry.ROOMS)
+@pytest.mark.parametrize("slot", registry.SLOT_MODULES)
 def test_the_listing_names_what_the_room_registers(slot: str) -> None:
     """The listing reads the text of a room; the slot knows what was really registered."""
     listed = {entry.name for entry in registry.listing(slot)}
@@ -76,7 +76,7 @@ def test_the_listing_names_what_the_room_registers(slot: str) -> None:
 
 
 def test_every_component_says_what_it_is_and_needs_no_option() -> None:
-    for slot in registry.ROOMS:
+    for slot in registry.SLOT_MODULES:
         for entry in registry.listing(slot):
             if entry.origin.source.endswith(".py"):
                 continue  # a file that another test of this process has loaded

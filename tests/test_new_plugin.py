@@ -250,7 +250,7 @@ def test_components_that_cannot_be_named_so(component: str, tmp_path: Path) -> N
 def test_there_is_a_template_for_every_slot_and_no_other(tmp_path: Path) -> None:
     code, text = called("new", "plugin", "acme-vit", "--slot", "positon", "--out", str(tmp_path))
     assert code != 0 and text.startswith("no slot called 'positon'. Did you mean 'position'? Slots: ")
-    assert set(KINDS) == set(registry.ROOMS)
+    assert set(KINDS) == set(registry.SLOT_MODULES)
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

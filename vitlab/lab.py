@@ -688,7 +688,7 @@ def _run_spec(folder: Path) -> RunSpec:
 def _own(run_spec: RunSpec) -> RunSpec:
     """How a study is run: by our executor and tracker where it names none, whoever else offers their names."""
     silent = [name for name in ("executor", "tracker") if name not in run_spec.model_fields_set]
-    own = {name: Choice(registry.slot(name).own(getattr(run_spec, name).type)) for name in silent}
+    own = {name: Choice(registry.slot(name).qualify_builtin(getattr(run_spec, name).type)) for name in silent}
     return run_spec.model_copy(update=own)
 
 

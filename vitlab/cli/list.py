@@ -23,7 +23,7 @@ def command(slot: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
     if slot and not as_json:
         show_components(slot)
         return
-    names = [slot] if slot else list(registry.ROOMS)
+    names = [slot] if slot else list(registry.SLOT_MODULES)
     entries = [entry for name in names for entry in registry.listing(name)]
     if as_json:
         rows = [

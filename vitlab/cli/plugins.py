@@ -57,7 +57,7 @@ def command(strict: bool, as_json: bool) -> None:
 
 def offers() -> Iterator[Offer]:
     """What every installed distribution offers, slot by slot; imports those that are not kept out."""
-    for slot in registry.ROOMS:
+    for slot in registry.SLOT_MODULES:
         for point in sorted(plugins.offered(slot), key=lambda point: (plugins.source(point), point.name)):
             health, text = _health(slot, point)
             reason, _, detail = text.partition("\n")

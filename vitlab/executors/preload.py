@@ -14,7 +14,7 @@ import signal
 from contextlib import suppress
 
 from vitlab.plan.key import read_ahead
-from vitlab.registry import BUILT_IN, ROOMS, listing, slot
+from vitlab.registry import BUILT_IN, SLOT_MODULES, listing, slot
 
 # Ctrl-C goes to the whole foreground group, and a scheduler's signals to all processes of a job; they are for the
 # driver to pass on.  Workers inherit this.
@@ -30,12 +30,19 @@ os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
 
 # torch.optim imports dynamo when first used, and files are written by pyarrow and ctypes: a second that no trial
 # need pay.
-for module in ("torch", "torch._dynamo", "numpy.ctypeslib", "pyarrow.parquet", "vitlab.runner.run", *ROOMS.values()):
+for module in (
+    "torch",
+    "torch._dynamo",
+    "numpy.ctypeslib",
+    "pyarrow.parquet",
+    "vitlab.runner.run",
+    *SLOT_MODULES.values(),
+):
     with suppress(Exception):  # what does not import here is imported again, and reported, by the worker that needs it
         importlib.import_module(module)
 
 read_ahead()  # every worker compares the code that is here with that of its plan
-for entry in (entry for name in ROOMS for entry in listing(name) if entry.origin.source == BUILT_IN):
+for entry in (entry for name in SLOT_MODULES for entry in listing(name) if entry.origin.source == BUILT_IN):
     with suppress(Exception):  # it has options without a default, or shares its name with a guest
         slot(entry.slot).resolve(entry.name)
 

@@ -62,7 +62,7 @@ def spelled_out(options: Mapping[str, Any]) -> dict[str, Any]:
         if full.get(number) is None:
             full[number] = getattr(size, number)
     try:
-        mlp = Choice.of(full["mlp"] if "mlp" in full else slot("mlp").own("gelu"))
+        mlp = Choice.of(full["mlp"] if "mlp" in full else slot("mlp").qualify_builtin("gelu"))
     except ValueError:
         return full  # validation will say what belongs there
     if mlp.type in ("gelu", f"{BUILT_IN}:gelu"):

@@ -9,7 +9,7 @@ from typing import Any
 
 from vitlab.errors import OptionError, Path, closest, nearest
 from vitlab.plan.resolve import Partial, ResolvedTrial
-from vitlab.registry import ROOMS, slot
+from vitlab.registry import SLOT_MODULES, slot
 from vitlab.spec import Document, Study
 from vitlab.spec.check import Goal
 from vitlab.spec.trial import METRICS
@@ -25,7 +25,7 @@ def metrics(trial: ResolvedTrial | Partial) -> dict[str, Any]:
     for choice in chosen:
         with suppress(OptionError, ValueError):  # whatever is wrong with one is reported where it is named
             known.append(slot("metric").resolve(choice))
-    room: Any = importlib.import_module(ROOMS["metric"])
+    room: Any = importlib.import_module(SLOT_MODULES["metric"])
     found: dict[str, Any] = room.metrics_of(trial.info, known)
     return found
 

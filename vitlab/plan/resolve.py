@@ -15,7 +15,7 @@ from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsEr
 from vitlab.geometry import DataInfo
 from vitlab.plan.checkpoints import digests_of, identity_of
 from vitlab.plan.key import NOTHING, PUBLISHED, Surroundings, modules_beside, modules_of
-from vitlab.registry import ROOMS, Resolved, slot
+from vitlab.registry import SLOT_MODULES, Resolved, slot
 from vitlab.spec import TrialSpec
 from vitlab.spec.collect import collect, copied
 from vitlab.spec.sentences import faults as spec_faults
@@ -113,7 +113,7 @@ class Resolver:
         for path, name in SLOTS_OF_A_TRIAL.items():
             value = _get(plain, path)
             if isinstance(value, Mapping) and _get(tree, path) is None:
-                value = {**value, "type": slot(name).own(value["type"])}
+                value = {**value, "type": slot(name).qualify_builtin(value["type"])}
             found = self._choice(name, value)
             if isinstance(found, _Known):
                 parts[path] = found
@@ -232,7 +232,7 @@ class Resolver:
         kept: list[int] = []
         if found and len(found) == len(named) and info is not None:
             # By the name of its room, as all that planning asks of components.
-            room: Any = importlib.import_module(ROOMS["metric"])
+            room: Any = importlib.import_module(SLOT_MODULES["metric"])
             kept, said = room.settled(info, [one.choice for one in found])
             faults += [((*METRICS, index), sentence) for index, sentence in said]
         metrics = [found[index] for index in kept]

@@ -1,4 +1,4 @@
-"""Whose code has failed: the file and the line of a plugin in the traceback of an exception."""
+"""Attribution of failures to plugins: the file and line of a plugin in the traceback of an exception."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from vitlab.errors import VitlabError
 from vitlab.registry import plugin_files, plugins
 
 SHOWN = 5
-"""Number of frames that are shown of each end of a long stack, as an endless recursion has."""
+"""Number of frames shown at each end of a long stack, such as that of an endless recursion."""
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """The innermost code of a plugin that an exception has passed through."""
+    """The innermost plugin code in the traceback of an exception."""
 
     file: Path
     line: int
@@ -26,7 +26,7 @@ class Culprit:
 
     @property
     def place(self) -> str:
-        """``my_blocks.py:13``, relative to the working directory where the file is below it."""
+        """Return ``my_blocks.py:13``, relative to the working directory if the file is below it."""
         return f"{_relative(self.file)}:{self.line}"
 
     def __str__(self) -> str:
@@ -43,9 +43,9 @@ class Culprit:
 
 
 def culprit(error: BaseException) -> Culprit | None:
-    """Return the code of a plugin that an exception has passed through, or None if it is that of vitlab or a library.
+    """Return the plugin code in the traceback of an exception, or None if only vitlab and libraries are in it.
 
-    Plugins are the files that ``--plugin`` has loaded, modules beside them, and installed distributions that offer
+    Plugins are the files loaded with ``--plugin``, modules beside them, and installed distributions that offer
     components.
     """
     chain: list[BaseException] = []
@@ -57,9 +57,9 @@ def culprit(error: BaseException) -> Culprit | None:
         frames = [
             traceback.FrameSummary(code.co_filename, line, code.co_name)
             for module, code, line in _frames(link.__traceback__)
-            if _is_of_a_plugin(module, code.co_filename)
+            if _is_plugin_code(module, code.co_filename)
         ]
-        if isinstance(link, SyntaxError) and link.filename and _is_of_a_plugin("", link.filename):
+        if isinstance(link, SyntaxError) and link.filename and _is_plugin_code("", link.filename):
             frames.append(traceback.FrameSummary(link.filename, link.lineno or 1, "<module>"))
         if frames:
             last = frames[-1]
@@ -68,30 +68,30 @@ def culprit(error: BaseException) -> Culprit | None:
 
 
 def sentence_with_place(error: BaseException) -> str:
-    """Return an exception on one line: our own as they are, others with their type and the line of a plugin."""
+    """Return an exception on one line: vitlab's own unchanged, others with their type and the line of the plugin."""
     text = " ".join(str(error).split())
     if isinstance(error, VitlabError):
         return text
     text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    found = culprit(error)
-    return text if found is None else f"{text}, at {found.place}"
+    source = culprit(error)
+    return text if source is None else f"{text}, at {source.place}"
 
 
 def with_frames(error: BaseException) -> str:
-    """Return an exception as :func:`sentence_with_place` does and, on further lines, the frames of plugins."""
-    found = culprit(error)
-    return sentence_with_place(error) + (f"\n{found}" if found is not None else "")
+    """Return an exception as :func:`sentence_with_place` does, followed by the frames of plugins on further lines."""
+    source = culprit(error)
+    return sentence_with_place(error) + (f"\n{source}" if source is not None else "")
 
 
 def _frames(link: TracebackType | None) -> Iterator[tuple[str, CodeType, int]]:
-    """Return the module, the code and the line of every frame, the outermost first."""
+    """Yield the module, code and line of every frame, outermost first."""
     while link is not None:
         yield str(link.tb_frame.f_globals.get("__name__", "")), link.tb_frame.f_code, link.tb_lineno
         link = link.tb_next
 
 
-def _is_of_a_plugin(module: str, file: str) -> bool:
-    """Return whether code is that of a plugin, given the name and the file of its module."""
+def _is_plugin_code(module: str, file: str) -> bool:
+    """Return whether code belongs to a plugin, given the name and file of its module."""
     path = Path(file)
     beside = any(path.is_relative_to(loaded.parent) for loaded in plugin_files.loaded())
     own = (

@@ -1,4 +1,4 @@
-"""What can be named: every component of a slot, known without importing any of them."""
+"""The catalogue of components: every name of every slot, listed without importing any component."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import vitlab
 from vitlab.registry import plugin_files, plugins
-from vitlab.registry.slot_modules import BUILTIN_ORIGIN, Origin, room_of
+from vitlab.registry.slot_modules import BUILTIN_ORIGIN, Origin, slot_module
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of ``vitlab list``: a name and its origin, known without importing anything."""
+    """One line of ``vitlab list``: a component's name and origin, read without importing it."""
 
     slot: str
     name: str
@@ -26,15 +26,15 @@ class Entry:
 
 
 def listing(name: str) -> list[Entry]:
-    """Every component of a slot, without importing any: built-ins are read from the text of their room.
+    """Return every component of a slot without importing any; built-ins are read from the source of their package.
 
     Raises:
-        UnknownComponent: for what is no slot.
+        UnknownComponent: if no slot has that name.
     """
-    room = room_of(name)
+    package = slot_module(name)
     built_in = [
         Entry(name, component, BUILTIN_ORIGIN, f"{module}:{cls}", summary)
-        for module, component, cls, summary in _written(name, room)
+        for module, component, cls, summary in _registrations(name, package)
     ]
     offered = [
         Entry(name, point.name, Origin(plugins.source(point), plugins.version(point)), point.value)
@@ -43,21 +43,21 @@ def listing(name: str) -> list[Entry]:
     by_file = [
         Entry(
             name,
-            known.name,
-            known.origin,
-            f"{known.component.__module__}:{known.component.__qualname__}",
-            _first_line(inspect.getdoc(known.component)),
+            item.name,
+            item.origin,
+            f"{item.component.__module__}:{item.component.__qualname__}",
+            _first_line(inspect.getdoc(item.component)),
         )
-        for known in plugin_files.registered(name)
+        for item in plugin_files.registered(name)
     ]
     return sorted(built_in + offered + by_file, key=lambda entry: (entry.name, str(entry.origin)))
 
 
 @cache
-def _written(slot: str, room: str) -> tuple[tuple[str, str, str, str], ...]:
-    """(module, component, class, summary) for each ``@<slot>.register("name")`` in the text of the slot's room."""
-    found = []
-    for module, text in _texts(room):
+def _registrations(slot: str, package: str) -> tuple[tuple[str, str, str, str], ...]:
+    """Return (module, component, class, summary) of each ``@<slot>.register("name")`` in the source of ``package``."""
+    rows = []
+    for module, text in _sources(package):
         for node in ast.walk(ast.parse(text)):
             if not isinstance(node, ast.ClassDef):
                 continue
@@ -65,22 +65,22 @@ def _written(slot: str, room: str) -> tuple[tuple[str, str, str, str], ...]:
                 match decorator:
                     case ast.Call(
                         func=ast.Attribute(value=ast.Name(id=name), attr="register"),
-                        args=[ast.Constant(value=str(known))],
+                        args=[ast.Constant(value=str(component))],
                     ) if name == slot:
-                        found.append((module, known, node.name, _first_line(ast.get_docstring(node))))
-    return tuple(found)
+                        rows.append((module, component, node.name, _first_line(ast.get_docstring(node))))
+    return tuple(rows)
 
 
 def _first_line(documentation: str | None) -> str:
-    """Return the first sentence of a docstring, as far as it stands in its first line."""
+    """Return the first line of a docstring, cut to 100 characters."""
     line = (documentation or "").partition("\n")[0]
     return line if len(line) <= 100 else f"{line[:97]}..."
 
 
-def _texts(room: str) -> Iterator[tuple[str, str]]:
-    """The modules of a room and their text; a room is a module, or a package with one module per component."""
-    root = Path(vitlab.__path__[0]).joinpath(*room.split(".")[1:])
+def _sources(package: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and source of each module of ``package``, which is a module or a package."""
+    root = Path(vitlab.__path__[0]).joinpath(*package.split(".")[1:])
     modules = sorted(root.glob("*.py")) if root.is_dir() else [root.with_suffix(".py")]
     for file in modules:
         suffix = "" if file.stem == "__init__" or not root.is_dir() else f".{file.stem}"
-        yield room + suffix, file.read_text(encoding="utf-8")
+        yield package + suffix, file.read_text(encoding="utf-8")

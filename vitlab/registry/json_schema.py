@@ -13,30 +13,30 @@ from vitlab.spec.trial import METRICS, SLOTS_OF_A_TRIAL
 
 
 def study_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a study file.  Broken plugins are left out."""
+    """Return the JSON Schema (draft 2020-12) of a study file, without broken plugins."""
     schema = Study.model_json_schema()
     definitions = schema["$defs"]
-    for name in registry.ROOMS:
+    for name in registry.SLOT_MODULES:
         definitions[f"slot.{name}"] = _slot_schema(name, definitions)
     for path, name in SLOTS_OF_A_TRIAL.items():
         owner = definitions["TrialSpec" if len(path) == 1 else "TrainSpec"]
         field = owner["properties"][path[-1]]
-        owner["properties"][path[-1]] = {"$ref": f"#/$defs/slot.{name}", **_kept(field)}
+        owner["properties"][path[-1]] = {"$ref": f"#/$defs/slot.{name}", **_default_and_description(field)}
     definitions["TrainSpec"]["properties"][METRICS[-1]]["items"] = {"$ref": "#/$defs/slot.metric"}
     for name, default in (("executor", "local"), ("tracker", "mlflow")):
         definitions["RunSpec"]["properties"][name] = {"$ref": f"#/$defs/slot.{name}", "default": default}
-    referred: dict[str, Any] = _referred(schema)
-    return referred
+    result: dict[str, Any] = _replace_marks(schema)
+    return result
 
 
 def _slot_schema(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """A bare name, or a mapping whose type is one and whose other keys are that component's options."""
-    room = registry.slot(name)
+    """Return the schema of a choice: a bare name, or a mapping of ``type`` and that component's options."""
+    component_slot = registry.slot(name)
     names, forms = [], []
-    for component_name in room.names():
+    for component_name in component_slot.names():
         try:
-            component = room.get(component_name)
-            options = room.options(component).model_json_schema(ref_template="#/$defs/{model}")
+            component = component_slot.get(component_name)
+            options = component_slot.options(component).model_json_schema(ref_template="#/$defs/{model}")
         except (BrokenComponent, ClashError, PydanticInvalidForJsonSchema):
             continue
         definitions.update(options.pop("$defs", {}))
@@ -54,13 +54,15 @@ def _slot_schema(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [{"enum": names}, *forms]}
 
 
-def _referred(value: Any) -> Any:
-    """The schema with a reference in the place of every mark of a slot."""
+def _replace_marks(value: Any) -> Any:
+    """Return the schema with every slot mark replaced by a reference."""
     if isinstance(value, dict):
-        found = {key: _referred(item) for key, item in value.items() if key != registry.SLOT_MARK}
-        return {"$ref": f"#/$defs/slot.{value[registry.SLOT_MARK]}", **found} if registry.SLOT_MARK in value else found
-    return [_referred(item) for item in value] if isinstance(value, list) else value
+        fields = {key: _replace_marks(item) for key, item in value.items() if key != registry.SLOT_MARK}
+        return (
+            {"$ref": f"#/$defs/slot.{value[registry.SLOT_MARK]}", **fields} if registry.SLOT_MARK in value else fields
+        )
+    return [_replace_marks(item) for item in value] if isinstance(value, list) else value
 
 
-def _kept(field: dict[str, Any]) -> dict[str, Any]:
+def _default_and_description(field: dict[str, Any]) -> dict[str, Any]:
     return {key: field[key] for key in ("default", "description") if key in field}

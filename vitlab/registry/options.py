@@ -1,4 +1,4 @@
-"""Options: the keyword-only parameters of a component's constructor, as a pydantic model, and their mistakes."""
+"""Options: the keyword-only parameters of a constructor as a pydantic model, and their validation errors."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from vitlab.registry.resolved import Resolved
 
 SLOT_MARK = "x-slot"
-"""Stands in the JSON Schema of an option that is a choice from a slot."""
+"""Key in the JSON Schema of an option that is a choice from a slot."""
 
-FAULTS = "faults"  #: the kind of pydantic's error inside which the mistakes of a nested choice travel
+FAULTS = "faults"  #: the type of the pydantic error that carries the faults of a nested choice
 
 
 class Pick:
-    """Marks an option that is a choice from a slot: ``position: Annotated[Choice | str, Pick("position")]``."""
+    """Mark of an option that is a choice from a slot: ``position: Annotated[Choice | str, Pick("position")]``."""
 
     def __init__(self, slot: str) -> None:
         self.slot = slot
@@ -39,7 +39,7 @@ class Pick:
             try:
                 return slot(self.slot).resolve(value)
             except OptionError as error:
-                # One validator can raise one error; the faults travel inside it and are unpacked by faults_of.
+                # A validator can raise only one error, so it carries all faults; faults_of unpacks them.
                 raise PydanticCustomError(FAULTS, "{text}", {"text": str(error), FAULTS: error.faults}) from None
 
         return core_schema.no_info_plain_validator_function(
@@ -47,33 +47,33 @@ class Pick:
         )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        # Not a $ref: pydantic follows those.  vitlab.registry.json_schema puts one in its place.
+        # Not a $ref, which pydantic would follow; vitlab.registry.json_schema replaces the mark by one.
         return {SLOT_MARK: self.slot}
 
 
 class Unhashed:
-    """Marks an option that cannot change a number a trial computes (a path, a cadence): kept out of the trial's key.
+    """Mark of an option that cannot change a trial's numbers, such as a path; the trial's key leaves it out.
 
     ``root: Annotated[str | None, Unhashed()] = None``
     """
 
 
 class Options(Frozen):
-    """What options are where every component of a slot shares none."""
+    """The base model of options in a slot without shared options."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
 
 def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
-    """A pydantic model of the keyword-only parameters of ``component``'s constructor.
+    """Return a pydantic model of the keyword-only parameters of ``component``'s constructor.
 
     Raises:
-        BrokenComponent: for parameters that cannot be options, saying which and why.
+        BrokenComponent: if a parameter cannot be an option; the message names it and the reason.
     """
     constructor: Callable[..., None] = component.__init__  # type: ignore[misc]
     try:
         hints = typing.get_type_hints(constructor, include_extras=True)
-    except Exception as error:  # whatever a guest wrote there, such as a name imported for type checkers alone
+    except Exception as error:  # a plugin's annotation may name anything, such as an import for type checkers only
         raise BrokenComponent(f"{component.__qualname__}: its annotations cannot be read: {error!r}") from error
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(constructor).parameters.items():
@@ -94,15 +94,15 @@ def options_of(component: type, base: type[BaseModel]) -> type[BaseModel]:
 
 
 def clashing_defaults(model: type[BaseModel]) -> dict[str, str]:
-    """The defaults that are choices, where their names alone would not do."""
-    found = {}
+    """Return the defaults that are choices with an ambiguous name, qualified as built-ins."""
+    defaults = {}
     for name, info in model.model_fields.items():
         for mark in info.metadata:
             if isinstance(mark, Pick) and isinstance(info.default, str):
-                called = slot(mark.slot).own(info.default)
-                if called != info.default:
-                    found[name] = called
-    return found
+                qualified = slot(mark.slot).qualify_builtin(info.default)
+                if qualified != info.default:
+                    defaults[name] = qualified
+    return defaults
 
 
 def is_choice(info: FieldInfo) -> bool:
@@ -111,22 +111,25 @@ def is_choice(info: FieldInfo) -> bool:
 
 
 def _picks(annotation: Any) -> bool:
-    inside = typing.get_args(annotation)
-    return any(isinstance(part, Pick) or _picks(part) for part in inside)
+    arguments = typing.get_args(annotation)
+    return any(isinstance(part, Pick) or _picks(part) for part in arguments)
 
 
 def faults_of(error: ValidationError, who: str, model: type[BaseModel]) -> list[Fault]:
-    """Return every mistake in the options of ``who``, those of nested choices included, each with its path inside."""
+    """Return every fault in the options of ``who``, nested choices included, each with its path inside them."""
     faults: list[Fault] = []
     for detail in details(error):
-        one = fault(detail, model.model_fields)
+        translated = fault(detail, model.model_fields)
         if detail["type"] == FAULTS:
-            inside = detail["ctx"][FAULTS]
-            faults += [Fault((*one.path, *inner), sentence, FAULTS, within=one.path) for inner, sentence in inside]
-        elif detail["type"] == "extra_forbidden" and len(one.path) == 1:
-            names, name = list(model.model_fields), str(one.path[-1])
+            nested = detail["ctx"][FAULTS]
+            faults += [
+                Fault((*translated.path, *inner), sentence, FAULTS, within=translated.path)
+                for inner, sentence in nested
+            ]
+        elif detail["type"] == "extra_forbidden" and len(translated.path) == 1:
+            names, name = list(model.model_fields), str(translated.path[-1])
             options = f"Options: {', '.join(names)}." if names else "It has no options."
-            faults.append(replace(one, message=f"{who} has no option '{name}'.{nearest(name, names)} {options}"))
+            faults.append(replace(translated, message=f"{who} has no option '{name}'.{nearest(name, names)} {options}"))
         else:
-            faults.append(replace(one, message=f"{who}: {one.message}"))
+            faults.append(replace(translated, message=f"{who}: {translated.message}"))
     return faults

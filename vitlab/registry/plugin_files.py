@@ -1,4 +1,7 @@
-"""A single Python file of components, for one run: run again when its code has changed, and taken back if it fails."""
+"""Single Python files of components, loaded for one run.
+
+A file is run again if its code has changed; the components of a file that fails are unregistered.
+"""
 
 from __future__ import annotations
 
@@ -22,38 +25,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FromFile:
-    """A component that a file has registered."""
+    """A component registered by a file."""
 
     slot: Slot[Any]
     name: str
     component: type
     origin: Origin
 
-    def join(self) -> None:
-        """Be found under its name from now on."""
+    def register(self) -> None:
+        """Add the component to its slot."""
         self.slot._add(self.name, self.component, self.origin)
         _from_files.append(self)
 
-    def leave(self) -> None:
-        """Be found no more."""
+    def unregister(self) -> None:
+        """Remove the component from its slot."""
         self.slot._remove(self.name, self.origin)
         _from_files.remove(self)
 
 
 _running: dict[str, tuple[Path, Origin]] = {}  # module to file and origin, while a file runs
-_files: dict[Path, Origin] = {}  # that have run, and under which digest
-_texts: dict[str, bytes] = {}  # module to the text that was run, earlier versions of files included
+_files: dict[Path, Origin] = {}  # files that have run, with the digest of their code
+_texts: dict[str, bytes] = {}  # module to the source that was run, earlier versions of files included
 _from_files: list[FromFile] = []
 
 
 def running(module: str) -> Origin | None:
-    """The origin of a file that is being run as this module; None for every other module."""
+    """Return the origin of the file that is being run as this module, or None."""
     return _running[module][1] if module in _running else None
 
 
 def registered(slot: str) -> list[FromFile]:
-    """The components of a slot that files have registered."""
-    return [known for known in _from_files if known.slot.name == slot]
+    """Return the components that files have registered in a slot."""
+    return [item for item in _from_files if item.slot.name == slot]
 
 
 def loaded() -> list[Path]:
@@ -62,29 +65,29 @@ def loaded() -> list[Path]:
 
 
 def module_of(origin: Origin) -> str:
-    """Return the name of the module that a file of components is run as."""
+    """Return the module name under which a file of components is run."""
     return f"vitlab_file_{Path(origin.source).stem}_{origin.version}"
 
 
 def modules() -> frozenset[str]:
-    """Return the modules of all files that this process has run: each may have changed anything."""
+    """Return the modules of all files that this process has run; running one can have any side effect."""
     return frozenset(_texts)
 
 
 def text_of(module: str) -> bytes | None:
-    """Return the text that was run as this module; None for a module that is no file of components."""
+    """Return the source that was run as this module, or None if the module is not a file of components."""
     return _texts.get(module)
 
 
 def load_file(file: Path | str) -> Origin:
-    """Run a Python file that registers components, for this process.
+    """Run a Python file that registers components in this process.
 
-    A file whose code has not changed is run once; one that was edited is run again, and its components replace those it
-    registered before.  A file that fails leaves everything as it was.
+    A file whose code has not changed is run once.  An edited file is run again, and its components replace those it
+    registered before.  A file that fails changes nothing.
 
     Raises:
-        BrokenComponent: if it is not there or fails; below the sentence, its lines that were running.
-        ClashError: if it registers what another file of that name has registered.
+        BrokenComponent: if the file does not exist or fails; the message ends with the lines that were running.
+        ClashError: if it registers a component that another file of the same name has registered.
     """
     path = Path(file).resolve()
     try:
@@ -101,26 +104,25 @@ def load_file(file: Path | str) -> Origin:
         raise BrokenComponent(f"plugin file {file}: the name of a Python file ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    replaced = [known for known in _from_files if known.origin == _files.get(path)]
-    for known in replaced:
-        known.leave()
-    kept = len(_from_files)
+    replaced = [item for item in _from_files if item.origin == _files.get(path)]
+    for item in replaced:
+        item.unregister()
+    count_before = len(_from_files)
     _running[name] = path, origin
     imports.note(name, path)
     try:
-        # The text of the digest; the loader would read the file again, or take older code out of __pycache__.
+        # Compile the text that was digested: the loader would read the file again or use older code in __pycache__.
         exec(spec.loader.source_to_code(text, str(path)), vars(module))
     except BaseException as error:
         del sys.modules[name]
-        for new in _from_files[kept:]:
-            new.leave()
-        for known in replaced:
-            known.join()
+        for new in _from_files[count_before:]:
+            new.unregister()
+        for item in replaced:
+            item.register()
         if not isinstance(error, Exception | SystemExit) or isinstance(error, BrokenComponent | ClashError):
             raise
         from vitlab.registry.blame import with_frames
 
-        # whatever else a guest raises while it is run is what we are here to report
         raise BrokenComponent(f"plugin file {file} failed: {with_frames(error)}") from error
     finally:
         del _running[name]
@@ -130,7 +132,7 @@ def load_file(file: Path | str) -> Origin:
 
 
 def _digest(text: bytes) -> str:
-    """Of the syntax tree, which a comment does not change; of the text of what has none."""
+    """Return the digest of the syntax tree, which ignores comments, or of the text if it does not parse."""
     with suppress(SyntaxError, ValueError):
         text = ast.dump(ast.parse(text)).encode()
     return hashlib.blake2b(text, digest_size=8).hexdigest()

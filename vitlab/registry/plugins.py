@@ -1,8 +1,8 @@
-"""Guests: the installed distributions that offer components, known without importing any of them.
+"""Plugins: installed distributions that offer components, read from metadata without importing them.
 
-What they offer stands in their entry points, group ``vitlab.<slot>``; what they need in their metadata.  The variable
-``VITLAB_DISABLE_PLUGINS`` keeps them out: ``1`` all of them, ``acme-vit,other-vit`` those.  ``--no-plugin`` adds to it,
-so that worker processes keep out the same.
+Their components are entry points in the groups ``vitlab.<slot>``; their requirements are those of their metadata.  The
+environment variable ``VITLAB_DISABLE_PLUGINS`` disables all of them (``1``) or some (``acme-vit,other-vit``).
+``--no-plugin`` adds to it, so that worker processes disable the same plugins.
 """
 
 from __future__ import annotations
@@ -26,127 +26,127 @@ UNKNOWN = "unknown"
 
 
 def points(slot: str) -> tuple[EntryPoint, ...]:
-    """What distributions offer for a slot, without those that are kept out."""
+    """Return the entry points of a slot, without those of disabled distributions."""
     return tuple(point for point in offered(slot) if not is_disabled(source(point)))
 
 
 def offered(slot: str) -> tuple[EntryPoint, ...]:
-    """What distributions offer for a slot, those that are kept out included."""
+    """Return the entry points of a slot, disabled distributions included."""
     return _installed().get(f"{HOST}.{slot}", ())
 
 
 def source(point: EntryPoint) -> str:
-    """The name of the distribution that an entry point is of."""
-    return _said(point, "Name")
+    """Return the name of the distribution of an entry point."""
+    return _field(point, "Name")
 
 
 def version(point: EntryPoint) -> str:
-    """The version of the distribution that an entry point is of."""
-    return _said(point, "Version")
+    """Return the version of the distribution of an entry point."""
+    return _field(point, "Version")
 
 
-def _said(point: EntryPoint, key: str) -> str:
+def _field(point: EntryPoint, key: str) -> str:
     return _metadata(point.dist, key) if point.dist else UNKNOWN
 
 
 @cache
-def _metadata(found: Distribution, key: str) -> str:
+def _metadata(dist: Distribution, key: str) -> str:
     try:
-        return found.metadata[key] or UNKNOWN
-    except Exception:  # metadata that is not there or cannot be read, as half an installation leaves it behind
+        return dist.metadata[key] or UNKNOWN
+    except Exception:  # an interrupted installation leaves missing or unreadable metadata
         return UNKNOWN
 
 
 def names() -> list[str]:
-    """The distributions that offer anything at all, those that are kept out included."""
-    return sorted(_known())
+    """Return the distributions that offer components, disabled ones included."""
+    return sorted(_providers())
 
 
 def packages() -> frozenset[str]:
-    """Return the top-level packages in which the components of installed distributions stand."""
-    return frozenset(point.module.partition(".")[0] for found in _installed().values() for point in found)
+    """Return the top-level packages of the components of installed distributions."""
+    return frozenset(point.module.partition(".")[0] for points in _installed().values() for point in points)
 
 
 def disabled() -> str:
-    """What is kept out at present, as :data:`VARIABLE` says it."""
+    """Return the value of the environment variable :data:`VARIABLE`."""
     return os.environ.get(VARIABLE, "")
 
 
 def is_disabled(name: str) -> bool:
-    """Whether a distribution is kept out; never true of vitlab itself, or of a file."""
+    """Return whether a distribution is disabled; never true of vitlab itself or of a file."""
     text = disabled().strip().lower()
-    if text in NONE or name not in _known():
+    if text in NONE or name not in _providers():
         return False
     return text in ALL or canonicalize_name(name) in {canonicalize_name(part.strip()) for part in text.split(",")}
 
 
-def disable(wanted: Iterable[str]) -> None:
-    """Keep these distributions out, in this process and in those it starts.
+def disable(requested: Iterable[str]) -> None:
+    """Disable distributions in this process and in those it starts.
 
     Raises:
-        UserError: for one that is not installed, or offers nothing.
+        UserError: if one is not installed or offers no component.
     """
-    known = {canonicalize_name(name): name for name in names()}
-    for name in wanted:
-        if canonicalize_name(name) not in known:
-            there = ", ".join(known.values()) or "none"
-            raise UserError(f"no plugin called '{name}'.{nearest(name, known.values())} Installed: {there}.")
+    installed = {canonicalize_name(name): name for name in names()}
+    for name in requested:
+        if canonicalize_name(name) not in installed:
+            there = ", ".join(installed.values()) or "none"
+            raise UserError(f"no plugin called '{name}'.{nearest(name, installed.values())} Installed: {there}.")
         text = disabled().strip().lower()
         if text not in ALL:
             os.environ[VARIABLE] = name if text in NONE else f"{text},{name}"
 
 
 def refusal(point: EntryPoint) -> str | None:
-    """Why a distribution cannot be used with this vitlab, in one sentence; None if it can."""
+    """Return why a distribution cannot be used with this vitlab, or None if it can."""
     return _refusal(point.dist) if point.dist else None
 
 
 def unmet(text: str) -> str | None:
-    """What is missing here of a requirement such as ``acme-vit>=0.3,<1``, in one sentence; None if nothing is."""
+    """Return why a requirement such as ``acme-vit>=0.3,<1`` is not met here, or None if it is."""
     try:
         requirement = Requirement(text)
     except InvalidRequirement:
         requirement = None
     if requirement is None or requirement.url or requirement.extras or requirement.marker:
         return f"'{text}' is no requirement: write a name, or a name and its versions, such as acme-vit>=0.3,<1"
-    shown = f"'{text}'" if requirement.specifier else text
+    quoted = f"'{text}'" if requirement.specifier else text
     try:
-        found = distribution(requirement.name)
+        dist = distribution(requirement.name)
     except PackageNotFoundError:
-        return f"this study needs {text}: pip install {shown}"
-    if is_disabled(found.name):
+        return f"this study needs {text}: pip install {quoted}"
+    if is_disabled(dist.name):
         return f"this study needs {text}, which is kept out by --no-plugin or {VARIABLE}"
-    if not requirement.specifier.contains(found.version, prereleases=True):
-        return f"this study needs {text}, and {found.version} is installed: pip install {shown}"
-    return _refusal(found)
+    if not requirement.specifier.contains(dist.version, prereleases=True):
+        return f"this study needs {text}, and {dist.version} is installed: pip install {quoted}"
+    return _refusal(dist)
 
 
-def _refusal(found: Distribution) -> str | None:
+def _refusal(dist: Distribution) -> str | None:
     from vitlab._version import __version__
 
-    for text in found.requires or ():
+    for text in dist.requires or ():
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
-            continue  # not ours to judge
+            continue  # a malformed requirement is the package manager's concern
         ours = canonicalize_name(requirement.name) == HOST
         if not ours or (requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})):
             continue
         if not requirement.specifier.contains(__version__, prereleases=True):
-            needed = text.partition(";")[0].strip()
-            return f"{found.name} {found.version} needs {needed}, and this is {__version__}: upgrade one of the two"
+            supported = text.partition(";")[0].strip()
+            return f"{dist.name} {dist.version} needs {supported}, and this is {__version__}: upgrade one of the two"
     return None
 
 
 @cache
 def _installed() -> dict[str, tuple[EntryPoint, ...]]:
-    """Entry points by group, read from disk once, without those of this distribution."""
-    return {group: tuple(found) for group, found in _groups()}
+    """Return entry points by group, read from disk once, without those of vitlab itself."""
+    return {group: tuple(points) for group, points in _groups()}
 
 
 @cache
-def _known() -> frozenset[str]:
-    return frozenset(source(point) for found in _installed().values() for point in found)
+def _providers() -> frozenset[str]:
+    return frozenset(source(point) for points in _installed().values() for point in points)
 
 
 def _groups() -> Iterator[tuple[str, list[EntryPoint]]]:

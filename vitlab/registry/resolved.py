@@ -1,4 +1,4 @@
-"""Resolved: a choice whose component was found and whose options are complete and valid."""
+"""Resolved choices: the component is imported, and the options are complete and valid."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from vitlab.spec.choice import Choice
 
 @dataclass(frozen=True)
 class Resolved(Choice):
-    """A choice whose component was found and whose options are complete and valid."""
+    """A choice with its component class and complete, validated options."""
 
     slot: str = field(kw_only=True)
     component: type = field(kw_only=True, compare=False)
     origin: Origin = field(kw_only=True)
 
     def parts(self) -> Iterator[Resolved]:
-        """This choice and every choice inside its options."""
+        """Yield this choice and every choice nested in its options."""
         yield self
         yield from _choices_in(self.options)
 
     def hashed(self) -> dict[str, Any]:
-        """As :meth:`plain`, without the options marked :class:`Unhashed`; what is built in goes by its bare name."""
+        """Return :meth:`plain` without options marked :class:`Unhashed`; built-ins have their bare names."""
         fields = slot(self.slot).options(self.component).model_fields
-        kept = {name: value for name, value in self.options.items() if not _unhashed(fields[name].metadata)}
+        options = {name: value for name, value in self.options.items() if not _unhashed(fields[name].metadata)}
         return {
             "type": self.type.removeprefix(f"{BUILT_IN}:"),
-            **{name: _hashed(value) for name, value in kept.items()},
+            **{name: _hashed(value) for name, value in options.items()},
         }
 
 

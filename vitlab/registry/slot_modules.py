@@ -1,4 +1,4 @@
-"""Where slots stand, and where components come from.  Naming a slot imports nothing."""
+"""The module of each slot and the origin of components, importable without importing any slot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitlab.errors import UnknownComponent, nearest
 if TYPE_CHECKING:
     from vitlab.registry.slots import Slot
 
-ROOMS = {
+SLOT_MODULES = {
     "model": "vitlab.models",
     "patch": "vitlab.components.patch",
     "position": "vitlab.components.position",
@@ -32,7 +32,7 @@ ROOMS = {
     "executor": "vitlab.executors",
     "tracker": "vitlab.trackers",
 }
-"""Slot to the module it stands in.  A string, so that naming a slot imports nothing."""
+"""Slot to the name of its module; a string, so that listing the slots imports nothing."""
 
 BUILT_IN = "vitlab"
 """The source of built-in components, as in ``vitlab:learned``."""
@@ -40,7 +40,7 @@ BUILT_IN = "vitlab"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a component comes from: a distribution with its version, or a file with a digest of its code."""
+    """The source of a component: a distribution with its version, or a file with a digest of its code."""
 
     source: str
     version: str
@@ -50,21 +50,23 @@ class Origin:
 
 
 BUILTIN_ORIGIN = Origin(BUILT_IN, __version__)
-"""Of what is built in."""
+"""The origin of built-in components."""
 
 
-def room_of(name: str) -> str:
-    """The module that a slot stands in.
+def slot_module(name: str) -> str:
+    """Return the name of the module that defines a slot.
 
     Raises:
-        UnknownComponent: for what is no slot, with the nearest name and all there are.
+        UnknownComponent: if no slot has that name; the message gives the nearest name and all slots.
     """
-    if name not in ROOMS:
-        raise UnknownComponent(f"no slot called '{name}'.{nearest(name, ROOMS)} Slots: {', '.join(ROOMS)}.")
-    return ROOMS[name]
+    if name not in SLOT_MODULES:
+        raise UnknownComponent(
+            f"no slot called '{name}'.{nearest(name, SLOT_MODULES)} Slots: {', '.join(SLOT_MODULES)}."
+        )
+    return SLOT_MODULES[name]
 
 
 @cache
 def slot(name: str) -> Slot[Any]:
-    """The slot called ``name``; imports the room it stands in.  Raises as :func:`room_of`."""
-    return typing.cast("Slot[Any]", getattr(importlib.import_module(room_of(name)), name))
+    """Import and return the slot called ``name``.  Raises as :func:`slot_module`."""
+    return typing.cast("Slot[Any]", getattr(importlib.import_module(slot_module(name)), name))

@@ -1,4 +1,4 @@
-"""Slot: one axis of choice, the components that fill it by name, and how one of them is found, checked and built."""
+"""The slot class: registration, lookup, validation and construction of the components of one axis."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from vitlab.spec.collect import collect
 T = TypeVar("T")
 
 _bare: dict[tuple[str, str, str, int], Resolved] = {}
-"""Choices without options, which most are, resolved once: slot, name, which guests are kept out, and reloads so far."""
+"""Cache of resolved choices without options, by slot, name, disabled plugins and number of reloads."""
 
 
 class Slot(Generic[T]):
-    """One axis of choice: the contract, and the components that keep it."""
+    """An axis of choice: a contract and the components that implement it."""
 
     def __init__(self, name: str, contract: type[T], *, shared: type[BaseModel] | None = None) -> None:
         """
         Args:
             name: the slot's name in YAML, and the entry-point group ``vitlab.<name>``.
             contract: the class every component derives from.
-            shared: options that every component of the slot takes in YAML, read by the room rather than by the
+            shared: options that every component of the slot takes in YAML, read by the slot's package and not by the
                 component.
         """
         self.name = name
@@ -46,17 +46,15 @@ class Slot(Generic[T]):
         self._origins: dict[tuple[str, str], Origin] = {}
         self._options: dict[type[T], type[BaseModel]] = {}
 
-    # -- who comes and goes -----------------------------------------------------------------------------------------
-
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
-        """Give a class its name in this slot.  For built-ins and for files; packages use entry points."""
+        """Register a class under a name in this slot, for built-ins and files; packages use entry points."""
 
         def add(component: type[T]) -> type[T]:
             if origin := plugin_files.running(component.__module__):
-                plugin_files.FromFile(self, name, component, origin).join()
+                plugin_files.FromFile(self, name, component, origin).register()
                 return component
             package = component.__module__.partition(".")[0]
-            # What is of no package of ours is a class of a notebook or a script, registered by hand.
+            # A class outside the package and outside a plugin file is registered by a notebook or a script.
             self._add(name, component, BUILTIN_ORIGIN if package == BUILT_IN else Origin(package, "unversioned"))
             return component
 
@@ -75,7 +73,7 @@ class Slot(Generic[T]):
         other = self._members.get((origin.source, name))
         if other is not None and other is not component and not _is_reloaded(other, component):
             raise ClashError(f"{self.name} '{name}' is registered twice in {origin.source}")
-        _bare.clear()  # the name may be ambiguous now, here and in whatever has this component as an option
+        _bare.clear()  # the name may be ambiguous now, also in choices that have this component as an option
         self._members[origin.source, name] = component
         self._origins[origin.source, name] = origin
 
@@ -84,21 +82,18 @@ class Slot(Generic[T]):
         del self._members[origin.source, name]
         del self._origins[origin.source, name]
 
-    # -- who is there -----------------------------------------------------------------------------------------------
-
     def names(self) -> list[str]:
-        """The names of all components, guests included; imports no guest."""
+        """Return the names of all components, plugins included, without importing a plugin."""
         loaded = {name for where, name in self._members if not plugins.is_disabled(where)}
         return sorted(loaded | {point.name for point in plugins.points(self.name)})
 
     def find(self, name: str) -> tuple[type[T], Origin]:
-        """The component called ``name`` and where it comes from.
+        """Return the component called ``name`` and its origin.
 
         Raises:
-            UnknownComponent: naming the nearest name and all that are installed.
-            ClashError: if two sources offer it, naming both and how to say which.
-            BrokenComponent: if its plugin does not import, needs another vitlab, or offers something else than the
-                contract.
+            UnknownComponent: if none is installed; the message gives the nearest name and all installed ones.
+            ClashError: if two sources offer it; the message gives both qualified names.
+            BrokenComponent: if its plugin does not import, needs another vitlab, or does not implement the contract.
         """
         source, _, bare = name.rpartition(":")
         points = {plugins.source(point): point for point in plugins.points(self.name) if point.name == bare}
@@ -109,7 +104,7 @@ class Slot(Generic[T]):
             names = self.names()
             raise UnknownComponent(
                 f"no {self.name} called '{name}'.{nearest(bare, names)} Installed: {', '.join(names) or 'none'}."
-                f"{self._kept_out(source, bare)}"
+                f"{self._disabled_hint(source, bare)}"
             )
         if len(sources) > 1:
             qualified = " or ".join(f"'{where}:{bare}'" for where in sorted(sources))
@@ -124,30 +119,30 @@ class Slot(Generic[T]):
         return self._members[where, bare], origin
 
     def get(self, name: str) -> type[T]:
-        """The component called ``name``; raises as :meth:`find`."""
+        """Return the component called ``name``; raises as :meth:`find`."""
         return self.find(name)[0]
 
-    def own(self, name: str) -> str:
-        """What a default of ours is to be called: its name, with ours before it where somebody else offers it too.
+    def qualify_builtin(self, name: str) -> str:
+        """Return the name of a built-in default, qualified as ``vitlab:name`` if a plugin offers the same name.
 
-        So nobody who installs a clashing guest is asked what a study meant that has not named it.
+        A study that relies on a default stays unambiguous after a clashing plugin is installed.
         """
-        others = self._loaded(name) | {
+        sources = self._loaded(name) | {
             plugins.source(point) for point in plugins.points(self.name) if point.name == name
         }
-        return f"{BUILT_IN}:{name}" if BUILT_IN in others and len(others) > 1 else name
+        return f"{BUILT_IN}:{name}" if BUILT_IN in sources and len(sources) > 1 else name
 
     def _loaded(self, bare: str) -> set[str]:
-        return {where for where, known in self._members if known == bare and not plugins.is_disabled(where)}
+        return {where for where, component in self._members if component == bare and not plugins.is_disabled(where)}
 
-    def _kept_out(self, source: str, bare: str) -> str:
-        """A sentence where a name is not there only because its distribution is kept out."""
+    def _disabled_hint(self, source: str, bare: str) -> str:
+        """Return a sentence naming the disabled distributions that offer a missing name, or nothing."""
         offered = {plugins.source(point) for point in plugins.offered(self.name) if point.name == bare}
-        missed = [where for where in sorted(offered) if source in ("", where)]
-        if not missed:
+        disabled = [where for where in sorted(offered) if source in ("", where)]
+        if not disabled:
             return ""
-        verb = "is" if len(missed) == 1 else "are"
-        return f" {' and '.join(missed)} would offer it and {verb} kept out: see {plugins.VARIABLE}."
+        verb = "is" if len(disabled) == 1 else "are"
+        return f" {' and '.join(disabled)} would offer it and {verb} kept out: see {plugins.VARIABLE}."
 
     def _load(self, point: EntryPoint) -> None:
         origin = Origin(plugins.source(point), plugins.version(point))
@@ -155,16 +150,14 @@ class Slot(Generic[T]):
             raise BrokenComponent(f"{self.name} '{point.name}' cannot be used: {reason}")
         try:
             component = point.load()
-        except (Exception, SystemExit) as error:  # whatever a guest raises while it is imported is to be reported
+        except (Exception, SystemExit) as error:  # importing a plugin can raise anything
             raise BrokenComponent(
                 f"{self.name} '{point.name}' from {origin} failed to import: {with_frames(error)}"
             ) from error
         self._add(point.name, component, origin)
 
-    # -- options ----------------------------------------------------------------------------------------------------
-
     def options(self, component: type[T]) -> type[BaseModel]:
-        """The pydantic model of a component's options, derived from its signature."""
+        """Return the pydantic model of a component's options, derived from its signature."""
         if component not in self._options:
             self._options[component] = options_of(component, self.shared or Options)
         return self._options[component]
@@ -172,11 +165,11 @@ class Slot(Generic[T]):
     def resolve(self, choice: Choice | str | Mapping[str, Any]) -> Resolved:
         """Find the component and complete its options, nested choices included.
 
-        A component with a class method ``complete(options)`` spells out its own shorthands first: a named size of a
-        model becomes the numbers it stands for.
+        If the component has a class method ``complete(options)``, it expands shorthands first; for example, a named
+        size of a model becomes its dimensions.
 
         Raises:
-            OptionError: with every fault and its path inside the choice.
+            OptionError: if options are wrong; it carries every fault with its path inside the choice.
             BrokenComponent: see :meth:`find`.
         """
         if isinstance(choice, Resolved) and choice.slot == self.name:
@@ -193,19 +186,19 @@ class Slot(Generic[T]):
         except (UnknownComponent, ClashError) as error:
             raise OptionError([(("type",), str(error))]) from None
         model = self.options(component)
-        given = dict(getattr(component, "complete", dict)(choice.options))
+        options = dict(getattr(component, "complete", dict)(choice.options))
         if origin.source == BUILT_IN:
-            given = {**clashing_defaults(model), **given}
-        found = collect(model, given, partial(faults_of, who=f"{self.name} '{choice.type}'", model=model))
+            options = {**clashing_defaults(model), **options}
+        collected = collect(model, options, partial(faults_of, who=f"{self.name} '{choice.type}'", model=model))
         resolved = None
-        if found.value is not None:
-            values = {name: getattr(found.value, name) for name in type(found.value).model_fields}
+        if collected.value is not None:
+            values = {name: getattr(collected.value, name) for name in type(collected.value).model_fields}
             resolved = Resolved(choice.type, values, slot=self.name, component=component, origin=origin)
-        if found.faults:
-            # A default in the place of a wrong component is good enough to examine the rest with; no other value is.
-            wrong = {path[0] for path in found.removed if path[0] in model.model_fields}
+        if collected.faults:
+            # A default component can stand in for a wrong one while the rest is checked; no other value can.
+            wrong = {path[0] for path in collected.removed if path[0] in model.model_fields}
             choices = {name for name in wrong if is_choice(model.model_fields[str(name)])}
-            faults = [(fault.path, fault.message) for fault in found.faults]
+            faults = [(fault.path, fault.message) for fault in collected.faults]
             raise OptionError(faults, resolved if wrong == choices else None, wrong)
         assert resolved is not None
         if not choice.options:
@@ -213,7 +206,7 @@ class Slot(Generic[T]):
         return resolved
 
     def build(self, choice: Choice | str | Mapping[str, Any], *context: Any) -> T:
-        """Construct the component a choice names; ``context`` is what comes first in its signature.
+        """Construct the component of a choice; ``context`` holds its positional arguments.
 
         Raises:
             OptionError: if the options do not fit.
@@ -225,7 +218,7 @@ class Slot(Generic[T]):
 
 
 def _is_reloaded(old: type[Any], new: Any) -> bool:
-    """Whether a class stands for another since the module of both was reloaded."""
+    """Return whether ``new`` replaces ``old`` because their module was reloaded."""
     last = imports.last_import(old.__module__)
     names = (old.__module__, old.__qualname__)
     return (

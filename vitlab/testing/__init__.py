@@ -66,7 +66,7 @@ def parametrize_components(*only: str, source: str | None = None) -> MarkDecorat
     """
     import pytest
 
-    wanted = only or (CHECKED if source is None else tuple(registry.ROOMS))
+    wanted = only or (CHECKED if source is None else tuple(registry.SLOT_MODULES))
     if source is None:
         found = [(slot, name) for slot in wanted for name in components(slot)]
     else:
