@@ -58,10 +58,10 @@ def install(site: Path, name: str, version: str, code: str, points: dict[str, li
 
 
 def look_again() -> None:
-    """Forget what is installed, of which a process asks once."""
+    """Clear the cached list of installed plugins."""
     importlib.invalidate_caches()
-    for known in (plugins._installed, plugins._known):
-        known.cache_clear()
+    for cached in (plugins._installed, plugins._providers):
+        cached.cache_clear()
 
 
 @pytest.fixture
