@@ -40,7 +40,7 @@ def test_one_value_has_no_interval_and_two_have_a_wide_one():
 
 
 def test_paired_is_that_of_scipy():
-    found = st.paired(A, B)
+    found = st.paired_t_test(A, B)
     reference = stats.ttest_rel(A, B)
     interval = reference.confidence_interval(0.95)
     assert found.p == close(reference.pvalue)
@@ -51,7 +51,7 @@ def test_paired_is_that_of_scipy():
 
 
 def test_welch_is_that_of_scipy():
-    found = st.welch(A, B[:3], alpha=0.02)
+    found = st.welch_t_test(A, B[:3], alpha=0.02)
     reference = stats.ttest_ind(A, B[:3], equal_var=False)
     interval = reference.confidence_interval(0.98)
     assert (found.p, found.df) == (close(reference.pvalue), close(reference.df))
@@ -61,7 +61,7 @@ def test_welch_is_that_of_scipy():
 def test_compare_pairs_equal_seeds_and_falls_back_to_welch():
     first = dict(zip([0, 1, 2, 3, 4], A, strict=True))
     shuffled = dict(zip([4, 2, 0, 7], [B[4], B[2], B[0], 0.1], strict=True))
-    assert st.compare(first, shuffled) == st.paired([A[0], A[2], A[4]], [B[0], B[2], B[4]])
+    assert st.compare(first, shuffled) == st.paired_t_test([A[0], A[2], A[4]], [B[0], B[2], B[4]])
     apart = {seed + 10: value for seed, value in enumerate(B)}
     assert st.compare(first, apart).test == "Welch t"
     assert st.compare(first, apart).p == close(stats.ttest_ind(A, B, equal_var=False).pvalue)
@@ -75,7 +75,7 @@ def test_too_few_values_are_a_difference_and_nothing_more():
 
 
 def test_two_pairs_have_one_degree_of_freedom():
-    found = st.paired([1.0, 3.0], [0.0, 0.0])
+    found = st.paired_t_test([1.0, 3.0], [0.0, 0.0])
     # Mean 2, standard error 1, Cauchy: P(|T| > 2) = 1 - 2/pi * atan(2).
     assert found.p == close(1 - 2 / math.pi * math.atan(2))
     assert found.sign_flip_p == 0.5
@@ -83,18 +83,18 @@ def test_two_pairs_have_one_degree_of_freedom():
 
 def test_differences_without_spread_are_not_certain():
     # Three seeds moved by exactly the same amount: t would say p = 0 from three values.
-    found = st.paired([0.3, 0.4, 0.5], [0.2, 0.3, 0.4])
+    found = st.paired_t_test([0.3, 0.4, 0.5], [0.2, 0.3, 0.4])
     assert (found.test, found.p) == ("sign flip", 0.25)
-    assert math.isnan(found.low) and math.isnan(found.high) and math.isnan(st.detectable(found.se, found.df))
-    same = st.paired(A, A)
+    assert math.isnan(found.low) and math.isnan(found.high) and math.isnan(st.detectable_difference(found.se, found.df))
+    same = st.paired_t_test(A, A)
     assert (same.difference, same.p, same.test) == (0.0, 1.0, "sign flip")
-    assert math.isnan(st.welch([1.0, 1.0], [2.0, 2.0]).p)
+    assert math.isnan(st.welch_t_test([1.0, 1.0], [2.0, 2.0]).p)
     # Equal but for the rounding of a sum, at each of ten seeds alike: nothing that could be called a difference.
-    rounded = st.paired([0.1 + 0.2] * 10, [0.3] * 10)
+    rounded = st.paired_t_test([0.1 + 0.2] * 10, [0.3] * 10)
     assert (rounded.difference, rounded.p, rounded.test) == (0.0, 1.0, "sign flip")
-    many = st.paired([float(i) + 1 for i in range(60)], [float(i) for i in range(60)])
+    many = st.paired_t_test([float(i) + 1 for i in range(60)], [float(i) for i in range(60)])
     assert (many.difference, many.p) == (1.0, 2.0**-59)
-    assert math.isnan(st.paired([0.1] * 3, [0.2, 0.3, 0.5]).correlation)
+    assert math.isnan(st.paired_t_test([0.1] * 3, [0.2, 0.3, 0.5]).correlation)
 
 
 def test_values_that_are_not_finite_are_refused():
@@ -102,9 +102,9 @@ def test_values_that_are_not_finite_are_refused():
         with pytest.raises(ValueError, match="1 of 2 values are not finite"):
             st.mean_interval(broken)
         with pytest.raises(ValueError, match="not finite"):
-            st.paired(broken, [0.1, 0.2])
+            st.paired_t_test(broken, [0.1, 0.2])
         with pytest.raises(ValueError, match="not finite"):
-            st.welch([0.1, 0.2], broken)
+            st.welch_t_test([0.1, 0.2], broken)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 9])
@@ -125,14 +125,14 @@ def test_sign_flip_is_scipys_permutation_test_and_reaches_its_bound():
 
 def test_holm_by_hand():
     # Sorted .01 .02 .04: times 3, 2, 1, and never falling.
-    assert st.corrected([0.04, 0.01, 0.02]) == [close(0.04), close(0.03), close(0.04)]
-    assert st.corrected([0.04, 0.01, 0.5], "bonferroni") == [close(0.12), close(0.03), 1.0]
-    assert st.corrected([0.04, 0.01], "none") == [0.04, 0.01]
-    assert st.corrected([]) == []
+    assert st.adjust_p_values([0.04, 0.01, 0.02]) == [close(0.04), close(0.03), close(0.04)]
+    assert st.adjust_p_values([0.04, 0.01, 0.5], "bonferroni") == [close(0.12), close(0.03), 1.0]
+    assert st.adjust_p_values([0.04, 0.01], "none") == [0.04, 0.01]
+    assert st.adjust_p_values([]) == []
 
 
 def test_what_cannot_be_judged_counts_in_the_family():
-    p, missing = st.corrected([0.03, math.nan])
+    p, missing = st.adjust_p_values([0.03, math.nan])
     assert p == close(0.06)
     assert math.isnan(missing)
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_judged_counts_in_the_family():
 @pytest.mark.parametrize(("n", "alpha"), [(3, 0.05), (5, 0.05), (5, 0.05 / 3), (20, 0.01), (200, 0.05)])
 def test_detectable_effect_is_that_of_statsmodels(n, alpha):
     size = TTestPower().solve_power(nobs=n, alpha=alpha, power=0.8, alternative="two-sided")
-    assert st.detectable(0.7 / math.sqrt(n), n - 1, alpha) == pytest.approx(0.7 * size, rel=1e-5)
+    assert st.detectable_difference(0.7 / math.sqrt(n), n - 1, alpha) == pytest.approx(0.7 * size, rel=1e-5)
 
 
 def test_power_at_one_degree_of_freedom_by_simulation():
@@ -154,16 +154,16 @@ def test_power_at_one_degree_of_freedom_by_simulation():
 
 def test_equivalence_is_that_of_statsmodels():
     near = [value - 0.001 * index for index, value in enumerate(B)]
-    found = st.equivalence(st.paired(near, B), margin=0.005)
+    found = st.equivalence(st.paired_t_test(near, B), margin=0.005)
     p, _, _ = ttost_paired(np.array(near), np.array(B), -0.005, 0.005)
     interval = stats.ttest_rel(near, B).confidence_interval(0.9)
     assert found.p == close(p)
     assert (found.low, found.high) == (close(interval.low), close(interval.high))
     assert found.equivalent == (interval.low > -0.005 and interval.high < 0.005)
     assert found.equivalent
-    assert not st.equivalence(st.paired(A, B), margin=0.005).equivalent
+    assert not st.equivalence(st.paired_t_test(A, B), margin=0.005).equivalent
     with pytest.raises(ValueError, match="positive"):
-        st.equivalence(st.paired(A, B), margin=0)
+        st.equivalence(st.paired_t_test(A, B), margin=0)
 
 
 def test_superiority_of_pairs_has_clopper_and_pearsons_interval():
@@ -198,11 +198,11 @@ def test_false_alarms_come_as_often_as_promised():
         baseline = random.normal(0, 1, 5)
         p = []
         for _ in range(3):
-            found = st.paired(0.5 * baseline + random.normal(0, 1, 5), 0.5 * baseline)
+            found = st.paired_t_test(0.5 * baseline + random.normal(0, 1, 5), 0.5 * baseline)
             p.append(found.p)
             covered += found.low <= 0 <= found.high
         single += p[0] < 0.05
-        family += min(st.corrected(p)) < 0.05
+        family += min(st.adjust_p_values(p)) < 0.05
     assert single / studies == pytest.approx(0.05, abs=0.017)  # three standard errors
     assert family / studies == pytest.approx(0.047, abs=0.018)
     assert covered / (3 * studies) == pytest.approx(0.95, abs=0.01)
@@ -217,12 +217,12 @@ SLEEP_2 = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
 
 def test_sleep_is_judged_as_by_r():
     """R 4: t.test(extra ~ group, sleep, paired = TRUE) and without."""
-    pairs = st.paired(SLEEP_1, SLEEP_2)
+    pairs = st.paired_t_test(SLEEP_1, SLEEP_2)
     assert pairs.difference / pairs.se == pytest.approx(-4.0621, abs=5e-5)
     assert (pairs.df, pairs.p) == (9, pytest.approx(0.002833, abs=5e-7))
     assert (pairs.low, pairs.high) == (pytest.approx(-2.4598858, abs=5e-8), pytest.approx(-0.7001142, abs=5e-8))
     assert pairs.correlation == pytest.approx(0.7951702, abs=5e-8)
-    apart = st.welch(SLEEP_1, SLEEP_2)
+    apart = st.welch_t_test(SLEEP_1, SLEEP_2)
     assert apart.difference / apart.se == pytest.approx(-1.8608, abs=5e-5)
     assert apart.df == pytest.approx(17.776, abs=5e-4)
     assert apart.p == pytest.approx(0.07939, abs=5e-6)
@@ -234,14 +234,14 @@ def test_sleep_is_judged_as_by_r():
 def test_darwins_maize_is_judged_as_by_fisher():
     """Fisher (1935), The Design of Experiments, sections 17 and 21: t = 2.148; 1,726 of 32,768 sign changes."""
     eighths = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
-    found = st.paired(eighths, [0.0] * 15)
+    found = st.paired_t_test(eighths, [0.0] * 15)
     assert found.difference / found.se == pytest.approx(2.148, abs=5e-4)
     assert found.sign_flip_p == close(1726 / 32768)
 
 
 def test_holm_is_that_of_r():
     """R: p.adjust(c(0.01, 0.02, 0.03, 0.04, 0.05), "holm")."""
-    assert st.corrected([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])
+    assert st.adjust_p_values([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])
 
 
 def test_bca_is_near_t_for_normal_values_and_silent_below_ten():
@@ -257,10 +257,10 @@ def test_bca_is_near_t_for_normal_values_and_silent_below_ten():
 def test_seeds_needed_are_those_of_statsmodels():
     for difference, sd, alpha in ((0.5, 1.0, 0.05), (0.01, 0.02, 0.05 / 3), (2.0, 0.5, 0.05), (0.1, 1.0, 0.01)):
         exact = TTestPower().solve_power(effect_size=difference / sd, alpha=alpha, power=0.8)
-        assert st.seeds_needed(-difference, sd, alpha) == max(2, math.ceil(exact))
+        assert st.required_pairs(-difference, sd, alpha) == max(2, math.ceil(exact))
     # R: power.t.test(delta = .5, sd = 1, power = .8, type = "paired") gives n = 33.36713.
-    assert st.seeds_needed(0.5, 1.0) == 34
-    assert all(math.isnan(st.seeds_needed(*odd)) for odd in ((0.0, 1.0), (1.0, 0.0), (0.0001, 1.0)))
+    assert st.required_pairs(0.5, 1.0) == 34
+    assert all(math.isnan(st.required_pairs(*odd)) for odd in ((0.0, 1.0), (1.0, 0.0), (0.0001, 1.0)))
 
 
 def test_interaction_is_that_of_a_repeated_measures_anova():
@@ -321,14 +321,14 @@ def test_simultaneous_intervals_hold_all_at_once_and_power_is_what_was_asked():
     """Simulation with scipy's t alone: four arms against one baseline, six seeds, one arm truly apart."""
     random = np.random.default_rng(21)
     studies, m, n = 1500, 4, 6
-    level = st.simultaneous(0.05, m)
-    assert (level, st.simultaneous(0.05, m, "none")) == (0.0125, 0.05)
-    true = st.detectable(math.sqrt(2 / n), n - 1, level)
+    level = st.simultaneous_alpha(0.05, m)
+    assert (level, st.simultaneous_alpha(0.05, m, "none")) == (0.0125, 0.05)
+    true = st.detectable_difference(math.sqrt(2 / n), n - 1, level)
     every = found = 0
     for _ in range(studies):
         baseline = random.normal(0, 1, n)
         arms = [random.normal(true if arm == 0 else 0, 1, n) for arm in range(m)]
-        contrasts = [st.paired(arm, baseline, level) for arm in arms]
+        contrasts = [st.paired_t_test(arm, baseline, level) for arm in arms]
         every += all(c.low <= (true if i == 0 else 0) <= c.high for i, c in enumerate(contrasts))
         found += contrasts[0].p <= level
     assert every / studies >= 0.95 - 3 * 0.0057

@@ -119,7 +119,7 @@ def _values(found: Floats, quantum: float) -> Values:
 def report(found: Floats) -> bool:
     """Whether a report would claim a difference of any arm from the first, by what its judgement rests on."""
     first, *others = (dict(enumerate(row)) for row in found.tolist())
-    return min(statistics.corrected([statistics.compare(other, first, ALPHA).p for other in others])) <= ALPHA
+    return min(statistics.adjust_p_values([statistics.compare(other, first, ALPHA).p for other in others])) <= ALPHA
 
 
 def report_itself(found: Floats) -> bool:
@@ -131,8 +131,8 @@ def report_twice(found: Floats, first: int) -> tuple[bool, bool]:
     """As :func:`report`, where what ``first`` seeds leave open is given all of them; and whether anything was."""
     arms, all_ = len(found) - 1, found.shape[1]
     p = np.array([[_p(found, arm, seeds) for arm in range(1, arms + 1)] for seeds in (first, all_)])
-    early = np.array(statistics.corrected(p[0].tolist())) <= ALPHA / 2
-    late = np.array(statistics.corrected(np.where(early, 1.0, p[1]).tolist())) <= ALPHA / 2
+    early = np.array(statistics.adjust_p_values(p[0].tolist())) <= ALPHA / 2
+    late = np.array(statistics.adjust_p_values(np.where(early, 1.0, p[1]).tolist())) <= ALPHA / 2
     return bool(early.any() or late.any()), not early.all()
 
 
@@ -281,7 +281,7 @@ def bug_rows(
     for bug in [code for code in pool if code != "sound"]:
         ((arm, found),) = pool[bug].items()
         sound = pool["sound"][arm][: len(found)]
-        effect = statistics.paired(sound.tolist(), found.tolist(), ALPHA)
+        effect = statistics.paired_t_test(sound.tolist(), found.tolist(), ALPHA)
         for margin, seeds in itertools.product(MARGINS, BUGGED):
             (cell,) = gate(sound[None, :seeds], found[None, :seeds], seeds, quantum, margin=margin)
             shares: Counter[str] = Counter()

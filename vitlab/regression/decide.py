@@ -109,7 +109,7 @@ def pooled_sd(samples: Iterable[Sequence[float]]) -> float:
 def judge(family: Sequence[Pair], alpha: float = 0.05) -> list[Cell]:
     """Judge every cell of a family, in the order given."""
     cells = [_tested(pair, alpha) for pair in family]
-    corrected = statistics.corrected([cell.p for cell in cells])
+    corrected = statistics.adjust_p_values([cell.p for cell in cells])
     return [
         _decided(replace(cell, p_corrected=p, family=len(cells)), pair, alpha)
         for cell, p, pair in zip(cells, corrected, family, strict=True)
@@ -211,7 +211,7 @@ def _tested(pair: Pair, alpha: float) -> Cell:
         se = sd / math.sqrt(n) if n else NAN
     else:
         old, new = np.array([*pair.old.values()]), np.array([*pair.new.values()])
-        welch = statistics.welch([*pair.new.values()], [*pair.old.values()], alpha)
+        welch = statistics.welch_t_test([*pair.new.values()], [*pair.old.values()], alpha)
         floor = pair.quantum * math.sqrt((1 / len(old) + 1 / len(new)) / 12)
         n, test = min(len(old), len(new)), "Welch t"
         se = max(welch.se, floor) if welch.se > 0 else floor

@@ -312,14 +312,14 @@ class _Family:
         return len(self.first if arm in self.first else self.all) + self.gone
 
     def level(self, arm: str) -> float:
-        return statistics.simultaneous(self.alpha, self.size(arm), self.correction)
+        return statistics.simultaneous_alpha(self.alpha, self.size(arm), self.correction)
 
     def corrected(self, p: Mapping[str, float]) -> dict[str, float]:
         """Of some of its comparisons: the others count as comparisons that say nothing."""
         found: dict[str, float] = {}
         for family in (self.all, self.first) if self.all != self.first else (self.all,):
             values = [*(p.get(arm, math.nan) for arm in family), *[math.nan] * self.gone]
-            found |= dict(zip(family, statistics.corrected(values, self.correction, self.looks), strict=False))
+            found |= dict(zip(family, statistics.adjust_p_values(values, self.correction, self.looks), strict=False))
         return found
 
 
@@ -344,8 +344,8 @@ def _of_contrast(contrast: Contrast, level: float, analysis: Analysis) -> dict[s
         "p": contrast.p,
         "sign_flip_p": contrast.sign_flip_p,
         "effect": contrast.effect,
-        "detectable": statistics.detectable(contrast.se, contrast.df, level),
-        "seeds_needed": statistics.seeds_needed(wanted, sd, level) if paired else math.nan,
+        "detectable": statistics.detectable_difference(contrast.se, contrast.df, level),
+        "seeds_needed": statistics.required_pairs(wanted, sd, level) if paired else math.nan,
     }
 
 

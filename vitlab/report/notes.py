@@ -13,7 +13,7 @@ from vitlab.plan.tune import edges
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.frame import STATUSES, Found, is_metric, judged, usable
-from vitlab.statistics import simultaneous, smallest_sign_flip_p
+from vitlab.statistics import simultaneous_alpha, smallest_sign_flip_p
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -210,7 +210,7 @@ def _seeds(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
         said[0] += " The validation split is the same in all: intervals speak of training anew on this split."
     pairs = [row["pairs"] for row in rows if row["test"] == "paired t"]
     family = next((row["family"] for row in rows if row["family"]), 0)
-    level = simultaneous(plan.level, family, plan.analysis.correction)
+    level = simultaneous_alpha(plan.level, family, plan.analysis.correction)
     if pairs and smallest_sign_flip_p(min(pairs)) > level:
         said.append(
             f"{phrasing.count(min(pairs), 'pair')} cannot convince an exact sign-flip test (its smallest p is "
@@ -226,7 +226,7 @@ def _doubted(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
         if row["test"] != "paired t" or row["verdict"] not in ("better", "worse"):
             continue
         low, high = row["difference_low"], row["difference_high"]
-        level = simultaneous(plan.level, row["family"], plan.analysis.correction)
+        level = simultaneous_alpha(plan.level, row["family"], plan.analysis.correction)
         if row["sign_flip_p"] is not None and row["sign_flip_p"] > level >= smallest_sign_flip_p(row["pairs"]):
             said.append(
                 f"{row['arm']}: the exact sign-flip test does not agree (p = {row['sign_flip_p']:.2g} before "

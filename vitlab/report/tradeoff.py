@@ -58,7 +58,7 @@ def scalings(plan: Plan, frame: pd.DataFrame) -> list[Scaling]:
             at: dict[float, list[float]] = {}
             for arm in members:
                 at.setdefault(sized[arm.name], []).extend(fallen(plan, value) for value in points[arm.name]["values"])
-            if len(at) < statistics.scaling.LEAST_SIZES or max(at) < SPAN * min(at):
+            if len(at) < statistics.scaling.MIN_SIZES or max(at) < SPAN * min(at):
                 continue
             law = statistics.power_law(at, plan.analysis.alpha)
             if law is not None:
@@ -108,9 +108,9 @@ def interactions(plan: Plan, frame: pd.DataFrame) -> list[dict[str, Any]]:
             if squares:
                 cells = [_mean([values.get(square[corner], {}) for square in squares]) for corner in range(4)]
                 found.append((f"{first}={a}", f"{second}={b}", f"{first}={at[i]}, {second}={at[j]}", cells))
-    level = statistics.simultaneous(plan.level, len(found), plan.analysis.correction)
+    level = statistics.simultaneous_alpha(plan.level, len(found), plan.analysis.correction)
     contrasts = [statistics.interaction(*cells, alpha=level) for *_, cells in found]
-    p = statistics.corrected([contrast.p for contrast in contrasts], plan.analysis.correction, plan.sharing)
+    p = statistics.adjust_p_values([contrast.p for contrast in contrasts], plan.analysis.correction, plan.sharing)
     return [
         {"first": first, "second": second, "against": against, "pairs": contrast.pairs, "family": len(found)}
         | _numbers({"difference": contrast.difference, "low": contrast.low, "high": contrast.high})

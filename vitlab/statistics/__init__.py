@@ -1,38 +1,38 @@
-"""Judging a handful of replicates honestly: intervals, paired tests, corrections, detectable effects.
+"""Statistics of few replicates: intervals, paired tests, multiple-comparison corrections, detectable effects.
 
-A replicate is a seed, so ``n`` is small: 3, 5, perhaps 10.  What that asks for:
+A replicate is a seed, so ``n`` is small: 3, 5, perhaps 10.  The methods follow from that:
 
-- Two arms are compared by the differences at equal seeds, with Student's t; where there are no pairs, Welch's t.
-- One replicate has no spread and gets no interval: NaN, never zero.  Two have one degree of freedom, and the interval
-  is as wide as that makes it.
-- Differences that are all the same have no spread to judge by either; the exact sign-flip test stands in for t.
-- No bootstrap below ten replicates, where its intervals hold far less than they say; from ten on BCa cross-checks t.
-- A study is one family of comparisons: p values are corrected for it, intervals hold all at once, and what it could
-  have detected is said beside what it found.
+- Two arms are compared by their differences at equal seeds, with Student's t; without pairs, with Welch's t.
+- A single replicate has no spread and no interval: NaN, never zero.  Two replicates have one degree of freedom.
+- Differences that are all equal have no spread; the exact sign-flip test replaces t.
+- The bootstrap is not used below ten replicates, where its intervals cover less than their nominal level; from ten on,
+  BCa cross-checks t.
+- A study is one family of comparisons: p values are corrected for it, intervals are simultaneous, and each difference
+  is reported with the difference that could have been detected.
 
-Non-finite values are refused: whoever calls has to leave out what diverged, and to say so.
+Non-finite values raise ValueError: the caller leaves out diverged trials and reports them.
 """
 
 from vitlab.statistics.factorial import interaction as interaction
 from vitlab.statistics.family import Correction as Correction
 from vitlab.statistics.family import Equivalence as Equivalence
-from vitlab.statistics.family import corrected as corrected
-from vitlab.statistics.family import detectable as detectable
+from vitlab.statistics.family import adjust_p_values as adjust_p_values
+from vitlab.statistics.family import detectable_difference as detectable_difference
 from vitlab.statistics.family import equivalence as equivalence
 from vitlab.statistics.family import power as power
-from vitlab.statistics.family import seeds_needed as seeds_needed
-from vitlab.statistics.family import simultaneous as simultaneous
+from vitlab.statistics.family import required_pairs as required_pairs
+from vitlab.statistics.family import simultaneous_alpha as simultaneous_alpha
 from vitlab.statistics.replicates import BCA_FROM as BCA_FROM
 from vitlab.statistics.replicates import Contrast as Contrast
 from vitlab.statistics.replicates import Mean as Mean
 from vitlab.statistics.replicates import bca as bca
 from vitlab.statistics.replicates import compare as compare
+from vitlab.statistics.replicates import hedges_g as hedges_g
 from vitlab.statistics.replicates import mean_interval as mean_interval
-from vitlab.statistics.replicates import paired as paired
+from vitlab.statistics.replicates import paired_t_test as paired_t_test
 from vitlab.statistics.replicates import sign_flip as sign_flip
 from vitlab.statistics.replicates import smallest_sign_flip_p as smallest_sign_flip_p
-from vitlab.statistics.replicates import standardised as standardised
-from vitlab.statistics.replicates import welch as welch
+from vitlab.statistics.replicates import welch_t_test as welch_t_test
 from vitlab.statistics.scaling import PowerLaw as PowerLaw
 from vitlab.statistics.scaling import pareto as pareto
 from vitlab.statistics.scaling import power_law as power_law

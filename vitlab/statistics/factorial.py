@@ -1,10 +1,10 @@
-"""Two-way effects: whether what one factor does depends on another."""
+"""Two-way interaction effects of a factorial design."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vitlab.statistics.replicates import Contrast, paired
+from vitlab.statistics.replicates import Contrast, paired_t_test
 
 
 def interaction(
@@ -15,10 +15,13 @@ def interaction(
     *,
     alpha: float = 0.05,
 ) -> Contrast:
-    """What two changes do together beyond the sum of what each does alone: ``both - first - second + neither``.
+    """Return the interaction of two changes: ``both - first - second + neither``.
 
-    Each side maps a seed to a value; Student's t over the seeds that all four have.  For two factors of two levels
-    this is the interaction of an analysis of variance with the seed as the repeated subject, F being the square of t.
+    Each argument maps a seed to a value; Student's t is taken over the seeds that all four share.  For two factors of
+    two levels this is the interaction of a repeated-measures analysis of variance with the seed as the subject, and F
+    is the square of t.
     """
     seeds = sorted(both.keys() & first.keys() & second.keys() & neither.keys())
-    return paired([both[seed] - first[seed] for seed in seeds], [second[seed] - neither[seed] for seed in seeds], alpha)
+    return paired_t_test(
+        [both[seed] - first[seed] for seed in seeds], [second[seed] - neither[seed] for seed in seeds], alpha
+    )

@@ -1,4 +1,4 @@
-"""Many comparisons at once: corrected p values, simultaneous intervals, power, equivalence."""
+"""Multiple comparisons: corrected p values, simultaneous intervals, power, equivalence."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from vitlab.statistics.replicates import Contrast
 from vitlab.statistics.student import NAN, t_quantile
 
 Correction = Literal["holm", "bonferroni", "none"]
-MOST_SEEDS = 10_000  #: a difference that needs more is not told by seeds
+MAX_SEEDS = 10_000  #: the search for a number of seeds ends here
 
 
-def simultaneous(alpha: float, family: int, method: Correction = "holm") -> float:
-    """The ``alpha`` of each of ``family`` intervals, so that all of them hold at once with chance ``1 - alpha``.
+def simultaneous_alpha(alpha: float, family: int, method: Correction = "holm") -> float:
+    """Return the ``alpha`` of each of ``family`` intervals, so that all of them hold at once with chance ``1 - alpha``.
 
-    Bonferroni's, whatever corrects the p values: what Holm's steps gain is no interval's.  A comparison that Holm
-    tells apart at a later step may therefore stand beside an interval that still holds 0.
+    The correction is Bonferroni's for every method, because Holm's step-down procedure has no simultaneous intervals.
+    A comparison that Holm rejects at a later step may therefore have an interval that still contains 0.
     """
     return alpha if method == "none" else alpha / max(1, family)
 
 
-def corrected(p_values: Sequence[float], method: Correction = "holm", looks: int = 1) -> list[float]:
-    """p values corrected for the family they form, and for the looks that share alpha, in the order given.
+def adjust_p_values(p_values: Sequence[float], method: Correction = "holm", looks: int = 1) -> list[float]:
+    """Return p values corrected for their family and for the looks that share alpha, in the order given.
 
-    NaN stands for a comparison that was planned and cannot be judged: it stays NaN, and counts in the family.
+    NaN marks a comparison that was planned and cannot be tested: it stays NaN and counts in the family.
     """
     p = np.asarray(p_values, dtype=float)
     if method == "none" or len(p) == 0:
         return [float(value) for value in np.minimum(looks * p, 1.0)]
     from statsmodels.stats.multitest import multipletests
 
-    gc.freeze()  # it sweeps the whole heap on every call, which frozen objects are no part of: a second, beside torch
+    gc.freeze()  # multipletests collects garbage on every call: a second, with torch loaded, unless objects are frozen
     try:
         adjusted = multipletests(np.where(np.isnan(p), 1.0, p), method=method)[1]
     finally:
@@ -45,9 +45,9 @@ def corrected(p_values: Sequence[float], method: Correction = "holm", looks: int
 
 
 def power(effect: float, se: float, df: float, alpha: float = 0.05) -> float:
-    """Chance that a two-sided t-test with this standard error finds a true difference of ``effect``.
+    """Return the power of a two-sided t-test with this standard error to detect a true difference of ``effect``.
 
-    The noncentral t distribution, as an integral over the numerator: scipy 1.17's ``nct`` is NaN at places.
+    The noncentral t distribution is integrated over the numerator, because scipy 1.17's ``nct`` returns NaN at places.
     """
     from scipy.special import chdtr
 
@@ -57,17 +57,17 @@ def power(effect: float, se: float, df: float, alpha: float = 0.05) -> float:
     return float(np.trapezoid(normal * chdtr(df, df * ((z + shift) / critical) ** 2), z))
 
 
-def detectable(se: float, df: float, alpha: float = 0.05, chance: float = 0.8) -> float:
-    """The smallest true difference that a two-sided t-test finds with the given chance (its power).
+def detectable_difference(se: float, df: float, alpha: float = 0.05, chance: float = 0.8) -> float:
+    """Return the smallest true difference that a two-sided t-test detects with power ``chance``.
 
     Args:
         se: standard error of the difference; for pairs, the standard deviation of the differences over root n.
         df: degrees of freedom; for pairs, n - 1.
-        alpha: level of the test; for the m comparisons of a family, alpha / m is what the first of them must pass.
-        chance: the power asked for.
+        alpha: level of the test; for the m comparisons of a family, the first must pass alpha / m.
+        chance: the power.
 
     Returns:
-        NaN where there is no spread to judge by.
+        NaN if there is no spread.
     """
     if not (se > 0 and df > 0):
         return NAN
@@ -81,7 +81,7 @@ def detectable(se: float, df: float, alpha: float = 0.05, chance: float = 0.8) -
 
 @dataclass(frozen=True)
 class Equivalence:
-    """Two one-sided tests: the interval of level ``1 - 2 alpha``, and p for "differs by the margin or more"."""
+    """The result of two one-sided tests: the interval of level ``1 - 2 alpha``, and p of "differs by the margin or more"."""
 
     low: float
     high: float
@@ -90,7 +90,7 @@ class Equivalence:
 
 
 def equivalence(contrast: Contrast, margin: float, alpha: float = 0.05) -> Equivalence:
-    """Whether a difference is shown to lie within ``margin`` on either side (TOST).
+    """Test whether a difference lies within ``margin`` on either side (TOST).
 
     Reference: Schuirmann (1987), J. Pharmacokin. Biopharm. 15, 657-680.
 
@@ -110,17 +110,17 @@ def equivalence(contrast: Contrast, margin: float, alpha: float = 0.05) -> Equiv
     return Equivalence(contrast.difference - half, contrast.difference + half, p, p < alpha)
 
 
-def seeds_needed(difference: float, sd: float, alpha: float = 0.05, chance: float = 0.8) -> float:
-    """How many pairs a two-sided t-test needs to find a true ``difference`` with the given chance.
+def required_pairs(difference: float, sd: float, alpha: float = 0.05, chance: float = 0.8) -> float:
+    """Return the number of pairs with which a two-sided t-test detects a true ``difference`` with power ``chance``.
 
     Args:
         difference: the true difference.
         sd: standard deviation of the differences of pairs.
-        alpha: level of the test, see :func:`detectable`.
-        chance: the power asked for.
+        alpha: level of the test, see :func:`detectable_difference`.
+        chance: the power.
 
     Returns:
-        At least 2; NaN where there is nothing to find, no spread, or where it takes more than ``MOST_SEEDS``.
+        At least 2; NaN if the difference or the spread is 0, or if more than ``MAX_SEEDS`` are required.
     """
     if not (sd > 0 and abs(difference) > 0):
         return NAN
@@ -128,12 +128,12 @@ def seeds_needed(difference: float, sd: float, alpha: float = 0.05, chance: floa
     def enough(n: int) -> bool:
         return power(difference, sd / math.sqrt(n), n - 1, alpha) >= chance
 
-    few, many = 1, 2
-    while not enough(many):
-        few, many = many, 2 * many
-        if few >= MOST_SEEDS:
+    too_few, upper = 1, 2
+    while not enough(upper):
+        too_few, upper = upper, 2 * upper
+        if too_few >= MAX_SEEDS:
             return NAN
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (few, middle) if enough(middle) else (middle, many)
-    return float(many) if many <= MOST_SEEDS else NAN
+    while upper - too_few > 1:
+        middle = (too_few + upper) // 2
+        too_few, upper = (too_few, middle) if enough(middle) else (middle, upper)
+    return float(upper) if upper <= MAX_SEEDS else NAN

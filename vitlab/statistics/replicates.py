@@ -1,4 +1,4 @@
-"""What a handful of replicates shows: means with intervals, and the difference of two arms."""
+"""Means of few replicates with intervals, and the difference of two arms."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from vitlab.statistics.student import NAN, Floats, finite, t_quantile, t_two_sided
 
-BCA_FROM = 10  #: replicates from which on a bootstrap interval holds what it says
-ROUNDING = 1e-12  #: of the size of the values: what differs by less differs by the rounding of floating-point numbers
+BCA_FROM = 10  #: replicates from which on a bootstrap interval has its nominal coverage
+ROUNDING = 1e-12  #: relative to the values: smaller differences are floating-point rounding
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean and what is known of it.  ``sd`` is NaN for one value, ``low`` and ``high`` for fewer than two."""
+    """A mean with its standard deviation and interval; ``sd``, ``low`` and ``high`` are NaN for fewer than two values."""
 
     n: int
     mean: float
@@ -31,8 +31,7 @@ class Contrast:
     """The difference of two arms, first less second.
 
     ``test`` is ``paired t``, ``Welch t``, ``sign flip`` (differences without spread: p only, no interval), or ``none``
-    (too few values to judge).  ``pairs`` counts equal seeds; ``correlation`` is that of the pairs, and says what
-    pairing gained.
+    (too few values to test).  ``pairs`` counts equal seeds; ``correlation`` is that of the pairs.
     """
 
     difference: float
@@ -45,13 +44,13 @@ class Contrast:
     df: float = NAN  #: degrees of freedom of ``se``
     correlation: float = NAN
     sign_flip_p: float = NAN  #: exact cross-check that assumes symmetry only; NaN without pairs
-    effect: float = NAN  #: ``difference`` in standard deviations of the seeds, see :func:`standardised`
+    effect: float = NAN  #: ``difference`` in standard deviations of the seeds, see :func:`hedges_g`
 
 
 def mean_interval(values: Sequence[float], alpha: float = 0.05) -> Mean:
-    """Mean, sample standard deviation and the t-interval of level ``1 - alpha``.
+    """Return the mean, the sample standard deviation and the t-interval of level ``1 - alpha``.
 
-    Values without spread give an interval of no width for the mean: it says that nothing varied in this sample.
+    Values without spread give an interval of zero width.
 
     Raises:
         ValueError: for a value that is not finite.
@@ -68,24 +67,24 @@ def mean_interval(values: Sequence[float], alpha: float = 0.05) -> Mean:
 
 
 def compare(first: Mapping[int, float], second: Mapping[int, float], alpha: float = 0.05) -> Contrast:
-    """The difference of two arms, given the value of each at each seed.
+    """Return the difference of two arms, given the value of each at each seed.
 
-    Paired where at least two seeds are common to both, which leaves the other seeds out; Welch's t where not.
+    The test is paired if both arms share at least two seeds (other seeds are left out), otherwise Welch's t.
     """
     common = sorted(first.keys() & second.keys())
     if len(common) >= 2:
-        return paired([first[seed] for seed in common], [second[seed] for seed in common], alpha)
+        return paired_t_test([first[seed] for seed in common], [second[seed] for seed in common], alpha)
     if len(first) >= 2 and len(second) >= 2:
-        return welch(list(first.values()), list(second.values()), alpha)
+        return welch_t_test(list(first.values()), list(second.values()), alpha)
     if common:
-        return paired([first[common[0]]], [second[common[0]]], alpha)
+        return paired_t_test([first[common[0]]], [second[common[0]]], alpha)
     x, y = finite(list(first.values())), finite(list(second.values()))
     difference = float(x.mean() - y.mean()) if len(x) and len(y) else NAN
     return Contrast(difference, NAN, NAN, NAN, "none", pairs=0)
 
 
-def paired(first: Sequence[float], second: Sequence[float], alpha: float = 0.05) -> Contrast:
-    """Student's t on the differences of pairs, two-sided.
+def paired_t_test(first: Sequence[float], second: Sequence[float], alpha: float = 0.05) -> Contrast:
+    """Run a two-sided paired Student's t-test.
 
     Raises:
         ValueError: for unequal lengths, or a value that is not finite.
@@ -100,21 +99,21 @@ def paired(first: Sequence[float], second: Sequence[float], alpha: float = 0.05)
     if n == 1:
         return Contrast(mean, NAN, NAN, NAN, "none", pairs=1)
     if _without_spread(differences, x, y):
-        level = abs(mean) <= ROUNDING * max(float(np.abs(x).max()), float(np.abs(y).max()))
-        alike = 1.0 if level else smallest_sign_flip_p(n)
-        return Contrast(0.0 if level else mean, NAN, NAN, alike, "sign flip", pairs=n, sign_flip_p=alike)
-    flipped = sign_flip(differences)
+        no_difference = abs(mean) <= ROUNDING * max(float(np.abs(x).max()), float(np.abs(y).max()))
+        p = 1.0 if no_difference else smallest_sign_flip_p(n)
+        return Contrast(0.0 if no_difference else mean, NAN, NAN, p, "sign flip", pairs=n, sign_flip_p=p)
+    sign_flip_p = sign_flip(differences)
     se, df = float(differences.std(ddof=1)) / math.sqrt(n), n - 1.0
     half = t_quantile(1 - alpha / 2, df) * se
-    known = n > 2 and not _without_spread(x, x) and not _without_spread(y, y)
-    correlation = float(np.corrcoef(x, y)[0, 1]) if known else NAN
+    both_vary = n > 2 and not _without_spread(x, x) and not _without_spread(y, y)
+    correlation = float(np.corrcoef(x, y)[0, 1]) if both_vary else NAN
     p = t_two_sided(mean / se, df)
-    effect = standardised(x, y)
-    return Contrast(mean, mean - half, mean + half, p, "paired t", n, se, df, correlation, flipped, effect)
+    effect = hedges_g(x, y)
+    return Contrast(mean, mean - half, mean + half, p, "paired t", n, se, df, correlation, sign_flip_p, effect)
 
 
-def welch(first: Sequence[float], second: Sequence[float], alpha: float = 0.05) -> Contrast:
-    """Welch's t, two-sided: no pairs, no common variance.
+def welch_t_test(first: Sequence[float], second: Sequence[float], alpha: float = 0.05) -> Contrast:
+    """Run a two-sided Welch's t-test: no pairs, unequal variances.
 
     Raises:
         ValueError: for a value that is not finite.
@@ -132,22 +131,22 @@ def welch(first: Sequence[float], second: Sequence[float], alpha: float = 0.05) 
     half = t_quantile(1 - alpha / 2, df) * se
     p = t_two_sided(difference / se, df)
     low, high = difference - half, difference + half
-    return Contrast(difference, low, high, p, "Welch t", 0, se, df, effect=standardised(x, y))
+    return Contrast(difference, low, high, p, "Welch t", 0, se, df, effect=hedges_g(x, y))
 
 
 def sign_flip(differences: Sequence[float] | Floats) -> float:
-    """Two-sided p of the exact sign-flip test: how often signs drawn at random give a sum as far from 0.
+    """Return the two-sided p of the exact sign-flip test: the share of sign assignments with a sum as far from 0.
 
-    Exact for up to 40 differences, by sums of either half of them; NaN beyond, where t needs no second opinion.
+    Exact for up to 40 differences, by meeting in the middle; NaN beyond, where t needs no cross-check.
     """
     d = finite(differences)
     if len(d) == 0 or len(d) > 40:
         return NAN
     left, right = (_signed_sums(half) for half in (d[: len(d) // 2], d[len(d) // 2 :]))
-    left.sort()  # sorted on either side, a search finds what it needs in the cache
+    left.sort()  # with both halves sorted, the binary searches stay in the cache
     right.sort()
     scale = float(np.abs(d).sum())
-    bound = abs(float(d.sum())) - 1e-12 * scale  # sums that are equal but for rounding count as equal
+    bound = abs(float(d.sum())) - 1e-12 * scale  # sums that differ by rounding alone count as equal
     if bound <= 0:
         return 1.0
     above = len(right) - np.searchsorted(right, bound - left, side="left")
@@ -156,19 +155,19 @@ def sign_flip(differences: Sequence[float] | Floats) -> float:
 
 
 def smallest_sign_flip_p(n: int) -> float:
-    """The smallest two-sided p that ``n`` differences can reach: below it, the test cannot reject whatever happens."""
+    """Return the smallest two-sided p that a sign-flip test of ``n`` differences can reach."""
     return min(1.0, 2.0 ** (1 - n))
 
 
-def standardised(first: Sequence[float] | Floats, second: Sequence[float] | Floats) -> float:
-    """Hedges' g: the difference of the means in standard deviations of both sides, freed of its small-sample bias.
+def hedges_g(first: Sequence[float] | Floats, second: Sequence[float] | Floats) -> float:
+    """Return Hedges' g: the difference of the means in pooled standard deviations, corrected for small-sample bias.
 
-    The standard deviation is that of replicates, not of differences, so that pairs and no pairs are on one scale.
+    The standard deviation is that of replicates, not of differences, so that paired and unpaired effects share a scale.
 
     Reference: Hedges (1981), J. Educational Statistics 6, 107-128.
 
     Returns:
-        NaN for fewer than two values on either side, and where neither has spread.
+        NaN for fewer than two values on either side, and if neither side has spread.
     """
     x, y = finite(first), finite(second)
     if len(x) < 2 or len(y) < 2 or (_without_spread(x, x, y) and _without_spread(y, x, y)):
@@ -180,10 +179,10 @@ def standardised(first: Sequence[float] | Floats, second: Sequence[float] | Floa
 
 
 def bca(values: Sequence[float] | Floats, alpha: float = 0.05, draws: int = 9999) -> tuple[float, float]:
-    """Bootstrap interval of the mean, corrected for bias and skew; the draws are the same each time.
+    """Return the BCa bootstrap interval of the mean; the draws are the same each time.
 
-    A cross-check on t that assumes no normal differences.  Below ``BCA_FROM`` values it holds less than it says, and
-    is NaN; so it is for values without spread.
+    A cross-check on t that assumes no normal differences.  NaN below ``BCA_FROM`` values, where its coverage is less
+    than nominal, and for values without spread.
 
     Reference: Efron (1987), J. Am. Stat. Assoc. 82, 171-185.
     """
@@ -192,7 +191,7 @@ def bca(values: Sequence[float] | Floats, alpha: float = 0.05, draws: int = 9999
         return NAN, NAN
     from scipy.stats import bootstrap
 
-    found = bootstrap(
+    interval = bootstrap(
         (x,),
         np.mean,
         confidence_level=1 - alpha,
@@ -201,20 +200,17 @@ def bca(values: Sequence[float] | Floats, alpha: float = 0.05, draws: int = 9999
         vectorized=True,
         rng=np.random.default_rng(0),
     ).confidence_interval
-    return float(found.low), float(found.high)
-
-
-# -- how it is done ---------------------------------------------------------------------------------------------------
+    return float(interval.low), float(interval.high)
 
 
 def _without_spread(values: Floats, *scales: Floats) -> bool:
-    """Whether values are the same but for the rounding of the numbers they were made of."""
+    """Return whether values are equal except for the rounding of the numbers they were computed from."""
     scale = max(float(np.abs(scale).max()) for scale in scales)
     return float(values.std(ddof=1)) <= ROUNDING * scale
 
 
 def _signed_sums(values: Floats) -> Floats:
-    """The sums of ``values`` under every choice of signs."""
+    """Return the sums of ``values`` under every assignment of signs."""
     sums = np.zeros(1)
     for value in values:
         sums = np.concatenate([sums + value, sums - value])

@@ -1,4 +1,4 @@
-"""What a larger budget buys: power laws through arms of different size, and the arms that no other one dominates."""
+"""Scaling: power laws through arms of different size, and Pareto fronts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from vitlab.statistics.student import NAN, finite
 
-LEAST_SIZES = 3  #: two sizes lie on every power law
+MIN_SIZES = 3  #: two sizes lie on every power law
 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """``y = scale * x ** exponent``, with a band of what the spread of the replicates allows.
+    """``y = scale * x ** exponent``, with a confidence band.
 
-    The band speaks of the replicates alone: not of whether a power law holds, and not of sizes beyond those fitted.
+    The band covers the spread of the replicates alone: neither the fit of a power law as such, nor extrapolation.
     """
 
     scale: float
@@ -32,10 +32,10 @@ class PowerLaw:
 
 
 def power_law(points: Mapping[float, Sequence[float]], alpha: float = 0.05, draws: int = 4000) -> PowerLaw | None:
-    """A line through the means of log y over log x, each size counting the same.
+    """Fit a line through the means of log y over log x, with equal weight per size.
 
-    The band is a parametric bootstrap: every draw moves the mean of each size as Student's t of its replicates says,
-    which holds at three replicates, where resampling them does not.  The draws are the same each time.
+    The band is a parametric bootstrap: every draw shifts the mean of each size by Student's t of its replicates, which
+    is valid at three replicates, where resampling is not.  The draws are the same each time.
 
     Args:
         points: size to the values of its replicates, such as errors or losses.
@@ -43,20 +43,20 @@ def power_law(points: Mapping[float, Sequence[float]], alpha: float = 0.05, draw
         draws: of the bootstrap.
 
     Returns:
-        None where fewer than ``LEAST_SIZES`` sizes have values, or a size or value is not positive.
+        None if fewer than ``MIN_SIZES`` sizes have values, or a size or value is not positive.
     """
     sizes = sorted(size for size, values in points.items() if len(values))
     values = [finite(points[size]) for size in sizes]
-    if len(sizes) < LEAST_SIZES or sizes[0] <= 0 or any((at <= 0).any() for at in values):
+    if len(sizes) < MIN_SIZES or sizes[0] <= 0 or any((at <= 0).any() for at in values):
         return None
     log_x = np.log(sizes)
     centre = float(log_x.mean())
     logs = [np.log(at) for at in values]
     means = np.array([at.mean() for at in logs])
     exponent, level = (float(number) for number in np.polyfit(log_x - centre, means, 1))
-    fitted = level + exponent * (log_x - centre)
+    fit = level + exponent * (log_x - centre)
     total = float(((means - means.mean()) ** 2).sum())
-    r2 = 1 - float(((means - fitted) ** 2).sum()) / total if total > 0 else NAN
+    r2 = 1 - float(((means - fit) ** 2).sum()) / total if total > 0 else NAN
     places = np.linspace(log_x[0], log_x[-1], 41)
     line = level + exponent * (places - centre)
     low = high = np.full(len(places), NAN)
@@ -74,10 +74,9 @@ def power_law(points: Mapping[float, Sequence[float]], alpha: float = 0.05, draw
 
 
 def pareto(costs: Sequence[float], values: Sequence[float]) -> list[bool]:
-    """Of each point, whether no other costs as little and reaches as much, and is better in one of the two.
+    """Return for each point whether it is on the Pareto front of low cost and high value.
 
-    Less cost is better, and more value; turn a sign for what is the other way round.  Equal points stand or fall
-    together.
+    Negate a quantity to reverse its direction.  Equal points are on the front together or not at all.
     """
     x, y = finite(costs), finite(values)
     better = (x[:, None] <= x) & (y[:, None] >= y) & ((x[:, None] < x) | (y[:, None] > y))

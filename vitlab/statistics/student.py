@@ -1,4 +1,4 @@
-"""Student's t without the cost of asking scipy.stats, and the numbers that everything here takes."""
+"""Student's t without the overhead of scipy.stats, and the validation of values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAN = math.nan
 
 
 def finite(values: Sequence[float] | Floats) -> Floats:
-    """Values as an array.
+    """Return values as an array.
 
     Raises:
         ValueError: for a value that is not finite.
@@ -24,18 +24,18 @@ def finite(values: Sequence[float] | Floats) -> Floats:
     return x
 
 
-# The special functions behind scipy.stats.t, which spends a hundred times as long on reading its arguments.
+# The special functions behind scipy.stats.t, which takes a hundred times as long to validate its arguments.
 
 
 def t_quantile(q: float, df: float) -> float:
-    """The value that Student's t stays below with probability ``q``."""
+    """Return the quantile of Student's t at probability ``q``."""
     from scipy.special import stdtrit
 
     return float(stdtrit(df, q))
 
 
 def t_two_sided(t: float, df: float) -> float:
-    """Chance of a t as far from 0, on either side."""
+    """Return the two-sided p value of a t statistic."""
     from scipy.special import stdtr
 
     return float(2 * stdtr(df, -abs(t)))

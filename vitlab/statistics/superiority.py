@@ -1,4 +1,4 @@
-"""How often one arm beats another."""
+"""Probability of superiority of one arm over another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Superiority:
 
 
 def superiority_of_pairs(first: Sequence[float], second: Sequence[float], alpha: float = 0.05) -> Superiority:
-    """Probability that the first exceeds the second at the same seed, with the exact interval of Clopper and Pearson.
+    """Return the probability that the first exceeds the second at the same seed, with the exact interval of Clopper and Pearson.
 
     Reference: Bouthillier et al., arXiv:2103.03098.
     """
@@ -35,9 +35,9 @@ def superiority_of_pairs(first: Sequence[float], second: Sequence[float], alpha:
 
 
 def superiority(first: Sequence[float], second: Sequence[float], alpha: float = 0.05) -> Superiority:
-    """Probability that any replicate of the first exceeds any of the second, for arms without pairs.
+    """Return the probability that a replicate of the first exceeds one of the second, for arms without pairs.
 
-    The interval inverts Newcombe's score approximation, which does not collapse where one arm is all above the other.
+    The interval inverts Newcombe's score approximation, which does not collapse if one arm is entirely above the other.
 
     Reference: Newcombe (2006), Statistics in Medicine 25, 559-573, method 5.
     """
@@ -48,14 +48,14 @@ def superiority(first: Sequence[float], second: Sequence[float], alpha: float = 
     from scipy.optimize import brentq
     from scipy.special import ndtri
 
-    found = float((x[:, None] > y).mean() + 0.5 * (x[:, None] == y).mean())
+    estimate = float((x[:, None] > y).mean() + 0.5 * (x[:, None] == y).mean())
     z2 = float(ndtri(1 - alpha / 2)) ** 2
 
     def excess(theta: float) -> float:
         spread = 1 + ((m + n) / 2 - 1) * ((1 - theta) / (2 - theta) + theta / (1 + theta))
-        return (found - theta) ** 2 - z2 * theta * (1 - theta) * spread / (m * n)
+        return (estimate - theta) ** 2 - z2 * theta * (1 - theta) * spread / (m * n)
 
-    inside = min(max(found, 1e-9), 1 - 1e-9)  # 0 and 1 are roots themselves where that is what was found
-    low = 0.0 if found == 0 else float(brentq(excess, 0.0, inside))
-    high = 1.0 if found == 1 else float(brentq(excess, inside, 1.0))
-    return Superiority(found, low, high)
+    inside = min(max(estimate, 1e-9), 1 - 1e-9)  # an estimate of 0 or 1 is a root itself
+    low = 0.0 if estimate == 0 else float(brentq(excess, 0.0, inside))
+    high = 1.0 if estimate == 1 else float(brentq(excess, inside, 1.0))
+    return Superiority(estimate, low, high)
