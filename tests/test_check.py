@@ -234,7 +234,7 @@ def test_another_option_in_the_file_is_named_though_trials_fail(
     def failing(*_: object) -> None:
         raise TrialFailed("2 trials failed, so nothing is judged.")
 
-    monkeypatch.setattr(check, "_trained", failing)
+    monkeypatch.setattr(check, "_train", failing)
     tiers = ("--tier", "exact", "--tier", "statistical")
     done = vitlab(accepted, *tiers, "--set", "train.optimizer.weight_decay=0.3", "--set", "seeds=1")
     assert "- 2 trials failed, so nothing is judged." in done.stdout

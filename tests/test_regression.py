@@ -17,11 +17,11 @@ from vitlab.errors import UserError
 from vitlab.regression.baseline import (
     ArmFacts,
     Baseline,
-    Beginning,
     Facts,
+    TraceRecord,
     Values,
-    accepted,
     read_baseline,
+    update_baseline,
     write_baseline,
 )
 from vitlab.regression.decide import (
@@ -33,11 +33,11 @@ from vitlab.regression.decide import (
     overall,
     pooled_sd,
     seeds_to_pass,
-    smallest_found,
+    smallest_detectable_drop,
 )
 from vitlab.regression.facts import Finding, compare_facts
-from vitlab.regression.gate import Checked, family, more_seeds, outlook, statistical
-from vitlab.regression.phrasing import as_json, github, junit, markdown, prospects
+from vitlab.regression.gate import CheckResult, family, more_seeds, outlook, statistical
+from vitlab.regression.phrasing import as_json, github, junit, markdown, outlook_table
 from vitlab.spec import Study
 
 
@@ -145,14 +145,14 @@ def test_seeds_that_start_from_one_training_are_no_sample() -> None:
 def test_what_is_detectable_is_found_four_times_in_five(family: int) -> None:
     """By simulated cells of which one has lost just that, and the others nothing."""
     draws, n, count = np.random.default_rng(5), 6, 1500
-    wanted = smallest_found(math.sqrt(2 / n), n - 1, 2.0, 1.0, 0.05, family)
+    wanted = smallest_detectable_drop(math.sqrt(2 / n), n - 1, 2.0, 1.0, 0.05, family)
     old, new = draws.normal(0, 1, (2, count, n))
     found = [
         judge([pair([*a], [*b], 2.0, 1.0), *[pair([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])] * (family - 1)])[0]
         for a, b in zip(old, new - wanted, strict=True)
     ]
     assert np.mean([cell.verdict == "regressed" for cell in found]) == pytest.approx(0.8, abs=0.04)
-    assert found[0].detectable == smallest_found(found[0].se, n - 1, 2.0, 1.0, 0.05, family)
+    assert found[0].detectable == smallest_detectable_drop(found[0].se, n - 1, 2.0, 1.0, 0.05, family)
 
 
 def test_a_family_is_corrected_as_holm_says() -> None:
@@ -305,7 +305,7 @@ def test_the_outlook_knows_of_a_second_look_and_of_what_is_lost_since_the_anchor
         for drop in (0.02, 0.05)
     )
     assert 0 < before[0].chance < outlook(study(), baseline(values()))[0].chance and since[0].chance == 0
-    assert "since the anchor" in prospects(before)
+    assert "since the anchor" in outlook_table(before)
 
 
 def test_the_outlook_is_for_the_seeds_of_the_file() -> None:
@@ -313,9 +313,9 @@ def test_the_outlook_is_for_the_seeds_of_the_file() -> None:
     assert [cell.n for cell in cells] == [3, 3]
     sd = np.std([0.90, 0.92, 0.94, 0.91, 0.93, 0.92], ddof=1)
     assert cells[0].chance == pytest.approx(chance_to_pass(3, float(sd), 2 * float(sd), 0.05), rel=1e-9)
-    said = prospects(cells)
+    said = outlook_table(cells)
     assert "Warning" in said and "below 80 %" in said
-    assert "Warning" not in prospects([replace(cell, chance=0.99) for cell in cells])
+    assert "Warning" not in outlook_table([replace(cell, chance=0.99) for cell in cells])
 
 
 # -- what is exact ----------------------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def facts(torch: str = "2.13.0", **changes: object) -> Facts:
         spec={"train.optimizer.lr": 0.001},
         params=10,
         macs=20,
-        traces=(Beginning(precision="fp64", losses=(2.3, 2.2, 2.1), before=2.3, after=2.0),),
+        traces=(TraceRecord(precision="fp64", losses=(2.3, 2.2, 2.1), before=2.3, after=2.0),),
     ).model_copy(update=changes)
     return Facts(torch=torch, processor="x86", seeds=(0,), skipped={}, arms={"a": arm})
 
@@ -344,9 +344,9 @@ def facts(torch: str = "2.13.0", **changes: object) -> Facts:
         ({"data": "digits:2"}, "key", "digits:1 -> digits:2"),
         ({"seeds": {"init": 1}}, "key", "seed of init: 0 -> 1"),
         ({"key": "other"}, "key", "starts from is another"),
-        ({"traces": (Beginning(precision="fp64", losses=(2.3, 2.2 + 1e-5, 2.1), before=2.3, after=2.0),)}, "trace fp64", "of step 2"),
-        ({"traces": (Beginning(precision="fp64", losses=(2.3, 2.2, math.nan), before=2.3, after=2.0),)}, "trace fp64", "of step 3"),
-        ({"traces": (Beginning(precision="fp64", losses=(2.3, 2.2), before=2.3, after=2.0),)}, "trace fp64", "3 -> 2 steps"),
+        ({"traces": (TraceRecord(precision="fp64", losses=(2.3, 2.2 + 1e-5, 2.1), before=2.3, after=2.0),)}, "trace fp64", "of step 2"),
+        ({"traces": (TraceRecord(precision="fp64", losses=(2.3, 2.2, math.nan), before=2.3, after=2.0),)}, "trace fp64", "of step 3"),
+        ({"traces": (TraceRecord(precision="fp64", losses=(2.3, 2.2), before=2.3, after=2.0),)}, "trace fp64", "3 -> 2 steps"),
     ],
 )  # fmt: skip
 def test_every_difference_is_found_and_named(changes: dict[str, object], check: str, said: str) -> None:
@@ -356,13 +356,13 @@ def test_every_difference_is_found_and_named(changes: dict[str, object], check: 
 
 
 def test_both_losses_of_a_difference_have_as_many_digits() -> None:
-    other = (Beginning(precision="fp64", losses=(2.3, 2.30667472, 2.1), before=2.3, after=2.0),)
+    other = (TraceRecord(precision="fp64", losses=(2.3, 2.30667472, 2.1), before=2.3, after=2.0),)
     (found,) = [item for item in compare_facts(facts(), facts(traces=other)) if item.verdict != "pass"]
     assert found.sentence == "the loss of step 2: 2.20000000 -> 2.30667472"
 
 
 def test_equal_facts_pass_and_rounding_is_no_difference() -> None:
-    rounded = (Beginning(precision="fp64", losses=(2.3, 2.2 + 1e-9, 2.1), before=2.3, after=2.0),)
+    rounded = (TraceRecord(precision="fp64", losses=(2.3, 2.2 + 1e-9, 2.1), before=2.3, after=2.0),)
     for new in (facts(), facts(traces=rounded), facts(torch="2.14.0")):
         assert {item.verdict for item in compare_facts(facts(), new)} == {"pass"}
     (moved,) = [
@@ -374,14 +374,14 @@ def test_equal_facts_pass_and_rounding_is_no_difference() -> None:
 
 
 def test_a_trace_that_differs_under_another_torch_is_inconclusive() -> None:
-    other = (Beginning(precision="fp64", losses=(2.3, 2.25, 2.1), before=2.3, after=2.0),)
+    other = (TraceRecord(precision="fp64", losses=(2.3, 2.25, 2.1), before=2.3, after=2.0),)
     (found,) = [item for item in compare_facts(facts(), facts("2.14.0", traces=other)) if item.verdict != "pass"]
     assert found.verdict == "inconclusive" and "torch was 2.13.0 and is 2.14.0" in found.sentence
 
 
 @pytest.mark.parametrize(("by", "verdict"), [(1e-6, "inconclusive"), (1e-3, "regressed")])
 def test_another_processor_explains_rounding_and_no_more(by: float, verdict: str) -> None:
-    trace = Beginning(precision="fp64", losses=(2.3, 2.2 + by, 2.1), before=2.3, after=2.0)
+    trace = TraceRecord(precision="fp64", losses=(2.3, 2.2 + by, 2.1), before=2.3, after=2.0)
     new = facts(traces=(trace,)).model_copy(update={"processor": "arm"})
     (found,) = [item for item in compare_facts(facts(), new) if item.verdict != "pass"]
     assert found.verdict == verdict and "processor was x86 and is arm" in found.sentence
@@ -406,16 +406,16 @@ def test_arms_that_come_go_and_are_skipped_are_named() -> None:
 
 def test_a_baseline_is_text_that_comes_back_equal(tmp_path: Path) -> None:
     file = tmp_path / "s.baseline.yaml"
-    first = accepted(None, "s", facts(traces=(Beginning(precision="fp32", losses=(1e-5, math.inf), before=0.1, after=math.inf),)),
+    first = update_baseline(None, "s", facts(traces=(TraceRecord(precision="fp32", losses=(1e-5, math.inf), before=0.1, after=math.inf),)),
                      values(), "why", "1", anchor=False)  # fmt: skip
     write_baseline(file, first)
     assert read_baseline(file) == first
     assert file.read_text().startswith("#") and "reason: why" in file.read_text()
-    second = accepted(first, "s", facts(), values(-0.1), "because", "2", anchor=False)
+    second = update_baseline(first, "s", facts(), values(-0.1), "because", "2", anchor=False)
     assert second.anchor == values() and second.values == values(-0.1)
     assert [entry.reason for entry in second.accepted] == ["why", "because"]
-    assert accepted(second, "s", facts(), values(-0.1), "so", "3", anchor=True).anchor == values(-0.1)
-    assert accepted(second, "s", facts(), None, "so", "3", anchor=False).values == values(-0.1)
+    assert update_baseline(second, "s", facts(), values(-0.1), "so", "3", anchor=True).anchor == values(-0.1)
+    assert update_baseline(second, "s", facts(), None, "so", "3", anchor=False).values == values(-0.1)
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def test_what_is_no_baseline_is_refused_in_a_sentence(tmp_path: Path, text: str 
 
 # -- what is said -----------------------------------------------------------------------------------------------------
 
-CHECKED = Checked(
+CHECKED = CheckResult(
     "s",
     "regressed",
     True,

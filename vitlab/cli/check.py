@@ -83,7 +83,7 @@ def command(
 
     asked = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on())
     if plan_only:
-        click.echo(phrasing.prospects(check.outlook(asked)))
+        click.echo(phrasing.outlook_table(check.outlook(asked)))
         return
     if accept:
         check.accept(asked, str(reason).strip(), tiers or TIERS, anchor)

@@ -1,7 +1,7 @@
-"""The gate: whether a change of the code has made a study's trials worse.
+"""Regression gate: detect whether a code change has made a study's trials worse.
 
-Three tiers, the cheapest first: what must be equal is compared exactly (``facts``), every arm must learn at all
-(``traces``), and what differs by chance is tested (``judge``).
+Three tiers, the cheapest first: an exact comparison of what must be equal (``facts``), a check that every arm learns
+(``traces``), and a statistical test of what differs by chance (``decide``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The baseline: what a study's trials were, as text that can be reviewed.
+"""Baseline file: the accepted facts and values of a study, as text that can be reviewed.
 
-A YAML file that is changed by ``vitlab check --accept --reason`` alone, and keeps every reason.  The anchor is what was
-accepted first, or last by ``--anchor``: candidates are held against it too, so that many small drops, each within its
-margin, cannot add up unseen.
+The YAML file is changed by ``vitlab check --accept --reason`` alone, and records every reason.  The anchor holds the
+values accepted first, or last with ``--anchor``: candidates are compared with it too, so that many small drops, each
+within its margin, cannot add up unnoticed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from vitlab.spec.choice import Frozen
 from vitlab.spec.sentences import sentences
 from vitlab.store.folders import write_bytes
 
-FORM = 1  #: of the file
+FORM = 1  #: version of the file format
 HEAD = "# What 'vitlab check' compares with.  Written by 'vitlab check --accept --reason TEXT'; do not edit.\n"
 
 
-class Beginning(Frozen):
-    """A trace, see :mod:`vitlab.regression.traces`."""
+class TraceRecord(Frozen):
+    """A stored trace, see :mod:`vitlab.regression.traces`."""
 
     precision: str
     engine: str = "loop"
@@ -34,7 +34,7 @@ class Beginning(Frozen):
 
 
 class ArmFacts(Frozen):
-    """What is exact about an arm, of its first seed."""
+    """The exactly reproducible facts of an arm, taken from its first seed."""
 
     key: str
     origins: tuple[str, ...]
@@ -43,11 +43,11 @@ class ArmFacts(Frozen):
     spec: dict[str, Any]  #: dotted path to value
     params: int
     macs: int
-    traces: tuple[Beginning, ...]
+    traces: tuple[TraceRecord, ...]
 
 
 class Facts(Frozen):
-    """What is exact about a study, and where it was found."""
+    """The exactly reproducible facts of a study, and the environment they were computed in."""
 
     torch: str
     processor: str
@@ -57,34 +57,34 @@ class Facts(Frozen):
 
 
 class Values(Frozen):
-    """What the trials of a study came to."""
+    """The final values of a study's trials."""
 
     device: str
     data: dict[str, str]  #: arm to the identity of its data
     metrics: dict[str, dict[str, dict[int, float]]]  #: metric to arm to seed to final value
-    quanta: dict[str, float]  #: metric to its smallest step; 0 for those without steps
-    diverged: dict[str, tuple[int, ...]]  #: arm to seeds that diverged, or came to no finite value
+    quanta: dict[str, float]  #: metric to its smallest step; 0 if it has none
+    diverged: dict[str, tuple[int, ...]]  #: arm to seeds that diverged or have no finite value
     behind: dict[str, int] = Field(default_factory=dict)
-    """Arm to how many trainings its seeds start from, where they start from any."""
+    """Arm to the number of trainings its seeds start from, if they start from any."""
     versions: dict[str, str] = Field(default_factory=dict)
-    """Name to version of what was installed; of a file of an earlier vitlab nothing is known."""
+    """Distribution name to installed version; empty in files written by earlier versions of vitlab."""
 
 
-class Accepted(Frozen):
-    """Somebody's decision."""
+class Acceptance(Frozen):
+    """One acceptance of new values, with its reason."""
 
     date: str
     reason: str
     vitlab: str
-    what: str  #: exact, values, anchor; those that were changed
+    what: str  #: the sections that were changed: exact, values, anchor
 
 
 class Baseline(Frozen):
-    """The whole file."""
+    """The content of a baseline file."""
 
     form: int = FORM
     study: str
-    accepted: tuple[Accepted, ...]
+    accepted: tuple[Acceptance, ...]
     facts: Facts | None = None
     values: Values | None = None
     anchor: Values | None = None
@@ -94,7 +94,7 @@ def read_baseline(file: Path) -> Baseline:
     """Read a baseline.
 
     Raises:
-        UserError: if there is none, or it is none.
+        UserError: if the file is missing or is not a baseline.
     """
     if not file.is_file():
         raise UserError(f"{file}: no baseline is there; 'vitlab check --accept --reason TEXT' writes it")
@@ -112,34 +112,34 @@ def read_baseline(file: Path) -> Baseline:
 
 
 def write_baseline(file: Path, baseline: Baseline) -> None:
-    """Write it whole or not at all."""
+    """Write a baseline file atomically."""
     text = yaml.safe_dump(baseline.model_dump(mode="json"), sort_keys=False, width=110, default_flow_style=None)
     write_bytes(file, (HEAD + text).encode())
 
 
-def accepted(
+def update_baseline(
     old: Baseline | None, study: str, facts: Facts, values: Values | None, reason: str, version: str, anchor: bool
 ) -> Baseline:
-    """The baseline with what is to stand from now on.
+    """Return the baseline with new facts and values accepted.
 
     Args:
-        old: what stood, if anything did.
+        old: the previous baseline, or None.
         study: its name.
-        facts: as found now.
-        values: as found now; None leaves those that stand.
-        reason: why; it is kept.
+        facts: the new facts.
+        values: the new values; None keeps the previous ones.
+        reason: why they are accepted; recorded in the file.
         version: of vitlab.
-        anchor: whether the values are the anchor from now on, too.
+        anchor: whether the values also become the anchor.
     """
     first = old is None or old.anchor is None
-    moved = values is not None and (anchor or first)
-    what = ["exact", *(["values"] if values is not None else []), *(["anchor"] if moved else [])]
+    sets_anchor = values is not None and (anchor or first)
+    sections = ["exact", *(["values"] if values is not None else []), *(["anchor"] if sets_anchor else [])]
     date = datetime.now(UTC).date().isoformat()
-    entry = Accepted(date=date, reason=reason, vitlab=version, what=", ".join(what))
+    entry = Acceptance(date=date, reason=reason, vitlab=version, what=", ".join(sections))
     return Baseline(
         study=study,
         accepted=(*(old.accepted if old is not None else ()), entry),
         facts=facts,
         values=values if values is not None else (old.values if old is not None else None),
-        anchor=values if moved else (old.anchor if old is not None else None),
+        anchor=values if sets_anchor else (old.anchor if old is not None else None),
     )

@@ -1,4 +1,4 @@
-"""The story of the gate: plan, compare what is exact, see that every arm learns, train, judge, or accept."""
+"""The regression check: plan a study, run the tiers, and report or accept the result."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from vitlab.errors import TrialFailed, UserError
 from vitlab.plan.key import requirements_of
 from vitlab.plan.values import Plan
 from vitlab.regression import TIERS, Tier, gate
-from vitlab.regression.baseline import Baseline, Facts, Values, accepted, read_baseline, write_baseline
+from vitlab.regression.baseline import Baseline, Facts, Values, read_baseline, update_baseline, write_baseline
 from vitlab.regression.decide import Cell, overall
-from vitlab.regression.facts import Finding, compare_facts, find_facts, first_of_arms
-from vitlab.regression.gate import Checked, Outlook
+from vitlab.regression.facts import Finding, compare_facts, compute_facts, first_of_arms
+from vitlab.regression.gate import CheckResult, Outlook
 from vitlab.report.api import OUT, logs_command
 from vitlab.spec import Study, read_document
 from vitlab.spec.check import Check
 from vitlab.store.folders import Store
 
-LONGEST = 90  #: letters of a study's name that its trainings for the gate keep
+MAX_NAME_LENGTH = 90  #: characters of a study's name in the name of the gate's own study
 
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """Which study is meant, and what it is compared with; the rest as for :func:`vitlab.run`."""
+    """The study to check and its baseline; the other fields are those of :func:`vitlab.run`."""
 
     file: Path
     baseline: Path
@@ -38,107 +38,106 @@ class CheckRequest:
     watch: Watch = field(default_factory=Watch)
 
 
-def check(asked: CheckRequest, tiers: Sequence[Tier] = TIERS) -> Checked:
-    """Hold a study, as the code here trains it, against its baseline.
+def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
+    """Compare a study, as trained by the current code, with its baseline.
 
     Raises:
-        UserError: if the baseline is missing, is another study's, or lacks what a tier asks for.
-        TrialFailed: if trials fail and nothing has regressed by then; nothing is judged.
+        UserError: if the baseline is missing, belongs to another study, or lacks the section of a tier.
+        TrialFailed: if trials fail and no earlier tier has found a regression.
     """
-    baseline = _baseline(asked)
-    study, plan = _planned(asked)
+    baseline = _baseline(request)
+    study, plan = _plan_with_data(request)
     findings: list[Finding] = []
     cells: list[Cell] = []
-    here = _installed()
-    notes = gate.other_versions(baseline, here | _imported(plan))
+    installed = _installed_versions()
+    notes = gate.version_notes(baseline, installed | _imported_versions(plan))
     if "exact" in tiers:
         if baseline.facts is None:
-            raise UserError(f"{asked.baseline} holds nothing exact; accept it anew")
-        asked.watch.say(f"{study.study}: exact tier, {_arms(plan)}.")
-        findings += compare_facts(baseline.facts, _facts(asked, plan))
+            raise UserError(f"{request.baseline} holds nothing exact; accept it anew")
+        request.watch.say(f"{study.study}: exact tier, {_arms(plan)}.")
+        findings += compare_facts(baseline.facts, _facts(request, plan))
     if "learning" in tiers:
-        asked.watch.say(f"{study.study}: learning tier, {_arms(plan)}.")
-        findings += gate.learning(plan, asked.plugins)
+        request.watch.say(f"{study.study}: learning tier, {_arms(plan)}.")
+        findings += gate.learning(plan, request.plugins)
     if "statistical" in tiers:
-        own = _own_versions(asked, study, here)
+        pinned = _pinned_versions(request, study, installed)
         try:
-            cells, said = gate.statistical(
-                study, baseline, lambda seeds, arms: _trained(asked, study, seeds, arms, own)
+            cells, more_notes = gate.statistical(
+                study, baseline, lambda seeds, arms: _train(request, study, seeds, arms, pinned)
             )
-            notes += said
+            notes += more_notes
         except TrialFailed as failed:
             if overall(finding.verdict for finding in findings) != "regressed":
                 raise
-            notes.append(str(failed).rstrip("."))  # what has regressed is said all the same
+            notes.append(str(failed).rstrip("."))  # a regression of an earlier tier is still reported
         if not cells:
             notes.append("there is nothing to judge by seeds")
     verdicts = [*(finding.verdict for finding in findings), *(cell.verdict for cell in cells)]
     verdict = overall(verdicts if cells or "statistical" not in tiers else [*verdicts, "inconclusive"])
     assert study.check is not None
     fails = verdict == "regressed" or (verdict == "inconclusive" and study.check.on_inconclusive == "fail")
-    return Checked(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes))
+    return CheckResult(study.study, verdict, fails, tuple(findings), tuple(cells), tuple(notes))
 
 
-def accept(asked: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS, anchor: bool = False) -> Baseline:
-    """Make what the code here computes the baseline.
+def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS, anchor: bool = False) -> Baseline:
+    """Accept the results of the current code as the baseline.
 
     Args:
-        asked: the study.
-        reason: why; kept in the file.
-        tiers: without ``statistical`` nothing is trained, and the values that stand go on standing.
-        anchor: whether drift is measured from here on.
+        request: the study.
+        reason: why they are accepted; recorded in the file.
+        tiers: without ``statistical`` nothing is trained, and the previous values are kept.
+        anchor: whether the new values also become the anchor, from which drift is measured.
     """
-    study, plan = _planned(asked)
-    old = _baseline(asked) if asked.baseline.exists() else None
-    asked.watch.say(f"{study.study}: exact tier, {_arms(plan)}.")
-    facts = _facts(asked, plan)
+    study, plan = _plan_with_data(request)
+    old = _baseline(request) if request.baseline.exists() else None
+    request.watch.say(f"{study.study}: exact tier, {_arms(plan)}.")
+    facts = _facts(request, plan)
     values = None
     if "statistical" in tiers:
-        own = _own_versions(asked, study, _installed())
-        values = _trained(asked, study, gate.more_seeds(study), (), own)
-    baseline = accepted(old, study.study, facts, values, reason, __version__, anchor)
-    write_baseline(asked.baseline, baseline)
+        pinned = _pinned_versions(request, study, _installed_versions())
+        values = _train(request, study, gate.more_seeds(study), (), pinned)
+    baseline = update_baseline(old, study.study, facts, values, reason, __version__, anchor)
+    write_baseline(request.baseline, baseline)
     return baseline
 
 
-def exit_code(checked: Checked) -> int:
-    """0 unless something has regressed, or is inconclusive and the study says that this is to fail."""
-    if not checked.fails:
+def exit_code(result: CheckResult) -> int:
+    """Return 1 for a regression, 5 for an inconclusive result that the study treats as a failure, and 0 otherwise."""
+    if not result.fails:
         return 0
-    return 1 if checked.verdict == "regressed" else 5
+    return 1 if result.verdict == "regressed" else 5
 
 
-def outlook(asked: CheckRequest) -> list[Outlook]:
-    """How likely an unchanged model passes; trains nothing."""
-    study, _ = _planned(asked)
-    return gate.outlook(study, _baseline(asked))
+def outlook(request: CheckRequest) -> list[Outlook]:
+    """Return the probability that an unchanged model passes each cell, without training."""
+    study, _ = _plan_with_data(request)
+    return gate.outlook(study, _baseline(request))
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
-def _baseline(asked: CheckRequest) -> Baseline:
-    baseline = read_baseline(asked.baseline)
-    name = read_document(asked.file).data.get("study")
+def _baseline(request: CheckRequest) -> Baseline:
+    baseline = read_baseline(request.baseline)
+    name = read_document(request.file).data.get("study")
     if baseline.study != name:
-        raise UserError(f"{asked.baseline} is the baseline of study '{baseline.study}', and {asked.file} is '{name}'")
+        raise UserError(
+            f"{request.baseline} is the baseline of study '{baseline.study}', and {request.file} is '{name}'"
+        )
     return baseline
 
 
-def _planned(asked: CheckRequest) -> tuple[Study, Plan]:
-    """The study, with the gate's settings, and its plan once its data is here."""
+def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
+    """Return the study with default check settings filled in, and its plan after its data was read."""
 
     def plan_study() -> tuple[Study, Plan]:
-        study, plan = lab.plan_study(asked.file, changes=asked.changes, plugins=asked.plugins, out=asked.out)
+        study, plan = lab.plan_study(request.file, changes=request.changes, plugins=request.plugins, out=request.out)
         if plan.looks is None:
             return study, plan
-        # What a second look trains depends on results, and the gate has one of its own.
-        once = {**asked.changes, "seeds": _seeds(study)}
-        return lab.plan_study(asked.file, changes=once, plugins=asked.plugins, out=asked.out)
+        # The trials of a second look depend on results, and the gate has its own second look.
+        once = {**request.changes, "seeds": _seeds(study)}
+        return lab.plan_study(request.file, changes=once, plugins=request.plugins, out=request.out)
 
     study, plan = plan_study()
     if study.tune is not None:
-        raise UserError(f"{asked.file} tunes knobs, which would hide a change; check a study with the knobs it chose")
+        raise UserError(f"{request.file} tunes knobs, which would hide a change; check a study with the knobs it chose")
     absent = {str(item.trial.spec["data"]): item.trial for item in plan.trials if item.trial.data is None}
     for trial in absent.values():
         registry.slot("dataset").build(trial.spec["data"]).read("train")
@@ -147,75 +146,75 @@ def _planned(asked: CheckRequest) -> tuple[Study, Plan]:
     return study.model_copy(update={"check": study.check or Check()}), plan
 
 
-def _facts(asked: CheckRequest, plan: Plan) -> Facts:
-    return find_facts(plan, lab.costs(plan), asked.plugins)
+def _facts(request: CheckRequest, plan: Plan) -> Facts:
+    return compute_facts(plan, lab.costs(plan), request.plugins)
 
 
-def _installed() -> dict[str, str]:
-    """Return name to version of what is installed here and decides a trial's numbers, vitlab itself left out."""
+def _installed_versions() -> dict[str, str]:
+    """Return the installed versions that determine a trial's numbers, without vitlab itself."""
     from vitlab.runner.circumstances import versions
 
     return {name: version for name, version in versions().items() if name != "vitlab"}
 
 
-def _imported(plan: Plan) -> dict[str, str]:
-    """Return name to version of the installed distributions that the components of a plan import."""
-    found: dict[str, str] = {}
+def _imported_versions(plan: Plan) -> dict[str, str]:
+    """Return the versions of the installed distributions that a plan's components import."""
+    requirements: dict[str, str] = {}
     for planned in first_of_arms(plan):
-        found |= requirements_of(planned.trial.spec)
-    return found
+        requirements |= requirements_of(planned.trial.spec)
+    return requirements
 
 
-def _own_versions(asked: CheckRequest, study: Study, here: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the versions that the gate's trials are to name: nothing where every result there is was trained under
-    those here, and is as good as one of the gate's own."""
-    changes = _changes(asked, study, gate.more_seeds(study))
-    _, plan = lab.plan_study(asked.file, changes=changes, plugins=asked.plugins, out=asked.out)
-    others = gate.of_other_versions(plan, Store(asked.out.resolve()), here)
+def _pinned_versions(request: CheckRequest, study: Study, installed: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the versions that the gate's trials record: none if every stored result was trained under the versions
+    installed here, so that it can be reused."""
+    changes = _changes(request, study, gate.more_seeds(study))
+    _, plan = lab.plan_study(request.file, changes=changes, plugins=request.plugins, out=request.out)
+    others = gate.foreign_result_versions(plan, Store(request.out.resolve()), installed)
     if not others:
         return {}
-    asked.watch.say(
+    request.watch.say(
         f"results were trained under {', '.join(others)}, which is not what is installed here; the gate trains its own"
     )
-    return here
+    return installed
 
 
-def _trained(
-    asked: CheckRequest, study: Study, seeds: Sequence[int] | None, arms: Sequence[str], versions: Mapping[str, str]
+def _train(
+    request: CheckRequest, study: Study, seeds: Sequence[int] | None, arms: Sequence[str], versions: Mapping[str, str]
 ) -> Values:
-    """Train what is missing, and say what there is.
+    """Train the missing trials and return all values.
 
-    That is a study of its own name, with its own report: what the study itself has registered, and how its report
-    judges it, is no affair of the gate's, whose second look has other seeds.
+    The gate trains a study under a name of its own, with its own report, so that the registration and the report of
+    the checked study are not affected: the second look of the gate has other seeds.
 
     Raises:
         TrialFailed: if trials fail.
     """
     for only in arms or ("*",):
         answer = lab.run(
-            asked.file,
-            out=asked.out,
-            changes=_changes(asked, study, seeds),
-            plugins=asked.plugins,
+            request.file,
+            out=request.out,
+            changes=_changes(request, study, seeds),
+            plugins=request.plugins,
             only=only,
             versions=versions,
-            watch=asked.watch,
+            watch=request.watch,
         )
         if answer.failed:
-            why = logs_command(answer.plan, answer.store)
-            raise TrialFailed(f"{answer.failed} trials failed, so nothing is judged; '{why}' shows why.")
+            command = logs_command(answer.plan, answer.store)
+            raise TrialFailed(f"{answer.failed} trials failed, so nothing is judged; '{command}' shows why.")
     return gate.values_of(answer.plan, answer.store, study)
 
 
-def _changes(asked: CheckRequest, study: Study, seeds: Sequence[int] | None) -> dict[str, Any]:
-    """Return what is changed of a study's file where the gate trains it."""
-    changes: dict[str, Any] = {**asked.changes, "study": f"{study.study[:LONGEST]}-check"}
+def _changes(request: CheckRequest, study: Study, seeds: Sequence[int] | None) -> dict[str, Any]:
+    """Return the changes to a study's file for the gate's own study."""
+    changes: dict[str, Any] = {**request.changes, "study": f"{study.study[:MAX_NAME_LENGTH]}-check"}
     changes["seeds"] = _seeds(study) | ({} if seeds is None else {"values": list(seeds)})
     return changes
 
 
 def _seeds(study: Study) -> dict[str, list[Any]]:
-    """The seeds of a study's first look, as a file has them."""
+    """Return the seeds of a study's first look, in the form of a study file."""
     return {"values": list(study.seeds.values), "vary": list(study.seeds.vary)}
 
 

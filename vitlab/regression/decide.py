@@ -1,18 +1,17 @@
-"""Telling a real loss from chance: one verdict for every cell, an arm and a metric.
+"""Statistical tier: one verdict for every cell, which is an arm and a metric.
 
-With d the candidate's values less the baseline's at equal seeds, signed so that a drop is negative:
+Let d be the candidate's values minus the baseline's at equal seeds, signed so that a drop is negative:
 
 - ``regressed``: the one-sided test of "no drop" rejects after Holm's correction over all cells, and the mean drop is
-  at least ``min_abs``, for many cells of few seeds would otherwise be told apart by tiny drops of tiny spread.
+  at least ``min_abs``; otherwise tiny drops of tiny spread would be significant among many cells of few seeds.
 - ``pass``: the test of "a drop of the margin, or more" rejects.  All cells have to, so each may be tested at ``alpha``
   itself (Berger's intersection-union test), and the chance that a change worse than the margin passes is at most alpha.
-- ``inconclusive``: neither.  What the test could have found, and the seeds that an unchanged model would need in order
-  to pass, are said.
+- ``inconclusive``: neither.  The cell reports the drop that the test could have detected, and the seeds with which an
+  unchanged model would pass.
 
-Values that are all equal pass as ``identical``, whatever their spread.  Where the differences have less spread than the
-steps of the metric explain (q / sqrt 6 for the difference of two values rounded to q), they are given that.  Seeds that
-were lost have no value, and none is better than the worst: what the others show to have regressed has regressed, and
-nothing passes.
+Values that are all equal pass as ``identical``, whatever their spread.  The standard deviation of the differences is at
+least that of the metric's rounding (q / sqrt 6 for the difference of two values rounded to q).  Lost seeds have no
+value and count as no better than the worst: a regression of the other seeds stands, and nothing passes.
 
 Reference: Holm (1979), Scand. J. Statist. 6, 65-70; Berger (1982), Technometrics 24, 295-300.
 """
@@ -33,13 +32,13 @@ from vitlab.statistics.student import t_quantile
 Verdict = Literal["pass", "regressed", "inconclusive"]
 Against = Literal["baseline", "anchor"]
 NAN = math.nan
-FEWEST = 3  #: seeds below which nothing is judged
-MOST = 200  #: seeds beyond which nobody is told to go
+MIN_SEEDS = 3  #: fewest seeds of a judged cell
+MAX_SEEDS = 200  #: largest number of seeds that is recommended
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What a cell is judged by."""
+    """The values, thresholds and exclusions by which a cell is judged."""
 
     arm: str
     metric: str
@@ -50,16 +49,14 @@ class Pair:
     min_abs: float
     quantum: float = 0.0  #: the smallest step of the metric, 0 where it has none
     against: Against = "baseline"
-    lost: int = 0  #: seeds that diverged, or came to no finite value, and did not in the baseline
-    refused: str = ""  #: why it is not judged, if it is not
-    no_sample: str = (
-        ""  #: why chance cannot be told from its seeds, if it cannot; what is identical passes all the same
-    )
+    lost: int = 0  #: seeds without a finite value that have one in the baseline
+    refused: str = ""  #: the reason why the cell is not judged
+    no_sample: str = ""  #: the reason why its seeds are no sample; identical values pass nevertheless
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell, judged.  ``drop`` is positive where the candidate is worse; NaN stands for what was not computed."""
+    """A judged cell.  ``drop`` is positive if the candidate is worse; NaN marks what was not computed."""
 
     arm: str
     metric: str
@@ -83,21 +80,21 @@ class Cell:
 
     @property
     def detectable(self) -> float:
-        """The drop that is found with 80 % power, at the level that the first cell of the family has to pass."""
+        """The drop that is detected with 80 % power, at the level that the first cell of the family has to pass."""
         if not self.se > 0:
             return NAN
-        return smallest_found(self.se, self.df, self.margin, self.min_abs, self.alpha, self.family)
+        return smallest_detectable_drop(self.se, self.df, self.margin, self.min_abs, self.alpha, self.family)
 
     @property
     def needs(self) -> int | None:
-        """Seeds with which an unchanged model passes with 80 % power; None beyond ``MOST``, or where it is unknown."""
+        """Seeds with which an unchanged model passes with 80 % power; None if unknown or above ``MAX_SEEDS``."""
         if self.test != "paired t":
             return None
         return seeds_to_pass(self.se * math.sqrt(self.n), self.margin, self.alpha)
 
 
 def pooled_sd(samples: Iterable[Sequence[float]]) -> float:
-    """Standard deviation within samples; 0 where none has two values."""
+    """Return the pooled standard deviation within samples; 0 if none has two values."""
     squares, df = 0.0, 0
     for values in samples:
         if len(values) > 1:
@@ -108,70 +105,73 @@ def pooled_sd(samples: Iterable[Sequence[float]]) -> float:
 
 def judge(family: Sequence[Pair], alpha: float = 0.05) -> list[Cell]:
     """Judge every cell of a family, in the order given."""
-    cells = [_tested(pair, alpha) for pair in family]
+    cells = [_compute_cell(pair, alpha) for pair in family]
     corrected = statistics.adjust_p_values([cell.p for cell in cells])
     return [
-        _decided(replace(cell, p_corrected=p, family=len(cells)), pair, alpha)
+        _add_verdict(replace(cell, p_corrected=p, family=len(cells)), pair, alpha)
         for cell, p, pair in zip(cells, corrected, family, strict=True)
     ]
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst of them: what has regressed anywhere has regressed, and only what passes everywhere passes."""
-    found = set(verdicts)
-    return "regressed" if "regressed" in found else "inconclusive" if "inconclusive" in found else "pass"
+    """Return the worst of several verdicts."""
+    distinct = set(verdicts)
+    return "regressed" if "regressed" in distinct else "inconclusive" if "inconclusive" in distinct else "pass"
 
 
-def chance_to_find(
+def chance_to_detect(
     drop: float, se: float, df: float, margin: float, min_abs: float, alpha: float, family: int = 1
 ) -> float:
-    """The probability that a cell whose true drop is ``drop`` has regressed, at the first step of Holm's.
+    """Return the probability that a true drop is judged ``regressed`` at the first step of Holm's procedure.
 
-    Given the spread that is estimated, three things ask for a mean drop beyond a bound: that the test rejects, that the
-    drop is as large as ``min_abs``, and that one of ``margin`` is not ruled out.
+    Given the estimated spread, the mean drop must exceed three bounds: the test rejects, the drop is at least
+    ``min_abs``, and a drop of ``margin`` is not ruled out.
     """
     from scipy.special import chdtri, ndtr
 
     shares = (np.arange(2000) + 0.5) / 2000
-    found = se * np.sqrt(chdtri(df, shares) / df)
-    rejects, passes = t_quantile(1 - alpha / family, df) * found, margin - t_quantile(1 - alpha, df) * found
+    estimated_se = se * np.sqrt(chdtri(df, shares) / df)
+    rejects, passes = (
+        t_quantile(1 - alpha / family, df) * estimated_se,
+        margin - t_quantile(1 - alpha, df) * estimated_se,
+    )
     return float(ndtr((drop - np.maximum(np.maximum(rejects, passes), min_abs)) / se).mean())
 
 
-def smallest_found(
+def smallest_detectable_drop(
     se: float, df: float, margin: float, min_abs: float, alpha: float, family: int, chance: float = 0.8
 ) -> float:
-    """The smallest true drop that is found with the given chance, see :func:`chance_to_find`."""
+    """Return the smallest true drop that is detected with probability ``chance``, see :func:`chance_to_detect`."""
     from scipy.optimize import brentq
 
-    def lacks(drop: float) -> float:
-        return chance_to_find(drop, se, df, margin, min_abs, alpha, family) - chance
+    def missing_power(drop: float) -> float:
+        return chance_to_detect(drop, se, df, margin, min_abs, alpha, family) - chance
 
     high = max(margin, min_abs) + se
-    while lacks(high) < 0:
+    while missing_power(high) < 0:
         high *= 2
-    return float(brentq(lacks, 0.0, high))
+    return float(brentq(missing_power, 0.0, high))
 
 
 def chance_to_pass(n: int, sd: float, margin: float, alpha: float, correlation: float = 0.0) -> float:
-    """The probability that an unchanged model passes a cell.
+    """Return the probability that an unchanged model passes a cell.
 
     Args:
         n: seeds.
         sd: standard deviation from seed to seed.
         margin: of the cell.
         alpha: of the test.
-        correlation: between old and new values at one seed; 0 if any rounding has changed, which is soon like another
-            seed (arXiv:2103.04514).
+        correlation: between old and new values at one seed; 0 if any rounding has changed, which has the effect of
+            another seed (arXiv:2103.04514).
     """
     se = sd * math.sqrt(2 * (1 - correlation) / n)
-    if n < FEWEST:
+    if n < MIN_SEEDS:
         return 0.0
     return statistics.power(margin, se, n - 1, 2 * alpha) if se > 0 else 1.0
 
 
 def chance_in_two_looks(first: int, second: int, sd: float, margin: float, alpha: float, draws: int = 20_000) -> float:
-    """As :func:`chance_to_pass`, if after ``first`` seeds what has not passed is given ``second``; simulated."""
+    """Simulate :func:`chance_to_pass` with ``first`` seeds, and ``second`` seeds if the cell has not passed by then."""
     d = np.random.default_rng(0).normal(0.0, sd * math.sqrt(2), (draws, second))
     passed = np.zeros(draws, dtype=bool)
     for n in (first, second):
@@ -181,10 +181,10 @@ def chance_in_two_looks(first: int, second: int, sd: float, margin: float, alpha
 
 
 def seeds_to_pass(sd_of_differences: float, margin: float, alpha: float, chance: float = 0.8) -> int | None:
-    """The fewest seeds with which an unchanged model passes a cell with a given chance; None beyond ``MOST``."""
+    """Return the fewest seeds with which an unchanged model passes at ``chance``; None above ``MAX_SEEDS``."""
     sd = sd_of_differences / math.sqrt(2)
-    too_few, enough = FEWEST - 1, MOST
-    if chance_to_pass(MOST, sd, margin, alpha) < chance:
+    too_few, enough = MIN_SEEDS - 1, MAX_SEEDS
+    if chance_to_pass(MAX_SEEDS, sd, margin, alpha) < chance:
         return None
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
@@ -195,14 +195,11 @@ def seeds_to_pass(sd_of_differences: float, margin: float, alpha: float, chance:
     return enough
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
-def _tested(pair: Pair, alpha: float) -> Cell:
-    """The cell with its p value, still without a verdict."""
+def _compute_cell(pair: Pair, alpha: float) -> Cell:
+    """Return the cell with its p value, without a verdict."""
     sign = 1.0 if pair.goal == "max" else -1.0
     common = sorted(pair.old.keys() & pair.new.keys())
-    if len(common) >= FEWEST or not (len(pair.old) >= FEWEST and len(pair.new) >= FEWEST):
+    if len(common) >= MIN_SEEDS or not (len(pair.old) >= MIN_SEEDS and len(pair.new) >= MIN_SEEDS):
         old = np.array([pair.old[seed] for seed in common])
         new = np.array([pair.new[seed] for seed in common])
         d = sign * (new - old)
@@ -223,14 +220,14 @@ def _tested(pair: Pair, alpha: float) -> Cell:
     if not n:
         return replace(cell, test="none", reason="no seed has a value on both sides")
     cell = replace(cell, old=float(old.mean()), new=float(new.mean()), drop=float(sign * (old.mean() - new.mean())))
-    if n < FEWEST:
-        return replace(cell, test="none", reason=f"{n} seeds are too few to judge; {FEWEST} are the fewest")
+    if n < MIN_SEEDS:
+        return replace(cell, test="none", reason=f"{n} seeds are too few to judge; {MIN_SEEDS} are the fewest")
     if test == "paired t" and not d.any():
         return replace(cell, test="identical", worst=0.0, p=1.0)
     if pair.no_sample:
         return replace(cell, test="none", reason=pair.no_sample)
     if se == 0:
-        # Equal differences of a metric without steps: nothing to measure chance by but their signs.
+        # Equal differences of a metric without steps have no spread; only their signs can be tested.
         p = 2.0**-n if cell.drop > 0 else 1.0
         return replace(cell, test="sign flip", worst=cell.drop, p=p)
     from scipy.special import stdtr
@@ -240,7 +237,7 @@ def _tested(pair: Pair, alpha: float) -> Cell:
 
 
 def _sd(d: np.ndarray, pair: Pair, old: np.ndarray, new: np.ndarray) -> float:
-    """Standard deviation of differences, no less than the steps of the metric give them, 0 if only rounding is left."""
+    """Return the standard deviation of differences, at least that of the metric's steps; rounding counts as 0."""
     if len(d) < 2:
         return NAN
     sd = float(d.std(ddof=1))
@@ -248,20 +245,20 @@ def _sd(d: np.ndarray, pair: Pair, old: np.ndarray, new: np.ndarray) -> float:
     return max(sd if sd > 1e-12 * scale else 0.0, pair.quantum / math.sqrt(6))
 
 
-def _decided(cell: Cell, pair: Pair, alpha: float) -> Cell:
-    """The cell with its verdict."""
-    found = _of_values(cell, pair, alpha)
+def _add_verdict(cell: Cell, pair: Pair, alpha: float) -> Cell:
+    """Return the cell with its verdict, lost seeds included."""
+    result = _verdict_of_values(cell, pair, alpha)
     if not pair.lost or pair.refused:
-        return found
-    tried = pair.lost + len(pair.new)
-    said = f"{pair.lost} of {tried} seeds diverged, or came to no number, and did not in the {pair.against}"
-    if found.verdict == "regressed":
-        return replace(found, reason=f"{found.reason}; {said}")
-    return replace(found, verdict="regressed" if 2 * pair.lost > tried else "inconclusive", reason=said)
+        return result
+    total = pair.lost + len(pair.new)
+    reason = f"{pair.lost} of {total} seeds diverged, or came to no number, and did not in the {pair.against}"
+    if result.verdict == "regressed":
+        return replace(result, reason=f"{result.reason}; {reason}")
+    return replace(result, verdict="regressed" if 2 * pair.lost > total else "inconclusive", reason=reason)
 
 
-def _of_values(cell: Cell, pair: Pair, alpha: float) -> Cell:
-    """The cell with the verdict of the values that there are."""
+def _verdict_of_values(cell: Cell, pair: Pair, alpha: float) -> Cell:
+    """Return the cell with the verdict of the seeds that have values."""
     if cell.reason:
         return cell
     if cell.test == "identical":
@@ -272,7 +269,7 @@ def _of_values(cell: Cell, pair: Pair, alpha: float) -> Cell:
         return replace(cell, verdict="pass", reason=note)
     if rejected and cell.drop >= pair.min_abs:
         return replace(cell, verdict="regressed", reason=f"p {cell.p_corrected:.2g} after Holm")
-    why = f"a drop of {pair.margin:.3g} cannot be ruled out"
+    reason = f"a drop of {pair.margin:.3g} cannot be ruled out"
     if rejected:
-        why += f", and one of {cell.drop:.2g} is too small to count"
-    return replace(cell, reason=why)
+        reason += f", and one of {cell.drop:.2g} is too small to count"
+    return replace(cell, reason=reason)

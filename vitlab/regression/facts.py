@@ -1,9 +1,8 @@
-"""The exact tier: what is the same, or is not.  No statistics.
+"""Exact tier: comparison of facts that must be equal, without statistics.
 
-What differs has ``regressed`` until somebody accepts it: a changed option, another number of parameters, another loss
-in one of the first steps.  A trace that differs where torch or the processor is another is ``inconclusive``, for the
-rounding is another there; one that agrees in spite of that agrees, and one in double precision that differs by more
-than another processor could make it has regressed.
+A difference counts as ``regressed`` until it is accepted: a changed option, another number of parameters, another loss
+in one of the first steps.  A trace that differs under another torch or processor is ``inconclusive``, because rounding
+differs there; but one in double precision that differs by more than a processor can explain has regressed.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.plan.values import Plan, Planned
-from vitlab.regression.baseline import ArmFacts, Beginning, Facts
+from vitlab.regression.baseline import ArmFacts, Facts, TraceRecord
 from vitlab.regression.decide import Verdict
 
 TOLERANCE = {"fp64": 1e-7, "fp32": 1e-5, "bf16": 1e-2}
-"""Relative difference of losses that is rounding, by precision: twenty steps multiply that of one by some hundreds."""
+"""Relative difference of losses attributed to rounding, by precision; twenty steps amplify it some hundredfold."""
 NO_ROUNDING = 1e-4
 """Relative difference of losses in double precision that another processor cannot explain: kernels for AVX-512, for
 AVX2 and for neither differed by at most 4e-8, which initial values drawn in single precision bring in."""
-MOST_NAMED = 8  #: changed options that are named
+MAX_LISTED_CHANGES = 8  #: changed options that are listed by name
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check of an arm, or of the plan, has come to."""
+    """The result of one check of an arm or of the plan."""
 
     arm: str  #: empty for the plan
     check: str
@@ -37,8 +36,8 @@ class Finding:
     sentence: str = ""
 
 
-def find_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: Sequence[str | Path] = ()) -> Facts:
-    """What is exact about a study, its traces computed now.
+def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: Sequence[str | Path] = ()) -> Facts:
+    """Compute the facts of a study, its traces included.
 
     Args:
         plan: of the study.
@@ -52,13 +51,15 @@ def find_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: Sequ
     arms = {}
     for planned in first_of_arms(plan):
         own = str(planned.trial.spec["train"].get("precision", "fp32"))
-        engine = plan.arm(planned.arm).engine  # they take other kernels, and a fault may be in those of one
-        begun = {
+        engine = plan.arm(planned.arm).engine  # engines use different kernels, and a fault may be in one of them
+        by_precision = {
             name: trace(plan, planned, EXACT_STEPS, name, engine, plugins) for name in dict.fromkeys(("fp64", own))
         }
         traces = tuple(
-            Beginning(precision=name, engine=found.engine, losses=found.losses, before=found.before, after=found.after)
-            for name, found in begun.items()
+            TraceRecord(
+                precision=name, engine=result.engine, losses=result.losses, before=result.before, after=result.after
+            )
+            for name, result in by_precision.items()
         )
         trial = planned.trial
         arms[planned.arm] = ArmFacts(
@@ -81,7 +82,7 @@ def find_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: Sequ
 
 
 def first_of_arms(plan: Plan) -> list[Planned]:
-    """The first seed of every arm that is run."""
+    """Return the first seed of every arm that is run."""
     first: dict[str, Planned] = {}
     for planned in plan.trials:
         first.setdefault(planned.arm, planned)
@@ -89,15 +90,12 @@ def first_of_arms(plan: Plan) -> list[Planned]:
 
 
 def compare_facts(old: Facts, new: Facts) -> list[Finding]:
-    """What differs, and a finding for every check that finds nothing."""
-    found = [*_plan(old, new)]
+    """Return one finding per check, whether it passes or not."""
+    findings = [*_plan(old, new)]
     for arm in new.arms:
         if arm in old.arms:
-            found += _arm(arm, old, new)
-    return found
-
-
-# -- how it is done ---------------------------------------------------------------------------------------------------
+            findings += _arm(arm, old, new)
+    return findings
 
 
 def _plan(old: Facts, new: Facts) -> Iterator[Finding]:
@@ -122,8 +120,8 @@ def _arm(arm: str, before: Facts, after: Facts) -> Iterator[Finding]:
         for path in paths
         if old.spec.get(path, _NOTHING) != new.spec.get(path, _NOTHING)
     ]
-    if len(changes) > MOST_NAMED:
-        changes = [*changes[:MOST_NAMED], f"and {len(changes) - MOST_NAMED} more"]
+    if len(changes) > MAX_LISTED_CHANGES:
+        changes = [*changes[:MAX_LISTED_CHANGES], f"and {len(changes) - MAX_LISTED_CHANGES} more"]
     if old.data != new.data:
         changes.append(f"the data: {old.data} -> {new.data}")
     changes += [
@@ -147,24 +145,24 @@ def _arm(arm: str, before: Facts, after: Facts) -> Iterator[Finding]:
             yield _trace(arm, by_precision[trace.precision], trace, before, after)
 
 
-def _trace(arm: str, old: Beginning, new: Beginning, before: Facts, after: Facts) -> Finding:
+def _trace(arm: str, old: TraceRecord, new: TraceRecord, before: Facts, after: Facts) -> Finding:
     check = f"trace {new.precision}"
     difference = _difference(old, new, TOLERANCE[new.precision])
     if not difference:
         return Finding(arm, check, "pass")
     pairs = {"processor": (before.processor, after.processor), "torch": (before.torch, after.torch)}
     pairs["engine"] = old.engine, new.engine
-    elsewhere = ", ".join(f"{name} was {was} and is {now}" for name, (was, now) in pairs.items() if was != now)
-    if not elsewhere:
+    environment = ", ".join(f"{name} was {was} and is {now}" for name, (was, now) in pairs.items() if was != now)
+    if not environment:
         return Finding(arm, check, "regressed", difference)
-    # Another torch may draw other numbers; another processor, or engine, rounds differently and no more.
+    # Another torch may draw different random numbers; another processor or engine only rounds differently.
     if new.precision == "fp64" and before.torch == after.torch and _difference(old, new, NO_ROUNDING):
-        return Finding(arm, check, "regressed", f"{difference}, which is no rounding, though {elsewhere}")
-    return Finding(arm, check, "inconclusive", f"{difference}; but {elsewhere}")
+        return Finding(arm, check, "regressed", f"{difference}, which is no rounding, though {environment}")
+    return Finding(arm, check, "inconclusive", f"{difference}; but {environment}")
 
 
-def _difference(old: Beginning, new: Beginning, tolerance: float) -> str:
-    """The first loss that differs, if one does."""
+def _difference(old: TraceRecord, new: TraceRecord, tolerance: float) -> str:
+    """Describe the first loss that differs; empty if none does."""
     if len(old.losses) != len(new.losses):
         return f"{len(old.losses)} -> {len(new.losses)} steps"
     steps = zip(old.losses, new.losses, strict=True)
@@ -191,7 +189,7 @@ _NOTHING = object()
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted path to value, for every leaf of a spec."""
+    """Yield dotted path and value of every leaf of a spec."""
     if isinstance(value, Mapping) and value:
         for name, item in value.items():
             yield from _flat(item, f"{path}.{name}" if path else str(name))

@@ -1,4 +1,4 @@
-"""What the gate says, in the forms that people and machines read: Markdown, JSON, JUnit, GitHub's annotations."""
+"""Output formats of a check: Markdown, JSON, JUnit and GitHub annotations."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
-from vitlab.regression.decide import MOST, Cell
-from vitlab.regression.gate import LIKELY, Checked, Outlook
+from vitlab.regression.decide import MAX_SEEDS, Cell
+from vitlab.regression.gate import TARGET_CHANCE, CheckResult, Outlook
 
 
-def markdown(checked: Checked) -> str:
-    """The verdict, what differs, and a table of cells."""
-    lines = [f"## {checked.study}: {checked.verdict}", ""]
-    told = [finding for finding in checked.findings if finding.verdict != "pass" or finding.sentence]
-    # Those that JUnit counts.
-    verdicts = [*(finding.verdict for finding in checked.findings), *(cell.verdict for cell in checked.cells)]
+def markdown(result: CheckResult) -> str:
+    """Return the verdict, the differences and a table of cells as Markdown."""
+    lines = [f"## {result.study}: {result.verdict}", ""]
+    listed = [finding for finding in result.findings if finding.verdict != "pass" or finding.sentence]
+    # The same checks that JUnit counts.
+    verdicts = [*(finding.verdict for finding in result.findings), *(cell.verdict for cell in result.cells)]
     if verdicts:
         lines += [f"{verdicts.count('pass')} of {len(verdicts)} checks pass.", ""]
-    for item in told:
-        whom = f"{item.arm}: " if item.arm else ""
-        lines.append(f"- **{item.verdict}** {_plain(f'{whom}{item.check}: {item.sentence}')}")
-    lines += [""] * bool(told)
-    if checked.cells:
+    for item in listed:
+        prefix = f"{item.arm}: " if item.arm else ""
+        lines.append(f"- **{item.verdict}** {_plain(f'{prefix}{item.check}: {item.sentence}')}")
+    lines += [""] * bool(listed)
+    if result.cells:
         lines += [
             "| arm | metric | verdict | baseline | candidate | drop | at most | margin | p (Holm) | seeds | why |",
             "|---|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
-            *(_row(cell) for cell in checked.cells),
+            *(_row(cell) for cell in result.cells),
             "",
         ]
-    lines += [f"- {_plain(note)}." for note in checked.notes]
+    lines += [f"- {_plain(note)}." for note in result.notes]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def as_json(checked: Checked) -> str:
-    """All that was found; numbers that there are not are null."""
-    return json.dumps(_finite(asdict(checked)), indent=1)
+def as_json(result: CheckResult) -> str:
+    """Return the whole result as JSON; numbers that are not finite are null."""
+    return json.dumps(_finite(asdict(result)), indent=1)
 
 
-def junit(checked: Checked) -> str:
-    """JUnit XML: a test case for each check of an arm and each cell; inconclusive is skipped."""
-    cases = [(item.arm or "plan", item.check, item.verdict, item.sentence) for item in checked.findings]
-    cases += [(cell.arm, _metric(cell), cell.verdict, _sentence(cell)) for cell in checked.cells]
+def junit(result: CheckResult) -> str:
+    """Return JUnit XML with a test case for each check of an arm and each cell; inconclusive ones are skipped."""
+    cases = [(item.arm or "plan", item.check, item.verdict, item.sentence) for item in result.findings]
+    cases += [(cell.arm, _metric(cell), cell.verdict, _sentence(cell)) for cell in result.cells]
     suite = ElementTree.Element(
         "testsuite",
-        name=f"vitlab check {checked.study}",
+        name=f"vitlab check {result.study}",
         tests=str(len(cases)),
         failures=str(sum(verdict == "regressed" for _, _, verdict, _ in cases)),
         errors="0",
@@ -64,26 +64,26 @@ def junit(checked: Checked) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def github(checked: Checked, file: str) -> list[str]:
-    """Commands by which GitHub Actions shows what did not pass, at the study's file."""
-    found = [(item.verdict, f"{item.arm or 'plan'}: {item.check}", item.sentence) for item in checked.findings]
-    found += [(cell.verdict, f"{cell.arm}: {_metric(cell)}", _sentence(cell)) for cell in checked.cells]
+def github(result: CheckResult, file: str) -> list[str]:
+    """Return the workflow commands by which GitHub Actions annotates the study's file with what did not pass."""
+    results = [(item.verdict, f"{item.arm or 'plan'}: {item.check}", item.sentence) for item in result.findings]
+    results += [(cell.verdict, f"{cell.arm}: {_metric(cell)}", _sentence(cell)) for cell in result.cells]
     level = {"regressed": "error", "inconclusive": "warning"}
     return [
         f"::{level[verdict]} file={_property(file)},title={_property(title)}::{_data(sentence)}"
-        for verdict, title, sentence in found
+        for verdict, title, sentence in results
         if verdict != "pass"
     ]
 
 
-def prospects(cells: Sequence[Outlook]) -> str:
-    """What an unchanged model may hope for, with a warning below the table where that is little."""
+def outlook_table(cells: Sequence[Outlook]) -> str:
+    """Return a table of the probabilities that an unchanged model passes, with a warning if they are low."""
     lines = [
         "| arm | metric | seeds | sd | margin | passes | seeds for 80 % |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     for cell in cells:
-        needs = f"over {MOST}" if cell.needs is None else str(cell.needs)
+        needs = f"over {MAX_SEEDS}" if cell.needs is None else str(cell.needs)
         numbers = (_number(cell.sd), _number(cell.margin), f"{100 * cell.chance:.0f} %", needs)
         lines.append(f"| {_plain(cell.arm)} | {_metric(cell)} | {cell.n} | {' | '.join(numbers)} |")
     chance = math.prod(cell.chance for cell in cells)
@@ -93,19 +93,17 @@ def prospects(cells: Sequence[Outlook]) -> str:
         f"One of which nothing but the rounding has changed passes with probability {100 * chance:.0f} %, "
         "or more where cells rise and fall together.",
     ]
-    if chance < LIKELY:
+    if chance < TARGET_CHANCE:
         lines.append(
-            f"Warning: that is below {100 * LIKELY:.0f} %; more seeds, or a wider margin (check.margin_sd), raise it."
+            f"Warning: that is below {100 * TARGET_CHANCE:.0f} %; "
+            "more seeds, or a wider margin (check.margin_sd), raise it."
         )
     return "\n".join(lines) + "\n"
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
 def _row(cell: Cell) -> str:
     numbers = (cell.old, cell.new, cell.drop, cell.worst, cell.margin, cell.p_corrected)
-    columns = [cell.arm, _metric(cell), cell.verdict, *map(_number, numbers), str(cell.n), _why(cell)]
+    columns = [cell.arm, _metric(cell), cell.verdict, *map(_number, numbers), str(cell.n), _reason(cell)]
     return f"| {' | '.join(map(_plain, columns))} |"
 
 
@@ -113,19 +111,19 @@ def _metric(cell: Cell | Outlook) -> str:
     return cell.metric if cell.against == "baseline" else f"{cell.metric} since the {cell.against}"
 
 
-def _why(cell: Cell) -> str:
-    said = [cell.reason]
+def _reason(cell: Cell) -> str:
+    reasons = [cell.reason]
     if cell.verdict == "inconclusive" and math.isfinite(cell.detectable):
-        said.append(f"finds a drop of {_number(cell.detectable)} with 80 % power")
-        wanted = f"more than {MOST}" if cell.needs is None else str(cell.needs)
-        said.append(f"unchanged, it would need {wanted} seeds to pass")
-    return "; ".join(said)
+        reasons.append(f"finds a drop of {_number(cell.detectable)} with 80 % power")
+        seeds = f"more than {MAX_SEEDS}" if cell.needs is None else str(cell.needs)
+        reasons.append(f"unchanged, it would need {seeds} seeds to pass")
+    return "; ".join(reasons)
 
 
 def _sentence(cell: Cell) -> str:
     if not math.isfinite(cell.drop):
-        return _why(cell)
-    return f"{_number(cell.old)} -> {_number(cell.new)} over {cell.n} seeds; {_why(cell)}"
+        return _reason(cell)
+    return f"{_number(cell.old)} -> {_number(cell.new)} over {cell.n} seeds; {_reason(cell)}"
 
 
 def _number(value: float) -> str:
@@ -133,13 +131,13 @@ def _number(value: float) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown shows as it stands, in a table too."""
+    """Escape text for Markdown, tables included."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
     return re.sub(r"([\\|*`])", r"\\\1", text)
 
 
 def _xml(text: str) -> str:
-    """Text without the characters that XML has no way to write."""
+    """Replace the characters that XML cannot represent."""
     return re.sub("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text)
 
 

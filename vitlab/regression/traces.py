@@ -1,11 +1,11 @@
-"""The first steps of a training, recomputed every time: what a change of the code cannot hide from.
+"""Traces: the losses of the first training steps, recomputed in every check.
 
-A trace trains an arm for a few steps, on the CPU, with one thread, the schedule shortened to them, by the engine that
-trains its seeds, and keeps the loss of every step.  Nothing is taken from a store of results, nor left in one: what an
-arm starts from (a teacher, a pre-trained body) is trained as briefly, in a folder that is gone afterwards.
+A trace trains an arm for a few steps on the CPU with one thread, with the schedule shortened to them and the engine
+that trains its seeds, and records the loss of every step.  Stored results are neither read nor written: prerequisites
+(a teacher, a pre-trained body) are trained as briefly in a temporary folder.
 
-A trace in double precision agrees to many digits from one processor to the next; beside it stands one in the
-precision that the arm is trained in, whose kernels may be others.
+A trace in double precision agrees to many digits across processors; a second one in the arm's own precision covers the
+kernels of that precision.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ LEARNING_STEPS = 100
 
 @dataclass(frozen=True)
 class Trace:
-    """The beginning of a training."""
+    """The losses of the first steps of a training."""
 
-    engine: str  #: that computed it
+    engine: str  #: the engine that computed it
     losses: tuple[float, ...]  #: of every step
     before: float  #: loss on the first validation images, before the first step
-    after: float  #: and after the last
+    after: float  #: the same after the last step
 
 
 def trace(
@@ -49,24 +49,24 @@ def trace(
     engine: str = "loop",
     plugins: Sequence[str | Path] = (),
 ) -> Trace:
-    """The first steps of one trial of a plan.
+    """Train the first steps of one trial of a plan.
 
     Args:
-        plan: in which the trial, and those it starts from, stand.
+        plan: the plan with the trial and its prerequisites.
         planned: the trial.
-        steps: how many; fewer where the trial itself is shorter.
-        precision: instead of the trial's own.
-        engine: ``vmap`` and ``stack`` train it as the one member of a cohort, if it can be stacked; ``loop`` by itself.
+        steps: their number; fewer if the trial itself is shorter.
+        precision: replaces the trial's own.
+        engine: ``vmap`` and ``stack`` train it as a batch of one trial, if it can be stacked.
         plugins: files of components.
     """
     settings = Settings(device="cpu", plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins))
     trials = {_name(trial): trial for trial in (*(item.trial for item in plan.trials), *plan.prerequisites)}
     with tempfile.TemporaryDirectory(prefix="vitlab-trace-") as folder:
         store = Store(Path(folder))
-        for needed in _needed(planned.trial, trials):
-            short = shortened(needed, steps, precision)
+        for prerequisite in _prerequisites(planned.trial, trials):
+            short = shorten(prerequisite, steps, precision)
             run_trial(replace(short, code=""), store.trial(short.key, short.code), settings)
-        short = shortened(planned.trial, steps, precision)
+        short = shorten(planned.trial, steps, precision)
         with begin_trial(replace(short, code=""), store.trial(short.key, short.code), settings) as training:
             before = _loss(training)
             engine = _advance(training, engine)
@@ -74,8 +74,8 @@ def trace(
             return Trace(engine, tuple(losses), before, _loss(training))
 
 
-def shortened(trial: Trial, steps: int, precision: str | None) -> Trial:
-    """The same trial with a training of so many steps, or fewer where it has fewer."""
+def shorten(trial: Trial, steps: int, precision: str | None) -> Trial:
+    """Return the trial with its training limited to a number of steps."""
     train: dict[str, Any] = {**trial.spec["train"], "evaluations": 1}
     planned = train.get("steps")
     train |= {**dict.fromkeys(LENGTHS), "steps": steps if planned is None else min(steps, planned)}
@@ -84,13 +84,10 @@ def shortened(trial: Trial, steps: int, precision: str | None) -> Trial:
     return replace(trial, spec={**trial.spec, "train": train})
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
-def _needed(trial: Trial, trials: dict[str, Trial]) -> Iterable[Trial]:
-    """What a trial starts from, each after what it starts from itself."""
+def _prerequisites(trial: Trial, trials: dict[str, Trial]) -> Iterable[Trial]:
+    """Yield the prerequisites of a trial, each after its own prerequisites."""
     for name in trial.needs.values():
-        yield from _needed(trials[name], trials)
+        yield from _prerequisites(trials[name], trials)
         yield trials[name]
 
 
@@ -99,12 +96,12 @@ def _name(trial: Trial) -> str:
 
 
 def _advance(training: Training, engine: str) -> str:
-    """Take every step.  Returns the engine: as in a worker, what cannot be stacked is trained by itself."""
+    """Train all steps and return the engine used: as in a worker, ``loop`` if the model cannot be stacked."""
     if engine != "loop":
         try:
             require_stackable(training.model)
-            unknown = stacking_incompatibility(training.model, training.spec.precision, training.feed.device)
-            how: Stacking = "stack" if engine == "stack" and unknown is None else "vmap"
+            incompatibility = stacking_incompatibility(training.model, training.spec.precision, training.feed.device)
+            how: Stacking = "stack" if engine == "stack" and incompatibility is None else "vmap"
             cohort, engine = Cohort([training], how), how
             while training.step < training.steps:
                 cohort.advance()
@@ -119,9 +116,9 @@ def _advance(training: Training, engine: str) -> str:
 
 @torch.no_grad()
 def _loss(training: Training) -> float:
-    """Mean negative log-likelihood on the first batch of validation images, as in an evaluation."""
+    """Return the mean cross-entropy on the first batch of validation images, as in an evaluation."""
     batch = next(evaluation_batches(training.feed, "val", training.task))
     training.model.eval()
     logits = forward_logits(training.model, batch.x_BCHW, training.spec.precision)[""]
     training.model.train()
-    return float(F.cross_entropy(logits, batch.y_B))  # labels of pixels that have none are left out by its default
+    return float(F.cross_entropy(logits, batch.y_B))  # its default ignore_index leaves out pixels without a label

@@ -81,7 +81,7 @@ def detectable_difference(se: float, df: float, alpha: float = 0.05, chance: flo
 
 @dataclass(frozen=True)
 class Equivalence:
-    """The result of two one-sided tests: the interval of level ``1 - 2 alpha``, and p of "differs by the margin or more"."""
+    """The result of two one-sided tests: the interval of level ``1 - 2 alpha``, and p."""
 
     low: float
     high: float

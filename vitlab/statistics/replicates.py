@@ -17,7 +17,7 @@ ROUNDING = 1e-12  #: relative to the values: smaller differences are floating-po
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean with its standard deviation and interval; ``sd``, ``low`` and ``high`` are NaN for fewer than two values."""
+    """A mean with its standard deviation and interval, which are NaN for fewer than two values."""
 
     n: int
     mean: float

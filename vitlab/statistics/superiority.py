@@ -18,7 +18,9 @@ class Superiority:
 
 
 def superiority_of_pairs(first: Sequence[float], second: Sequence[float], alpha: float = 0.05) -> Superiority:
-    """Return the probability that the first exceeds the second at the same seed, with the exact interval of Clopper and Pearson.
+    """Return the probability that the first exceeds the second at the same seed.
+
+    The interval is the exact one of Clopper and Pearson.
 
     Reference: Bouthillier et al., arXiv:2103.03098.
     """
