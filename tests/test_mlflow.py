@@ -216,7 +216,7 @@ def test_a_server_that_is_away_is_probed_and_one_that_fails_asked_once(runs: Run
     tracker = runs.tracker(NOWHERE)
     tracker.update()
     assert tracker.close() is None and not tried
-    monkeypatch.setattr(Address, "awake", lambda self: True)
+    monkeypatch.setattr(Address, "is_reachable", lambda self: True)
     tracker = runs.tracker(NOWHERE)
     for _ in range(3):
         tracker.update()
@@ -446,7 +446,7 @@ LOSSES = ["gone", "emptied", "folder", "foreign", "garbage"]
 def test_a_database_that_is_lost_while_a_study_runs_is_one_warning_and_filled_anew(
     how: str, runs: Runs, database: Path, monkeypatch: Patch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(service, "_make", lambda file: shutil.copy(database, file))  # MLflow needs seconds for it
+    monkeypatch.setattr(service, "_create", lambda file: shutil.copy(database, file))  # MLflow needs seconds for it
     tracker = runs.tracker()
     tracker.update()
     lose(runs.out / "mlflow.db", how)
@@ -670,7 +670,7 @@ def test_a_password_in_an_address_reaches_the_server_and_nobody_else(runs: Runs,
     with HTTPServer(("127.0.0.1", 0), Health) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         uri = f"http://me:hush@127.0.0.1:{server.server_port}"
-        assert locate(uri, runs.out).awake(), "a name and a password are no part of the host"
+        assert locate(uri, runs.out).is_reachable(), "a name and a password are no part of the host"
         assert "hush" not in locate(uri, runs.out).links
         tracker = runs.tracker(uri)
         tracker.warn(ConnectionError(f"API request to {uri}/api/2.0/mlflow/runs/search?token=hush failed"))
@@ -706,7 +706,7 @@ def test_a_password_on_the_command_line_is_not_stored_and_asked_for_again(
         assert "http://***@127.0.0.1:9: the password of" in record.getMessage()
         assert "is not stored; give it as --tracking-uri, or set MLFLOW_TRACKING_URI" in record.getMessage()
     asked: list[str] = []
-    monkeypatch.setattr(Address, "awake", lambda self: asked.append(self.uri))
+    monkeypatch.setattr(Address, "is_reachable", lambda self: asked.append(self.uri))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     lab.sync(runs.out)
     assert set(asked) == {uri}
@@ -717,7 +717,7 @@ def test_sync_sends_nothing_to_a_server_that_only_stored_files_name(
 ) -> None:
     """As in an output folder that came from somebody else."""
     asked: list[str] = []
-    monkeypatch.setattr(Address, "awake", lambda self: asked.append(self.uri))
+    monkeypatch.setattr(Address, "is_reachable", lambda self: asked.append(self.uri))
     file = runs.out / "studies/tiny/study.yaml"
     content = yaml.safe_load(file.read_text())
     content["run"]["tracking_uri"] = "https://elsewhere.example:5000"

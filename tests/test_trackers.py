@@ -19,7 +19,7 @@ from vitlab.errors import SpecError, UserError
 from vitlab.registry import slot
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store
-from vitlab.trackers import Aside, Cursor, Replay, Tracker, TrialUpdate, base, contract_test, tracker
+from vitlab.trackers import BackgroundTracker, Cursor, Replay, Tracker, TrialUpdate, base, contract_test, tracker
 
 PIPELINE = Path(__file__).parents[1] / "pipelines" / "quickstart.yaml"
 
@@ -205,7 +205,7 @@ def test_no_trial_waits_for_a_delivery(tmp_path: Path) -> None:
                 under_way[0] -= 1
 
     store, board = rehearsed(tmp_path, Slow)
-    aside = Aside(board)
+    aside = BackgroundTracker(board)
     for _ in range(3):
         aside.update()
     assert aside.title == "Lines" and not (store.root / "lines").exists()

@@ -693,10 +693,10 @@ def _own(run_spec: RunSpec) -> RunSpec:
 
 
 def _tracker(plan: Plan, store: Store, run_spec: RunSpec) -> Tracker:
-    from vitlab.trackers import Aside
+    from vitlab.trackers import BackgroundTracker
 
     built: Tracker = registry.slot("tracker").build(run_spec.tracker, plan, store, run_spec)
-    return Aside(built) if built.title else built
+    return BackgroundTracker(built) if built.title else built
 
 
 def _trials(count: int) -> str:

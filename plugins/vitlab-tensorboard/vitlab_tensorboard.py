@@ -23,7 +23,7 @@ from pydantic import AfterValidator
 from vitlab.plan.values import Plan
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, write_bytes
-from vitlab.trackers import Cursor, Replay, Shown, TrialUpdate, public, records
+from vitlab.trackers import Cursor, Replay, TrackedTrial, TrialUpdate, public, records
 
 VERSION = "brain.Event:2"
 STUDY = "study"
@@ -182,7 +182,7 @@ def _block(text: str) -> str:
     return "".join(f"    {line}\n" for line in text.splitlines())
 
 
-def _introduction(item: Shown, headline: str) -> list[Any]:
+def _introduction(item: TrackedTrial, headline: str) -> list[Any]:
     """The trial's spec, and its hyperparameters for the table of them."""
     from torch.utils.tensorboard.summary import hparams
 

@@ -34,7 +34,7 @@ from vitlab.registry import slot
 from vitlab.spec import Analysis, RunSpec
 from vitlab.store.folders import Store
 from vitlab.store.result import Circumstances, Measurement, Outcome, Result
-from vitlab.trackers import Aside
+from vitlab.trackers import BackgroundTracker
 from vitlab.trackers.trials import RESULT, TrialRuns
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -178,7 +178,7 @@ def log_trials(out: Path, uri: str | None, trials: int, workers: int, points: in
     context = multiprocessing.get_context("spawn")
     shares = [range(first, trials, workers) for first in range(workers)]
     crew = [context.Process(target=work, args=(out, share, points, step_s)) for share in shares]
-    tracker = Aside(slot("tracker").build("mlflow", plan, store, RunSpec(tracking_uri=uri)))
+    tracker = BackgroundTracker(slot("tracker").build("mlflow", plan, store, RunSpec(tracking_uri=uri)))
     for worker in crew:
         worker.start()
     longest = 0.0

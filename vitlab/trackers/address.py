@@ -1,4 +1,4 @@
-"""Where MLflow is: a database under the output folder, a database elsewhere, or a server."""
+"""MLflow's address: a database under the output folder, a database elsewhere, or a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 DATABASES = ("sqlite", *PORTS)
 SERVERS = ("http", "https", "databricks")
 UI = "http://127.0.0.1:5000"
-"""Where ``vitlab ui`` shows a database unless told otherwise."""
+"""Default address of ``vitlab ui`` for a database."""
 
 PROBE_S = 2.0
 MASK = "***"  #: in place of what :func:`public` hides
@@ -30,63 +30,63 @@ MASK = "***"  #: in place of what :func:`public` hides
 
 @dataclass(frozen=True)
 class Address:
-    """One place to deliver to."""
+    """One destination of deliveries."""
 
-    uri: str  #: as MLflow's client takes it
-    name: str  #: under which the study remembers what it has delivered there; holds no password
+    uri: str  #: in the form that MLflow's client accepts
+    name: str  #: key of this address in the study's delivery record; holds no password
     database: Path | None  #: the file, where it is SQLite
-    artifacts: Path | None  #: folder of artifacts; None where a server decides
-    links: str  #: what links begin with
-    embedded: bool  #: under the output folder, for vitlab alone
+    artifacts: Path | None  #: folder of artifacts; None if the server chooses it
+    links: str  #: prefix of links
+    embedded: bool  #: True for the database under the output folder
 
     @property
-    def said(self) -> str:
-        """The URI as it may be said: without secrets."""
+    def public_uri(self) -> str:
+        """The URI without secrets."""
         return public(self.uri)
 
-    def awake(self) -> bool:
-        """Whether a server answers, or a database server listens; a file always does.  Takes two seconds at most."""
+    def is_reachable(self) -> bool:
+        """Return True if the server answers within `PROBE_S` seconds; a database file is always reachable."""
         parts = urlsplit(self.uri)
         port = PORTS.get(parts.scheme.partition("+")[0])
-        if port is not None and parts.hostname:  # MLflow itself would try for minutes
+        if port is not None and parts.hostname:  # MLflow itself would retry for minutes
             with suppress(OSError), socket.create_connection((parts.hostname, parts.port or port), PROBE_S):
                 return True
             return False
         if parts.scheme not in ("http", "https"):
             return True
         try:
-            # A name and a password in the address are for MLflow's client; urllib would take them for the host's name.
+            # Drop user and password, which only MLflow's client uses: urllib would read them as part of the host name.
             with urllib.request.urlopen(f"{_without_user(self.uri)}/health", timeout=PROBE_S):
                 return True
         except urllib.error.HTTPError as error:
-            return error.code < 500  # whoever asks for a password, or knows no /health, is there
+            return error.code < 500  # a server that requires a password, or has no /health, is reachable
         except urllib.error.URLError as error:
-            return isinstance(error.reason, ssl.SSLError)  # a certificate that MLflow may be told to trust
+            return isinstance(error.reason, ssl.SSLError)  # MLflow may be configured to trust the certificate
         except OSError:
             return False
 
 
 def comparison_link(base: str, experiment: str, view: str) -> str:
-    """The comparison page of an experiment, opened with a saved view."""
+    """Return the address of an experiment's comparison page, opened with a saved view."""
     return f"{base}/#/experiments/{experiment}/runs?{comparison_query(view)}"
 
 
 def public(text: str) -> str:
-    """Text without what must not be said: names, passwords and tokens of the addresses in it."""
+    """Mask user names, passwords and tokens of the addresses in a text."""
     return re.sub(_SECRET, rf"\1{MASK}", re.sub(_USER, rf"\1{MASK}@", text))
 
 
-_USER = re.compile(r"(\w://)[^\s'\"]*@")  # up to the last @, for a password may hold what should have been escaped
+_USER = re.compile(r"(\w://)[^\s'\"]*@")  # up to the last @, because a password may contain an unescaped one
 _SECRET = re.compile(r"([?&;](?:\w*(?:password|passwd|pwd|token|secret|key))=)[^&;#\s'\"]+", re.IGNORECASE)
 
 
 def database_file(root: Path) -> Path:
-    """The database under an output folder."""
+    """Return the path of the database under an output folder."""
     return root / "mlflow.db"
 
 
 def artifact_folder(root: Path) -> Path:
-    """The artifacts under an output folder."""
+    """Return the path of the artifacts under an output folder."""
     return root / "mlartifacts"
 
 
@@ -97,59 +97,60 @@ def embedded(root: Path) -> Address:
 
 
 def locate(uri: str | None, root: Path) -> Address:
-    """Read a tracking URI; without one, ``MLFLOW_TRACKING_URI``; without that, the database under ``root``.
+    """Parse a tracking URI, which defaults to ``MLFLOW_TRACKING_URI`` and then to the database under ``root``.
 
     Raises:
-        UserError: for what MLflow cannot, or can no longer, deliver to.
+        UserError: if MLflow does not support the URI.
     """
-    found = uri or os.environ.get("MLFLOW_TRACKING_URI") or None
-    if found is None:
+    address = uri or os.environ.get("MLFLOW_TRACKING_URI") or None
+    if address is None:
         return embedded(root)
     where = "tracking URI" if uri else "MLFLOW_TRACKING_URI"
-    scheme = found.partition(":")[0] if ":" in found else ""
+    scheme = address.partition(":")[0] if ":" in address else ""
     try:
-        parts = urlsplit(found)
+        parts = urlsplit(address)
         _ = parts.port
     except ValueError as error:
         why = "the port is no number up to 65535" if "port" in str(error).lower() else "it is no URI"
-        raise UserError(f"{where} '{public(found)}' cannot be read: {why}; write it as http://HOST:PORT.") from None
-    if scheme == "file" or ":" not in found:
-        folder = Path(unquote(parts.path) if scheme == "file" else found).resolve()
+        raise UserError(f"{where} '{public(address)}' cannot be read: {why}; write it as http://HOST:PORT.") from None
+    if scheme == "file" or ":" not in address:
+        folder = Path(unquote(parts.path) if scheme == "file" else address).resolve()
         raise UserError(
-            f"{where} '{found}': MLflow has given up its stores of plain files and refuses to write them; "
+            f"{where} '{address}': MLflow has given up its stores of plain files and refuses to write them; "
             f"name a database, such as sqlite:///{folder / 'mlflow.db'}, or a server."
         )
     if scheme == "databricks":
-        return Address(found, _name(found), None, None, found, embedded=False)
+        return Address(address, _name(address), None, None, address, embedded=False)
     if scheme in SERVERS:
         if not parts.hostname:
-            raise UserError(f"{where} '{public(found)}' names no host; write it as http://HOST:PORT.")
-        return Address(found, _name(found), None, None, _without_user(found), embedded=False)
+            raise UserError(f"{where} '{public(address)}' names no host; write it as http://HOST:PORT.")
+        return Address(address, _name(address), None, None, _without_user(address), embedded=False)
     if scheme.partition("+")[0] not in DATABASES:
-        known = [*DATABASES, *SERVERS]
+        allowed = [*DATABASES, *SERVERS]
         raise UserError(
-            f"{where} '{public(found)}' begins with '{scheme}'.{nearest(scheme, known)} Allowed: {', '.join(known)}."
+            f"{where} '{public(address)}' begins with '{scheme}'.{nearest(scheme, allowed)} "
+            f"Allowed: {', '.join(allowed)}."
         )
     if scheme.partition("+")[0] == "sqlite":
-        driver, _, rest = found.partition(":///")
+        driver, _, rest = address.partition(":///")
         path, mark, options = rest.partition("?")
         if not path or path == ":memory:":
-            raise UserError(f"{where} '{found}' names no file; write it as sqlite:///FILE.")
+            raise UserError(f"{where} '{address}' names no file; write it as sqlite:///FILE.")
         file = Path(path).resolve()
         uri = f"{driver}:///{file}{mark}{options}"
         return Address(uri, _name(uri), file, artifact_folder(file.parent), UI, embedded=False)
-    return Address(found, _name(found), None, artifact_folder(root), UI, embedded=False)
+    return Address(address, _name(address), None, artifact_folder(root), UI, embedded=False)
 
 
 def unconfirmed(uri: str, root: Path) -> str:
-    """Return why results are not delivered to an address that only a file names; empty where they are.
+    """Return why results are not delivered to an address that only a file names; empty if they are.
 
-    A file may come from others.  So a server, which is sent the results and the user's credentials, is named by the
-    user: on the command line or in MLFLOW_TRACKING_URI.  A database in the output folder needs no word of the user,
-    nor a server on this machine while there are no credentials that MLflow would send to it.
+    A file may come from other people.  A server receives the results and the user's credentials, so the user must name
+    it: on the command line or in MLFLOW_TRACKING_URI.  A database in the output folder needs no confirmation, and
+    neither does a server on this machine if there are no credentials that MLflow would send to it.
 
     Args:
-        uri: as the file names it.
+        uri: the URI in the file.
         root: the output folder.
     """
     if public(os.environ.get("MLFLOW_TRACKING_URI", "")).rstrip("/") == uri.rstrip("/"):
@@ -167,8 +168,8 @@ def unconfirmed(uri: str, root: Path) -> str:
         return f"a study file writes nowhere but to the output folder, and {database} is not in it; {give}"
     if not _LOOPBACK.fullmatch(uri):
         return f"a study file has results sent to no server that you have not named yourself; {give}"
-    if found := _credentials(urlsplit(uri).hostname or ""):
-        return f"MLflow would send it what {found} holds, and only a study file names this server; {give}"
+    if source := _credentials(urlsplit(uri).hostname or ""):
+        return f"MLflow would send it what {source} holds, and only a study file names this server; {give}"
     return ""
 
 
@@ -181,14 +182,14 @@ _CREDENTIALS = (
 
 
 def _credentials(host: str) -> str:
-    """Return where MLflow would find credentials for a host: a variable or a file; empty for nowhere."""
-    found = [name for name in _CREDENTIALS if os.environ.get(name)]
-    found += [name for name in ("~/.mlflow/credentials",) if Path(name).expanduser().exists()]
-    for name in (os.environ.get("NETRC") or "~/.netrc", "~/_netrc"):  # as requests reads them
+    """Return the variable or file in which MLflow would find credentials for a host; empty if there is none."""
+    sources = [name for name in _CREDENTIALS if os.environ.get(name)]
+    sources += [name for name in ("~/.mlflow/credentials",) if Path(name).expanduser().exists()]
+    for name in (os.environ.get("NETRC") or "~/.netrc", "~/_netrc"):  # the files that requests reads
         with suppress(OSError, netrc.NetrcParseError):
             if netrc.netrc(str(Path(name).expanduser())).authenticators(host):
-                found.append(name)
-    return found[0] if found else ""
+                sources.append(name)
+    return sources[0] if sources else ""
 
 
 def _name(uri: str) -> str:
@@ -196,6 +197,6 @@ def _name(uri: str) -> str:
 
 
 def _without_user(uri: str) -> str:
-    """The URI without user and password."""
+    """Return the URI without user and password."""
     parts = urlsplit(uri)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))

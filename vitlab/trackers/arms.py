@@ -1,7 +1,7 @@
-"""Arms in an experiment of their own: mean, standard deviation and interval over seeds, a run for each.
+"""Experiment of arm summaries: one run per arm with mean, standard deviation and interval over seeds.
 
-Beside the trials they would be averaged in.  What is judged is the report's own row, read from ``report.json`` and not
-computed again; of all other final values the mean and interval are those of :mod:`vitlab.statistics`.
+The summaries have their own experiment, because MLflow would average them with the trials.  The values of the study's
+metric are read from ``report.json``; those of all other final metrics come from :mod:`vitlab.statistics`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vitlab.store.folders import Store, read_json
 from vitlab.trackers import dashboard, records, service
 from vitlab.trackers.address import Address
 from vitlab.trackers.description import NOTE
-from vitlab.trackers.tracked_trials import Shown
+from vitlab.trackers.tracked_trials import TrackedTrial
 
 FINISHED = "FINISHED"
 OWN = ("mean", "sd", "low", "high", "n")
@@ -25,23 +25,23 @@ COMPARED = (
     *("difference", "difference_low", "difference_high", "p", "p_corrected", "effect", "detectable", "better"),
     *("planned", "diverged", "failed"),
 )
-"""Columns of the report's summary that stand beside them."""
+"""Further columns of the report's summary."""
 
 
-def judged(report: Sequence[Path], metric: str) -> dict[str, dict[str, float]]:
-    """Arm to what the report says of it; empty where there is no report."""
+def report_points(report: Sequence[Path], metric: str) -> dict[str, dict[str, float]]:
+    """Return the report's values of each arm by metric name; empty if there is no report."""
     file = next((path for path in report if path.name == "report.json"), None)
     doc = read_json(file) if file is not None else None
-    found: dict[str, dict[str, float]] = {}
+    points_by_arm: dict[str, dict[str, float]] = {}
     for row in doc["arms"] if doc else ():
-        points = {f"{what}/{metric}": row.get(what) for what in (*OWN, *COMPARED)}
-        known = {records.key(name): float(value) for name, value in points.items() if value is not None}
-        found[str(row["arm"])] = {name: value for name, value in known.items() if math.isfinite(value)}
-    return found
+        points = {f"{column}/{metric}": row.get(column) for column in (*OWN, *COMPARED)}
+        present = {records.key(name): float(value) for name, value in points.items() if value is not None}
+        points_by_arm[str(row["arm"])] = {name: value for name, value in present.items() if math.isfinite(value)}
+    return points_by_arm
 
 
-def finals(plan: Plan, store: Store, trials: Iterable[Shown]) -> dict[str, dict[str, list[float]]]:
-    """Arm to metric to the values of its seeds, of the trials that are done, for all metrics but the judged one."""
+def finals(plan: Plan, store: Store, trials: Iterable[TrackedTrial]) -> dict[str, dict[str, list[float]]]:
+    """Return the final values over the seeds of each arm, by arm and metric, without the study's metric."""
     values: dict[str, dict[str, list[float]]] = {}
     for item in trials:
         trial = item.planned.trial
@@ -66,21 +66,21 @@ def deliver(
     others: Mapping[str, Mapping[str, Sequence[float]]],
     varied: Sequence[str],
 ) -> str:
-    """Bring the experiment of summaries up to the report.
+    """Update the experiment of summaries to match the report.
 
-    A run that holds other numbers than those of now is replaced: MLflow would keep the old ones beside the new.
+    A run with outdated numbers is replaced, because MLflow would keep the old values beside the new ones.
 
     Args:
         client: MLflow's client.
-        address: where.
-        root: tells this output folder from others that deliver to the same server.
+        address: the destination.
+        root: identifies this output folder among those that deliver to the same server.
         plan: the study.
-        summary: see :func:`judged`.
+        summary: see :func:`report_points`.
         others: see :func:`finals`.
         varied: names of the parameters that differ between arms.
 
     Returns:
-        the id of the experiment.
+        The id of the experiment.
     """
     name = f"{plan.study}/arms"
     tags = {"vitlab.study": plan.study}
@@ -90,14 +90,14 @@ def deliver(
         f"{plan.analysis.metric}, differences and corrected p values among it, is the report's."
     )
     experiment = service.experiment(client, name, address, name, tags)
-    mine = [run for run in service.runs(client, experiment) if run.data.tags.get("vitlab.root") == root]
-    there: dict[str, Any] = {}
-    for run in mine:
+    own_runs = [run for run in service.runs(client, experiment) if run.data.tags.get("vitlab.root") == root]
+    existing: dict[str, Any] = {}
+    for run in own_runs:
         arm = run.data.tags.get("arm", "")
-        if arm in there or arm not in summary:
+        if arm in existing or arm not in summary:
             client.delete_run(run.info.run_id)
         else:
-            there[arm] = run
+            existing[arm] = run
     colours, names = records.colours(plan), set[str]()
     for arm in plan.arms:
         if arm.name not in summary:
@@ -106,7 +106,7 @@ def deliver(
         names |= set(points)
         tags = {"arm": arm.name, "vitlab.kind": "arm", "vitlab.study": plan.study, "vitlab.root": root}
         tags |= {"mlflow.runColor": colours[arm.name], dashboard.ORDER: records.order(plan, arm.name)}
-        run = there.get(arm.name)
+        run = existing.get(arm.name)
         if run is not None:
             same = run.data.metrics == points and tags.items() <= run.data.tags.items()
             if same and run.info.status == FINISHED:
@@ -115,7 +115,7 @@ def deliver(
         _run(client, experiment, arm, points, tags)
     headline = plan.analysis.metric
     charts = dashboard.summary_sections(names, headline)
-    columns = [f"metrics.`{what}/{headline}`" for what in (*OWN, "difference", "p_corrected")]
+    columns = [f"metrics.`{column}/{headline}`" for column in (*OWN, "difference", "p_corrected")]
     axes = dashboard.Parallel(varied[: dashboard.AXES], [f"mean/{headline}", f"sd/{headline}"])
     state = dashboard.comparison(charts, columns=columns, kind="arm", parallel=axes)
     dashboard.save(client, experiment, {dashboard.SUMMARY: ("Arms with their intervals", state)})

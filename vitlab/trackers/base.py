@@ -1,24 +1,24 @@
-"""The contract of trackers: where the trials of a study are shown, while they run and afterwards.
+"""Contract of trackers, which show the trials of a study during and after a run.
 
-The journals of the trials are the truth.  Workers know no tracker: the driver alone replays the journals into one, so a
-tracker that is away delays nothing and loses nothing, and a study that was run years ago can be shown in another.
+The trials' journals are the source of truth.  Only the driver uses trackers: it replays the journals into one, so an
+unreachable tracker delays and loses nothing, and an old study can be shown in a new tracker.
 
-A tracker of your own derives from :class:`~vitlab.trackers.replay.Replay`, which keeps the account of what has been
-delivered, and defines two methods; two more have defaults:
+A custom tracker derives from :class:`~vitlab.trackers.replay.Replay`, which records what has been delivered, and
+defines two methods; two more have defaults:
 
 ===========================  =========================================================================================
-``write(news, mark)``        store what is new of one trial, after the mark it was left at; return the new mark
-``finish(report)``           nothing more will come: store what stands beside the trials, return where to look
-``holds(mark)``              whether what was stored up to a mark is still there; yes, unless it says otherwise
-``drop(mark)``               the trial is no part of the study any more; it stays, unless this says otherwise
+``write(news, mark)``        store the new events of one trial after the previous mark; return the new mark
+``finish(report)``           store the study's own files after the last event; return the address to open
+``holds(mark)``              return whether everything up to a mark is still stored; default: True
+``drop(mark)``               handle a trial that left the study; default: keep it
 ===========================  =========================================================================================
 
-Exactly once: mark and place in the journal are committed together, after ``write``.  A driver that dies in between has
-stored what it has not committed; then the next one hands over the same news, and more, with the same mark.  So
-``write`` cuts off what stands behind the mark, or recognises it.
+Exactly-once delivery: mark and journal offset are committed together, after ``write``.  If a driver dies in between,
+the next driver passes the same events again, and possibly more, with the same mark.  So ``write`` must truncate, or
+recognise, what it stored after the mark.
 
-One that needs it otherwise, as MLflow does, derives from :class:`Tracker` and has ``deliver`` alone.  Either may raise
-whatever it likes: it is tried again later, and no trial ends by it.
+A tracker with other needs, such as MLflow's, derives from :class:`Tracker` and defines ``deliver`` alone.  Either may
+raise any exception: delivery is retried later, and no trial fails because of it.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from vitlab.registry import Slot
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store
 from vitlab.trackers.address import public
-from vitlab.trackers.service import Held, lock
+from vitlab.trackers.service import LockHeld, lock
 
 log = logging.getLogger(__name__)
 
-BUDGET_S = 5.0  #: how long one update may take before it leaves the rest to the next
-REST = 4.0  #: times as long as an update that used up its budget does the driver go without another
-PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0  #: between attempts to reach a place that is away
-WAIT_S = 60.0  #: for another process that delivers the same study
+BUDGET_S = 5.0  #: time limit of one update; the next update delivers the rest
+BACKOFF = 4.0  #: pause after an update that used up its budget, in multiples of its duration
+PAUSE_S, MAX_PAUSE_S = 5.0, 300.0  #: between attempts to reach an unreachable destination
+WAIT_S = 60.0  #: time to wait for another process that delivers the same study
 
 
 class Tracker(ABC):
-    """Shows the trials of one plan somewhere."""
+    """Display of one plan's trials."""
 
-    title: ClassVar[str]  #: what people call it, in a word
+    title: ClassVar[str]  #: display name, one word
 
     def __init__(self, plan: Plan, store: Store, run: RunSpec) -> None:
-        """Options follow by keyword.  Imports nothing heavy, and talks to nobody yet.
+        """Set up the tracker without heavy imports or connections; a subclass's options follow by keyword.
 
         Args:
             plan: the study.
-            store: where its trials are.
-            run: how they run, such as which weights they keep.
+            store: the store of its trials.
+            run: the run settings, such as which weights are kept.
 
         Raises:
-            UserError: for options that can lead nowhere.
+            UserError: if the options cannot work.
         """
         self.plan = plan
         self.store = store
@@ -74,25 +74,25 @@ class Tracker(ABC):
 
     @abstractmethod
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
-        """Bring the place up to the journals.  May raise anything.
+        """Deliver what is new in the journals.  May raise any exception.
 
-        Called by one thread of one process at a time, whoever else delivers the same study; while trials run, not by
-        the main thread.
+        Called by one thread of one process at a time, also if several processes deliver the same study; while trials
+        run, the caller is not the main thread.
 
         Args:
-            final: nothing will be trained any more; all there is is delivered, however long it takes.
-            until: the time, by ``time.monotonic()``, to leave the rest to the next call.
-            report: files of the study's report; empty while it runs.
+            final: True after the last training; everything is delivered, however long it takes.
+            until: the time, by ``time.monotonic()``, after which the rest is left to the next call.
+            report: files of the study's report; empty while the study runs.
 
         Returns:
-            the address to look at, or a command that shows it.
+            The address to open, or a command that shows it.
         """
 
     def update(self) -> None:
-        """Deliver what the journals hold by now.
+        """Deliver the current content of the journals.
 
-        Returns soon, however slow the place is, and never raises because it is away: what could not be delivered
-        waits.
+        Returns within a time limit and does not raise if the destination is unreachable: what could not be delivered
+        is retried by a later update.
         """
         began = time.monotonic()
         if began < self._retry_at:
@@ -100,18 +100,18 @@ class Tracker(ABC):
         self._attempt(final=False, until=began + BUDGET_S, report=())
         took = time.monotonic() - began
         if took > BUDGET_S:
-            self._retry_at = max(self._retry_at, time.monotonic() + REST * took)
+            self._retry_at = max(self._retry_at, time.monotonic() + BACKOFF * took)
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
-        """Deliver all there is, the report's files among it.
+        """Deliver everything, including the report's files.
 
         Returns:
-            the address to look at; None where nothing could be reached.
+            The address to open; None if the destination was unreachable.
         """
         return self._attempt(final=True, until=math.inf, report=report)
 
     def warn(self, error: Exception) -> None:
-        """Say once that something is missing there, until all of it has been delivered."""
+        """Log that deliveries are missing, once until all of them have succeeded."""
         if not self._warned:
             log.warning(
                 "%s is not up to date: %s. Trials go on; what is missing there is delivered when it can be, "
@@ -125,13 +125,13 @@ class Tracker(ABC):
         try:
             with lock(self.folder / f".{self.title.lower()}.lock", wait_s=WAIT_S if final else 0.0):
                 link = self.deliver(final=final, until=until, report=report)
-        except Held as error:
+        except LockHeld as error:
             if final:
                 log.warning("%s: %s; 'vitlab sync' delivers what it leaves", self.title, error)
             return None
-        except Exception as error:  # whatever a tracker, its files or its network raises: a training does not end by it
+        except Exception as error:  # no error of a tracker, its files or its network may end a training
             self._retry_at = time.monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
             self.warn(error)
             return None
         self._pause_s, self._warned = PAUSE_S, False
@@ -139,7 +139,7 @@ class Tracker(ABC):
 
 
 def _inside(plan: Plan) -> None:
-    """Refuse a plan, such as one that came with somebody's results, whose names lead out of the output folder."""
+    """Reject a plan whose names lead out of the output folder, such as one copied with other results."""
     trials = [*(planned.trial for planned in plan.trials), *plan.prerequisites]
     trials += [planned.trial for tuning in plan.tuning for planned in tuning.trials]
     for name in (plan.study, *(part for trial in trials for part in (trial.key, trial.code))):
@@ -147,23 +147,23 @@ def _inside(plan: Plan) -> None:
             raise UserError(f"the plan of this study names {name!r}, which is no name of a folder; it is not delivered")
 
 
-tracker = Slot("tracker", Tracker)  # type: ignore[type-abstract]  # a contract is not built itself
+tracker = Slot("tracker", Tracker)  # type: ignore[type-abstract]  # the abstract class itself is never built
 
 
 @tracker.register("none")
 class Untracked(Tracker):
-    """Shows them nowhere; the report is written all the same, and ``vitlab sync`` can show them later."""
+    """No tracking; the report is still written, and ``vitlab sync`` can deliver the trials later."""
 
     title = ""
 
     def __init__(self, plan: Plan | None = None, store: Store | None = None, run: RunSpec | None = None) -> None:
-        pass  # it needs none of it
+        pass
 
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
         return None
 
     def update(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
         return None

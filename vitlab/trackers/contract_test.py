@@ -1,8 +1,8 @@
-"""A rehearsal of what happens to a tracker: deliveries that break off, trials trained anew, without a training.
+"""Contract test of trackers: interrupted deliveries and retrained trials, simulated without training.
 
-Two output folders hold the same journals.  One is delivered in one go, the other in pieces, with a driver that dies
-before it has committed what it delivered; afterwards both hold the same files.  That sees trackers that keep files
-under the output folder; of another it sees that it can be called.
+Two output folders hold the same journals.  One is delivered at once, the other in parts, with a driver that dies
+before it commits a delivery; afterwards both must hold the same files.  Only trackers that write under the output
+folder are compared; of others, the test checks that the methods can be called.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from vitlab.store.result import Circumstances, Measurement, Outcome, Result
 from vitlab.trackers.replay import Replay
 
 STUDY = "rehearsal"
-T_MS = 1_750_000_000_000  #: when it takes place: in June 2025
+T_MS = 1_750_000_000_000  #: time of the first event: in June 2025
 Built = Callable[[Plan, Store, RunSpec], Replay]
 
 
 def rehearse(build: Built, folder: Path) -> None:
-    """Play it.
+    """Run the contract test on a tracker.
 
     Args:
-        build: makes the tracker of a plan.
-        folder: an empty one, to write to.
+        build: builds the tracker of a plan.
+        folder: an empty folder to write to.
 
     Raises:
-        AssertionError: in one sentence, where the tracker does not do what it should.
-        Exception: whatever the tracker raises.
+        AssertionError: if the tracker violates the contract; the message is one sentence.
+        Exception: any exception of the tracker.
     """
     plan = _plan()
     at_once, in_pieces = Store(folder / "at-once"), Store(folder / "in-pieces")
@@ -55,7 +55,7 @@ def rehearse(build: Built, folder: Path) -> None:
     committed = account.read_bytes()
     _train(in_pieces, plan)
     _deliver(build(plan, in_pieces, RunSpec()), final=False)
-    write_bytes(account, committed)  # as if that driver had died before it wrote this
+    write_bytes(account, committed)  # simulates a driver that died before this commit
     _deliver(build(plan, in_pieces, RunSpec()))
     _same(at_once, in_pieces, "a driver that died after it had delivered and before it had committed that")
     _deliver(build(plan, in_pieces, RunSpec()))
@@ -78,8 +78,8 @@ def _deliver(tracker: Replay, *, final: bool = True) -> None:
 
 
 def _same(one: Store, other: Store, after: str) -> None:
-    expected, found = _shown(one), _shown(other)
-    different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    expected, actual = _shown(one), _shown(other)
+    different = sorted(name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name))
     _expect(
         not different,
         f"after {after} there is not what one delivery of the same journals leaves: {', '.join(different)}; what "
@@ -88,7 +88,7 @@ def _same(one: Store, other: Store, after: str) -> None:
 
 
 def _shown(store: Store) -> dict[str, bytes]:
-    """What a tracker has written, but for the account of it."""
+    """Return the files that a tracker has written, without its delivery record."""
     return {name: content for name, content in _files(store.root).items() if not name.startswith(("trials", "studies"))}
 
 
@@ -96,11 +96,11 @@ def _files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
-# -- what is rehearsed with -------------------------------------------------------------------------------------------
+# -- synthetic study --------------------------------------------------------------------------------------------------
 
 
 def _plan() -> Plan:
-    """Two arms of two seeds."""
+    """Return a plan of two arms with two seeds each."""
     arms = (Arm("baseline", {}), Arm("position=none", {"model.position": "none"}, baseline="baseline"))
     trials = []
     for number, arm in enumerate(arms):
@@ -116,7 +116,7 @@ def _plan() -> Plan:
 
 
 def _train(store: Store, plan: Plan, *, events: int | None = None, began: int = T_MS, value: float = 1.0) -> None:
-    """Write the journals, their first ``events`` lines, or all of them and a result."""
+    """Write the first ``events`` lines of the journals; by default all lines and a result."""
     for number, planned in enumerate(plan.trials):
         folder = store.trial(planned.trial.key, planned.trial.code)
         history = [
@@ -134,6 +134,6 @@ def _train(store: Store, plan: Plan, *, events: int | None = None, began: int = 
             folder.finish(Result(planned.trial.key, planned.trial.code, "done", outcome, around))
 
 
-def _expect(holds: bool, sentence: str) -> None:
+def _expect(holds: bool, message: str) -> None:
     if not holds:
-        raise AssertionError(sentence)
+        raise AssertionError(message)

@@ -1,7 +1,7 @@
-"""Saved views of MLflow's comparison page, so that it is useful as it opens.
+"""Saved views of MLflow's comparison page, so that the page shows useful charts when it opens.
 
-A view is an experiment tag holding JSON, and the format is the user interface's own: where a version of MLflow reads
-it no more, the page opens as it always does.  Nothing else depends on it.
+A view is an experiment tag that holds JSON in the user interface's own format.  A version of MLflow that does not
+support the format opens its default page.  Nothing else depends on the views.
 """
 
 from __future__ import annotations
@@ -19,63 +19,63 @@ ARMS, TRIALS, SUMMARY = "vitlab-arms", "vitlab-trials", "vitlab-summary"
 
 LOADED = 100  #: runs the page loads at once
 ORDER = "vitlab.order"
-"""The tag that runs are sorted by: of more than the page loads, the first seed of every arm goes before the second."""
+"""Tag by which runs are sorted: the first seed of every arm precedes the second, because the page loads few runs."""
 
-LIMIT = 20_000  #: characters MLflow holds in an experiment tag
-RUNS = 100  #: bars in one chart at most
+LIMIT = 20_000  #: maximum length of an experiment tag in MLflow
+RUNS = 100  #: maximum number of bars in one chart
 
 PALETTE = (
     *("#a6630c", "#c83243", "#b45091", "#8a63bf", "#434a93", "#137dae", "#04867d", "#308613", "#facb66", "#1f272d"),
     *("#445461", "#5f7281", "#8396a5", "#93320b", "#be501e", "#de7921", "#f2be88", "#115026", "#277c43", "#3ba65e"),
     *("#8ddda8", "#9e102c", "#c82d4c", "#e65b77", "#f792a6", "#0e538b", "#2272b4", "#4299e0", "#8acaff"),
 )
-"""Colours the page gives to groups, by a checksum of the group's name."""
+"""Colours of groups on the page, indexed by a checksum of the group's name."""
 
 KEYS = (("tag", "arm"), ("param", "arm"), ("tag", "vitlab.arm"))
-"""Where the arm of a run stands, and so what runs can be grouped by."""
+"""Tags and parameters that hold the arm of a run, by which runs can be grouped."""
 
-AXES = 8  #: parameters on one parallel plot at most
+AXES = 8  #: maximum number of parameters on one parallel plot
 OUTCOMES = ("final/train/loss", "cost/macs", "cost/wall_s")
-"""What stands beside the judged metric on the axes of a parallel plot."""
+"""Metrics on the axes of a parallel plot besides the study's metric."""
 
 Section = tuple[str, Sequence[str], bool]
-"""Title, the metrics charted in it, and whether it is open."""
+"""Title of a section, its charted metrics, and True if it is open."""
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """Axes of a plot of parallel coordinates: a line per run, from what was varied to what came of it."""
+    """Axes of a parallel-coordinates plot: one line per run, from its varied parameters to its metrics."""
 
     params: Sequence[str]
     metrics: Sequence[str]
 
     @property
-    def drawn(self) -> bool:
-        """Whether there is something on either side; MLflow draws no plot of one axis."""
+    def is_drawable(self) -> bool:
+        """True if there are both parameters and metrics; MLflow draws no plot of one axis."""
         return bool(self.params) and bool(self.metrics)
 
 
 def tag(view: str) -> str:
-    """The experiment tag a view stands in; ``view`` is what a link names it by."""
+    """Return the experiment tag that stores a view; ``view`` is its id in links."""
     return f"mlflow.sharedViewState.{view}"
 
 
 def comparison_query(view: str) -> str:
-    """What an address of the comparison page says after its question mark, to be opened with a saved view."""
+    """Return the query string that opens the comparison page with a saved view."""
     return f"workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey={view}"
 
 
 def save(client: Any, experiment: str, states: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
-    """Write views, by id their name and state, that are not there yet or are not the same.
+    """Write the views, given as id to name and state, that are missing or outdated.
 
-    A view that a server has no room for, as those before 3.13 may not, is left out.
+    Views that exceed the server's limit, which may be lower before MLflow 3.13, are omitted.
     """
     from mlflow.exceptions import MlflowException
 
-    there = client.get_experiment(experiment)
+    stored = client.get_experiment(experiment)
     for view, (name, state) in states.items():
-        value = envelope(name, state, there.creation_time or 0)
-        if there.tags.get(tag(view)) == value or len(value) > LIMIT:
+        value = envelope(name, state, stored.creation_time or 0)
+        if stored.tags.get(tag(view)) == value or len(value) > LIMIT:
             continue
         try:
             client.set_experiment_tag(experiment, tag(view), value)
@@ -85,9 +85,9 @@ def save(client: Any, experiment: str, states: Mapping[str, tuple[str, Mapping[s
 
 
 def sections(metrics: Iterable[str], headline: str) -> list[Section]:
-    """Sort metric names into sections, the answer first: the judged metric, as bars and as a curve, and the loss.
+    """Sort metric names into sections: the study's metric and the loss, final values, curves, costs, and others.
 
-    Then follow final values, curves, what they cost, and what one rarely asks for.  ``headline`` is the judged metric.
+    ``headline`` is the study's metric; the first section shows it as bars and as a curve.
     """
     names = set(metrics)
 
@@ -96,32 +96,32 @@ def sections(metrics: Iterable[str], headline: str) -> list[Section]:
         order = ("val", "test", "train").index(group) if group in ("val", "test", "train") else 3
         return (order, metric != headline.partition("/")[2], name)
 
-    answer = [name for name in (f"final/{headline}", f"best/{headline}", headline, "train/loss") if name in names]
-    rest = sorted((name for name in names - set(answer) if not name.endswith("/lr")), key=rank)
+    primary = [name for name in (f"final/{headline}", f"best/{headline}", headline, "train/loss") if name in names]
+    rest = sorted((name for name in names - set(primary) if not name.endswith("/lr")), key=rank)
     final = [name for name in rest if name.startswith(("final/", "best/"))]
     curves = [name for name in rest if name.startswith(("val/", "train/"))]  # the test split is measured only once
     cost = [name for name in rest if name.startswith("cost/")]
-    other = sorted(names - {*answer, *final, *curves, *cost})
-    found = [(headline, answer, True), ("Final values", final, True), ("Curves", curves, True)]
-    return [section for section in (*found, ("Cost", cost, True), ("Other", other, False)) if section[1]]
+    other = sorted(names - {*primary, *final, *curves, *cost})
+    groups = [(headline, primary, True), ("Final values", final, True), ("Curves", curves, True)]
+    return [section for section in (*groups, ("Cost", cost, True), ("Other", other, False)) if section[1]]
 
 
 def summary_sections(metrics: Iterable[str], headline: str) -> list[Section]:
-    """Sections of the experiment of summaries: the judged metric, then the means of all others, then the rest."""
+    """Return the sections of the summary experiment: the study's metric, the means of other metrics, and the rest."""
     names = set(metrics)
-    judged = [name for what in ("mean", "low", "high", "sd", "n") if (name := f"{what}/{headline}") in names]
-    means = sorted(name for name in names - set(judged) if name.startswith("mean/"))
-    rest = sorted(names - {*judged, *means})
-    found = [(headline, judged, True), ("Means", means, True), ("Other", rest, False)]
-    return [section for section in found if section[1]]
+    primary = [name for statistic in ("mean", "low", "high", "sd", "n") if (name := f"{statistic}/{headline}") in names]
+    means = sorted(name for name in names - set(primary) if name.startswith("mean/"))
+    rest = sorted(names - {*primary, *means})
+    groups = [(headline, primary, True), ("Means", means, True), ("Other", rest, False)]
+    return [section for section in groups if section[1]]
 
 
 def axes(varied: Sequence[str], metrics: Iterable[str], headline: str) -> Parallel:
-    """The axes for trials: what was varied, the judged metric, its value on the test split, the loss, the cost."""
+    """Return the axes for trials: varied parameters, the study's metric, its test value, the loss and the costs."""
     names = set(metrics)
     test = f"final/test/{headline.partition('/')[2]}"
-    wanted = dict.fromkeys((f"best/{headline}", f"final/{headline}", test, *OUTCOMES))
-    return Parallel(list(varied)[:AXES], [name for name in wanted if name in names])
+    candidates = dict.fromkeys((f"best/{headline}", f"final/{headline}", test, *OUTCOMES))
+    return Parallel(list(varied)[:AXES], [name for name in candidates if name in names])
 
 
 def comparison(
@@ -133,33 +133,31 @@ def comparison(
     parallel: Parallel | None = None,
     images: Mapping[str, int] = {},
 ) -> dict[str, Any]:
-    """The state of a view.
+    """Return the state of a view.
 
     Args:
-        charts: what to chart.
+        charts: the sections of charts.
         columns: columns of the table, such as ``tags.`seed```.
         kind: the ``vitlab.kind`` of the runs to show.
-        arms: where one bar and one line shall stand for each arm, the mean of its runs: the arms.
-        parallel: the axes of a plot of parallel coordinates.  Of runs that are grouped, MLflow draws none with a
-            parameter that is no number.
-        images: keys of images to the step to begin with.  Of runs that are grouped, MLflow shows none.
+        arms: arms to show as one bar and one line each, the mean of their runs; empty to show every run.
+        parallel: the axes of a parallel-coordinates plot.  For grouped runs, MLflow draws only numeric parameters.
+        images: image keys and the first step of each.  For grouped runs, MLflow shows no images.
     """
     chart_list: list[dict[str, Any]] = []
     section_list: list[dict[str, Any]] = []
 
     def section(title: str, opened: bool, columns: int) -> str:
         name = f"vitlab-section-{len(section_list)}"
-        shown = {"uuid": name, "name": title, "display": opened, "isReordered": False, "columns": columns}
-        section_list.append(shown)
+        section_list.append({"uuid": name, "name": title, "display": opened, "isReordered": False, "columns": columns})
         return name
 
     for index, (title, metrics, opened) in enumerate(charts):
-        if index == 1 and parallel is not None and parallel.drawn:  # the answer stands before it
+        if index == 1 and parallel is not None and parallel.is_drawable:  # after the section of the study's metric
             chart_list.append(_parallel(parallel, section("What came of what was varied", True, 1)))
         place = section(title, opened, 3 if index else 2)
         chart_list += [_chart(name, place) for name in metrics]
     for title, keys in _albums(images).items():
-        place = section(title, True, 1)  # as many runs side by side as there is room for
+        place = section(title, True, 1)  # one column, so that as many runs as possible stand side by side
         chart_list += [_images(name, images[name], place) for name in keys]
     mode, key = group_key(arms)
     by_arm = {"aggregateFunction": "average", "groupByKeys": [{"mode": mode, "groupByData": key}]}
@@ -186,10 +184,10 @@ def comparison(
 
 
 def group_key(arms: Sequence[str]) -> tuple[str, str]:
-    """What to group runs by, so that no two arms look alike.
+    """Return the mode and key to group runs by that give the arms the most distinct colours.
 
-    A group's colour cannot be chosen, it follows from its name, and of five arms two are likely to share one.  So of
-    the keys that hold the arm the one is taken under which the most similar two differ most, then the next two.
+    A group's colour follows from its name and cannot be chosen; of five arms, two are likely to share one.  Among the
+    keys that hold the arm, the chosen one maximises the smallest colour difference, then the second smallest.
     """
 
     def differences(key: tuple[str, str]) -> list[int]:
@@ -200,7 +198,7 @@ def group_key(arms: Sequence[str]) -> tuple[str, str]:
 
 
 def group_colour(group: str) -> str:
-    """The page's colour of a group."""
+    """Return the page's colour of a group."""
     low = high = 0
     for character in group:
         low = (low + ord(character)) % 255
@@ -209,12 +207,12 @@ def group_colour(group: str) -> str:
 
 
 def envelope(name: str, state: Mapping[str, Any], made_ms: int) -> str:
-    """The tag's value.  A state too long for a tag is compressed, as the page itself would do."""
+    """Return the tag's value; a state that exceeds the limit is compressed, as on the page itself."""
     text = json.dumps(state, separators=(",", ":"))
-    whole = _envelope(name, text, made_ms)
-    if len(whole) > LIMIT:
-        whole = _envelope(name, f"deflate;{base64.b64encode(zlib.compress(text.encode(), 9)).decode()}", made_ms)
-    return whole
+    value = _envelope(name, text, made_ms)
+    if len(value) > LIMIT:
+        value = _envelope(name, f"deflate;{base64.b64encode(zlib.compress(text.encode(), 9)).decode()}", made_ms)
+    return value
 
 
 def _envelope(name: str, state: str, made_ms: int) -> str:
@@ -222,22 +220,22 @@ def _envelope(name: str, state: str, made_ms: int) -> str:
 
 
 def _group(mode: str, key: str, arm: str) -> str:
-    """The page's own name of a group."""
+    """Return the page's name of a group."""
     return f"{mode}.{key}.{arm}"
 
 
-def _difference(one: str, other: str) -> int:
-    """Squared distance of two colours."""
-    first, second = bytes.fromhex(one[1:]), bytes.fromhex(other[1:])
+def _difference(colour: str, reference: str) -> int:
+    """Return the squared distance of two colours."""
+    first, second = bytes.fromhex(colour[1:]), bytes.fromhex(reference[1:])
     return sum((a - b) ** 2 for a, b in zip(first, second, strict=True))
 
 
 def _albums(images: Iterable[str]) -> dict[str, list[str]]:
-    """Title to the images under it."""
-    found: dict[str, list[str]] = {}
+    """Return image keys by section title."""
+    albums: dict[str, list[str]] = {}
     for name in sorted(images):
-        found.setdefault(f"Images: {name.rpartition('/')[0] or name}", []).append(name)
-    return found
+        albums.setdefault(f"Images: {name.rpartition('/')[0] or name}", []).append(name)
+    return albums
 
 
 def _parallel(axes: Parallel, section: str) -> dict[str, Any]:
@@ -264,7 +262,7 @@ def _images(key: str, step: int, section: str) -> dict[str, Any]:
         "runsCountToCompare": RUNS,
         "imageKeys": [key],
         "step": step,
-        "showRunParams": False,  # they would leave no room for the picture
+        "showRunParams": False,  # parameters would leave no room for the picture
         "displayName": key,
     }
 

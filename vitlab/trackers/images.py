@@ -1,10 +1,10 @@
-"""A trial's pictures as MLflow shows images: by key and step, side by side for the runs of a page.
+"""A trial's pictures as MLflow images: by key and step, side by side for the runs of a page.
 
-The step of a confusion matrix is the training's last one; that of an explanation is the number of its test image, so
-that the page's slider goes from image to image.
+The step of a confusion matrix is the last training step; that of an explanation is the number of its test image, so
+that the page's slider moves from image to image.
 
-MLflow's own client gives each file a random name, by which a second delivery would show a picture twice.  Here the
-name follows from what is shown.
+MLflow's client gives each file a random name, so a second delivery would show a picture twice.  Here the name is
+derived from key and step.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import pandas as pd
     from PIL.Image import Image
 
-FOLDER = "images"  #: of a run's artifacts, where the page looks
-TAG = "mlflow.loggedImages"  #: says that it has something to look for
-SMALL = 256  #: pixels along the longer side of what the page shows of a picture
-KEY = re.compile(r"[a-zA-Z0-9_\-./ ]+")  #: what the page can read
-LABELS = 30  #: classes of a confusion matrix that are named
+FOLDER = "images"  #: artifact folder in which the page expects images
+TAG = "mlflow.loggedImages"  #: tag of runs that have images
+SMALL = 256  #: longer side of the page's thumbnails in pixels
+KEY = re.compile(r"[a-zA-Z0-9_\-./ ]+")  #: keys that the page supports
+LABELS = 30  #: maximum number of classes whose names are drawn in a confusion matrix
 
 
 class Picture(NamedTuple):
@@ -35,15 +35,15 @@ class Picture(NamedTuple):
 
 
 def write(pictures: Iterable[Picture], t: int, into: Path) -> dict[str, int]:
-    """Write pictures under the names the page reads them by, each whole and small.
+    """Write pictures, each in full size and as a thumbnail, under the file names that the page expects.
 
     Args:
-        pictures: of one run.
-        t: milliseconds since 1970, when the trial ended.
-        into: a folder.
+        pictures: pictures of one run.
+        t: end of the trial in milliseconds since 1970.
+        into: the destination folder.
 
     Returns:
-        key to its first step.
+        The first step of each key.
     """
     steps: dict[str, int] = {}
     for key, step, image in pictures:
@@ -56,8 +56,8 @@ def write(pictures: Iterable[Picture], t: int, into: Path) -> dict[str, int]:
     return steps
 
 
-def explained(folder: Path) -> Iterator[Picture]:
-    """The pictures of the test images that a trial's model was explained on."""
+def explanations(folder: Path) -> Iterator[Picture]:
+    """Yield a trial's explanation pictures, whose step is the number of the test image."""
     from PIL import Image
 
     for place in sorted(folder.glob("explain/test-*")):
@@ -70,7 +70,7 @@ def explained(folder: Path) -> Iterator[Picture]:
 
 
 def confusion(split: str, step: int, table: pd.DataFrame) -> Picture:
-    """A confusion matrix, each row as shares of its label."""
+    """Draw a confusion matrix whose rows are normalised to shares of the label."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -78,10 +78,10 @@ def confusion(split: str, step: int, table: pd.DataFrame) -> Picture:
 
     classes = [str(name) for name in table.index]
     figure = Figure(figsize=(5, 4.5))
-    axes = figure.add_axes((0.13, 0.12, 0.66, 0.8))  # a layout solved for would take three times as long
+    axes = figure.add_axes((0.13, 0.12, 0.66, 0.8))  # a fixed layout is three times as fast as a solved one
     shares = table.to_numpy() / table.to_numpy().sum(1, keepdims=True).clip(1)
-    shown = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(shown, cax=figure.add_axes((0.82, 0.12, 0.03, 0.8)), label="share of the label")
+    heatmap = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(heatmap, cax=figure.add_axes((0.82, 0.12, 0.03, 0.8)), label="share of the label")
     if len(classes) <= LABELS:
         axes.set_xticks(range(len(classes)), classes, rotation=90 if max(map(len, classes)) > 3 else 0)
         axes.set_yticks(range(len(classes)), classes)

@@ -1,7 +1,7 @@
-"""The MLflow tracker: a study is an experiment, its trials are runs side by side, and one run holds the study itself.
+"""MLflow tracker: a study is an experiment with one run per trial and one run for the study itself.
 
-Everything is delivered by the driver, from the journals, and can be delivered again: see :mod:`vitlab.trackers.trials`.
-Runs are not nested, because MLflow's comparison page is empty for children; they are grouped by the tag ``arm``.
+The driver delivers everything from the journals and can repeat a delivery: see :mod:`vitlab.trackers.trials`.  Runs are
+not nested, because MLflow's comparison page is empty for children; they are grouped by the tag ``arm``.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from vitlab.trackers import arms, dashboard, description, records, service
 from vitlab.trackers.address import comparison_link, locate, public
 from vitlab.trackers.base import Tracker, tracker
 from vitlab.trackers.cursor import Offsets
-from vitlab.trackers.models import Models, chosen
+from vitlab.trackers.models import Models, select_trials
 from vitlab.trackers.source import source_tags
-from vitlab.trackers.tracked_trials import TUNING, shown
+from vitlab.trackers.tracked_trials import TUNING, tracked_trials
 from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, TrialRuns
 
 log = logging.getLogger(__name__)
 
 ACCOUNT = "mlflow-offsets.json"  #: in the study's folder
-PAUSES_S = (1.0, 2.0)  #: before the last delivery of all is tried again at a server that answers
+PAUSES_S = (1.0, 2.0)  #: before retries of the final delivery to a reachable server
 
 
 @tracker.register("mlflow")
 class MlflowTracker(Tracker):
-    """An experiment of MLflow's: a database under the output folder, or ``run.tracking_uri``."""
+    """MLflow experiment in a database under the output folder, or at ``run.tracking_uri``."""
 
     title = "MLflow"
 
@@ -54,92 +54,92 @@ class MlflowTracker(Tracker):
         """
         Args:
             plan: the study.
-            store: where its trials are.
-            run: how they run.
-            models: whether the trained model of every arm is stored as a model of MLflow's, too.
-            model_seed: of this seed; by default each arm's first.
+            store: the store of its trials.
+            run: the run settings.
+            models: ``arms`` to store one trained model per arm as an MLflow logged model as well.
+            model_seed: seed of the stored models; by default each arm's first.
 
         Raises:
-            UserError: for a URI that MLflow cannot deliver to, or models that nobody keeps.
+            UserError: if MLflow does not support the URI, or the models to store are not kept.
         """
         super().__init__(plan, store, run)
         self.address = locate(run.tracking_uri, store.root)
         service.configure(self.address)
-        self._trials = shown(plan)
-        self._models = chosen(self._trials, model_seed) if models == "arms" else []
+        self._trials = tracked_trials(plan)
+        self._models = select_trials(self._trials, model_seed) if models == "arms" else []
         if models == "arms" and run.keep == "none":
             raise UserError("run.tracker stores models, and run.keep is none: models that are stored must be kept")
         seeds = {item.planned.seed for item in self._trials if item.kind == "trial"}
         if models == "arms" and model_seed is not None and seeds and model_seed not in seeds:
-            known = ", ".join(map(str, sorted(seeds)))
-            raise UserError(f"run.tracker.model_seed is {model_seed}, which no trial has; seeds: {known}")
-        self._next = 0  #: among the trials, where the next delivery begins
+            allowed = ", ".join(map(str, sorted(seeds)))
+            raise UserError(f"run.tracker.model_seed is {model_seed}, which no trial has; seeds: {allowed}")
+        self._next = 0  #: index of the trial at which the next delivery begins
         self._root = f"{socket.gethostname()}:{store.root}"
         self._session: TrialRuns | None = None
-        self._seen = b""  #: the offsets as this process left them
-        self._viewed: Any = None  #: metrics and images that the saved views show
+        self._committed = b""  #: the offsets file as last written by this process
+        self._viewed: Any = None  #: metrics and images in the saved views
 
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str:
         database = self.address.database
         pauses = [0.0] if database is not None else list(PAUSES_S) if final else []
         while True:
             try:
-                if not self.address.awake():
-                    raise ConnectionError(f"no answer from {self.address.said}")
+                if not self.address.is_reachable():
+                    raise ConnectionError(f"no answer from {self.address.public_uri}")
                 with service.quiet():
                     experiment = self._deliver(final=final, until=until, report=report)
                 return comparison_link(self.address.links, experiment, dashboard.ARMS)
             except Exception:
                 self._session = None
-                again = self.address.awake() if database is None else not service.intact(database)
-                if not pauses or not again:
+                retry = self.address.is_reachable() if database is None else not service.intact(database)
+                if not pauses or not retry:
                     raise
             time.sleep(pauses.pop(0))
 
-    # -- one delivery -------------------------------------------------------------------------------------------------
+    # -- trials -------------------------------------------------------------------------------------------------------
 
     def _deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str:
         database = self.address.database
-        if self._seen and database is not None and not service.intact(database):
+        if self._committed and database is not None and not service.intact(database):
             self._session = None
-            if not service.foreign(database):  # else setting it aside says so
+            if not service.foreign(database):  # otherwise setting it aside logs a warning
                 log.warning("%s was deleted or emptied; a new database is filled from the trials.", database)
-        if self._session is None or self._account() != self._seen:  # or another process has delivered since
+        if self._session is None or self._account() != self._committed:  # or another process has delivered since
             self._session = self._open()
-            if final:  # nothing was delivered by this process: what others have is compared
+            if final:  # other processes delivered the trials, so the runs are compared with the journals
                 self._session.verify(self._trials)
         session = self._session
-        trouble: Exception | None = None
+        first_error: Exception | None = None
         begin, count = self._next, len(self._trials)
-        for place in range(begin, begin + count):  # from where the last one was left: no trial waits for ever
+        for place in range(begin, begin + count):  # continues after the last delivery, so that no trial waits forever
             if time.monotonic() > until:
                 self._next = place % count
                 break
             try:
                 session.deliver(self._trials[place % count], final=final)
-            except Exception as error:  # one trial's trouble, such as a file that cannot be read, keeps back no other
-                trouble = trouble or error
-                if not self.address.awake():
+            except Exception as error:  # an error of one trial, such as an unreadable file, delays no other
+                first_error = first_error or error
+                if not self.address.is_reachable():
                     break
         session.offsets.commit()
-        if trouble is not None and (not final or not self.address.awake()):
-            raise trouble
+        if first_error is not None and (not final or not self.address.is_reachable()):
+            raise first_error
         if final and session.created and self.address.artifacts is None:
             session.settle(service.runs(session.client, session.offsets.experiment), self._trials)
         self._views(session)
         if final:
-            self._beside(session, report)
+            self._deliver_study(session, report)
         session.offsets.commit()
-        self._seen = self._account()
-        if trouble is not None:
-            self.warn(trouble)
+        self._committed = self._account()
+        if first_error is not None:
+            self.warn(first_error)
         return session.offsets.experiment
 
     def _open(self) -> TrialRuns:
         """Open a session."""
         client = service.open_client(self.address)
         name = self.plan.study
-        first = {description.NOTE: records.note(self.plan)}  # until there is a report
+        first = {description.NOTE: records.note(self.plan)}  # the description until there is a report
         tags = {"vitlab.study": name}
         experiment = service.experiment(client, name, self.address, f"{name}/trials", tags, first)
         offsets = self._offsets()
@@ -163,15 +163,15 @@ class MlflowTracker(Tracker):
         return Offsets.read(self.folder / ACCOUNT, self.address.name)
 
     def _account(self) -> bytes:
-        """Return the file of offsets as it is; empty where it cannot be read."""
+        """Return the content of the offsets file; empty if it cannot be read."""
         with suppress(OSError):
             return (self.folder / ACCOUNT).read_bytes()
         return b""
 
-    # -- what stands beside the trials --------------------------------------------------------------------------------
+    # -- study --------------------------------------------------------------------------------------------------------
 
     def _views(self, session: TrialRuns) -> None:
-        """Saved views that show every metric and image there is by now."""
+        """Save views of all metrics and images delivered so far."""
         metrics, images = session.offsets.metrics, session.offsets.images
         if (metrics, images) == self._viewed:
             return
@@ -196,34 +196,34 @@ class MlflowTracker(Tracker):
         self._viewed = (list(metrics), dict(images))
 
     def _varied(self, *, numbers: bool = False) -> list[str]:
-        """Parameters that the design varies, in its order; only those that are numbers, if asked.
+        """Return the parameters that the design varies, in its order; with ``numbers``, only numeric ones.
 
-        What belongs to a component is among them where arms of that component differ by it.
+        A component's option is included if arms with that component differ in it.
         """
         params = [item.params for item in self._trials if item.kind == "trial"]
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for path in map(records.key, self.plan.paths):
             for name in params[0] if params else ():
                 if name != path and not name.startswith(f"{path}."):
                     continue
-                values = {own[name] for own in params}
+                values = {item_params[name] for item_params in params}
                 differ = len(values if name == path else values - {records.ABSENT}) > 1
                 if differ and not (numbers and not all(map(_is_number, values))):
-                    found[name] = None
-        return list(found)
+                    names[name] = None
+        return list(names)
 
-    def _beside(self, session: TrialRuns, report: Sequence[Path]) -> None:
-        """The run of the study, the experiment of summaries, the models, and the description that leads to them."""
+    def _deliver_study(self, session: TrialRuns, report: Sequence[Path]) -> None:
+        """Deliver the study's run, the experiment of summaries, the models, and the description that links to them."""
         client, experiment = session.client, session.offsets.experiment
         run = self._study_run(session, report)
-        summary = arms.judged(report, self.plan.analysis.metric)
+        summary = arms.report_points(report, self.plan.analysis.metric)
         links = [
             description.link("arms", experiment, view=dashboard.ARMS),
             description.link("every trial", experiment, view=dashboard.TRIALS),
         ]
         if summary:
             others = arms.finals(self.plan, self.store, self._trials)
-            there = arms.deliver(
+            summary_experiment = arms.deliver(
                 client,
                 self.address,
                 self._root,
@@ -232,7 +232,7 @@ class MlflowTracker(Tracker):
                 others=others,
                 varied=self._varied(),
             )
-            links.append(description.link("arms with their intervals", there, view=dashboard.SUMMARY))
+            links.append(description.link("arms with their intervals", summary_experiment, view=dashboard.SUMMARY))
         links += [
             description.link(path.name, experiment, run, f"report/{path.name}")
             for path in report
@@ -250,39 +250,39 @@ class MlflowTracker(Tracker):
                 description.set_note(client, experiment, text)
 
     def _linked(self, session: TrialRuns) -> list[tuple[str, list[str]]]:
-        """Arm and links to its runs."""
-        found: dict[str, list[str]] = {}
+        """Return the arms and links to their runs."""
+        links: dict[str, list[str]] = {}
         for item in self._trials:
-            known = session.offsets.runs.get(item.identity)
-            if item.kind == "trial" and known is not None:
+            state = session.offsets.runs.get(item.identity)
+            if item.kind == "trial" and state is not None:
                 text = f"s{item.planned.seed}"
-                found.setdefault(item.planned.arm, []).append(
-                    description.link(text, session.offsets.experiment, known.run)
+                links.setdefault(item.planned.arm, []).append(
+                    description.link(text, session.offsets.experiment, state.run)
                 )
-        return list(found.items())
+        return list(links.items())
 
     def _stored_models(self, session: TrialRuns) -> dict[str, str]:
-        """Arm to the id of its model, of those that are wanted and have been trained."""
-        known = [(item, session.offsets.runs.get(item.identity)) for item in self._models]
-        wanted = [(item, session.folder(item), there.run) for item, there in known if there is not None]
-        if not wanted:
+        """Return the model id of each arm whose model is requested and trained."""
+        candidates = [(item, session.offsets.runs.get(item.identity)) for item in self._models]
+        selected = [(item, session.folder(item), state.run) for item, state in candidates if state is not None]
+        if not selected:
             return {}
         models = Models(session.client, session.offsets.experiment, self._root)
-        return models.deliver(wanted, self.plan.analysis)
+        return models.deliver(selected, self.plan.analysis)
 
     def _study_run(self, session: TrialRuns, report: Sequence[Path]) -> str:
-        """The run that holds the study file, the plan and the report."""
+        """Create or update the run that holds the study file, the plan and the report, and return its id."""
         client, experiment = session.client, session.offsets.experiment
         studies = client.search_runs([experiment], filter_string="tags.`vitlab.kind` = 'study'")
-        found = [run for run in studies if run.data.tags.get("vitlab.root") == self._root]
+        existing = [run for run in studies if run.data.tags.get("vitlab.root") == self._root]
         tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self._root}
         tags |= {description.NOTE: records.note(self.plan)}
-        if found:
-            run = str(found[0].info.run_id)
+        if existing:
+            run = str(existing[0].info.run_id)
             for name, value in tags.items():
-                if found[0].data.tags.get(name) != value:
+                if existing[0].data.tags.get(name) != value:
                     client.set_tag(run, name, value)
-            for surplus in found[1:]:
+            for surplus in existing[1:]:
                 client.delete_run(surplus.info.run_id)
         else:
             run = str(
@@ -291,7 +291,7 @@ class MlflowTracker(Tracker):
                 ).info.run_id
             )
         for file in ("study.yaml", "plan.json"):
-            if (self.folder / file).exists():  # its addresses may hold passwords, which are nobody's business here
+            if (self.folder / file).exists():  # their addresses may hold passwords, which are masked
                 client.log_text(run, public((self.folder / file).read_text(encoding="utf-8")), file)
         for path in report:
             client.log_artifact(run, str(path), "report")
@@ -299,10 +299,10 @@ class MlflowTracker(Tracker):
             description.shrink([path for path in report if path.suffix == ".png"], Path(place))
             client.log_artifacts(run, place, description.SMALL)
         statuses = {
-            known.status if known is not None else ""
+            state.status if state is not None else ""
             for item in self._trials
-            if item.kind != TUNING  # a rival may well diverge
-            for known in [session.offsets.runs.get(item.identity)]
+            if item.kind != TUNING  # a tuning candidate may diverge
+            for state in [session.offsets.runs.get(item.identity)]
         }
         if FAILED in statuses:
             status = FAILED

@@ -1,8 +1,8 @@
-"""A trained model per arm as MLflow's logged models, where ``run.tracker`` asks for them: ``models: arms``.
+"""One trained model per arm as an MLflow logged model, enabled by ``models: arms`` in ``run.tracker``.
 
-What is stored is the trial's own: its spec and its weights as safetensors, which hold everything that is needed to
-predict and no code.  ``vitlab.load`` reads the folder that MLflow gives back.  MLflow's own way for PyTorch is not
-taken: it stores either a pickle, which runs code when it is read, or a traced program of one input shape.
+A model consists of the trial's spec and its weights as safetensors, which suffice to predict and hold no code.
+``vitlab.load`` reads the folder that MLflow returns.  MLflow's PyTorch flavour is not used: it stores either a
+pickle, which executes code when loaded, or a traced program of one input shape.
 """
 
 from __future__ import annotations
@@ -17,81 +17,81 @@ from vitlab.spec import Analysis
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Result
 from vitlab.trackers import records
-from vitlab.trackers.tracked_trials import Shown
+from vitlab.trackers.tracked_trials import TrackedTrial
 
 READY = "READY"
 KIND, MODEL, SUPERSEDED = "vitlab.kind", "model", "superseded"
-NAME = re.compile(r"[/:.%\"']")  #: what MLflow takes in no name of a model
+NAME = re.compile(r"[/:.%\"']")  #: characters that MLflow allows in no model name
 
 
-def chosen(trials: Iterable[Shown], seed: int | None) -> list[Shown]:
-    """Of every arm the trial with that seed; by default its first."""
-    found: dict[str, Shown] = {}
+def select_trials(trials: Iterable[TrackedTrial], seed: int | None) -> list[TrackedTrial]:
+    """Return each arm's trial with the given seed; by default its first trial."""
+    selected: dict[str, TrackedTrial] = {}
     for item in trials:
         if item.kind == "trial" and seed in (None, item.planned.seed):
-            found.setdefault(item.planned.arm, item)
-    return list(found.values())
+            selected.setdefault(item.planned.arm, item)
+    return list(selected.values())
 
 
 class Models:
-    """The models of one study in one experiment.  Every method may raise whatever MLflow raises."""
+    """Models of one study in one experiment.  Every method may raise MLflow's exceptions."""
 
     def __init__(self, client: Any, experiment: str, root: str) -> None:
         self.client = client
         self.experiment = experiment
         self.root = root
 
-    def deliver(self, wanted: Sequence[tuple[Shown, TrialFolder, str]], analysis: Analysis) -> dict[str, str]:
-        """Store the models that have been trained and are not there yet.
+    def deliver(self, selected: Sequence[tuple[TrackedTrial, TrialFolder, str]], analysis: Analysis) -> dict[str, str]:
+        """Store the trained models that MLflow does not have yet.
 
         Args:
-            wanted: trial, folder and the id of its run.
-            analysis: says which of a trial's values are its final ones.
+            selected: trials, their folders and the ids of their runs.
+            analysis: the analysis settings, which determine a trial's final values.
 
         Returns:
-            arm to the id of its model.
+            The model id of each arm.
         """
-        there = [model for model in self._all() if model.tags.get("vitlab.root") == self.root]
-        found: dict[str, str] = {}
-        for item, folder, run in wanted:
+        existing = [model for model in self._all() if model.tags.get("vitlab.root") == self.root]
+        model_ids: dict[str, str] = {}
+        for item, folder, run in selected:
             result = folder.result()
             if result is None or result.status != "done" or not folder.usable():
                 continue
             tags = self._tags(item, result)
-            same = [model for model in there if tags.items() <= model.tags.items()]
-            same.sort(key=lambda model: str(model.status) != READY)
-            model = same[0] if same else self._create(item, run, tags | {KIND: MODEL})
+            matching = [model for model in existing if tags.items() <= model.tags.items()]
+            matching.sort(key=lambda model: str(model.status) != READY)
+            model = matching[0] if matching else self._create(item, run, tags | {KIND: MODEL})
             if model.tags.get(KIND) != MODEL:
                 self.client.set_logged_model_tags(model.model_id, {KIND: MODEL})
             if str(model.status) != READY:
                 self._store(model.model_id, folder, item)
                 self._link(model.model_id, run, result, analysis)
                 self.client.finalize_logged_model(model.model_id, READY)
-            for surplus in same[1:]:  # an answer to ``create`` was lost
+            for surplus in matching[1:]:  # duplicates, left by a lost response to ``create``
                 self.client.delete_logged_model(surplus.model_id)
-            for old in there:  # a trial trained anew, or another seed that was asked for before
-                is_old = old.tags.get("arm") == item.planned.arm and old not in same
+            for old in existing:  # of an earlier training of the trial, or of a seed requested before
+                is_old = old.tags.get("arm") == item.planned.arm and old not in matching
                 if is_old and old.tags.get(KIND) != SUPERSEDED:
                     self.client.set_logged_model_tags(old.model_id, {KIND: SUPERSEDED})
-            found[item.planned.arm] = model.model_id
-        return found
+            model_ids[item.planned.arm] = model.model_id
+        return model_ids
 
     def _all(self) -> list[Any]:
-        found: list[Any] = []
+        models: list[Any] = []
         token = None
         while True:
             page = self.client.search_logged_models([self.experiment], page_token=token)
-            found += page
+            models += page
             token = page.token
             if not token:
-                return found
+                return models
 
-    def _tags(self, item: Shown, result: Result) -> dict[str, str]:
+    def _tags(self, item: TrackedTrial, result: Result) -> dict[str, str]:
         trial = item.planned.trial
-        told = {"arm": item.planned.arm, "seed": str(item.planned.seed), "vitlab.root": self.root}
-        return told | {"vitlab.trial": trial.key, "vitlab.code": trial.code, "vitlab.weights": result.outcome.weights}
+        tags = {"arm": item.planned.arm, "seed": str(item.planned.seed), "vitlab.root": self.root}
+        return tags | {"vitlab.trial": trial.key, "vitlab.code": trial.code, "vitlab.weights": result.outcome.weights}
 
-    def _create(self, item: Shown, run: str, tags: Mapping[str, str]) -> Any:
+    def _create(self, item: TrackedTrial, run: str, tags: Mapping[str, str]) -> Any:
         name = f"{NAME.sub('_', item.planned.arm)[:200]} s{item.planned.seed}"
         return self.client.create_logged_model(
             self.experiment,
@@ -102,7 +102,7 @@ class Models:
             model_type="vitlab",
         )
 
-    def _store(self, model: str, folder: TrialFolder, item: Shown) -> None:
+    def _store(self, model: str, folder: TrialFolder, item: TrackedTrial) -> None:
         for file in (folder.spec, folder.weights):
             self.client.log_model_artifact(model, str(file))
         with tempfile.TemporaryDirectory() as place:
@@ -118,7 +118,7 @@ class Models:
             self.client.log_model_artifact(model, str(readme))
 
     def _link(self, model: str, run: str, result: Result, analysis: Analysis) -> None:
-        """The run names the model, and the model the run's final values."""
+        """Link the run to the model and log the run's final values on the model."""
         from mlflow.entities import LoggedModelOutput, Metric
 
         outputs = self.client.get_run(run).outputs

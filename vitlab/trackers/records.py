@@ -1,8 +1,7 @@
-"""What a trial looks like in MLflow: names, parameters, tags, points and files, all as plain values.
+"""Representation of trials in MLflow: names, parameters, tags, points and files as plain values.
 
-Metrics of the journal keep their names, their step (optimizer steps done) and the time they were journalled at, so
-that delivering them again changes nothing.  Final values stand under ``final/`` at step 0, where MLflow draws bars;
-what they cost stands under ``cost/``.
+Metrics of the journal keep their names, steps (optimizer steps) and times, so that delivering them again changes
+nothing.  Final values are stored under ``final/`` at step 0, for which MLflow draws bars, and costs under ``cost/``.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ABSENT = "-"
-"""The value of a parameter that an arm does not have, so that all runs have the same ones."""
+"""Value of a parameter that an arm lacks, so that all runs have the same parameters."""
 
 TAG_LENGTH, PARAM_LENGTH, KEY_LENGTH = 5000, 5000, 250
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#a1508e", "#b07d00", "#3b9bd1", "#7a4a2b", "#1b1e23", "#6e747c", "#cc3311")
-"""Colours of arms, told apart by colour-blind readers."""
+"""Colours of arms, distinguishable by colour-blind readers."""
 
 
 class Point(NamedTuple):
@@ -44,39 +43,39 @@ class Point(NamedTuple):
 
 
 def key(name: str) -> str:
-    """A name MLflow accepts for a metric, parameter or tag."""
+    """Convert a name to one that MLflow accepts for a metric, parameter or tag."""
     name = re.sub(r"[^\w\-. :/]", "_", name).strip("/. ")
-    parts = [part for part in name.split("/") if part.strip(".")]  # MLflow refuses what a path would leave out
+    parts = [part for part in name.split("/") if part.strip(".")]  # MLflow rejects names that are no normalised path
     return "/".join(parts)[:KEY_LENGTH].rstrip("/. ") or "_"
 
 
-# -- what a trial is --------------------------------------------------------------------------------------------------
+# -- parameters and tags ----------------------------------------------------------------------------------------------
 
 
 def flat(spec: Mapping[str, Any]) -> dict[str, str]:
-    """The resolved spec as dotted parameters: a slot stands for its component, its options below it."""
-    found: dict[str, str] = {}
-    _flatten("", spec, found)
-    return {key(path): _clip(value, PARAM_LENGTH) for path, value in found.items()}
+    """Flatten a resolved spec to dotted parameters; a component's type is the value of its slot's own path."""
+    flattened: dict[str, str] = {}
+    _flatten("", spec, flattened)
+    return {key(path): _clip(value, PARAM_LENGTH) for path, value in flattened.items()}
 
 
 def params(trials: Iterable[Trial]) -> dict[str, dict[str, str]]:
-    """Parameters of every trial by its key, each with the same names."""
+    """Return the parameters of every trial by trial key, each with the same names."""
     flattened = {trial.key: flat(trial.spec) for trial in trials}
     names = sorted(set().union(*flattened.values()))
-    return {which: {name: own.get(name, ABSENT) for name in names} for which, own in flattened.items()}
+    return {trial_key: {name: own.get(name, ABSENT) for name in names} for trial_key, own in flattened.items()}
 
 
 def digest(identity: str) -> str:
-    """A data set's identity in the 36 characters MLflow has for it."""
+    """Shorten a data set's identity to the 36 characters that MLflow allows."""
     tail = identity.rpartition(":")[2]
     return (tail if len(tail) >= 8 else identity)[:36]
 
 
 def tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
-    """What tells a trial's run apart, and where it comes from.  What stands in no arm has no such tag."""
+    """Return the tags that identify a trial's run and its origin; a trial of no arm has no arm tags."""
     trial = planned.trial
-    found = {
+    values = {
         **({"arm": planned.arm, "vitlab.arm": planned.arm} if planned.arm else {}),
         "seed": str(planned.seed),
         "vitlab.study": plan.study,
@@ -87,75 +86,79 @@ def tags(plan: Plan, planned: Planned, kind: str) -> dict[str, str]:
         "vitlab.seeds": json.dumps(dict(trial.seeds)),
         ORDER: order(plan, planned.arm, planned.seed),
     }
-    found |= {f"vitlab.needs.{role}": needed for role, needed in trial.needs.items()}
-    return {name: _clip(value, TAG_LENGTH) for name, value in found.items()}
+    values |= {f"vitlab.needs.{role}": dependency for role, dependency in trial.needs.items()}
+    return {name: _clip(value, TAG_LENGTH) for name, value in values.items()}
 
 
 def order(plan: Plan, arm: str, seed: int = 0) -> str:
-    """Sorts runs by seed, and those of one seed as their arms stand in the design; what has no arm comes last."""
-    arms = [known.name for known in plan.arms]
+    """Return a sort key that orders runs by seed, then by arm as in the design; runs without an arm come last."""
+    arms = [item.name for item in plan.arms]
     return f"{seed:09d} {arms.index(arm) if arm in arms else len(arms):06d}"
 
 
 def colours(plan: Plan) -> dict[str, str]:
-    """Arm to colour, for pages that do not group."""
+    """Return the colour of each arm, for pages that do not group runs."""
     return {arm.name: SERIES[index % len(SERIES)] for index, arm in enumerate(plan.arms)}
 
 
-# -- what happened ----------------------------------------------------------------------------------------------------
+# -- points -----------------------------------------------------------------------------------------------------------
 
 
 def points(event: Event) -> list[Point]:
-    """The points of a ``metrics`` event."""
+    """Return the points of a ``metrics`` event."""
     step = int(event.body["step"])
     values = {**event.body["metrics"], "progress/epoch": event.body["epoch"], "progress/images": event.body["images"]}
     return [Point(key(name), storable(float(value)), event.t, step) for name, value in values.items()]
 
 
 def final_points(result: Result, analysis: Analysis) -> list[Point]:
-    """Final values and costs, at step 0."""
-    around, outcome = result.circumstances, result.outcome
-    t = int(around.ended * 1000)
+    """Return final values and costs as points at step 0."""
+    run, outcome = result.circumstances, result.outcome
+    t = int(run.ended * 1000)
     values = {f"final/{name}": value for name, value in outcome.metrics.items()}
-    seen = [moment.metrics[analysis.metric] for moment in outcome.history if analysis.metric in moment.metrics]
-    finite = [value for value in seen if math.isfinite(value)]
+    history = [moment.metrics[analysis.metric] for moment in outcome.history if analysis.metric in moment.metrics]
+    finite = [value for value in history if math.isfinite(value)]
     if analysis.at == "best" and finite:
         values[f"best/{analysis.metric}"] = (max if analysis.goal == "max" else min)(finite)
-    values |= {"cost/params": around.params, "cost/macs": around.macs, "cost/wall_s": around.wall_s}
-    values |= {"cost/memory_bytes": around.memory_bytes}
-    if around.wall_s > 0:
-        values["cost/images_per_s"] = outcome.images / around.wall_s
+    values |= {
+        "cost/params": run.params,
+        "cost/macs": run.macs,
+        "cost/wall_s": run.wall_s,
+    }
+    values |= {"cost/memory_bytes": run.memory_bytes}
+    if run.wall_s > 0:
+        values["cost/images_per_s"] = outcome.images / run.wall_s
     return [Point(key(name), storable(float(value)), t, 0) for name, value in values.items()]
 
 
 def storable(value: float) -> float:
-    """The value, or NaN for an infinity: MLflow stores the largest number there is, and a chart shows nothing else."""
+    """Replace an infinity by NaN: MLflow would store the largest float, which hides all else in a chart."""
     return math.nan if math.isinf(value) else value
 
 
 def result_tags(result: Result) -> dict[str, str]:
-    """How a result came about."""
-    around, outcome = result.circumstances, result.outcome
-    found = {
+    """Return the tags that describe a result and its circumstances."""
+    circumstances, outcome = result.circumstances, result.outcome
+    values = {
         "vitlab.status": result.status,
-        "vitlab.host": around.host,
-        "vitlab.attempts": str(around.attempts),
+        "vitlab.host": circumstances.host,
+        "vitlab.attempts": str(circumstances.attempts),
         "vitlab.weights": outcome.weights,
     }
     moments = [outcome.metrics, *(moment.metrics for moment in outcome.history)]
-    strange = sorted({name for metrics in moments for name, value in metrics.items() if not math.isfinite(value)})
-    if strange:
-        found["vitlab.nonfinite"] = ", ".join(strange)
-    found |= {f"vitlab.version.{key(name)}": version for name, version in around.versions.items()}
-    found |= {f"vitlab.numerics.{key(name)}": text(value) for name, value in around.numerics.items()}
-    return {name: _clip(value, TAG_LENGTH) for name, value in found.items()}
+    nonfinite = sorted({name for metrics in moments for name, value in metrics.items() if not math.isfinite(value)})
+    if nonfinite:
+        values["vitlab.nonfinite"] = ", ".join(nonfinite)
+    values |= {f"vitlab.version.{key(name)}": version for name, version in circumstances.versions.items()}
+    values |= {f"vitlab.numerics.{key(name)}": text(value) for name, value in circumstances.numerics.items()}
+    return {name: _clip(value, TAG_LENGTH) for name, value in values.items()}
 
 
-# -- what it left behind ----------------------------------------------------------------------------------------------
+# -- files and descriptions -------------------------------------------------------------------------------------------
 
 
 def history_csv(result: Result) -> str:
-    """Every measurement as a row: ``step, epoch, images`` and a column per metric."""
+    """Format the measurements as CSV with the columns ``step, epoch, images`` and one column per metric."""
     history = result.outcome.history
     names = list(dict.fromkeys(name for moment in history for name in moment.metrics))
     out = io.StringIO()
@@ -167,9 +170,9 @@ def history_csv(result: Result) -> str:
 
 
 def confusion(predictions: Path) -> dict[str, pd.DataFrame]:
-    """Split to confusion matrix: a row per label, a column per prediction.  Empty where images have no one label.
+    """Return a confusion matrix (labels by predictions) per split; empty if images have no single label.
 
-    What is no plain word is no split: it would become the name of a file.
+    Splits whose name is not a plain word are omitted, because the name becomes part of a file name.
     """
     import pandas as pd
     from pyarrow import parquet
@@ -177,30 +180,30 @@ def confusion(predictions: Path) -> dict[str, pd.DataFrame]:
     if not {"split", "label", "prediction"} <= set(parquet.read_schema(predictions).names):
         return {}
     frame = pd.read_parquet(predictions, columns=["split", "label", "prediction"])
-    found = {}
+    tables = {}
     for split, rows in frame[frame["split"].str.fullmatch(r"\w+")].groupby("split", sort=True):
         classes = sorted({*rows["label"].tolist(), *rows["prediction"].tolist()})
         table = pd.crosstab(rows["label"], rows["prediction"]).reindex(index=classes, columns=classes, fill_value=0)
-        found[str(split)] = table
-    return found
+        tables[str(split)] = table
+    return tables
 
 
 def arm_points(values: Mapping[str, Sequence[float]], alpha: float) -> dict[str, float]:
-    """Mean, standard deviation and t-interval of each metric over the seeds of an arm; what is unknown is left out."""
+    """Return mean, standard deviation and t-interval of each metric over an arm's seeds, without undefined values."""
     from vitlab.statistics import mean_interval
 
-    found: dict[str, float] = {}
+    points: dict[str, float] = {}
     for name, seeds in values.items():
         summary = mean_interval([value for value in seeds if math.isfinite(value)], alpha)
-        for what in ("mean", "sd", "low", "high", "n"):
-            value = float(getattr(summary, what))
+        for statistic in ("mean", "sd", "low", "high", "n"):
+            value = float(getattr(summary, statistic))
             if math.isfinite(value):
-                found[key(f"{what}/{name}")] = value
-    return found
+                points[key(f"{statistic}/{name}")] = value
+    return points
 
 
 def note(plan: Plan) -> str:
-    """The experiment's description, in Markdown: the question and the arms."""
+    """Return the experiment's initial description in Markdown: the question and the arms."""
     rows = [f"| {_cell(arm.name)} | {_cell(arm.baseline or '')} | {_cell(arm.skip)} |" for arm in plan.arms]
     lines = [
         f"**{plan.question or plan.study}**",
@@ -221,22 +224,19 @@ def note(plan: Plan) -> str:
     return _clip("\n".join(lines), TAG_LENGTH)
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
-def _flatten(path: str, value: Any, found: dict[str, str]) -> None:
+def _flatten(path: str, value: Any, into: dict[str, str]) -> None:
     if not isinstance(value, Mapping) or not value:
-        found[path] = text(value) if not isinstance(value, float) else repr(value)
+        into[path] = text(value) if not isinstance(value, float) else repr(value)
         return
-    if {"data", "model", "train"} <= set(value) and path:  # a trial inside a trial is told by what it trains
+    if {"data", "model", "train"} <= set(value) and path:  # summarises a nested trial by its model and data
         model, data = (text(dict(value[part]).get("type", value[part])) for part in ("model", "data"))
-        found[path] = f"{model} trained on {data}"
+        into[path] = f"{model} trained on {data}"
         return
     if isinstance(value.get("type"), str):
-        found[path] = value["type"]
+        into[path] = value["type"]
     for name, item in value.items():
         if name != "type" or not isinstance(item, str):
-            _flatten(f"{path}.{name}" if path else str(name), item, found)
+            _flatten(f"{path}.{name}" if path else str(name), item, into)
 
 
 def _clip(value: str, length: int) -> str:

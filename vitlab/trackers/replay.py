@@ -1,8 +1,8 @@
-"""Replay: the journals of a study's trials handed to a tracker piece by piece, each piece once.
+"""Replay of trial journals into a tracker, exactly once per event.
 
-How far each trial has been delivered stands in the study's folder, in ``<title>-offsets.json``: the place in the
-journal, and the tracker's own mark, written together after every delivery.  Without that file everything is delivered
-anew, with no mark, which a tracker takes for the beginning.
+The file ``<title>-offsets.json`` in the study's folder records, for each trial, the journal offset and the tracker's
+mark, written together after every delivery.  Without that file everything is delivered again without a mark, which a
+tracker treats as the beginning.
 """
 
 from __future__ import annotations
@@ -20,143 +20,142 @@ from pydantic import TypeAdapter
 from vitlab.store.folders import Event, TrialFolder, read_json, write_json
 from vitlab.store.result import Result
 from vitlab.trackers.base import Tracker
-from vitlab.trackers.tracked_trials import Shown, began_at, shown, size_of
+from vitlab.trackers.tracked_trials import TrackedTrial, began_at, size_of, tracked_trials
 
 Cursor: TypeAlias = Any
-"""Says how far a place has come with a trial, such as the name and the length of a file.  Any JSON value but null."""
+"""Position of a destination within a trial, such as the name and length of a file: any JSON value but null."""
 
 
 @dataclass(frozen=True)
 class End:
-    """How a trial ended, for now: one that was stopped, or failed, may be taken up again."""
+    """Ending of a trial; a stopped or failed trial may be resumed later."""
 
     how: Literal["done", "diverged", "failed", "stopped"]
-    t: int  #: milliseconds since 1970; 0 where nobody knows
-    reason: str = ""  #: one sentence where it did not end well
-    result: Result | None = None  #: None where it ended without one
+    t: int  #: milliseconds since 1970; 0 if unknown
+    reason: str = ""  #: one sentence if the trial diverged or failed
+    result: Result | None = None  #: None if the trial ended without one
 
 
 @dataclass(frozen=True)
 class TrialUpdate:
-    """What is new of one trial."""
+    """New events of one trial."""
 
-    item: Shown  #: who it is: its name, arm, seed and parameters
-    folder: TrialFolder  #: where its files are, such as explanations
-    began: int  #: milliseconds since 1970; tells this training from an earlier one of the same trial
-    events: tuple[Event, ...]  #: of the journal, in order, each handed over once
-    end: End | None = None  #: handed over once
+    item: TrackedTrial  #: the trial's name, arm, seed and parameters
+    folder: TrialFolder  #: the trial's files, such as explanations
+    began: int  #: milliseconds since 1970; identifies this training among those of the same trial
+    events: tuple[Event, ...]  #: events of the journal in order, each delivered once
+    end: End | None = None  #: delivered once
 
 
 class Replay(Tracker):
-    """A tracker that is handed the journals; see :mod:`vitlab.trackers.base` for what it defines."""
+    """Tracker that receives the journals' events; :mod:`vitlab.trackers.base` lists the methods to define."""
 
     @abstractmethod
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
-        """Store what is new of a trial.  May raise anything; the same news then come again.
+        """Store the new events of a trial.  May raise any exception; the same events are then delivered again.
 
         Args:
-            news: what is to be stored.
-            mark: what the last ``write`` for this trial returned, as far as that was committed.  What is stored behind
-                it is these same news, from a delivery that broke off.  None: whatever is stored of this trial is to be
-                replaced.
+            news: the events to store.
+            mark: the last committed return value of ``write`` for this trial.  Anything stored after it comes from an
+                interrupted delivery of these same events.  None: replace everything that is stored of this trial.
 
         Returns:
-            the new mark.
+            The new mark.
         """
 
     @abstractmethod
     def finish(self, report: Sequence[Path]) -> str | None:
-        """Store what stands beside the trials, such as the study file and the report.  Called often, alike.
+        """Store the study's own files, such as the study file and the report.  Called repeatedly; must be idempotent.
 
         Returns:
-            the address to look at, or a command that shows it.
+            The address to open, or a command that shows it.
         """
 
     def holds(self, mark: Cursor) -> bool:
-        """Whether all is there up to a mark; if not, the trial is delivered anew, without a mark."""
+        """Return True if everything up to a mark is stored; otherwise the trial is delivered again without a mark."""
         return True
 
     def drop(self, mark: Cursor) -> None:
-        """What this mark stands for is no part of the study any more: another design, other code, a new training."""
+        """Handle a trial that left the study, because of another design, other code or a new training."""
 
     def place(self) -> str:
-        """Names where this delivers to: what one place has, another has not."""
+        """Return the name of the destination; deliveries are recorded per destination."""
         return self.title
 
-    # -- the account --------------------------------------------------------------------------------------------------
+    # -- delivery -----------------------------------------------------------------------------------------------------
 
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
         account = _Account.read(self.folder / f"{self.title.lower()}-offsets.json", self.place())
-        items = shown(self.plan)
-        trouble: Exception | None = None
+        items = tracked_trials(self.plan)
+        first_error: Exception | None = None
         try:
             current = {item.identity for item in items}
-            for identity in [known for known in account.trials if known not in current]:
+            for identity in [name for name in account.trials if name not in current]:
                 try:
                     self.drop(account.trials[identity].mark)
                     del account.trials[identity]
-                except Exception as error:  # the trouble with one trial keeps back no other
-                    trouble = trouble or error
+                except Exception as error:  # an error of one trial delays no other
+                    first_error = first_error or error
             for item in items:
                 if time.monotonic() > until:
                     break
                 try:
                     self._bring_up(item, account, final)
                 except Exception as error:
-                    trouble = trouble or error
+                    first_error = first_error or error
         finally:
             account.commit()
-        if trouble is not None:
-            raise trouble
+        if first_error is not None:
+            raise first_error
         return self.finish(report) if final else None
 
-    def _bring_up(self, item: Shown, account: _Account, final: bool) -> None:
+    def _bring_up(self, item: TrackedTrial, account: _Account, final: bool) -> None:
         folder = self.store.trial(item.planned.trial.key, item.planned.trial.code)
-        known, size = account.trials.get(item.identity), size_of(folder)
-        if known is not None and not self.holds(known.mark):
-            known = None
-        if known is not None and known.end == "result" and known.offset == size:
+        state, size = account.trials.get(item.identity), size_of(folder)
+        if state is not None and not self.holds(state.mark):
+            state = None
+        if state is not None and state.end == "result" and state.offset == size:
             return
         began = began_at(folder)
-        if known is not None and (known.began != began or known.offset > size):  # it was trained anew since
-            self.drop(known.mark)
+        if state is not None and (state.began != began or state.offset > size):  # the trial was retrained since
+            self.drop(state.mark)
             del account.trials[item.identity]
-            known = None
-        known = known or _Delivered(began=began)
-        events, offset = folder.events(known.offset)
-        last = max([known.last_t, *(event.t for event in events if event.kind != "end")])
+            state = None
+        state = state or _TrialState(began=began)
+        events, offset = folder.events(state.offset)
+        last = max([state.last_t, *(event.t for event in events if event.kind != "end")])
         name, end = _end(folder, last, final)
-        if name == known.end:
+        if name == state.end:
             end = None
         if not events and end is None:
             return
-        mark = self.write(TrialUpdate(item, folder, began, tuple(events), end), known.mark)
-        account.trials[item.identity] = _Delivered(mark, offset, began, name, last)
+        mark = self.write(TrialUpdate(item, folder, began, tuple(events), end), state.mark)
+        account.trials[item.identity] = _TrialState(mark, offset, began, name, last)
 
 
 @dataclass
-class _Delivered:
-    """What a place holds of a trial."""
+class _TrialState:
+    """Delivery state of one trial at one destination."""
 
     mark: Cursor | None = None
     offset: int = 0  #: bytes of the journal
     began: int = 0  #: time of its first event
-    end: str = ""  #: which end was delivered: ``result``, ``stopped``, or a failure with its time
-    last_t: int = 0  #: time of the last event that was no end
+    end: str = ""  #: the delivered ending: ``result``, ``stopped``, or a failure with its time
+    last_t: int = 0  #: time of the last event that is not an ending
 
 
 @dataclass
 class _Account:
-    """What one place holds of a study."""
+    """Delivery state of one study at one destination."""
 
     file: Path
     place: str
-    trials: dict[str, _Delivered]
-    seen: Mapping[str, Any]  #: as it stands in the file
+    trials: dict[str, _TrialState]
+    stored: Mapping[str, Any]  #: content of the file
 
     @classmethod
     def read(cls, file: Path, place: str) -> _Account:
-        """What the file says; what another version has written is dropped, and delivered anew."""
+        """Read the state from a file; what an incompatible version has written is dropped and delivered again."""
         data = (read_json(file, _ACCOUNTS.validate_python) or {}).get(place, {})
         account = cls(file, place, {}, data)
         with suppress(ValueError):
@@ -165,21 +164,21 @@ class _Account:
 
     def commit(self) -> None:
         now = {name: asdict(item) for name, item in self.trials.items()}
-        if now != self.seen:
+        if now != self.stored:
             write_json(self.file, {**(read_json(self.file, _ACCOUNTS.validate_python) or {}), self.place: now})
 
 
 _ACCOUNTS = TypeAdapter(dict[str, dict[str, Any]])  #: by place
-_TRIALS = TypeAdapter(dict[str, _Delivered])
+_TRIALS = TypeAdapter(dict[str, _TrialState])
 
 
 def _end(folder: TrialFolder, last_t: int, final: bool) -> tuple[str, End | None]:
-    """Which end a trial has come to, and what there is to say of it."""
+    """Return the identifier of a trial's ending and the ending; an empty identifier if the trial has not ended."""
     result = folder.result()
     if result is not None:
         return "result", End(result.status, int(result.circumstances.ended * 1000), result.failure, result)
     failure = folder.last_failure()
-    if failure is not None and last_t <= failure.time * 1000:  # it has not begun again since
+    if failure is not None and last_t <= failure.time * 1000:  # not restarted since
         return f"failure {failure.time}", End("failed", int(failure.time * 1000), failure.failure)
     if final and last_t and not folder.held():
         return "stopped", End("stopped", last_t)

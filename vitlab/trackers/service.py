@@ -1,4 +1,4 @@
-"""MLflow's client: opened once, quietly, with few retries, and never on a database that somebody else is making."""
+"""MLflow's client, opened with few log messages and retries, and never on a database under construction."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_AGENT_HINT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    # With MLflow's own, one call to a server that is away takes four minutes to fail.  What fails is delivered again.
+    # With MLflow's defaults, a call to an unreachable server fails after four minutes.  Failed deliveries are retried.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-"""MLflow's settings, which are variables of the environment.  Those that the user has set stay."""
+"""MLflow's settings as environment variables.  Values set by the user take precedence."""
 
 SQLITE = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
-"""For a database file: a pool keeps it open as long as the process lives, even when it was deleted and made anew."""
+"""Setting for a database file: a connection pool would keep a deleted file open as long as the process lives."""
 
 PAGE = 100
-"""Runs asked for at once: a server needs seconds for a thousand, and would be taken to be away."""
+"""Runs per request: a server needs seconds for a thousand, which would exceed the timeout."""
 
-# MLflow prints a traceback of every error of a database, which also reaches us.
+# MLflow logs a traceback of every database error, although the exception is raised as well.
 LOGGERS = {
     "mlflow.store.db.utils": logging.CRITICAL,
     "mlflow": logging.WARNING,
@@ -47,8 +47,8 @@ LOGGERS = {
 def configure(address: Address) -> None:
     """Set MLflow's settings for this process.
 
-    Call it where no other thread copies the environment, as starting a worker does, so not while trials are delivered
-    beside a run: a copy of an environment that changes meanwhile fails.
+    Do not call while another thread may copy the environment, as starting a worker does: a copy fails if the
+    environment changes meanwhile.
     """
     for name, value in {**SETTINGS, **(SQLITE if address.database is not None else {})}.items():
         os.environ.setdefault(name, value)
@@ -56,11 +56,11 @@ def configure(address: Address) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Mute MLflow's news of its database and the deprecations of its libraries."""
+    """Mute MLflow's database messages and the deprecation warnings of its libraries."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", FutureWarning)
-        import mlflow  # noqa: F401  # it configures its loggers, so that they can be muted only now
+        import mlflow  # noqa: F401  # configures its loggers, so they can be muted only after the import
 
         levels = {name: logging.getLogger(name).level for name in LOGGERS}
         for name, level in LOGGERS.items():
@@ -72,8 +72,8 @@ def quiet() -> Iterator[None]:
                 logging.getLogger(name).setLevel(level)
 
 
-class Held(Exception):
-    """Another process has the lock."""
+class LockHeld(Exception):
+    """Error for a lock that another process holds."""
 
 
 @contextmanager
@@ -91,16 +91,16 @@ def lock(file: Path, *, wait_s: float) -> Iterator[None]:
                 break
             except Busy:
                 if time.monotonic() >= until:
-                    raise Held(f"{file} is held by another process") from None
+                    raise LockHeld(f"{file} is held by another process") from None
                 time.sleep(0.1)
         yield
 
 
 def open_client(address: Address) -> Any:
-    """Return an ``MlflowClient`` on the address, whose SQLite database is made first.  Call within `quiet`.
+    """Return an ``MlflowClient`` for the address; a SQLite database is created if needed.  Call within `quiet`.
 
     Raises:
-        ValueError: if the user has named a file that is another program's, or none of SQLite's.
+        ValueError: if the file that the user named is not an MLflow database.
     """
     from mlflow import MlflowClient
 
@@ -112,11 +112,10 @@ def open_client(address: Address) -> Any:
 
 
 def initialise(database: Path) -> None:
-    """Make MLflow's tables in a SQLite file, unless it has them; what is no database is set aside.
+    """Create MLflow's tables in a SQLite file unless it has them; a file that is no database is set aside.
 
-    Call within `quiet`.  MLflow does not guard this itself: of two processes that begin on one new file both fail and
-    leave a file that no third can use.  So one makes it, under a lock and another name, and it is there whole or not at
-    all.
+    Call within `quiet`.  MLflow does not guard against concurrent creation: two processes that start on one new file
+    both fail and leave an unusable file.  So the database is created under a lock and a temporary name, then renamed.
     """
     if intact(database):
         return
@@ -130,15 +129,15 @@ def initialise(database: Path) -> None:
                 problem,
                 set_aside(database).name,
             )
-        for suffix in ("-journal", "-wal", "-shm"):  # SQLite would apply those of the old database to the new one
+        for suffix in ("-journal", "-wal", "-shm"):  # SQLite would apply the old database's files to the new one
             database.with_name(database.name + suffix).unlink(missing_ok=True)
-        made = temporary(database)  # a name that no process has had: MLflow takes one that it has opened for made
-        _make(made)
-        os.replace(made, database)
+        new = temporary(database)  # a new name: MLflow assumes that a path it has opened before has tables
+        _create(new)
+        os.replace(new, database)
 
 
-def _make(database: Path) -> None:
-    """Make a new database."""
+def _create(database: Path) -> None:
+    """Create a new database."""
     from mlflow import MlflowClient
 
     uri = f"sqlite:///{database}"
@@ -146,12 +145,12 @@ def _make(database: Path) -> None:
 
 
 def intact(database: Path) -> bool:
-    """Return whether a SQLite file has MLflow's tables."""
+    """Return True if a SQLite file has MLflow's tables."""
     return database.exists() and not foreign(database) and bool(_tables(database))
 
 
 def foreign(database: Path) -> str:
-    """Return why a file is no database of MLflow's; empty for one that is, or that is empty or not there."""
+    """Return why a file is not an MLflow database; empty if it is one, is empty, or does not exist."""
     if database.is_dir():
         return "it is a folder"
     try:
@@ -165,72 +164,72 @@ def _tables(database: Path) -> set[str]:
     """Return the names of the tables of a SQLite file.
 
     Raises:
-        sqlite3.DatabaseError: if it is none.
+        sqlite3.DatabaseError: if the file is not a SQLite database.
     """
     if not database.exists():
         return set()
     try:
         with closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as connection:
             return {name for (name,) in connection.execute("select name from sqlite_master where type = 'table'")}
-    except sqlite3.OperationalError:  # another process writes to it, or it cannot be opened: MLflow says what is wrong
+    except sqlite3.OperationalError:  # locked by a writer, or cannot be opened: MLflow reports the error
         return {"experiments"}
 
 
-def forget() -> None:
-    """Let go of what MLflow keeps of every run whose files it has stored: ten kilobytes each, of up to a thousand."""
+def clear_artifact_cache() -> None:
+    """Clear MLflow's cache of artifact repositories, which holds ten kilobytes for each of up to a thousand runs."""
     from mlflow.tracking._tracking_service import utils
 
-    kept = getattr(utils, "_artifact_repos_cache", None)
-    if kept is not None:
-        kept.clear()
+    cache = getattr(utils, "_artifact_repos_cache", None)
+    if cache is not None:
+        cache.clear()
 
 
 def experiment(
     client: Any, name: str, address: Address, folder: str, tags: Mapping[str, str], first: Mapping[str, str] = {}
 ) -> str:
-    """The id of the experiment called ``name``: found, restored where it was deleted, or made.
+    """Return the id of the experiment called ``name``, which is restored if deleted and created if missing.
 
     Args:
         client: MLflow's client.
-        name: of the experiment.
-        address: where.
-        folder: of its artifacts, below those of the address.
-        tags: of the experiment; brought up to date where it is there.
-        first: further tags, for one that is made.
+        name: name of the experiment.
+        address: the destination.
+        folder: folder of its artifacts, below those of the address.
+        tags: tags of the experiment; updated if it exists.
+        first: further tags for a new experiment.
     """
     location = str(address.artifacts / folder) if address.artifacts else None
-    found = client.get_experiment_by_name(name)
-    if found is not None and found.lifecycle_stage == "deleted":
-        client.restore_experiment(found.experiment_id)
-    if found is not None and address.embedded and found.artifact_location != location:
-        # The output folder has moved since, and MLflow knows the artifacts by their old path only.  The trials are
+    existing = client.get_experiment_by_name(name)
+    if existing is not None and existing.lifecycle_stage == "deleted":
+        client.restore_experiment(existing.experiment_id)
+    if existing is not None and address.embedded and existing.artifact_location != location:
+        # The output folder has moved since, and MLflow stores only the old path of the artifacts.  The trials are
         # here, so they are delivered again.
-        client.rename_experiment(found.experiment_id, f"{name} (before it moved, {found.experiment_id})")
-        found = None
-    if found is None:
+        client.rename_experiment(existing.experiment_id, f"{name} (before it moved, {existing.experiment_id})")
+        existing = None
+    if existing is None:
         from mlflow.exceptions import MlflowException
 
         try:
             return str(client.create_experiment(name, artifact_location=location, tags={**tags, **first}))
-        except MlflowException:  # somebody else has just made it, or our first answer was lost
-            found = client.get_experiment_by_name(name)
-            if found is None:
+        except MlflowException:  # another process has just created it, or the first response was lost
+            existing = client.get_experiment_by_name(name)
+            if existing is None:
                 raise
     for key, value in tags.items():
-        if found.tags.get(key) != value:
-            client.set_experiment_tag(found.experiment_id, key, value)
-    return str(found.experiment_id)
+        if existing.tags.get(key) != value:
+            client.set_experiment_tag(existing.experiment_id, key, value)
+    return str(existing.experiment_id)
 
 
 def runs(client: Any, experiment_id: str) -> list[Any]:
-    """All runs of an experiment that are not deleted, the oldest first."""
-    found: list[Any] = []
+    """Return all runs of an experiment that are not deleted, the oldest first."""
+    results: list[Any] = []
     token = None
     while True:
         page = client.search_runs(
             [experiment_id], max_results=PAGE, order_by=["attributes.start_time ASC"], page_token=token
         )
-        found += page
+        results += page
         token = page.token
         if not token:
-            return found
+            return results

@@ -1,4 +1,4 @@
-"""Who started a study, and from which commit: what MLflow's own client would find out only for the fluent API."""
+"""User and git commit of a study, which MLflow's client determines only in its fluent API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 
 def source_tags(study_file: Path, folder: Path) -> dict[str, str]:
-    """MLflow's tags for the user, the study file and the git repository that ``folder`` stands in, if any."""
+    """Return MLflow's tags for the user, the study file and the git repository of ``folder``, if any."""
     tags = {"mlflow.source.name": str(study_file), "mlflow.source.type": "LOCAL"}
     with suppress(OSError, KeyError):  # a container may run under an id that has no name
         tags["mlflow.user"] = getpass.getuser()
@@ -26,14 +26,14 @@ def source_tags(study_file: Path, folder: Path) -> dict[str, str]:
 
 
 def commit_of(folder: Path) -> str:
-    """Return the git commit of a folder, and whether files differ from it; empty outside of a repository."""
+    """Return the git commit of a folder, marked if files differ from it; empty outside of a repository."""
     commit = _git(folder, "rev-parse", "HEAD")
     changed = commit and _git(folder, "status", "--porcelain", "--untracked-files=no")
     return f"{commit} with uncommitted changes" if changed else commit
 
 
 def _public(remote: str) -> str:
-    """The address without user and password, which may be a token."""
+    """Return the address without user and password, which may be a token."""
     parts = urlsplit(remote)
     if not parts.scheme:
         return remote
@@ -42,9 +42,9 @@ def _public(remote: str) -> str:
 
 def _git(folder: Path, *arguments: str) -> str:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return process.stdout.strip() if process.returncode == 0 else ""

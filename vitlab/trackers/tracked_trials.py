@@ -1,4 +1,4 @@
-"""Which trials of a plan a tracker shows, under which names, and how to tell one training of them from another."""
+"""Trials of a plan that a tracker shows: their names, parameters and identities."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TUNING = "tuning"
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A trial that is shown."""
+class TrackedTrial:
+    """A trial as shown by a tracker."""
 
     planned: Planned
-    kind: str  #: trial, prerequisite of one, or tuning
+    kind: str  #: ``trial``, ``prerequisite`` or ``tuning``
     name: str
     params: Mapping[str, str]
 
@@ -29,35 +29,35 @@ class Shown:
         return identity_of(trial.key, trial.code, self.planned.arm)
 
 
-def shown(plan: Plan) -> list[Shown]:
-    """The trials of a plan, each once: a trial that several seeds share is one training, not several."""
+def tracked_trials(plan: Plan) -> list[TrackedTrial]:
+    """Return the trials of a plan, each once; a trial shared by several seeds is one training."""
     rivals = [planned for tuning in plan.tuning for planned in tuning.trials]
     trials = [planned.trial for planned in (*plan.trials, *rivals)] + list(plan.prerequisites)
     params = records.params(trials)
-    found: dict[str, Shown] = {}
+    items: dict[str, TrackedTrial] = {}
     for planned in plan.trials:
-        own = {"arm": planned.arm, "seed": str(planned.seed), **params[planned.trial.key]}
-        item = Shown(planned, "trial", f"{planned.arm}/s{planned.seed}", own)
-        found.setdefault(item.identity, item)
+        values = {"arm": planned.arm, "seed": str(planned.seed), **params[planned.trial.key]}
+        item = TrackedTrial(planned, "trial", f"{planned.arm}/s{planned.seed}", values)
+        items.setdefault(item.identity, item)
     for trial in plan.prerequisites:
         seed = trial.seeds.get("init", 0)
-        own = {"arm": records.ABSENT, "seed": str(seed), **params[trial.key]}
-        item = Shown(Planned("", seed, trial), "prerequisite", f"prerequisite {trial.key[:8]}/s{seed}", own)
-        found.setdefault(item.identity, item)
-    for planned in rivals:  # of no arm, so that they enter no mean
-        own = {"arm": records.ABSENT, "seed": str(planned.seed), **params[planned.trial.key]}
-        item = Shown(replace(planned, arm=""), TUNING, f"tuning {planned.arm}/s{planned.seed}", own)
-        found.setdefault(item.identity, item)
-    return list(found.values())
+        values = {"arm": records.ABSENT, "seed": str(seed), **params[trial.key]}
+        item = TrackedTrial(Planned("", seed, trial), "prerequisite", f"prerequisite {trial.key[:8]}/s{seed}", values)
+        items.setdefault(item.identity, item)
+    for planned in rivals:  # of no arm, so that no mean includes them
+        values = {"arm": records.ABSENT, "seed": str(planned.seed), **params[planned.trial.key]}
+        item = TrackedTrial(replace(planned, arm=""), TUNING, f"tuning {planned.arm}/s{planned.seed}", values)
+        items.setdefault(item.identity, item)
+    return list(items.values())
 
 
 def identity_of(key: str, code: str, arm: str) -> str:
-    """Tells one shown trial from another."""
+    """Return the identity of a tracked trial."""
     return f"{key}/{code}/{arm}"
 
 
 def size_of(folder: TrialFolder) -> int:
-    """Bytes of a trial's journal."""
+    """Return the size of a trial's journal in bytes."""
     try:
         return (folder.path / "events.jsonl").stat().st_size
     except FileNotFoundError:
@@ -65,10 +65,10 @@ def size_of(folder: TrialFolder) -> int:
 
 
 def began_at(folder: TrialFolder) -> int:
-    """Return the time of the first readable event of a trial's journal, which tells one journal from another.
+    """Return the time of the first readable event of a trial's journal, which identifies the journal.
 
     Returns:
-        milliseconds since 1970; 0 where there is no journal.
+        Milliseconds since 1970; 0 if there is no journal.
     """
     with suppress(FileNotFoundError), open(folder.path / "events.jsonl", "rb") as journal:
         for line in journal:
