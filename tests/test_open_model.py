@@ -130,7 +130,7 @@ def test_explain_a_file_of_weights(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = vit()(Transform(sight)(Image.open(tmp_path / "image.png"))).softmax(1)
     np.testing.assert_allclose(rows["probability"], wanted.sort(descending=True).values[0].numpy(), atol=1e-5)
-    assert "normalised by mean 0.5 0.5 0.5" in str(open_model(file, said=ModelFacts(heads=2)).notes)
+    assert "normalised by mean 0.5 0.5 0.5" in str(open_model(file, facts=ModelFacts(heads=2)).notes)
 
 
 # -- trials that start from a file ------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_a_trial_starts_from_a_file_at_another_grid_and_class_count(form: str, a
     theirs = vit()
     source = saved(theirs, tmp_path / "a.pth")
     file = tmp_path / ("b.npz" if form == "google" else "b.safetensors")
-    convert(source, file, form, said=ModelFacts(heads=2))
+    convert(source, file, form, facts=ModelFacts(heads=2))
     found = canonical(start(tmp_path, file, model={"attention": attention}, resample="timm"))
     theirs.set_input_size((24, 24))
     for name, value in theirs.state_dict().items():
@@ -200,7 +200,7 @@ def test_rows_of_positions_come_and_go_without_a_change_of_what_is_computed(tmp_
     own, none = vit(reg_tokens=2), vit(reg_tokens=2, no_embed_class=True)
     for theirs, rows in ((own, "none"), (none, "own")):
         file = saved(theirs, tmp_path / f"{rows}.pth")
-        convert(file, tmp_path / f"{rows}.safetensors", "timm", said=ModelFacts(heads=2))
+        convert(file, tmp_path / f"{rows}.safetensors", "timm", facts=ModelFacts(heads=2))
         position = {"type": "learned", "prefix_rows": rows}
         model, _ = load_model(
             start(tmp_path, tmp_path / f"{rows}.safetensors", model={"registers": 2, "position": position})
@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         start(tmp_path, file, model={"layer_scale": 0.1})
     with pytest.raises(WeightsError, match=r"head\.fc\.bias, head\.fc\.weight are of another shape"):
         start(tmp_path, file, head="keep")
-    convert(file, tmp_path / "b.safetensors", "timm", said=ModelFacts(heads=2))
+    convert(file, tmp_path / "b.safetensors", "timm", facts=ModelFacts(heads=2))
     with pytest.raises(WeightsError, match="the file says heads 2, and 4 was asked for"):
         start(tmp_path, tmp_path / "b.safetensors", model={"heads": 4})
 
@@ -289,7 +289,7 @@ def test_the_weights_of_a_trial_are_written_for_others(tmp_path: Path) -> None:
 
 def test_a_model_that_others_do_not_have_is_not_written_for_them(tmp_path: Path) -> None:
     file = saved(vit(pos_embed="none", img_size=24), tmp_path / "a.pth")
-    convert(file, tmp_path / "b.safetensors", "timm", said=ModelFacts(heads=2, image=(24, 24)))
+    convert(file, tmp_path / "b.safetensors", "timm", facts=ModelFacts(heads=2, image=(24, 24)))
     folder = start(tmp_path, tmp_path / "b.safetensors", model={"position": "rope2d"})
     sentence = refused("weights", "convert", folder.weights, tmp_path / "c.pth", "--to", "timm")
     assert "position 'rope2d' is in no other format" in sentence

@@ -134,7 +134,7 @@ TIMM: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], ModelFacts]] = {
 def test_timm_in_and_out(name: str, tmp_path: Path) -> None:
     make, size, said = TIMM[name]
     theirs = make()
-    opened = open_model(saved(theirs, tmp_path / "a.pth"), said=said)
+    opened = open_model(saved(theirs, tmp_path / "a.pth"), facts=said)
     assert opened.info.image == size and opened.info.classes == 5
     x_BCHW = images(*size)[:, : opened.info.channels]
     torch.testing.assert_close(logits(opened.model, x_BCHW), logits(theirs, x_BCHW), **CLOSE)
@@ -162,7 +162,7 @@ def test_every_attention_reads_one_file(attention: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("representation", [None, 12])
 def test_torchvision_in_and_out(representation: int | None, tmp_path: Path) -> None:
     theirs = torchvision_vit(representation_size=representation)
-    opened = open_model(saved(theirs, tmp_path / "a.pt"), said=HEADS)
+    opened = open_model(saved(theirs, tmp_path / "a.pt"), facts=HEADS)
     assert opened.mean == (0.485, 0.456, 0.406)
     torch.testing.assert_close(logits(opened.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
     ours = randomised(opened.model, seed=3)
@@ -178,7 +178,7 @@ def test_torchvisions_old_names(tmp_path: Path) -> None:
         for name, value in theirs.state_dict().items()
     }
     torch.save(old, tmp_path / "a.pth")
-    model = open_model(tmp_path / "a.pth", said=HEADS).model
+    model = open_model(tmp_path / "a.pth", facts=HEADS).model
     torch.testing.assert_close(logits(model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
 
 
@@ -194,7 +194,7 @@ def test_hugging_face_in_and_out(kind: str, oblong: bool, tmp_path: Path) -> Non
     said = ModelFacts(heads=2, grid=(2, 3) if oblong else None)
     theirs.save_pretrained(tmp_path / "disk")
     from_disk = open_model(tmp_path / "disk" / "model.safetensors")
-    in_memory = open_model(saved(theirs, tmp_path / "memory.pth"), said=said)
+    in_memory = open_model(saved(theirs, tmp_path / "memory.pth"), facts=said)
     for opened in (from_disk, in_memory):
         torch.testing.assert_close(logits(opened.model, x_BCHW), logits(theirs, x_BCHW), **CLOSE)
     assert [note[:34] for note in from_disk.notes] == ["assumed: pixels normalised by mean"], "its config says the rest"
@@ -209,7 +209,7 @@ def test_what_is_written_for_hugging_face_is_what_it_writes(tmp_path: Path) -> N
     theirs = hugging_face("DeiTForImageClassificationWithTeacher")
     theirs.save_pretrained(tmp_path / "theirs")
     source = saved(theirs, tmp_path / "memory.pth")
-    convert(source, tmp_path / "ours" / "model.safetensors", "hf", said=HEADS)
+    convert(source, tmp_path / "ours" / "model.safetensors", "hf", facts=HEADS)
     written, wanted = (safetensors.torch.load_file(tmp_path / who / "model.safetensors") for who in ("ours", "theirs"))
     assert written.keys() == wanted.keys() and all(torch.equal(written[name], wanted[name]) for name in wanted)
     again = transformers.DeiTForImageClassificationWithTeacher.from_pretrained(tmp_path / "ours").eval()
@@ -220,8 +220,8 @@ def test_a_body_of_hugging_face_has_no_head(tmp_path: Path) -> None:
     theirs = hugging_face("ViTModel")
     file = saved(theirs, tmp_path / "a.pth")
     with pytest.raises(WeightsError, match=r"a\.pth: these weights have no head: head\.weight is missing"):
-        open_model(file, said=HEADS)
-    model = open_model(file, said=HEADS, head="new", classes=7).model
+        open_model(file, facts=HEADS)
+    model = open_model(file, facts=HEADS, head="new", classes=7).model
     with torch.no_grad():
         features = model.forward_features(images(16, 16))
         wanted = theirs(images(16, 16))
@@ -245,7 +245,7 @@ def test_google_out_through_timms_reader_and_in_again(name: str, tmp_path: Path)
         "hybrid of a stem alone": lambda: hybrid(()),
     }[name]
     theirs, file = make(), tmp_path / "a.npz"
-    convert(saved(theirs, tmp_path / "a.pth"), file, "google", said=HEADS)
+    convert(saved(theirs, tmp_path / "a.pth"), file, "google", facts=HEADS)
     again = randomised(make(), seed=9)
     again.load_pretrained(str(file))
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in theirs.state_dict().items())
@@ -312,7 +312,7 @@ def test_the_files_that_deits_training_writes(tmp_path: Path) -> None:
         {"model": theirs.state_dict(), "epoch": 3, "args": argparse.Namespace(lr=1e-3), "optimizer": {"state": {}}},
         tmp_path / "a.pth",
     )
-    opened = open_model(tmp_path / "a.pth", said=HEADS)
+    opened = open_model(tmp_path / "a.pth", facts=HEADS)
     torch.testing.assert_close(logits(opened.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
     assert opened.mean == (0.485, 0.456, 0.406)
     assert "under 'model'" in opened.notes[0] and "epoch, args, optimizer" in opened.notes[-1]
@@ -329,7 +329,7 @@ def test_deit_3(tmp_path: Path) -> None:
     filtered = timm.models.vision_transformer.checkpoint_filter_fn(state, theirs, adapt_layer_scale=True)
     checkpoint = read(tmp_path / "a.pth")
     assert checkpoint.form.name == "deit" and checkpoint.state.keys() == filtered.keys()
-    opened = open_model(tmp_path / "a.pth", said=HEADS)
+    opened = open_model(tmp_path / "a.pth", facts=HEADS)
     torch.testing.assert_close(logits(opened.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
     assert FORMATS["deit"].from_canonical(checkpoint.state, 2).keys() == state.keys()
 
@@ -337,11 +337,11 @@ def test_deit_3(tmp_path: Path) -> None:
 def test_what_is_written_for_deit_3_has_no_row_for_its_class_token(tmp_path: Path) -> None:
     theirs = vit(init_values=0.1)
     file = tmp_path / "b.pth"
-    convert(saved(theirs, tmp_path / "a.pth"), file, "deit", said=HEADS)
+    convert(saved(theirs, tmp_path / "a.pth"), file, "deit", facts=HEADS)
     written = torch.load(file, weights_only=True)
     assert written["pos_embed"].shape == (1, 16, 16) and "blocks.0.gamma_1" in written
     torch.testing.assert_close(
-        logits(open_model(file, said=HEADS).model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE
+        logits(open_model(file, facts=HEADS).model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE
     )
 
 
@@ -364,7 +364,7 @@ def test_any_round_through_the_formats_changes_no_bit(way: list[str]) -> None:
 @pytest.mark.parametrize("how", ["timm", "google", "torchvision", "hf"])
 def test_another_resolution_as_the_library_does_it(how: str, tmp_path: Path) -> None:
     theirs, file = vit(), tmp_path / "b.safetensors"
-    convert(saved(theirs, tmp_path / "a.pth"), file, "timm", said=HEADS, image=(24, 32), resample=how)
+    convert(saved(theirs, tmp_path / "a.pth"), file, "timm", facts=HEADS, image=(24, 32), resample=how)
     table = theirs.state_dict()["pos_embed"]
     found = read(file).state["pos_embed"]
     grid = table[:, 1:].reshape(1, 4, 4, 16)
@@ -389,7 +389,7 @@ def test_another_resolution_as_the_library_does_it(how: str, tmp_path: Path) -> 
 
 def test_a_model_whose_class_token_has_no_row_computes_the_same_where_it_must_have_one(tmp_path: Path) -> None:
     theirs, other = vit(no_embed_class=True), torchvision_vit(mlp_dim=64)
-    convert(saved(theirs, tmp_path / "a.pth"), tmp_path / "b.pth", "torchvision", said=SQUARE)
+    convert(saved(theirs, tmp_path / "a.pth"), tmp_path / "b.pth", "torchvision", facts=SQUARE)
     other.load_state_dict(torch.load(tmp_path / "b.pth"), strict=True)
     torch.testing.assert_close(logits(other, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
 
@@ -397,13 +397,13 @@ def test_a_model_whose_class_token_has_no_row_computes_the_same_where_it_must_ha
 def test_pre_logits_are_kept_or_dropped_by_choice(tmp_path: Path) -> None:
     source = saved(torchvision_vit(representation_size=16), tmp_path / "a.pth")
     with pytest.raises(WeightsError, match="have no pre-logits"):
-        convert(source, tmp_path / "b.pth", "hf", said=HEADS)
+        convert(source, tmp_path / "b.pth", "hf", facts=HEADS)
     with pytest.raises(WeightsError, match="the head reads the pre-logits; drop both, or keep both"):
-        convert(source, tmp_path / "b.pth", "timm", said=HEADS, pre_logits="drop")
-    done = convert(source, tmp_path / "b.pth", "timm", said=HEADS, pre_logits="drop", head="drop")
+        convert(source, tmp_path / "b.pth", "timm", facts=HEADS, pre_logits="drop")
+    done = convert(source, tmp_path / "b.pth", "timm", facts=HEADS, pre_logits="drop", head="drop")
     assert any("pre_logits.fc.weight" in note and "head.bias" in note for note in done.notes)
     assert not any(name.startswith(("head", "pre_logits")) for name in torch.load(tmp_path / "b.pth"))
-    convert(source, tmp_path / "c.npz", "google", said=HEADS)
+    convert(source, tmp_path / "c.npz", "google", facts=HEADS)
     assert "pre_logits/kernel" in np.load(tmp_path / "c.npz").files
 
 
@@ -422,7 +422,7 @@ def test_what_a_format_cannot_say_is_refused_by_name(
     make: Callable[[], nn.Module], to: str, sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(WeightsError, match=sentence):
-        convert(saved(make(), tmp_path / "a.pth"), tmp_path / "b.pth", to, said=HEADS)
+        convert(saved(make(), tmp_path / "a.pth"), tmp_path / "b.pth", to, facts=HEADS)
     assert not (tmp_path / "b.pth").exists()
 
 
@@ -431,7 +431,7 @@ def test_what_a_format_cannot_say_is_refused_by_name(
 
 def refusal(file: Path, **how: Any) -> str:
     with pytest.raises(WeightsError) as refused:
-        open_model(file, **{"said": HEADS, **how})
+        open_model(file, **{"facts": HEADS, **how})
     sentence = str(refused.value)
     assert "\n" not in sentence and file.name in sentence
     return sentence
@@ -441,7 +441,7 @@ def refusal(file: Path, **how: Any) -> str:
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
 def test_a_truncated_file_is_one_sentence(suffix: str, share: float, tmp_path: Path) -> None:
     whole = tmp_path / f"whole.{suffix}"
-    convert(saved(vit(), tmp_path / "a.pth"), whole, "google" if suffix == "npz" else "timm", said=HEADS)
+    convert(saved(vit(), tmp_path / "a.pth"), whole, "google" if suffix == "npz" else "timm", facts=HEADS)
     torn = tmp_path / f"torn.{suffix}"
     torn.write_bytes(whole.read_bytes()[: int(whole.stat().st_size * share)])
     assert "that can be read" in refusal(torn)
@@ -493,7 +493,7 @@ def test_missing_unknown_and_misshapen_keys_are_named(tmp_path: Path) -> None:
     sentence = refusal(tmp_path / "a.pth")
     assert "blocks.1.norm2.bias is missing" in sentence and "blocks.0.extra is unknown" in sentence
     assert "blocks.1.mlp.fc1.bias is of another shape" in sentence
-    found = look(tmp_path / "a.pth", said=HEADS)
+    found = look(tmp_path / "a.pth", facts=HEADS)
     assert found.faults == {
         "missing": ["blocks.1.norm2.bias"],
         "unknown": ["blocks.0.extra"],
@@ -505,13 +505,13 @@ def test_missing_unknown_and_misshapen_keys_are_named(tmp_path: Path) -> None:
 
 def test_what_no_tensor_shows_is_asked_for(tmp_path: Path) -> None:
     file = saved(vit(), tmp_path / "a.pth")
-    assert "--heads" in refusal(file, said=ModelFacts())
-    assert "a width of 16 cannot be divided among 3 heads" in refusal(file, said=ModelFacts(heads=3))
+    assert "--heads" in refusal(file, facts=ModelFacts())
+    assert "a width of 16 cannot be divided among 3 heads" in refusal(file, facts=ModelFacts(heads=3))
     oblong = saved(vit(img_size=(8, 24)), tmp_path / "b.pth")
     assert "13 rows of pos_embed, with 1 token before the patches, are no square grid" in refusal(oblong)
     both = saved(vit(img_size=12, reg_tokens=4, no_embed_class=True), tmp_path / "c.pth")
     assert "may be a grid of 2x2 or 3x3" in refusal(both)
-    assert open_model(both, said=ModelFacts(heads=2, grid=(3, 3))).info.image == (12, 12)
+    assert open_model(both, facts=ModelFacts(heads=2, grid=(3, 3))).info.image == (12, 12)
     assert open_model(saved(vit(embed_dim=192, num_heads=3), tmp_path / "d.pth")).model.geometry.heads == 3
     assert "assumed: 3 heads, as ViT-Ti has" in str(open_model(tmp_path / "d.pth").notes)
 
@@ -528,7 +528,7 @@ def test_the_hubs_files_beside_the_weights(tmp_path: Path) -> None:
     opened = open_model(file)
     assert opened.mean == (0.1, 0.2, 0.3) and opened.model.geometry.heads == 2
     with pytest.raises(WeightsError, match="the file says heads 2, and 4 was asked for"):
-        open_model(file, said=ModelFacts(heads=4))
+        open_model(file, facts=ModelFacts(heads=4))
     for wrong, sentence in (
         ({**config, "num_features": 8}, "num_features 8, and the tensors beside it have 16"),
         ({**config, "global_pool": "avgmax"}, "global_pool is avgmax; known here: token, avg, map"),

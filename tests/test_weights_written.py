@@ -141,7 +141,7 @@ def outcome(folder: Path, options: dict[str, Any], to: str) -> str:
         assert not target.exists() and "\n" not in str(error)
         return str(error).partition(": ")[2]
     said = said_by(done.notes) if to == "google" else ModelFacts()
-    torch.testing.assert_close(logits(open_model(target, said=said).model), logits(model), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(logits(open_model(target, facts=said).model), logits(model), rtol=1e-10, atol=1e-10)
     return "equal"
 
 

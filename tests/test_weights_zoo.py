@@ -139,7 +139,7 @@ def test_keys_of_a_config_that_are_not_known_are_listed(tmp_path: Path) -> None:
     assert note.endswith("config.json: not known here, and not read: flavour, pretrained_cfg.crop_shape")
     assert look(file).checkpoint.notes == (note,)
     (tmp_path / "config.json").write_text('{"hello": 1}')
-    notes = open_model(file, said=ModelFacts(heads=2)).notes
+    notes = open_model(file, facts=ModelFacts(heads=2)).notes
     assert "names neither a timm architecture nor a model_type, and was not read: its keys are hello" in notes[0]
     assert any("GELU computed exactly" in note for note in notes)
 
@@ -169,7 +169,7 @@ def test_steps_of_a_preprocessor_amount_to_a_mean_and_a_deviation(
 
 def test_one_channel_gets_one_note_on_normalisation(tmp_path: Path) -> None:
     case = weights_zoo.bare(tmp_path, in_chans=1)
-    notes = [note for note in open_model(case.file, said=case.said).notes if "normalised" in note]
+    notes = [note for note in open_model(case.file, facts=case.said).notes if "normalised" in note]
     assert notes == ["assumed: pixels of 1 channels normalised by 0.5 and 0.5"]
 
 

@@ -87,7 +87,7 @@ def outcome(case: Case) -> tuple[Verdict, str]:
         original = case.make(folder)
         body = original.features is not None
         try:
-            opened = open_model(original.file, said=original.said, head="new" if body else "keep")
+            opened = open_model(original.file, facts=original.said, head="new" if body else "keep")
         except WeightsError as error:
             sentence = str(error).removeprefix(f"{original.file}: ").replace(f"{folder}/", "")
             return "refused", sentence

@@ -136,11 +136,11 @@ def _trials(checkpoint: Path, arms: Sequence[str], seed: int, out: Path) -> tupl
     return plan.study, {arm: store.trial(trial.key, trial.code) for arm, trial in trials.items()}
 
 
-Opened = tuple[str, str, Any, "Transform", dict[str, Any] | None]
+OpenedModel = tuple[str, str, Any, "Transform", dict[str, Any] | None]
 """Name of a folder, title, model, transform from images to its input, and the trial's spec."""
 
 
-def _open_arms(study: str, trials: dict[str, TrialFolder], seed: int, *, skip: bool) -> Iterator[Opened]:
+def _open_arms(study: str, trials: dict[str, TrialFolder], seed: int, *, skip: bool) -> Iterator[OpenedModel]:
     """Yield the model of each trial.
 
     Args:
@@ -160,7 +160,7 @@ def _open_arms(study: str, trials: dict[str, TrialFolder], seed: int, *, skip: b
         yield f"{arm}, seed {seed}", f"study {study}, arm {arm}, seed {seed}", model, transform, spec
 
 
-def _open_trial(path: Path) -> Opened:
+def _open_trial(path: Path) -> OpenedModel:
     from vitlab.runner.models import load_model
     from vitlab.store.folders import TrialFolder, read_json
 
@@ -171,14 +171,14 @@ def _open_trial(path: Path) -> Opened:
     return name, name, model, transform, read_json(folder.spec)
 
 
-def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str | None) -> Opened:
+def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str | None) -> OpenedModel:
     """Return the model in a file of weights; what was assumed about it goes to stderr."""
     from vitlab.data.options import NORMALIZATIONS
     from vitlab.training.artifacts import InputSpec, Transform
     from vitlab.weights import ModelFacts, open_model
 
     mean, std = NORMALIZATIONS[normalize] if normalize else (None, None)
-    opened = open_model(file, said=ModelFacts(heads=heads, grid=parse_size("--grid", grid), mean=mean, std=std))
+    opened = open_model(file, facts=ModelFacts(heads=heads, grid=parse_size("--grid", grid), mean=mean, std=std))
     for note in opened.notes:
         click.echo(note, err=True)
     _need_attention(opened.model)

@@ -11,7 +11,7 @@ from vitlab.cli.options import json_option
 from vitlab.errors import UserError
 
 if TYPE_CHECKING:
-    from vitlab.weights import Inspected, ModelFacts
+    from vitlab.weights import Inspection, ModelFacts
 
 FORMATS = ("timm", "deit", "torchvision", "hf", "hf-memory", "google")
 RESAMPLINGS = ("timm", "google", "deit", "torchvision", "hf")
@@ -96,7 +96,7 @@ def convert(
         target,
         to,
         form=form,
-        said=_said(heads, source_grid),
+        facts=_said(heads, source_grid),
         grid=parse_size("--grid", grid),
         image=parse_size("--image", image),
         resample=resample,
@@ -129,7 +129,7 @@ def _said(heads: int | None, source_grid: str | None) -> ModelFacts:
     return ModelFacts(heads=heads, grid=parse_size("--source-grid", source_grid))
 
 
-def _rows(found: Inspected) -> dict[str, Any]:
+def _rows(found: Inspection) -> dict[str, Any]:
     """What is shown, line by line."""
     checkpoint, model = found.checkpoint, found.architecture
     options = model.options
@@ -158,8 +158,8 @@ def _rows(found: Inspected) -> dict[str, Any]:
         "classes": model.info.classes if "head.weight" in checkpoint.state else 0,
         "normalised by": f"mean {_numbers(model.mean)}, std {_numbers(model.std)}",
     }
-    if checkpoint.opened:
-        rows["opened"] = checkpoint.opened
+    if checkpoint.wrapper_note:
+        rows["opened"] = checkpoint.wrapper_note
     lists = {
         "not read": list(checkpoint.notes),
         "assumed": list(model.assumed),

@@ -1,19 +1,19 @@
-"""Weights in and out: the files of timm, DeiT, torchvision, Hugging Face and Google, and what vitlab makes of them.
+"""Reading and writing of checkpoints of timm, DeiT, torchvision, Hugging Face and Google.
 
-The common language is the canonical one, timm's names and layouts: a :class:`Format` says how a library's file is read
-into it and written from it, :func:`open_model` builds the model that a file belongs to, and :func:`convert` writes
-another file.  Strict throughout: what does not fit is refused by name, and what is left out or assumed is said.
+The canonical form has timm's names and layouts: a :class:`Format` converts a library's tensors to and from it,
+:func:`open_model` builds the model that a file belongs to, and :func:`convert` writes a file in another format.
+Tensors that do not fit are refused by name, and omissions and assumptions are reported.
 """
 
 from __future__ import annotations
 
-from vitlab.weights.conversion import Inspected as Inspected
+from vitlab.weights.conversion import Inspection as Inspection
 from vitlab.weights.conversion import convert as convert
 from vitlab.weights.conversion import inspect as inspect
 from vitlab.weights.known import ModelFacts as ModelFacts
 from vitlab.weights.names import Format as Format
 from vitlab.weights.opening import FORMATS as FORMATS
-from vitlab.weights.opening import Opened as Opened
+from vitlab.weights.opening import OpenedModel as OpenedModel
 from vitlab.weights.opening import open_model as open_model
 from vitlab.weights.opening import read as read
 from vitlab.weights.pretrained import open_pretrained as open_pretrained

@@ -1,4 +1,4 @@
-"""Canonical weights for another grid, another kind of position rows or of rotation, or without their head.
+"""Changes of canonical weights: another grid, other position rows, another rotation order, or no head.
 
 D width, P tokens before the patches, N patches, H heads, K channels of a head.
 """
@@ -24,8 +24,8 @@ PRE_LOGITS = "pre_logits."
 TOKENS = {"class": "cls_token", "distillation": "dist_token", "register": "reg_token"}
 
 
-def regridded(state: State, old: Pair, new: Pair, how: Resampling) -> dict[str, Tensor]:
-    """Positions learned on the grid ``old``, resampled for ``new``; rows of the tokens before the patches are kept."""
+def resample_positions(state: State, old: Pair, new: Pair, how: Resampling) -> dict[str, Tensor]:
+    """Resample learned positions from the grid ``old`` to ``new``; the rows of prefix tokens stay as they are."""
     out = dict(state)
     if "pos_embed" in state and old != new:
         rows_TD = state["pos_embed"][0]
@@ -35,11 +35,11 @@ def regridded(state: State, old: Pair, new: Pair, how: Resampling) -> dict[str, 
     return out
 
 
-def rotated_as_here(state: State, encoding: Encoding, heads: int) -> dict[str, Tensor]:
-    """Return the state with channels of queries and keys in the order in which vitlab's ``rope2d`` turns them.
+def to_native_rotation(state: State, encoding: Encoding, heads: int) -> dict[str, Tensor]:
+    """Reorder the channels of queries and keys to the order of vitlab's ``rope2d``.
 
-    A product of queries and keys does not depend on the order of their channels, so only the encoding has to follow:
-    pair i becomes channels 2i and 2i + 1, and the pairs that turn with the column come first.
+    A product of queries and keys does not depend on the order of their channels, so the
+    function stays the same: pair i becomes channels 2i and 2i + 1, and the pairs that turn with the column come first.
 
     Args:
         state: canonical tensors.
@@ -70,16 +70,16 @@ def rotated_as_here(state: State, encoding: Encoding, heads: int) -> dict[str, T
     return out
 
 
-def with_rows(state: State, prefix: Sequence[str], old: str, new: str) -> dict[str, Tensor]:
-    """Rows of positions for the tokens before the patches (own), or none; the sums stay what they were.
+def convert_prefix_rows(state: State, prefix: Sequence[str], old: str, new: str) -> dict[str, Tensor]:
+    """Add or remove the position rows of the tokens before the patches, without changing the sums.
 
-    A row that goes is added to its token; one that comes is zero.
+    A removed row is added to its token; an added row is zero.
 
     Args:
         state: canonical tensors.
         prefix: names of these tokens, in order.
-        old: own or none, as it is.
-        new: own or none, as it is to be.
+        old: ``own`` or ``none``, in ``state``.
+        new: ``own`` or ``none``, in the result.
     """
     out = dict(state)
     if "pos_embed" not in state or not prefix or old == new:
@@ -96,25 +96,23 @@ def with_rows(state: State, prefix: Sequence[str], old: str, new: str) -> dict[s
     return out
 
 
-def without_head(
+def drop_head(
     state: State, head: Literal["keep", "new"], pre_logits: Literal["keep", "drop"]
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The state without what is not to be kept, and the names of what went.
+    """Return the state without its head or pre-logits, and the names of the removed tensors.
 
     Raises:
-        WeightsError: if a head would be kept that reads pre-logits which go.
+        WeightsError: if the pre-logits are dropped and the head that reads them is not.
     """
-    gone = HEAD if head == "new" else ()
+    prefixes = HEAD if head == "new" else ()
     if pre_logits == "drop":
         reads = any(name.startswith(PRE_LOGITS) for name in state) and "head.weight" in state
         if reads and head == "keep":
             raise WeightsError("the head reads the pre-logits; drop both, or keep both")
-        gone = (*gone, PRE_LOGITS)
-    dropped = tuple(name for name in state if name.startswith(gone)) if gone else ()
+        prefixes = (*prefixes, PRE_LOGITS)
+    dropped = tuple(name for name in state if name.startswith(prefixes)) if prefixes else ()
     return {name: value for name, value in state.items() if name not in dropped}, dropped
 
-
-# -- names ------------------------------------------------------------------------------------------------------------
 
 _QKV = re.compile(r"blocks\.\d+\.attn\.qkv\.(weight|bias)")
 _NORMED = re.compile(r"blocks\.\d+\.attn\.[qk]_norm\.(weight|bias)")

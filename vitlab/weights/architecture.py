@@ -1,4 +1,4 @@
-"""From tensors to the model they belong to: what shapes show, what was said beside them, and what must be assumed.
+"""The architecture of a checkpoint: from tensor shapes, from stated facts, and from assumptions for the rest.
 
 D width, C channels of the image, N patches, T rows of positions.
 """
@@ -18,12 +18,12 @@ from vitlab.weights.known import HALF, IMAGENET, Encoding, ModelFacts, plain, so
 from vitlab.weights.names import State
 
 PUBLISHED = ("Ti", "S", "M", "B", "L", "H", "g", "G")
-HEAD_DIM = 64  #: of the published sizes up to L, and what is assumed of a width that none of them has
+HEAD_DIM = 64  #: of the published sizes up to L; assumed for any other width
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model, as the options of :class:`vitlab.models.vit.ViT`, and what it sees."""
+    """A model as the options of :class:`vitlab.models.vit.ViT`, and its data."""
 
     options: Mapping[str, Any]
     info: DataInfo
@@ -33,15 +33,15 @@ class Architecture:
     prefix_rows: str  #: own or none
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    assumed: tuple[str, ...]  #: what no tensor and no file says, in a sentence each
+    assumed: tuple[str, ...]  #: one sentence for each fact that no tensor and no file states
 
-    def known(self) -> ModelFacts:
-        """Return what of this cannot be read off the tensors."""
+    def facts(self) -> ModelFacts:
+        """Return the facts that the tensors do not show."""
         norm, mlp, position = (self.options[part] for part in ("norm", "mlp", "position"))
         kind, options = (position, {}) if isinstance(position, str) else (position["type"], position)
-        untold = Encoding(
-            type="none" if kind not in _UNTOLD else kind,
-            options={name: value for name, value in options.items() if name != "type" and kind in _UNTOLD},
+        encoding = Encoding(
+            type="none" if kind not in _NOT_IN_TENSORS else kind,
+            options={name: value for name, value in options.items() if name != "type" and kind in _NOT_IN_TENSORS},
         )
         return ModelFacts(
             heads=self.heads,
@@ -53,7 +53,7 @@ class Architecture:
             eps=norm.get("eps"),
             gelu="none" if mlp["type"] == "swiglu" else mlp.get("approximate"),
             blocks="pre_norm",
-            position=untold,
+            position=encoding,
             pre_logits="tanh",
             mean=self.mean,
             std=self.std,
@@ -74,30 +74,30 @@ def architecture(
 
     Args:
         state: tensors under canonical names.
-        known: facts beside them.
-        classes: outputs of a head that is to be new; by default those of the head in ``state``.
-        usual: what to assume of facts that are not known, from the custom of a format.
-        title: whose custom it is.
+        known: facts that are stated beside them.
+        classes: outputs of a new head; by default those of the head in ``state``.
+        usual: defaults for unknown facts, by the convention of a format.
+        title: the format's library.
         unknown: names in the file that have no canonical one.
 
     Raises:
-        WeightsError: if they belong to no Vision Transformer, or if what cannot be assumed is not known.
+        WeightsError: if they belong to no Vision Transformer, or a fact without a default is unknown.
     """
-    look = _Look(state, unknown)
+    tensors = _Tensors(state, unknown)
     facts = _Facts(known, usual, title)
-    dim, channels, patch_size, patch, reduction = _patches(look)
-    depth = 1 + max((int(found[1]) for name in state if (found := _BLOCK.match(name))), default=-1)
+    dim, channels, patch_size, patch, reduction = _patches(tensors)
+    depth = 1 + max((int(match[1]) for name in state if (match := _BLOCK.match(name))), default=-1)
     if not depth:
-        raise WeightsError(look.without("blocks.0.norm1.weight is missing"))
+        raise WeightsError(tensors.without("blocks.0.norm1.weight is missing"))
     tokens = [("class", "cls_token"), ("distillation", "dist_token")]
     prefix = tuple(token for token, name in tokens if name in state)
-    registers = look.shape("reg_token", 3)[1] if "reg_token" in state else 0
-    heads = _heads(look, dim, facts)
-    grid, rows = _grid(look, len(prefix) + registers, patch_size, reduction, facts)
+    registers = tensors.shape("reg_token", 3)[1] if "reg_token" in state else 0
+    heads = _heads(tensors, dim, facts)
+    grid, rows = _grid(tensors, len(prefix) + registers, patch_size, reduction, facts)
     image = (grid[0] * patch_size[0] * reduction, grid[1] * patch_size[1] * reduction)
     pooled = "fc_norm.weight" in state
     final = "fc_norm" if pooled else "norm"
-    head, outputs = _head(look, facts, prefix, registers, pooled, classes)
+    head, outputs = _head(tensors, facts, prefix, registers, pooled, classes)
     eps = facts.of("eps", lambda value: f"norms of eps {value:g}, the default of {title}")
     norm = _norm(state, "blocks.0.norm1", eps, facts)
     attention: dict[str, Any] = {"type": "auto", "qkv_bias": "blocks.0.attn.qkv.bias" in state}
@@ -113,7 +113,7 @@ def architecture(
         "patch": patch,
         "position": _position(state, rows, facts),
         "attention": attention,
-        "mlp": _mlp(look, dim, facts),
+        "mlp": _mlp(tensors, dim, facts),
         "norm": norm,
         "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in state else None,
         "final_norm": _norm(state, final, eps) if f"{final}.weight" in state else {"type": "none"},
@@ -136,8 +136,6 @@ def architecture(
     )
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 _STAGE = re.compile(r"patch_embed\.backbone\.stages\.(\d+)\.blocks\.(\d+)\.conv1\.weight")
 _CANONICAL = re.compile(
@@ -147,13 +145,13 @@ _CANONICAL = re.compile(
     r"blocks\.\d+\.(norm[12]|attn\.(qkv|proj|q_norm|k_norm)|mlp\.(fc1|fc2|fc1_g|fc1_x))\.(weight|bias)|"
     r"blocks\.\d+\.ls[12]\.gamma"
 )
-_UNTOLD = ("rope2d", "rope2d_mixed", "sincos2d")
-"""Positions that the canonical names of an :class:`Encoding` may stand for."""
+_NOT_IN_TENSORS = ("rope2d", "rope2d_mixed", "sincos2d")
+"""Position encodings that leave no tensor, and are stated as an :class:`Encoding`."""
 
 
 @dataclass
 class _Facts:
-    """Known facts, the custom that completes them, and a sentence for each that was assumed."""
+    """Known facts, defaults for the others, and a sentence for each default that was used."""
 
     known: ModelFacts
     usual: ModelFacts
@@ -161,7 +159,7 @@ class _Facts:
     assumed: list[str] = field(default_factory=list)
 
     def of(self, name: str, sentence: Callable[[Any], str]) -> Any:
-        """Return the fact ``name``; list ``sentence`` of its usual value where it is only assumed."""
+        """Return the fact ``name``; a default is recorded as an assumption, in the words of ``sentence``."""
         value = getattr(self.known, name)
         if value is None:
             value = getattr(self.usual, name)
@@ -170,8 +168,8 @@ class _Facts:
         return value
 
 
-class _Look:
-    """Shapes by name."""
+class _Tensors:
+    """Canonical tensors by name, and the checks of their shapes."""
 
     def __init__(self, state: State, unknown: Collection[str]) -> None:
         self.state = state
@@ -186,48 +184,48 @@ class _Look:
         return tuple(value.shape)
 
     def without(self, fault: str) -> str:
-        """Return a sentence on what is missing, which names first what no model here has."""
+        """Return the message for ``fault``, preceded by tensors that no model of vitlab has."""
         foreign = sorted({*self.unknown, *(name for name in self.state if not _CANONICAL.fullmatch(name))})
         if not foreign:
             return f"these weights are not whole: {fault}"
-        found = f"{some(foreign)} {'is' if len(foreign) == 1 else 'are'} unknown"
-        return f"these are not the weights of a Vision Transformer that vitlab has: {found}, and {fault}"
+        names = f"{some(foreign)} {'is' if len(foreign) == 1 else 'are'} unknown"
+        return f"these are not the weights of a Vision Transformer that vitlab has: {names}, and {fault}"
 
 
-def _patches(look: _Look) -> tuple[int, int, Pair, dict[str, Any], int]:
-    """Width, channels, pixels per patch, the choice of the patch embedding, and the stride before the patches."""
-    dim, channels, height, width = look.shape("patch_embed.proj.weight", 4)
-    stem = next((f"patch_embed.backbone.{at}conv.weight" for at in ("stem.", "") if _has(look, at)), None)
+def _patches(tensors: _Tensors) -> tuple[int, int, Pair, dict[str, Any], int]:
+    """Return width, channels, patch size, options of the patch embedding, and the stride before the patches."""
+    dim, channels, height, width = tensors.shape("patch_embed.proj.weight", 4)
+    stem = next((f"patch_embed.backbone.{at}conv.weight" for at in ("stem.", "") if _has(tensors, at)), None)
     if stem is None:
-        if any(name.startswith("patch_embed.backbone.") for name in look.state):
-            raise WeightsError(look.without("patch_embed.backbone.conv.weight is missing"))
-        patch: dict[str, Any] = {"type": "linear", "bias": "patch_embed.proj.bias" in look.state}
-        if "patch_embed.norm.weight" in look.state:
+        if any(name.startswith("patch_embed.backbone.") for name in tensors.state):
+            raise WeightsError(tensors.without("patch_embed.backbone.conv.weight is missing"))
+        patch: dict[str, Any] = {"type": "linear", "bias": "patch_embed.proj.bias" in tensors.state}
+        if "patch_embed.norm.weight" in tensors.state:
             patch["norm"] = "layernorm"
         return dim, channels, (height, width), patch, 1
     stages: dict[int, int] = {}
-    for name in look.state:
-        if found := _STAGE.fullmatch(name):
-            stages[int(found[1])] = max(stages.get(int(found[1]), 0), int(found[2]) + 1)
+    for name in tensors.state:
+        if match := _STAGE.fullmatch(name):
+            stages[int(match[1])] = max(stages.get(int(match[1]), 0), int(match[2]) + 1)
     layers = [stages[stage] for stage in sorted(stages)]
-    out, channels, *_ = look.shape(stem, 4)
+    out, channels, *_ = tensors.shape(stem, 4)
     reduction = 4 * 2 ** max(len(layers) - 1, 0)
     return dim, channels, (height, width), {"type": "resnet", "layers": layers, "width_factor": out / 64}, reduction
 
 
-def _has(look: _Look, at: str) -> bool:
-    return f"patch_embed.backbone.{at}conv.weight" in look.state
+def _has(tensors: _Tensors, at: str) -> bool:
+    return f"patch_embed.backbone.{at}conv.weight" in tensors.state
 
 
-def _heads(look: _Look, dim: int, facts: _Facts) -> int:
-    """Return the number of heads, which no shape shows."""
-    known = facts.known.heads
-    if known is not None:
-        if known < 1 or dim % known:
-            raise WeightsError(f"a width of {dim} cannot be divided among {known} heads")
-        return known
-    if "blocks.0.attn.q_norm.weight" in look.state:
-        (head_dim,) = look.shape("blocks.0.attn.q_norm.weight", 1)
+def _heads(tensors: _Tensors, dim: int, facts: _Facts) -> int:
+    """Return the number of heads, which no shape determines."""
+    heads = facts.known.heads
+    if heads is not None:
+        if heads < 1 or dim % heads:
+            raise WeightsError(f"a width of {dim} cannot be divided among {heads} heads")
+        return heads
+    if "blocks.0.attn.q_norm.weight" in tensors.state:
+        (head_dim,) = tensors.shape("blocks.0.attn.q_norm.weight", 1)
         if head_dim and dim % head_dim == 0:
             return dim // head_dim
     for name in PUBLISHED:
@@ -243,71 +241,76 @@ def _heads(look: _Look, dim: int, facts: _Facts) -> int:
     return dim // HEAD_DIM
 
 
-def _grid(look: _Look, prefix: int, patch: Pair, reduction: int, facts: _Facts) -> tuple[Pair, str]:
-    """Return rows and columns of patches, and whether the tokens before them have rows of positions (own, none).
+def _grid(tensors: _Tensors, prefix: int, patch: Pair, reduction: int, facts: _Facts) -> tuple[Pair, str]:
+    """Return the grid of patches, and whether prefix tokens have rows of positions (``own`` or ``none``).
 
-    Without a statement the grid is assumed to be square, and the tokens to have rows; weights for which only one of
-    the two can be true are refused.
+    By default the grid is assumed to be square and prefix tokens to have rows; weights for which only one of the two
+    can hold are refused.
     """
-    known = facts.known
-    stated = known.grid
-    if known.image is not None:
+    source = facts.known
+    requested = source.grid
+    if source.image is not None:
         step = (patch[0] * reduction, patch[1] * reduction)
-        if known.image[0] % step[0] or known.image[1] % step[1]:
-            raise WeightsError(f"images of {plain(known.image)} cannot be cut into patches of {plain(step)}")
-        grid = (known.image[0] // step[0], known.image[1] // step[1])
-        if stated not in (None, grid):
-            raise WeightsError(f"images of {plain(known.image)} have a grid of {plain(grid)}, not of {plain(stated)}")
-        stated = grid
-    if "pos_embed" not in look.state:
-        if stated is None:
-            raise WeightsError(f"these weights have no learned positions, so nothing shows their grid; {_STATE_IT}")
-        return stated, known.prefix_rows or "own"
-    tables, rows, _ = look.shape("pos_embed", 3)
+        if source.image[0] % step[0] or source.image[1] % step[1]:
+            raise WeightsError(f"images of {plain(source.image)} cannot be cut into patches of {plain(step)}")
+        grid = (source.image[0] // step[0], source.image[1] // step[1])
+        if requested not in (None, grid):
+            raise WeightsError(
+                f"images of {plain(source.image)} have a grid of {plain(grid)}, not of {plain(requested)}"
+            )
+        requested = grid
+    if "pos_embed" not in tensors.state:
+        if requested is None:
+            raise WeightsError(f"these weights have no learned positions, so nothing shows their grid; {_GRID_HINT}")
+        return requested, source.prefix_rows or "own"
+    tables, rows, _ = tensors.shape("pos_embed", 3)
     if tables != 1:
         raise WeightsError(f"pos_embed has {tables} tables; vitlab reads checkpoints with one")
-    kinds = [known.prefix_rows] if known.prefix_rows else ["own", "none"] if prefix else ["own"]
+    kinds = [source.prefix_rows] if source.prefix_rows else ["own", "none"] if prefix else ["own"]
     patches = {kind: rows - (prefix if kind == "own" else 0) for kind in kinds}
-    if stated is not None:
+    if requested is not None:
         for kind, count in patches.items():
-            if count == stated[0] * stated[1]:
-                return stated, kind
+            if count == requested[0] * requested[1]:
+                return requested, kind
         raise WeightsError(
-            f"pos_embed has {rows} rows, which are not those of a grid of {plain(stated)} and {prefix} tokens before it"
+            f"pos_embed has {rows} rows, which are not those of a grid of {plain(requested)} and {prefix} tokens "
+            "before it"
         )
-    shown = f"the {rows} rows of pos_embed, with {prefix} token{'' if prefix == 1 else 's'} before the patches,"
+    description = f"the {rows} rows of pos_embed, with {prefix} token{'' if prefix == 1 else 's'} before the patches,"
     square = {kind: count for kind, count in patches.items() if count > 0 and math.isqrt(count) ** 2 == count}
     if len(square) != 1:
         sides = " or ".join(plain((math.isqrt(count),) * 2) for count in square.values())
-        raise WeightsError(f"{shown} {f'may be a grid of {sides}' if square else 'are no square grid'}; {_STATE_IT}")
+        raise WeightsError(
+            f"{description} {f'may be a grid of {sides}' if square else 'are no square grid'}; {_GRID_HINT}"
+        )
     kind, count = square.popitem()
     grid = (math.isqrt(count), math.isqrt(count))
-    oblong = _oblong(patches["own"]) if kind == "none" and "own" in patches else None
+    oblong = _oblong_grid(patches["own"]) if kind == "none" and "own" in patches else None
     if oblong is not None:
         raise WeightsError(
-            f"{shown} may be a grid of {plain(grid)} without rows for these tokens, or one with them, such as "
-            f"{plain(oblong)}; {_STATE_IT}"
+            f"{description} may be a grid of {plain(grid)} without rows for these tokens, or one with them, such as "
+            f"{plain(oblong)}; {_GRID_HINT}"
         )
     own = (
         ""
-        if not prefix or known.prefix_rows
+        if not prefix or source.prefix_rows
         else f", and {'rows' if kind == 'own' else 'no rows'} of positions for the tokens before it"
     )
     facts.assumed.append(f"a square grid, {plain(grid)}{own}")
     return grid, kind
 
 
-_STATE_IT = "say it (--source-grid, or --grid of vitlab explain)"
+_GRID_HINT = "say it (--source-grid, or --grid of vitlab explain)"
 
 
-def _oblong(count: int) -> Pair | None:
-    """Return the most nearly square grid of so many patches that has more than one row; None for none."""
+def _oblong_grid(count: int) -> Pair | None:
+    """Return the grid of ``count`` patches that is closest to square and has several rows; None if there is none."""
     rows = next((side for side in range(math.isqrt(max(count, 0)), 1, -1) if count % side == 0), None)
     return None if rows is None else (rows, count // rows)
 
 
 def _position(state: State, rows: str, facts: _Facts) -> Any:
-    """Return the position encoding; what is beside learned rows, or in their place, no tensor may show."""
+    """Return the options of the position encoding; an encoding other than learned rows may leave no tensor."""
     encoding = facts.known.position or facts.usual.position
     if encoding is None:
         kind = "no rotary positions" if "pos_embed" in state else "no positions, neither rotary nor computed ones"
@@ -323,7 +326,7 @@ def _position(state: State, rows: str, facts: _Facts) -> Any:
 
 
 def _norm(state: State, name: str, eps: float | None, facts: _Facts | None = None) -> dict[str, Any]:
-    """Return the norm called ``name``: one without a shift is RMSNorm."""
+    """Return the options of the norm ``name``; a norm without a shift is RMSNorm."""
     kind = "layernorm" if f"{name}.bias" in state else "rmsnorm"
     if facts is not None and facts.known.norm is None and kind == "rmsnorm":
         facts.assumed.append("norms without a shift are RMSNorm, and subtract no mean")
@@ -332,10 +335,10 @@ def _norm(state: State, name: str, eps: float | None, facts: _Facts | None = Non
     return {"type": kind} if eps is None else {"type": kind, "eps": eps}
 
 
-def _mlp(look: _Look, dim: int, facts: _Facts) -> dict[str, Any]:
-    gated = "blocks.0.mlp.fc1_g.weight" in look.state
-    hidden, _ = look.shape("blocks.0.mlp.fc1_g.weight" if gated else "blocks.0.mlp.fc1.weight", 2)
-    _, back = look.shape("blocks.0.mlp.fc2.weight", 2)
+def _mlp(tensors: _Tensors, dim: int, facts: _Facts) -> dict[str, Any]:
+    gated = "blocks.0.mlp.fc1_g.weight" in tensors.state
+    hidden, _ = tensors.shape("blocks.0.mlp.fc1_g.weight" if gated else "blocks.0.mlp.fc1.weight", 2)
+    _, back = tensors.shape("blocks.0.mlp.fc2.weight", 2)
     if hidden != back:
         raise WeightsError(
             f"blocks.0.mlp.fc1 makes {hidden} channels and fc2 takes {back}: a gated MLP packed into one matrix, which "
@@ -353,12 +356,12 @@ _GELU = {"none": "computed exactly", "tanh": "approximated by tanh"}
 
 
 def _head(
-    look: _Look, facts: _Facts, prefix: tuple[str, ...], registers: int, pooled: bool, classes: int | None
+    tensors: _Tensors, facts: _Facts, prefix: tuple[str, ...], registers: int, pooled: bool, classes: int | None
 ) -> tuple[dict[str, Any], int]:
-    """Return the choice of the head, and its outputs."""
-    state = look.state
+    """Return the options of the head, and its number of outputs."""
+    state = tensors.state
     if "head.weight" in state:
-        outputs, _ = look.shape("head.weight", 2)
+        outputs, _ = tensors.shape("head.weight", 2)
     elif classes is None:
         raise WeightsError(
             "these weights have no head: head.weight is missing; they can start a training, with a new one"
@@ -367,7 +370,7 @@ def _head(
         outputs = classes
     if "head_dist.weight" in state:
         return {"type": "distilled"}, outputs
-    known, headless = facts.known.pool, "head.weight" not in state
+    pool_option, headless = facts.known.pool, "head.weight" not in state
     before = prefix or registers
     more: dict[str, Any] = {}
     sentence = ""
@@ -375,31 +378,31 @@ def _head(
         pool = "map"
         more = {"approximate": facts.known.gelu or facts.usual.gelu or "none"}
         sentence = "attention pooling reads the patches alone" if before else ""
-    elif known == "map":
+    elif pool_option == "map":
         if not headless:
             raise WeightsError("the head is stated to pool by attention, and attn_pool.latent is missing")
         pool = "gap" if "class" not in prefix else "cls"
-    elif known is not None:
-        if known == "cls" and "class" not in prefix:
+    elif pool_option is not None:
+        if pool_option == "cls" and "class" not in prefix:
             raise WeightsError("the head is stated to read the class token, and cls_token is missing")
-        pool = known
+        pool = pool_option
     elif pooled or "class" not in prefix:
         pool = "gap"
         sentence = f"the head reads the mean of the patches{', without the tokens before them' if before else ''}"
     else:
         pool = facts.usual.pool or "cls"
         sentence = "the head reads the class token"
-    if known is None and sentence and not headless:
+    if pool_option is None and sentence and not headless:
         facts.assumed.append(sentence)
     if "pre_logits.fc.weight" in state:
-        width, _ = look.shape("pre_logits.fc.weight", 2)
+        width, _ = tensors.shape("pre_logits.fc.weight", 2)
         facts.of("pre_logits", lambda value: f"the hidden layer before the head has {value}")
         return {"type": "mlp", "pool": pool, **more, "representation_size": width}, outputs
     return {"type": "linear", "pool": pool, **more}, outputs
 
 
 def _normalisation(facts: _Facts, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel; those of three colours say nothing of another number of channels."""
+    """Return mean and standard deviation per channel; defaults for RGB do not apply to other numbers of channels."""
     mean, std = facts.known.mean, facts.known.std
     if mean is not None and std is not None:
         if len(mean) == len(std) == channels:

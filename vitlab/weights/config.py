@@ -1,8 +1,8 @@
 """The ``config.json`` and ``preprocessor_config.json`` of Hugging Face's hub, as timm and transformers write them.
 
-They are read whole.  Each key stands in a table: it is mapped to a fact, or has no effect on what the model computes,
-or is shown by the tensors, or must have one value; any other value is refused by key and value.  Keys in no table are
-refused where they are arguments of the model, and listed elsewhere.
+Every key is in one of these tables: it is mapped to a fact, has no effect on what the model computes, is shown by the
+tensors, or must have one value; any other value is refused by key and value.  Keys in no table are refused if they are
+arguments of the model, and listed in a note otherwise.
 """
 
 from __future__ import annotations
@@ -21,50 +21,50 @@ from vitlab.weights.timm_models import architectures, entry_point
 State = Mapping[str, Tensor]
 
 
-class Stated(NamedTuple):
-    """What the files beside the weights state, and a sentence for each that was not read whole."""
+class ConfigFacts(NamedTuple):
+    """The facts that the files beside the weights state, and a sentence for each file that was not read whole."""
 
-    known: ModelFacts
+    facts: ModelFacts
     notes: tuple[str, ...] = ()
 
 
-def stated(config: Mapping[str, Any], preprocessor: Mapping[str, Any], state: State, where: str) -> Stated:
-    """Return what the files beside a Vision Transformer's weights state.
+def read_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any], state: State, where: str) -> ConfigFacts:
+    """Return the facts that the files beside a Vision Transformer's weights state.
 
     Args:
         config: as transformers or timm write it; may be empty.
         preprocessor: as transformers writes it; may be empty.
-        state: canonical tensors, to notice a file that belongs to others.
+        state: canonical tensors, to detect a file that belongs to other weights.
         where: the config's name in errors.
 
     Raises:
-        WeightsError: if it describes other weights, or a model that is not known here.
+        WeightsError: if it describes other weights, or an unsupported model.
     """
     try:
-        images = _preprocessor(preprocessor, where)
+        pixels = _preprocessor(preprocessor, where)
         if "pretrained_cfg" in config or "architecture" in config:
             model = _timm(config, state, where)
         elif "model_type" in config:
             model = _transformers(config, state, where)
         else:
             names = f"its keys are {some(config)}"
-            unread = f"{where} names neither a timm architecture nor a model_type, and was not read: {names}"
-            model = Stated(ModelFacts(), (unread,) if config else ())
+            note = f"{where} names neither a timm architecture nor a model_type, and was not read: {names}"
+            model = ConfigFacts(ModelFacts(), (note,) if config else ())
     except (ValueError, TypeError, KeyError, AttributeError, IndexError):
         raise WeightsError(f"{where} is not what transformers or timm write") from None
-    return Stated(images.known.or_else(model.known), (*model.notes, *images.notes))
+    return ConfigFacts(pixels.facts.or_else(model.facts), (*model.notes, *pixels.notes))
 
 
-def images(config: Mapping[str, Any], preprocessor: Mapping[str, Any], where: str) -> ModelFacts:
-    """Return what the files beside the weights of a convolutional network state of its images and classes.
+def read_image_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any], where: str) -> ModelFacts:
+    """Return the facts on images and classes that the files beside a convolutional network's weights state.
 
     Raises:
         WeightsError: if they are malformed.
     """
     try:
         size = _pretrained(config).get("input_size")
-        known = _labelled(config, _pretrained(config)).model_copy(update={"image": _pair(size[1:]) if size else None})
-        return _preprocessor(preprocessor, where).known.or_else(known)
+        facts = _labelled(config, _pretrained(config)).model_copy(update={"image": _pair(size[1:]) if size else None})
+        return _preprocessor(preprocessor, where).facts.or_else(facts)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError):
         raise WeightsError(f"{where} is not what transformers or timm write") from None
 
@@ -90,7 +90,7 @@ _PRETRAINED = _keys(
 )
 """Keys of timm's ``PretrainedCfg``; of these, ``input_size``, ``mean``, ``std`` and ``label_names`` are mapped."""
 
-_SHOWN = _keys(
+_IN_TENSORS = _keys(
     """
     in_chans num_classes mlp_ratio qkv_bias qk_norm init_values class_token pos_embed pre_norm final_norm fc_norm
     proj_bias scale_attn_norm scale_mlp_norm use_abs_pos_emb use_fc_norm use_pre_transformer_norm
@@ -107,7 +107,7 @@ _WITHOUT_EFFECT = _keys(
     rope_rescale_coords embed_args
     """
 )
-"""Arguments that matter to training, to initial values or to images of another size."""
+"""Arguments that only affect training, initial values or images of another size."""
 
 _MAPPED = _keys(
     """
@@ -131,7 +131,7 @@ _ONE_VALUE: Mapping[str, tuple[Any, ...]] = {
     "rope_mrope_section": (None,),
     "use_naflex": (None, False),
 }
-"""Arguments that must have one of these values; a list's are refused as any other."""
+"""Arguments that must have one of these values; a list is refused like any other value."""
 
 _ACTIVATIONS: Mapping[str, Literal["none", "tanh"]] = {
     "gelu": "none",
@@ -150,21 +150,21 @@ _NORMS: Mapping[str, Literal["layernorm", "rmsnorm"]] = {
 _EPS = 1e-6  #: of timm's norms by default
 
 
-def _timm(config: Mapping[str, Any], state: State, where: str) -> Stated:
-    pretrained, given = _pretrained(config), dict(config.get("model_args") or {})
-    named = str(config.get("architecture") or pretrained.get("architecture"))
-    name = named.partition(".")[0]
+def _timm(config: Mapping[str, Any], state: State, where: str) -> ConfigFacts:
+    pretrained, model_args = _pretrained(config), dict(config.get("model_args") or {})
+    full_name = str(config.get("architecture") or pretrained.get("architecture"))
+    name = full_name.partition(".")[0]
     entry = entry_point(name)
     if entry is None:
         raise WeightsError(
-            f"{where} names the architecture '{named}'; vitlab knows timm's plain, distilled, hybrid and rotary Vision "
-            f"Transformers.{nearest(name, architectures())} Without {where}, the tensors are opened by themselves, and "
-            "what they do not show is assumed"
+            f"{where} names the architecture '{full_name}'; vitlab knows timm's plain, distilled, hybrid and rotary "
+            f"Vision Transformers.{nearest(name, architectures())} Without {where}, the tensors are opened by "
+            "themselves, and what they do not show is assumed"
         )
-    arguments = {**entry, **given}
-    if "norm_layer" in given:
+    arguments = {**entry, **model_args}
+    if "norm_layer" in model_args:
         arguments.pop("eps", None)
-    unknown = [key for key in arguments if key not in _MAPPED | _SHOWN | _WITHOUT_EFFECT | _ONE_VALUE.keys()]
+    unknown = [key for key in arguments if key not in _MAPPED | _IN_TENSORS | _WITHOUT_EFFECT | _ONE_VALUE.keys()]
     if unknown:
         raise WeightsError(f"{where}: model_args.{unknown[0]} is {arguments[unknown[0]]!r}, an argument not known here")
     for key, allowed in _ONE_VALUE.items():
@@ -173,23 +173,23 @@ def _timm(config: Mapping[str, Any], state: State, where: str) -> Stated:
         if value not in allowed and not same:
             raise WeightsError(f"{where}: {key} of {name} is {plain(value)}, which vitlab does not have")
     width = config.get("num_features")
-    for key, value, shown in (
+    for key, value, actual in (
         ("num_features", width, _size(state, "blocks.0.norm1.weight", 0)),
-        ("embed_dim", given.get("embed_dim"), _size(state, "blocks.0.norm1.weight", 0)),
-        ("depth", given.get("depth"), _depth(state)),
-        ("patch_size", _pair(given.get("patch_size")), _patch(state)),
-        ("num_classes", given.get("num_classes") or None, _size(state, "head.weight", 0)),
+        ("embed_dim", model_args.get("embed_dim"), _size(state, "blocks.0.norm1.weight", 0)),
+        ("depth", model_args.get("depth"), _depth(state)),
+        ("patch_size", _pair(model_args.get("patch_size")), _patch(state)),
+        ("num_classes", model_args.get("num_classes") or None, _size(state, "head.weight", 0)),
     ):
-        _same(where, key, value, shown)
+        _require_equal(where, key, value, actual)
     size = pretrained.get("input_size")
     image = _pair(arguments.get("img_size")) or (_pair(size[1:]) if size else None)
     no_rows = arguments.get("no_embed_class", False)
-    known = ModelFacts(
+    facts = ModelFacts(
         heads=arguments["num_heads"],
         image=image,
         prefix_rows="none" if no_rows else "own",
-        pool=_pool(config, arguments, given, state, where),
-        norm=_one(
+        pool=_pool(config, arguments, model_args, state, where),
+        norm=_look_up(
             str(arguments.get("norm_layer") or "layernorm").replace("_", "").lower(), _NORMS, where, "norm_layer"
         ),
         eps=arguments.get("eps", _EPS),
@@ -198,24 +198,24 @@ def _timm(config: Mapping[str, Any], state: State, where: str) -> Stated:
         position=_rotary(arguments, state, image, where),
         pre_logits="tanh",
     )
-    if "attn_pool.latent" in state and known.eps != _EPS:
+    if "attn_pool.latent" in state and facts.eps != _EPS:
         raise WeightsError(
-            f"{where}: the norms of {name} have eps {known.eps:g}; vitlab's attention pooling has {_EPS:g}"
+            f"{where}: the norms of {name} have eps {facts.eps:g}; vitlab's attention pooling has {_EPS:g}"
         )
     legacy = "pretrained_cfg" not in config
     unread = [key for key in config if key not in (_TIMM_ROOT | _PRETRAINED if legacy else _TIMM_ROOT)]
     unread += [] if legacy else [f"pretrained_cfg.{key}" for key in pretrained if key not in _PRETRAINED]
-    return Stated(known.or_else(_labelled(config, pretrained)), _unread(unread, where))
+    return ConfigFacts(facts.or_else(_labelled(config, pretrained)), _note_on_unread(unread, where))
 
 
 def _pretrained(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return timm's ``pretrained_cfg``, which once was the whole file."""
-    found: Mapping[str, Any] = config.get("pretrained_cfg", config) or {}
-    return found
+    """Return timm's ``pretrained_cfg``; in old files it is the whole file."""
+    pretrained: Mapping[str, Any] = config.get("pretrained_cfg", config) or {}
+    return pretrained
 
 
 def _labelled(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> ModelFacts:
-    """Return mean, standard deviation and names of the classes from timm's config."""
+    """Return mean, standard deviation and class names from timm's config."""
     labels = config.get("label_names") or pretrained.get("label_names")
     return ModelFacts(
         mean=_numbers(pretrained.get("mean")),
@@ -225,16 +225,16 @@ def _labelled(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> Model
 
 
 def _pool(
-    config: Mapping[str, Any], arguments: Mapping[str, Any], given: Mapping[str, Any], state: State, where: str
+    config: Mapping[str, Any], arguments: Mapping[str, Any], model_args: Mapping[str, Any], state: State, where: str
 ) -> Literal["cls", "gap", "map"] | None:
-    value = given.get("global_pool", config.get("global_pool"))
+    value = model_args.get("global_pool", config.get("global_pool"))
     if value is None:
         value = arguments.get("global_pool", "avg" if arguments["class"] == "Eva" else "token")
-    if "global_pool" in given and config.get("global_pool") not in (None, value):
+    if "global_pool" in model_args and config.get("global_pool") not in (None, value):
         raise WeightsError(f"{where} says global_pool {config['global_pool']}, and {value} under model_args")
     if "head.weight" not in state and value not in _POOLS:
         return None  # there is no head to read it
-    pool: Literal["cls", "gap", "map"] = _one(value, _POOLS, where, "global_pool")
+    pool: Literal["cls", "gap", "map"] = _look_up(value, _POOLS, where, "global_pool")
     prefix = [name for name in ("cls_token", "dist_token", "reg_token") if name in state]
     if pool != "cls" and prefix:
         if arguments.get("pool_include_prefix"):
@@ -249,7 +249,7 @@ def _pool(
 
 
 def _gelu(arguments: Mapping[str, Any], state: State, where: str) -> Literal["none", "tanh"]:
-    """Return the approximation of the GELU; a gated MLP has a SiLU in its place."""
+    """Return the approximation of the GELU; a gated MLP has a SiLU instead."""
     value = str(arguments.get("act_layer") or "gelu")
     if "blocks.0.mlp.fc1_g.weight" in state:
         if arguments["class"] != "Eva" and value.lower() != "silu":
@@ -257,12 +257,12 @@ def _gelu(arguments: Mapping[str, Any], state: State, where: str) -> Literal["no
         if arguments["class"] != "Eva" and "attn_pool.latent" in state:
             raise WeightsError(f"{where}: act_layer is {value}, also of attention pooling; vitlab's has a GELU")
         return "none"
-    gelu: Literal["none", "tanh"] = _one(value, _ACTIVATIONS, where, "act_layer")
+    gelu: Literal["none", "tanh"] = _look_up(value, _ACTIVATIONS, where, "act_layer")
     return gelu
 
 
 def _rotary(arguments: Mapping[str, Any], state: State, image: Pair | None, where: str) -> Encoding:
-    """Return the rotary positions that timm's arguments describe, or none."""
+    """Return the rotary position encoding of timm's arguments; its type is ``none`` if there is none."""
     if not arguments.get("use_rot_pos_emb"):
         return Encoding(type="none")
     if "pos_embed" in state:
@@ -296,16 +296,16 @@ def _rotary(arguments: Mapping[str, Any], state: State, image: Pair | None, wher
 # -- transformers -----------------------------------------------------------------------------------------------------
 
 _MODEL_TYPES: Mapping[str, float] = {"vit": 1e-12, "deit": 1e-12, "vit_msn": 1e-6}
-"""Models of transformers that are read, and the default of their ``layer_norm_eps``."""
+"""Supported models of transformers, and the default of their ``layer_norm_eps``."""
 
-_OF_THE_MODEL = _keys(
+_MODEL_KEYS = _keys(
     """
     model_type hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act layer_norm_eps image_size
     patch_size num_channels qkv_bias pooler_act pooler_output_size id2label label2id num_labels hidden_dropout_prob
     attention_probs_dropout_prob initializer_range encoder_stride
     """
 )
-_OF_EVERY_CONFIG = _keys(
+_COMMON_KEYS = _keys(
     """
     _name_or_path architectures dtype torch_dtype transformers_version problem_type return_dict output_attentions
     output_hidden_states is_encoder_decoder is_decoder cross_attention_hidden_size add_cross_attention
@@ -318,10 +318,10 @@ _OF_EVERY_CONFIG = _keys(
     finetuning_task gradient_checkpointing attn_implementation _attn_implementation _attn_implementation_autoset
     """
 )
-"""Keys of every config of transformers, which change nothing that these models compute."""
+"""Keys of every config of transformers; they do not affect what these models compute."""
 
 
-def _transformers(config: Mapping[str, Any], state: State, where: str) -> Stated:
+def _transformers(config: Mapping[str, Any], state: State, where: str) -> ConfigFacts:
     kind = config["model_type"]
     if kind not in _MODEL_TYPES:
         raise WeightsError(f"{where} says model_type {kind}; of transformers, vitlab reads {', '.join(_MODEL_TYPES)}")
@@ -330,32 +330,32 @@ def _transformers(config: Mapping[str, Any], state: State, where: str) -> Stated
     pooler = config.get("pooler_act", "tanh")
     if "pre_logits.fc.weight" in state and pooler != "tanh":
         raise WeightsError(f"{where}: pooler_act is {pooler}; vitlab's pre-logits have tanh")
-    for key, shown in (
+    for key, actual in (
         ("hidden_size", _size(state, "blocks.0.norm1.weight", 0)),
         ("num_hidden_layers", _depth(state)),
         ("intermediate_size", _size(state, "blocks.0.mlp.fc1.weight", 0)),
         ("num_channels", _size(state, "patch_embed.proj.weight", 1)),
     ):
-        _same(where, key, config.get(key), shown)
-    _same(where, "patch_size", _pair(config.get("patch_size")), _patch(state))
+        _require_equal(where, key, config.get(key), actual)
+    _require_equal(where, "patch_size", _pair(config.get("patch_size")), _patch(state))
     labels = [str(label) for _, label in sorted(config.get("id2label", {}).items(), key=lambda item: int(item[0]))]
-    named = any(label != f"LABEL_{index}" for index, label in enumerate(labels))
-    known = ModelFacts(
+    has_names = any(label != f"LABEL_{index}" for index, label in enumerate(labels))
+    facts = ModelFacts(
         heads=config.get("num_attention_heads", 12),
         image=_pair(config.get("image_size", 224)),
         norm="layernorm",
         eps=config.get("layer_norm_eps", _MODEL_TYPES[kind]),
-        gelu=_one(config.get("hidden_act", "gelu"), _ACTIVATIONS, where, "hidden_act"),
+        gelu=_look_up(config.get("hidden_act", "gelu"), _ACTIVATIONS, where, "hidden_act"),
         blocks="pre_norm",
         position=Encoding(type="none"),
         pre_logits="tanh",
-        labels=tuple(labels) if named else None,
+        labels=tuple(labels) if has_names else None,
     )
-    known_keys = _OF_THE_MODEL | _OF_EVERY_CONFIG | {"pruned_heads"}
-    return Stated(known, _unread([key for key in config if key not in known_keys], where))
+    known_keys = _MODEL_KEYS | _COMMON_KEYS | {"pruned_heads"}
+    return ConfigFacts(facts, _note_on_unread([key for key in config if key not in known_keys], where))
 
 
-_OF_A_PREPROCESSOR = _keys(
+_PREPROCESSOR_KEYS = _keys(
     """
     image_mean image_std do_normalize do_rescale rescale_factor do_flip_channel_order offset do_resize size resample
     do_center_crop crop_size crop_pct do_convert_rgb do_pad pad_size do_reduce_labels do_thumbnail default_to_square
@@ -365,10 +365,10 @@ _OF_A_PREPROCESSOR = _keys(
 )
 
 
-def _preprocessor(preprocessor: Mapping[str, Any], where: str) -> Stated:
-    """Return the mean and standard deviation of pixels in [0, 1] that a preprocessor's steps amount to."""
+def _preprocessor(preprocessor: Mapping[str, Any], where: str) -> ConfigFacts:
+    """Return the mean and standard deviation of pixels in [0, 1] that result from a preprocessor's steps."""
     if not preprocessor:
-        return Stated(ModelFacts())
+        return ConfigFacts(ModelFacts())
     where = where.replace("config.json", "preprocessor_config.json")
     for key in ("do_flip_channel_order", "offset"):
         if preprocessor.get(key):
@@ -377,29 +377,29 @@ def _preprocessor(preprocessor: Mapping[str, Any], where: str) -> Stated:
     if preprocessor.get("do_normalize") is False:
         mean, std = (0.0,), (1.0,)
     factor = preprocessor.get("rescale_factor", 1 / 255) if preprocessor.get("do_rescale", True) else 1.0
-    scale = 255 * float(factor)  # of pixels in [0, 1] to what mean and deviation are subtracted from
+    scale = 255 * float(factor)  # from pixels in [0, 1] to the scale of mean and deviation
     if scale <= 0:
         raise WeightsError(f"{where}: rescale_factor is {factor}; it must be positive")
     if mean is not None and std is not None and abs(scale - 1) > 1e-6:
         mean, std = tuple(value / scale for value in mean), tuple(value / scale for value in std)
-    unread = [key for key in preprocessor if key not in _OF_A_PREPROCESSOR]
-    return Stated(ModelFacts(mean=mean, std=std), _unread(unread, where))
+    unread = [key for key in preprocessor if key not in _PREPROCESSOR_KEYS]
+    return ConfigFacts(ModelFacts(mean=mean, std=std), _note_on_unread(unread, where))
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
 
 
-def _one(value: Any, known: Mapping[str, Any], where: str, key: str) -> Any:
-    if value not in known:
-        raise WeightsError(f"{where}: {key} is {value}; known here: {', '.join(known)}")
-    return known[value]
+def _look_up(value: Any, table: Mapping[str, Any], where: str, key: str) -> Any:
+    if value not in table:
+        raise WeightsError(f"{where}: {key} is {value}; known here: {', '.join(table)}")
+    return table[value]
 
 
-def _same(where: str, key: str, value: Any, shown: Any) -> None:
-    """Refuse a size in the config that is not that of the tensors."""
-    if value is None or shown is None or value == shown:
+def _require_equal(where: str, key: str, value: Any, actual: Any) -> None:
+    """Raise WeightsError if a size in the config differs from that of the tensors."""
+    if value is None or actual is None or value == actual:
         return
-    raise WeightsError(f"{where} says {key} {plain(value)}, and the tensors beside it have {plain(shown)}")
+    raise WeightsError(f"{where} says {key} {plain(value)}, and the tensors beside it have {plain(actual)}")
 
 
 def _size(state: State, name: str, axis: int) -> int | None:
@@ -408,18 +408,18 @@ def _size(state: State, name: str, axis: int) -> int | None:
 
 
 def _depth(state: State) -> int | None:
-    blocks = {int(found[1]) for name in state if (found := re.match(r"blocks\.(\d+)\.", name))}
+    blocks = {int(match[1]) for name in state if (match := re.match(r"blocks\.(\d+)\.", name))}
     return max(blocks) + 1 if blocks else None
 
 
 def _patch(state: State) -> Pair | None:
-    """Return the pixels of a patch, where it is cut from the image itself."""
+    """Return the patch size in pixels; None for a hybrid, whose patches are cut from a feature map."""
     value = state.get("patch_embed.proj.weight")
     hybrid = any(name.startswith("patch_embed.backbone.") for name in state)
     return (value.shape[2], value.shape[3]) if value is not None and value.ndim == 4 and not hybrid else None
 
 
-def _unread(keys: list[str], where: str) -> tuple[str, ...]:
+def _note_on_unread(keys: list[str], where: str) -> tuple[str, ...]:
     return (f"{where}: not known here, and not read: {some(keys)}",) if keys else ()
 
 

@@ -1,4 +1,4 @@
-"""From one format to another, at the same resolution or another."""
+"""Inspection of weight files, and their conversion to other formats and resolutions."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from vitlab.geometry import Pair
 from vitlab.models.vit import ViT
 from vitlab.plan.checkpoints import NAMES_ON_THE_HUB, files_of
 from vitlab.store.folders import read_json, write_json
-from vitlab.weights.adapt import regridded, with_rows, without_head
+from vitlab.weights.adapt import convert_prefix_rows, drop_head, resample_positions
 from vitlab.weights.architecture import Architecture
 from vitlab.weights.files import WeightFile, container_of, write_file
 from vitlab.weights.known import ModelFacts, some
 from vitlab.weights.names import State
-from vitlab.weights.opening import FORMATS, HEADER, Checkpoint, mismatches, read, refuse_misfits, understood
+from vitlab.weights.opening import FORMATS, HEADER, Checkpoint, interpret, mismatches, read, require_match
 from vitlab.weights.rereading import SHOWN, differences
 
 
 @dataclass(frozen=True)
-class Converted:
-    """What a conversion has written, and what a reader should know of it."""
+class Conversion:
+    """The files that a conversion wrote, and notes on them."""
 
     files: tuple[Path, ...]
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Inspected:
+class Inspection:
     """A file of weights and the model it belongs to."""
 
     checkpoint: Checkpoint
     architecture: Architecture
-    faults: Mapping[str, list[str]]  #: names that keep it from being loaded, by what is wrong with them
+    faults: Mapping[str, list[str]]  #: names that prevent loading, by kind of fault
 
 
-def inspect(file: Path, form: str | None = None, said: ModelFacts = ModelFacts()) -> Inspected:  # noqa: B008
-    """Read a file, and find what model it belongs to; what does not fit is listed rather than refused.
+def inspect(file: Path, form: str | None = None, facts: ModelFacts = ModelFacts()) -> Inspection:  # noqa: B008
+    """Read a file and determine its model; tensors that do not fit are listed, not refused.
 
     Raises:
-        WeightsError: if it cannot be read, or is no Vision Transformer at all.
+        WeightsError: if it cannot be read, or is not a Vision Transformer.
     """
     checkpoint = read(file, form)
     try:
         headless = 1 if "head.weight" not in checkpoint.state else None
-        found = checkpoint.architecture(said, headless)
-        own = dict(_skeleton(found).items())
+        architecture = checkpoint.architecture(facts, headless)
+        own = dict(_skeleton(architecture).items())
     except (WeightsError, OptionError) as error:
         raise WeightsError(f"{file}: {error}") from None
     if headless:
         own = {name: value for name, value in own.items() if not name.startswith("head.")}
     faults = mismatches(own, checkpoint.state)
     faults["unknown"] = [*checkpoint.unknown, *faults["unknown"]]
-    return Inspected(checkpoint, found, {what: names for what, names in faults.items() if names})
+    return Inspection(checkpoint, architecture, {what: names for what, names in faults.items() if names})
 
 
 def convert(
@@ -68,29 +68,29 @@ def convert(
     to: str,
     *,
     form: str | None = None,
-    said: ModelFacts = ModelFacts(),  # noqa: B008
+    facts: ModelFacts = ModelFacts(),  # noqa: B008
     grid: Pair | None = None,
     image: Pair | None = None,
     resample: str = "timm",
     head: Literal["keep", "drop"] = "keep",
     pre_logits: Literal["keep", "drop"] = "keep",
-) -> Converted:
-    """Write the weights of ``source`` in another format, strictly: nothing is left out that was not named to be.
+) -> Conversion:
+    """Write the weights of ``source`` in another format; tensors are only left out on request.
 
-    Beside a file of Hugging Face's with the hub's name, ``model.safetensors``, stand the ``config.json`` and the
-    ``preprocessor_config.json`` that ``from_pretrained`` wants, unless there are some already.
+    A file in Hugging Face's format with the hub's name, ``model.safetensors``, gets the ``config.json`` and the
+    ``preprocessor_config.json`` that ``from_pretrained`` reads, unless they exist.
 
     Args:
         source: in any of :data:`FORMATS`, or the weights of a trial.
-        target: the file to write; its name says how it is packed.
+        target: the file to write; its suffix decides the container.
         to: one of :data:`FORMATS`.
         form: the format of ``source``; by default it is recognised.
-        said: what the caller knows of ``source`` and the file may not say.
+        facts: facts about ``source`` that the file may not state.
         grid: rows and columns of patches to resample positions for.
-        image: the same, said in pixels.
-        resample: how; a name of :data:`vitlab.components.position.resampling.PRESETS`.
-        head: the head in the file, or none.
-        pre_logits: the hidden layer before the head; it can go only with the head that reads it.
+        image: the same in pixels.
+        resample: the method, a name of :data:`vitlab.components.position.resampling.PRESETS`.
+        head: whether to keep the head.
+        pre_logits: the hidden layer before the head; it can be dropped only with the head that reads it.
 
     Raises:
         WeightsError: one sentence that names the file, and the first keys that are to blame.
@@ -104,121 +104,129 @@ def convert(
         raise WeightsError(f"{target} is the file to be converted; give the new one another name")
     checkpoint = read(source, form)
     try:
-        state, gone = without_head(checkpoint.state, "new" if head == "drop" else "keep", pre_logits)
+        state, removed = drop_head(checkpoint.state, "new" if head == "drop" else "keep", pre_logits)
         headless = 1 if "head.weight" not in state else None
-        found = replace(checkpoint, state=state).architecture(said, headless)
-        _check(checkpoint, found, state, headless is not None, to)
-        if FORMATS[to].convention.pool == "cls" and "class" in found.prefix and found.known().pool == "gap":
+        architecture = replace(checkpoint, state=state).architecture(facts, headless)
+        _require_exportable(checkpoint, architecture, state, headless is not None, to)
+        if (
+            FORMATS[to].convention.pool == "cls"
+            and "class" in architecture.prefix
+            and architecture.facts().pool == "gap"
+        ):
             raise WeightsError(
                 f"the head reads the mean of the patches, and in the format {to} it reads the class token"
             )
-        state, found = _with_normed_tokens(state, found)
-        new = _grid(found, grid, image)
-        state = regridded(state, found.grid, new, how)
-        rows = _rows(state, found, to)
-        state = with_rows(state, found.prefix, found.prefix_rows, rows)
-        written = FORMATS[to].from_canonical(state, found.heads)
-        step = tuple(pixels // side for pixels, side in zip(found.info.image, found.grid, strict=True))
+        state, architecture = _move_norm_to_tokens(state, architecture)
+        new = _target_grid(architecture, grid, image)
+        state = resample_positions(state, architecture.grid, new, how)
+        rows = _prefix_rows(state, architecture, to)
+        state = convert_prefix_rows(state, architecture.prefix, architecture.prefix_rows, rows)
+        tensors = FORMATS[to].from_canonical(state, architecture.heads)
+        step = tuple(pixels // side for pixels, side in zip(architecture.info.image, architecture.grid, strict=True))
         pixels = (new[0] * step[0], new[1] * step[1])
-        found = replace(found, info=replace(found.info, image=pixels), grid=new, prefix_rows=rows)
-        known = found.known()
-        described = _description(target, found, known) if to.startswith("hf") else {}
-        _reread(target, to, written, described, state, found)
+        architecture = replace(architecture, info=replace(architecture.info, image=pixels), grid=new, prefix_rows=rows)
+        written_facts = architecture.facts()
+        descriptions = _description(target, architecture, written_facts) if to.startswith("hf") else {}
+        _verify_round_trip(target, to, tensors, descriptions, state, architecture)
     except (WeightsError, OptionError) as error:
         raise WeightsError(f"{source}: {error}") from None
-    write_file(target, written, {HEADER: known.model_dump_json(exclude_none=True)})
-    for file, content in described.items():
+    write_file(target, tensors, {HEADER: written_facts.model_dump_json(exclude_none=True)})
+    for file, content in descriptions.items():
         write_json(file, content)
-    beside = list(described)
-    notes = [checkpoint.opened, *checkpoint.notes, *(f"assumed: {sentence}" for sentence in found.assumed)]
-    dropped = (*checkpoint.dropped, *gone)
+    beside = list(descriptions)
+    notes = [checkpoint.wrapper_note, *checkpoint.notes, *(f"assumed: {sentence}" for sentence in architecture.assumed)]
+    dropped = (*checkpoint.dropped, *removed)
     notes.append(f"left out: {some(dropped)}" if dropped else "")
     if not beside:
-        notes += _differences(found, known, to)
-    return Converted((target, *beside), tuple(filter(None, notes)))
+        notes += _differences(architecture, written_facts, to)
+    return Conversion((target, *beside), tuple(filter(None, notes)))
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
-def _skeleton(found: Architecture) -> State:
-    """The canonical state of an architecture, without values."""
+def _skeleton(architecture: Architecture) -> State:
+    """Return the canonical state of an architecture on the meta device."""
     with torch.device("meta"):
-        model = ViT(found.info, **{name: value for name, value in cast(Any, found.options).items() if name != "type"})
+        model = ViT(
+            architecture.info,
+            **{name: value for name, value in cast(Any, architecture.options).items() if name != "type"},
+        )
     return model.to_canonical(model.state_dict())
 
 
-def _check(checkpoint: Checkpoint, found: Architecture, state: State, headless: bool, to: str) -> None:
-    """Refuse what does not fit, and a trial's model that other libraries do not have."""
-    if checkpoint.trained is not None:
-        reason = checkpoint.trained.export_incompatibility()
+def _require_exportable(
+    checkpoint: Checkpoint, architecture: Architecture, state: State, headless: bool, to: str
+) -> None:
+    """Raise WeightsError if tensors do not fit, or if the format cannot hold the model."""
+    if checkpoint.trial is not None:
+        reason = checkpoint.trial.export_incompatibility()
         if reason:
             raise WeightsError(f"these weights cannot be said in the format {to}: {reason}")
         return
-    position = found.known().position
+    position = architecture.facts().position
     if position is not None and position.type != "none":
         raise WeightsError(f"position '{position.type}' is in no tensor, so it cannot be said in the format {to}")
-    own = _skeleton(found)
+    own = _skeleton(architecture)
     if headless:
         own = {name: value for name, value in own.items() if not name.startswith("head.")}
-    refuse_misfits(own, state, checkpoint.unknown)
+    require_match(own, state, checkpoint.unknown)
 
 
-def _grid(found: Architecture, grid: Pair | None, image: Pair | None) -> Pair:
-    """The grid that is asked for; that of the source where none is."""
+def _target_grid(architecture: Architecture, grid: Pair | None, image: Pair | None) -> Pair:
+    """Return the requested grid; by default that of the source."""
     if image is None:
-        return grid or found.grid
-    step = tuple(pixels // side for pixels, side in zip(found.info.image, found.grid, strict=True))
+        return grid or architecture.grid
+    step = tuple(pixels // side for pixels, side in zip(architecture.info.image, architecture.grid, strict=True))
     if image[0] % step[0] or image[1] % step[1]:
         raise WeightsError(f"images of {image[0]}x{image[1]} cannot be cut into patches of {step[0]}x{step[1]}")
-    asked = (image[0] // step[0], image[1] // step[1])
-    if grid is not None and grid != asked:
+    requested = (image[0] // step[0], image[1] // step[1])
+    if grid is not None and grid != requested:
         raise WeightsError(
-            f"images of {image[0]}x{image[1]} have a grid of {asked[0]}x{asked[1]}, and another was asked for"
+            f"images of {image[0]}x{image[1]} have a grid of {requested[0]}x{requested[1]}, and another was asked for"
         )
-    return asked
+    return requested
 
 
-def _rows(state: State, found: Architecture, to: str) -> Literal["own", "none"]:
-    """Whether tokens before the patches have rows of positions in the format; where it leaves that open, as they do."""
+def _prefix_rows(state: State, architecture: Architecture, to: str) -> Literal["own", "none"]:
+    """Return whether prefix tokens have rows of positions in the format; by default as in the source."""
     if FORMATS[to].needs_rows:
         return "own"
-    shown = FORMATS[to].shown(FORMATS[to].from_canonical(state, found.heads)).prefix_rows
-    return shown or ("none" if found.prefix_rows == "none" else "own")
+    inferred = FORMATS[to].infer_facts(FORMATS[to].from_canonical(state, architecture.heads)).prefix_rows
+    return inferred or ("none" if architecture.prefix_rows == "none" else "own")
 
 
-def _with_normed_tokens(state: dict[str, Tensor], found: Architecture) -> tuple[dict[str, Tensor], Architecture]:
-    """Return the model with its last norm on the tokens, where the head reads single tokens and so computes the same.
+def _move_norm_to_tokens(
+    state: dict[str, Tensor], architecture: Architecture
+) -> tuple[dict[str, Tensor], Architecture]:
+    """Move the last norm from pooled tokens to all tokens, if the head reads single tokens.
 
-    A norm treats each token by itself.  Most libraries have it on the tokens alone, and those that have it after
-    pooling expect it before a mean.
+    A norm treats each token by itself, so the function stays the same.  Most libraries only have a norm on the tokens,
+    and those with one after pooling expect it with a mean.
     """
-    head = found.options["head"]
+    head = architecture.options["head"]
     single = head["type"] == "distilled" or head.get("pool", "cls") == "cls"
-    if found.options["final_norm_at"] != "pooled" or not single or "head.weight" not in state:
-        return state, found
+    if architecture.options["final_norm_at"] != "pooled" or not single or "head.weight" not in state:
+        return state, architecture
     renamed = {
         f"norm.{name.removeprefix('fc_norm.')}" if name.startswith("fc_norm.") else name: value
         for name, value in state.items()
     }
-    return renamed, replace(found, options={**found.options, "final_norm_at": "tokens"})
+    return renamed, replace(architecture, options={**architecture.options, "final_norm_at": "tokens"})
 
 
-def _reread(
+def _verify_round_trip(
     target: Path,
     to: str,
-    written: Mapping[str, Tensor],
-    described: Mapping[Path, Mapping[str, Any]],
+    tensors: Mapping[str, Tensor],
+    descriptions: Mapping[Path, Mapping[str, Any]],
     state: State,
-    found: Architecture,
+    architecture: Architecture,
 ) -> None:
-    """Read what is to be written, and compare it with the model it is written from.
+    """Read the tensors to be written as their format, and compare the result with the model.
 
     Args:
         target: the file.
         to: its format.
-        written: its tensors.
-        described: what is written beside it.
+        tensors: its tensors.
+        descriptions: files that are written beside it, and their contents.
         state: the canonical tensors.
         found: the model.
 
@@ -227,29 +235,29 @@ def _reread(
     """
     refusal = f"this model cannot be written in the format {to}"
     if FORMATS[to].square:
-        sides = {"images": found.info.image, "patches": _sides(found.options["patch_size"])}
+        sides = {"images": architecture.info.image, "patches": _sides(architecture.options["patch_size"])}
         for what, (height, width) in sides.items():
             if height != width:
                 raise WeightsError(f"{refusal}: its {what} are of {height}x{width} pixels, and there they are square")
-    beside = {file.name: described.get(file) or read_json(file) or {} for file in files_of(target)[1:]}
+    beside = {file.name: descriptions.get(file) or read_json(file) or {} for file in files_of(target)[1:]}
     contents = WeightFile(
         target,
         container_of(target),
-        dict(written),
+        dict(tensors),
         config=beside.get("config.json", {}),
         preprocessor=beside.get("preprocessor_config.json", {}),
     )
     headless = 1 if "head.weight" not in state else None
     try:
-        checkpoint = understood(contents, to)
-        again = checkpoint.architecture(found.known(), headless)
-        unequal = differences(found, again, head=headless is None, shapes=False)
-        own = {name: value for name, value in _skeleton(again).items() if not (headless and name.startswith("head."))}
+        checkpoint = interpret(contents, to)
+        reread = checkpoint.architecture(architecture.facts(), headless)
+        unequal = differences(architecture, reread, head=headless is None, shapes=False)
+        own = {name: value for name, value in _skeleton(reread).items() if not (headless and name.startswith("head."))}
         faults = any(mismatches(own, checkpoint.state).values()) or checkpoint.unknown
         if faults and not unequal:
-            unequal = differences(found, again, head=headless is None, shapes=True)
+            unequal = differences(architecture, reread, head=headless is None, shapes=True)
         if not unequal:
-            refuse_misfits(own, checkpoint.state, checkpoint.unknown)
+            require_match(own, checkpoint.state, checkpoint.unknown)
     except (WeightsError, OptionError, GeometryError) as error:
         raise WeightsError(f"{refusal}, which reads it otherwise: {error}") from None
     if unequal:
@@ -261,62 +269,62 @@ def _sides(patch_size: Any) -> Pair:
     return (patch_size, patch_size) if isinstance(patch_size, int) else (patch_size[0], patch_size[1])
 
 
-def _description(target: Path, found: Architecture, known: ModelFacts) -> dict[Path, dict[str, Any]]:
-    """Return what ``from_pretrained`` needs beside a file of the hub's name; existing files are left alone."""
+def _description(target: Path, architecture: Architecture, facts: ModelFacts) -> dict[Path, dict[str, Any]]:
+    """Return the files that ``from_pretrained`` reads beside one of the hub's name, except for existing ones."""
     if target.name not in NAMES_ON_THE_HUB or target.with_name("config.json").exists():
         return {}
-    distilled = "distillation" in found.prefix
+    distilled = "distillation" in architecture.prefix
     kind = (
         (
             "DeiTForImageClassificationWithTeacher"
-            if found.options["head"]["type"] == "distilled"
+            if architecture.options["head"]["type"] == "distilled"
             else "DeiTForImageClassification"
         )
         if distilled
         else "ViTForImageClassification"
     )
-    assert known.image is not None
-    patch = found.options["patch_size"]
-    labels = found.info.labels or tuple(f"LABEL_{index}" for index in range(found.info.classes))
+    assert facts.image is not None
+    patch = architecture.options["patch_size"]
+    labels = architecture.info.labels or tuple(f"LABEL_{index}" for index in range(architecture.info.classes))
     config = {
         "architectures": [kind],
         "model_type": "deit" if distilled else "vit",
-        "hidden_size": found.options["dim"],
-        "num_hidden_layers": found.options["depth"],
-        "num_attention_heads": found.heads,
-        "intermediate_size": int(found.options["dim"] * found.options["mlp"]["ratio"]),
-        "hidden_act": "gelu_pytorch_tanh" if known.gelu == "tanh" else "gelu",
-        "layer_norm_eps": known.eps,
-        "image_size": list(known.image),
+        "hidden_size": architecture.options["dim"],
+        "num_hidden_layers": architecture.options["depth"],
+        "num_attention_heads": architecture.heads,
+        "intermediate_size": int(architecture.options["dim"] * architecture.options["mlp"]["ratio"]),
+        "hidden_act": "gelu_pytorch_tanh" if facts.gelu == "tanh" else "gelu",
+        "layer_norm_eps": facts.eps,
+        "image_size": list(facts.image),
         "patch_size": list(patch) if not isinstance(patch, int) else patch,
-        "num_channels": found.info.channels,
-        "qkv_bias": found.options["attention"].get("qkv_bias", True),
+        "num_channels": architecture.info.channels,
+        "qkv_bias": architecture.options["attention"].get("qkv_bias", True),
         "id2label": dict(enumerate(labels)),
         "label2id": {label: index for index, label in enumerate(labels)},
     }
-    described: dict[Path, dict[str, Any]] = {target.with_name("config.json"): config}
+    descriptions: dict[Path, dict[str, Any]] = {target.with_name("config.json"): config}
     if not target.with_name("preprocessor_config.json").exists():
-        described[target.with_name("preprocessor_config.json")] = {
+        descriptions[target.with_name("preprocessor_config.json")] = {
             "image_processor_type": "ViTImageProcessor",
-            "size": {"height": known.image[0], "width": known.image[1]},
-            "image_mean": known.mean,
-            "image_std": known.std,
+            "size": {"height": facts.image[0], "width": facts.image[1]},
+            "image_mean": facts.mean,
+            "image_std": facts.std,
         }
-    return described
+    return descriptions
 
 
-def _differences(found: Architecture, known: ModelFacts, to: str) -> list[str]:
-    """Where the library that will read the file computes otherwise, unless it is told."""
+def _differences(architecture: Architecture, facts: ModelFacts, to: str) -> list[str]:
+    """Return notes on options whose default in the format's library differs from this model."""
     usual = FORMATS[to].convention
     notes = []
-    if known.pool == "gap" and "class" in found.prefix:
-        pooled = found.options["final_norm_at"] == "pooled"
+    if facts.pool == "gap" and "class" in architecture.prefix:
+        pooled = architecture.options["final_norm_at"] == "pooled"
         notes.append(f"the head reads the mean of the patches: global_pool='avg', fc_norm={pooled}")
-    if known.eps is not None and usual.eps != known.eps:
+    if facts.eps is not None and usual.eps != facts.eps:
         notes.append(
-            f"the norms have eps {known.eps:g}, and in {FORMATS[to].title} {usual.eps:g} unless told otherwise"
+            f"the norms have eps {facts.eps:g}, and in {FORMATS[to].title} {usual.eps:g} unless told otherwise"
         )
-    if known.gelu is not None and usual.gelu != known.gelu:
+    if facts.gelu is not None and usual.gelu != facts.gelu:
         exact = {"none": "exact", "tanh": "approximated by tanh"}
-        notes.append(f"its GELU is {exact[known.gelu]}, and in {FORMATS[to].title} {exact[str(usual.gelu)]} by default")
+        notes.append(f"its GELU is {exact[facts.gelu]}, and in {FORMATS[to].title} {exact[str(usual.gelu)]} by default")
     return notes

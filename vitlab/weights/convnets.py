@@ -1,6 +1,6 @@
-"""Convolutional networks in files: torchvision's ResNets and RegNetY-16GF, and the RegNet that taught DeiT, timm's.
+"""Weights of convolutional networks: torchvision's ResNets and RegNetY-16GF, and DeiT's teacher, timm's RegNet.
 
-They are teachers, and are opened as they are: no file of theirs becomes one of another format.
+They serve as teachers; their files are not converted to other formats.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ BLOCKS: Mapping[tuple[str, tuple[int, ...]], type[ResNet]] = {
     ("conv2", ResNet18.layers): ResNet18,
     ("conv3", ResNet50.layers): ResNet50,
 }
-"""The last convolution of a block and the blocks of each stage, of every ResNet here."""
+"""Model class by the last convolution of a block and the number of blocks of each stage."""
 
 SIZE = 224
-"""Pixels a side that networks with the stem of ImageNet are trained on, where nobody says otherwise."""
+"""Default image side, in pixels, of networks with the stem of ImageNet."""
 
 _TIMM_BLOCK = re.compile(r"s(\d)\.b(\d+)\.(.+)")
 _TIMM_PARTS = {
@@ -47,21 +47,23 @@ _TIMM_ENDS = {"stem.conv": "stem.0", "stem.bn": "stem.1", "head.fc": "fc"}
 
 
 def is_convnet(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether these are the weights of a ResNet or a RegNet, of torchvision's or of timm's names."""
-    return {"conv1.weight", "layer1.0.conv1.weight"} <= tensors.keys() or "stem.0.weight" in tensors or _timms(tensors)
+    """Return True for the weights of a ResNet or a RegNet, under the names of torchvision or timm."""
+    return (
+        {"conv1.weight", "layer1.0.conv1.weight"} <= tensors.keys() or "stem.0.weight" in tensors or _is_timm(tensors)
+    )
 
 
 def open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> tuple[Model, DataInfo, tuple[str, ...]]:
-    """The network with its weights, in evaluation mode, what it sees, and what was assumed, in a sentence each.
+    """Return the network with its weights, in evaluation mode, its data, and one sentence for each assumption.
 
     Args:
-        tensors: under torchvision's names, or timm's RegNet ones.
-        known: the size of its images, and the names of its classes.
+        tensors: under the names of torchvision or of timm's RegNet.
+        known: size of its images and names of its classes.
 
     Raises:
         WeightsError: without the name of the file.
     """
-    state = _from_timm(tensors) if _timms(tensors) else dict(tensors)
+    state = _from_timm(tensors) if _is_timm(tensors) else dict(tensors)
     regnet = "stem.0.weight" in state
     stem_weight = "stem.0.weight" if regnet else "conv1.weight"
     if "fc.weight" not in state:
@@ -91,11 +93,11 @@ def open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> tuple[Mode
         else:
             kind = _resnet(state)
             model = kind(info, stem=stem, width_factor=first.shape[0] / kind.channels)
-    own = model.state_dict()
-    counters = {key: value for key, value in own.items() if key.endswith("num_batches_tracked")}
-    state = {**counters, **state}  # old files do not count batches, and nothing reads the count
-    wrong = [key for key in own if key not in state or own[key].shape != state[key].shape]
-    wrong += [key for key in state if key not in own]
+    expected = model.state_dict()
+    counters = {key: value for key, value in expected.items() if key.endswith("num_batches_tracked")}
+    state = {**counters, **state}  # old files have no counters; nothing reads them
+    wrong = [key for key in expected if key not in state or expected[key].shape != state[key].shape]
+    wrong += [key for key in state if key not in expected]
     if wrong:
         raise WeightsError(f"these are not the weights of a {type(model).__name__}: {some(wrong)}")
     model.load_state_dict(state)
@@ -103,10 +105,10 @@ def open_convnet(tensors: Mapping[str, Tensor], known: ModelFacts) -> tuple[Mode
 
 
 def normalization(known: ModelFacts, channels: int) -> tuple[tuple[float, ...], tuple[float, ...], tuple[str, ...]]:
-    """Mean and deviation of pixels as the network saw them, and what was assumed: ImageNet's, where nobody says.
+    """Return mean and standard deviation of the network's pixels, by default ImageNet's, and the assumptions.
 
     Raises:
-        WeightsError: for grey images, of which there is no custom.
+        WeightsError: if they are unknown and the images are not RGB.
     """
     if known.mean is not None and known.std is not None:
         return known.mean, known.std, ()
@@ -115,23 +117,20 @@ def normalization(known: ModelFacts, channels: int) -> tuple[tuple[float, ...], 
     return (*IMAGENET, ("pixels normalised as ImageNet's, as is the custom of torchvision",))
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
-def _timms(tensors: Mapping[str, Tensor]) -> bool:
+def _is_timm(tensors: Mapping[str, Tensor]) -> bool:
     return {"stem.conv.weight", "s1.b1.conv1.conv.weight"} <= tensors.keys()
 
 
 def _from_timm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """timm's RegNet under torchvision's names."""
+    """Rename the tensors of timm's RegNet to torchvision's names."""
     state = {}
     for name, value in tensors.items():
-        found = _TIMM_BLOCK.fullmatch(name)
-        part, _, last = (found[3] if found else name).rpartition(".")
-        renamed = (_TIMM_PARTS if found else _TIMM_ENDS).get(part)
+        match = _TIMM_BLOCK.fullmatch(name)
+        part, _, last = (match[3] if match else name).rpartition(".")
+        renamed = (_TIMM_PARTS if match else _TIMM_ENDS).get(part)
         if renamed is None:
             raise WeightsError(f"{name} is in no RegNet known here")
-        where = f"trunk_output.block{found[1]}.block{found[1]}-{int(found[2]) - 1}." if found else ""
+        where = f"trunk_output.block{match[1]}.block{match[1]}-{int(match[2]) - 1}." if match else ""
         state[f"{where}{renamed}.{last}"] = value
     return state
 
@@ -139,8 +138,8 @@ def _from_timm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _resnet(state: Mapping[str, Tensor]) -> type[ResNet]:
     stages: dict[int, set[int]] = {}
     for name in state:
-        if found := re.match(r"layer(\d)\.(\d+)\.", name):
-            stages.setdefault(int(found[1]), set()).add(int(found[2]))
+        if match := re.match(r"layer(\d)\.(\d+)\.", name):
+            stages.setdefault(int(match[1]), set()).add(int(match[2]))
     depths = tuple(len(blocks) for _, blocks in sorted(stages.items()))
     last = "conv3" if "layer1.0.conv3.weight" in state else "conv2"
     if (last, depths) not in BLOCKS:

@@ -1,4 +1,4 @@
-"""Files of weights: which tensors stand in one, whatever wrote it.  Nothing in a file is ever executed."""
+"""Reading and writing of weight files in several containers.  Nothing in a file is ever executed."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ SUFFIXES: Mapping[str, Container] = {
     ".bin": "torch",
     ".npz": "npz",
 }
-"""How a file of weights may be called, and what then has to be in it."""
+"""Suffixes of weight files, and the container that each stands for."""
 
 WRAPPERS = ("state_dict", "model", "model_ema", "state_dict_ema")
-"""Keys under which training scripts keep weights, beside an optimizer's state; the first that is there is opened."""
+"""Keys of weights in the files of training scripts, beside an optimizer's state; the first that exists is opened."""
 
 _DISTRIBUTED = "module."
 
 
 @dataclass(frozen=True)
 class WeightFile:
-    """What stands in a file."""
+    """The contents of a weight file."""
 
     file: Path
     container: Container
     tensors: dict[str, Tensor]
-    opened: tuple[str, ...] = ()  #: wrappers that were opened to get at the tensors
-    left: tuple[str, ...] = ()  #: keys beside the tensors that were left alone
+    wrappers: tuple[str, ...] = ()  #: keys that wrap the tensors, outermost first
+    other_keys: tuple[str, ...] = ()  #: keys beside the tensors, which are not read
     header: Mapping[str, str] = field(default_factory=dict)  #: of a safetensors file
     config: Mapping[str, Any] = field(default_factory=dict)  #: of the hub's ``config.json`` beside it
     preprocessor: Mapping[str, Any] = field(default_factory=dict)  #: of its ``preprocessor_config.json``
@@ -58,16 +58,16 @@ class WeightFile:
 def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFile:
     """Read a ``.safetensors``, a ``.pth``, ``.pt`` or ``.bin`` of torch, or an ``.npz``; on the CPU.
 
-    The hub's ``config.json`` is read with a file that bears the hub's name, ``model.safetensors`` or
-    ``pytorch_model.bin``, for only then does it belong to it.
+    The ``config.json`` beside a file is read only if the file has the hub's name, ``model.safetensors`` or
+    ``pytorch_model.bin``.
 
     Args:
         file: of weights.
-        digests: name to SHA-256, or how it begins, of this file and of those that are read with it; what is loaded are
-            the very bytes that were compared.  None: not compared.
+        digests: file name to SHA-256, or its beginning, of this file and of those that are read with it; the bytes
+            that are compared are those that are loaded.  None: not compared.
 
     Raises:
-        WeightsError: if it is not there, is damaged, is not what it is called, holds no tensors, or is not the file
+        WeightsError: if it does not exist, is damaged, does not match its suffix, holds no tensors, or is not the file
             that ``digests`` describes.
     """
     if not file.is_file():
@@ -75,22 +75,22 @@ def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFil
     container = container_of(file)
     data, *beside = [_content(each, digests) for each in files_of(file)]
     assert data is not None
-    found = _container_by_content(data)
-    if found is not None and found != container:
-        raise WeightsError(f"{file} is called {file.suffix}, and what is in it is {_ARTICLE[found]}")
-    read = {"safetensors": _safetensors, "torch": _torch, "npz": _npz}[container]
+    actual = _container_by_content(data)
+    if actual is not None and actual != container:
+        raise WeightsError(f"{file} is called {file.suffix}, and what is in it is {_ARTICLE[actual]}")
+    reader = {"safetensors": _safetensors, "torch": _torch, "npz": _npz}[container]
     try:
-        content, header = read(data)
+        content, header = reader(data)
     except Exception as error:  # a damaged or hostile file makes the readers raise anything
         raise WeightsError(f"{file} is not {_ARTICLE[container]} that can be read: {_reason(error)}") from None
-    content, opened, left = _unwrapped(content)
+    content, wrappers, other_keys = _unwrap(content)
     tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-    left += [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    other_keys += [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
     if not tensors:
-        raise WeightsError(f"{file} holds no tensors; its keys: {some(left) or 'none'}")
+        raise WeightsError(f"{file} holds no tensors; its keys: {some(other_keys) or 'none'}")
     if all(name.startswith(_DISTRIBUTED) for name in tensors):
         tensors = {name.removeprefix(_DISTRIBUTED): value for name, value in tensors.items()}
-        opened.append(_DISTRIBUTED.removesuffix("."))
+        wrappers.append(_DISTRIBUTED.removesuffix("."))
     config, preprocessor = (
         _json(file.with_name(name), each) for name, each in zip(DESCRIPTIONS, beside or (None, None), strict=True)
     )
@@ -98,8 +98,8 @@ def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFil
         file,
         container,
         tensors,
-        tuple(opened),
-        tuple(left),
+        tuple(wrappers),
+        tuple(other_keys),
         header,
         config,
         preprocessor,
@@ -107,41 +107,39 @@ def read_file(file: Path, digests: Mapping[str, str] | None = None) -> WeightFil
 
 
 def write_file(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str] = {}) -> None:
-    """Write tensors as the name of the file says, whole or not at all.  Only safetensors have a header.
+    """Write tensors atomically, in the container of the file's suffix.  Only safetensors have a header.
 
     Raises:
-        WeightsError: for a name that says nothing, or a type of numbers the file cannot hold.
+        WeightsError: for an unknown suffix, or a dtype that the container cannot hold.
     """
     container = container_of(file)
-    mine = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     if container == "safetensors":
-        data = safetensors.torch.save(mine, {"format": "pt", **header})
+        data = safetensors.torch.save(own, {"format": "pt", **header})
     elif container == "torch":
         buffer = io.BytesIO()
-        torch.save(mine, buffer)
+        torch.save(own, buffer)
         data = buffer.getvalue()
     else:
-        narrow = [name for name, value in mine.items() if value.dtype == torch.bfloat16]
+        narrow = [name for name, value in own.items() if value.dtype == torch.bfloat16]
         if narrow:
             raise WeightsError(f"an .npz holds no bfloat16, and these are: {some(narrow)}")
         buffer = io.BytesIO()
-        np.savez(buffer, **{name: value.numpy() for name, value in mine.items()})  # type: ignore[arg-type]
+        np.savez(buffer, **{name: value.numpy() for name, value in own.items()})  # type: ignore[arg-type]
         data = buffer.getvalue()
     write_bytes(file, data)
 
 
 def container_of(file: Path) -> Container:
-    """What has to be in a file of this name.
+    """Return the container that a file's suffix stands for.
 
     Raises:
-        WeightsError: if the name says nothing.
+        WeightsError: for an unknown suffix.
     """
     if file.suffix not in SUFFIXES:
         raise WeightsError(f"{file} is not called as files of weights are: {', '.join(SUFFIXES)}")
     return SUFFIXES[file.suffix]
 
-
-# -- how it is done ---------------------------------------------------------------------------------------------------
 
 _ARTICLE = {
     "safetensors": "a safetensors file",
@@ -151,7 +149,7 @@ _ARTICLE = {
 
 
 def _content(file: Path, digests: Mapping[str, str] | None) -> bytes | None:
-    """Return what stands in a file, None if it does not exist.
+    """Return the bytes of a file, None if it does not exist.
 
     Raises:
         WeightsError: if it is not the file that ``digests`` describes.
@@ -176,11 +174,11 @@ def _content(file: Path, digests: Mapping[str, str] | None) -> bytes | None:
 
 
 def _container_by_content(data: bytes) -> Container | None:
-    """What is in a file by its first bytes, or None where they do not say."""
+    """Return the container by the first bytes of a file, or None if they do not decide."""
     if data[:2] == b"PK":
         try:
-            with zipfile.ZipFile(io.BytesIO(data)) as opened:
-                names = opened.namelist()
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                names = archive.namelist()
         except (zipfile.BadZipFile, OSError):
             return None
         return "npz" if names and all(name.endswith(".npy") for name in names) else "torch"
@@ -192,12 +190,12 @@ def _container_by_content(data: bytes) -> Container | None:
 def _safetensors(data: bytes) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     tensors = safetensors.torch.load(data)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    # Safetensors gives names in an order that changes from run to run, and sentences name the first of them.
+    # The order of names in safetensors changes from run to run, and messages name the first of them.
     return dict(sorted(tensors.items())), header.get("__metadata__") or {}
 
 
 def _torch(data: bytes) -> tuple[Mapping[Any, Any], Mapping[str, str]]:
-    # Training scripts keep their arguments beside the weights; a Namespace holds names and values, and runs nothing.
+    # Training scripts save their arguments beside the weights; loading a Namespace executes nothing.
     with torch.serialization.safe_globals([argparse.Namespace]):
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if not isinstance(content, Mapping):
@@ -206,27 +204,27 @@ def _torch(data: bytes) -> tuple[Mapping[Any, Any], Mapping[str, str]]:
 
 
 def _npz(data: bytes) -> tuple[dict[str, Any], Mapping[str, str]]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as opened:
-        return {name: _from_numpy(opened[name]) for name in opened.files}, {}
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        return {name: _from_numpy(archive[name]) for name in archive.files}, {}
 
 
 def _from_numpy(array: Any) -> Any:
-    """A tensor; what is no number stays as it is, and flax's bfloat16, which numpy does not know, is recognised."""
+    """Convert an array of numbers to a tensor, including flax's bfloat16, which numpy stores as raw bytes."""
     if array.dtype.kind == "V" and array.dtype.itemsize == 2:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array) if array.dtype.kind in "fiub" else array
 
 
-def _unwrapped(content: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], list[str], list[str]]:
-    """What is inside of wrappers, the wrappers, and what stood beside it."""
-    opened: list[str] = []
-    left: list[str] = []
+def _unwrap(content: Mapping[Any, Any]) -> tuple[Mapping[Any, Any], list[str], list[str]]:
+    """Return the contents inside of all wrappers, the wrappers' keys, and the keys beside them."""
+    wrappers: list[str] = []
+    other_keys: list[str] = []
     while True:
         inner = next((name for name in WRAPPERS if isinstance(content.get(name), Mapping)), None)
         if inner is None:
-            return content, opened, left
-        opened.append(inner)
-        left += [str(name) for name in content if name != inner]
+            return content, wrappers, other_keys
+        wrappers.append(inner)
+        other_keys += [str(name) for name in content if name != inner]
         content = content[inner]
 
 
@@ -239,7 +237,7 @@ def _json(file: Path, data: bytes | None) -> Mapping[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """Why a reader gave up, in one line."""
+    """Return a reader's error in one line."""
     if isinstance(error, pickle.UnpicklingError):
         objects = re.search(r"GLOBAL ([\w.]+)", str(error))
         if objects:

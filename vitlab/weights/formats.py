@@ -1,6 +1,6 @@
-"""The formats of timm, DeiT, torchvision and Hugging Face: names alone, for all four hold PyTorch's layouts.
+"""The formats of timm, DeiT, torchvision and Hugging Face, which differ in names only, not in layouts.
 
-Each table was read off models of the library itself, and is tested against them.
+Each table is tested against models of the library itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitlab.errors import WeightsError
 from vitlab.weights.known import HALF, IMAGENET, Encoding, ModelFacts
-from vitlab.weights.names import Canonical, Entry, Format, KeyMap, State, apart, joined, pair
+from vitlab.weights.names import Canonical, Entry, Format, KeyMap, State, fuse_qkv, pair, split_qkv
 
 _BLOCK = re.compile(r"blocks\.\d+\.norm1\.weight")
 _GAMMA = re.compile(r"(blocks\.\d+)\.gamma_([12])")
@@ -25,7 +25,7 @@ _NO_OTHER = Encoding(type="none")
 
 
 class Timm(Format):
-    """The canonical names themselves.  ``pre_logits.fc``, which timm once had, is kept."""
+    """timm's format: the canonical names.  ``pre_logits.fc``, which older versions of timm had, is accepted."""
 
     name = "timm"
     title = "timm"
@@ -36,16 +36,16 @@ class Timm(Format):
         return _is_timm(names) and not any(_GAMMA.fullmatch(name) for name in names)
 
     def to_canonical(self, state: State) -> Canonical:
-        return Canonical(_with_one_bias(state))
+        return Canonical(_fuse_qv_bias(state))
 
-    def _written(self, state: State, heads: int) -> dict[str, Tensor]:
+    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
         return dict(state)
 
 
 class DeiT(Format):
-    """The checkpoints of DeiT and DeiT III: timm's names, but that the third calls layer scales ``gamma_1``, ``_2``.
+    """The checkpoints of DeiT and DeiT III: timm's names; layer scales of DeiT III are ``gamma_1``, ``gamma_2``.
 
-    So do EVA, DINOv3 and timm's other rotary models, which only a config beside the file tells apart.
+    EVA, DINOv3 and timm's other rotary models use these names too; only a config beside the file distinguishes them.
 
     Reference: arXiv:2012.12877, arXiv:2204.07118.
     """
@@ -59,12 +59,12 @@ class DeiT(Format):
         return _is_timm(names)
 
     def to_canonical(self, state: State) -> Canonical:
-        return Canonical(_with_one_bias({_GAMMA.sub(r"\1.ls\2.gamma", name): x for name, x in state.items()}))
+        return Canonical(_fuse_qv_bias({_GAMMA.sub(r"\1.ls\2.gamma", name): x for name, x in state.items()}))
 
-    def _written(self, state: State, heads: int) -> dict[str, Tensor]:
+    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
         return {_SCALE.sub(r"\1.gamma_\2", name): value for name, value in state.items()}
 
-    def shown(self, state: State) -> ModelFacts:
+    def infer_facts(self, state: State) -> ModelFacts:
         third = any(_GAMMA.fullmatch(name) for name in state)
         return ModelFacts(prefix_rows="none" if third else "own")
 
@@ -82,14 +82,14 @@ _TORCHVISION = [
     *pair("encoder.ln.{p}", "norm.{p}"),
     *pair("heads.pre_logits.{p}", "pre_logits.fc.{p}"),
     *pair("heads.head.{p}", "head.{p}"),
-    # Before torchvision 0.12; read, never written.
+    # Names before torchvision 0.12: read, never written.
     *pair("encoder.layers.encoder_layer_{i}.mlp.linear_1.{p}", "blocks.{i}.mlp.fc1.{p}"),
     *pair("encoder.layers.encoder_layer_{i}.mlp.linear_2.{p}", "blocks.{i}.mlp.fc2.{p}"),
 ]
 
 
-NEEDED = ("cls_token", "pos_embed", "patch_embed.proj.bias", "blocks.0.norm1.bias", "norm.bias")
-"""What the models of torchvision and Hugging Face always have."""
+REQUIRED = ("cls_token", "pos_embed", "patch_embed.proj.bias", "blocks.0.norm1.bias", "norm.bias")
+"""Canonical names that every model of torchvision and Hugging Face has."""
 
 
 class Torchvision(Format):
@@ -112,7 +112,7 @@ class Torchvision(Format):
     fixed = frozenset({"gelu", "prefix_rows", "pool", "norm", "blocks", "position", "pre_logits"})
     needs_rows = True
     square = True
-    needs = (*NEEDED, "blocks.0.attn.qkv.bias")
+    needs = (*REQUIRED, "blocks.0.attn.qkv.bias")
     _names = KeyMap(_TORCHVISION)
 
     def recognise(self, names: Collection[str]) -> bool:
@@ -121,14 +121,14 @@ class Torchvision(Format):
         )
 
     def to_canonical(self, state: State) -> Canonical:
-        return self._names.forth(state)
+        return self._names.to_canonical(state)
 
-    def _written(self, state: State, heads: int) -> dict[str, Tensor]:
-        return self._names.back(state, heads, "torchvision")
+    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
+        return self._names.from_canonical(state, heads, "torchvision")
 
 
 def _hugging_face(spelling: Literal["disk", "memory"]) -> list[Entry]:
-    """The part of the names after ``vit.`` or ``deit.``."""
+    """Return the entries of the names after ``vit.`` or ``deit.``."""
     if spelling == "disk":
         block, query, out, mlp = (
             "encoder.layer.{i}",
@@ -191,7 +191,7 @@ class HuggingFace(Format):
     )
     fixed = frozenset({"prefix_rows", "pool", "norm", "blocks", "position"})
     needs_rows = True
-    needs = NEEDED
+    needs = REQUIRED
     spelling: Literal["disk", "memory"] = "disk"
     _reads = KeyMap([*_hugging_face("disk"), *_hugging_face("memory")[5:]])
 
@@ -204,29 +204,29 @@ class HuggingFace(Format):
     def to_canonical(self, state: State) -> Canonical:
         body, dropped = {}, []
         heads: dict[str, Tensor] = {}
-        classified = any(name.rpartition(".")[0].endswith("classifier") for name in state)
+        has_classifier = any(name.rpartition(".")[0].endswith("classifier") for name in state)
         for name, value in state.items():
             layer, _, kind = name.rpartition(".")
             ours = next((ours for ours, theirs in _CLASSIFIERS.items() if layer in theirs), None)
             bare = name.removeprefix("vit.").removeprefix("deit.")
             if ours:
                 heads[f"{ours}.{kind}"] = value
-            elif bare == "embeddings.mask_token" or (classified and bare.startswith("pooler.")):
+            elif bare == "embeddings.mask_token" or (has_classifier and bare.startswith("pooler.")):
                 dropped.append(name)  # its classifiers read neither
             else:
                 body[bare] = value
-        found = self._reads.forth(body)
-        return Canonical({**joined(found.state), **heads}, found.unknown, tuple(dropped))
+        canonical = self._reads.to_canonical(body)
+        return Canonical({**fuse_qkv(canonical.state), **heads}, canonical.unknown, tuple(dropped))
 
-    def _written(self, state: State, heads: int) -> dict[str, Tensor]:
-        classified = "head.weight" in state
-        if classified and "pre_logits.fc.weight" in state:
+    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
+        has_classifier = "head.weight" in state
+        if has_classifier and "pre_logits.fc.weight" in state:
             raise WeightsError(
                 f"{self.title}'s classifiers have no pre-logits; drop them, and the head that reads them"
             )
-        prefix = ("deit." if "dist_token" in state else "vit.") if classified else ""
+        prefix = ("deit." if "dist_token" in state else "vit.") if has_classifier else ""
         body, out = {}, {}
-        for name, value in apart(state).items():
+        for name, value in split_qkv(state).items():
             layer, _, kind = name.rpartition(".")
             if layer == "head":
                 out[f"{'cls_classifier' if 'head_dist.weight' in state else 'classifier'}.{kind}"] = value
@@ -234,17 +234,17 @@ class HuggingFace(Format):
                 out[f"distillation_classifier.{kind}"] = value
             else:
                 body[name] = value
-        written = self._writes.back(body, heads, self.title)
+        written = self._writes.from_canonical(body, heads, self.title)
         return {**{prefix + name: value for name, value in written.items()}, **out}
 
-    def shown(self, state: State) -> ModelFacts:
-        # Facebook's DeiT is normalised as it was trained; what transformers' own class would do is in no file.
+    def infer_facts(self, state: State) -> ModelFacts:
+        # DeiT was trained with ImageNet's normalisation; no file states that of transformers' own class.
         distilled = any(name.endswith("distillation_token") for name in state)
         return ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]) if distilled else ModelFacts()
 
 
 class HuggingFaceMemory(HuggingFace):
-    """Transformers' ViT and DeiT by the names of their modules since version 5, as ``state_dict()`` gives them."""
+    """Transformers' ViT and DeiT under their module names since version 5, as ``state_dict()`` returns them."""
 
     name = "hf-memory"
     title = "Hugging Face, in memory"
@@ -258,11 +258,11 @@ def _is_timm(names: Collection[str]) -> bool:
     return "patch_embed.proj.weight" in names or any(_BLOCK.fullmatch(name) for name in names)
 
 
-def _with_one_bias(state: State) -> dict[str, Tensor]:
-    """Join the biases of queries and values, which EVA keeps apart; its keys have none, that is, one of zero."""
+def _fuse_qv_bias(state: State) -> dict[str, Tensor]:
+    """Fuse EVA's separate biases of queries and values into one of ``qkv``; the keys' bias is zero."""
     out = dict(state)
     for name in state:
-        if (found := _QUERY_BIAS.fullmatch(name)) and f"{found[1]}.v_bias" in state:
-            query, value = out.pop(name), out.pop(f"{found[1]}.v_bias")
-            out[f"{found[1]}.qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
+        if (match := _QUERY_BIAS.fullmatch(name)) and f"{match[1]}.v_bias" in state:
+            query, value = out.pop(name), out.pop(f"{match[1]}.v_bias")
+            out[f"{match[1]}.qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
     return out

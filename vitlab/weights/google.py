@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlab.weights.known import HALF, Encoding, ModelFacts
-from vitlab.weights.names import SAME, Canonical, Entry, Format, KeyMap, Layout, State, apart, joined
+from vitlab.weights.names import SAME, Canonical, Entry, Format, KeyMap, Layout, State, fuse_qkv, split_qkv
 
 _LINEAR = Layout(lambda x: _2d(x).T.contiguous(), lambda x, heads: x.T.contiguous())
 _CONV = Layout(
@@ -26,7 +26,9 @@ _HEADS_BIAS = Layout(lambda x_HK: x_HK.flatten(), lambda x, heads: x.reshape(hea
 _FROM_HEADS = Layout(  # (H, K, D) there
     lambda x_HKD: x_HKD.flatten(0, 1).T.contiguous(), lambda x, heads: x.T.reshape(heads, -1, x.shape[0])
 )
-_GROUP = Layout(lambda x: x.flatten(), lambda x, heads: x.view(1, 1, 1, -1))  # flax once kept the axes it normalised
+_GROUP = Layout(
+    lambda x: x.flatten(), lambda x, heads: x.view(1, 1, 1, -1)
+)  # old versions of flax keep the normalised axes
 
 
 def _2d(x: Tensor) -> Tensor:
@@ -56,7 +58,7 @@ def _attention(theirs: str, ours: str) -> list[Entry]:
 
 
 def _block(theirs: str, attention: int, norm2: int, mlp: int) -> list[Entry]:
-    """A block; flax numbers its parts in the order they are made, which differs between the two code bases."""
+    """Return the entries of a block; flax numbers parts in order of creation, which differs between the code bases."""
     ours = "blocks.{i}"
     return [
         *_norm(f"{theirs}/LayerNorm_0", f"{ours}.norm1"),
@@ -96,7 +98,7 @@ _ENTRIES = [
     *_norm("MAPHead_0/LayerNorm_0", "attn_pool.norm"),
     *_dense("MAPHead_0/MlpBlock_0/Dense_0", "attn_pool.mlp.fc1"),
     *_dense("MAPHead_0/MlpBlock_0/Dense_1", "attn_pool.mlp.fc2"),
-    # big_vision's; read, never written.
+    # Names of big_vision: read, never written.
     Entry("pos_embedding", "pos_embed"),
     *_block("Transformer/encoderblock_{i}", 0, 1, 0),
 ]
@@ -104,12 +106,12 @@ _STEM_ALONE = {"patch_embed.backbone.stem.": "patch_embed.backbone."}
 _SCANNED = "Transformer/encoderblock/"
 _ROOTS = ("opt/target/", "params/img/", "params/", "")
 _BIG_VISION = re.compile(r"Transformer/encoderblock(_\d+)?/MlpBlock_0/Dense_0/kernel")
-"""Of big_vision's names alone; positions of such a file that no tensor shows are its other kind, sincos2d."""
+"""A name that only big_vision has; a file of it without a table of positions uses sincos2d."""
 _HAS_HEADS = re.compile(r"(?:.*/)?Transformer/encoderblock(?:_\d+)?/MultiHeadDotProductAttention_\d/query/kernel")
 
 
 class Google(Format):
-    """The original checkpoints, hybrids included.  What is written is vit_jax's layout.
+    """Google's original checkpoints, hybrids included.  Files are written in vit_jax's layout.
 
     Reference: arXiv:2010.11929, arXiv:2106.10270; github.com/google-research/vision_transformer.
     """
@@ -138,26 +140,26 @@ class Google(Format):
         root = _root(state)
         dropped = tuple(name for name in state if not name.startswith(root))
         inside = {name.removeprefix(root): value for name, value in state.items() if name.startswith(root)}
-        found = self._names.forth(_unstacked(inside))
-        canonical = _with_kv(joined(found.state))
+        translated = self._names.to_canonical(_unstack_blocks(inside))
+        canonical = _fuse_kv(fuse_qkv(translated.state))
         if "patch_embed.backbone.stem.conv.weight" in canonical and not any(".stages." in name for name in canonical):
-            canonical = _renamed(canonical, _STEM_ALONE)
+            canonical = _rename_prefixes(canonical, _STEM_ALONE)
         positions = canonical.get("pos_embed")
         if positions is not None and positions.ndim == 2:
             canonical["pos_embed"] = positions[None]
-        return Canonical(canonical, found.unknown, dropped)
+        return Canonical(canonical, translated.unknown, dropped)
 
-    def _written(self, state: State, heads: int) -> dict[str, Tensor]:
-        out = apart(state)
+    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
+        out = split_qkv(state)
         if "patch_embed.backbone.conv.weight" in out:
-            out = _renamed(out, {"patch_embed.backbone.": "patch_embed.backbone.stem."})
+            out = _rename_prefixes(out, {"patch_embed.backbone.": "patch_embed.backbone.stem."})
         for kind in ("weight", "bias"):
             if f"attn_pool.kv.{kind}" in out:
                 key, value = out.pop(f"attn_pool.kv.{kind}").chunk(2)
                 out |= {f"attn_pool.k.{kind}": key.clone(), f"attn_pool.v.{kind}": value.clone()}
-        return self._names.back(out, heads, self.title)
+        return self._names.from_canonical(out, heads, self.title)
 
-    def shown(self, state: State) -> ModelFacts:
+    def infer_facts(self, state: State) -> ModelFacts:
         kernel = next((value for name, value in state.items() if _HAS_HEADS.fullmatch(name)), None)
         root = _root(state)
         learned = {f"{root}{name}" for name in ("pos_embedding", "Transformer/posembed_input/pos_embedding")}
@@ -171,12 +173,12 @@ class Google(Format):
 
 
 def _root(names: Collection[str]) -> str:
-    """What stands before all names of the model, beside which a file may hold an optimizer's."""
+    """Return the prefix of the model's names; the file may hold an optimizer's under others."""
     return next((root for root in _ROOTS if f"{root}embedding/kernel" in names), "")
 
 
-def _unstacked(state: State) -> dict[str, Tensor]:
-    """Blocks apart that big_vision has stacked on axis 0, to loop over them."""
+def _unstack_blocks(state: State) -> dict[str, Tensor]:
+    """Split the blocks that big_vision stacks on axis 0."""
     out: dict[str, Tensor] = {}
     for name, value in state.items():
         if name.startswith(_SCANNED):
@@ -187,8 +189,8 @@ def _unstacked(state: State) -> dict[str, Tensor]:
     return out
 
 
-def _with_kv(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Keys and values of attention pooling in one, as timm keeps them."""
+def _fuse_kv(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Concatenate keys and values of attention pooling to one ``kv``, as in timm."""
     for kind in ("weight", "bias"):
         parts = [f"attn_pool.{part}.{kind}" for part in "kv"]
         if all(part in state for part in parts):
@@ -196,7 +198,7 @@ def _with_kv(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return state
 
 
-def _renamed(state: State, prefixes: dict[str, str]) -> dict[str, Tensor]:
+def _rename_prefixes(state: State, prefixes: dict[str, str]) -> dict[str, Tensor]:
     out = {}
     for name, value in state.items():
         for old, new in prefixes.items():

@@ -13,15 +13,15 @@ from vitlab.spec.choice import Frozen
 Side = Annotated[int, Field(gt=0)]
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and standard deviation that torchvision and DeiT normalise with."""
+"""Mean and standard deviation of torchvision's and DeiT's normalisation."""
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-"""Those of Google's checkpoints, and of timm's Vision Transformers."""
+"""Mean and standard deviation of Google's checkpoints and of timm's Vision Transformers."""
 
 SHOWN = 5  #: names in a sentence
 
 
 class Encoding(Frozen):
-    """A position encoding that no tensor shows, and how a file lays out the channels that it rotates."""
+    """A position encoding that no tensor shows, and the layout of the channels that it rotates."""
 
     type: Literal["none", "rope2d", "rope2d_mixed", "sincos2d"]
     options: Mapping[str, Any] = {}  #: of the position encoding
@@ -30,7 +30,7 @@ class Encoding(Frozen):
 
 
 class ModelFacts(Frozen):
-    """Facts about a model; None where they are not known."""
+    """Facts about a model; None for those that are unknown."""
 
     heads: Side | None = None
     image: tuple[Side, Side] | None = None  #: pixels, height and width
@@ -48,30 +48,34 @@ class ModelFacts(Frozen):
     labels: tuple[str, ...] | None = None  #: names of the classes
 
     def or_else(self, other: ModelFacts) -> ModelFacts:
-        """Return these facts, completed with those of ``other``."""
-        given = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
-        return other.model_copy(update=given)
+        """Return these facts, with those of ``other`` for the unknown ones."""
+        values = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
+        return other.model_copy(update=values)
 
-    def agreeing(self, said: ModelFacts, who: str) -> ModelFacts:
-        """Return these facts, completed with those that a caller states.
+    def merge(self, other: ModelFacts, place: str) -> ModelFacts:
+        """Return the facts of a caller, with these for the ones it does not state.
+
+        Args:
+            other: the caller's facts.
+            place: the source of these facts, for the error.
 
         Raises:
             WeightsError: if the two contradict each other.
         """
         for name in ("heads", "image", "grid"):
-            mine, theirs = getattr(self, name), getattr(said, name)
-            if None not in (mine, theirs) and mine != theirs:
-                raise WeightsError(f"{who} says {name} {plain(mine)}, and {plain(theirs)} was asked for")
-        return said.or_else(self)
+            own, theirs = getattr(self, name), getattr(other, name)
+            if None not in (own, theirs) and own != theirs:
+                raise WeightsError(f"{place} says {name} {plain(own)}, and {plain(theirs)} was asked for")
+        return other.or_else(self)
 
 
 def some(names: Iterable[str]) -> str:
-    """The first of ``names``, and how many more there are."""
+    """Return the first of ``names``, and the number of the others."""
     listed = list(names)
     more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
     return ", ".join(listed[:SHOWN]) + more
 
 
 def plain(value: Any) -> str:
-    """Return a value for a sentence; the sides of a pair are joined by ``x``."""
+    """Return a value as text; the sides of a pair are separated by ``x``."""
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,4 +1,4 @@
-"""Names of parameters in two languages: a library's, and the canonical one, which is timm's."""
+"""Translation of parameter names between a library and the canonical (timm) checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ State = Mapping[str, Tensor]
 
 
 class Canonical(NamedTuple):
-    """A state under canonical names, and what could not be said in them."""
+    """A state under canonical names, and the keys that have no canonical name."""
 
     state: dict[str, Tensor]
     unknown: tuple[str, ...] = ()  #: keys the format does not have
@@ -26,56 +26,56 @@ class Canonical(NamedTuple):
 
 
 class Format:
-    """One library's way to write a Vision Transformer down.  All methods are pure functions of their arguments."""
+    """One library's checkpoint format of a Vision Transformer.  All methods are pure functions of their arguments."""
 
     name: ClassVar[str]
-    title: ClassVar[str]  #: whose it is, in a few words
-    convention: ClassVar[ModelFacts]  #: what is so in this library unless a file says otherwise
-    fixed: ClassVar[frozenset[str]] = frozenset()  #: facts of the convention, or shown, that are so in every file
-    needs: ClassVar[tuple[str, ...]] = ()  #: canonical names it cannot be without
+    title: ClassVar[str]  #: the library's name in sentences
+    convention: ClassVar[ModelFacts]  #: facts of this library unless a file states others
+    fixed: ClassVar[frozenset[str]] = frozenset()  #: facts of the convention, or inferred, that hold for every file
+    needs: ClassVar[tuple[str, ...]] = ()  #: canonical names that are required
     needs_rows: ClassVar[bool] = False  #: whether the tokens before the patches must have rows of positions
     square: ClassVar[bool] = False  #: whether images and patches must be square
 
     def recognise(self, names: Collection[str]) -> bool:
-        """Whether these look like the names of this format."""
+        """Return True if these look like the names of this format."""
         raise NotImplementedError
 
     def to_canonical(self, state: State) -> Canonical:
-        """From this format's names and shapes to canonical ones."""
+        """Convert this format's names and shapes to canonical ones."""
         raise NotImplementedError
 
     def from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
-        """From canonical names and shapes to this format's.
+        """Convert canonical names and shapes to this format's.
 
         Raises:
-            WeightsError: for what this format has no place for, and for what it cannot be without, by name.
+            WeightsError: for tensors that this format has no name for, and for required ones that are missing.
         """
         missing = [name for name in self.needs if name not in state]
         if missing:
             raise WeightsError(f"in the format {self.name} a model cannot be without {some(missing)}")
-        return self._written(state, heads)
+        return self._from_canonical(state, heads)
 
-    def _written(self, state: State, heads: int) -> dict[str, Tensor]:
+    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
         raise NotImplementedError
 
-    def shown(self, state: State) -> ModelFacts:
-        """Return what the names and shapes of a file in this format show, or suggest, that canonical ones do not."""
+    def infer_facts(self, state: State) -> ModelFacts:
+        """Return the facts that names and shapes in this format show or suggest, and canonical ones do not."""
         return ModelFacts()
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one library lays a tensor out that another lays out differently."""
+    """A pair of functions between a library's layout of a tensor and the canonical one."""
 
-    forth: Callable[[Tensor], Tensor]  #: to the canonical layout
-    back: Callable[..., Tensor]  #: from it, given the number of ``heads``
+    to_canonical: Callable[[Tensor], Tensor]  #: to the canonical layout
+    from_canonical: Callable[..., Tensor]  #: from it, given the number of ``heads``
 
 
 SAME = Layout(lambda x: x, lambda x, heads: x)
 
 
 class Entry(NamedTuple):
-    """A name here and there.  ``{i}`` stands for a number, ``{i+1}`` for the same one counted from 1."""
+    """A library's name and the canonical one.  ``{i}`` stands for a number, ``{i+1}`` for the same counted from 1."""
 
     theirs: str
     ours: str
@@ -83,85 +83,83 @@ class Entry(NamedTuple):
 
 
 def pair(theirs: str, ours: str) -> list[Entry]:
-    """A layer's weight and bias; ``{p}`` stands for the one and the other."""
+    """Return the entries of a layer's weight and bias; ``{p}`` stands for either."""
     return [Entry(theirs.replace("{p}", kind), ours.replace("{p}", kind)) for kind in ("weight", "bias")]
 
 
 class KeyMap:
-    """Translates names, and with them the layout of what they name, in both directions.
+    """A table that translates names, and the layouts of their tensors, in both directions.
 
     Where two entries have the same canonical name, both are read and the first is written.
     """
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         entries = tuple(entries)
-        self._forth = [(_pattern(entry.theirs), entry.ours, entry.layout) for entry in entries]
-        self._back = [(_pattern(entry.ours), entry.theirs, entry.layout) for entry in entries]
+        self._to_canonical = [(_pattern(entry.theirs), entry.ours, entry.layout) for entry in entries]
+        self._from_canonical = [(_pattern(entry.ours), entry.theirs, entry.layout) for entry in entries]
 
-    def forth(self, state: State) -> Canonical:
-        """Every tensor under its canonical name.
+    def to_canonical(self, state: State) -> Canonical:
+        """Return every tensor under its canonical name.
 
         Raises:
-            WeightsError: if one is not of the shape that its name promises, or two have one name.
+            WeightsError: if a tensor has an unexpected shape, or two have the same canonical name.
         """
-        found: dict[str, Tensor] = {}
+        out: dict[str, Tensor] = {}
         unknown = []
         for name, value in state.items():
-            known = _looked_up(name, self._forth)
-            if known is None:
+            target = _look_up(name, self._to_canonical)
+            if target is None:
                 unknown.append(name)
                 continue
-            if known[0] in found:
+            if target[0] in out:
                 raise WeightsError(f"{name} comes twice, in two spellings")
-            found[known[0]] = _laid_out(name, value, known[1].forth)
-        return Canonical(found, tuple(unknown))
+            out[target[0]] = _convert_layout(name, value, target[1].to_canonical)
+        return Canonical(out, tuple(unknown))
 
-    def back(self, state: State, heads: int, title: str) -> dict[str, Tensor]:
-        """The inverse of :meth:`forth`.
+    def from_canonical(self, state: State, heads: int, title: str) -> dict[str, Tensor]:
+        """Return canonical tensors under the library's names; the inverse of :meth:`to_canonical`.
 
         Raises:
-            WeightsError: for names that ``title`` has none for.
+            WeightsError: for tensors that ``title`` has no name for.
         """
-        found: dict[str, Tensor] = {}
-        homeless = []
+        out: dict[str, Tensor] = {}
+        unsupported = []
         for name, value in state.items():
-            known = _looked_up(name, self._back)
-            if known is None:
-                homeless.append(name)
+            target = _look_up(name, self._from_canonical)
+            if target is None:
+                unsupported.append(name)
             else:
-                layout = known[1]
-                found[known[0]] = _laid_out(name, value, partial(layout.back, heads=heads))
-        if homeless:
-            raise WeightsError(f"{title} has no place for {some(homeless)}")
-        return found
+                layout = target[1]
+                out[target[0]] = _convert_layout(name, value, partial(layout.from_canonical, heads=heads))
+        if unsupported:
+            raise WeightsError(f"{title} has no place for {some(unsupported)}")
+        return out
 
 
-def joined(state: State) -> dict[str, Tensor]:
-    """Queries, keys and values of each attention, ``q``, ``k`` and ``v``, as one ``qkv``; all else as it is."""
+def fuse_qkv(state: State) -> dict[str, Tensor]:
+    """Concatenate ``q``, ``k`` and ``v`` of each attention to one ``qkv``; other tensors are unchanged."""
     out = dict(state)
     for name in state:
-        found = _QUERY.fullmatch(name)
-        if found:
-            parts = [f"{found[1]}.{part}.{found[2]}" for part in "qkv"]
+        match = _QUERY.fullmatch(name)
+        if match:
+            parts = [f"{match[1]}.{part}.{match[2]}" for part in "qkv"]
             if all(part in state for part in parts):
-                out[f"{found[1]}.qkv.{found[2]}"] = torch.cat([out.pop(part) for part in parts])
+                out[f"{match[1]}.qkv.{match[2]}"] = torch.cat([out.pop(part) for part in parts])
     return out
 
 
-def apart(state: State) -> dict[str, Tensor]:
-    """The inverse of :func:`joined`."""
+def split_qkv(state: State) -> dict[str, Tensor]:
+    """Split each ``qkv`` into ``q``, ``k`` and ``v``; the inverse of :func:`fuse_qkv`."""
     out: dict[str, Tensor] = {}
     for name, value in state.items():
-        found = _QKV.fullmatch(name)
-        if found:
+        match = _QKV.fullmatch(name)
+        if match:
             for part, rows in zip("qkv", value.chunk(3), strict=True):
-                out[f"{found[1]}.{part}.{found[2]}"] = rows.clone()
+                out[f"{match[1]}.{part}.{match[2]}"] = rows.clone()
         else:
             out[name] = value
     return out
 
-
-# -- how it is done ---------------------------------------------------------------------------------------------------
 
 _QUERY = re.compile(r"(blocks\.\d+\.attn)\.q\.(weight|bias)")
 _QKV = re.compile(r"(blocks\.\d+\.attn)\.qkv\.(weight|bias)")
@@ -171,7 +169,7 @@ _Entries = list[tuple[re.Pattern[str], str, Layout]]
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """What matches the names of ``text``; a number counted from 1 gets a group that says so."""
+    """Return a pattern for the names of ``text``; the group of a number counted from 1 ends in ``_from_1``."""
     out, at = "", 0
     for place in _NUMBER.finditer(text):
         out += re.escape(text[at : place.start()]) + f"(?P<{place[1]}{'_from_1' if place[2] else ''}>\\d+)"
@@ -179,21 +177,21 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(out + re.escape(text[at:]))
 
 
-def _looked_up(name: str, entries: _Entries) -> tuple[str, Layout] | None:
+def _look_up(name: str, entries: _Entries) -> tuple[str, Layout] | None:
     for pattern, other, layout in entries:
-        found = pattern.fullmatch(name)
-        if found:
+        match = pattern.fullmatch(name)
+        if match:
             numbers = {
                 group.removesuffix("_from_1"): int(number) - group.endswith("_from_1")
-                for group, number in found.groupdict().items()
+                for group, number in match.groupdict().items()
             }
             filled = _NUMBER.sub(lambda place: str(numbers[place[1]] + (1 if place[2] else 0)), other)  # noqa: B023
             return filled, layout
     return None
 
 
-def _laid_out(name: str, value: Tensor, how: Callable[[Tensor], Tensor]) -> Tensor:
+def _convert_layout(name: str, value: Tensor, convert: Callable[[Tensor], Tensor]) -> Tensor:
     try:
-        return how(value)
+        return convert(value)
     except (RuntimeError, IndexError, ValueError):
         raise WeightsError(f"{name} cannot be of the shape {tuple(value.shape)}") from None

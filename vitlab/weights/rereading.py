@@ -1,4 +1,4 @@
-"""What is written is read again, as whoever opens the file will, and compared with the model it was written from."""
+"""Comparison of a written model, as its file is read again, with the model it was written from."""
 
 from __future__ import annotations
 
@@ -15,32 +15,29 @@ Values = dict[str, Any]
 
 
 def differences(mine: Architecture, theirs: Architecture, *, head: bool, shapes: bool) -> list[str]:
-    """Return every option in which two models compute differently: ``OPTION is MINE, and the file holds THEIRS``.
+    """Return the options in which two models compute differently: ``OPTION is MINE, and the file holds THEIRS``.
 
-    All options of all components are compared, except those that only training reads.
+    Options of all components are compared, except those that only affect training.
 
     Args:
-        mine: the model that is written.
-        theirs: the model that is read.
+        mine: the written model.
+        theirs: the model that is read from the file.
         head: whether there is a head to compare.
         shapes: whether options that only decide shapes count.
     """
     tables = [_places(which, head) for which in (mine, theirs)]
-    found = [
+    rows = [
         (block, f"{name}{option}", shown(one.get(option)), shown(other.get(option)))
         for block, name in tables[0]
         for one, other in [[table.get((block, name), {}) for table in tables]]
         for option in differing(one, other, shapes)
     ]
     depth = mine.options["depth"]
-    return [f"{option} is {own}, and the file holds {other}" for option, own, other in grouped(found, depth)]
-
-
-# -- how it is done ---------------------------------------------------------------------------------------------------
+    return [f"{option} is {own}, and the file holds {other}" for option, own, other in grouped(rows, depth)]
 
 
 def _places(model: Architecture, head: bool) -> dict[tuple[int, str], Values]:
-    """Return the options of every place of a model, by block (-1 outside of blocks) and the name of the place."""
+    """Return the options of every component of a model, by block (-1 outside of blocks) and component name."""
     options = {name: value for name, value in model.options.items() if name != "type"}
     anatomy = ViT.anatomy(model.info, options)
     g, normed = anatomy.geometry, anatomy.final_norm.type != "none"

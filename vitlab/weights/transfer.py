@@ -1,9 +1,9 @@
-"""Weights to start from: those of another model, instead of initial values.
+"""Transfer of weights from another model, in place of initial values.
 
-They travel in canonical form, so the two models may implement attention differently.  Learned positions are resampled
-where the grids differ, and where only one of the two has rows for the tokens before the patches, rows are added to
-their tokens or begin at zero, so that the sums stay.  All else has to fit, name by name: what is left out silently is
-what ablations get wrong.
+Weights are exchanged in canonical form, so the two models may implement attention differently.  Learned positions are
+resampled if the grids differ.  If only one of the models has rows for the tokens before the patches, rows are added to
+their tokens or start at zero, so that the sums are unchanged.  All other tensors have to fit, name by name: nothing is
+left out silently.
 
 D width, P tokens before the patches, N patches, L tables of positions.
 """
@@ -24,58 +24,57 @@ from vitlab.geometry import Geometry
 from vitlab.models.alike import differing, grouped, options_of, shown
 from vitlab.models.contract import Model
 from vitlab.spec.trial import InitFrom
+from vitlab.weights.known import some
 
-SHOWN = 5  #: names in a sentence
 TOKENS = {"class": "cls_token", "distillation": "dist_token", "register": "reg_token"}
 POSITION = "position."
 TABLE = POSITION + "pos_embed"
 
 
 def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
-    """Give ``model``, which has its initial values, the weights of ``source``; freeze what is not to be trained.
+    """Load the weights of ``source`` into ``model``, and freeze the parameters that ``how`` excludes from training.
 
     Returns:
-        a sentence on every option in which the two compute differently although the weights fit.
+        One sentence for each option in which the two compute differently although the weights fit.
 
     Raises:
-        WeightsError: if a weight has no counterpart of its shape, heads apart that are to be new or fitted.
+        WeightsError: if a tensor other than a new head's has no counterpart of its shape.
     """
-    _comparable(model, source, how)
+    _require_comparable(model, source, how)
     state: Mapping[str, Tensor] = source.state_dict()
-    left = set() if how.head == "keep" else head_names(source)
-    body = {name: value for name, value in state.items() if name not in left}
+    excluded = set() if how.head == "keep" else head_names(source)
+    body = {name: value for name, value in state.items() if name not in excluded}
     own = model.state_dict()
-    given = model.from_canonical(source.to_canonical(_fitted(model, source, body, own, how)))
-    needed = set(own) - (set() if how.head == "keep" else head_names(model))
+    incoming = model.from_canonical(source.to_canonical(_fit(model, source, body, own, how)))
+    required = set(own) - (set() if how.head == "keep" else head_names(model))
     faults = {
-        "missing": sorted(needed - set(given)),
-        "unknown to this model": sorted(set(given) - set(own)),
-        "of another shape": sorted(name for name in needed & set(given) if given[name].shape != own[name].shape),
+        "missing": sorted(required - set(incoming)),
+        "unknown to this model": sorted(set(incoming) - set(own)),
+        "of another shape": sorted(
+            name for name in required & set(incoming) if incoming[name].shape != own[name].shape
+        ),
     }
     sentences = [
-        f"{_some(names)} {'is' if len(names) == 1 else 'are'} {what}" for what, names in faults.items() if names
+        f"{some(names)} {'is' if len(names) == 1 else 'are'} {what}" for what, names in faults.items() if names
     ]
     if sentences:
         hint = "; with init_from.head: new the head is not taken over" if how.head == "keep" else ""
         raise WeightsError(f"these weights do not fit this model: {', '.join(sentences)}{hint}")
-    model.load_state_dict({**own, **given})
+    model.load_state_dict({**own, **incoming})
     if how.freeze == "body":
         model.freeze(head_names(model))
-    return _other_functions(model, source, how)
+    return _option_differences(model, source, how)
 
 
 def head_names(model: Model) -> set[str]:
-    """The names in a model's state that stand in its last layer."""
+    """Return the names of the entries of a model's state in its last layer."""
     layers = {name: model.layer_of(name) for name in model.state_dict()}
     last = max(layers.values())
     return {name for name, layer in layers.items() if layer == last}
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
-def _comparable(model: Model, source: Model, how: InitFrom) -> None:
-    """Refuse another number of heads, which no shape shows, and other tokens, unless these are to be converted."""
+def _require_comparable(model: Model, source: Model, how: InitFrom) -> None:
+    """Raise WeightsError for another number of heads, which no shape shows, or other tokens without conversion."""
     mine, theirs = (cast(Geometry | None, getattr(which, "geometry", None)) for which in (model, source))
     if mine is None or theirs is None:
         return
@@ -90,9 +89,9 @@ def _comparable(model: Model, source: Model, how: InitFrom) -> None:
         )
 
 
-def _other_functions(model: Model, source: Model, how: InitFrom) -> list[str]:
-    """Return the options of parts that take weights, such as a norm's epsilon, that are others in the source."""
-    found = []
+def _option_differences(model: Model, source: Model, how: InitFrom) -> list[str]:
+    """Return a sentence for each option, such as a norm's epsilon, that differs from the source's."""
+    rows = []
     depth = 0
     for path, choice in model.component_choices.items():
         if path not in source.component_choices or (path == "head" and how.head != "keep"):
@@ -103,21 +102,21 @@ def _other_functions(model: Model, source: Model, how: InitFrom) -> list[str]:
             _, number, name = path.split(".")
             block = int(number)
             depth = max(depth, block + 1)
-        found += [
+        rows += [
             (block, f"{name}{option}", shown(one.get(option)), shown(other.get(option)))
             for option in differing(one, other)
             if not (choice.slot == "position" and option == ".prefix_rows")  # these are converted
         ]
     return [
         f"{option} is {mine}, and in the model that the weights were trained in it is {theirs}"
-        for option, mine, theirs in grouped(found, depth)
+        for option, mine, theirs in grouped(rows, depth)
     ]
 
 
-def _fitted(
+def _fit(
     model: Model, source: Model, state: Mapping[str, Tensor], own: Mapping[str, Tensor], how: InitFrom
 ) -> dict[str, Tensor]:
-    """A state of ``source`` for the grid of ``model`` and, as far as ``how`` says so, for its tokens."""
+    """Convert a state of ``source`` to the grid and, if ``how`` asks for it, to the tokens of ``model``."""
     out = dict(state)
     theirs, mine = (cast(Geometry | None, getattr(which, "geometry", None)) for which in (source, model))
     if theirs is None or mine is None or theirs.dim != mine.dim:
@@ -130,31 +129,31 @@ def _fitted(
     if isinstance(old, Position) and isinstance(new, type(old)):
         names = [name for name in out if name.startswith(POSITION)]
         table = {name.removeprefix(POSITION): out[name] for name in names}
-        fitted = old.resample(table, theirs, replace(mine, prefix=shared), Resampling.named(how.resample))
+        resampled = old.resample(table, theirs, replace(mine, prefix=shared), Resampling.named(how.resample))
         if isinstance(old, Learned) and isinstance(new, Learned) and _convertible(old, new):
             if old.prefix_rows == "own" and new.prefix_rows == "none":
                 _add_rows_to_tokens(out, theirs)
-            fitted["pos_embed"] = _with_rows(fitted["pos_embed"], own[TABLE], old, new, shared, mine)
-        out |= {POSITION + name: value for name, value in fitted.items()}
+            resampled["pos_embed"] = _convert_rows(resampled["pos_embed"], own[TABLE], old, new, shared, mine)
+        out |= {POSITION + name: value for name, value in resampled.items()}
     return out
 
 
 def _convertible(old: Learned, new: Learned) -> bool:
-    """Whether both add their rows at the same places, and once where only one has rows for all tokens."""
+    """Return True if both add rows at the same layers, and only at the stem if their prefix rows differ."""
     return old.layers == new.layers and (old.prefix_rows == new.prefix_rows or old.layers == {0})
 
 
 def _exchange_tokens(out: dict[str, Tensor], own: Mapping[str, Tensor], shared: Sequence[str]) -> None:
-    """Leave out the tokens that the model does not have, and let those that are its alone begin as they are."""
+    """Drop the tokens that the model does not have, and insert initial values of those that only it has."""
     for token, name in TOKENS.items():
         count = shared.count(token)
-        kept = [out.pop(name)[:, :count]] if name in out else []
+        shared_rows = [out.pop(name)[:, :count]] if name in out else []
         if name in own:
-            out[name] = torch.cat([*kept, own[name][:, count:]], 1)
+            out[name] = torch.cat([*shared_rows, own[name][:, count:]], 1)
 
 
 def _add_rows_to_tokens(out: dict[str, Tensor], theirs: Geometry) -> None:
-    """What a token's row of positions would add to it, it has from the beginning."""
+    """Fold each prefix token's position row into the token itself."""
     for token, name in TOKENS.items():
         rows = [place for place, other in enumerate(theirs.prefix) if other == token]
         if name in out and rows:
@@ -162,10 +161,10 @@ def _add_rows_to_tokens(out: dict[str, Tensor], theirs: Geometry) -> None:
             out[name] = torch.cat([out[name][:, : added.shape[1]] + added, out[name][:, added.shape[1] :]], 1)
 
 
-def _with_rows(
+def _convert_rows(
     fitted_LTD: Tensor, own_LTD: Tensor, old: Learned, new: Learned, shared: Sequence[str], mine: Geometry
 ) -> Tensor:
-    """The table as the model keeps it; its rows of shared tokens are theirs, or zero, and those of others its own."""
+    """Return the model's table; rows of shared tokens are the source's, or zero, and others the initial ones."""
     grid_LND = fitted_LTD[:, -mine.patches :]
     if new.prefix_rows == "none":
         return grid_LND
@@ -173,8 +172,3 @@ def _with_rows(
     at = [place for place, token in enumerate(mine.prefix) if mine.prefix[:place].count(token) < shared.count(token)]
     rows_LPD[:, at] = fitted_LTD[:, : len(shared)] if old.prefix_rows == "own" else 0.0
     return torch.cat([rows_LPD, grid_LND], 1)
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

@@ -1,4 +1,4 @@
-"""The weights that trials of vitlab leave behind: the model's own names, with the trial's spec beside the file."""
+"""Weight files of vitlab's trials: the model's own names, with the trial's spec beside the file."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from vitlab.weights.known import ModelFacts
 from vitlab.weights.names import Canonical, Format, State
 
 HEADER = "vitlab"
-"""Where a trial's file says what its model sees; written by :mod:`vitlab.training.artifacts`."""
+"""Key of the data's description in a trial's file; written by :mod:`vitlab.training.artifacts`."""
 
 DIGEST = "sha256"
-"""Where it says the SHA-256 of that; files of earlier versions have none."""
+"""Key of the SHA-256 of that description; files of earlier versions have none."""
 
 
 class Native(Format):
-    """A trial's own weights; recognised by their header, and never written."""
+    """The format of a trial's own weights, which are recognised by their header; it is never written."""
 
     name = "vitlab"
     title = "vitlab"
@@ -44,13 +44,13 @@ class Native(Format):
     def to_canonical(self, state: State) -> Canonical:
         return Canonical(dict(state))
 
-    def _written(self, state: State, heads: int) -> dict[str, Tensor]:
+    def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
         raise WeightsError("the weights of a trial are written by its training alone")
 
 
 @dataclass(frozen=True)
-class Trained:
-    """The model of a trial, and what it sees."""
+class TrialModel:
+    """The model of a trial, and its data."""
 
     model: Model
     options: Mapping[str, Any]  #: of the model, each written out
@@ -59,10 +59,10 @@ class Trained:
     std: tuple[float, ...]
 
     def architecture(self) -> Architecture:
-        """Said as that of a file of another format is.
+        """Return the model's architecture.
 
         Raises:
-            WeightsError: if it is no ViT.
+            WeightsError: if the model is not a ViT.
         """
         if not isinstance(self.model, ViT):
             raise WeightsError(f"only a ViT has weights in other formats; this is a {type(self.model).__name__}")
@@ -80,7 +80,7 @@ class Trained:
         )
 
     def _options(self) -> Mapping[str, Any]:
-        """Return the options of the model; where all blocks are alike, they are said once."""
+        """Return the options of the model; parts that are equal in all blocks are listed once."""
         first, *others = self._anatomy().blocks
         if any(vars(block) != vars(first) for block in others):
             return self.options
@@ -89,14 +89,14 @@ class Trained:
     def _anatomy(self) -> Anatomy:
         return ViT.anatomy(self.info, {name: value for name, value in self.options.items() if name != "type"})
 
-    def known(self) -> ModelFacts:
-        """What of this cannot be read off the tensors."""
+    def facts(self) -> ModelFacts:
+        """Return the facts that the tensors do not show."""
         if isinstance(self.model, ViT):
-            return self.architecture().known()
+            return self.architecture().facts()
         return ModelFacts(image=self.info.image, mean=self.mean, std=self.std, labels=self.info.labels or None)
 
     def export_incompatibility(self) -> str | None:
-        """Why no other library has this model, in one sentence; None where names and shapes decide."""
+        """Return the reason why no other format can hold this model; None if names and shapes decide."""
         assert isinstance(self.model, ViT)
         position, patch = self.options["position"], self.options["patch"]["type"]
         if position["type"] not in ("learned", "none"):
@@ -118,17 +118,16 @@ class Trained:
         return None
 
 
-def of_a_trial(contents: WeightFile) -> bool:
-    """Whether a trial has left this file."""
+def is_trial_file(contents: WeightFile) -> bool:
+    """Return True if this is a trial's file."""
     return HEADER in contents.header
 
 
-def trained(contents: WeightFile) -> Trained:
-    """The model in a trial's file, in evaluation mode on the CPU.
+def load_trial(contents: WeightFile) -> TrialModel:
+    """Return the model in a trial's file, in evaluation mode on the CPU.
 
     Raises:
-        WeightsError: if the header is not what was written, or the trial's spec does not stand beside the file, or is
-            not the spec of this file.
+        WeightsError: if the header is damaged, or the trial's spec is not beside the file or is that of another model.
     """
     text = contents.header[HEADER]
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -139,21 +138,18 @@ def trained(contents: WeightFile) -> Trained:
     if spec is None:
         raise WeightsError(f"these are the weights of a trial, and its {folder.spec.name} is not beside them")
     try:
-        said = json.loads(text)
-        height, width = said["info"]["image"]
-        info = DataInfo(**{**said["info"], "image": (height, width), "labels": tuple(said["info"]["labels"])})
+        header = json.loads(text)
+        height, width = header["info"]["image"]
+        info = DataInfo(**{**header["info"], "image": (height, width), "labels": tuple(header["info"]["labels"])})
         choice = slot("model").resolve(spec["spec"]["model"])
         with torch.random.fork_rng(devices=[]):
             model = cast(Model, slot("model").build(choice, info))
         wide = next((value.dtype for value in contents.tensors.values() if value.is_floating_point()), torch.float32)
         model.to(wide).load_state_dict(contents.tensors)
-        return Trained(model.eval(), choice.plain(), info, tuple(said["mean"]), tuple(said["std"]))
+        return TrialModel(model.eval(), choice.plain(), info, tuple(header["mean"]), tuple(header["std"]))
     except (UserError, RuntimeError, ValueError, KeyError, TypeError) as error:
         line = " ".join(str(error).split())
         raise WeightsError(f"the {folder.spec.name} beside it is not that of these weights: {line}") from None
-
-
-# -- how it is done ---------------------------------------------------------------------------------------------------
 
 
 _OURS = ("vitlab.", "torch.")
