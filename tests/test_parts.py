@@ -17,7 +17,7 @@ from vitlab.spec import STREAMS, TrainSpec
 from vitlab.training.cohort import Cohort, Member, train_cohort
 from vitlab.training.distributed import SingleProcess
 from vitlab.training.loop import Training
-from vitlab.training.microbatch import MicroBatches, Whole, microbatches_of
+from vitlab.training.microbatch import FullBatch, MicroBatches, microbatches_of
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
 SCENES = {"type": "digit_scenes", "image_size": 8, "digit_size": [5, 7], "train_images": 60, "test_images": 20}
@@ -33,7 +33,7 @@ class Second(SingleProcess):
 
 
 def training(
-    parts: Whole | None, seed: int = 0, *, data: dict[str, Any] = DATA, model: dict[str, Any] = {}, **train: Any
+    parts: FullBatch | None, seed: int = 0, *, data: dict[str, Any] = DATA, model: dict[str, Any] = {}, **train: Any
 ) -> Training:
     seeds = dict.fromkeys(STREAMS, seed)
     choice = slot("dataset").resolve(data)
@@ -160,7 +160,7 @@ def test_a_cohort_takes_parts_too() -> None:
 
 
 def test_nothing_is_cut_where_nobody_asks() -> None:
-    assert type(microbatches_of(None, SingleProcess())) is Whole
+    assert type(microbatches_of(None, SingleProcess())) is FullBatch
     assert (
         type(microbatches_of(64, SingleProcess())) is MicroBatches
         and type(microbatches_of(None, Second())) is MicroBatches

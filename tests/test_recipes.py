@@ -143,7 +143,7 @@ def test_batches_are_mixed_as_by_timm_with_the_same_draws(
 
 @pytest.mark.parametrize("a", [0.2, 0.8, 1.0, 3.0])
 def test_weights_are_of_the_beta_distribution(a: float) -> None:
-    weights = [Mixing(Mix(mixup=a), 1, 2).draw(step, 8, 8).kept for step in range(1500)]
+    weights = [Mixing(Mix(mixup=a), 1, 2).draw(step, 8, 8).weight for step in range(1500)]
     assert stats.kstest(weights, stats.beta(a, a).cdf).pvalue > 1e-3
     cut = [Mixing(Mix(cutmix=a), 1, 2).draw(step, 1000, 1000) for step in range(300)]
     inner = [kept for kept, box in cut if box and min(box) > 0 and max(box.bottom, box.right) < 1000]
@@ -162,7 +162,7 @@ def _uniforms(steps: int) -> list[float]:
 def test_how_often_batches_are_mixed_and_cut() -> None:
     mixing = Mixing(Mix(mixup=1.0, cutmix=1.0, prob=0.7, switch=0.2), 0, 2)
     draws = [mixing.draw(step, 8, 8) for step in range(3000)]
-    mixed = [drawn for drawn in draws if drawn.box or drawn.kept < 1]
+    mixed = [drawn for drawn in draws if drawn.box or drawn.weight < 1]
     assert stats.binomtest(len(mixed), 3000, 0.7).pvalue > 1e-3
     assert stats.binomtest(sum(drawn.box is not None for drawn in mixed), len(mixed), 0.2).pvalue > 1e-3
     rows = [drawn.box.top for drawn in draws if drawn.box]

@@ -1,1 +1,1 @@
-"""A job on a worker: from the specs of trials to their results."""
+"""Run jobs on a worker: from the specs of trials to their results."""

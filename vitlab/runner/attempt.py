@@ -1,4 +1,4 @@
-"""One worker's work on a trial: from its spec to its first step, and from its last to what it leaves behind."""
+"""One attempt at a trial: set-up, training and the files it writes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from vitlab.training.microbatch import microbatches_of
 
 
 def result_of(folder: TrialFolder, settings: Settings) -> Result | None:
-    """The result that is there, if it needs no more; without its weights, where they are wanted, it is made again."""
+    """Return the stored result, or None if there is none or its weights are missing although ``keep`` asks for them."""
     result = folder.result()
     if result is None or settings.keep == "none" or result.status != "done" or folder.weights.exists():
         return result
@@ -45,7 +45,7 @@ def result_of(folder: TrialFolder, settings: Settings) -> Result | None:
 
 
 class Attempt:
-    """One worker's work on a trial."""
+    """One worker's attempt at a trial."""
 
     def __init__(
         self,
@@ -60,30 +60,33 @@ class Attempt:
         self.settings = settings
         self.device = device
         self.peers = peers if peers is not None else SingleProcess()
-        self.over = False  #: whether its end has been written down
-        self.began, self._since = time.time(), time.monotonic()  # a clock may be set; seconds go by
+        self.over = False  #: True once its end is recorded
+        self.began, self._since = (
+            time.time(),
+            time.monotonic(),
+        )  # wall-clock time may be adjusted; monotonic time may not
         events, _ = folder.events()
         starts = [event for event in events if event.kind == "start"]
         self.number = len(starts) + 1
         self.first_began = starts[0].t / 1000 if starts else self.began
         self.told = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
         self.size = 0, 0  #: parameters and multiply-accumulates
-        self.rate = math.nan  #: operations a second that could be done here
-        self.before_s = 0.0  #: seconds that earlier attempts put into what is gone on from
+        self.rate = math.nan  #: peak operations per second of these devices
+        self.before_s = 0.0  #: seconds that earlier attempts spent on the checkpoint
 
     def train(self, stop: Callable[[], bool], note: str = "") -> Result | None:
-        """Train by the loop; see :func:`vitlab.runner.run.run_trial`.  ``note`` is for the journal."""
+        """Train in the loop engine; see :func:`vitlab.runner.run.run_trial`.  ``note`` goes to the journal."""
         training = self.begin("loop", note)
         every_s = self.settings.every_s
         trained = complete(training, emit=self.tell, save=self.save, stop=stop, every_s=every_s)
         return None if trained is None else self.finish(training, trained)
 
     def begin(self, engine: str, note: str = "") -> Training:
-        """Everything up to the first step, or to the next.
+        """Return the training before its first step, or its next one after a resume.
 
         Args:
-            engine: ``loop``; in a cohort ``vmap``, or ``stack``, which becomes ``vmap`` where the model is not known.
-            note: for the journal.
+            engine: ``loop``; in a cohort ``vmap`` or ``stack``, which falls back to ``vmap`` for unsupported models.
+            note: A note for the journal.
         """
         trial = self.trial
         self.open()
@@ -91,8 +94,8 @@ class Attempt:
             torch.cuda.init()  # type: ignore[no-untyped-call]
         spec = TrainSpec.model_validate(trial.spec["train"])
         self.rate = self.peers.count * matrix_rate(self.device, spec.precision)
-        if self.device.type == "cuda":  # after what was measured, which is none of the trial's memory
-            torch.cuda.reset_peak_memory_stats(self.device)  # an inline trial is not the first in its process
+        if self.device.type == "cuda":  # excludes the memory of the rate measurement
+            torch.cuda.reset_peak_memory_stats(self.device)  # a process may run several trials
         self.engine = engine
         data: Resolved = slot("dataset").resolve(trial.spec["data"])
         prepared = prepare(data, trial.seeds)
@@ -114,20 +117,20 @@ class Attempt:
         resume, damage = self._checkpoint()
         if resume is not None:
             training.load(resume)
-        parts.met(model, training.step)
-        stored = "images are read as batches ask for them" if feed.stored else ""
-        self.log_start(training, "; ".join(filter(None, (damage, note, stored, *notes))))
+        parts.synchronise(model, training.step)
+        read_note = "images are read as batches ask for them" if feed.stored else ""
+        self.log_start(training, "; ".join(filter(None, (damage, note, read_note, *notes))))
         self.kernels = kernels_of_first_pass(model, engine != "loop")
         self.sight = InputSpec(prepared.info, prepared.mean, prepared.std)
         return training
 
     def open(self) -> None:
-        """Make the folder ready."""
+        """Prepare the folder for an attempt."""
         self.folder.recover_journal()
         write_json(self.folder.spec, self.trial.to_json(), settled=False)
 
     def log_start(self, training: Training, note: str) -> None:
-        """Say in the journal that it begins, or goes on."""
+        """Log the start or resume of the attempt in the journal."""
         self.folder.emit(
             "start",
             attempt=self.number,
@@ -140,17 +143,17 @@ class Attempt:
         )
 
     def failed(self, error: Exception) -> None:
-        """Write down why it failed."""
+        """Record the failure in the folder."""
         record(error, self.trial, self.folder)
-        self.over = True  # not before: where nothing can be written, whoever runs the trial must hear of it
+        self.over = True  # only now: if recording raises, the caller must see the error
 
     def finish(self, training: Training, trained: Trained, members: int = 1) -> Result:
-        """Write what is left behind; the result last, for where it is, everything is.
+        """Write the files of a trial that has ended, the result last: its presence means that all others exist.
 
         Args:
-            training: what :meth:`begin` gave.
-            trained: what came of it.
-            members: how many were trained together: each took its share of the time.
+            training: The training of :meth:`begin`.
+            trained: Its results.
+            members: Number of trials trained together, which share the time equally.
         """
         params, macs = self.size
         circumstances = Circumstances(
@@ -168,18 +171,18 @@ class Attempt:
         return self.write_result(trained, training.model, circumstances)
 
     def _checkpoint(self) -> tuple[Mapping[str, Any] | None, str]:
-        """The state to go on from, if there is one; and what to say of one that is damaged."""
+        """Return the state to resume from, if any, and a note if the checkpoint is damaged."""
         try:
-            found = checkpoint.read(self.folder.checkpoint)
+            content = checkpoint.read(self.folder.checkpoint)
         except checkpoint.Damaged as error:
             print(f"{error}; the trial begins anew", file=sys.stderr)
             return None, f"{error}; begun anew"
-        if found is None:
+        if content is None:
             return None, ""
-        self.before_s = found["wall_s"]
-        known = found["engine"]
-        self.engine = known if self.engine in known.split("+") else f"{known}+{self.engine}"
-        return found["training"], ""
+        self.before_s = content["wall_s"]
+        engines = content["engine"]
+        self.engine = engines if self.engine in engines.split("+") else f"{engines}+{self.engine}"
+        return content["training"], ""
 
     def save(self, state: Mapping[str, Any]) -> None:
         self.folder.require()
@@ -187,7 +190,7 @@ class Attempt:
         checkpoint.write(self.folder.checkpoint, content)
 
     def tell(self, measurement: Measurement) -> None:
-        """Into the journal, unless an earlier attempt, that got further than its last checkpoint, has said it."""
+        """Log a measurement, unless an earlier attempt logged its step before it was lost."""
         if measurement.step > self.told:
             self.folder.emit(
                 "metrics",
@@ -198,7 +201,7 @@ class Attempt:
             )
 
     def write_result(self, trained: Trained, model: Model, circumstances: Circumstances) -> Result:
-        """Write what came of it."""
+        """Write the predictions, the weights and the result."""
         self.folder.require()
         state = model.state_dict()
         status: Literal["done", "diverged"] = "diverged" if trained.diverged else "done"

@@ -1,4 +1,4 @@
-"""What a result says beside its numbers: what the model costs, and on what it was trained."""
+"""The circumstances of a result: model cost, kernels and versions."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ from vitlab.plan.key import key_of
 from vitlab.plan.trial import Trial
 from vitlab.store.memo import Memo
 
-MOST = 1_000  #: models whose size is remembered, the latest
+MAX_SIZES = 1_000  #: model sizes kept in the cache file, the latest ones
 
 _sizes: dict[str, tuple[int, int]] = {}
 
 
 def size_of(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
-    """Parameters and multiply-accumulates of a trial's model.
+    """Return the parameters and multiply-accumulates of a trial's model.
 
-    Counting takes longer than many a small model is trained: so equal models are counted once a process, and once a
-    user under one code.  The work is 0 where a part of somebody else's cannot be counted, for it is no reason not to
-    train.
+    Counting can take longer than training a small model, so the sizes of equal models under one code digest are cached
+    per process and per user.  The multiply-accumulates are 0 if a third-party component cannot be counted, which must
+    not prevent training.
     """
     if not trial.code:
         return parameters(model), _work(model, info)
-    what = {"model": trial.spec["model"], "origins": trial.origins, "data": asdict(info), "code": trial.code}
-    known = key_of({**what, "torch": torch.__version__})[:32]
-    if known not in _sizes:
-        memo = Memo("sizes", MOST)
-        match memo.entries.get(known):
+    identity = {"model": trial.spec["model"], "origins": trial.origins, "data": asdict(info), "code": trial.code}
+    key = key_of({**identity, "torch": torch.__version__})[:32]
+    if key not in _sizes:
+        memo = Memo("sizes", MAX_SIZES)
+        match memo.entries.get(key):
             case [int(params), int(work)]:
-                _sizes[known] = params, work
+                _sizes[key] = params, work
             case _:
-                _sizes[known] = parameters(model), _work(model, info)
-                if _sizes[known][1]:
-                    memo.entries[known] = _sizes[known]
+                _sizes[key] = parameters(model), _work(model, info)
+                if _sizes[key][1]:
+                    memo.entries[key] = _sizes[key]
                     memo.keep()
-    return _sizes[known]
+    return _sizes[key]
 
 
 def _work(model: Model, info: DataInfo) -> int:
@@ -60,32 +60,32 @@ def _work(model: Model, info: DataInfo) -> int:
 
 
 def kernels_of_first_pass(model: Model, together: bool) -> set[str]:
-    """A set that will hold the kernels that parts chose by themselves in the first forward pass, a training step's.
+    """Return a set that will hold the automatically chosen kernels after the first forward pass.
 
-    Of a cohort (``together``) the model of one member does the work of all, and of steps with the batch innermost none
-    does; but what ``auto`` chooses is known: there, it is always explicit.
+    In a cohort (``together``) one member's model computes for all of them, or none does in the engine ``stack``; there
+    ``auto`` always chooses ``explicit``.
     """
     kernels = {"explicit" for module in model.modules() if together and isinstance(module, Auto)}
 
-    def look(*_: Any) -> None:
-        found = (getattr(module, "kernel", None) for module in model.modules())
-        kernels.update(kernel for kernel in found if isinstance(kernel, str))
+    def record(*_: Any) -> None:
+        choices = (getattr(module, "kernel", None) for module in model.modules())
+        kernels.update(kernel for kernel in choices if isinstance(kernel, str))
         hook.remove()
 
-    hook = model.register_forward_hook(look)
+    hook = model.register_forward_hook(record)
     return kernels
 
 
 def attention_of(kernels: set[str], choice: Mapping[str, Any]) -> str:
-    """Which kernel attention took where it chose by itself, and its name elsewhere."""
-    named = choice.get("attention")
-    return "+".join(sorted(kernels)) or (cast(str, named["type"]) if isinstance(named, Mapping) else "")
+    """Return the kernels that attention chose automatically, or else its type."""
+    attention = choice.get("attention")
+    return "+".join(sorted(kernels)) or (cast(str, attention["type"]) if isinstance(attention, Mapping) else "")
 
 
 def rehearse() -> None:
-    """Look up what a process looks up once, so that those forked from it need not; nothing is computed.
+    """Fill the caches of a process before it is forked.
 
-    Counting the work of a model, for one: torch's meta device is Python, and slow the first time.
+    The first count of a model's work is slow, since torch's meta device is written in Python.
     """
     cost_of(
         {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2},
@@ -96,9 +96,9 @@ def rehearse() -> None:
 
 @cache
 def versions() -> Mapping[str, str]:
-    """Return the versions of what decides a trial's numbers, beside the code that its digest covers."""
-    found = {"vitlab": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
+    """Return the versions of the packages that affect a trial's numbers and are not covered by its code digest."""
+    installed = {"vitlab": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
     for name in ("numpy", "torchvision", "pillow"):
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            installed[name] = version(name)
+    return installed

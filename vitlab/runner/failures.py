@@ -1,4 +1,4 @@
-"""Why an attempt at a trial ended without a result: of which kind it is, in one sentence, and written down."""
+"""Failures of attempts: their kind, their sentence and their record."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vitlab.registry.blame import sentence_with_place
 from vitlab.store.folders import TrialFolder
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
-"""What the errors say that torch raises for it without a type of their own."""
+"""Messages of RuntimeErrors that torch raises when memory runs out, instead of torch.OutOfMemoryError."""
 
 
 def record(error: Exception, trial: Trial, folder: TrialFolder) -> str:
-    """Leave behind why a trial failed, in one sentence, and return it."""
+    """Record why a trial failed, and return it as one sentence."""
     sentence = sentence_of(error, trial)
     kind = "oom" if out_of_memory(error) else "error"
     folder.fail(sentence, "".join(traceback.format_exception(error)), kind)
@@ -24,13 +24,13 @@ def record(error: Exception, trial: Trial, folder: TrialFolder) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, of the host or of the device, be it where a library of the device asked for it."""
-    said = isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY)
-    return said or isinstance(error, MemoryError | torch.OutOfMemoryError)
+    """Return True if the error means that the host or the device ran out of memory."""
+    matches = isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY)
+    return matches or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def sentence_of(error: BaseException, trial: Trial) -> str:
-    """Return why a trial failed: our own errors as they are, others with their type and the line of a plugin."""
+    """Return why a trial failed; errors from outside vitlab get their type and the line in the plugin."""
     if out_of_memory(error):
         batch_size = trial.spec["train"].get("batch_size")
         return (

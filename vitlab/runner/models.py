@@ -101,7 +101,7 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
     return distillation.Distillation(how, teacher, theirs, mine, train.get("precision", "fp32"))
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
+# -- how it is done ----------------------------------------------------------------------------------------------------
 
 
 def _start_from_others(model: Model, trial: Trial, folder: TrialFolder) -> list[str]:

@@ -1,10 +1,10 @@
-"""Processes that do one piece of work together, and whoever watches over them.
+"""Worker processes (ranks) of one trial, and their supervisor.
 
-The process that is asked for the work does none of it: it starts the others as forks of a server that has everything
-imported, passes on the wish to stop, and finds out what became of them.  So it never waits in a call that another's
-death would keep from returning.  Where one fails or dies the rest is ended at once, and what is told is the cause:
-not that of those who only found it gone.  Nobody is left behind: a process whose watcher dies sees its pipe close, and
-leaves.
+The calling process only supervises: it starts the ranks from a fork server with all imports done, forwards stop
+requests and collects their results.  It therefore never blocks in a collective call that the death of a rank would
+keep from returning.  If a rank fails or dies, the others are killed at once, and the root cause is reported rather
+than the errors of ranks that lost their peer.  No process is orphaned: when the supervisor dies, the pipes of its
+ranks close and they exit.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
 PRELOAD = "vitlab.executors.preload"
-POLL_S = 0.1  #: how often the watcher asks whether to stop
-CAUSE_S = 10.0  #: how long it looks for the cause, when all it knows is that somebody found another gone
-LEAVE_S = 10.0  #: how long the others may take to leave when the first has ended well
-ORPHANED = 75  #: exit code of a process whose watcher has died
+POLL_S = 0.1  #: interval at which the supervisor polls ``stop``
+CAUSE_S = 10.0  #: time to wait for the root cause after a rank reports a dead peer
+LEAVE_S = 10.0  #: time the others have to exit after rank 0 has finished
+ORPHANED = 75  #: exit code of a rank whose supervisor has died
 
 How = Literal["done", "stopped", "busy", "oom", "error", "lost", "gone"]
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """What a process says of its part when that has ended."""
+    """The result of one rank."""
 
     how: How
-    sentence: str = ""  #: where it did not end well
+    sentence: str = ""  #: why it failed; empty otherwise
     traceback: str = ""
 
 
 Work = Callable[..., RankResult]
-"""Called in each process with its number, the file by which all can meet, whether to stop, and the arguments."""
+"""Called in each process with its rank, the rendezvous file, a function that polls for stop, and the arguments."""
 
 
 @dataclass
@@ -54,28 +54,27 @@ class _Process:
     number: int
     process: ForkServerProcess
     pipe: Connection
-    word: RankResult | None = None
+    result: RankResult | None = None
 
 
 def together(count: int, work: Work, arguments: Sequence[Any], stop: Callable[[], bool]) -> RankResult:
-    """Do a piece of work in several processes.
+    """Run a function in several processes.
 
     Args:
-        count: how many.
-        work: a function of a module, that says itself how its part has ended.
-        arguments: for it; they are pickled.
-        stop: asked again and again, here; the processes are then asked to stop.
+        count: Number of processes.
+        work: A module-level function that returns its own result.
+        arguments: Its arguments, which are pickled.
+        stop: Polled in this process; the ranks are asked to stop once it returns True.
 
     Returns:
-        the word of the first process, where that ended well; else of the one that failed first, or ``lost`` where one
-        died.
+        The result of rank 0 if it finished, else that of the first rank to fail, or ``lost`` if one died.
     """
     with tempfile.TemporaryDirectory(prefix="vitlab-together-") as folder:
         processes: list[_Process] = []
         try:
             for number in range(count):
-                processes.append(_started(number, work, (Path(folder) / "meeting", *arguments)))
-            return _watched(processes, stop)
+                processes.append(_start(number, work, (Path(folder) / "meeting", *arguments)))
+            return _supervise(processes, stop)
         except (EOFError, ConnectionError):
             return RankResult("lost", "the server of its processes died before it could start them")
         finally:
@@ -97,10 +96,10 @@ def without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
+# -- helpers -----------------------------------------------------------------------------------------------------------
 
 
-def _started(number: int, work: Work, arguments: Sequence[Any]) -> _Process:
+def _start(number: int, work: Work, arguments: Sequence[Any]) -> _Process:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
     ours, theirs = context.Pipe()
@@ -115,71 +114,75 @@ def _started(number: int, work: Work, arguments: Sequence[Any]) -> _Process:
     return _Process(number, process, ours)
 
 
-def _main(number: int, work: Work, arguments: Sequence[Any], environment: dict[str, str], watcher: Connection) -> None:
-    """What each process does."""
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # they are for the watcher, who passes them on
-        signal.signal(ignored, signal.SIG_IGN)
+def _main(
+    number: int, work: Work, arguments: Sequence[Any], environment: dict[str, str], supervisor: Connection
+) -> None:
+    """Run the work of one rank, send its result and exit."""
+    for forwarded in (signal.SIGINT, signal.SIGTERM):  # the supervisor handles them and forwards the stop
+        signal.signal(forwarded, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
-    asked = threading.Event()
-    threading.Thread(target=_listen, args=(watcher, asked), daemon=True).start()
+    stop_requested = threading.Event()
+    threading.Thread(target=_listen, args=(supervisor, stop_requested), daemon=True).start()
     rendezvous, *rest = arguments
-    word = work(number, rendezvous, asked.is_set, *rest)
-    watcher.send(word)
+    result = work(number, rendezvous, stop_requested.is_set, *rest)
+    supervisor.send(result)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # without waiting for threads that a library may have left behind
 
 
-def _listen(watcher: Connection, asked: threading.Event) -> None:
+def _listen(supervisor: Connection, stop_requested: threading.Event) -> None:
     try:
         while True:
-            watcher.recv_bytes()
-            asked.set()
+            supervisor.recv_bytes()
+            stop_requested.set()
     except (EOFError, OSError):
         os._exit(ORPHANED)
 
 
-def _watched(processes: Sequence[_Process], stop: Callable[[], bool]) -> RankResult:
-    """Wait until the first process has ended well, or the cause is known why it cannot."""
-    asked, deadline = False, float("inf")
+def _supervise(processes: Sequence[_Process], stop: Callable[[], bool]) -> RankResult:
+    """Wait for rank 0 to finish, or for the cause of a failure."""
+    stop_requested, deadline = False, float("inf")
     while True:
-        left = [one for one in processes if one.word is None]
-        wait([one.process.sentinel for one in left] + [one.pipe for one in left], POLL_S)
-        for one in left:
-            _hear(one)
-        words = [one.word for one in processes if one.word is not None]
-        if (first := processes[0].word) is not None and first.how in ("done", "stopped"):
-            _let_leave(processes)
+        running = [one for one in processes if one.result is None]
+        wait([one.process.sentinel for one in running] + [one.pipe for one in running], POLL_S)
+        for one in running:
+            _receive(one)
+        results = [one.result for one in processes if one.result is not None]
+        if (first := processes[0].result) is not None and first.how in ("done", "stopped"):
+            _join_all(processes)
             return first
-        causes = [word for word in words if word.how not in ("done", "stopped", "gone")]
+        causes = [result for result in results if result.how not in ("done", "stopped", "gone")]
         if causes:
             return causes[0]
-        if any(word.how == "gone" for word in words):
+        if any(result.how == "gone" for result in results):
             deadline = min(deadline, time.monotonic() + CAUSE_S)
-        if time.monotonic() > deadline or len(words) == len(processes):
-            (gone, *_) = [word for word in words if word.how == "gone"]
+        if time.monotonic() > deadline or len(results) == len(processes):
+            (gone, *_) = [result for result in results if result.how == "gone"]
             return RankResult("lost", gone.sentence, gone.traceback)
-        if not asked and stop():
-            asked = True
+        if not stop_requested and stop():
+            stop_requested = True
             for one in processes:
-                _ask(one)
+                _request_stop(one)
 
 
-def _hear(one: _Process) -> None:
-    """Note what a process has said, or that it died without a word."""
-    dead = not one.process.is_alive()  # asked first: what it says, it says before
+def _receive(one: _Process) -> None:
+    """Receive the result of a rank, or record that it died without one."""
+    dead = not one.process.is_alive()  # checked before the pipe, since a result is sent before the exit
     try:
         if one.pipe.poll():
-            one.word = one.pipe.recv()
+            one.result = one.pipe.recv()
             return
     except (EOFError, OSError):
         pass
     if dead:
-        one.word = RankResult("lost", f"process {one.number} of this trial {_death(one.process.exitcode)}; see log.txt")
+        one.result = RankResult(
+            "lost", f"process {one.number} of this trial {_exit_reason(one.process.exitcode)}; see log.txt"
+        )
 
 
-def _death(code: int | None) -> str:
+def _exit_reason(code: int | None) -> str:
     if code == -signal.SIGKILL:
         return "was killed by signal 9 (SIGKILL), as the kernel does when memory runs out"
     if code is not None and code < 0:
@@ -187,12 +190,12 @@ def _death(code: int | None) -> str:
     return f"ended with exit code {code} and said nothing"
 
 
-def _ask(one: _Process) -> None:
-    with suppress(OSError):  # it has just died, which is noted next
+def _request_stop(one: _Process) -> None:
+    with suppress(OSError):  # it has just died, which _receive finds next
         one.pipe.send_bytes(b"stop")
 
 
-def _let_leave(processes: Sequence[_Process]) -> None:
+def _join_all(processes: Sequence[_Process]) -> None:
     deadline = time.monotonic() + LEAVE_S
     for one in processes:
         one.process.join(max(0.0, deadline - time.monotonic()))

@@ -170,7 +170,7 @@ def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterat
         yield Attempt(trial, folder, settings, device).begin("loop")
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
+# -- how it is done ----------------------------------------------------------------------------------------------------
 
 
 def _together(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> None:

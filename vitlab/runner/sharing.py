@@ -62,7 +62,7 @@ def _share(
             peers = held.enter_context(rendezvous(rank, settings.processes, place, device))  # chooses the GPU, so first
             held.enter_context(torch_set(settings, device))
             attempt = (Attempt if rank == 0 else _Onlooker)(trial, folder, settings, device, peers)
-            return RankResult("stopped" if attempt.train(peers.agreed(stop)) is None else "done")
+            return RankResult("stopped" if attempt.train(peers.any_rank(stop)) is None else "done")
     except Busy:
         return RankResult("busy")
     except PeerDied as error:

@@ -209,7 +209,7 @@ class TrialFolder:
         """Whether some process holds the lease now.  Looking writes nothing, so that others' results can be read."""
         return held(self.lock)
 
-    # -- the journal ------------------------------------------------------------------------------------------------
+    # -- the journal ---------------------------------------------------------------------------------------------------
 
     def emit(self, kind: str, **body: Any) -> None:
         """Append one event.  One ``write`` of one line, so that lines of a killed worker are whole or last.
@@ -286,7 +286,7 @@ class Store:
         return sorted({*aside, *(file for folder in folders for file in abandoned(folder))})
 
 
-# -- files ------------------------------------------------------------------------------------------------------------
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
 def write_json(path: Path, data: Any, *, settled: bool = True) -> None:
@@ -390,7 +390,7 @@ def hold(file: Path) -> Iterator[None]:
         yield
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 def read_stored(path: Path, parse: Callable[[Path], R]) -> R | None:
@@ -573,7 +573,7 @@ def cut_torn_line(path: Path) -> None:
         os.truncate(path, data.rfind(b"\n") + 1)
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
+# -- how it is done ----------------------------------------------------------------------------------------------------
 
 _Signature = tuple[int, int, int] | None
 

@@ -1,7 +1,7 @@
-"""What a training leaves behind in files: its weights, and what it predicted.
+"""Files written by a training: weights and predictions.
 
-The weights are a safetensors file under the model's own names; its header says what the model sees and how pixels were
-normalised, so that the file and the trial's spec are enough to predict, without the data.
+Weights are a safetensors file under the model's parameter names.  Its header holds the input description and the
+normalisation, so that the file and the trial's spec suffice to predict without the dataset.
 
 B batch, N images of a split, C channels, H and W pixels.
 """
@@ -37,7 +37,7 @@ _DIGEST = "sha256"  #: of the header; that of the tensors is in the result
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a model sees: the images it was built for, and how pixels become its input."""
+    """The input of a model: its images and their normalisation."""
 
     info: DataInfo
     mean: tuple[float, ...]  #: per channel, of pixels in [0, 1]
@@ -45,7 +45,7 @@ class InputSpec:
 
 
 class Transform:
-    """Images as a model takes them: its colours, its size, normalised as in its training."""
+    """Conversion of images to a model's input: channels, size and normalisation."""
 
     def __init__(
         self, sight: InputSpec, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
@@ -55,13 +55,13 @@ class Transform:
         self.device = torch.device(device)
 
     def __call__(self, images: Image | Tensor | Sequence[Image]) -> Tensor:
-        """(B, C, H, W).
+        """Return the input batch, (B, C, H, W).
 
         Args:
-            images: a picture, pictures, or a uint8 tensor, (C, H, W) or (B, C, H, W).
+            images: One PIL image, a sequence of them, or a uint8 tensor of shape (C, H, W) or (B, C, H, W).
 
         Raises:
-            TypeError: for a tensor of another dtype, which may have been normalised already.
+            TypeError: For a tensor of another dtype, which may be normalised already.
         """
         if isinstance(images, Tensor):
             if images.dtype != torch.uint8:
@@ -80,7 +80,7 @@ class Transform:
         return f"Transform({size}, mean={self.sight.mean}, std={self.sight.std}, device={str(self.device)!r})"
 
     def seen(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C, H, W), float64 in [0, 1]: what a person would see of a batch that this transform has made."""
+        """Invert the normalisation: return the images of a batch, (B, C, H, W), float64 in [0, 1], for display."""
         mean_C11, std_C11 = (
             torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (self.sight.mean, self.sight.std)
         )
@@ -88,25 +88,25 @@ class Transform:
 
 
 def write_weights(file: Path, state: Mapping[str, Tensor], sight: InputSpec) -> None:
-    """Write the weights of a model, and what it sees.  Not settled: the result of the trial is, after all else."""
+    """Write the weights and the input description of a model, without fsync; the trial's result is synced last."""
     header = json.dumps({"info": asdict(sight.info), "mean": sight.mean, "std": sight.std})
     write_bytes(file, packed(state, {_HEADER: header, _DIGEST: _sha256(header)}), settled=False)
 
 
 def read_weights(file: Path) -> tuple[dict[str, Tensor], InputSpec]:
-    """What :func:`write_weights` wrote, on the CPU.
+    """Read a file of :func:`write_weights`, with tensors on the CPU.
 
     Raises:
-        WeightsError: if it is not there, or is something else.
+        WeightsError: If the file does not exist or is not such a file.
     """
     try:
-        with safetensors.safe_open(file, framework="pt") as opened:
-            metadata = opened.metadata() or {}
+        with safetensors.safe_open(file, framework="pt") as reader:
+            metadata = reader.metadata() or {}
             text = metadata[_HEADER]
             if metadata.get(_DIGEST, _sha256(text)) != _sha256(text):  # files of earlier versions have no digest
                 raise ValueError("its header is not what was written")
             header = json.loads(text)
-            state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is not a mapping
+            state = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118  # it is not a mapping
         sight = InputSpec(_info(header["info"]), tuple(header["mean"]), tuple(header["std"]))
     except FileNotFoundError:
         raise WeightsError(f"there is no {file}: the trial has not ended, or kept no weights (run.keep)") from None
@@ -120,17 +120,18 @@ def _sha256(text: str) -> str:
 
 
 def write_predictions(file: Path, predictions: Mapping[str, Columns]) -> None:
-    """Write a row per image and split, as Parquet: ``split``, ``id`` (the place in the official split), and what the
-    evaluation found for it: ``label, prediction, probability, loss``, or per pixel of it ``pixel_accuracy, loss``.
-    Not settled, as the weights.
+    """Write predictions as Parquet, one row per image and split, without fsync.
+
+    Columns are ``split``, ``id`` (the index in the official split) and the values of the evaluation: ``label,
+    prediction, probability, loss`` for classification, ``pixel_accuracy, loss`` for segmentation.
     """
     import pyarrow as pa
     from pyarrow import parquet
 
-    # From buffers: given arrays, pyarrow imports pandas to see what they are, which takes longer than many a training.
+    # From buffers, since pyarrow imports pandas to convert arrays, which takes longer than a small training.
     def column(values_N: Tensor) -> pa.Array:
-        found = (values_N.float() if values_N.is_floating_point() else values_N.long()).contiguous().numpy()
-        return pa.Array.from_buffers(pa.from_numpy_dtype(found.dtype), len(found), [None, pa.py_buffer(found)])
+        array_N = (values_N.float() if values_N.is_floating_point() else values_N.long()).contiguous().numpy()
+        return pa.Array.from_buffers(pa.from_numpy_dtype(array_N.dtype), len(array_N), [None, pa.py_buffer(array_N)])
 
     def repeated(text: str, count: int) -> pa.Array:
         ends = np.arange(count + 1, dtype=np.int32) * len(text.encode())
@@ -147,11 +148,11 @@ def write_predictions(file: Path, predictions: Mapping[str, Columns]) -> None:
     write_bytes(file, buffer.getvalue().to_pybytes(), settled=False)
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
+# -- helpers -----------------------------------------------------------------------------------------------------------
 
 
 def _pixels(picture: Image) -> Tensor:
-    """(1, C, H, W), uint8: grey as one channel, anything else as three."""
+    """Return a picture as a uint8 tensor, (1, C, H, W), of one channel for grey and three otherwise."""
     grey = picture.mode in ("1", "L")
     pixels = np.array(picture.convert("L" if grey else "RGB"))
     x_HWC = torch.from_numpy(pixels[..., None] if grey else pixels)

@@ -1,8 +1,8 @@
-"""Checkpoints: everything a training needs to go on, in one file that is there whole or not at all.
+"""Checkpoints: the complete state of a training in one atomically written file.
 
-The file is safetensors: tensors as they are, and everything else as JSON in its header, together with a digest over
-all of it.  Nothing in it is ever executed.  A file that cannot be what was written is refused, and the training begins
-anew: that costs time, and never a wrong number.
+The file is safetensors, with everything but tensors as JSON in its header, and a digest over all of it.  Nothing in it
+is executed.  A damaged file is refused and the training starts again, so that damage costs time but never changes a
+result.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ _DIGEST = "sha256"
 
 
 class Damaged(VitlabError):
-    """A checkpoint that is not what was written."""
+    """A damaged checkpoint."""
 
 
 def write(folder: Path, state: Mapping[str, Any]) -> None:
     """Replace the checkpoint in ``folder``.
 
     Args:
-        folder: made where there is none.
-        state: tensors on any device, numbers, strings and None, in lists, tuples and mappings, however nested.  Tuples
-            come back as lists.
+        folder: Created if it does not exist.
+        state: Tensors on any device, numbers, strings and None, nested in lists, tuples and mappings.  Tuples are read
+            back as lists.
 
     Raises:
-        VitlabError: if something else is in ``state``, naming it and its place.
+        VitlabError: If ``state`` contains anything else, with its type and place.
     """
     tensors: dict[str, Tensor] = {}
-    rest = json.dumps(_taken_apart(dict(state), "", tensors))
-    metadata = {_JSON: rest, _DIGEST: _sealed(tensors, rest)}
+    rest = json.dumps(_to_json(dict(state), "", tensors))
+    metadata = {_JSON: rest, _DIGEST: _digest_of_file(tensors, rest)}
     write_bytes(folder / FILE, packed(tensors, metadata))
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """The checkpoint in ``folder``, tensors on the CPU; None where there is none.
+    """Return the checkpoint in ``folder`` with tensors on the CPU, or None if there is none.
 
-    The caller holds the lease of the trial, so what a killed writer left half done can go.
+    The caller must hold the trial's lock: temporary files of killed writers are deleted.
 
     Raises:
-        Damaged: if it is not what was written.
+        Damaged: If the file is not what was written.
     """
-    for left_over in folder.glob(f".{FILE}.*"):
-        left_over.unlink(missing_ok=True)
+    for leftover in folder.glob(f".{FILE}.*"):
+        leftover.unlink(missing_ok=True)
     if not (folder / FILE).exists():
         return None
     try:
@@ -64,40 +64,40 @@ def read(folder: Path) -> dict[str, Any] | None:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is not a mapping
         rest = metadata[_JSON]
-        if metadata[_DIGEST] != _sealed(tensors, rest):
+        if metadata[_DIGEST] != _digest_of_file(tensors, rest):
             raise Damaged(f"{folder / FILE} does not hold what was written")
-        state: dict[str, Any] = _put_together(json.loads(rest), tensors)
+        state: dict[str, Any] = _from_json(json.loads(rest), tensors)
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise Damaged(f"{folder / FILE} cannot be read: {error}") from error
     return state
 
 
 def packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file.  Tensors are copied, because the format refuses those that share memory."""
+    """Return the bytes of a safetensors file.  Tensors are copied, since the format rejects shared memory."""
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     data: bytes = safetensors.torch.save(copies, dict(metadata))
     return data
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes, in the order of the names."""
-    found = hashlib.sha256()
+    """Return the SHA-256 over names, dtypes, shapes and bytes, sorted by name."""
+    sha256 = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
-        found.update(f"{name}\n{tensor.dtype}\n{tuple(tensor.shape)}\n".encode())
-        found.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        sha256.update(f"{name}\n{tensor.dtype}\n{tuple(tensor.shape)}\n".encode())
+        sha256.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
+# -- helpers -----------------------------------------------------------------------------------------------------------
 
 
-def _sealed(tensors: Mapping[str, Tensor], rest: str) -> str:
+def _digest_of_file(tensors: Mapping[str, Tensor], rest: str) -> str:
     return hashlib.sha256(f"{digest(tensors)}\n{rest}".encode()).hexdigest()
 
 
-def _taken_apart(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """``value`` as JSON; its tensors go to ``tensors`` under their place."""
+def _to_json(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+    """Return ``value`` in JSON types, and add its tensors to ``tensors`` under their places."""
     match value:
         case Tensor():
             if place in tensors:  # as by keys 1 and "1"
@@ -106,9 +106,9 @@ def _taken_apart(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
             return {"tensor": place}
         case Mapping():
             # Pairs, because the keys of JSON are strings and those of an optimizer's state are numbers.
-            return {"pairs": [[key, _taken_apart(item, f"{place}/{key}", tensors)] for key, item in value.items()]}
+            return {"pairs": [[key, _to_json(item, f"{place}/{key}", tensors)] for key, item in value.items()]}
         case list() | tuple():
-            return [_taken_apart(item, f"{place}/{index}", tensors) for index, item in enumerate(value)]
+            return [_to_json(item, f"{place}/{index}", tensors) for index, item in enumerate(value)]
         case None | bool() | int() | float() | str():
             return value
     raise VitlabError(
@@ -116,12 +116,12 @@ def _taken_apart(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def _put_together(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     match value:
         case {"tensor": place}:
             return tensors[place]
         case {"pairs": pairs}:
-            return {key: _put_together(item, tensors) for key, item in pairs}
+            return {key: _from_json(item, tensors) for key, item in pairs}
         case list():
-            return [_put_together(item, tensors) for item in value]
+            return [_from_json(item, tensors) for item in value]
     return value

@@ -1,7 +1,7 @@
-"""Distillation: a student learns from labels, and from what a teacher makes of the same augmented images.
+"""Distillation: training on labels and on a teacher's logits for the same augmented images.
 
-The teacher is in evaluation mode and is not trained.  It sees the student's batch as itself was taught to see: in its
-own colours, at its own size, normalised by its own mean and deviation.
+The teacher is frozen and in evaluation mode.  The student's batch is converted to the teacher's channels, image size
+and normalisation.
 
 B batch, K classes, C channels, H and W pixels, D width.
 Reference: arXiv:2012.12877 (DeiT), arXiv:1503.02531 (soft distillation).
@@ -27,23 +27,23 @@ from vitlab.training.losses import Loss, Value
 from vitlab.training.metrics import mean
 
 LUMA = (0.299, 0.587, 0.114)
-"""Red, green and blue in grey: ITU-R 601."""
+"""Weights of red, green and blue in grey (ITU-R 601)."""
 
 
 class Distillation:
-    """A teacher, and what is learned from it; or two tokens that learn from the labels, to compare with."""
+    """The distillation loss; without a teacher, both tokens are trained on labels (a control)."""
 
     def __init__(self, how: Distill, teacher: Model | None, theirs: InputSpec, mine: InputSpec, precision: str) -> None:
         """
         Args:
-            how: what is learned.
-            teacher: on the device and in the dtype of the student; it is frozen here.  None where labels teach alone.
-            theirs: what the teacher sees.
-            mine: what the student sees.
-            precision: in which the teacher computes: the student's.
+            how: Settings of the loss.
+            teacher: Model on the device and in the dtype of the student, which is frozen here; None for labels alone.
+            theirs: Input of the teacher.
+            mine: Input of the student.
+            precision: Precision of the student, used for the teacher too.
 
         Raises:
-            WeightsError: if the teacher tells another number of classes apart.
+            WeightsError: If the teacher has another number of classes.
         """
         if theirs.info.classes != mine.info.classes:
             raise WeightsError(
@@ -54,78 +54,80 @@ class Distillation:
         self.teacher = teacher
         if teacher is not None:
             teacher.eval().requires_grad_(False)
-            self.glasses = InputAdapter(mine, theirs, like=next(teacher.parameters()))
+            self.adapter = InputAdapter(mine, theirs, like=next(teacher.parameters()))
 
     def __call__(self, loss: Loss, views: Mapping[str, Tensor], target: Tensor, x_BCHW: Tensor) -> Value:
-        """The loss of a batch, of labels and teacher together, and its terms.
+        """Return the loss of a batch over labels and teacher, and its terms.
 
         Args:
-            loss: what is learned from labels.
-            views: the student's logits; with a distillation head ``cls`` learns from labels, ``dist`` from the teacher.
-            target: as ``loss`` takes it.
-            x_BCHW: the images as the student has seen them.
+            loss: Loss on labels.
+            views: The student's logits by head.  With a distillation head, ``cls`` is trained on labels and ``dist`` on
+                the teacher.
+            target: Target of ``loss``.
+            x_BCHW: The student's input images.
         """
         base = loss({**views, "": views["cls"]} if "cls" in views else views, target)
         student_BK = views["dist"] if "dist" in views else views[""]
         if self.teacher is None:
-            distilled = loss({**views, "": student_BK}, target).total
+            distillation_term = loss({**views, "": student_BK}, target).total
         else:
-            distilled = self.distilled(student_BK, self.logits(self.teacher, x_BCHW).to(student_BK.dtype))
-        total = (1 - self.how.alpha) * base.total + self.how.alpha * distilled
-        return Value(total, {**base.parts, "loss_base": base.total, "loss_distillation": distilled})
+            distillation_term = self.distillation_term(
+                student_BK, self.logits(self.teacher, x_BCHW).to(student_BK.dtype)
+            )
+        total = (1 - self.how.alpha) * base.total + self.how.alpha * distillation_term
+        return Value(total, {**base.parts, "loss_base": base.total, "loss_distillation": distillation_term})
 
     @torch.no_grad()
     def logits(self, teacher: Model, x_BCHW: Tensor) -> Tensor:
-        """(B, K): what the teacher says of images as the student sees them."""
-        return forward_logits(teacher, self.glasses(x_BCHW), self.precision)[""]
+        """Return the teacher's logits, (B, K), for the student's input images."""
+        return forward_logits(teacher, self.adapter(x_BCHW), self.precision)[""]
 
-    def distilled(self, student_BK: Tensor, teacher_BK: Tensor) -> Tensor:
-        """The distance of the student from the teacher, by their logits."""
+    def distillation_term(self, student_BK: Tensor, teacher_BK: Tensor) -> Tensor:
+        """Return the distillation term of the student's and the teacher's logits."""
         if self.how.kind == "hard":
             return hard(student_BK, teacher_BK)
         return soft(student_BK, teacher_BK, self.how.tau, self.how.reduction)
 
     @contextmanager
-    def watching(self, student: Model) -> Iterator[dict[str, float]]:
-        """A mapping that holds, after the block, what was seen of the student's evaluation in it.
+    def evaluation_metrics(self, student: Model) -> Iterator[dict[str, float]]:
+        """Yield a mapping that holds further metrics of the student's evaluation after the block.
 
-        ``token_cosine``: the mean cosine of the angle between its class and its distillation token after the last
-        block, normalised where the last norm is of tokens.  DeiT's reach 0.93, and two class tokens 0.999; nothing for
-        a student that does not have one of each.
+        ``token_cosine`` is the mean cosine similarity of the class and the distillation token after the final norm.
+        DeiT reports 0.93, and 0.999 for two class tokens.  It is missing for a student without these two tokens.
         """
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         cosines: list[Tensor] = []
         geometry, norm = getattr(student, "geometry", None), getattr(student, "norm", None)
         pair = ("class", "distillation")
         if norm is None or not isinstance(geometry, Geometry) or not set(pair) <= set(geometry.prefix):
-            yield found
+            yield metrics
             return
         first, second = (geometry.prefix.index(token) for token in pair)
 
-        def look(_module: Any, _inputs: Any, x_BTD: Tensor) -> None:
+        def hook_norm(_module: Any, _inputs: Any, x_BTD: Tensor) -> None:
             cosines.append(F.cosine_similarity(x_BTD[:, first].double(), x_BTD[:, second].double(), dim=-1))
 
-        hook = norm.register_forward_hook(look)
+        hook = norm.register_forward_hook(hook_norm)
         try:
-            yield found
+            yield metrics
         finally:
             hook.remove()
         if cosines:
-            found["token_cosine"] = mean(torch.cat(cosines).cpu())
+            metrics["token_cosine"] = mean(torch.cat(cosines).cpu())
 
 
 class InputAdapter:
-    """Images as one model sees them, to images as another does: its colours, its normalisation, its size."""
+    """Conversion of one model's input images to another's: channels, normalisation and size."""
 
     def __init__(self, mine: InputSpec, theirs: InputSpec, like: Tensor) -> None:
         """
         Args:
-            mine: what the images were made for.
-            theirs: what they become.
-            like: a tensor on their device and in their dtype.
+            mine: Input of the model that the images were prepared for.
+            theirs: Input of the other model.
+            like: A tensor of the images' device and dtype.
 
         Raises:
-            WeightsError: for channels that are neither those of colours nor of grey.
+            WeightsError: If the channels cannot be converted.
         """
         mean_C11, std_C11 = (_channels(values) for values in (mine.mean, mine.std))
         luma_C11 = None
@@ -148,32 +150,32 @@ class InputAdapter:
         self._luma_C11 = None if luma_C11 is None else luma_C11.to(like)
 
     def __call__(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C, H, W), of the channels and the size of the other model."""
+        """Return the images, (B, C, H, W), with the channels and the size of the other model."""
         if self._luma_C11 is not None:
             x_BCHW = (x_BCHW * self._luma_C11).sum(1, keepdim=True)
         if self.renormalised:
             x_BCHW = torch.addcmul(self._shift_C11, x_BCHW, self._scale_C11)
         if tuple(x_BCHW.shape[-2:]) != self.image:
-            # Its weights add up to one, so it makes no difference that the normalisation comes first.
+            # Interpolation weights sum to one, so normalising first gives the same result.
             x_BCHW = F.interpolate(x_BCHW, size=self.image, mode="bilinear", antialias=True, align_corners=False)
         return x_BCHW
 
 
 def hard(student_BK: Tensor, teacher_BK: Tensor) -> Tensor:
-    """Cross-entropy with the class the teacher decides for.  Reference: arXiv:2012.12877, equation 3."""
+    """Return the cross-entropy with the teacher's predicted class.  Reference: arXiv:2012.12877, equation 3."""
     return F.cross_entropy(student_BK, teacher_BK.argmax(1))
 
 
 def soft(
     student_BK: Tensor, teacher_BK: Tensor, tau: float, reduction: Literal["numel", "batchmean"] = "numel"
 ) -> Tensor:
-    """tau^2 times the Kullback-Leibler divergence of the student from the teacher, both softened by ``tau``.
+    """Return tau^2 times the Kullback-Leibler divergence of the student from the teacher at temperature ``tau``.
 
     Args:
-        student_BK: logits.
-        teacher_BK: logits.
-        tau: temperature of both softmaxes.
-        reduction: the sum over batch and classes is divided by both, or by the batch: apart by a factor of K.
+        student_BK: Logits.
+        teacher_BK: Logits.
+        tau: Temperature of both softmaxes.
+        reduction: Divide the sum by batch times classes (``numel``) or by the batch (``batchmean``).
 
     Reference: arXiv:2012.12877, equation 2; the reduction of its code is ``numel``, that of timm ``batchmean``.
     """
@@ -185,5 +187,5 @@ def soft(
 
 
 def _channels(values: tuple[float, ...]) -> Tensor:
-    """A number for every channel, (C, 1, 1), float64."""
+    """Return one number per channel, (C, 1, 1), float64."""
     return torch.tensor(values, dtype=torch.float64)[:, None, None]

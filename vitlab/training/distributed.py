@@ -1,10 +1,10 @@
-"""Several processes that train one model, each with its share of every batch: what one of them sees of the others.
+"""Data-parallel training of one model by several processes of one machine.
 
-Each holds the whole model, draws and augments its own images of a step's batch, and computes their gradients; these are
-added up over all, so that every process makes the same step of the optimizer, to the last bit.  Evaluations are not
-shared out: each process makes them whole, and finds the same.  They meet by a file, and talk over the loopback
-interface: NCCL between GPUs, gloo between CPUs, as well as for what only hosts have to agree about, so that no GPU is
-waited for.
+Each process holds the whole model, draws and augments its own images of a step's batch, and computes their gradients.
+Gradients are summed over all processes, so that every process takes the same optimizer step, bitwise.  Evaluations are
+not divided: each process computes them completely, with equal results.  The processes find each other by a file and
+communicate over the loopback interface, with NCCL between GPUs and gloo between CPUs.  Decisions of the hosts use gloo
+too, so that they do not wait for a GPU.
 
 Reference: arXiv:1706.02677 (large batches over several devices), arXiv:2006.15704 (PyTorch DDP).
 """
@@ -28,71 +28,71 @@ LOOPBACK = ("lo", "lo0")
 
 
 class PeerDied(Exception):
-    """Another process of the training has gone."""
+    """Another process of the training has died."""
 
 
 class RankMismatch(Exception):
-    """The processes of a training do not begin with the same weights."""
+    """The processes of a training differ in their weights or steps."""
 
 
 class SingleProcess:
-    """One process trains a model by itself."""
+    """The only process of a training."""
 
-    count = 1  #: processes
-    rank = 0  #: which of them this is
+    count = 1  #: number of processes
+    rank = 0  #: of this process
 
     def rows(self, count: int) -> range:
-        """Which images of a batch of ``count`` are this process's."""
+        """Return the range of this process's images in a batch of ``count``."""
         return range(count * self.rank // self.count, count * (self.rank + 1) // self.count)
 
-    def add_up(self, parameters: Sequence[nn.Parameter], numbers: Tensor) -> None:
-        """Add the gradients of the parameters, and some numbers of their dtype, over all processes, in place."""
+    def sum_gradients(self, parameters: Sequence[nn.Parameter], numbers: Tensor) -> None:
+        """Sum the gradients of the parameters, and numbers of their dtype, over all processes, in place."""
 
-    def agreed(self, stop: Callable[[], bool]) -> Callable[[], bool]:
-        """The same question, to which all processes hear one answer: yes, where one of them would."""
+    def any_rank(self, stop: Callable[[], bool]) -> Callable[[], bool]:
+        """Return a function that returns True in all processes once ``stop`` does in one of them."""
         return stop
 
-    def require_alike(self, model: nn.Module, step: int) -> None:
-        """Wait for all processes.
+    def require_equal(self, model: nn.Module, step: int) -> None:
+        """Wait for all processes, and check that they have the same step and weights.
 
         Raises:
-            Unlike: if they do not stand at one step, with the same weights.
+            RankMismatch: If they differ.
         """
 
 
 class ProcessGroup(SingleProcess):
-    """One of several; see :func:`rendezvous`.
+    """One of several processes; see :func:`rendezvous`.
 
     Raises:
-        Gone: in every method, if another has gone.
+        PeerDied: In every method, if another process has died.
     """
 
     def __init__(self, rank: int, count: int) -> None:
         self.rank = rank
         self.count = count
 
-    def add_up(self, parameters: Sequence[nn.Parameter], numbers: Tensor) -> None:
-        # A part of a model that no image of this process came by has no gradient here, and perhaps one elsewhere.
-        has = self._over_all(torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32), "max")
-        moved = [p for p, some in zip(parameters, has.tolist(), strict=True) if some]
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in moved]
-        flat = self._over_all(torch.cat([*(g.reshape(-1) for g in gradients), numbers]), "sum")
+    def sum_gradients(self, parameters: Sequence[nn.Parameter], numbers: Tensor) -> None:
+        # A part of a model that no image of this process used has no gradient here, but may have one elsewhere.
+        has = self._reduce(torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32), "max")
+        updated = [p for p, some in zip(parameters, has.tolist(), strict=True) if some]
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in updated]
+        flat = self._reduce(torch.cat([*(g.reshape(-1) for g in gradients), numbers]), "sum")
         *sums, numbers_sum = torch.split(flat, [*(g.numel() for g in gradients), len(numbers)])
-        for parameter, gradient, total in zip(moved, gradients, sums, strict=True):
+        for parameter, gradient, total in zip(updated, gradients, sums, strict=True):
             parameter.grad = gradient.copy_(total.view_as(gradient))
         numbers.copy_(numbers_sum)
 
-    def agreed(self, stop: Callable[[], bool]) -> Callable[[], bool]:
-        return lambda: bool(self._over_all(torch.tensor(int(stop()), dtype=torch.int32), "max"))
+    def any_rank(self, stop: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: bool(self._reduce(torch.tensor(int(stop()), dtype=torch.int32), "max"))
 
-    def require_alike(self, model: nn.Module, step: int) -> None:
+    def require_equal(self, model: nn.Module, step: int) -> None:
         weights = int(checkpoint.digest(model.state_dict())[:15], 16)
         here = torch.tensor([step, -step, weights, -weights])
-        if (self._over_all(here.clone(), "max") != here).any():
+        if (self._reduce(here.clone(), "max") != here).any():
             raise RankMismatch("the processes of this trial do not begin with the same weights at the same step")
 
-    def _over_all(self, tensor: Tensor, how: str) -> Tensor:
-        """The tensor, in place, reduced over all processes: of the GPU by NCCL, of the CPU by gloo."""
+    def _reduce(self, tensor: Tensor, how: str) -> Tensor:
+        """Reduce a tensor over all processes, in place, by NCCL on GPUs and by gloo on CPUs."""
         try:
             dist.all_reduce(tensor, dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM)
         except torch.OutOfMemoryError:
@@ -104,17 +104,17 @@ class ProcessGroup(SingleProcess):
 
 @contextmanager
 def rendezvous(rank: int, count: int, place: Path, device: torch.device) -> Iterator[ProcessGroup]:
-    """Meet the other processes, each with a GPU of its own where they compute on GPUs.
+    """Join the process group inside the block; on GPUs each process uses a GPU of its own.
 
     Args:
-        rank: which of them this is.
-        count: how many they are.
-        place: a file that does not exist, in a folder that does; the same for all.
-        device: on what kind of device they compute.
+        rank: Rank of this process.
+        count: Number of processes.
+        place: A file that does not exist yet in an existing folder, the same for all processes.
+        device: Type of device to compute on.
 
     Raises:
-        UserError: if there are not as many GPUs.
-        Gone: if another has gone.
+        UserError: If there are fewer GPUs than processes.
+        PeerDied: If another process has died.
     """
     for library in ("GLOO", "NCCL"):
         for _, interface in socket.if_nameindex():

@@ -1,9 +1,9 @@
-"""The linear probe in closed form: a head solved for on frozen features, instead of trained.
+"""The linear probe in closed form: a head solved for on frozen features instead of trained.
 
-How the ViT paper compares bodies from few images of each class: regularised least squares from what the head reads to
-targets of 1 for the class and -1 for the others.  Features are standardised by their mean and deviation over the
-training images, and the intercept is not regularised; both are then folded into weight and bias of the head, so that
-the model evaluates, and may be trained further, like any other.
+This is the few-shot protocol of the ViT paper: regularised least squares from the input of the head to targets of 1
+for the class and -1 for the others.  Features are standardised by their mean and deviation over the training images,
+and the intercept is not regularised.  Both are folded into weight and bias of the head, so that the model can be
+evaluated and trained further like any other.
 
 Reference: arXiv:2010.11929, section 4.1.
 
@@ -24,30 +24,32 @@ from vitlab.training.loop import EVALUATION_BATCH, forward_logits
 from vitlab.weights.transfer import head_names
 
 MIN_STD = 1e-5
-"""Added to the deviation of every feature, so that one that never varies is divided by something."""
+"""Added to the deviation of every feature, to avoid division by zero for constant features."""
 
 
 @torch.no_grad()
 def fit_head(model: Model, feed: Feed, l2: float, precision: str) -> None:
-    """Solve for the classifiers of a model on the training images, as they are without augmentation.
+    """Solve for the classifiers of a model on the training images without augmentation.
 
-    Leaves the model in the mode in which it was.
+    The model keeps its mode.
 
     Args:
-        model: on the device of the feed; all but its head as it is to stay.
-        feed: the images.
-        l2: see :func:`solve`.
-        precision: in which features are computed; they are solved for in float64.
+        model: Model on the device of ``feed``; only its head changes.
+        feed: The images.
+        l2: See :func:`solve`.
+        precision: Precision of the features; the solution is computed in float64.
 
     Raises:
-        WeightsError: if the head is not made of linear classifiers of images alone.
+        WeightsError: If the head does not consist of linear classifiers of images.
     """
     was_training = model.training
     model.eval()
     layers = _classifiers(model, feed, precision)
-    seen: dict[str, list[Tensor]] = {name: [] for name in layers}
+    features_of: dict[str, list[Tensor]] = {name: [] for name in layers}
     hooks = [
-        layer.register_forward_pre_hook(lambda _, inputs, seen_by=seen[name]: seen_by.append(inputs[0].double()))
+        layer.register_forward_pre_hook(
+            lambda _, inputs, features=features_of[name]: features.append(inputs[0].double())
+        )
         for name, layer in layers.items()
     ]
     labels = []
@@ -60,20 +62,20 @@ def fit_head(model: Model, feed: Feed, l2: float, precision: str) -> None:
             hook.remove()
     y_N = torch.cat(labels)
     for name, layer in layers.items():
-        weight_KD, bias_K = solve(torch.cat(seen[name]), y_N, layer.out_features, l2)
+        weight_KD, bias_K = solve(torch.cat(features_of[name]), y_N, layer.out_features, l2)
         layer.weight.copy_(weight_KD)
         layer.bias.copy_(bias_K)
     model.train(was_training)
 
 
 def solve(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Tensor, Tensor]:
-    """Weight (K, D) and bias (K) of regularised least squares, for features that are not standardised.
+    """Return weight (K, D) and bias (K) of regularised least squares, for unstandardised features.
 
     Args:
-        x_ND: features, float64.
-        y_N: classes.
-        classes: K, of which some may not occur.
-        l2: what a squared weight of a standardised feature costs beside the squared error of an image.
+        x_ND: Features, float64.
+        y_N: Class indices.
+        classes: K; some classes may not occur.
+        l2: Penalty on squared weights of standardised features, relative to the squared error of one image.
     """
     mean_D, std_D = x_ND.mean(0), x_ND.std(0, correction=0) + MIN_STD
     z_ND = (x_ND - mean_D) / std_D
@@ -85,7 +87,7 @@ def solve(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Tensor, T
 
 
 def _classifiers(model: Model, feed: Feed, precision: str) -> Mapping[str, nn.Linear]:
-    """The linear layers whose outputs the model's views are, by name."""
+    """Return the linear layers whose outputs are the model's logits, by name."""
     outputs: dict[str, Tensor] = {}
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     hooks = [
@@ -99,13 +101,15 @@ def _classifiers(model: Model, feed: Feed, precision: str) -> Mapping[str, nn.Li
     finally:
         for hook in hooks:
             hook.remove()
-    found = {name: linear[name] for name, output in outputs.items() if any(output is view for view in views.values())}
-    fitted = {f"{name}.{parameter}" for name, layer in found.items() for parameter in ("weight", "bias")}
+    classifiers = {
+        name: linear[name] for name, output in outputs.items() if any(output is view for view in views.values())
+    }
+    fitted = {f"{name}.{parameter}" for name, layer in classifiers.items() for parameter in ("weight", "bias")}
     others = sorted(head_names(model) - fitted)
-    if not found or others or batch.y_B.ndim > 1 or any(layer.bias is None for layer in found.values()):
+    if not classifiers or others or batch.y_B.ndim > 1 or any(layer.bias is None for layer in classifiers.values()):
         what = f"this one has {', '.join(others)}" if others else "this one is no such head"
         raise WeightsError(
             f"init_from.head: fitted solves for linear layers that read what the body says of an image, and {what}; "
             "with head: new it can be trained"
         )
-    return found
+    return classifiers

@@ -1,7 +1,7 @@
-"""The loop: one training, from its first step or from a checkpoint to its last evaluation.
+"""The training loop, from the first step or a checkpoint to the last evaluation.
 
-The batch, the learning rate and everything a step draws (:mod:`vitlab.noise`) are functions of the step, so a training
-that was stopped and resumed computes what it would have computed undisturbed.
+The batch, the learning rate and every random draw of a step (:mod:`vitlab.noise`) are functions of the step, so that a
+resumed training computes the same numbers as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from vitlab.spec import TrainSpec
 from vitlab.store.result import Measurement
 from vitlab.training.losses import Loss, Value
 from vitlab.training.metrics import Columns, Metric, MetricAccumulator, mean, metrics_of
-from vitlab.training.microbatch import WeightedLoss, Whole
+from vitlab.training.microbatch import FullBatch, WeightedLoss
 from vitlab.training.optim import Optimizer, Schedule, decay_groups, layer_groups, set_rate
 
 if TYPE_CHECKING:
-    # Not imported here, but by name where it is asked for, so that it is no part of the code of trials that do without.
+    # Imported by name where they are used, so that the code digest of other trials does not cover these modules.
     from vitlab.training.distillation import Distillation
     from vitlab.training.ema import Average
     from vitlab.training.mixup import Mixing
 
 EVALUATION_BATCH = 512
-"""Images of an evaluation batch, whatever the training uses, so that metrics do not depend on the size it uses."""
+"""Images of an evaluation batch.  Constant, so that metrics do not depend on the batch size of training."""
 
 WORTH_S = 1.0
-"""Seconds of work that are worth a checkpoint after an evaluation: less is done again rather than written down."""
+"""Seconds of work from which a checkpoint is written after an evaluation; less work is repeated after a resume."""
 
 EVALUATION_PIXELS = 1 << 19
-"""Pixels of an evaluation batch of segmentation, at most, for there is a score of every class at each of them."""
+"""Maximum pixels of an evaluation batch of segmentation, which has one logit per class and pixel."""
 
 Split = Literal["train", "val", "test"]
 State = Mapping[str, Any]
-"""What a checkpoint holds."""
+"""The content of a checkpoint."""
 
 
 class EvaluationResult(NamedTuple):
-    """What an evaluation found."""
+    """The metrics of one split, and its values per image."""
 
     split: Split
     metrics: Mapping[str, float]
@@ -63,14 +63,14 @@ class EvaluationResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a training."""
+    """The results of a training."""
 
-    metrics: Mapping[str, float]  #: of the last measurement, test included; empty if it diverged
+    metrics: Mapping[str, float]  #: of the last measurement, test included; empty if the training diverged
     history: tuple[Measurement, ...]  #: without ``system/*``
     steps: int
     images: int
-    predictions: Mapping[str, Columns]  #: of the last evaluation: for each split, one value per image and column
-    diverged: str = ""  #: if a loss was not finite, where, in one sentence
+    predictions: Mapping[str, Columns]  #: of the last evaluation, by split: one value per image and column
+    diverged: str = ""  #: one sentence naming the step with a non-finite loss; empty otherwise
 
 
 def train(
@@ -81,32 +81,34 @@ def train(
     *,
     task: Task = "classification",
     distillation: Distillation | None = None,
-    parts: Whole | None = None,
+    parts: FullBatch | None = None,
     resume: State | None = None,
     emit: Callable[[Measurement], None] = lambda measurement: None,
     save: Callable[[State], None] = lambda state: None,
     stop: Callable[[], bool] = lambda: False,
     every_s: float = 60.0,
 ) -> Trained | None:
-    """Train a model in place; with an average of its weights it ends as that.
+    """Train a model in place.
+
+    With ``spec.ema`` the model holds the averaged weights afterwards.
 
     Args:
-        model: initialised, and on the device of the feed.
-        feed: the batches.
-        spec: how long, how, and how often it is evaluated; the last time after the last step, and then on test too.
-        seeds: of the streams ``dropout``, ``drop_path`` and ``mixup``.
-        task: what the labels are of.
-        distillation: from whom it learns beside the labels.
-        parts: what the batches of its steps are cut into; by default they are taken whole.
-        resume: a state that ``save`` was given once, to go on from.
-        emit: is told every measurement, ``system/*`` included.
-        save: is given the state when stopped, at an evaluation where more than :data:`WORTH_S` would be lost
-            otherwise, and elsewhere where more than ``every_s`` would be.
-        stop: is asked before every step.
-        every_s: see ``save``.
+        model: Initialised model on the device of ``feed``.
+        feed: The batches.
+        spec: Length, optimizer and number of evaluations.  The last evaluation follows the last step and includes test.
+        seeds: Seeds of the streams ``dropout``, ``drop_path`` and ``mixup``.
+        task: The task of the labels.
+        distillation: The teacher, if any.
+        parts: How the batch of a step is split; by default it is not.
+        resume: A state passed to ``save`` earlier, to resume from.
+        emit: Called with every measurement, including ``system/*``.
+        save: Called with the state when training stops, at an evaluation if more than :data:`WORTH_S` of work is
+            unsaved, and at any step if more than ``every_s`` is.
+        stop: Called before every step; training stops once it returns True.
+        every_s: See ``save``.
 
     Returns:
-        what came of it, or None if it was stopped before its last step.
+        The results, or None if training stopped before the last step.
     """
     training = Training(model, feed, spec, seeds, task, distillation, parts)
     if resume is not None:
@@ -122,8 +124,8 @@ def complete(
     stop: Callable[[], bool] = lambda: False,
     every_s: float = 60.0,
 ) -> Trained | None:
-    """What remains of a training; see :func:`train`."""
-    saved, worth_s = time.monotonic(), min(every_s, WORTH_S)
+    """Run the remaining steps of a training; see :func:`train`."""
+    saved_at, worth_s = time.monotonic(), min(every_s, WORTH_S)
     try:
         for moment in moments(training.steps, training.spec.evaluations, after=training.measured):
             while training.step < moment:
@@ -131,24 +133,24 @@ def complete(
                     training.save(save)
                     return None
                 training.advance()
-                if time.monotonic() - saved > every_s:
+                if time.monotonic() - saved_at > every_s:
                     training.save(save)
-                    saved = time.monotonic()
+                    saved_at = time.monotonic()
             last = moment == training.steps
-            if last and time.monotonic() - saved > worth_s:
+            if last and time.monotonic() - saved_at > worth_s:
                 training.save(save)
             measurement, predictions = training.measure(map(training.evaluate, splits_of(last)))
             emit(measurement)
-            if not last and time.monotonic() - saved > worth_s:
+            if not last and time.monotonic() - saved_at > worth_s:
                 training.save(save)
-                saved = time.monotonic()
+                saved_at = time.monotonic()
     except Diverged as error:
         return training.diverged(error)
     return training.ended(predictions)
 
 
 def steps_of(spec: TrainSpec, feed: Feed) -> int:
-    """The length of a training in optimizer steps."""
+    """Return the length of a training in optimizer steps."""
     if spec.steps is not None:
         return spec.steps
     if spec.epochs is not None:
@@ -158,7 +160,10 @@ def steps_of(spec: TrainSpec, feed: Feed) -> int:
 
 
 def moments(steps: int, evaluations: int, after: int = 0) -> Iterator[int]:
-    """The steps after which there is an evaluation: evenly spaced, the last at the end, those up to ``after`` done."""
+    """Yield the evenly spaced steps after which an evaluation follows, the last step included.
+
+    Steps up to ``after`` are left out, except the last one.
+    """
     for moment in sorted({-(-i * steps // evaluations) for i in range(1, evaluations + 1)}):
         if moment > after or moment == steps:
             yield moment
@@ -168,21 +173,21 @@ def moments(steps: int, evaluations: int, after: int = 0) -> Iterator[int]:
 def evaluate(
     model: Model, feed: Feed, split: Split, task: Task, precision: str, metrics: Mapping[str, Metric] | None = None
 ) -> tuple[dict[str, float], Columns]:
-    """Metrics of a model on a split, by default those of its task, and what each image contributed.
+    """Return the metrics of a model on a split, by default those of its task, and the values per image.
 
-    Leaves the model as it found it.
+    The model keeps its mode.
     """
     was_training = model.training
     model.eval()
-    tally = MetricAccumulator(metrics_of(feed.info) if metrics is None else metrics)
+    accumulator = MetricAccumulator(metrics_of(feed.info) if metrics is None else metrics)
     for batch in evaluation_batches(feed, split, task):
-        tally.add(forward_logits(model, batch.x_BCHW, precision), batch.y_B, batch.id_B)
+        accumulator.add(forward_logits(model, batch.x_BCHW, precision), batch.y_B, batch.id_B)
     model.train(was_training)
-    return tally.metrics(), tally.columns()
+    return accumulator.metrics(), accumulator.columns()
 
 
 def evaluation_batches(feed: Feed, split: Split, task: Task) -> Iterator[Batch]:
-    """The batches of an evaluation, of a size that does not depend on that of training."""
+    """Yield the batches of an evaluation, whose size does not depend on the batch size of training."""
     size = EVALUATION_BATCH
     if task == "segmentation":
         size = max(1, min(size, EVALUATION_PIXELS // feed.pixels))
@@ -190,14 +195,14 @@ def evaluation_batches(feed: Feed, split: Split, task: Task) -> Iterator[Batch]:
 
 
 def splits_of(last: bool) -> tuple[Split, ...]:
-    """What a measurement evaluates on: on test only the last."""
+    """Return the splits that a measurement evaluates: val, and test for the last one."""
     return ("val", "test") if last else ("val",)
 
 
 def forward_logits(model: Model, x_BCHW: Tensor, precision: str, weights: State | None = None) -> dict[str, Tensor]:
-    """The logits of a batch by view, float32 or wider; ``bf16`` is autocast over the weights as they are.
+    """Return the logits of a batch by head, in float32 or wider; ``bf16`` means autocast.
 
-    ``weights`` stand in for the model's own parameters and buffers.
+    ``weights``, if given, replace the model's own parameters and buffers.
     """
     with torch.autocast(x_BCHW.device.type, torch.bfloat16, enabled=precision == "bf16"):
         output = model(x_BCHW) if weights is None else functional_call(model, dict(weights), (x_BCHW,))
@@ -206,7 +211,7 @@ def forward_logits(model: Model, x_BCHW: Tensor, precision: str, weights: State 
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the most that the allocator held on CUDA, the most that the process held elsewhere."""
+    """Return the peak memory in bytes: of the allocator on CUDA, of the process elsewhere."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -218,7 +223,7 @@ class Diverged(Exception):
 
 
 class Training:
-    """A training between two steps: all that changes, and how it changes."""
+    """The state of a training between two steps, and the operations on it."""
 
     def __init__(
         self,
@@ -228,7 +233,7 @@ class Training:
         seeds: Mapping[str, int],
         task: Task,
         distillation: Distillation | None,
-        parts: Whole | None = None,
+        parts: FullBatch | None = None,
     ) -> None:
         self.model = model.train()
         self.feed = feed
@@ -236,7 +241,7 @@ class Training:
         self.seeds = seeds
         self.task = task
         self.distillation = distillation
-        self.parts = parts if parts is not None else Whole()
+        self.parts = parts if parts is not None else FullBatch()
         self.parts.require(model, self.batch_images)
         self.steps = steps_of(spec, feed)
         self.loss: Loss = slot("loss").build(spec.loss)
@@ -248,13 +253,13 @@ class Training:
         if spec.ema is not None:
             self.average = importlib.import_module(AVERAGING).Average(model, spec.ema)
         self.schedule: Schedule = slot("schedule").build(spec.schedule)
-        chosen: Optimizer = slot("optimizer").build(spec.optimizer)
-        self.base_rate = chosen.lr
-        groups = decay_groups(model, chosen.weight_decay, model.no_weight_decay())
+        optimizer: Optimizer = slot("optimizer").build(spec.optimizer)
+        self.base_rate = optimizer.lr
+        groups = decay_groups(model, optimizer.weight_decay, model.no_weight_decay())
         if spec.layer_decay is not None:
             layers = {name: model.layer_of(name) for name, _ in model.named_parameters()}
             groups = layer_groups(groups, layers, spec.layer_decay)
-        self.optimizer = chosen.build(groups)
+        self.optimizer = optimizer.build(groups)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
 
         self.step = 0
@@ -265,36 +270,36 @@ class Training:
 
     @property
     def images(self) -> int:
-        """Images seen so far, repeats included."""
+        """Return the number of images seen so far, including repeats."""
         return self.step * self.batch_images
 
     @property
     def batch_images(self) -> int:
-        """Images that a step learns from: the effective size of a batch."""
+        """Return the effective batch size in images."""
         return self.feed.batch_images(self.spec.batch_size)
 
     @property
     def measured(self) -> int:
-        """The step of the last measurement, 0 before the first."""
+        """Return the step of the last measurement, 0 before the first."""
         return self.history[-1].step if self.history else 0
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         return self.base_rate * self.schedule.factor(step, self.steps)
 
     def advance(self) -> None:
-        """One optimizer step.  Nothing is read back from the device."""
+        """Take one optimizer step.  Nothing is read back from the device."""
         self.optimizer.zero_grad()
-        learned = [self.forward_backward(rows) for rows in self.parts.rows(self.batch_images)]
-        loss = self.parts.joined(learned, self.parameters)
+        losses = [self.forward_backward(rows) for rows in self.parts.rows(self.batch_images)]
+        loss = self.parts.combine(losses, self.parameters)
         self.clip_and_set_lr()
         self.optimizer.step()
         self.after_step(loss)
 
     def forward_backward(self, rows: range) -> WeightedLoss:
-        """Add to the gradients those of some images of the step's batch, as a rule all."""
+        """Accumulate the gradients of ``rows`` of the step's batch, usually all of it."""
         batch, draws = self.draw(rows)
-        # For parts of others that draw from torch's own generator: theirs is a function of the step, too.
+        # Third-party components may draw from torch's own generator, so it is seeded by the step as well.
         key = noise.key(self.seeds["dropout"], "torch", self.step, *([rows.start] if rows.start else []))
         noise.seed_torch(key, self.feed.device)
         with noise.drawing(draws):
@@ -308,12 +313,12 @@ class Training:
         return WeightedLoss(loss.detached(), weight)
 
     def draw(self, rows: range) -> tuple[Batch, noise.Draws]:
-        """What the step learns from, or some images of it, and what its layers draw from."""
+        """Return ``rows`` of the step's batch and the random draws of its layers."""
         if self.mixing is None:
             batch = self.feed.batch(self.step, self.spec.batch_size, self.spec.repeats, [rows])
         else:
-            taken = self.mixing.rows(rows, self.batch_images)
-            batch = self.feed.batch(self.step, self.spec.batch_size, self.spec.repeats, taken)
+            ranges = self.mixing.rows(rows, self.batch_images)
+            batch = self.feed.batch(self.step, self.spec.batch_size, self.spec.repeats, ranges)
             x_BCHW, y_B, id_B, epoch = self.mixing(batch, self.step)
             batch = Batch(x_BCHW[: len(rows)], y_B[: len(rows)], id_B[: len(rows)], epoch)
         draws = noise.Draws(
@@ -324,13 +329,13 @@ class Training:
         return batch, draws
 
     def clip_and_set_lr(self) -> None:
-        """Set the rate and clip the gradients: all that comes between them and the step of the optimizer."""
+        """Set the learning rate and clip the gradients before the optimizer step."""
         set_rate(self.optimizer, self.rate(self.step))
         if self.spec.clip_grad is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_grad)
 
     def after_step(self, loss: Value) -> None:
-        """Note that the weights have moved, by the gradients of ``loss``."""
+        """Record the loss of an optimizer step, and update the average of the weights."""
         self.losses["loss"].append(loss.total)
         for name, part in loss.parts.items():
             self.losses[name].append(part)
@@ -339,19 +344,19 @@ class Training:
             self.average.update(self.step)
 
     def evaluate(self, split: Split) -> EvaluationResult:
-        """Evaluate the weights that are to be kept."""
-        with self.averaged(), self._watching() as seen:
-            found, columns = evaluate(self.model, self.feed, split, self.task, self.spec.precision, self.metrics)
-        return EvaluationResult(split, {**found, **seen}, columns)
+        """Evaluate a split with the weights that the training will end with."""
+        with self.averaged(), self._extra_metrics() as extra:
+            metrics, columns = evaluate(self.model, self.feed, split, self.task, self.spec.precision, self.metrics)
+        return EvaluationResult(split, {**metrics, **extra}, columns)
 
-    def measure(self, evaluated: Iterable[EvaluationResult]) -> tuple[Measurement, dict[str, Columns]]:
-        """Close the interval since the last measurement.
+    def measure(self, evaluations: Iterable[EvaluationResult]) -> tuple[Measurement, dict[str, Columns]]:
+        """Close the interval since the last measurement and return its metrics and predictions.
 
         Args:
-            evaluated: the evaluations after its last step; they are asked for when training has been timed.
+            evaluations: The evaluations of this step.  It is consumed after the training time of the interval is taken.
 
         Raises:
-            Diverged: if a loss of the interval, or one of the evaluation, is not finite.
+            Diverged: If a training or evaluation loss is not finite.
         """
         metrics: dict[str, float] = {}
         predictions: dict[str, Columns] = {}
@@ -362,10 +367,10 @@ class Training:
             metrics["train/lr"] = self.rate(self.step - 1)
             self.losses.clear()
         speed = (self.images - self._interval_images) / (time.perf_counter() - self._interval_began)
-        for split, found, columns in evaluated:
-            if not torch.tensor(found["loss"]).isfinite():
+        for split, values_by_name, columns in evaluations:
+            if not torch.tensor(values_by_name["loss"]).isfinite():
                 raise Diverged(f"the loss on {split} is not finite after step {self.step}")
-            metrics |= {f"{split}/{name}": value for name, value in found.items()}
+            metrics |= {f"{split}/{name}": value for name, value in values_by_name.items()}
             predictions[split] = columns
         epoch = self.step / self.feed.steps_per_epoch(self.spec.batch_size)
         measurement = Measurement(self.step, epoch, self.images, metrics)
@@ -374,19 +379,19 @@ class Training:
         system = {"system/images_per_s": speed, "system/memory_bytes": float(peak_memory(self.feed.device))}
         return Measurement(self.step, epoch, self.images, {**metrics, **system}), predictions
 
-    def _watching(self) -> AbstractContextManager[Mapping[str, float]]:
-        """What is to be seen of an evaluation beside its metrics."""
-        return self.distillation.watching(self.model) if self.distillation is not None else nullcontext({})
+    def _extra_metrics(self) -> AbstractContextManager[Mapping[str, float]]:
+        """Return a context whose value holds further metrics of the evaluation inside it."""
+        return self.distillation.evaluation_metrics(self.model) if self.distillation is not None else nullcontext({})
 
     def averaged(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the weights that are evaluated."""
-        return self.average.standing_in() if self.average is not None else nullcontext()
+        return self.average.applied() if self.average is not None else nullcontext()
 
     def save(self, write: Callable[[State], None]) -> None:
-        """Hand out the state, unless the training has diverged: then what was saved before is what to go on from.
+        """Pass the state to ``write``, unless a loss since the last measurement is not finite.
 
-        That it diverged is found at the next measurement, whenever anything was saved, so that equal trainings end at
-        equal steps.
+        Divergence is reported by the next measurement alone, so that the step at which a training ends does not depend
+        on when it was saved.
         """
         if self.losses and not torch.stack(self.losses["loss"]).isfinite().all():
             return
@@ -404,11 +409,11 @@ class Training:
         self.leave_out(time.perf_counter() - began)
 
     def leave_out(self, seconds: float) -> None:
-        """Take time off the interval: writing, or evaluating, is not training."""
+        """Exclude time spent on saving or evaluating from the interval."""
         self._interval_began += seconds
 
     def load(self, state: State) -> None:
-        """Go on from what :meth:`save` handed out."""
+        """Restore the state that :meth:`save` wrote."""
         self.model.load_state_dict(state["model"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
@@ -420,13 +425,13 @@ class Training:
         self._interval_began, self._interval_images = time.perf_counter(), self.images
 
     def ended(self, predictions: Mapping[str, Columns]) -> Trained:
-        """What came of it after the last measurement; the model is left with the weights that were evaluated."""
+        """Return the results after the last measurement, and give the model the weights that were evaluated."""
         if self.average is not None:
             self.average.replace()
         return Trained(self.history[-1].metrics, tuple(self.history), self.step, self.images, predictions)
 
     def diverged(self, why: Diverged) -> Trained:
-        """What came of it if it cannot go on."""
+        """Return the results of a diverged training."""
         return Trained({}, tuple(self.history), self.step, self.images, {}, str(why))
 
     def _check(self, losses: Tensor) -> None:

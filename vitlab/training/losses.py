@@ -1,8 +1,8 @@
-"""The slot ``loss``: what training makes small.
+"""The slot ``loss``: training losses.
 
 B batch, K classes, M decisions; ``...`` none for classification, pixel rows and columns for segmentation.
 
-Where images are mixed (:mod:`vitlab.training.mixup`) the target is not a class but the share of each, (B, K).
+With mixed images (:mod:`vitlab.training.mixup`) the target is the share of each class, (B, K), instead of an index.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ Reads = Literal["logits", "probabilities"]
 
 
 class Value(NamedTuple):
-    """A loss without axes, and the terms it is made of by name, where it has more than one."""
+    """A scalar loss, and its terms by name if it has several."""
 
     total: Tensor
     parts: Mapping[str, Tensor]
 
     def detached(self) -> Value:
-        """The numbers, without what they were computed from."""
+        """Return the value detached from the graph."""
         return Value(self.total.detach(), {name: part.detach() for name, part in self.parts.items()})
 
 
 class Loss(ABC):
     """Contract: options in the constructor; a call takes the logits of a batch and its targets.
 
-    ``views`` are the logits of a model's output by name, float32 or wider: ``""`` is the prediction, (B, K, ...);
-    heads of more than one classifier name the others.  ``target`` is an index of a class, (B, ...);
-    :data:`~vitlab.data.pixels.IGNORED` where there is none, which adds nothing to the loss.  For images that are mixed
-    it is floating point, (B, K): the share of each class.
+    ``views`` are a model's logits by head, float32 or wider: ``""`` is the prediction, (B, K, ...); heads with further
+    classifiers name them.  ``target`` holds class indices, (B, ...); decisions labelled
+    :data:`~vitlab.data.pixels.IGNORED` add nothing to the loss.  For mixed images it is floating point, (B, K): the
+    share of each class.
     """
 
     @abstractmethod
     def __call__(self, views: Mapping[str, Tensor], target: Tensor) -> Value:
-        """The mean loss over the batch."""
+        """Return the mean loss over the batch."""
 
     def weight(self, target: Tensor) -> Tensor:
-        """How many decisions that mean is over, without axes: what a part of a batch counts beside the others.
+        """Return the number of decisions in the mean, a scalar: the weight of a microbatch.
 
-        Here those that have a label; a loss that is the mean over something else says so.
+        By default the labelled decisions are counted; override this for a loss that is another mean.
         """
         if target.is_floating_point():
             return torch.full((), len(target), device=target.device)
@@ -70,10 +70,10 @@ class CrossEntropy(Loss):
     def __init__(self, *, label_smoothing: Smoothing = 0.0, reads: Reads = "logits") -> None:
         """
         Args:
-            label_smoothing: weight of the uniform distribution.
-            reads: ``probabilities`` takes the softmax of the prediction for its logits, and so applies it twice: what
-                becomes of a network that ends in a softmax, under torch's ``CrossEntropyLoss``.  To study that
-                mistake: of K classes the loss then stays above ln(e + K - 1) - 1, which is 1.46 for ten.
+            label_smoothing: Weight of the uniform distribution.
+            reads: ``probabilities`` applies softmax to the prediction before the loss, so that softmax is applied
+                twice, as for a network ending in softmax under torch's ``CrossEntropyLoss``.  It exists to study that
+                mistake: with K classes the loss is bounded below by ln(e + K - 1) - 1, which is 1.46 for ten.
         """
         self.label_smoothing = label_smoothing
         self.reads = reads
@@ -102,15 +102,15 @@ class BinaryCrossEntropy(Loss):
         logits_MK, target_M = flat(views[""], target)
         classes = logits_MK.shape[1]
         hot_MK = target_M if target_M.is_floating_point() else F.one_hot(target_M.clamp(min=0), classes)
-        wanted_MK = hot_MK.to(logits_MK.dtype) * (1 - self.label_smoothing) + self.label_smoothing / classes
-        loss_MK = F.binary_cross_entropy_with_logits(logits_MK, wanted_MK, reduction="none")
+        smoothed_MK = hot_MK.to(logits_MK.dtype) * (1 - self.label_smoothing) + self.label_smoothing / classes
+        loss_MK = F.binary_cross_entropy_with_logits(logits_MK, smoothed_MK, reduction="none")
         return Value(mean_labelled(loss_MK.mean(1), target_M), {})
 
 
 def flat(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, K, ...) and (B, ...) as (M, K) and (M,): every pixel is one decision.  Shares of classes stay (B, K).
+    """Reshape (B, K, ...) and (B, ...) to (M, K) and (M,), one row per decision.  Class shares stay (B, K).
 
-    Torch's own loss over pixels has no deterministic backward pass on CUDA; over rows it has.
+    Torch's loss over pixels has no deterministic backward pass on CUDA; the loss over rows has one.
     """
     if logits.ndim == 2:
         return logits, target
@@ -118,7 +118,7 @@ def flat(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mean_labelled(value_M: Tensor, target_M: Tensor) -> Tensor:
-    """The mean over the decisions that have a label; 0 where none has, for then there is nothing to learn."""
+    """Return the mean over the labelled decisions, or 0 if there are none."""
     if target_M.is_floating_point():
         return value_M.mean()
     labelled_M = target_M != IGNORED

@@ -1,9 +1,8 @@
-"""The slot ``metric``: what is said of a model after an evaluation, one number of a split each.
+"""The slot ``metric``: the metrics of an evaluation, one number per split each.
 
-Every trial reports the metrics of its task (:data:`STANDARD`) and those that its ``train.metrics`` names, as
-``val/NAME`` and ``test/NAME``.  Evaluating changes no weight; metrics are a part of what a trial is all the same,
-because no other record of an evaluation holds what they are made of: one that is named later is computed by training
-again.
+Every trial reports the metrics of its task (:data:`STANDARD`) and those named in its ``train.metrics``, as
+``val/NAME`` and ``test/NAME``.  Metrics are part of a trial's identity although they change no weight: logits are not
+stored, so a metric added later requires training again.
 
 B images of a batch, N rows of a split, K classes, P pixels of an image, M decisions: images, or the pixels of
 segmentation.  Classes stand on axis 1 of logits, (B, K) or (B, K, rows, columns).
@@ -40,57 +39,57 @@ Columns = dict[str, Tensor]
 
 
 class Metric(ABC):
-    """Contract: ``rows`` says what a batch contributes, ``value`` makes one number of the rows of a whole split.
+    """Contract: ``rows`` returns the contributions of a batch, and ``value`` reduces those of a split to one number.
 
-    The rows of all batches are joined along their first axis, and read back from the device once, at the end.  By
-    default a metric is their mean, so that one of images, such as accuracy, defines ``rows`` alone.  One that is no
-    mean of images keeps in its rows what it takes: of a rank correlation ranks, of a ratio numerator and denominator.
-    How a split was cut into batches must not matter.
+    The rows of all batches are concatenated along the first axis and read back from the device once, at the end.  The
+    default reduction is their mean, so that a mean over images, such as accuracy, defines ``rows`` alone.  The rows of
+    other metrics hold whatever ``value`` needs, such as the numerator and denominator of a ratio.  The result must not
+    depend on how a split is divided into batches.
     """
 
-    tasks: ClassVar[tuple[Task, ...]] = ("classification",)  #: what it can judge
-    goal: ClassVar[Goal] = "max"  #: which way is better, where a study does not say
-    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)  #: between which it lies
+    tasks: ClassVar[tuple[Task, ...]] = ("classification",)  #: tasks it applies to
+    goal: ClassVar[Goal] = "max"  #: the better direction, unless the study names one
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)  #: its range
     every_view: ClassVar[bool] = False
-    """Also of the other predictions of heads that make several, as ``NAME_VIEW``: ``accuracy_dist``."""
-    name: str = ""  #: in results; by default what the study calls it, and set where an option makes it another number
+    """Whether it is also reported for further classifiers of the head, as ``NAME_VIEW``, such as ``accuracy_dist``."""
+    name: str = ""  #: in results; by default the name in the study; set it if an option changes what is computed
 
     @abstractmethod
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
-        """What a batch contributes, (B, ...), or in fewer rows what is already added up.
+        """Return the contributions of a batch, (B, ...), or fewer rows if they are already summed.
 
         Args:
-            logits: float32 or wider, (B, K) or (B, K, rows, columns).
-            target: the class, (B,) or (B, rows, columns); :data:`~vitlab.data.pixels.IGNORED` where there is none,
-                which must count nowhere.
+            logits: (B, K) or (B, K, rows, columns), float32 or wider.
+            target: Class indices, (B,) or (B, rows, columns).  Decisions labelled
+                :data:`~vitlab.data.pixels.IGNORED` must not count.
         """
 
     def value(self, rows_N: Tensor) -> float:
-        """The metric of a split; by default the mean.
+        """Return the metric of a split; by default the mean.
 
         Args:
-            rows_N: the rows of all its batches, on the CPU.
+            rows_N: The rows of all its batches, on the CPU.
         """
         return mean(rows_N)
 
     def column(self, rows_N: Tensor) -> Tensor | None:
-        """One value per image, (N,), to be kept in ``predictions.parquet`` under the metric's name; or nothing."""
+        """Return one value per image, (N,), for ``predictions.parquet``; None if the metric has none."""
         return None
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
-        """Why it says nothing of such data, in one sentence."""
+        """Return in one sentence why the metric does not apply to the data; None if it does."""
         return None
 
 
 metric: Slot[Metric] = Slot("metric", Metric)  # type: ignore[type-abstract]  # a contract is not built
 
 
-# -- of decisions -----------------------------------------------------------------------------------------------------
+# -- metrics of decisions ----------------------------------------------------------------------------------------------
 
 
 class OfDecisions(Metric):
-    """A mean over decisions, images or their pixels: a row per image holds a sum, and of how many decisions it is."""
+    """A mean over decisions (images or their pixels); a row per image holds the sum and the number of decisions."""
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         logits_MK, target_M = flat(logits, target)
@@ -101,22 +100,22 @@ class OfDecisions(Metric):
 
     @abstractmethod
     def of_each(self, logits_MK: Tensor, target_M: Tensor) -> Tensor:
-        """The value of each decision, (M,); that of one without a label is left out."""
+        """Return the value of each decision, (M,); values of unlabelled decisions are ignored."""
 
     def value(self, rows_N: Tensor) -> float:
         sums_N, counts_N = rows_N.T.contiguous()
         return float(sums_N.sum() / counts_N.sum())
 
     def column(self, rows_N: Tensor) -> Tensor:
-        """The mean over the decisions of each image; of one without any label it is not a number."""
+        """Return the mean over the decisions of each image; NaN for an image without labels."""
         return rows_N[:, 0] / rows_N[:, 1]
 
 
 @metric.register("loss")
 class NegativeLogLikelihood(OfDecisions):
-    """Mean negative log-likelihood of the class, whatever loss is trained on, so that arms can be compared by it.
+    """Mean negative log-likelihood of the class, independent of the training loss, so that arms are comparable.
 
-    Where it is not finite a training has diverged.
+    A training whose value is not finite has diverged.
     """
 
     tasks = TASKS
@@ -129,9 +128,9 @@ class NegativeLogLikelihood(OfDecisions):
 
 @metric.register("pixel_accuracy")
 class PixelAccuracy(OfDecisions):
-    """Share of all pixels of the split that are predicted rightly.
+    """Share of correctly predicted pixels of the split.
 
-    Where most of an image is background it says little: predicting nothing else reaches the background's share.
+    Uninformative for images that are mostly background: predicting background alone reaches the background's share.
     """
 
     tasks = ("segmentation",)
@@ -140,7 +139,7 @@ class PixelAccuracy(OfDecisions):
         return logits_MK.argmax(1) == target_M
 
 
-# -- of images --------------------------------------------------------------------------------------------------------
+# -- metrics of images -------------------------------------------------------------------------------------------------
 
 
 @metric.register("accuracy")
@@ -155,7 +154,7 @@ class Accuracy(Metric):
 
 @metric.register("top_k")
 class TopK(Metric):
-    """Share of images whose class is among the k with the largest logits; in results ``top5``, or another number."""
+    """Share of images whose class is among the k largest logits; named ``topK``, such as ``top5``, in results."""
 
     def __init__(self, *, k: Annotated[int, Field(ge=2)] = 5) -> None:
         self.k = k
@@ -173,7 +172,7 @@ class TopK(Metric):
 
 @metric.register("balanced_accuracy")
 class BalancedAccuracy(Metric):
-    """Mean over the classes of the split of the share of their images that are predicted rightly.
+    """Mean over the classes of the split of the share of their images that are predicted correctly.
 
     A rare class counts as much as a frequent one.  Reference: Brodersen et al., The Balanced Accuracy and Its Posterior
     Distribution, ICPR 2010.
@@ -183,10 +182,10 @@ class BalancedAccuracy(Metric):
         return torch.stack([target, logits.argmax(1) == target], 1)
 
     def value(self, rows_N: Tensor) -> float:
-        target_N, right_N = rows_N.unbind(1)
-        of_K = torch.bincount(target_N)
-        right_K = torch.bincount(target_N, weights=right_N.double())
-        return mean(right_K[of_K > 0] / of_K[of_K > 0])
+        target_N, correct_N = rows_N.unbind(1)
+        count_K = torch.bincount(target_N)
+        correct_K = torch.bincount(target_N, weights=correct_N.double())
+        return mean(correct_K[count_K > 0] / count_K[count_K > 0])
 
 
 @metric.register("ece")
@@ -199,12 +198,12 @@ class ExpectedCalibrationError(Metric):
         self.bins = bins
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
-        probability_B, right_B = logits.softmax(1).amax(1), logits.argmax(1) == target
-        return torch.stack([probability_B.double(), right_B.double()], 1)
+        probability_B, correct_B = logits.softmax(1).amax(1), logits.argmax(1) == target
+        return torch.stack([probability_B.double(), correct_B.double()], 1)
 
     def value(self, rows_N: Tensor) -> float:
-        probability_N, right_N = rows_N.unbind(1)
-        return calibration_error(probability_N, right_N, self.bins)
+        probability_N, correct_N = rows_N.unbind(1)
+        return calibration_error(probability_N, correct_N, self.bins)
 
 
 @metric.register("brier")
@@ -222,15 +221,14 @@ class Brier(Metric):
         return (probability_BK - F.one_hot(target, logits.shape[1])).square().sum(1)
 
 
-# -- of a table of counts ---------------------------------------------------------------------------------------------
+# -- metrics of a confusion matrix -------------------------------------------------------------------------------------
 
 
 @metric.register("miou")
 class MeanIoU(Metric):
-    """Mean over classes of intersection over union, the background (class 0) among them.
+    """Mean over classes of intersection over union, including the background (class 0).
 
-    It comes from one table of counts over the whole split, and is of the classes that occur there, as labels or as
-    predictions.
+    Computed from the confusion matrix of the whole split, over the classes that occur there as labels or predictions.
     """
 
     tasks = ("segmentation",)
@@ -250,34 +248,34 @@ class MeanIoUForeground(MeanIoU):
     left_out = 0
 
 
-# -- of a trial -------------------------------------------------------------------------------------------------------
+# -- the metrics of a trial --------------------------------------------------------------------------------------------
 
 STANDARD: Mapping[Task, tuple[str, ...]] = {
     "classification": ("loss", "accuracy", "top_k", "ece"),
     "segmentation": ("loss", "pixel_accuracy", "miou", "miou_foreground"),
 }
-"""What every trial of a task reports, less what says nothing of its data, such as ``top5`` of five classes."""
+"""Metrics of every trial of a task, except those incompatible with its data, such as ``top5`` of five classes."""
 
-KEPT = ("split", "id", "label", "prediction", "probability")
-"""Names of other columns of ``predictions.parquet``."""
+RESERVED = ("split", "id", "label", "prediction", "probability")
+"""Names of the other columns of ``predictions.parquet``."""
 
 
 def metrics_of(data: DataInfo, chosen: Sequence[Choice] = ()) -> dict[str, Metric]:
-    """The metrics of a trial by their names in results: those of its task, and those it has chosen."""
+    """Return the metrics of a trial by name: those of its task and the ``chosen`` ones."""
     return {_name(choice): metric.build(choice) for choice in [*_standard(data), *map(metric.resolve, chosen)]}
 
 
 def settled(data: DataInfo, chosen: Sequence[Resolved]) -> tuple[list[int], list[tuple[int, str]]]:
-    """Which of the metrics that a trial names it reports beyond those of its task, and what is wrong with which.
+    """Return the indices of the metrics a trial adds to those of its task, and the errors by index.
 
-    What is reported anyway, and what is named twice, is left out, so that equal trials have equal keys.
+    Standard metrics and duplicates are dropped, so that equal trials have equal keys.
     """
-    known = [(choice.component, choice.options) for choice in _standard(data)]
-    taken = {_name(choice) for choice in _standard(data)}
-    kept: list[int] = []
+    components = [(choice.component, choice.options) for choice in _standard(data)]
+    names = {_name(choice) for choice in _standard(data)}
+    indices: list[int] = []
     faults = []
     for index, choice in enumerate(chosen):
-        if (choice.component, choice.options) in known:
+        if (choice.component, choice.options) in components:
             continue
         component, name = choice.component, _name(choice)
         assert issubclass(component, Metric)
@@ -285,20 +283,20 @@ def settled(data: DataInfo, chosen: Sequence[Resolved]) -> tuple[list[int], list
             faults.append((index, f"metric '{choice.type}' judges {' and '.join(component.tasks)}, not {data.task}"))
         elif reason := component.incompatibility(data, choice.options):
             faults.append((index, f"metric '{choice.type}': {reason}"))
-        elif not re.fullmatch(r"\w+", name) or name in KEPT:
+        elif not re.fullmatch(r"\w+", name) or name in RESERVED:
             faults.append((index, f"metric '{choice.type}' cannot be called '{name}' in results"))
-        elif name in taken:
+        elif name in names:
             faults.append((index, f"metric '{choice.type}' would be '{name}' in results, which another one is"))
-        kept.append(index)
-        known.append((component, choice.options))
-        taken.add(name)
-    return kept, faults
+        indices.append(index)
+        components.append((component, choice.options))
+        names.add(name)
+    return indices, faults
 
 
 def _standard(data: DataInfo) -> list[Resolved]:
-    # By their full names: a guest that offers one of these is in nobody's way.
-    found = [metric.resolve(f"{BUILT_IN}:{name}") for name in STANDARD[data.task]]
-    return [choice for choice in found if choice.component.incompatibility(data, choice.options) is None]  # type: ignore[attr-defined]
+    # By full name, since a plugin may register the same short name.
+    choices = [metric.resolve(f"{BUILT_IN}:{name}") for name in STANDARD[data.task]]
+    return [choice for choice in choices if choice.component.incompatibility(data, choice.options) is None]  # type: ignore[attr-defined]
 
 
 def _name(choice: Resolved) -> str:
@@ -306,16 +304,19 @@ def _name(choice: Resolved) -> str:
 
 
 class MetricAccumulator:
-    """Takes an evaluation batch by batch; nothing is read back from the device before the end."""
+    """Accumulates the metrics of an evaluation batch by batch; nothing is read back from the device before the end."""
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
-        """``metrics`` by their names in results, ``loss`` first: see :func:`metrics_of`."""
+        """
+        Args:
+            metrics: Metrics by name, ``loss`` first; see :func:`metrics_of`.
+        """
         self._metrics = metrics
         self._rows: defaultdict[str, defaultdict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
         self._columns: defaultdict[str, list[Tensor]] = defaultdict(list)
 
     def add(self, views: Mapping[str, Tensor], target: Tensor, id_B: Tensor) -> None:
-        """Take a batch: logits by view, ``""`` the prediction; the classes; the identities of the images."""
+        """Add a batch: logits by head (``""`` is the prediction), class indices and image identities."""
         self._columns["id"].append(id_B)
         if views[""].ndim == 2:
             probability_B, prediction_B = views[""].softmax(1).max(1)
@@ -326,46 +327,46 @@ class MetricAccumulator:
                 self._rows[name][view].append(one.rows(views[view], target))
 
     def metrics(self) -> dict[str, float]:
-        """The metrics over all that was taken; where the loss is not finite that alone, for the rest means nothing."""
-        found: dict[str, float] = {}
+        """Return the metrics of all batches; the loss alone if it is not finite."""
+        values: dict[str, float] = {}
         for name, one in self._metrics.items():
             for view, parts in self._rows[name].items():
-                found[f"{name}_{view}" if view else name] = float(one.value(_joined(parts)))
-            if not math.isfinite(found.get("loss", 0.0)):
+                values[f"{name}_{view}" if view else name] = float(one.value(_joined(parts)))
+            if not math.isfinite(values.get("loss", 0.0)):
                 break
-        return found
+        return values
 
     def columns(self) -> Columns:
-        """What each image contributed, on the CPU."""
-        found = {name: _joined(parts) for name, parts in self._columns.items()}
+        """Return the values per image, on the CPU."""
+        columns = {name: _joined(parts) for name, parts in self._columns.items()}
         for name, one in self._metrics.items():
             column_N = one.column(_joined(self._rows[name][""]))
             if column_N is not None:
-                found[name] = column_N
-        return found
+                columns[name] = column_N
+        return columns
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    """All parts as one, on the CPU; kept in their place."""
+    """Concatenate ``parts`` on the CPU, in place, so that later calls copy nothing."""
     parts[:] = [torch.cat(parts).cpu()]
     return parts[0]
 
 
-# -- formulas ---------------------------------------------------------------------------------------------------------
+# -- formulas ----------------------------------------------------------------------------------------------------------
 
 
 def mean(values: Tensor) -> float:
-    """The mean, summed in float64."""
+    """Return the mean, computed in float64."""
     return float(values.double().mean())
 
 
 def calibration_error(probability_N: Tensor, right_N: Tensor, bins: int = 15) -> float:
-    """Mean distance of accuracy from confidence over bins of equal width, weighted by the images in each.
+    """Return the mean distance of accuracy from confidence over equal-width bins, weighted by their image counts.
 
     Args:
-        probability_N: of the predicted class.
-        right_N: whether the prediction was right.
-        bins: how many.
+        probability_N: Probability of the predicted class.
+        right_N: True where the prediction is correct.
+        bins: Number of bins.
     """
     bin_N = (probability_N.double() * bins).ceil().long().sub(1).clamp(0, bins - 1)
     excess_N = right_N.double() - probability_N.double()
@@ -374,23 +375,23 @@ def calibration_error(probability_N: Tensor, right_N: Tensor, bins: int = 15) ->
 
 
 def confusion(logits: Tensor, target: Tensor) -> Tensor:
-    """(K, K): the decisions of each label (rows) and prediction (columns), without those that have no label."""
+    """Return the (K, K) counts of labelled decisions by label (rows) and prediction (columns)."""
     classes = logits.shape[1]
     logits_MK, target_M = flat(logits, target)
-    # Pixels without a label are counted in a place of their own, behind the table, which is then left off.
+    # Unlabelled pixels are counted in one extra bin, which is dropped.
     pair_M = torch.where(target_M != IGNORED, target_M * classes + logits_MK.argmax(1), classes**2)
     return torch.bincount(pair_M, minlength=classes**2 + 1)[:-1].view(classes, classes)
 
 
 def mean_iou(confusion_KK: Tensor, background: int | None = None) -> float:
-    """Mean intersection over union of the classes that occur, from counts of (label, prediction).
+    """Return the mean intersection over union of the classes that occur.
 
     Args:
-        background: a class whose own intersection over union is left out of the mean; what was taken for it, or it
-            for, still counts against the others.
+        confusion_KK: Counts by (label, prediction).
+        background: A class left out of the mean; confusions with it still count against the other classes.
 
     Returns:
-        0 where no class is left: nothing of it was there, and nothing was found.
+        The mean, or 0 if no class occurs.
     """
     hit_K = confusion_KK.diagonal().double()
     union_K = confusion_KK.sum(0) + confusion_KK.sum(1) - confusion_KK.diagonal()

@@ -1,15 +1,14 @@
-"""A step's batch in parts: fewer images at a time where memory holds no more, and to each of several processes its own.
+"""Gradient accumulation: a step's batch in microbatches, to fit in memory or to divide it between processes.
 
-The gradient of a step is that of its whole batch, whatever that is cut into.  A loss is the mean over its decisions,
-which are images, or pixels that have a label; so each part counts by how many it decides, and the sum over the parts is
-divided by all of them, however unequal they are.  Which images a step sees, and how each is augmented, mixed and
-masked, is drawn for the step and the image (:mod:`vitlab.noise`) and not for the batch.  So the results are those of
-the whole batch but for rounding: this is how a trial is computed, no part of what it is, and stands in ``run``.
+The gradient of a step is that of its full batch.  A loss is the mean over its decisions (images, or labelled pixels),
+so each microbatch is weighted by its number of decisions, and the sum is divided by the total weight.  The images of a
+step, their augmentation, mixing and masks are drawn per step and image (:mod:`vitlab.noise`), not per batch.  Results
+therefore equal those of the full batch up to rounding, and the setting belongs to ``run``, not to a trial's identity.
 
-What looks at a whole batch cannot be cut: batch normalisation is refused.  Parts of others that draw from torch's own
-generator draw anew for every part.
+Batch normalisation depends on the full batch and is refused.  Third-party components that draw from torch's own
+generator draw anew for every microbatch.
 
-K members of a cohort; ``...`` them, or nothing.
+K members of a cohort; ``...`` is (K,) for a cohort, and empty otherwise.
 """
 
 from __future__ import annotations
@@ -27,52 +26,56 @@ from vitlab.training.losses import Loss, Value
 
 
 class WeightedLoss(NamedTuple):
-    """The loss of a part, (...), and how many decisions it is the mean over."""
+    """The loss of a microbatch, (...), and the number of decisions in its mean."""
 
     loss: Value
     weight: Tensor | float
 
 
-class Whole:
-    """A step's batch at once."""
+class FullBatch:
+    """A step's batch in one piece."""
 
     def require(self, model: nn.Module, count: int) -> None:
-        """Refuse a model, or a number of images, that cannot be computed like this."""
+        """Check that a model and a batch size support this mode.
 
-    def met(self, model: nn.Module, step: int) -> None:
-        """Begin at a step, with all who compute a part."""
+        Raises:
+            UserError: If they do not.
+        """
+
+    def synchronise(self, model: nn.Module, step: int) -> None:
+        """Wait until all processes are ready for a step."""
 
     def rows(self, count: int) -> list[range]:
-        """The places in the step's batch, of ``count`` images, that are computed here, one part after another."""
+        """Return the ranges of a batch of ``count`` images that this process computes, in order."""
         return [range(count)]
 
     def weight(self, loss: Loss, target: Tensor) -> Tensor | float:
-        """What a part counts beside the others; see :meth:`~vitlab.training.losses.Loss.weight`."""
+        """Return the weight of a microbatch; see :meth:`~vitlab.training.losses.Loss.weight`."""
         return 1.0
 
     def weights(self, loss: Loss, targets: Sequence[Tensor]) -> Tensor | float:
-        """The same for each member of a cohort, (K,)."""
+        """Return the weight of a microbatch for each member of a cohort, (K,)."""
         return 1.0
 
-    def joined(self, parts: Sequence[WeightedLoss], parameters: Sequence[nn.Parameter]) -> Value:
-        """The loss of the whole batch; the gradients that its parts have added up are made those of that loss."""
+    def combine(self, parts: Sequence[WeightedLoss], parameters: Sequence[nn.Parameter]) -> Value:
+        """Return the loss of the full batch, and normalise the accumulated gradients to it in place."""
         (part,) = parts
         return part.loss
 
-    def joined_stack(self, parts: Sequence[WeightedLoss], gradients: list[Tensor]) -> tuple[Value, list[Tensor]]:
-        """The same for a cohort, of stacked gradients, each (K, ...), that are returned."""
+    def combine_stacked(self, parts: Sequence[WeightedLoss], gradients: list[Tensor]) -> tuple[Value, list[Tensor]]:
+        """Return the loss of the full batch of a cohort, and its normalised gradients, each (K, ...)."""
         (part,) = parts
         return part.loss, gradients
 
 
-class MicroBatches(Whole):
-    """A step's batch in parts."""
+class MicroBatches(FullBatch):
+    """A step's batch in microbatches."""
 
     def __init__(self, size: int | None, peers: SingleProcess) -> None:
         """
         Args:
-            size: images of a part, at most; None: as many as there are for this process.
-            peers: the processes that share a batch.
+            size: Maximum images of a microbatch; None for all images of this process.
+            peers: The processes that share a batch.
         """
         self.size = size
         self.peers = peers
@@ -87,8 +90,8 @@ class MicroBatches(Whole):
         if count < self.peers.count:
             raise UserError(f"batches of {count} images cannot be shared by {self.peers.count} processes")
 
-    def met(self, model: nn.Module, step: int) -> None:
-        self.peers.require_alike(model, step)
+    def synchronise(self, model: nn.Module, step: int) -> None:
+        self.peers.require_equal(model, step)
 
     def rows(self, count: int) -> list[range]:
         own = self.peers.rows(count)
@@ -101,30 +104,30 @@ class MicroBatches(Whole):
     def weights(self, loss: Loss, targets: Sequence[Tensor]) -> Tensor:
         return torch.stack([loss.weight(target) for target in targets])
 
-    def joined(self, parts: Sequence[WeightedLoss], parameters: Sequence[nn.Parameter]) -> Value:
+    def combine(self, parts: Sequence[WeightedLoss], parameters: Sequence[nn.Parameter]) -> Value:
         sums = _sums(parts)
-        self.peers.add_up(parameters, sums)
+        self.peers.sum_gradients(parameters, sums)
         weight, loss = _means(sums, parts[0].loss)
         for parameter in parameters:
             if parameter.grad is not None:
                 parameter.grad.div_(weight)
         return loss
 
-    def joined_stack(self, parts: Sequence[WeightedLoss], gradients: list[Tensor]) -> tuple[Value, list[Tensor]]:
+    def combine_stacked(self, parts: Sequence[WeightedLoss], gradients: list[Tensor]) -> tuple[Value, list[Tensor]]:
         weight_K, loss = _means(_sums(parts), parts[0].loss)
         return loss, [gradient / weight_K.view(-1, *(1,) * (gradient.ndim - 1)) for gradient in gradients]
 
 
-def microbatches_of(micro_batch_size: int | None, peers: SingleProcess) -> Whole:
-    """How the batches of a training are cut, by what ``run`` says; not at all where it says nothing."""
-    return Whole() if micro_batch_size is None and peers.count == 1 else MicroBatches(micro_batch_size, peers)
+def microbatches_of(micro_batch_size: int | None, peers: SingleProcess) -> FullBatch:
+    """Return the batch splitting for the settings of ``run``; the full batch by default."""
+    return FullBatch() if micro_batch_size is None and peers.count == 1 else MicroBatches(micro_batch_size, peers)
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
+# -- helpers -----------------------------------------------------------------------------------------------------------
 
 
 def _sums(parts: Sequence[WeightedLoss]) -> Tensor:
-    """(1 + losses, ...): the weights of all parts added up, then the loss and each of its terms, weighted."""
+    """Return the sums over microbatches, (1 + losses, ...): weights, then the weighted loss and its terms."""
     rows = [
         torch.stack(
             [
@@ -138,7 +141,7 @@ def _sums(parts: Sequence[WeightedLoss]) -> Tensor:
 
 
 def _means(sums: Tensor, like: Value) -> tuple[Tensor, Value]:
-    """All that the parts weigh, (...), and the loss of the whole batch with its terms."""
+    """Return the total weight, (...), and the loss of the full batch with its terms."""
     weight = sums[0].clamp(min=1)  # where no decision has a label there is nothing to learn
     total, *terms = (sums[1:] / weight).unbind()
     return weight, Value(total, dict(zip(like.parts, terms, strict=True)))

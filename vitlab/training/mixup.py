@@ -1,8 +1,8 @@
-"""Mixing: training on pairs of images, overlaid or cut together, and on the shares of their classes.
+"""Mixup and CutMix: training on pairs of images and the shares of their classes.
 
-One draw a step, for the whole batch, from the stream ``mixup``: whether, how, and with what weight.  The i-th image of
-a batch is paired with the i-th from its end, as in timm: the order of a batch is drawn anew in every epoch, so that is
-as good as a draw.  The draw is made on the host, and nothing is read back from the device.
+Each step makes one draw for the whole batch from the stream ``mixup``: whether to mix, by which method, and with what
+weight.  Image i is paired with image B - 1 - i, as in timm; batches are shuffled every epoch, so the pairs are random.
+The draw is made on the host, and nothing is read back from the device.
 
 B batch, C channels, H and W pixels, K classes.
 Reference: arXiv:1710.09412 (mixup), arXiv:1905.04899 (cutmix).
@@ -33,72 +33,73 @@ class Box(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """How a batch is mixed."""
+    """The mixing of one batch."""
 
-    kept: float  #: the weight of an image itself; 1 less that is its partner's
-    box: Box | None  #: what of it is its partner's; None: the two are overlaid
+    weight: float  #: of the image itself; its partner has 1 - weight
+    box: Box | None  #: pixels taken from the partner (CutMix); None for mixup
 
 
 class Mixing:
-    """The mixing of one training, a pure function of the step."""
+    """The mixing of a training, a pure function of the step."""
 
     def __init__(self, how: Mix, seed: int, classes: int) -> None:
         """
         Args:
-            how: what is mixed, and how strongly.
-            seed: of the stream ``mixup``.
-            classes: number of classes.
+            how: Methods and strengths.
+            seed: Seed of the stream ``mixup``.
+            classes: Number of classes.
         """
         self.how = how
         self.seed = seed
         self.classes = classes
 
     def __call__(self, batch: Batch, step: int) -> Batch:
-        """The batch mixed, with the shares of the classes for its labels; they are shares where it is not mixed, too.
+        """Return the mixed batch, with class shares as labels, also if the step does not mix.
 
         Args:
-            batch: normalised images, and the indices of their classes.
-            step: of the optimizer, from 0.
+            batch: Normalised images and their class indices.
+            step: Optimizer step, from 0.
         """
         height, width = batch.x_BCHW.shape[-2:]
-        kept, box = self.draw(step, height, width)
+        weight, box = self.draw(step, height, width)
         share_BK = F.one_hot(batch.y_B, self.classes).to(batch.x_BCHW.dtype)
-        return batch._replace(x_BCHW=_joined(batch.x_BCHW, kept, box), y_B=_overlaid(share_BK, kept))
+        return batch._replace(x_BCHW=_combine(batch.x_BCHW, weight, box), y_B=_blend(share_BK, weight))
 
     def rows(self, rows: range, count: int) -> list[range]:
-        """What mixing some images of a batch takes: these, and then their partners, which end up behind them.
+        """Return the ranges of images needed to mix ``rows`` of a batch: ``rows``, then their partners.
 
         Args:
-            rows: places in the batch.
-            count: images of the batch.
+            rows: Indices in the batch.
+            count: Images of the batch.
         """
         partners = range(count - rows.stop, count - rows.start)
         return [rows] if partners == rows else [rows, partners]
 
     def draw(self, step: int, height: int, width: int) -> Mixed:
-        """How the batch of a step is mixed, for images of this size."""
+        """Draw the mixing of a step for images of this size."""
         how = self.how
         key = noise.key(self.seed, "mixup", step)
-        mixes, switches, high, low, row, column = noise.uniform(key, torch.zeros(1), 6)[0].tolist()
-        if mixes >= how.prob:
+        mix_draw, switch_draw, high, low, row, column = noise.uniform(key, torch.zeros(1), 6)[0].tolist()
+        if mix_draw >= how.prob:
             return Mixed(1.0, None)
-        cuts = not how.mixup or (how.cutmix > 0 and switches < how.switch)
-        # A Beta variate is the inverse of its distribution function at a uniform one, here of 48 bits.
+        cuts = not how.mixup or (how.cutmix > 0 and switch_draw < how.switch)
+        # A Beta variate by inverse transform sampling, from a uniform variate of 48 bits.
         a = how.cutmix if cuts else how.mixup
-        kept = float(betaincinv(a, a, high + low * 2.0**-24))
+        weight = float(betaincinv(a, a, high + low * 2.0**-24))
         if not cuts:
-            return Mixed(kept, None)
-        box = rectangle(kept, int(row * height), int(column * width), height, width)
+            return Mixed(weight, None)
+        box = rectangle(weight, int(row * height), int(column * width), height, width)
         covered = (box.bottom - box.top) * (box.right - box.left)
         return Mixed(1 - covered / (height * width), box)
 
 
-def rectangle(kept: float, row: int, column: int, height: int, width: int) -> Box:
-    """A rectangle of the shape of the image, about a pixel, cut off at the borders; uncut it leaves the share ``kept``.
+def rectangle(weight: float, row: int, column: int, height: int, width: int) -> Box:
+    """Return a box around a pixel that leaves the share ``weight`` of the image outside.
 
-    Since it may be cut off, and its sides are whole pixels, the weight that counts is that of the pixels it covers.
+    The box has the aspect ratio of the image and is clipped at its borders, so callers must compute the actual weight
+    from the pixels it covers.
     """
-    rows, columns = (int(size * math.sqrt(1 - kept)) for size in (height, width))
+    rows, columns = (int(size * math.sqrt(1 - weight)) for size in (height, width))
     return Box(
         max(0, row - rows // 2),
         min(height, row + (rows + 1) // 2),
@@ -107,17 +108,17 @@ def rectangle(kept: float, row: int, column: int, height: int, width: int) -> Bo
     )
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
+# -- helpers -----------------------------------------------------------------------------------------------------------
 
 
-def _joined(x_BCHW: Tensor, kept: float, box: Box | None) -> Tensor:
+def _combine(x_BCHW: Tensor, weight: float, box: Box | None) -> Tensor:
     if box is None:
-        return _overlaid(x_BCHW, kept)
+        return _blend(x_BCHW, weight)
     inside = (..., slice(box.top, box.bottom), slice(box.left, box.right))
-    joined_BCHW = x_BCHW.clone()
-    joined_BCHW[inside] = x_BCHW[inside].flip(0)
-    return joined_BCHW
+    mixed_BCHW = x_BCHW.clone()
+    mixed_BCHW[inside] = x_BCHW[inside].flip(0)
+    return mixed_BCHW
 
 
-def _overlaid(value: Tensor, kept: float) -> Tensor:
-    return value if kept == 1 else value * kept + value.flip(0) * (1 - kept)
+def _blend(value: Tensor, weight: float) -> Tensor:
+    return value if weight == 1 else value * weight + value.flip(0) * (1 - weight)

@@ -1,7 +1,7 @@
-"""The slots ``optimizer`` and ``schedule``: how weights move, and how far as the training goes on.
+"""The slots ``optimizer`` and ``schedule``: optimizers and learning rate schedules.
 
-A schedule keeps no state: the learning rate of a step is a function of the step and the length of the training, so a
-resumed training needs nothing to go on with the right one.
+A schedule has no state: the learning rate is a function of the step and the length of the training, so that a resumed
+training needs nothing else.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import nn
 from vitlab.registry import Slot
 
 Group = dict[str, Any]
-"""A group of parameters in the form torch's optimizers take: ``params``, named, ``weight_decay``, and ``lr_scale``
-where its learning rate is not that of the optimizer."""
+"""A parameter group of a torch optimizer: named ``params``, ``weight_decay``, and ``lr_scale`` if its learning rate
+differs from the optimizer's."""
 
 Rate = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(ge=0)]
@@ -31,10 +31,10 @@ Small = Annotated[float, Field(gt=0)]
 
 
 class Optimizer(ABC):
-    """Contract: options in the constructor, and ``build`` from groups of parameters to an optimizer of torch.
+    """Contract: options in the constructor; ``build`` turns parameter groups into a torch optimizer.
 
-    ``lr`` is the rate at factor 1 of the schedule; ``weight_decay`` that of parameters that decay.  The training sets
-    ``lr`` in every group before every step.
+    ``lr`` is the learning rate at schedule factor 1, and ``weight_decay`` that of the decaying parameters.  The
+    training sets ``lr`` in every group before every step.
     """
 
     lr: float
@@ -42,7 +42,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
-        """An optimizer over ``groups``, each with its own ``weight_decay``."""
+        """Return a torch optimizer over ``groups``, each with its own ``weight_decay``."""
 
 
 optimizer: Slot[Optimizer] = Slot("optimizer", Optimizer)  # type: ignore[type-abstract]  # a contract is not built
@@ -50,7 +50,7 @@ optimizer: Slot[Optimizer] = Slot("optimizer", Optimizer)  # type: ignore[type-a
 
 @optimizer.register("adamw")
 class AdamW(Optimizer):
-    """Adam with weight decay apart from the gradient, scaled by the learning rate.  Reference: arXiv:1711.05101."""
+    """Adam with decoupled weight decay, scaled by the learning rate.  Reference: arXiv:1711.05101."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class AdamW(Optimizer):
 
 @optimizer.register("adam")
 class Adam(Optimizer):
-    """Adam; weight decay, where there is any, is added to the gradient.  Reference: arXiv:1412.6980."""
+    """Adam; weight decay is added to the gradient.  Reference: arXiv:1412.6980."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class SGD(Optimizer):
     ) -> None:
         self.lr = lr
         self.momentum = momentum
-        self.nesterov = nesterov and momentum > 0  # without momentum both are plain descent, and torch refuses one
+        self.nesterov = nesterov and momentum > 0  # equal without momentum, where torch refuses nesterov
         self.weight_decay = weight_decay
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
@@ -112,10 +112,10 @@ class SGD(Optimizer):
 
 
 def decay_groups(model: nn.Module, weight_decay: float, declared: Collection[str] = ()) -> list[Group]:
-    """The trainable parameters in at most two groups: those exempt from weight decay, then those that decay.
+    """Return the trainable parameters in at most two groups: those exempt from weight decay, then the others.
 
-    Exempt are vectors and scalars, everything named ``bias``, and the names in ``declared``: what the model's
-    ``no_weight_decay`` says of its tokens and position tables.
+    Vectors, scalars, parameters named ``bias`` and the names in ``declared`` (the model's ``no_weight_decay``) are
+    exempt.
     """
     exempt: list[tuple[str, nn.Parameter]] = []
     decaying: list[tuple[str, nn.Parameter]] = []
@@ -128,62 +128,62 @@ def decay_groups(model: nn.Module, weight_decay: float, declared: Collection[str
 
 
 def layer_groups(groups: Sequence[Group], layers: Mapping[str, int], factor: float) -> list[Group]:
-    """The same parameters, parted by layer, each with a learning rate ``factor`` times that of the layer above it.
+    """Split groups by layer, with a learning rate ``factor`` times that of the next deeper layer.
 
     Args:
-        groups: of :func:`decay_groups`.
-        layers: depth of every parameter of the model by name; the deepest has the learning rate of the optimizer.
-        factor: at most 1.
+        groups: The groups of :func:`decay_groups`.
+        layers: Depth of every parameter by name; the deepest layer has the optimizer's learning rate.
+        factor: At most 1.
 
     Reference: arXiv:2106.08254 (BEiT), arXiv:2003.10555.
     """
     deepest = max(layers.values())
-    parted = []
+    split_groups = []
     for group in groups:
         for layer in sorted({layers[name] for name, _ in group["params"]}):
             params = [(name, parameter) for name, parameter in group["params"] if layers[name] == layer]
-            parted.append({**group, "params": params, "lr_scale": factor ** (deepest - layer)})
-    return parted
+            split_groups.append({**group, "params": params, "lr_scale": factor ** (deepest - layer)})
+    return split_groups
 
 
 def fused(groups: Sequence[Group]) -> bool:
-    """Whether torch has one kernel for the whole update here; elsewhere it loops over parameters, several times slower.
+    """Return True if torch has a fused optimizer kernel for these parameters, which is several times faster.
 
-    The two differ in the last bits, so the choice depends on device and dtype alone.
+    Fused and unfused updates differ in the last bits, so the choice depends on device and dtype alone.
     """
     parameters = [item[1] if isinstance(item, tuple) else item for group in groups for item in group["params"]]
     return all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
 
 
 class Joint:
-    """Optimizers of several models that step as one: parameters of equal settings are moved by one call.
+    """Optimizers of several models that step together, with one call for all parameters of equal settings.
 
-    Of torch's optimizers that compute every number of a parameter by itself this changes nothing, to the last bit, and
-    each goes on owning its state.  Others step one by one.
+    For torch's elementwise optimizers the result is bitwise equal, and each optimizer keeps its own state.  Other
+    optimizers step one by one.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         kinds: tuple[type[torch.optim.Optimizer], ...] = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
-        self._alone = [optimizer for optimizer in optimizers if type(optimizer) not in kinds]
-        self._together: list[tuple[torch.optim.Optimizer, list[torch.optim.Optimizer]]] = []
+        self._separate = [optimizer for optimizer in optimizers if type(optimizer) not in kinds]
+        self._grouped: list[tuple[torch.optim.Optimizer, list[torch.optim.Optimizer]]] = []
         for kind in kinds:
             if members := [optimizer for optimizer in optimizers if type(optimizer) is kind]:
-                whole = copy.copy(members[0])
+                combined = copy.copy(members[0])
                 states = {p: one.state[p] for one in members for group in one.param_groups for p in group["params"]}
-                whole.state = defaultdict(dict, states)
-                self._together.append((whole, members))
+                combined.state = defaultdict(dict, states)
+                self._grouped.append((combined, members))
 
     def step(self) -> None:
-        """Move the parameters of all."""
-        for optimizer in self._alone:
+        """Take a step of every optimizer."""
+        for optimizer in self._separate:
             optimizer.step()
-        for whole, members in self._together:
-            whole.param_groups = _merged(group for member in members for group in member.param_groups)
-            whole.step()
+        for combined, members in self._grouped:
+            combined.param_groups = _merged(group for member in members for group in member.param_groups)
+            combined.step()
 
 
 def _merged(groups: Iterable[Group]) -> list[Group]:
-    """Those that differ in nothing but their parameters, made one."""
+    """Merge the groups that differ in nothing but their parameters."""
     merged: list[tuple[Group, list[nn.Parameter]]] = []
     for group in groups:
         settings = {name: value for name, value in group.items() if name not in ("params", "param_names")}
@@ -196,22 +196,22 @@ def _merged(groups: Iterable[Group]) -> list[Group]:
     return [{**settings, "params": params} for settings, params in merged]
 
 
-# -- schedules --------------------------------------------------------------------------------------------------------
+# -- schedules ---------------------------------------------------------------------------------------------------------
 
 
 class Schedule(ABC):
-    """Contract: ``factor(step, steps)``, what the learning rate of a step is multiplied by."""
+    """Contract: ``factor(step, steps)`` multiplies the learning rate of a step."""
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
-        """The factor of optimizer step ``step``, counted from 0, in a training of ``steps`` steps."""
+        """Return the factor of optimizer step ``step``, counted from 0, in a training of ``steps`` steps."""
 
 
 schedule: Slot[Schedule] = Slot("schedule", Schedule)  # type: ignore[type-abstract]  # a contract is not built
 
 
 class _Warm(Schedule):
-    """Linear warm-up over the share ``warmup`` of the run, from 1 / (n + 1) in n steps, then ``after``."""
+    """Linear warm-up over the share ``warmup`` of the run (n steps, from 1 / (n + 1)), then ``after``."""
 
     warmup: float
 
@@ -223,7 +223,7 @@ class _Warm(Schedule):
 
     @abstractmethod
     def after(self, progress: float) -> float:
-        """The factor after the warm-up; ``progress`` goes from 0 towards 1, which the end of the run would have."""
+        """Return the factor after the warm-up; ``progress`` grows from 0 and stays below 1."""
 
 
 @schedule.register("cosine")
@@ -275,7 +275,7 @@ class Constant(_Warm):
         return 1.0
 
 
-def set_rate(built: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group of an optimizer the learning rate of the coming step."""
-    for group in built.param_groups:
+def set_rate(target: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of every group of an optimizer, scaled by its ``lr_scale``."""
+    for group in target.param_groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)
