@@ -1,4 +1,4 @@
-"""Arms in the making: what they are made from, the rules they must meet, and their trials."""
+"""Resolved arms: the rules they must meet, and their trials."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from vitlab.store.folders import read_json
 
 @dataclass
 class Making:
-    """An arm in the making."""
+    """An arm of the design, resolved; matching, rules and tuning complete it."""
 
     draft: Draft
     name: str
     trial: ResolvedTrial
-    key: str  #: of the trial without seeds, as the design has it: equal keys, equal arms
+    key: str  #: key of the trial without seeds, before matching and tuning; arms with equal keys are merged
     aliases: list[str] = field(default_factory=list)
     skip: str = ""
-    solved: dict[str, Any] = field(default_factory=dict)  #: values that planning found, beside those of the draft
-    off: float = 0.0  #: relative distance from what it is matched with
+    solved: dict[str, Any] = field(default_factory=dict)  #: values chosen by matching and tuning
+    off: float = 0.0  #: relative difference from the cost of its baseline
     note: str = ""
-    pending: bool = False  #: its knobs are not chosen yet
+    pending: bool = False  #: whether its tuned values are still to be chosen
 
 
 Rules = list[tuple[int, ast.expr, str, str]]
-"""Index, expression, what to do otherwise, and why."""
+"""Index, expression, action for an arm that breaks the rule, and reason."""
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """What arms are made from."""
+    """The study, its resolved base and its rules, from which arms are resolved."""
 
     study: Study
     document: Document
@@ -51,15 +51,15 @@ class Workshop:
     rules: Rules
 
     def at(self, values: Mapping[str, Any]) -> ResolvedTrial:
-        """The base with some values.
+        """Return the base with ``values`` changed, resolved.
 
         Raises:
-            Faults: if it cannot have them.
+            Faults: if the base cannot take these values.
         """
         return self.resolver.resolve(changed(self.base, values, self.resolved_base.plain))
 
     def judge(self, arm: Making) -> list[Problem]:
-        """Apply the rules: an arm that breaks one is skipped, or a mistake."""
+        """Apply the rules to an arm: skip it, or return a problem, for each rule that it breaks."""
         problems = []
         for index, rule, otherwise, because in self.rules:
             try:
@@ -82,15 +82,15 @@ def trial_of(
     prerequisites: dict[str, Trial],
     splits: Mapping[str, int] = {},
 ) -> Trial:
-    """Return a trial with its seeds and its key, and add the trials it needs to ``prerequisites``.
+    """Return a trial with its seeds and its key, and add its prerequisites to ``prerequisites``.
 
     Args:
         resolved: the trial without seeds.
-        seed: of the replicate.
-        seeds: of the study.
-        prerequisites: by key.
-        splits: type of data set to the seed of ``split`` that replaces the study's: no trial whose weights another one
-            takes, however indirectly, may be trained on the images that this one is judged by.
+        seed: seed of the replicate.
+        seeds: seeds of the study.
+        prerequisites: trials by key; extended in place.
+        splits: type of data set to the seed of its split, which replaces the study's, so that no trial from which
+            another one takes weights, however indirectly, is trained on the other's validation images.
     """
     data = resolved.plain["data"]["type"]
     streams = seeds.streams(seed) | ({"split": splits[data]} if data in splits else {})
@@ -123,10 +123,10 @@ def trial_of(
 
 
 def notes_on_files(arms: Iterable[Making], seeds: Seeds) -> list[str]:
-    """Return notes on the arms that take weights from files which may come from training on their validation images.
+    """Return notes on arms whose initial weights or teacher may have been trained on their validation images.
 
-    The spec beside a file that a trial left says what the trial, and those whose weights it took, were trained on.  Of
-    a teacher from elsewhere nothing is known.
+    ``spec.json`` beside a trial's weights tells the data of the trial and of its prerequisites.  For weights from
+    elsewhere, the training data is unknown.
     """
     found: dict[str, list[str]] = {}
     for arm in arms:
@@ -152,10 +152,10 @@ _SEEN_BY = {"init_from": "Validation seen in pretraining", "teacher": "Validatio
 
 
 def _has_seen(file: FilePath, trial: ResolvedTrial, seeds: Seeds) -> str | None:
-    """Say how the training behind a file may have used a trial's validation images.
+    """Return how the weights in a file may have been trained on a trial's validation images.
 
     Returns:
-        a clause, empty if it did not; None where no spec beside the file says what it was trained on.
+        A clause, empty if they were not; None if there is no readable ``spec.json`` beside the file.
     """
     try:
         left = Trial.from_json(read_json(file.with_name("spec.json")))
@@ -167,7 +167,7 @@ def _has_seen(file: FilePath, trial: ResolvedTrial, seeds: Seeds) -> str | None:
                 why = f" ({reason})" if reason else ""
                 return f"{file.parent.name[:8]}/{file.name} was trained on another split of {mine['type']}{why}"
     except (KeyError, TypeError, ValueError):
-        return None  # no such file, or of something else
+        return None  # the file is missing or is not a trial's spec
     for needed in left.needs.values():
         if before := _has_seen(file.parents[2] / needed / file.name, trial, seeds):
             return before
@@ -182,7 +182,7 @@ def _unknown(teacher: str) -> str:
 
 
 def rules_of(study: Study | None, document: Document, problems: list[Problem]) -> Rules:
-    """The rules of a study, read; what is no expression is added to ``problems``."""
+    """Parse the rules of a study; add a problem for each that is not a valid expression."""
     rules: Rules = []
     for index, rule in enumerate(study.where if study else ()):
         try:

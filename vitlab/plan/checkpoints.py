@@ -1,6 +1,6 @@
-"""Checkpoint files: what one consists of, and the digests a trial is planned with.
+"""Checkpoint files: the files that one consists of, and their digests.
 
-Imported without torch, because planning reads no weights.
+Imports no torch, because planning reads no weights.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def digests_of(file: Path) -> dict[str, str]:
 
 
 def identity_of(digests: Mapping[str, str]) -> str | dict[str, str]:
-    """Return what stands for a checkpoint in a trial's identity: its content, wherever it lies.
+    """Return a checkpoint's part of a trial's identity: its content, independent of its path.
 
     Args:
-        digests: as :func:`digests_of` returns them, the weights first.
+        digests: as returned by :func:`digests_of`, the weights first.
     """
     weights, *beside = digests.items()
     return {"weights": weights[1], **dict(beside)} if beside else weights[1]
@@ -49,6 +49,6 @@ def _stamp(file: Path) -> tuple[int, int, int]:
 
 @cache
 def _sha256(file: Path, inode: int, size: int, changed_ns: int) -> str:
-    """Return the digest of a file; it is read again only when the file has changed."""
+    """Return the SHA-256 of a file; the inode, size and time of change are the key of the cache."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

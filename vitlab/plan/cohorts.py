@@ -1,8 +1,8 @@
-"""Engines: which trials are trained together as a cohort, their weights stacked, and whether that pays.
+"""Choice of engine, and the grouping of trials into cohorts that are trained together with stacked weights.
 
-One kernel call for all of them saves time where the work of a call is small: measured on a CPU, 16 seeds of a ViT of 17
-tokens of width 32 take 0.7 of the time they take one after another in batches of 64, and 0.5 in batches of 16; at width
-64 and batches of 128 nothing is gained.  With the batch innermost (:mod:`vitlab.models.innermost`), in batches of 128,
+One kernel call for all trials saves time if a call does little work: measured on a CPU, 16 seeds of a ViT with 17
+tokens of width 32 take 0.7 of the time of training them one after another at batch size 64, and 0.5 at 16; at width 64
+and batch size 128 there is no gain.  With the batch innermost (:mod:`vitlab.models.innermost`), in batches of 128,
 those of a ViT of 5 tokens take 0.3 at 3 channels of a head, 0.5 at 8 and 0.7 at 16; of 10 tokens and 8 channels 0.5, of
 17 and 4 channels 0.6: 0.5 to 0.8 of what ``vmap`` takes.  At 17 tokens and 8 channels the two are alike.
 """
@@ -21,42 +21,42 @@ from vitlab.plan.values import EngineBenchmark, Planned
 from vitlab.spec.run import Engine
 from vitlab.spec.trial import LENGTHS
 
-MOST = 16  #: members of a cohort: more gain nothing, and a death costs more
+MOST = 16  #: largest cohort: more members gain nothing, and losing a worker costs more
 LARGEST = 1 << 16
-"""Numbers between two layers, of a whole batch, up to which a cohort pays."""
+"""Largest number of values between two layers, for a whole batch, at which a cohort is faster than the loop."""
 
 NARROW = 1200
-"""Products of queries and keys, of an image and head, up to which a cohort does better with the batch innermost."""
+"""Largest number of query-key products, per image and head, at which ``stack`` is faster than ``vmap``."""
 
 FREE = ("optimizer", "schedule", "clip_grad", "layer_decay", "mix")
-"""What may differ in ``train`` from member to member: each has an optimizer of its own."""
+"""Keys of ``train`` that may differ between the members of a cohort: each member has its own optimizer."""
 
 AUGMENT = ("augment",)
-"""What may differ in ``data``."""
+"""Keys of ``data`` that may differ between the members of a cohort."""
 
 Works = Callable[[Trial], Work | None]
-"""How much a trial's model computes of one image; None where it does not say."""
+"""Returns the work of a trial's model for one image; None if the model does not declare it."""
 
 
 def engine_of(trial: Trial, chosen: Engine, works: Works, probes: Mapping[str, EngineBenchmark] = {}) -> str:
-    """``vmap`` or ``stack`` for a trial that belongs in a cohort, be it the only member; else ``loop``.
+    """Return the engine of a trial: ``vmap`` or ``stack`` if it belongs in a cohort, even as its only member.
 
-    This is the written rule, and the only place where it stands:
+    The rule, which is defined here alone:
 
-    1. What starts from another trial, learns from a teacher or averages its weights is trained by the loop.
-    2. ``run.engine`` ``loop``, ``vmap`` and ``stack`` are what they say.
-    3. ``measured`` is what the probe of the trial's shape has found; where there is none, 4 holds.
-    4. ``auto`` is ``loop`` where the numbers that a whole batch hands from layer to layer are more than
-       :data:`LARGEST`, or the model does not tell; else what 5 says of a cohort.
-    5. A cohort is trained by ``stack`` in fp32 and fp64 where a head forms at most :data:`NARROW` products of queries
-       and keys, and by ``vmap`` where they are more or the model does not tell.
+    1. A trial that starts from another trial, learns from a teacher or averages its weights uses ``loop``.
+    2. ``run.engine`` ``loop``, ``vmap`` and ``stack`` are used as given.
+    3. ``measured`` uses the result of the benchmark of the trial's shape; without a result, rule 4 applies.
+    4. ``auto`` is ``loop`` if a whole batch has more than :data:`LARGEST` values between two layers, or if the model
+       does not declare its work; otherwise rule 5 applies.
+    5. A cohort uses ``stack`` in fp32 and fp64 if a head forms at most :data:`NARROW` query-key products, and ``vmap``
+       if there are more or the model does not declare them.
 
-    Where a worker finds that ``stack`` does not know a part, or itself on a GPU, it takes ``vmap``; where the model
-    cannot be stacked, the loop; and the journal says why.
+    A worker falls back from ``stack`` to ``vmap`` on a GPU or if a component is not supported, and to ``loop`` if the
+    model cannot be stacked; it writes the reason to the journal.
 
-    So it is a function of the trial, of ``run.engine`` and of what plan.json holds; neither the seeds that were added
-    nor the machine change it.  Nothing else is chosen: threads are ``run.threads``, nothing is compiled, and the kernel
-    of ``attention: auto`` follows a rule of its own, which is recorded with every result.
+    The engine therefore depends on the trial, ``run.engine`` and plan.json, and not on added seeds or the machine.
+    Nothing else is chosen: the number of threads is ``run.threads``, nothing is compiled, and the kernel of
+    ``attention: auto`` follows a rule of its own and is recorded with every result.
     """
     if chosen == "loop" or not stackable(trial):
         return "loop"
@@ -71,20 +71,21 @@ def engine_of(trial: Trial, chosen: Engine, works: Works, probes: Mapping[str, E
 
 
 def stacking(trial: Trial, work: Work | None) -> Literal["vmap", "stack"]:
-    """The engine that a trial would have in a cohort: the last line of :func:`engine_of`."""
+    """Return the engine of a trial in a cohort: rule 5 of :func:`engine_of`."""
     wide = trial.spec["train"].get("precision", "fp32") in ("fp32", "fp64")
     return "stack" if wide and work is not None and work.products is not None and work.products <= NARROW else "vmap"
 
 
 def stackable(trial: Trial) -> bool:
-    """Whether a trial could be a member of a cohort, as far as its spec says."""
+    """Return whether a trial's spec allows it to be a member of a cohort."""
     return not (trial.needs or trial.spec.get("distill") or trial.spec["train"].get("ema"))
 
 
 def shape(trial: Trial) -> str:
-    """A digest of what decides how fast a trial trains: its spec without seeds, lengths, rates and augmentations.
+    """Return a digest of the parts of a spec that decide training speed.
 
-    Of these it has whether images are cut out of pictures in files, which then are decoded for every batch.
+    These are all but seeds, lengths, rates and augmentations.  Whether images are crops of files, which are then
+    decoded for every batch, is part of the digest.
     """
     beside = (*FREE, *LENGTHS, "evaluations")
     data = _without(trial.spec["data"], AUGMENT)
@@ -95,7 +96,7 @@ def shape(trial: Trial) -> str:
 
 
 def unprobed(trials: Iterable[Planned], probes: Mapping[str, EngineBenchmark]) -> dict[str, list[Planned]]:
-    """Shape to its trials, of those that could be stacked and of which nobody has measured whether that pays."""
+    """Return the stackable trials whose shape has no benchmark, by shape."""
     found: dict[str, list[Planned]] = {}
     for planned in trials:
         if stackable(planned.trial) and (known := shape(planned.trial)) not in probes:
@@ -104,9 +105,10 @@ def unprobed(trials: Iterable[Planned], probes: Mapping[str, EngineBenchmark]) -
 
 
 def stack_key(trial: Trial) -> str:
-    """Equal for trials that can be trained together: equal but for their seeds and for what no shape depends on.
+    """Return a key that is equal for trials that can be trained together.
 
-    Validation and test images are the same, as a cohort is evaluated together.
+    Such trials differ in seeds and in :data:`FREE` and :data:`AUGMENT` alone.  They share their validation and test
+    images, because a cohort is evaluated together.
     """
     spec = {**trial.spec, "train": _without(trial.spec["train"], FREE), "data": _without(trial.spec["data"], AUGMENT)}
     return json.dumps([spec, trial.seeds["split"], trial.data, trial.code], sort_keys=True)
@@ -115,14 +117,15 @@ def stack_key(trial: Trial) -> str:
 def grouped(
     todo: Sequence[Planned], places: int, chosen: Engine, works: Works, probes: Mapping[str, EngineBenchmark] = {}
 ) -> list[tuple[str, list[Planned]]]:
-    """The trials in the groups they are trained in, each with its engine, in the order of the first of each.
+    """Group trials that are trained together; return each group with its engine, ordered by its first trial.
 
     Args:
-        todo: what is to be trained.
-        places: how many groups can be trained at a time; no place stays empty while another has several trials.
+        todo: trials to train.
+        places: number of groups that can run at a time; groups are split so that no place is idle while another has
+            several trials.
         chosen: ``run.engine``.
         works: see :data:`Works`.
-        probes: see :func:`engine_of`.
+        probes: benchmarks by shape, see :func:`engine_of`.
     """
     groups: list[tuple[str, list[Planned]]] = []
     stacks: dict[str, list[Planned]] = {}
@@ -144,7 +147,7 @@ def _without(tree: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _parts(group: list[Planned], places: int) -> list[list[Planned]]:
-    """A group in as few parts of at most :data:`MOST` as fill the places, as equal as they go."""
+    """Split a group into the fewest parts of at most :data:`MOST` trials that fill the places, nearly equal in size."""
     count = max(-(-len(group) // MOST), min(places, -(-len(group) // 2)))
     cuts = [index * len(group) // count for index in range(count + 1)]
     return [group[begin:end] for begin, end in pairwise(cuts)]

@@ -1,4 +1,4 @@
-"""From a design node to drafts: sets of changes to the base, each with a name and the places it was written at."""
+"""Expansion of a design into drafts: sets of changes to the base, each with a name and its places in the document."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitlab.errors import Path
 from vitlab.spec.design import Levels, Node
 
 MOST = 1_000_000
-"""Arms of one design, and trials of one plan: more are a mistake, and would be expanded until memory runs out."""
+"""Largest number of arms of a design and of trials of a plan; a larger one would exhaust memory."""
 
 
 class DesignFault(Exception):
@@ -30,12 +30,12 @@ class Draft:
 
     values: Mapping[str, Any] = field(default_factory=dict)  #: dotted path to value
     places: Mapping[str, Path] = field(default_factory=dict)  #: dotted path to where the document says so
-    label: str = ""  #: a name given by hand, or by the node
-    against: Mapping[str, Any] = field(default_factory=dict)  #: the values of the arm it is to be compared with
-    beside: frozenset[str] = frozenset()  #: paths of which the label does not speak
+    label: str = ""  #: name from the document or the node
+    against: Mapping[str, Any] = field(default_factory=dict)  #: values of the arm it is compared with
+    beside: frozenset[str] = frozenset()  #: paths that the label does not cover
 
     def and_(self, other: Draft) -> Draft:
-        """Both sets of changes at once."""
+        """Return a draft with the changes of both."""
         return Draft(
             {**self.values, **other.values},
             {**self.places, **other.places},
@@ -46,11 +46,11 @@ class Draft:
 
 
 def drafts(node: Node | None, place: Path = ("design",)) -> list[Draft]:
-    """The arms of a design in order, equal ones not yet merged.  Without a design there is the base alone.
+    """Return the arms of a design in order, duplicates included; without a design, the base alone.
 
     Raises:
-        DesignFault: if two nodes of a grid set one path, a sample asks for more arms than there are, or there are more
-            than ``MOST``.
+        DesignFault: if two nodes of a grid set the same path, a sample is larger than its population, or there are more
+            than ``MOST`` arms.
     """
     if node is None:
         return [Draft()]
@@ -81,7 +81,7 @@ def drafts(node: Node | None, place: Path = ("design",)) -> list[Draft]:
 
 
 def count(node: Node) -> int:
-    """How many arms a design has, equal ones not merged, without making any."""
+    """Return the number of arms of a design, duplicates included, without expanding it."""
     if node.one_at_a_time is not None:
         return 1 + sum(map(len, node.one_at_a_time.values()))
     if node.leave_one_out is not None:
@@ -152,7 +152,7 @@ def _product(axes: list[list[Draft]], here: Path) -> list[Draft]:
 
 
 def short_names(paths: Mapping[str, Any] | Sequence[str]) -> dict[str, str]:
-    """Each dotted path by as few of its last parts as tell it from the others: ``model.dim`` is ``dim``."""
+    """Return the shortest unambiguous ending of each dotted path: ``dim`` for ``model.dim``."""
     names: dict[str, str] = {}
     for path in paths:
         parts = path.removesuffix(".type").split(".")
@@ -169,7 +169,10 @@ def _ends(path: str, name: str) -> bool:
 
 
 def name_of(draft: Draft, short: Mapping[str, str]) -> str:
-    """``baseline``, the label, ``position=rope2d(theta=50), patch_size=4``, or a label and what stands beside it."""
+    """Return the name of an arm: its label and the values that the label does not cover, or ``baseline``.
+
+    Example: ``position=rope2d(theta=50), patch_size=4``.
+    """
     said = [draft.label] if draft.label else []
     said += [
         f"{short[path]}={text(value)}"
@@ -180,7 +183,7 @@ def name_of(draft: Draft, short: Mapping[str, str]) -> str:
 
 
 def text(value: Any) -> str:
-    """A value of the document in few characters: ``rope2d(theta=50)``, ``0.001``, ``none``."""
+    """Format a value of the document briefly: ``rope2d(theta=50)``, ``0.001``, ``none``."""
     if isinstance(value, Mapping):
         options = ", ".join(f"{name}={text(item)}" for name, item in value.items() if name != "type")
         return (

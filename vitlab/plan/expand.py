@@ -1,6 +1,6 @@
 """make_plan: expand the design, resolve every arm, merge equal ones, match, apply the rules, tune, hash.
 
-Every mistake of the file is found in one pass and raised together.
+All mistakes of the file are collected in one pass and raised together.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ def make_plan(
     """Plan a study.
 
     Args:
-        study: as read; where there are problems, what is sound of it, and None where too little is.
-        document: where everything stands, for the sentences about what is wrong.
-        problems: what reading has found already.
-        inform: tells what a model sees of a data set.
-        count: counts what a model costs; asked only where arms are matched.
-        decided: choices of knobs that were made before, by their keys.
-        probes: what was measured before, by shapes; see :func:`vitlab.plan.cohorts.engine_of`.
-        left_open: arms that ``seeds.escalate_to`` gives more seeds, for the first have not decided their comparison.
-        surroundings: of every trial; part of their code.
+        study: the validated study; if there are problems, its sound part, or None if too little is sound.
+        document: source of the line and column of each problem.
+        problems: problems found while reading the file.
+        inform: returns the model's view of a data set.
+        count: returns the cost of a model; called only if arms are matched.
+        decided: earlier tunings by key.
+        probes: earlier engine benchmarks by shape, see :func:`vitlab.plan.cohorts.engine_of`.
+        inconclusive_arms: arms that ``seeds.escalate_to`` gives more seeds, because the first seeds did not decide
+            their comparison.
+        surroundings: component files and pinned versions, which are part of every trial's code.
 
     Raises:
         SpecError: with every mistake of the file.
-        BrokenComponent: if a plugin the study names does not import.
+        BrokenComponent: if a plugin that the study names cannot be imported.
     """
     refresh()
     resolver = Resolver(inform, surroundings)
@@ -66,15 +67,15 @@ def make_plan(
         resolved_base = resolver.resolve(base)
     except Faults as error:
         resolved_base, known = error.partial, error.faults
-        # That something is missing has been said by reading.
+        # Missing keys were reported while reading the file.
         new = [(path, sentence) for path, sentence in known if sound or len(path) > 1 or path[0] in base]
         problems += [document.problem(("base", *path), sentence) for path, sentence in new]
 
     def at(values: Mapping[str, Any]) -> ResolvedTrial | Partial:
-        """Resolve the base with some values.
+        """Return the base with ``values`` changed, resolved.
 
         Raises:
-            Faults: if something is wrong that is not wrong with the base itself.
+            Faults: if there are mistakes that the base itself does not have.
         """
         try:
             return resolver.resolve(changed(base, values, resolved_base.plain))
@@ -113,7 +114,7 @@ def make_plan(
         elif draft.values and draft.places != arms[key].draft.places:
             repeated.append(name)
     for (values, sentence), places in wrong.items():
-        # What is said of several values of a list is said once, of the list.
+        # A mistake that several values of a list share is reported once, at the list.
         problems.append(document.problem(places[0] if len(set(places)) == 1 else values, sentence))
     problems += _same_names(arms, document)
     if len(arms) * len(study.seeds.all) > MOST:
@@ -209,18 +210,18 @@ def _plan(
 
 
 def _identity(arm: Making, study: Study) -> str:
-    """A digest of what an arm trains; knobs that matching and tuning choose follow from it."""
+    """Return a digest of what an arm trains; values chosen by matching and tuning follow from it."""
     match, tuned = (None if how is None else how.model_dump(mode="json") for how in (study.match, study.tune))
     return key_of({"trial": arm.key, "data": arm.trial.info.identity, "match": match, "tune": tuned})[:32]
 
 
 def _keyless(resolved: ResolvedTrial, streams: Mapping[str, int]) -> Trial:
-    """A trial whose knobs are not chosen yet: nothing that could be run."""
+    """Return a trial without a key, for an arm that is not tuned yet; it cannot be run."""
     return Trial(resolved.plain, streams, resolved.origins, resolved.info.identity)
 
 
 def _engine(arm: Making, chosen: Engine, trial: Trial, probes: Mapping[str, EngineBenchmark]) -> str:
-    """What trains an arm, given one of its trials."""
+    """Return the engine of an arm, given one of its trials."""
     model = arm.trial.model
 
     def work(_: Trial) -> Work | None:
@@ -231,7 +232,7 @@ def _engine(arm: Making, chosen: Engine, trial: Trial, probes: Mapping[str, Engi
 
 
 def _same_names(arms: Mapping[str, Making], document: Document) -> list[Problem]:
-    """Two different arms under one name could not be told apart in a report."""
+    """Return a problem for each arm that has the name of another, different arm."""
     first: dict[str, Making] = {}
     problems = []
     for arm in arms.values():
@@ -243,7 +244,7 @@ def _same_names(arms: Mapping[str, Making], document: Document) -> list[Problem]
 
 
 def _baselines(make: Workshop, arms: Mapping[str, Making]) -> dict[str, str | None]:
-    """Arm key to the name of the arm it is compared with; None for an arm that is the baseline itself."""
+    """Return arm key to the name of the arm it is compared with; None for a baseline."""
     compare = make.study.analysis.compare
     if compare == "none" or len(arms) == 1:
         return {}
@@ -271,7 +272,7 @@ def _baselines(make: Workshop, arms: Mapping[str, Making]) -> dict[str, str | No
 
 
 def _can_run(document: Document, arms: Mapping[str, Making], baselines: Mapping[str, str | None]) -> None:
-    """Refuse a study whose baseline is skipped."""
+    """Raise SpecError if a baseline is skipped."""
     compared = set(baselines.values())
     for arm in arms.values():
         if arm.skip and arm.name in compared:
@@ -288,7 +289,7 @@ def _placed(draft: Draft, path: Path) -> tuple[Path, Path]:
     causes = [change for change in draft.values if f"{dotted}.".startswith(f"{change.removesuffix('.type')}.")]
     causes = causes or [change for change in draft.values if change.startswith(f"{dotted}.")]
     if not causes and draft.values:
-        # One change makes another value wrong, as a width does the number of heads: the closest to it in the tree.
+        # A change can make another value wrong, as a width does the number of heads: take the closest in the tree.
         causes = [max(draft.values, key=lambda change: _shared(path, change))]
     if causes:
         cause = max(causes, key=len)
@@ -298,15 +299,15 @@ def _placed(draft: Draft, path: Path) -> tuple[Path, Path]:
 
 
 def _shared(path: Path, change: str) -> int:
-    """How many keys the way to a fault and the way to a change begin with in common."""
+    """Return the number of leading keys that the path of a fault and the path of a change share."""
     pairs = zip(path, change.split("."), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _said(make: Workshop, arm: Making, path: str) -> Any:
-    """What an arm has at a varied path, as the file says it, or the default that stands where the file is silent.
+    """Return an arm's value at a varied path, as written in the file, or its default.
 
-    Nothing, where it has put another component in the place of the one that has this option.
+    None if the arm has replaced the component that has this option.
     """
     own = changed(make.base, arm.draft.values, make.resolved_base.plain)
     for spoken in (arm.solved.get(path), arm.draft.values.get(path), match.value_at(own, path)):

@@ -1,16 +1,15 @@
 """Identity: the key of a trial, and the digest of the code it would run.
 
-The **key** is a 256-bit hash of the canonical JSON of everything that makes a trial what it is: the resolved spec with
-all defaults, the seeds, the origins of its components and the identity of its data.
+The **key** is a 256-bit hash of the canonical JSON of the resolved spec with all defaults, the seeds, the origins of
+the components and the identity of the data.
 
-The **code digest** saves everybody from bumping a version by hand.  It covers the module of every component of the
-trial and those of its base classes, the module that runs trials, every file of components that was loaded for the run,
-used or not, for it may change anything, and all that these import, followed in the text of the modules
-(:mod:`vitlab.plan.source`).  A package that only passes names on counts as the modules these names come from, so that
-one component does not depend on its neighbours.
+The **code digest** makes manual version numbers unnecessary.  It covers the modules of the trial's components and of
+their base classes, the module that runs trials, every component file loaded for the run, used or not, and the
+transitive imports of these, taken from the source text (:mod:`vitlab.plan.source`).  A package that only re-exports
+names counts as the modules that define them, so that a component does not depend on its neighbours.
 
-Not covered are the standard library and the packages that vitlab itself requires, torch above all: results record their
-versions.  A trial that names such versions (:class:`Surroundings`) has them in its code, too.
+The standard library and vitlab's own requirements, such as torch, are not covered: results record their versions.  A
+trial that pins such versions (:class:`Surroundings`) has them in its code digest.
 """
 
 from __future__ import annotations
@@ -28,38 +27,38 @@ from vitlab.registry import Resolved, plugin_files, slot
 from vitlab.spec.trial import METRICS, SLOTS_OF_A_TRIAL, SOURCES
 
 RUNNER = "vitlab.runner.run"
-"""The module that runs trials, whatever they are made of."""
+"""Module that runs trials."""
 READER = "vitlab.weights"
-"""The package that reads files of weights."""
+"""Package that reads weight files."""
 PUBLISHED = "vitlab.weights.pretrained"
-"""The module of weights that torchvision publishes."""
+"""Module of the weights that torchvision publishes."""
 DISTILLATION = "vitlab.training.distillation"
-"""The module of learning from a teacher."""
+"""Module of distillation."""
 PROBE = "vitlab.training.linear_probe"
-"""The module of heads in closed form."""
+"""Module of heads fitted in closed form."""
 MIXING = "vitlab.training.mixup"
-"""The module of training on mixed images."""
+"""Module of mixup and cutmix."""
 AVERAGING = "vitlab.training.ema"
-"""The module of averages of weights."""
+"""Module of the moving average of weights."""
 
 
 def key_of(identity: Mapping[str, Any]) -> str:
-    """Hash of the canonical JSON of ``identity``: sorted keys, no white space."""
+    """Return the hash of the canonical JSON of ``identity``: sorted keys, no white space."""
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What surrounds the trials of a plan, and is part of their code."""
+    """Component files and pinned versions, shared by all trials of a plan and part of their code digest."""
 
-    files: frozenset[str] = frozenset()  #: modules of the files of components that are loaded for them
+    files: frozenset[str] = frozenset()  #: modules of the component files that are loaded
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Packages and the versions that trials are to be trained under; empty for whatever is installed."""
+    """Package to the version required for training; empty for the installed versions."""
 
 
 NOTHING = Surroundings()
-"""No files of components, and whatever is installed."""
+"""No component files, and the installed versions."""
 
 
 def code_of(
@@ -71,16 +70,16 @@ def code_of(
     """Return the code digest that a trial has in this process.
 
     Args:
-        spec: resolved.
-        needs: role to ``key/code`` of the trials it starts from.  A change of code there makes this one another result.
-        versions: as of :class:`Surroundings`.
-        reader: tells what modules say; by default what a worker will run.
+        spec: resolved spec.
+        needs: role to ``key/code`` of its prerequisites; a change of their code changes this digest.
+        versions: see :class:`Surroundings`.
+        reader: returns the source of a module; by default the source that a worker will run.
     """
     return code_of_modules(modules_of_spec(spec), needs, versions, reader)
 
 
 def modules_of_spec(spec: Mapping[str, Any]) -> frozenset[str]:
-    """Return the modules that a trial's code begins with in this process, all files it has loaded included."""
+    """Return the root modules of a trial's code in this process, including every loaded component file."""
     return modules_of(components(spec)) | modules_beside(spec) | plugin_files.modules()
 
 
@@ -92,7 +91,7 @@ def requirements_of(spec: Mapping[str, Any]) -> dict[str, str]:
 
 
 def modules_beside(spec: Mapping[str, Any]) -> frozenset[str]:
-    """The modules that a trial needs beside those of its components; of trials that do without, they are no part."""
+    """Return the root modules of a trial's optional features, such as distillation, that its spec uses."""
     train = spec.get("train") or {}
     asked = {DISTILLATION: spec.get("distill"), MIXING: train.get("mix"), AVERAGING: train.get("ema")}
     found = {module for module, how in asked.items() if how is not None}
@@ -113,7 +112,7 @@ def code_of_modules(
     versions: Mapping[str, str] = {},
     reader: source.Reader = source.expected,
 ) -> str:
-    """Return what :func:`code_of` does, where the modules that a trial's code begins with are known."""
+    """Return the code digest of a trial, see :func:`code_of`, from its root modules."""
     own = code_digest(modules, reader)
     beside = {**needs, **({"versions": dict(versions)} if versions else {})}
     return key_of({"own": own, **beside})[:32] if beside else own
@@ -127,14 +126,14 @@ def modules_of(choices: Iterable[Resolved]) -> frozenset[str]:
 def modules_of_class(component: type) -> frozenset[str]:
     """Return the modules of a component and of its base classes.
 
-    Base classes in what is installed count as requirements, such as ``timm==1.0.20``.
+    A base class from an installed distribution counts as a requirement, such as ``timm==1.0.20``.
     """
     bases = {source.standing(base.__module__, component.__module__) for base in component.__mro__[1:]}
     return frozenset({component.__module__, *bases} - {""})
 
 
 def components(spec: Mapping[str, Any]) -> Iterator[Resolved]:
-    """The resolved choices of a trial: one for each slot that it has, and the metrics it names."""
+    """Yield the resolved choices of a trial: one for each of its slots, and the metrics it names."""
     for path, name in SLOTS_OF_A_TRIAL.items():
         value: Any = spec
         for part in path:
@@ -155,20 +154,20 @@ def code_digest(modules: frozenset[str], reader: source.Reader = source.expected
 
 
 def refresh() -> None:
-    """Look at every file anew from here on: what is planned or checked next is of the code as it is then."""
+    """Clear all caches of source files, so that later digests are of the files as they are then."""
     source.refresh()
     code_digest.cache_clear()
 
 
 def read_ahead() -> None:
-    """Read every module of vitlab that has been imported, so that processes forked from this one need not."""
+    """Read every imported module of vitlab, so that forked processes find them in the cache."""
     closure(module for module in sys.modules if module.partition(".")[0] == "vitlab")
 
 
 def closure(modules: Iterable[str], reader: source.Reader = source.expected) -> dict[str, str]:
-    """Return module name to the digest of its text, for the modules and all that is followed from them.
+    """Return module name to digest, for the given modules and their transitive dependencies.
 
-    A requirement such as ``timm==1.0.20`` stands among the modules, with no digest.
+    A requirement such as ``timm==1.0.20`` is a key, too, with an empty digest.
     """
     found: dict[str, str] = {}
     waiting = sorted(modules)

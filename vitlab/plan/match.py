@@ -1,7 +1,7 @@
-"""Matching: the value of one knob that makes an arm cost what its baseline costs.
+"""Matching: find the value of one knob at which an arm costs as much as its baseline.
 
-Costs are counted by whoever can build models; what is found here is the value, by bisection over the values that the
-knob can take: whole numbers, multiples of the batch for ``train.images``, four figures for other numbers.
+The caller supplies the function that counts costs.  The value is found by bisection over the values that the knob can
+take: whole numbers, multiples of the batch size for ``train.images``, four significant digits for other numbers.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from vitlab.spec import Match
 from vitlab.spec import trial as trial_spec
 
 LENGTHS = tuple(f"train.{name}" for name in trial_spec.LENGTHS)
-DOUBLINGS = 24  #: how far above the base's value is looked
+DOUBLINGS = 24  #: largest number of times that the base's value is doubled in the search
 IMAGES = "images"
-SPAN = 512  #: how many values in a row may be impossible
+SPAN = 512  #: largest number of consecutive impossible values that the search skips
 
 
 class Counts(Protocol):
-    """What one model costs."""
+    """Cost of one model."""
 
     @property
     def params(self) -> int:
@@ -41,20 +41,20 @@ class Counts(Protocol):
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of one image, forward."""
+        """Multiply-accumulates of one forward pass of one image."""
 
 
 Count = Callable[[Mapping[str, Any], DataInfo], Counts]
-"""Counts the cost of a model, given its resolved choice and what it sees; handed in by whoever can build one."""
+"""Returns the cost of a model, given its resolved choice and its data; supplied by a caller that can build models."""
 
 
 class Unmatched(Exception):
-    """No value of the knob brings an arm close enough; one sentence."""
+    """Failure to match an arm: no value of the knob comes close enough.  The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Matched:
-    """An arm that costs what its baseline costs."""
+    """A trial that is matched with its reference."""
 
     trial: ResolvedTrial
     value: int | float  #: of the knob
@@ -63,7 +63,7 @@ class Matched:
 
 
 class Matcher:
-    """Solves for one knob, remembering the cost of models it has seen."""
+    """Solver for one knob, with a cache of model costs."""
 
     def __init__(self, match: Match, count: Count) -> None:
         self.match = match
@@ -71,7 +71,7 @@ class Matcher:
         self._known: dict[tuple[str, DataInfo], Counts] = {}
 
     def off(self, trial: ResolvedTrial, reference: ResolvedTrial) -> float:
-        """By which share of the reference's cost a trial costs more; negative where it costs less.
+        """Return the relative difference of a trial's cost from the reference's; negative if it costs less.
 
         Raises:
             Unmatched: if the two cannot be compared.
@@ -89,15 +89,15 @@ class Matcher:
     def solve(
         self, trial: ResolvedTrial, reference: ResolvedTrial, at: Callable[[int | float], ResolvedTrial]
     ) -> Matched:
-        """The value of the knob with which a trial costs what the reference does.
+        """Return the trial with the value of the knob at which it costs as much as the reference.
 
         Args:
-            trial: as its arm has it, before it is matched.
-            reference: what it is to equal.
-            at: the trial with another value of the knob; raises Faults for values that it cannot take.
+            trial: the trial before matching.
+            reference: the trial to match.
+            at: returns the trial with another value of the knob; raises Faults if it cannot take the value.
 
         Raises:
-            Unmatched: naming the nearest that can be reached.
+            Unmatched: if no value is within the tolerance, naming the nearest.
         """
         knob = self.match.knob
         now = value_at(trial.plain, knob)
@@ -107,7 +107,7 @@ class Matcher:
         tried: dict[int, tuple[ResolvedTrial, float] | None] = {}
 
         def off(k: int) -> float | None:
-            """How far off the k-th value is; None where the arm cannot take it."""
+            """Return the relative difference at the k-th value; None if the arm cannot take it."""
             if k not in tried:
                 tried[k] = None
                 try:
@@ -137,7 +137,7 @@ class Matcher:
         return Matched(solved, value, distance, f"matched by {self._said(best, reference)}")
 
     def _said(self, found: tuple[ResolvedTrial, float], reference: ResolvedTrial) -> str:
-        """``model.dim 36: 12,345 params, 0.42 % above 12,293``."""
+        """Format a candidate: ``model.dim 36: 12,345 params, 0.42 % above 12,293``."""
         (trial, off), quantity, knob = found, self.match.quantity, self.match.knob
         amounts = [self._amount(one) for one in (trial, reference)]
         amount, target = (f"{value:,.0f}" if value < 1e7 else f"{value:.4g}" for value, _ in amounts)
@@ -146,7 +146,7 @@ class Matcher:
         return f"{knob} {text(value_at(trial.plain, knob))}: {amount} {quantity}{each}, {apart}"
 
     def _amount(self, trial: ResolvedTrial) -> tuple[float, str]:
-        """What a trial costs, and what its length is counted in."""
+        """Return the cost of a trial, and the unit of its length."""
         known = json.dumps(trial.plain["model"], sort_keys=True), trial.info
         if known not in self._known:
             try:
@@ -163,7 +163,7 @@ class Matcher:
 def solve(
     make: Workshop, matcher: Matcher, arms: Mapping[str, Making], baselines: Mapping[str, str | None]
 ) -> list[str]:
-    """Solve for the knob of every arm that is compared with another.  Returns what the report says of it."""
+    """Solve for the knob of every arm that is compared with another; return notes for the report."""
     asked = matcher.match
     by_name = {arm.name: arm for arm in arms.values()}
     for index, name in enumerate(asked.spare):
@@ -214,10 +214,10 @@ def solve(
 
 
 def mistakes(match: Match, plain: Mapping[str, Any], drafts: Sequence[Draft]) -> list[tuple[Path, str]]:
-    """What is wrong with a ``match`` before anything is counted: places and sentences.
+    """Return the mistakes in a ``match`` that show before any cost is counted, as places and sentences.
 
     Args:
-        match: as the file has it.
+        match: the ``match`` of the study.
         plain: the resolved base.
         drafts: the arms of the design.
     """
@@ -237,7 +237,7 @@ def mistakes(match: Match, plain: Mapping[str, Any], drafts: Sequence[Draft]) ->
 
 
 def setting(knob: str, drafts: Sequence[Draft]) -> list[Path]:
-    """Where a design sets a knob: the first place of every path by which it does."""
+    """Return the places at which a design sets a knob: the first of every path that sets it."""
     places: dict[str, Path] = {}
     for draft in drafts:
         for path, value in draft.values.items():
@@ -247,14 +247,14 @@ def setting(knob: str, drafts: Sequence[Draft]) -> list[Path]:
 
 
 def overlap(first: str, second: str) -> bool:
-    """Whether two paths name one value, or one of them a part of what the other names."""
+    """Return whether two paths name the same value, or one names a part of the other."""
     if first in LENGTHS and second in LENGTHS:
         return True
     return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")
 
 
 def value_at(tree: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path, or None where there is none."""
+    """Return the value at a dotted path, or None if there is none."""
     value: Any = tree
     for part in path.removesuffix(".type").split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -262,17 +262,16 @@ def value_at(tree: Mapping[str, Any], path: str) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number, which true and false are not."""
+    """Return whether a value is a number; booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
 def _around(off: Callable[[int], float | None], start: int) -> list[int]:
-    """The neighbours of the target: the largest k that lies below it and the smallest that does not, as far as any.
+    """Return the largest possible k below the target and the smallest that is not, as far as they exist.
 
-    ``off`` grows with k; it is None where there is nothing.
+    Args:
+        off: difference from the target, increasing in k; None if k is impossible.
+        start: the first k to try.
     """
     low, high, last = 0, _possible(off, start, start + SPAN), None
     for _ in range(DOUBLINGS):
@@ -298,12 +297,12 @@ def _around(off: Callable[[int], float | None], start: int) -> list[int]:
 
 
 def _possible(off: Callable[[int], float | None], first: int, stop: int, step: int = 1) -> int | None:
-    """The first k from ``first`` on, before ``stop``, that is possible."""
+    """Return the first possible k in ``range(first, stop, step)``, or None."""
     return next((k for k in range(first, stop, step) if off(k) is not None), None)
 
 
 def _unit(trial: ResolvedTrial, knob: str, now: int | float) -> int | float:
-    """By what the values of a knob are spaced."""
+    """Return the spacing of a knob's values."""
     if knob == "train.images":
         return int(trial.plain["train"]["batch_size"])
     if isinstance(now, int):
@@ -312,7 +311,10 @@ def _unit(trial: ResolvedTrial, knob: str, now: int | float) -> int | float:
 
 
 def _length(trial: ResolvedTrial) -> tuple[float, str]:
-    """How many images a training sees; in epochs of its data where how many these hold is not known yet."""
+    """Return the number of images that a training sees, and the unit.
+
+    The unit is epochs of the data set if the number of its images is not known yet.
+    """
     train = trial.plain["train"]
     images = images_seen(train)
     if images is not None:
@@ -322,11 +324,11 @@ def _length(trial: ResolvedTrial) -> tuple[float, str]:
 
 
 _SHOWN = ("size", "channels", "normalize", "augment")
-"""Options of data sets that say how images are shown, not how many there are."""
+"""Options of data sets that change the images' appearance, but not their number."""
 
 
 def _sets(path: str, value: Any, knob: str) -> bool:
-    """Whether an arm that gives ``path`` this value sets the knob, or a part of it."""
+    """Return whether a change of ``path`` to ``value`` sets the knob, or a part of it."""
     path = path.removesuffix(".type")
     if knob.startswith(f"{path}."):
         return value_at(value, knob[len(path) + 1 :]) is not None
@@ -334,7 +336,7 @@ def _sets(path: str, value: Any, knob: str) -> bool:
 
 
 def _numbers(tree: Mapping[str, Any], path: str) -> list[str]:
-    """Dotted paths of the numbers below a choice."""
+    """Return the dotted paths of all numbers below a choice."""
     found: list[str] = []
     for name, value in tree.items():
         here = f"{path}.{name}"

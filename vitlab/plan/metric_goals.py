@@ -1,4 +1,4 @@
-"""What a study is judged by: which metrics its trials report, and which way is better where it does not say."""
+"""The metrics that a study's trials report, and the direction in which each is better."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from vitlab.spec.trial import METRICS
 
 
 def metrics(trial: ResolvedTrial | Partial) -> dict[str, Any]:
-    """Return the metrics that a trial reports of a split by name; none where its data cannot be told."""
+    """Return name to metric, for the metrics that a trial reports of a split; empty if its data is unknown."""
     if trial.info is None:
         return {}
     train, key = METRICS
     chosen = trial.plain[train].get(key, ()) if isinstance(trial.plain.get(train), Mapping) else ()
     known = []
     for choice in chosen:
-        with suppress(OptionError, ValueError):  # whatever is wrong with one is reported where it is named
+        with suppress(OptionError, ValueError):  # mistakes in a metric are reported when the trial is resolved
             known.append(slot("metric").resolve(choice))
     room: Any = importlib.import_module(SLOT_MODULES["metric"])
     found: dict[str, Any] = room.metrics_of(trial.info, known)
@@ -31,14 +31,14 @@ def metrics(trial: ResolvedTrial | Partial) -> dict[str, Any]:
 
 
 def goals(trial: ResolvedTrial | Partial) -> dict[str, Goal]:
-    """Return the metrics that a trial reports of a split, each with the goal that it declares."""
+    """Return name to declared goal, for the metrics that a trial reports of a split."""
     return {name: metric.goal for name, metric in metrics(trial).items()}
 
 
 def goal_of(metric: str, known: Mapping[str, Goal]) -> Goal | None:
-    """Which way a metric such as ``val/accuracy`` is better; None where nobody has said.
+    """Return the goal of a metric such as ``val/accuracy``; None if it is not declared.
 
-    What is measured while training is a loss.  ``accuracy_dist`` is the accuracy of one of several predictions.
+    Every ``train`` metric is a loss.  ``accuracy_dist`` is the accuracy of one of several predictions.
     """
     group, _, name = metric.partition("/")
     if group == "train":
@@ -48,12 +48,12 @@ def goal_of(metric: str, known: Mapping[str, Goal]) -> Goal | None:
 
 
 def _own(name: str, known: Iterable[str]) -> str | None:
-    """Return the metric that a name in results is of: ``accuracy`` of ``accuracy_dist``."""
+    """Return the metric that a name in results belongs to: ``accuracy`` for ``accuracy_dist``."""
     return max((one for one in known if name == one or name.startswith(f"{one}_")), key=len, default=None)
 
 
 def with_goal(study: Study, base: ResolvedTrial | Partial) -> Study:
-    """The study with the goal of its analysis, where the file names none."""
+    """Return the study with the goal of its analysis filled in, if the file names none."""
     if "goal" in study.analysis.model_fields_set:
         return study
     metric = study.analysis.metric
@@ -62,7 +62,7 @@ def with_goal(study: Study, base: ResolvedTrial | Partial) -> Study:
 
 
 def _installed(name: str) -> Goal | None:
-    """What a metric says of itself that not the base, but maybe an arm reports."""
+    """Return the goal of an installed metric, which an arm may report although the base does not."""
     if name not in slot("metric").names():
         return None
     declared: Goal = slot("metric").get(name).goal
@@ -72,7 +72,7 @@ def _installed(name: str) -> Goal | None:
 def mistakes(
     study: Study, document: Document, base: ResolvedTrial | Partial, arms: Iterable[ResolvedTrial | Partial]
 ) -> Iterator[tuple[Path, str]]:
-    """Yield what is wrong with the metrics of a study and with amounts in their units: places and sentences."""
+    """Yield mistakes in the metrics of a study and in amounts in their units, as places and sentences."""
     yield from _unreported(study, base, arms)
     yield from _amounts(study, document, metrics(base))
 
@@ -80,7 +80,7 @@ def mistakes(
 def _unreported(
     study: Study, base: ResolvedTrial | Partial, arms: Iterable[ResolvedTrial | Partial]
 ) -> Iterator[tuple[Path, str]]:
-    """Yield metrics that the study judges or chooses by, and that none of its trials reports."""
+    """Yield a mistake for each metric that the study compares or selects by and that no trial reports."""
     asked: dict[Path, str] = {("analysis", "metric"): study.analysis.metric}
     if study.tune is not None and study.tune.select is not None:
         asked["tune", "select"] = study.tune.select
@@ -88,11 +88,11 @@ def _unreported(
         asked |= {("check", "metrics", metric): metric for metric in study.check.metrics}
     known = goals(base)
     if base.info is None or all(goal_of(metric, known) is not None for metric in asked.values()):
-        return  # as nearly always, so that thousands of arms are not asked
+        return  # the usual case, in which no arm need be examined
     for trial in arms:
         known |= goals(trial)
         if trial.plain.get("distill"):
-            return  # with a teacher there is more to see than metrics
+            return  # distillation reports values that are not metrics
     for place, metric in asked.items():
         if goal_of(metric, known) is None:
             group, _, name = metric.partition("/")
@@ -105,7 +105,7 @@ def _unreported(
 
 
 def _amounts(study: Study, document: Document, known: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
-    """Yield amounts in units of a metric that cannot be meant, for they are as large as all that it can be."""
+    """Yield a mistake for each amount that is as large as the whole range of its metric."""
     amounts: list[tuple[Path, str, float]] = []
     if study.analysis.margin is not None:
         amounts.append((("analysis", "margin"), study.analysis.metric, study.analysis.margin))

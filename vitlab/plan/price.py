@@ -1,7 +1,7 @@
-"""What a training costs, by arithmetic alone: from multiply-accumulates and images to work and to hours of a GPU.
+"""Cost of a training: multiply-accumulates, images and GPU hours, by arithmetic alone.
 
-A training costs 3 x MACs x images: one pass forward, and one backward of twice its work.  A multiply-accumulate is two
-floating-point operations, and a GPU that trains does about 0.4 of what it could do at its peak.
+A training costs 3 x MACs x images: a forward pass, and a backward pass of twice its work.  A multiply-accumulate is two
+floating-point operations, and a GPU attains about 0.4 of its peak rate in training.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-BACKWARD = 3  #: a training step is a pass forward, and one backward of twice its work
-UTILISATION = 0.4  #: share of the peak rate that a training attains; 0.3 to 0.5 where images arrive in time
+BACKWARD = 3  #: work of a training step in forward passes: one forward, and a backward of twice its work
+UTILISATION = 0.4  #: share of the peak rate that a training attains; 0.3 to 0.5 if data loading keeps up
 
 
 def images_seen(train: Mapping[str, Any], examples: int | None = None) -> int | None:
-    """Return how many images a training sees, in whole batches.
+    """Return the number of images that a training sees, in whole batches.
 
     Args:
-        train: how it is trained, as a trial's spec says.
-        examples: number of training images; without it, None is returned for a length in epochs.
+        train: ``train`` of a trial's spec.
+        examples: number of training images; if None, a length in epochs gives None.
     """
     size = int(train["batch_size"])
     if train.get("steps") is not None:
@@ -31,15 +31,20 @@ def images_seen(train: Mapping[str, Any], examples: int | None = None) -> int | 
 
 
 def train_macs(macs: int, images: int) -> int:
-    """Multiply-accumulates of a training that sees so many images; a teacher is not counted."""
+    """Return the multiply-accumulates of a training on ``images`` images, without those of a teacher.
+
+    Args:
+        macs: multiply-accumulates of one forward pass of one image.
+        images: number of images seen.
+    """
     return BACKWARD * macs * images
 
 
 def gpu_hours(train_macs: float, tflops: float) -> float:
-    """Hours of one GPU for a training.
+    """Return the hours that a training takes on one GPU.
 
     Args:
         train_macs: multiply-accumulates of the training.
-        tflops: peak rate of the GPU at the precision of the training, in 10^12 operations a second.
+        tflops: peak rate of the GPU at the training's precision, in 10^12 operations per second.
     """
     return 2 * train_macs / (tflops * 1e12 * UTILISATION) / 3600

@@ -1,8 +1,8 @@
-"""What a study said about its judgement before its results were known: kept in plan.json from the first run on.
+"""Registration of a study's analysis before its results are known, stored in plan.json at the first run.
 
-Metric, goal, correction, margin, sides, seeds, those of a second look among them, the family of comparisons and what
-each arm trains are frozen once a trial has ended, and stay so.  A later change of the file is obeyed, and what it leads
-to is called exploratory.  So is a comparison whose results were there already when it was registered.
+Metric, goal, correction, margin, sides, seeds, including those of an escalation, the family of comparisons and what
+each arm trains are frozen once a trial has ended.  A later change of the file takes effect, and its comparisons are
+labelled exploratory.  So is a comparison whose results existed before it was registered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ JUDGED_BY = ("metric", "goal", "at", "margin", "correction", "alpha", "sides")
 
 
 def registration(plan: Plan) -> dict[str, Any]:
-    """Return how the answer of a plan is to be judged, in JSON values."""
+    """Return the registration of a plan's analysis, in JSON values."""
     analysis = plan.analysis.model_dump(mode="json")
     return {
         **{name: analysis[name] for name in JUDGED_BY if name in analysis},
@@ -32,18 +32,18 @@ def registration(plan: Plan) -> dict[str, Any]:
 
 
 def family(plan: Plan) -> list[list[str]]:
-    """Every comparison of a plan: an arm that runs, and the arm it is compared with."""
+    """Return every comparison of a plan: an arm that runs, and its baseline."""
     return [[arm.name, arm.baseline] for arm in plan.arms if arm.baseline is not None and not arm.skip]
 
 
 def registered(plan: Plan, earlier: Mapping[str, Any] | None, ended: Callable[[str, str], bool]) -> Plan:
-    """Return the plan with what was registered when it was first run.
+    """Return the plan with the registration of its first run.
 
     Args:
-        plan: as the file says now.
-        earlier: the plan.json of the run before.
-        ended: whether the trial of a key and a code has a result.  As long as no trial of any earlier plan has one,
-            nothing was known that could have led to a change, and what the file says now is registered.
+        plan: plan of the current file.
+        earlier: plan.json of the previous run.
+        ended: returns whether the trial of a key and a code has a result.  Until a trial of an earlier plan has one,
+            no result can have led to a change, and the current file is registered.
     """
     first = (earlier or {}).get("registered")
     if (
@@ -53,13 +53,13 @@ def registered(plan: Plan, earlier: Mapping[str, Any] | None, ended: Callable[[s
     ):
         kept = {**first, "arms": {**plan.identities, **first.get("arms", {})}}
         if not any(ended(item.trial.key, item.trial.code) for item in plan.trials):
-            kept["seen"] = True  # nothing in this plan will tell the next run that there were results
+            kept["seen"] = True  # the next run cannot tell from this plan's trials that there were results
         return replace(plan, registered=kept)
     return replace(plan, registered={**registration(plan), "known": _known(plan, ended)})
 
 
 def changes(plan: Plan) -> list[str]:
-    """Return what every comparison is exploratory for: each change since the first run as a clause."""
+    """Return each change of the analysis since the first run as a clause; any makes all comparisons exploratory."""
     first, now = plan.registered, registration(plan)
     if first is None:
         return []
@@ -77,7 +77,7 @@ def changes(plan: Plan) -> list[str]:
 
 
 def added(plan: Plan) -> set[str]:
-    """Arms whose comparison was not among those of the first run."""
+    """Return the arms whose comparison was not registered at the first run."""
     if plan.registered is None:
         return set()
     known = [tuple(pair) for pair in plan.registered["family"]]
@@ -85,27 +85,31 @@ def added(plan: Plan) -> set[str]:
 
 
 def altered(plan: Plan) -> list[str]:
-    """Return the arms that train something else than they did when they were registered under their names."""
+    """Return the arms that train something else than the arm registered under the same name."""
     known = (plan.registered or {}).get("arms", {})
     return [arm for arm, identity in plan.identities.items() if known.get(arm, identity) != identity]
 
 
 def known_before(plan: Plan) -> tuple[int, int, list[str]]:
-    """Return how many trials had results before the plan was registered, of how many, and whose comparison had any."""
+    """Return the results that existed before registration.
+
+    Returns:
+        The number of trials with results, the number of all trials, and the arms whose comparison had results.
+    """
     known = (plan.registered or {}).get("known") or {"results": 0, "trials": 0, "comparisons": []}
     return known["results"], known["trials"], known["comparisons"]
 
 
 def removed(plan: Plan) -> list[str]:
-    """Arms whose comparison was among those of the first run and is no longer; it still counts in the family."""
+    """Return the arms whose comparison was registered and is no longer in the plan; it still counts in the family."""
     if plan.registered is None:
         return []
-    known = [(arm.name, arm.baseline) for arm in plan.arms]  # one that cannot run is still there, and says why
+    known = [(arm.name, arm.baseline) for arm in plan.arms]  # skipped arms included
     return [arm for arm, baseline in plan.registered["family"] if (arm, baseline) not in known]
 
 
 def _known(plan: Plan, ended: Callable[[str, str], bool]) -> dict[str, Any]:
-    """Which trials have results already; a comparison is known where both of its arms have one at the same seed."""
+    """Return the counts of existing results, and the arms that share a seed with results with their baseline."""
     trials = {(item.arm, item.seed): (item.trial.key, item.trial.code) for item in plan.trials}
     results = {trial for trial in trials.values() if ended(*trial)}
     seeds: dict[str, set[int]] = {}

@@ -1,4 +1,4 @@
-"""From one arm's changes to one resolved trial: every component found, every option filled in, every fault placed."""
+"""Resolution of one arm's changes to a trial with all components and options, collecting every mistake."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from vitlab.spec.study import STAND_INS
 from vitlab.spec.trial import LENGTHS, METRICS, SLOTS_OF_A_TRIAL, SOURCES
 
 Inform = Callable[[Resolved], DataInfo]
-"""What a model sees of a data set; handed in by whoever can read data."""
+"""Returns the model's view of a data set; supplied by a caller that can read data."""
 
 
 @dataclass(frozen=True)
 class Partial:
-    """What is known of a trial in which something is wrong."""
+    """The sound part of a trial with mistakes."""
 
-    plain: Mapping[str, Any]  #: as that of a :class:`ResolvedTrial`, as far as it is sound
-    info: DataInfo | None  #: None where its data cannot be told
+    plain: Mapping[str, Any]  #: sound part of ``plain`` of a :class:`ResolvedTrial`
+    info: DataInfo | None  #: None if the data set is invalid
 
 
 class Faults(Exception):
-    """Everything wrong with one trial: paths below ``base``, sentences, and what is known of it all the same."""
+    """All mistakes of one trial, as paths below ``base`` and sentences, and its sound part."""
 
     def __init__(self, faults: list[tuple[Path, str]], partial: Partial) -> None:
         self.faults = faults
@@ -47,14 +47,14 @@ class Faults(Exception):
 class ResolvedTrial:
     """A trial before it has seeds."""
 
-    plain: Mapping[str, Any]  #: data, model and train in plain JSON, every option written out
-    identity: Mapping[str, Any]  #: the same without what cannot change a number
+    plain: Mapping[str, Any]  #: data, model and train as plain JSON, with every option
+    identity: Mapping[str, Any]  #: ``plain`` without the options that cannot change a result
     origins: tuple[str, ...]
-    modules: frozenset[str]  #: that its code begins with
+    modules: frozenset[str]  #: root modules of its code
     info: DataInfo
     model: Resolved
-    incompatibility: str  #: why these components cannot work together; empty where they can
-    needs: Mapping[str, Prerequisite] = field(default_factory=dict)  #: role to the trial whose weights it takes
+    incompatibility: str  #: why these components cannot work together; empty if they can
+    needs: Mapping[str, Prerequisite] = field(default_factory=dict)  #: role to the trial that supplies weights
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  #: role to the digests of its checkpoint
     versions: Mapping[str, str] = field(default_factory=dict)  #: see :class:`vitlab.plan.key.Surroundings`
 
@@ -68,7 +68,7 @@ class Prerequisite:
 
 
 class _Known:
-    """A resolved choice and what is asked of it again and again: thousands of arms share most of theirs."""
+    """A resolved choice with its derived values, computed once because the arms of a study share most choices."""
 
     def __init__(self, choice: Resolved) -> None:
         self.choice = choice
@@ -80,15 +80,15 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Wrong:
-    """A choice with something wrong in it."""
+    """A choice with mistakes."""
 
     faults: Sequence[tuple[Path, str]] = ()
-    sound: _Known | None = None  #: with defaults for what is wrong, where it can be examined together with others
-    wrong: Collection[str | int] = ()  #: options
+    sound: _Known | None = None  #: the choice with defaults for the wrong options, if it can be examined further
+    wrong: Collection[str | int] = ()  #: the wrong options
 
 
 class Resolver:
-    """Resolves trials, remembering choices it has seen: the arms of a study share most of theirs."""
+    """Resolver of trials, with a cache of choices, most of which the arms of a study share."""
 
     def __init__(self, inform: Inform, surroundings: Surroundings = NOTHING) -> None:
         self._inform = inform
@@ -97,11 +97,11 @@ class Resolver:
         self._infos: dict[str, DataInfo] = {}
 
     def resolve(self, tree: Mapping[str, Any]) -> ResolvedTrial:
-        """Resolve what stands under ``base`` after an arm's changes.
+        """Resolve ``base`` after an arm's changes.
 
         Raises:
-            Faults: with every fault found.
-            BrokenComponent: if a plugin it names does not import.
+            Faults: with every mistake.
+            BrokenComponent: if a plugin that it names cannot be imported.
         """
         found_in_spec = collect(TrialSpec, tree, partial(spec_faults, top=TrialSpec.model_fields), STAND_INS)
         faults = [(fault.path, fault.message) for fault in found_in_spec.faults]
@@ -167,9 +167,9 @@ class Resolver:
     def _needs(
         self, plain: dict[str, Any], identity: dict[str, Any], faults: list[tuple[Path, str]]
     ) -> tuple[dict[str, Prerequisite], dict[str, dict[str, str]]]:
-        """Return the trials whose weights a trial takes, and the digests of the checkpoints, each by its role.
+        """Return role to prerequisite, and role to digests of checkpoint files.
 
-        Both are put into its identity, where a checkpoint counts by its content.
+        Both become part of ``identity``, where a checkpoint counts by its content.
         """
         needs: dict[str, Prerequisite] = {}
         files: dict[str, dict[str, str]] = {}
@@ -179,7 +179,7 @@ class Resolver:
                 continue
             if isinstance(source.get("checkpoint"), str):
                 file = FilePath(source["checkpoint"])
-                if not os.path.isfile(file):  # which is False for names that no file can have
+                if not os.path.isfile(file):  # False, where Path raises, for names that no file can have
                     faults.append(((*path, "checkpoint"), f"no such file: {file}"))
                 else:
                     file = file.resolve()
@@ -187,21 +187,21 @@ class Resolver:
                     identified["checkpoint"] = identity_of(files[role])
                     _put(plain, (*path, "checkpoint"), str(file))
             elif isinstance(source.get("pretrained"), str):
-                # By name, as planning imports no torch; only a study that names published weights needs torchvision.
+                # Imported here, as planning imports no torch; only studies with published weights need torchvision.
                 reader: Any = importlib.import_module(PUBLISHED)
                 try:
                     digest = reader.digest_of(source["pretrained"])
                 except WeightsError as error:
                     faults.append(((*path, "pretrained"), str(error)))
                 except ImportError:
-                    pass  # where torchvision is not installed, the name alone stands for them
+                    pass  # without torchvision, the name alone identifies the weights
                 else:
                     identified["pretrained"] = {"name": source["pretrained"], "sha256": digest}
             elif isinstance(source.get("trial"), Mapping):
                 named = source["trial"]
                 if role == "teacher" and "data" not in named:
                     if not isinstance(plain.get("data"), Mapping) or any(place[0] == "data" for place, _ in faults):
-                        continue  # it has been said what is wrong with it
+                        continue  # its mistakes are reported already
                     named = {"data": plain["data"], **named}
                 try:
                     trial = self.resolve(named)
@@ -218,10 +218,13 @@ class Resolver:
     def _metrics(
         self, plain: dict[str, Any], identity: dict[str, Any], info: DataInfo | None, faults: list[tuple[Path, str]]
     ) -> list[_Known]:
-        """The metrics that a trial names, without those that every trial reports; in an identity in no order."""
+        """Return the metrics that a trial names, without those that every trial reports.
+
+        Both trees are updated in place; in ``identity`` the metrics are sorted, because their order changes no result.
+        """
         named = _get(plain, METRICS)
         if not isinstance(named, list | tuple):
-            return []  # TrialSpec has said so
+            return []  # reported by TrialSpec
         found: list[_Known] = []
         for index, value in enumerate(named):
             one = self._choice("metric", value)
@@ -231,7 +234,7 @@ class Resolver:
                 faults += [((*METRICS, index, *inner), sentence) for inner, sentence in one.faults]
         kept: list[int] = []
         if found and len(found) == len(named) and info is not None:
-            # By the name of its room, as all that planning asks of components.
+            # Imported by name, because planning does not import components.
             room: Any = importlib.import_module(SLOT_MODULES["metric"])
             kept, said = room.settled(info, [one.choice for one in found])
             faults += [((*METRICS, index), sentence) for index, sentence in said]
@@ -239,14 +242,14 @@ class Resolver:
         if metrics:
             _put(plain, METRICS, [one.plain for one in metrics])
             _put(identity, METRICS, sorted((one.hashed for one in metrics), key=json.dumps))
-        else:  # a trial that names none says nothing of them, nor does its key
+        else:  # without metrics, the key is left out of the spec and the identity
             for tree in (plain, identity):
                 del _get(tree, METRICS[:-1])[METRICS[-1]]
         return metrics
 
     def _choice(self, name: str, value: Any) -> _Known | _Wrong:
         if value is None:
-            return _Wrong()  # TrialSpec has said that it is missing
+            return _Wrong()  # reported by TrialSpec
         known = (name, json.dumps(value, sort_keys=True, default=repr))
         if known not in self._choices:
             try:
@@ -264,9 +267,12 @@ class Resolver:
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree under ``base`` with an arm's changes: shortest paths first, a new type replaces its whole slot.
+    """Return ``base`` with an arm's changes, shortest paths first; a new type replaces its whole slot.
 
-    ``resolved`` is the resolved base: it says which component stands where the file is silent.
+    Args:
+        base: ``base`` as written in the document.
+        changes: dotted path to value.
+        resolved: the resolved base, which names the component of a slot that the document leaves out.
     """
     tree: dict[str, Any] = copied(base)
     for path in sorted(changes, key=lambda path: (path.count("."), path)):
@@ -290,14 +296,14 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mappi
 
 
 def _forget_what_is_not_read(distill: dict[str, Any]) -> None:
-    """Leave out of an identity what only soft distillation reads, so that no number of it makes another trial."""
+    """Remove the options of soft distillation from the identity of any other kind, which does not use them."""
     if distill.get("kind") != "soft":
         distill.pop("tau", None)
         distill.pop("reduction", None)
 
 
 def _unsuitable(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial | None) -> Iterator[str]:
-    """Why a trial cannot learn from its teacher."""
+    """Yield the reasons why a trial cannot learn from its teacher."""
     if info.task != "classification":
         yield f"a teacher teaches the classes of images, and the task of this data is {info.task}"
     if plain["distill"].get("kind") == "labels" and "distillation" not in plain["model"].get("prefix", ()):
@@ -317,23 +323,23 @@ def _unsuitable(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial
 def same_images(
     mine: Mapping[str, Any], my_identity: str | None, theirs: Mapping[str, Any], their_identity: str | None
 ) -> bool:
-    """Return whether two trials may take their training and validation images from the same pictures.
+    """Return whether two trials may share training and validation images.
 
     Args:
-        mine: ``data`` of one trial, in full.
-        my_identity: of its data; None while unknown.
-        theirs: ``data`` of the other.
-        their_identity: of its data; None while unknown.
+        mine: resolved ``data`` of one trial.
+        my_identity: identity of its data; None if unknown.
+        theirs: resolved ``data`` of the other trial.
+        their_identity: identity of its data; None if unknown.
     """
     differ = None not in (my_identity, their_identity) and my_identity != their_identity
     return bool(mine["type"] == theirs["type"] and not differ)
 
 
 def other_split(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    """Say why two trials on the same images hold out different ones under one seed: ``NAME is THEIRS, ... MINE``.
+    """Return why two trials on the same images hold out different ones under one seed, or None.
 
-    Fractions, images per class, colours and sizes do not matter: none of them decides which images are held out.  A
-    subset of the classes does so only where whole groups are held out.
+    The form is ``NAME is THEIRS, and here it is MINE``.  Fractions, images per class, colours and sizes do not change
+    which images are held out; a subset of the classes does so only if whole groups are held out.
     """
     here, there = (_held_out(data) for data in (mine, theirs))
     if here != there:
@@ -346,7 +352,7 @@ def other_split(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | Non
 
 
 def _held_out(data: Mapping[str, Any]) -> str:
-    """Return the share of the training images that is held out, or that the authors choose them."""
+    """Format the share of the training images that is held out, or state that the data set defines the split."""
     room = slot("dataset")
     component: Any = room.get(data["type"])
     share = data.get("validation")
@@ -356,7 +362,7 @@ def _held_out(data: Mapping[str, Any]) -> str:
 
 
 def _other_split_below(data: Mapping[str, Any], identity: str | None, role: str, source: ResolvedTrial) -> str | None:
-    """Say why a trial may have been validated on images that one of the trials before it was trained on."""
+    """Return why one of a trial's prerequisites may have been trained on its validation images, or None."""
     whose = {"init_from": "pretraining's", "teacher": "teacher's"}
     waiting = [(f"the {whose[role]}", source)]
     while waiting:

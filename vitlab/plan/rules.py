@@ -1,7 +1,7 @@
 """Rules: conditions on an arm's values, written as expressions over the resolved trial.
 
 ``model.dim % model.heads == 0``, ``not (model.patch_size == 2 and model.position == 'rope2d')``.  An expression is
-parsed and walked, never evaluated by Python: what is not listed here cannot be said.
+parsed and walked, never evaluated by Python; only the operators listed here are allowed.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.NotIn: lambda left, right: left not in right,
 }
 _ALLOWED = "numbers, 'names', dotted paths, + - * / // %, comparisons, in, and, or, not, and parentheses"
-LONGEST = 500  #: characters
-DEEPEST = 60  #: expressions within expressions
+LONGEST = 500  #: largest number of characters
+DEEPEST = 60  #: largest depth of nesting
 
 
 class RuleFault(Exception):
-    """A rule that is not an expression of the kind described above, or speaks of what is not there."""
+    """A rule that is not an allowed expression, or names a value that the trial does not have."""
 
 
 def parse(text: str) -> ast.expr:
-    """Check that ``text`` is such an expression.
+    """Parse a rule.
 
     Raises:
-        RuleFault: saying what is not, and what is allowed.
+        RuleFault: if ``text`` is not an allowed expression, naming what is allowed.
     """
     if len(text) > LONGEST:
         raise RuleFault(f"a rule has at most {LONGEST} characters; found {len(text)}")
@@ -70,10 +70,10 @@ def parse(text: str) -> ast.expr:
 
 
 def holds(rule: ast.expr, trial: Mapping[str, Any]) -> bool:
-    """Whether the resolved trial meets the rule.
+    """Return whether the resolved trial meets the rule.
 
     Raises:
-        RuleFault: if it names a value the trial does not have, or compares what cannot be compared.
+        RuleFault: if it names a value that the trial does not have, or compares values that have no order.
     """
     try:
         return bool(_value(rule, trial))
@@ -107,7 +107,7 @@ def _value(node: ast.expr, trial: Mapping[str, Any]) -> Any:
 
 
 def _number(value: Any) -> int | float:
-    """One side of a sum or a product; texts and lists, which Python would repeat at any length, are none."""
+    """Return an operand of arithmetic; refuse texts and lists, which Python would repeat to any length."""
     if not isinstance(value, int | float):
         raise TypeError(f"{value!r} is not a number")
     return value
@@ -121,7 +121,7 @@ def _depth(tree: ast.AST) -> int:
 
 
 def _look_up(path: str, trial: Mapping[str, Any]) -> Any:
-    """A value of the trial; a slot stands for the name of its component."""
+    """Return the value at a dotted path of the trial; for a slot, the name of its component."""
     value: Any = trial
     for part in path.split("."):
         if not isinstance(value, Mapping) or part not in value:

@@ -1,15 +1,14 @@
-"""Modules as text: where each stands, what it imports, and a digest of what it does.
+"""Modules as source text: the file, the imports and a digest of the code of each.
 
-Nothing is imported to find this out.  A module counts as its syntax tree without docstrings, so that a changed comment
-changes nothing and a changed line of code does; one that is compiled counts by its bytes, and one that has no file, a
-notebook, as something that no other process will ever see again.
+No module is imported for this.  The digest is of the syntax tree without docstrings, so that comments do not change it
+and code does.  A compiled module is digested by its bytes; a module without a file, such as a notebook, gets a digest
+that no other process has.
 
-Imports are followed from text to text (:func:`followed`).  What is installed from an index is not read: it counts as
-``name==version``.
+Imports are followed from text to text (:func:`followed`).  A distribution installed from an index is not read: it
+counts as ``name==version``.
 
-What a text says is kept in the user's cache folder, under the text's own digest, so that a command need not parse the
-same fifty modules again: it can be out of date no more than a text can have two digests.  Within a process files are
-looked at again after every :func:`refresh`, and read again where they have changed.
+Parsed texts are cached in the user's cache folder under the digest of the text, so that entries are never out of date.
+Within a process, files are checked again after every :func:`refresh`, and read again if they have changed.
 """
 
 from __future__ import annotations
@@ -33,42 +32,42 @@ from vitlab.imports import INSTALLED, Stamp, last_import, stamp_of
 from vitlab.registry import BUILT_IN, plugin_files
 from vitlab.store.memo import Memo
 
-MOST = 2_000  #: texts that are remembered, the latest
+MOST = 2_000  #: number of cached texts; the oldest are dropped
 PACKAGE = "__init__.py"
 SESSION = uuid.uuid4().hex
-"""Stands for code that cannot be read: whatever a notebook registers is trained anew in every session."""
+"""Digest of code without a file: components registered in a notebook are trained anew in every session."""
 PINNED = frozenset(
     {
         *("torch", "torchvision", "numpy", "PIL", "mlflow", "pydantic", "click", "pandas", "pyarrow", "rich"),
         *("packaging", "yaml", "safetensors", "matplotlib", "jinja2", "markupsafe", "scipy", "statsmodels", "sklearn"),
     }
 )
-"""Packages of the distributions that vitlab itself requires.  Results record their versions; no digest covers them."""
+"""Packages that vitlab itself requires.  Results record their versions; no digest covers them."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What the text of a module says."""
+    """The digest and the imports of a module's source text."""
 
-    digest: str  #: of what it does; empty for a module that is not there
-    imports: tuple[tuple[str, str], ...] = ()  #: module, and the name taken from it or nothing
+    digest: str  #: digest of the code; empty for a missing module
+    imports: tuple[tuple[str, str], ...] = ()  #: module, and the name imported from it or ``""``
     passed_on: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Name to where it comes from, for a package that does nothing but pass names on; else nothing."""
+    """Name to its module and name there, for a package that only re-exports names; otherwise empty."""
 
 
 Reader = Callable[[str], Source]
-"""Tells what a module says: :func:`read`, :func:`loaded` or :func:`expected`."""
+"""Returns the source of a module: :func:`read`, :func:`loaded` or :func:`expected`."""
 
 
 def refresh() -> None:
-    """Look at every file anew from here on."""
+    """Clear the caches, so that every file is checked again."""
     for known in (file_of, read, loaded, requirement_of):
         known.cache_clear()
 
 
 @cache
 def read(module: str) -> Source:
-    """Return what the file of a module says now."""
+    """Return the source in a module's file as it is now."""
     text = plugin_files.text_of(module)
     if text is not None:
         return _source(text, "", "")
@@ -81,10 +80,10 @@ def read(module: str) -> Source:
 
 @cache
 def loaded(module: str) -> Source:
-    """Return what a module does in this process, which its file may no longer say.
+    """Return the source of a module as imported by this process, from which its file may have changed since.
 
-    A module that this process has not imported is what its file says.  The digest of one whose file has changed before
-    anybody read it is not known, and equal to no other.
+    For a module that is not imported, this is the source in its file.  A module whose file changed before it was read
+    gets a digest that equals no other.
     """
     last = last_import(module)
     file = file_of(module)
@@ -96,28 +95,27 @@ def loaded(module: str) -> Source:
 
 
 def expected(module: str) -> Source:
-    """Return what a worker that is started now will run.
+    """Return the source of a module that a worker started now will run.
 
-    Of vitlab that is what this process runs, for workers are forked from one that began with it, and an edit of vitlab
-    does not disturb a study that is running.  Other modules are imported by every worker anew.
+    Workers are forked from a process with this process's vitlab, so that editing vitlab does not disturb a running
+    study.  Other modules are imported anew by every worker.
     """
     return loaded(module) if _top(module) == BUILT_IN else read(module)
 
 
 def remember() -> None:
-    """Keep what was read, where that is possible."""
+    """Write newly parsed texts to the cache file, if it is writable."""
     if _unkept:
         _memory().keep()
         _unkept.clear()
 
 
 def followed(module: str, reader: Reader) -> Iterator[str]:
-    """Yield what the code of a module further consists of.
+    """Yield the direct dependencies of a module.
 
-    Of modules of vitlab that is every module of vitlab they import.  Of other modules it is everything they import, but
-    for the standard library and the packages that vitlab itself requires: modules, which are to be read as text, and
-    requirements such as ``timm==1.0.20``.  Packages above a module are part of it, where they do more than pass names
-    on.
+    For modules of vitlab, these are the modules of vitlab that they import.  For other modules, these are all imports
+    except the standard library and vitlab's own requirements: modules, which are read as text, and requirements such
+    as ``timm==1.0.20``.  The packages that contain a module are dependencies, too, unless they only re-export names.
     """
     for place in reader(module).imports:
         yield from _targets(module, place, reader)
@@ -126,10 +124,10 @@ def followed(module: str, reader: Reader) -> Iterator[str]:
 
 
 def standing(module: str, importer: str) -> str:
-    """Return how a module counts for one that imports it: its name, ``name==version``, or nothing.
+    """Return how a module counts as a dependency of its importer: its name, ``name==version``, or ``""``.
 
-    Modules of the importer's own package count as text wherever they are, and others unless they are installed from an
-    index.
+    Modules of the importer's own package are read as text wherever they are, and others unless they are installed from
+    an index.
     """
     top = _top(module)
     if top in (BUILT_IN, _top(importer)):
@@ -138,7 +136,7 @@ def standing(module: str, importer: str) -> str:
 
 
 def home(module: str, name: str, reader: Reader) -> str:
-    """Return the module that ``from module import name`` really depends on."""
+    """Return the module that defines the name in ``from module import name``, through re-exporting packages."""
     file = file_of(module)
     if name in ("", "*") or file is None or file.name != PACKAGE:
         return module
@@ -149,7 +147,7 @@ def home(module: str, name: str, reader: Reader) -> str:
 
 
 def edited(modules: Iterable[str]) -> str:
-    """Return a sentence about a module whose file says something else than this process runs, or nothing."""
+    """Return an error message about the first module edited since this process imported it, or ``""``."""
     for module in modules:
         if "==" not in module and loaded(module).digest != expected(module).digest:
             return (
@@ -160,10 +158,10 @@ def edited(modules: Iterable[str]) -> str:
 
 
 def mixed(modules: Iterable[str]) -> str:
-    """Return a sentence about code of two versions in this process, or nothing.
+    """Return an error message if this process mixes two versions of code, or ``""``.
 
-    A module that says ``from b import f`` has the old ``f`` after ``b`` alone is reloaded, and a distribution that was
-    upgraded goes on as the version that was imported.
+    After ``b`` alone is reloaded, a module with ``from b import f`` still has the old ``f``; after an upgrade of a
+    distribution, the process still runs the version that it imported.
     """
     for module in modules:
         if "==" in module:
@@ -192,7 +190,7 @@ def mixed(modules: Iterable[str]) -> str:
 
 @cache
 def file_of(module: str) -> Path | None:
-    """Return the file of a module, or None for what is no module or has none."""
+    """Return the file of a module, or None if there is no such module or it has no file."""
     there = sys.modules.get(module)
     if there is not None:
         file = getattr(there, "__file__", None)
@@ -200,7 +198,7 @@ def file_of(module: str) -> Path | None:
     parent, _, name = module.rpartition(".")
     above = file_of(parent) if parent else None
     if above is not None:
-        # As the import system would find it, which would import the parent to look.
+        # Searched here, because importlib.util.find_spec would import the parent package.
         endings = (f"/{PACKAGE}", ".py", *EXTENSION_SUFFIXES)
         candidates = [Path(f"{above.parent / name}{ending}") for ending in endings if above.name == PACKAGE]
         return next(filter(Path.is_file, candidates), None)
@@ -213,10 +211,10 @@ def file_of(module: str) -> Path | None:
 
 @cache
 def requirement_of(module: str) -> str:
-    """Return the module's name if it is to be read, ``name==version`` if it is installed, or nothing.
+    """Return the module's name if it is read as text, ``name==version`` if it is installed, or ``""``.
 
-    Nothing stands for the standard library, for the packages that vitlab requires, and for what is not there.  What was
-    installed from a folder or a repository is to be read, for its version says little about its code.
+    ``""`` stands for the standard library, vitlab's own requirements and missing modules.  A distribution installed
+    from a folder or a repository is read as text, because its version does not identify its code.
     """
     top = _top(module)
     if top in PINNED:
@@ -237,16 +235,13 @@ def requirement_of(module: str) -> str:
     return requirement
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
-_unkept: list[str] = []  # texts that were read and are not in the file
-_texts: dict[tuple[str, Path, Stamp], Source] = {}  # what was read in this process
-_tops: dict[str, str] = {}  # requirement to the package by which it was met
+_unkept: list[str] = []  # cache keys of parsed texts that are not in the cache file yet
+_texts: dict[tuple[str, Path, Stamp], Source] = {}  # sources read in this process
+_tops: dict[str, str] = {}  # requirement to the imported top-level package
 
 
 def _read(module: str, file: Path, stamp: Stamp) -> Source:
-    """Return what a file says, which is read unless it was before."""
+    """Return the source in a file, from the cache of this process if possible."""
     known = _texts.get((module, file, stamp))
     if known is None:
         text = file.read_bytes()
@@ -268,7 +263,7 @@ def _source(text: bytes, package: str, file: str) -> Source:
 
 
 def _targets(module: str, place: tuple[str, str], reader: Reader) -> Iterator[str]:
-    """Yield how an import of a module counts; it may be passed on from one package to another."""
+    """Yield the dependency of a module on an import, which packages may re-export from one another."""
     base, name = place
     if name and file_of(base) is None:  # a namespace package
         base, name = f"{base}.{name}", ""
@@ -293,7 +288,7 @@ def _top(module: str) -> str:
 
 
 def _distribution_of(file: str, top: str, site: Path) -> Distribution | None:
-    """Return the distribution that has installed a file, which is given as it stands in a list of installed files."""
+    """Return the distribution that installed a file, which is given by its path in ``RECORD``."""
 
     def has(found: Distribution) -> bool:
         listed = found.read_text("RECORD")
@@ -310,7 +305,7 @@ def _distribution_of(file: str, top: str, site: Path) -> Distribution | None:
 
 
 def _is_of_a_folder(found: Distribution) -> bool:
-    """Whether a distribution was installed from a folder or a repository."""
+    """Return whether a distribution was installed from a folder or a repository."""
     try:
         recorded = json.loads(found.read_text("direct_url.json") or "{}")
     except ValueError:
@@ -320,13 +315,13 @@ def _is_of_a_folder(found: Distribution) -> bool:
 
 @cache
 def _memory() -> Memo:
-    """What texts say, by their digests and by who read them."""
+    """Return the cache of parsed texts, by version of the reader and digest of the text."""
     return Memo("code", MOST)
 
 
 @cache
 def _reader() -> str:
-    """Who reads them: this module, by this Python."""
+    """Return the version of the reader: a digest of this module and the version of Python."""
     return _digest(f"{sys.implementation.cache_tag} {_digest(Path(__file__).read_bytes())}".encode())[:8]
 
 
@@ -338,7 +333,7 @@ def _parsed(text: bytes, package: str, passes_on: bool) -> Source:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        return Source(_digest(text))  # whoever imports it will hear of that
+        return Source(_digest(text))  # the error is reported when the module is imported
     imports = tuple(dict.fromkeys(_imports(tree, package)))
     passed_on = _passed_on(tree, package) if passes_on else {}
     for node in (tree, *_statements(tree.body)):
@@ -348,7 +343,7 @@ def _parsed(text: bytes, package: str, passes_on: bool) -> Source:
 
 
 def _has_path(module: str) -> bool:
-    """Whether it is a namespace package: folders of modules, and no code."""
+    """Return whether an imported module is a package, such as a namespace package without a file."""
     return hasattr(sys.modules[module], "__path__")
 
 
@@ -370,7 +365,7 @@ def _base(node: ast.ImportFrom, package: str) -> str:
 
 
 def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Every statement that can run, those inside others included."""
+    """Yield every statement that can run, including nested ones."""
     for node in body:
         yield node
         if not (isinstance(node, ast.If) and _for_type_checkers(node.test)):
@@ -395,7 +390,7 @@ def _passed_on(tree: ast.Module, package: str) -> dict[str, tuple[str, str]]:
 
 
 def _says_nothing(node: ast.stmt) -> bool:
-    """Whether it is a docstring or ``__all__``."""
+    """Return whether a statement is a docstring or ``__all__``."""
     if isinstance(node, ast.Assign):
         return [ast.unparse(target) for target in node.targets] == ["__all__"]
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -1,4 +1,4 @@
-"""Trial: one training as a value, in a module of its own, so that trials do not change with what else is planned."""
+"""Trial: one training as a value, in its own module, so that its code digest does not depend on other plan values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, TypeAdapter
 
 
 def _complete(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a spec that names its components.
+    """Return a spec, checked to name its components.
 
     Raises:
         ValueError: if it does not.
@@ -25,37 +25,37 @@ def _complete(spec: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 FolderName = Annotated[str, Field(pattern=r"^[\w-]*$")]
-"""A hash that is also the name of a folder, so that a damaged one leads nowhere else."""
+"""A hash that is also the name of a folder; the pattern prevents a path from leaving the parent folder."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One training, fully said: nothing a default could change later is left out.
+    """One training, fully specified: every option is written out, so that a changed default does not change it.
 
-    ``key`` is the hash of everything that makes the trial what it is; ``code`` the digest of the code it would run.
-    Two trials with equal key and code have equal outcomes on one kind of machine.
+    ``key`` is the hash of the spec, seeds, origins, data and prerequisites; ``code`` is the digest of the code that it
+    runs.  Two trials with equal key and code have equal outcomes on one kind of machine.
     """
 
     spec: Annotated[Mapping[str, Any], AfterValidator(_complete)]
     """``data``, ``model`` and ``train``, with every option resolved."""
     seeds: Mapping[str, int]  #: stream to seed
     origins: tuple[str, ...]  #: ``slot:name source version`` of every component, sorted
-    data: str | None  #: identity of the data set; None while it is not here, and then the key is pending
+    data: str | None  #: identity of the data set; None if it is not downloaded yet, in which case the key is pending
     needs: Mapping[str, Annotated[str, Field(pattern=r"^[\w-]*/?[\w-]*$")]] = field(default_factory=dict)
     """Role to key and code of the trial whose weights this one starts from."""
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Role to the SHA-256 of each file of the checkpoint this trial was planned with, by name; compared when opened."""
+    """Role to file name to SHA-256, for the checkpoints of the plan; compared when the files are opened."""
     key: FolderName = ""
     code: FolderName = ""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Packages and the versions that it is to be trained under; empty for whatever is installed."""
+    """Package to the version required for training; empty for the installed versions."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Any) -> Trial:
-        """Return the trial in JSON values.
+        """Parse a trial from JSON values.
 
         Raises:
             ValueError: if a value is missing or of another type, naming it.

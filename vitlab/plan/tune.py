@@ -1,8 +1,7 @@
-"""Tuning: which knobs are tried for whom, and who wins.
+"""Tuning: the search over knob values for each arm, and the choice of the best.
 
-Every combination of values is trained at full length with seeds that no reported trial has.  The choice is a value of
-the plan: once made it stands there, under the key of the arm without the tuned knobs, and is not made again while the
-arm and the question stay what they are.
+Every combination of values is trained at full length with seeds that no reported trial has.  The choice is stored in
+the plan under the key of the arm without the tuned knobs, and is reused until the arm or the tuning changes.
 """
 
 from __future__ import annotations
@@ -26,32 +25,32 @@ from vitlab.spec.study import REPORTING_SEEDS
 from vitlab.store.result import Result
 
 PENDING = "pending(tune)"
-"""Stands for a value that is not chosen yet."""
+"""Placeholder for a value that is not chosen yet."""
 
 
 def grid(tune: Tune) -> list[dict[str, Any]]:
-    """Every combination of the knobs' values, in the order of the file."""
+    """Return every combination of the knobs' values, in the order of the file."""
     return [dict(zip(tune.knobs, values, strict=True)) for values in itertools.product(*tune.knobs.values())]
 
 
 def seeds(tune: Tune) -> range:
-    """The seeds of a tuning, none of which a reported trial can have."""
+    """Return the seeds of a tuning, none of which a reported trial can have."""
     return range(REPORTING_SEEDS, REPORTING_SEEDS + tune.seeds)
 
 
 def selects(tune: Tune, analysis: Analysis) -> str:
-    """The metric that chooses; what the analysis judges by the test split is chosen by validation."""
+    """Return the metric to select by; for a test metric of the analysis, the same metric on validation."""
     return tune.select or analysis.metric.replace("test/", "val/")
 
 
 def name_of(values: Mapping[str, Any]) -> str:
-    """``lr=0.001, weight_decay=0.05``."""
+    """Format a combination of values: ``lr=0.001, weight_decay=0.05``."""
     short = short_names(list(values))
     return ", ".join(f"{short[path]}={text(value)}" for path, value in values.items())
 
 
 def key_without(trial: ResolvedTrial, study: Study) -> str:
-    """What a choice is kept under: the arm without the tuned knobs, and all that the choice depends on."""
+    """Return the key of a tuning: a hash of the arm without the tuned knobs, and of all that the choice depends on."""
     tune, analysis = study.tune, study.analysis
     assert tune is not None
     spec: Mapping[str, Any] = trial.identity
@@ -64,11 +63,11 @@ def key_without(trial: ResolvedTrial, study: Study) -> str:
 def mistakes(
     study: Study, at_base: Callable[[Mapping[str, Any]], ResolvedTrial | Partial], drafts: Sequence[Draft]
 ) -> list[tuple[Path, str]]:
-    """What is wrong with a ``tune`` before anything is trained: places and sentences.
+    """Return the mistakes in a ``tune`` that show before any training, as places and sentences.
 
     Args:
-        study: as the file has it.
-        at_base: the base with other values; raises Faults where there are no such values.
+        study: the study.
+        at_base: returns the base with other values; raises Faults if it cannot take them.
         drafts: the arms of the design.
     """
     tune = study.tune
@@ -87,7 +86,7 @@ def mistakes(
             except Faults as error:
                 for _, sentence in error.faults:
                     said.setdefault(sentence, []).append(index)
-        # What is said of every value is said once, of the knob.
+        # A mistake that all values of a knob share is reported once, at the knob.
         found += [
             (place if len(indices) == len(values) else (*place, indices[0]), sentence)
             for sentence, indices in said.items()
@@ -118,7 +117,15 @@ def plan(
     decided: Mapping[str, Tuning],
     prerequisites: dict[str, Trial],
 ) -> list[Tuning]:
-    """Find the choice that was made for every arm, or plan the trials that will make it."""
+    """Return the tuning of every arm: one that is decided already, or one with the trials to decide it.
+
+    Args:
+        make: study, base and rules.
+        matcher: solver of ``match``, if the study has one.
+        arms: arms by key; completed in place with the chosen values.
+        decided: earlier tunings by key.
+        prerequisites: trials by key; extended in place.
+    """
     study = make.study
     assert study.tune is not None
     runnable = [arm for arm in arms.values() if not arm.skip]
@@ -134,7 +141,7 @@ def plan(
             continue
         rivals = _rivals(make, matcher, arm, prerequisites, problems)
         tuning = Tuning(name, key, selects(study.tune, study.analysis), tuple(rivals))
-        if known is not None and _codes(known) == _codes(tuning):  # other code may not fail where that did
+        if known is not None and _codes(known) == _codes(tuning):  # a failure under other code need not recur
             tuning = replace(known, arm=name)
         found[arm.name] = tuning if rivals else replace(tuning, failure="none of the values to be tuned is possible")
     for arm in runnable:
@@ -159,10 +166,10 @@ def plan(
 
 
 def decide(tuning: Tuning, result_of: Callable[[Trial], Result | None], analysis: Analysis) -> Tuning:
-    """The tuning with its winner, or with why there is none; as it was while a trial of it has not ended.
+    """Return the tuning with its winner, or with the reason for a failure; unchanged until all its trials have ended.
 
-    The best mean over the seeds wins, the first among equals.  A rival of which one training diverged is worse than
-    all that did not.
+    The rival with the best mean over the seeds wins, the first among equals.  A rival with a diverged training is worse
+    than any without.
     """
     rivals, reported = [], set()
     for rival in tuning.rivals:
@@ -188,7 +195,7 @@ def decide(tuning: Tuning, result_of: Callable[[Trial], Result | None], analysis
 
 
 def edges(tuning: Tuning) -> list[str]:
-    """The knobs whose winning value is the smallest or the largest that was tried: a better one may lie beyond."""
+    """Return the knobs whose winning value is the smallest or largest tried, so that a better one may lie beyond."""
     if tuning.winner is None:
         return []
     found = []
@@ -210,7 +217,7 @@ def _rivals(
     prerequisites: dict[str, Trial],
     problems: list[Problem],
 ) -> list[Rival]:
-    """The combinations of knobs that stand against each other in an arm; impossible ones are left out."""
+    """Return the possible combinations of knob values for an arm, with their trials."""
     study = make.study
     assert study.tune is not None
     found = []
@@ -224,7 +231,7 @@ def _rivals(
             problems += _of_knobs(make, arm.name, error)
             continue
         except Unmatched:
-            pass  # there is nothing to undo
+            pass  # the two cannot be compared, so there is no match to undo
         rival = Making(arm.draft, f"{arm.name} ({name_of(values)})", trial, "", skip=trial.incompatibility)
         problems += make.judge(rival)
         if not rival.skip:
@@ -237,7 +244,7 @@ def _rivals(
 
 
 def _of_knobs(make: Workshop, arm: str, error: Faults) -> list[Problem]:
-    """Values of knobs that an arm cannot take."""
+    """Return a problem for each knob value that an arm cannot take."""
     assert make.study.tune is not None
     problems = []
     for path, sentence in error.faults:
@@ -248,7 +255,7 @@ def _of_knobs(make: Workshop, arm: str, error: Faults) -> list[Problem]:
 
 
 def _score(result: Result, metric: str, analysis: Analysis) -> float:
-    """What a training reached; NaN where it diverged or reports nothing."""
+    """Return the score of a training; NaN if it diverged or does not report the metric."""
     if result.status != "done":
         return math.nan
     if analysis.at == "last":
@@ -259,7 +266,7 @@ def _score(result: Result, metric: str, analysis: Analysis) -> float:
 
 
 def _without(tree: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
-    """A tree without the value at a path; only what leads there is copied."""
+    """Return a tree without the value at a path; only the mappings along the path are copied."""
     copy = dict(tree)
     first, *rest = path
     if not rest:

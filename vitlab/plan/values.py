@@ -1,4 +1,4 @@
-"""Plan and Arm: the values that planning hands on, beside :mod:`vitlab.plan.trial`.  Plain data, to and from JSON."""
+"""Plan, Arm and the other results of planning: plain data, to and from JSON.  See also :mod:`vitlab.plan.trial`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Arm:
     name: str
     values: Mapping[str, Any]  #: each varied path to this arm's value
     baseline: str | None = None  #: the arm this one is compared with
-    aliases: tuple[str, ...] = ()  #: other names by which the design reached the same trial
-    skip: str = ""  #: why it is not run, where it is not
-    note: str = ""  #: what planning has solved for in it, and how closely
-    classes: int | None = None  #: of its data, from which follows what chance reaches
-    engine: str = ""  #: what trains it, see :func:`vitlab.plan.cohorts.engine_of`; empty where it is not run
+    aliases: tuple[str, ...] = ()  #: other names that the design gives to the same trial
+    skip: str = ""  #: why it is not run; empty if it is
+    note: str = ""  #: result of matching, and its relative difference
+    classes: int | None = None  #: number of classes of its data, from which the chance level follows
+    engine: str = ""  #: engine that trains it, see :func:`vitlab.plan.cohorts.engine_of`; empty if it is not run
 
 
 @dataclass(frozen=True)
@@ -39,28 +39,28 @@ class Planned:
 
 @dataclass(frozen=True)
 class Rival:
-    """Values for the knobs of a tuning, and the trainings that speak for them."""
+    """A combination of knob values in a tuning, with its trials and its score."""
 
     values: Mapping[str, Any]  #: path to value
     trials: tuple[Planned, ...]
-    score: float | None = None  #: mean over the trials; None until all have ended, and for good where one diverged
-    wall_s: float = 0.0  #: what they took
+    score: float | None = None  #: mean over the trials; None until all have ended, or if one diverged
+    wall_s: float = 0.0  #: total time of the trials, in seconds
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """One choice of knobs, for an arm or for the whole study: who stood against whom, and who won."""
+    """A tuning of knobs, for one arm or for the whole study: its rivals and its winner."""
 
-    arm: str | None  #: None where one choice, made at the base, is for all arms
-    key: str  #: of the arm without these knobs, and of what was asked: by it a choice that was made is found again
+    arm: str | None  #: None if one choice, made at the base, is for all arms
+    key: str  #: see :func:`vitlab.plan.tune.key_without`; identifies the tuning in later plans
     select: str  #: the metric of the scores
     rivals: tuple[Rival, ...]
     winner: int | None = None  #: index among the rivals
-    failure: str = ""  #: why none of them can win
+    failure: str = ""  #: why there is no winner
 
     @property
     def open(self) -> bool:
-        """Whether nothing has been decided yet."""
+        """Whether the choice is still to be made."""
         return self.winner is None and not self.failure
 
     @property
@@ -82,7 +82,7 @@ class Tuning:
 
     @classmethod
     def from_json(cls, data: Any) -> Tuning:
-        """Return the tuning in JSON values.
+        """Parse a tuning from JSON values.
 
         Raises:
             ValueError, LookupError, TypeError, AttributeError: if a value is missing or of another type.
@@ -95,17 +95,20 @@ class Tuning:
 
 @dataclass(frozen=True)
 class EngineBenchmark:
-    """Which engine trains trials of one shape fastest: measured once, and from then on a value of the plan."""
+    """A measurement of the fastest engine for trials of one shape, stored in the plan."""
 
     engine: str  #: the fastest
-    members: int  #: of the cohorts that were measured
+    members: int  #: size of the measured cohorts
     speeds: Mapping[str, float]
-    """Engine to images a second of one worker: of a trial by itself under ``loop``, of all members elsewhere."""
-    why_not: Mapping[str, str] = field(default_factory=dict)  #: the other engines, and why they were not measured
+    """Engine to images per second of one worker: of one trial for ``loop``, of all members for other engines."""
+    why_not: Mapping[str, str] = field(default_factory=dict)  #: engine to the reason why it was not measured
 
     @property
     def said(self) -> str:
-        """``engine vmap: 12,000 images/s of a worker, as a cohort of 16, 9,000 by loop; not stack: ...``"""
+        """The result in one sentence.
+
+        Example: ``engine vmap: 12,000 images/s of a worker, as a cohort of 16, 9,000 by loop; not stack: ...``
+        """
         rest = [f"{speed:,.0f} by {engine}" for engine, speed in self.speeds.items() if engine != self.engine]
         alone = "one trial at a time" if self.engine == "loop" else f"as a cohort of {self.members}"
         first = f"{self.speeds[self.engine]:,.0f} images/s of a worker, {alone}"
@@ -118,22 +121,24 @@ class EngineBenchmark:
 
 @dataclass(frozen=True)
 class InterimAnalysis:
-    """Two looks at one study, each at half of alpha: what the first seeds leave open is given more of them."""
+    """An interim analysis with the first seeds and a final one with more, each at half of alpha.
+
+    Only inconclusive comparisons get the further seeds.
+    """
 
     first: tuple[int, ...]  #: seeds of every arm
-    second: tuple[int, ...]  #: those of what is open, the first among them
-    open: tuple[
-        str, ...
-    ] = ()  #: arms whose comparison was left open, see :func:`vitlab.report.escalation.inconclusive_arms`
+    second: tuple[int, ...]  #: seeds of inconclusive arms, including the first
+    open: tuple[str, ...] = ()
+    """Arms whose comparison was inconclusive, see :func:`vitlab.report.escalation.inconclusive_arms`."""
 
     def seeds(self, arm: str, baselines: Mapping[str, str | None]) -> tuple[int, ...]:
-        """The seeds of an arm: both sides of a comparison that is open have the further ones."""
+        """Return the seeds of an arm; both arms of an inconclusive comparison have the further seeds."""
         return self.second if arm in {*self.open, *(baselines.get(name) for name in self.open)} else self.first
 
 
 @dataclass(frozen=True)
 class _Known:
-    """Results that were there when a study was registered."""
+    """Results that existed when a study was registered."""
 
     results: int
     trials: int
@@ -154,7 +159,7 @@ _REGISTERED = TypeAdapter(_Registered)
 
 
 def _registration(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a registration in JSON values.
+    """Check a registration in JSON values, and return it.
 
     Raises:
         ValueError: if a value is missing or of another type, naming it.
@@ -165,49 +170,49 @@ def _registration(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything a study will run, in order."""
+    """Arms and trials of a study, in order."""
 
     study: str
     question: str
     arms: tuple[Arm, ...]
     trials: tuple[Planned, ...]
     analysis: Analysis
-    prerequisites: tuple[Trial, ...] = ()  #: trials that others need and that stand in no arm, each once
-    notes: tuple[str, ...] = ()  #: what the reader of the report must know
-    tuning: tuple[Tuning, ...] = ()  #: choices of knobs, made or still open
+    prerequisites: tuple[Trial, ...] = ()  #: trials that others need and that belong to no arm, each once
+    notes: tuple[str, ...] = ()  #: notes for the reader of the report
+    tuning: tuple[Tuning, ...] = ()  #: tunings, decided or open
     pending: tuple[Planned, ...] = ()
-    """Trials of arms whose tuning is still open: without a key, and with the knobs that the base has."""
+    """Trials of arms whose tuning is open: without a key, and with the knob values of the base."""
     probes: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by :func:`vitlab.plan.cohorts.shape`
     registered: Annotated[Mapping[str, Any], AfterValidator(_registration)] | None = None
-    """How the answer was to be judged when the study was first run, see :mod:`vitlab.plan.registration`."""
-    looks: InterimAnalysis | None = None  #: where there may be two of them
-    version: FolderName = ""  #: of the study file, see :mod:`vitlab.plan.versions`
+    """Registered analysis of the first run, see :mod:`vitlab.plan.registration`."""
+    looks: InterimAnalysis | None = None  #: set if the study has ``seeds.escalate_to``
+    version: FolderName = ""  #: version of the study file, see :mod:`vitlab.plan.versions`
     identities: Mapping[str, str] = field(default_factory=dict)
-    """Arm to a digest of what it trains, without seeds and code, and of how it is matched and tuned."""
+    """Arm to a digest of its trial without seeds and code, and of its matching and tuning."""
 
     @property
     def sharing(self) -> int:
-        """How many looks share alpha."""
+        """Number of analyses that share alpha."""
         return 1 if self.looks is None else 2
 
     @property
     def level(self) -> float:
-        """Alpha of a look at the results: looking twice spends half of it each time."""
+        """Alpha of one analysis; each of two analyses has half."""
         return self.analysis.alpha / self.sharing
 
     @property
     def paths(self) -> list[str]:
-        """Every path some arm varies, in the order of the design."""
+        """Paths that the arms vary, in the order of the design."""
         return list(dict.fromkeys(path for arm in self.arms for path in arm.values))
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
 
     def find(self, arm: str, seed: int) -> Trial:
-        """The trial of an arm and a seed.
+        """Return the trial of an arm and a seed.
 
         Raises:
-            UserError: if there is none, naming those there are.
+            UserError: if there is none, naming the arms and seeds of the plan.
         """
         for planned in self.trials:
             if (planned.arm, planned.seed) == (arm, seed):
@@ -218,7 +223,7 @@ class Plan:
         raise UserError(f"no trial of arm '{arm}' with seed {seed}.{hint} Arms: {'; '.join(arms)}. Seeds: {seeds}.")
 
     def to_json(self) -> dict[str, Any]:
-        """JSON in which the resolved spec of an arm is written once, not once a seed."""
+        """Return the plan as JSON values, with the resolved spec of an arm once rather than once per seed."""
         specs: dict[str, Any] = {}
         for planned in (*self.trials, *self.pending):
             specs.setdefault(planned.arm, planned.trial.spec)
@@ -242,11 +247,11 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Any) -> Plan:
-        """Return the plan in JSON values.
+        """Parse a plan from JSON values.
 
         Raises:
             ValueError, LookupError, TypeError, AttributeError: if a value is missing or of another type, or names
-                an arm that is not there.
+                an arm that does not exist.
         """
 
         def placed(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -269,7 +274,7 @@ class Plan:
 
 
 def probes_of(plan: Mapping[str, Any]) -> dict[str, EngineBenchmark]:
-    """The probes of a plan in JSON; those of a form that is no longer written are measured anew."""
+    """Return the engine benchmarks of a plan in JSON, without those in an older format, which are measured anew."""
     known = set(EngineBenchmark.__dataclass_fields__)
     return {
         shape: _PROBE.validate_python(probe) for shape, probe in plan.get("probes", {}).items() if known == set(probe)
@@ -277,14 +282,14 @@ def probes_of(plan: Mapping[str, Any]) -> dict[str, EngineBenchmark]:
 
 
 def _without_spec(planned: Planned) -> dict[str, Any]:
-    """A planned trial in JSON, where its spec is written elsewhere, once for all seeds."""
+    """Return a planned trial as JSON values without its spec, which is stored once for all seeds."""
     trial = planned.trial.to_json()
     del trial["spec"]
     return {"arm": planned.arm, "seed": planned.seed, **trial}
 
 
 def _with_spec(item: Mapping[str, Any], spec: Any) -> dict[str, Any]:
-    """Return a planned trial in JSON, its spec included."""
+    """Return a planned trial in JSON values with its spec."""
     rest = {name: value for name, value in item.items() if name not in ("arm", "seed")}
     return {"arm": item["arm"], "seed": item["seed"], "trial": {"spec": spec, **rest}}
 

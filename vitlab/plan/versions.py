@@ -1,9 +1,8 @@
-"""Versions of a study: each content that its file had when it was run, the changes of the command line applied.
+"""Versions of a study: one for each content of its file, with the changes of the command line, that was run.
 
 ``studies/<name>/`` holds the latest version, ``studies/<name>/versions/<version>/`` every earlier one, as the same
-files: ``plan.json``, ``study.yaml``, ``changes.json``, ``run.json`` (when, from which file, folder and commit) and
-``report/``.
-A version is named by a digest of the content alone: neither code, nor where and how trials run, nor where data lies.
+files: ``plan.json``, ``study.yaml``, ``changes.json``, ``run.json`` (time, file, folder and commit) and ``report/``.
+A version is named by a digest of the content, without code, ``run`` and the location of data.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from vitlab.store.folders import Damaged, load_json, mapping, read_json, tempora
 
 EARLIER = "versions"
 FILES = ("study.yaml", "changes.json", "run.json", "plan.json")
-"""What makes up a version; the plan last, because a folder without one is no version."""
-BESIDE = ("run", "check")  #: keys of a study file that no result and no report depends on
-SHOWN = 8  #: differences that are listed one by one
+"""Files of a version; the plan is last, because a folder without a plan is not a version."""
+BESIDE = ("run", "check")  #: keys of a study file that neither results nor reports depend on
+SHOWN = 8  #: largest number of differences that are listed
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,13 @@ class Version:
 
     folder: Path
     name: str  #: its digest
-    content: Mapping[str, Any] | None  #: see :func:`content`; None where the file was not kept or cannot be read
+    content: Mapping[str, Any] | None  #: see :func:`content`; None if the file is missing or cannot be read
     changes: Mapping[str, Any]  #: ``--set``
     run: Mapping[str, Any]  #: run.json: ``version, time, file, folder, plugins, commit``; empty in older stores
 
     @property
     def time(self) -> float:
-        """When it was last run, in seconds since 1970."""
+        """Time of the last run, in seconds since 1970."""
         file = next((self.folder / name for name in FILES[1::2] if (self.folder / name).exists()), self.folder)
         return float(self.run.get("time") or file.stat().st_mtime)
 
@@ -54,7 +53,7 @@ class Version:
 
     @property
     def given(self) -> str:
-        """The changes of the command line, as they are typed; where and how trials run is left out."""
+        """The changes of the command line as ``--set`` options, without those of ``run`` and ``check``."""
         return " ".join(
             f"--set {shlex.quote(f'{path}={value if isinstance(value, str) else json.dumps(value)}')}"
             for path, value in self.changes.items()
@@ -63,17 +62,17 @@ class Version:
 
 
 def rooted(path: str) -> str:
-    """Return the place in a study file that ``--set`` means: ``data.root`` is short for ``base.data.root``."""
+    """Return the full path of a ``--set`` option: ``data.root`` is short for ``base.data.root``."""
     return path if path.split(".")[0] in Study.model_fields else f"base.{path}"
 
 
 def content(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a study file decides its results and how they are judged."""
+    """Return the content of a study file on which its results and its report depend."""
     return {name: _settled(value) for name, value in data.items() if name not in BESIDE}
 
 
 def content_of(file: Path, changes: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """Return the content of a study file, changes applied.
+    """Return the content of a study file, with changes.
 
     Raises:
         SpecError: if the file cannot be read as a study.
@@ -90,7 +89,7 @@ def name_of(content: Mapping[str, Any]) -> str:
 
 
 def versions(folder: Path) -> list[Version]:
-    """Return the versions of the study in a folder: the latest, then the earlier ones, the newest first."""
+    """Return the versions of the study in a folder: the latest first, then the earlier ones by time."""
     latest = _version(folder)
     earlier = [_version(path) for path in (folder / EARLIER).glob("*")]
     known = [found for found in earlier if found is not None and (latest is None or found.name != latest.name)]
@@ -98,7 +97,7 @@ def versions(folder: Path) -> list[Version]:
 
 
 def folder_of(study: Path, name: str) -> Path:
-    """Return where a version of the study in a folder stands; the folder itself for the latest."""
+    """Return the folder of a version of the study; the study's own folder for the latest."""
     earlier = study / EARLIER / name
     return earlier if name and (earlier / "plan.json").exists() else study
 
@@ -109,7 +108,7 @@ def version(study: Path, name: str = "") -> Version | None:
 
 
 def keep(study: Path, new: str) -> Version | None:
-    """Keep the latest version of a study as an earlier one, unless ``new`` is the same.  Returns the latest."""
+    """Move the latest version of a study to the earlier ones, unless ``new`` is the same; return it."""
     latest = _version(study)
     if latest is None or latest.name == new:
         return latest
@@ -121,19 +120,19 @@ def keep(study: Path, new: str) -> Version | None:
             shutil.copy2(study / name, unfinished)
             os.replace(unfinished, folder / name)
     shutil.rmtree(folder / "report", ignore_errors=True)
-    with suppress(OSError):  # there is none; it is made anew from the trials when it is asked for
+    with suppress(OSError):  # without a report; it can be made from the trials
         os.replace(study / "report", folder / "report")
     return latest
 
 
 def began(study: Path, version: str, circumstances: Mapping[str, Any]) -> None:
-    """Note that a run of a version, which is now the latest, has begun: its ``time, file, folder, plugins, commit``."""
+    """Write run.json of a version that is now the latest: its ``time, file, folder, plugins, commit``."""
     write_json(study / "run.json", {"version": version, **circumstances})
-    (study / EARLIER / version / "plan.json").unlink(missing_ok=True)  # its study file may be what is being run
+    (study / EARLIER / version / "plan.json").unlink(missing_ok=True)  # study.yaml there may be the file being run
 
 
 def find(study: Path, version: str) -> Version:
-    """Return the version of a study whose name begins like this.
+    """Return the version of a study whose name starts with ``version``.
 
     Raises:
         UserError: if there is none, or more than one.
@@ -148,7 +147,7 @@ def find(study: Path, version: str) -> Version:
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
-    """Return in words how the second content differs: ``train.epochs 10 -> 1; seeds 5 -> 2``."""
+    """Format the differences of two contents: ``train.epochs 10 -> 1; seeds 5 -> 2``."""
     before, after = flat(first), flat(second)
     paths = [path for path in {**before, **after} if before.get(path, _ABSENT) != after.get(path, _ABSENT)]
     parts = [
@@ -168,16 +167,14 @@ def flat(tree: Any, place: str = "") -> dict[str, Any]:
     return leaves
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
 _ABSENT = object()
 
 
 def _version(folder: Path) -> Version | None:
-    """Return the version whose files lie in a folder, or None where there is no plan.
+    """Return the version in a folder, or None if there is no plan.
 
-    Its name is that in the plan.  A run that was killed as it began may have written the plan and no other file; these
-    are then those of the version before, and count as absent.
+    Its name is taken from the plan.  A run killed at its start may have written the plan alone; the other files are
+    then of the previous version, and are ignored.
     """
     if not (folder / "plan.json").exists():
         return None
@@ -195,20 +192,20 @@ def _version(folder: Path) -> Version | None:
 
 
 def _planned(folder: Path) -> str:
-    """Return the name of the version that the plan in a folder is of; empty where the plan does not say."""
+    """Return the version that the plan in a folder names; empty if it names none."""
     with suppress(Damaged):
         return _named(load_json(folder / "plan.json", mapping) or {})
     return ""
 
 
 def _named(data: Mapping[str, Any]) -> str:
-    """Return the version that a stored file names; empty for none, and for what is no digest but perhaps a path."""
+    """Return the version that a stored file names; empty if there is none or it is not a digest, such as a path."""
     name = data.get("version")
     return name if isinstance(name, str) and re.fullmatch("[0-9a-f]+", name) else ""
 
 
 def _settled(value: Any, name: str = "") -> Any:
-    """A value without where its data lies, and a component that has no options by its name alone."""
+    """Return a value without ``data.root``, and with a component that has no options as its name alone."""
     if isinstance(value, Mapping):
         left = {key: _settled(item, str(key)) for key, item in value.items() if (name, key) != ("data", "root")}
         return left["type"] if set(left) == {"type"} else left

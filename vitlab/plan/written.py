@@ -1,4 +1,4 @@
-"""Plans as they were written: plan.json of a study that has been run."""
+"""Reading of plan.json of a study that has been run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from vitlab.store.folders import Damaged, load_json, mapping, read_json
 
 
 def read_plan(file: Path) -> Plan | None:
-    """The plan in a file, or None where there is no file.
+    """Return the plan in a file, or None if there is no file.
 
     Raises:
-        UserError: if it holds none, or one of another version.
+        UserError: if the file is not a plan, or one in another format.
     """
     try:
         return load_json(file, lambda data: _plan_of(file, data))
@@ -37,7 +37,7 @@ def plan_data(file: Path) -> Mapping[str, Any] | None:
 
 
 def _plan_of(file: Path, data: Any) -> Plan:
-    """Parse a plan, and refuse that of another study than the one whose folder it is in."""
+    """Parse a plan; refuse one of another study than its folder's."""
     plan = Plan.from_json(data)
     if file.parent.parent.name == "studies" and plan.study != file.parent.name:
         raise ValueError(f"it is the plan of study {plan.study[:100]!r}")
