@@ -1,7 +1,7 @@
-"""What a study file may say: frozen pydantic models, and YAML read with the line and column of every value.
+"""The format of a study file: frozen pydantic models, and YAML read with the line and column of every value.
 
-This floor knows names and shapes of the document only.  Which components exist, and what options they take, is asked
-of :mod:`vitlab.registry`, one floor up.
+This package defines the keys and types of the document only; :mod:`vitlab.registry` defines the components that exist
+and their options.
 """
 
 from vitlab.spec.choice import Choice as Choice

@@ -1,4 +1,4 @@
-"""Changes of a study on the command line, ``--set PATH=VALUE``, and the mistakes that they make."""
+"""Changes of a study on the command line, ``--set PATH=VALUE``, and mistakes in them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from vitlab.spec.yaml import Document
 
 
 def is_known(path: str) -> bool:
-    """Return whether a path begins with a key of a study, or of its base."""
+    """Return whether a path starts with a key of a study or of its base."""
     first = path.split(".")[0]
     return first in Study.model_fields or first in TrialSpec.model_fields
 
 
 def unknown(path: str, value: Any, document: Document) -> Problem:
-    """Return the mistake of a change whose path does not begin with a key of a study or of its base."""
+    """Return the problem of a change whose path does not start with a key of a study or of its base."""
     first = path.split(".")[0]
     names = _names(document)
     close = closest(first, [*Study.model_fields, *TrialSpec.model_fields]) or closest(first, names)
@@ -32,12 +32,12 @@ def unknown(path: str, value: Any, document: Document) -> Problem:
 def blamed(
     problems: Sequence[Problem], changes: Mapping[str, Any], mistakes: Callable[[Mapping[str, Any]], Sequence[Problem]]
 ) -> list[Problem]:
-    """Put each mistake that is not there without a change down to that change.
+    """Attribute each mistake to the changes without which it does not occur.
 
     Args:
-        problems: of the file with all changes.
+        problems: mistakes of the file with all changes.
         changes: path to value.
-        mistakes: returns those of the file with some of the changes.
+        mistakes: returns the mistakes of the file with some of the changes.
     """
     without = {path: mistakes({other: changes[other] for other in changes if other != path}) for path in changes}
     unchanged = mistakes({}) if len(changes) > 1 else next(iter(without.values()))
@@ -53,13 +53,13 @@ def blamed(
 
 
 def written(path: str, value: Any) -> str:
-    """Return a change as it is given to a command."""
+    """Format a change as an option of the command line."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return f"--set {path}={text:.100}"
 
 
 def _among(problem: Problem, others: Sequence[Problem]) -> bool:
-    """Return whether a mistake is one of others; of two equal ones only the first lists what is allowed."""
+    """Return whether a mistake is among others; messages match by prefix, as only the first lists allowed values."""
     return any(
         (problem.line, problem.column) == (other.line, other.column)
         and (problem.message.startswith(other.message) or other.message.startswith(problem.message))
@@ -68,7 +68,7 @@ def _among(problem: Problem, others: Sequence[Problem]) -> bool:
 
 
 def _names(document: Document) -> dict[str, str]:
-    """Return every name that a path may end with, and the shortest path to it."""
+    """Return every name that can end a path, with the shortest path to it."""
     names: dict[str, str] = {}
 
     def walk(fields: Mapping[str, Any], before: str) -> None:

@@ -1,6 +1,6 @@
-"""Frozen, the base of what YAML says, and Choice: a component named there together with its options.
+"""Frozen, the base class of the models of a study file, and Choice, a component with its options.
 
-``rope2d`` is shorthand for ``{type: rope2d}``; every other key beside ``type`` is an option.
+``rope2d`` is shorthand for ``{type: rope2d}``; every key other than ``type`` is an option.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 
 class Frozen(BaseModel):
-    """Base of whatever YAML says: immutable, unknown keys are errors, and true and false are no numbers."""
+    """Base class of the models of a study file: immutable, without unknown keys, and without booleans as numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        # YAML reads yes, no, on and off as true and false, and Python takes these for 1 and 0.
+        # YAML reads yes, no, on and off as booleans, which Python accepts as 1 and 0.
         if any(isinstance(item, bool) for item in (value if isinstance(value, list) else [value])):
             allowed = _types_in(cls.model_fields[info.field_name or ""].annotation)
             if allowed & {int, float} and bool not in allowed:
@@ -54,7 +54,7 @@ Amount = Annotated[
     BeforeValidator(_in_units),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": r"^[\d.]+ *points?$"}]}),
 ]
-"""A difference in units of a metric; of a share ``2 points`` is another way to write ``0.02``."""
+"""A difference in units of a metric; for a share, ``2 points`` means ``0.02``."""
 
 
 def _types_in(annotation: Any) -> set[Any]:
@@ -64,17 +64,17 @@ def _types_in(annotation: Any) -> set[Any]:
 
 @dataclass(frozen=True)
 class Choice:
-    """The name of a component (``name``, or ``distribution:name`` where two offer it) and its options."""
+    """The name of a component (``name``, or ``distribution:name`` if several distributions have it) and its options."""
 
     type: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, value: Any) -> Choice:
-        """Read the shorthand or the long form.
+        """Parse the shorthand or the long form.
 
         Raises:
-            ValueError: where ``value`` is neither, saying what belongs there.
+            ValueError: if ``value`` is neither, naming what is allowed.
         """
         if isinstance(value, Choice):
             return value
@@ -93,7 +93,7 @@ class Choice:
         raise ValueError(f"a component is a name, or a mapping {{type: name, ...}}; found {value!r}")
 
     def plain(self) -> dict[str, Any]:
-        """The long form in plain JSON values."""
+        """Return the long form in plain JSON values."""
         return {"type": self.type, **{name: _plain(option) for name, option in self.options.items()}}
 
     @classmethod

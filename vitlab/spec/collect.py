@@ -1,9 +1,9 @@
 """collect: every mistake in a tree of values, not only those that pydantic reports first.
 
-pydantic checks a rule across fields only once all fields are sound, so a wrong key hides a wrong combination.  Here a
-misspelt key is read under the nearest name, what else is wrong is taken out, and the rest is examined again, until
-nothing new is found.  A rule that concerns a value which was taken out is not checked, nor is the value of a misspelt
-key, which may stand for another.
+pydantic checks a rule across fields only if all fields are valid, so that a wrong key hides a wrong combination.  Here
+a misspelt key is renamed to the nearest name, other wrong values are removed, and the rest is validated again, until
+there are no new mistakes.  Rules on removed values are not checked, nor are the values of misspelt keys, because the
+nearest name may be the wrong one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from vitlab.errors import Path
 
 M = TypeVar("M", bound=BaseModel)
 
-CONFLICT = "conflict"  #: the kind of pydantic's error that :func:`conflict` makes
+CONFLICT = "conflict"  #: type of the pydantic errors that :func:`conflict` returns
 
 
 def conflict(message: str, *fields: str) -> PydanticCustomError:
-    """Return the error of a rule across ``fields`` of one model, to be raised by its validators."""
+    """Return the error of a rule across ``fields`` of one model, for its validators to raise."""
     return PydanticCustomError(CONFLICT, "{message}", {"message": message, "fields": fields})
 
 
@@ -33,21 +33,21 @@ class Fault:
 
     path: Path
     message: str
-    kind: str = ""  #: pydantic's, such as ``missing``
-    fields: tuple[str, ...] = ()  #: below ``path``, that a rule concerns
-    rename: str | None = None  #: the key that an unknown one most likely stands for
-    within: Path | None = None  #: what must be taken out whole, where that is more than ``path``
+    kind: str = ""  #: pydantic's error type, such as ``missing``
+    fields: tuple[str, ...] = ()  #: fields below ``path`` that the violated rule concerns
+    rename: str | None = None  #: nearest allowed key, for an unknown key
+    within: Path | None = None  #: path to remove as a whole, if that is more than ``path``
 
 
 @dataclass(frozen=True)
 class Collected(Generic[M]):
-    """What :func:`collect` has found."""
+    """The result of :func:`collect`."""
 
-    value: M | None  #: made of what is sound; None where too little is
+    value: M | None  #: model of the sound values; None if too few are sound
     faults: list[Fault]
-    tree: dict[str, Any]  #: what is sound, and stand-ins
-    removed: set[Path] = field(default_factory=set)  #: paths at which something wrong was taken out
-    renamed: dict[Path, Path] = field(default_factory=dict)  #: path in ``tree`` to that in the document
+    tree: dict[str, Any]  #: sound values and stand-ins
+    removed: set[Path] = field(default_factory=set)  #: paths of removed values
+    renamed: dict[Path, Path] = field(default_factory=dict)  #: path in ``tree`` to the path in the document
 
 
 def collect(
@@ -59,10 +59,10 @@ def collect(
     """Validate ``data`` and return every mistake in it.
 
     Args:
-        model: what it should be.
+        model: the model to validate against.
         data: plain values.
-        describe: turns pydantic's errors into faults.
-        stand_ins: by name, values for required fields that are missing or wrong, to examine the rest with.
+        describe: converts pydantic's errors to faults.
+        stand_ins: name to value for missing or wrong required fields, so that the rest can be validated.
     """
     try:
         return Collected(model.model_validate(data), [], dict(data))
@@ -86,16 +86,16 @@ def collect(
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of plain values; several times faster than ``copy.deepcopy``."""
+    """Return a deep copy of plain values; several times faster than ``copy.deepcopy``."""
     if isinstance(value, Mapping):
         return {key: copied(item) for key, item in value.items()}
     return [copied(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _follows(fault: Fault, removed: set[Path]) -> bool:
-    """Return whether a fault is there only because something was taken out before."""
+    """Return whether a fault is a consequence of a removal."""
     concerned = [fault.path, *((*fault.path, name) for name in fault.fields)]
-    if not fault.fields:  # such as a mapping that is empty now, or a rule that does not say what it concerns
+    if not fault.fields:  # such as a mapping that is now empty, or a rule that names no fields
         concerned += [path for path in removed if path[: len(fault.path)] == fault.path]
     return any(path[: len(gone)] == gone for path in concerned for gone in removed)
 
@@ -139,7 +139,7 @@ def _take_out(fault: Fault, found: Collected[Any], stand_ins: Mapping[str, Any])
 
 
 def _delete(found: Collected[Any], path: Path) -> None:
-    """Delete the deepest key of a path that the tree has; a list is deleted whole, as indices would shift."""
+    """Delete the deepest existing key of a path; a list is deleted as a whole, because its indices would shift."""
     node: Any = found.tree
     last: tuple[dict[str, Any], str, int] | None = None
     for depth, part in enumerate(path):

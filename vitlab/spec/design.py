@@ -1,10 +1,10 @@
-"""The design algebra: which arms a study has, as one node that may hold others.
+"""The design algebra: the arms of a study, as one node that can contain others.
 
 one_at_a_time  the base, and each alternative of each factor alone            1 + sum(k)
 leave_one_out  a full recipe with one part removed (or a bare one with one added)   1 + n, or 2 + 2n
 grid           every combination of the levels, or of the arms of several nodes     product(k)
 zip            several factors moved together, row by row                      k
-arms           named by hand                                                   k
+arms           listed by name                                                  k
 union          the arms of several nodes, equal ones merged                    at most sum(k)
 sample         n arms drawn from a node with a seed of its own                 n
 """
@@ -21,11 +21,11 @@ from vitlab.spec.choice import Frozen
 from vitlab.spec.collect import conflict
 
 Levels = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]
-"""Dotted path to the values it takes."""
+"""Dotted path to its values."""
 
 
 class LeaveOneOut(Frozen):
-    """``remove``: the whole less one part; ``add``: the bare recipe and one part; ``both``."""
+    """A recipe less one part (``remove``), the bare recipe plus one part (``add``), or ``both``."""
 
     of: Annotated[dict[str, Any], Field(min_length=1)]  #: dotted path to the value that stands for "without"
     direction: Literal["remove", "add", "both"] = "remove"
@@ -79,13 +79,13 @@ class Sample(Frozen):
 
 Grid = Annotated[
     Annotated[Levels, Tag("<levels>")] | Annotated[list["Node"], Field(min_length=1), Tag("<nodes>")],
-    # With a discriminator pydantic speaks of the form that was meant, not of each that was not.
+    # With a discriminator, pydantic reports errors of one form only.
     Discriminator(lambda grid: "<nodes>" if isinstance(grid, list) else "<levels>"),
 ]
 
 
 class Node(Frozen):
-    """Exactly one of the seven."""
+    """A node of a design: exactly one of the seven kinds."""
 
     one_at_a_time: Levels | None = None
     leave_one_out: LeaveOneOut | None = None

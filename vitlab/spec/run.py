@@ -1,4 +1,4 @@
-"""Run: where and how trials run, what each takes of a machine, and what is done when one fails."""
+"""Run: the execution of trials, their resources, and the handling of failures."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**
 
 
 class Resources(Frozen):
-    """What one trial takes of a machine."""
+    """Resources of one trial."""
 
     gpu: Annotated[float, Field(gt=0)] | None = None
-    """Share of a GPU, or how many: the trial is then trained by a process on each.  By default a whole one."""
-    gpu_mem: Annotated[int, Field(gt=0)] | None = None  #: memory of the GPU, in bytes or such as 6GiB
+    """Share of a GPU, or a number of GPUs, each of which then trains with a process of its own; by default 1."""
+    gpu_mem: Annotated[int, Field(gt=0)] | None = None  #: GPU memory, in bytes or with a unit such as 6GiB
     cpu: Annotated[int, Field(ge=1)] | None = None  #: cores; by default ``run.threads`` for each process
     processes: Annotated[int, Field(ge=1)] | None = None
-    """On the CPU, how many train the trial together.  They share every batch, as those on several GPUs do, so a trial
-    comes to the same but for rounding, whatever it is given."""
+    """Number of processes that train the trial together on the CPU.  They share every batch, as on several GPUs, so
+    that the number changes a result by rounding only."""
 
     @property
     def together(self) -> int:
-        """How many processes train one trial."""
+        """Number of processes that train one trial."""
         return int(self.gpu) if self.gpu is not None and self.gpu > 1 else self.processes or 1
 
     def cores(self, threads: int) -> int:
-        """How many cores one trial takes, of so many threads in each process."""
+        """Return the number of cores of one trial with ``threads`` threads in each process."""
         return self.cpu or threads * self.together
 
     @model_validator(mode="after")
@@ -72,21 +72,21 @@ class Resources(Frozen):
 
 
 class Retries(Frozen):
-    """New attempts at a trial, by what ended the last one; each goes on from the last checkpoint.
+    """Further attempts at a trial, by how the last one ended; each resumes from the last checkpoint.
 
-    A trial that diverged is not among them: that is a result, and another attempt would come to the same.
+    A trial that diverged is not retried: divergence is a result, and another attempt would diverge, too.
     """
 
     lost: Count = 1  #: its worker died
-    preempted: Count | Literal["always"] = "always"  #: the machine was wanted for something else
+    preempted: Count | Literal["always"] = "always"  #: the machine was taken for another job
     timeout: Count = 0  #: it took longer than ``run.timeout``
-    oom: Count = 0  #: memory ran out though it had the device for itself, and ``run.on_oom`` did not help
-    error: Count = 0  #: it raised an error; under the same code it would again, unless a disk or a network was to blame
+    oom: Count = 0  #: memory ran out although the trial had the device alone, and ``run.on_oom`` did not help
+    error: Count = 0  #: it raised an error, which recurs under the same code unless a disk or a network caused it
 
     @model_validator(mode="before")
     @classmethod
     def _shorthand(cls, value: Any) -> Any:
-        """``2`` is short for ``{lost: 2}``."""
+        """Expand ``2`` to ``{lost: 2}``."""
         if isinstance(value, int) and not isinstance(value, bool):
             return {"lost": value}
         if isinstance(value, Mapping) and "diverged" in value:
@@ -103,44 +103,46 @@ class Retries(Frozen):
         return reference
 
     def allowed(self, how: str) -> float:
-        """How many new attempts this end of one entitles to."""
+        """Return the number of further attempts after an attempt that ended in this way."""
         value = getattr(self, {"failed": "error"}.get(how, how), 0)
         return float("inf") if value == "always" else int(value)
 
 
 class Abort(Frozen):
-    """When a study is given up: too many of its trials have failed for the fault to be theirs."""
+    """The share of failed trials at which a study is aborted, because the cause must lie outside the trials."""
 
     failed_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
-    min_finished: Annotated[int, Field(ge=1)] = 8  #: trials that must have ended, well or not, before it is judged
+    min_finished: Annotated[int, Field(ge=1)] = (
+        8  #: number of trials that must have ended, in any way, before the share is checked
+    )
 
 
 class RunSpec(Frozen):
-    """Where and how trials run.  Nothing here but rounding changes what a trial computes on one kind of machine."""
+    """Execution of trials.  On one kind of machine, no option here changes a result by more than rounding."""
 
     executor: Choice = Choice("local")
-    workers: Annotated[int, Field(ge=1)] | None = None  #: trials at a time; by default what the machine holds
-    threads: Annotated[int, Field(ge=1)] = 1  #: CPU threads of one trial
+    workers: Annotated[int, Field(ge=1)] | None = None  #: trials at a time; by default as many as fit on the machine
+    threads: Annotated[int, Field(ge=1)] = 1  #: CPU threads of one process
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    resources: Resources = Resources()  #: what one trial, or one cohort, takes of a machine
+    resources: Resources = Resources()  #: resources of one trial or one cohort
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Images of a batch that a process computes at a time, where memory holds no more: gradients are accumulated, and
-    those of a step are still the mean over ``train.batch_size``."""
+    """Images of a batch that a process computes at a time, to save memory: gradients are accumulated, and those of a
+    step are still the mean over ``train.batch_size``."""
     engine: Engine = "auto"
-    """loop: each trial by itself; vmap: trials of one shape stacked; stack: so, with the batch innermost, for small
-    ViTs on a CPU; auto: stacked where it pays, in the way that pays, by their sizes; measured: as was measured to be
-    fastest, once for each shape of the study, and kept in its plan.json."""
-    deterministic: bool = True  #: on CUDA, ask for deterministic kernels
-    timeout: Annotated[float, Field(gt=0)] | None = None  #: seconds that one attempt at a trial may train
+    """loop: each trial by itself; vmap: trials of one shape stacked; stack: the same with the batch innermost, for
+    small ViTs on a CPU; auto: one of these by the size of the model; measured: the fastest in a benchmark of each shape
+    of the study, which is stored in plan.json."""
+    deterministic: bool = True  #: on CUDA, request deterministic kernels
+    timeout: Annotated[float, Field(gt=0)] | None = None  #: seconds of training per attempt at a trial
     retries: Retries = Retries()
-    on_oom: Literal["fail", "cpu"] = "fail"  #: where a GPU's memory runs out for a trial that has it to itself
+    on_oom: Literal["fail", "cpu"] = "fail"  #: action if a trial runs out of memory on a GPU that it has alone
     abort_study: Abort | None = None
-    keep: Literal["none", "last"] = "last"  #: trained weights kept as an artifact of the trial
+    keep: Literal["none", "last"] = "last"  #: trained weights stored as an artifact of the trial
     explain: tuple[Annotated[int, Field(ge=0)], ...] = ()  #: test images explained for the first seed of every arm
-    tracker: Choice = Choice("mlflow")  #: where trials are shown
+    tracker: Choice = Choice("mlflow")  #: experiment tracker
     tracking_uri: str | None = None
-    """An MLflow server; by default a database under the output folder.  One on another machine, or one that MLflow
-    would send credentials to, is named by ``--tracking-uri`` or ``MLFLOW_TRACKING_URI``."""
+    """An MLflow server; by default a database under the output folder.  A server on another machine, or one to which
+    MLflow would send credentials, must be named by ``--tracking-uri`` or ``MLFLOW_TRACKING_URI``."""
 
     @model_validator(mode="after")
     def _weights_to_explain(self) -> RunSpec:
@@ -174,7 +176,7 @@ class RunSpec(Frozen):
 
     @property
     def effective_engine(self) -> Engine:
-        """What ``engine`` comes to: where several processes train a trial, they train it by the loop."""
+        """``engine``, or ``loop`` if several processes train one trial."""
         return "loop" if self.resources.together > 1 else self.engine
 
     @model_validator(mode="after")

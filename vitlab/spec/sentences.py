@@ -1,4 +1,4 @@
-"""pydantic's errors as plain sentences: where, what is wrong, and what is allowed."""
+"""pydantic's errors as plain sentences: the place, the mistake and the allowed values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitlab.errors import Path, closest, nearest
 from vitlab.spec.collect import CONFLICT, Fault
 
 FORM = re.compile(r"<.*|constrained-\w+|int|float|str|bool|(tuple|list|dict|literal|function-\w+)\[.*")
-"""What pydantic calls the forms that a value may take; none of them is a key of a document."""
+"""Names in pydantic's locations that stand for the forms of a union and are not keys of the document."""
 
 KINDS = {
     "int": "a whole number",
@@ -28,7 +28,7 @@ KINDS = {
     "model_attributes": "a mapping",
     "dataclass": "a mapping",
 }
-"""pydantic's types, as its error types begin, in words."""
+"""Prefix of a pydantic error type to the expected type in words."""
 
 BOUNDS = {
     "greater_than": ("greater than", "gt"),
@@ -40,16 +40,16 @@ BOUNDS = {
 PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$": "1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit",
 }
-"""Patterns of texts in words; any other is shown as it is."""
+"""Patterns of texts in words; other patterns are shown unchanged."""
 
 
 def sentences(error: ValidationError, top: Mapping[str, Any] = {}) -> list[tuple[Path, str]]:
-    """Return each of pydantic's errors as a path and one sentence.  ``top`` are the names allowed at the top level."""
+    """Return each of pydantic's errors as a path and one sentence; ``top`` are the names allowed at the top level."""
     return [(fault.path, fault.message) for fault in faults(error, top)]
 
 
 def faults(error: ValidationError, top: Mapping[str, Any] = {}) -> list[Fault]:
-    """Return each of pydantic's errors as a fault.  ``top`` are the names allowed at the top level."""
+    """Return each of pydantic's errors as a fault; ``top`` are the names allowed at the top level."""
     return [fault(detail, top) for detail in details(error)]
 
 
@@ -63,7 +63,7 @@ def fault(detail: ErrorDetails, top: Mapping[str, Any]) -> Fault:
 
 
 def details(error: ValidationError) -> list[ErrorDetails]:
-    """Return pydantic's errors without those of a union's other forms: 0 is no pair, and a pair no whole number."""
+    """Return pydantic's errors, for a union only those of the form that the value most likely has."""
     groups: dict[tuple[Any, ...], list[ErrorDetails]] = {}
     for index, detail in enumerate(error.errors(include_url=False)):
         form = next((at for at, part in enumerate(detail["loc"]) if FORM.fullmatch(str(part))), None)
@@ -118,7 +118,7 @@ def _sentence(detail: ErrorDetails, path: Path, top: Mapping[str, Any]) -> str:
 
 
 def _kind(detail: ErrorDetails) -> str:
-    """Return in words what a value of the wrong type should have been; empty where the error is none of a type."""
+    """Return the expected type in words; empty if the error is not one of type."""
     kind = detail["type"]
     if kind == "int_from_float":
         return KINDS["int"]
@@ -129,7 +129,7 @@ def _kind(detail: ErrorDetails) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return a value in few characters."""
+    """Format a value briefly."""
     if isinstance(value, Mapping):
         return "a mapping" if value else "an empty mapping"
     if isinstance(value, list | tuple):
@@ -141,7 +141,7 @@ def _shown(value: Any) -> str:
 
 
 def _allowed(path: Sequence[str | int], top: Mapping[str, Any]) -> list[str]:
-    """The keys allowed beside the unknown one at ``path``, as far as the models say."""
+    """Return the keys allowed in the mapping of the unknown key at ``path``, if a model defines them."""
     fields = dict(top)
     for part in path[:-1]:
         if isinstance(part, str):
@@ -151,7 +151,7 @@ def _allowed(path: Sequence[str | int], top: Mapping[str, Any]) -> list[str]:
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models in an annotation, such as that of a list of them."""
+    """Return the models in an annotation, such as that of a list of models."""
     if hasattr(annotation, "model_fields"):
         return [annotation]
     return [model for part in get_args(annotation) for model in models_in(part)]

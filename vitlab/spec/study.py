@@ -1,4 +1,4 @@
-"""Study: the whole file.  One question, one base trial, one design, and how the answer is to be judged."""
+"""Study: the whole file, with one question, one base trial, one design and the analysis."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from vitlab.spec.trial import LENGTHS, STREAMS, TrialSpec
 from vitlab.spec.yaml import Document, read_document
 
 STAND_INS: Mapping[str, Any] = {"study": "study", "train": {"steps": 1}, "steps": 1}
-"""What the rest of a study is examined with where these are missing or wrong."""
+"""Values that replace missing or wrong ones, so that the rest of a study can be validated."""
 
 BASE: Mapping[str, Any] = {"data": "digits", "model": "vit", "train": {"steps": 1}}
 """The same for a base that lacks its data or its model."""
 
-REPORTING_SEEDS = 1_000_000  #: seeds of replicates lie below; those from here on are for tuning
+REPORTING_SEEDS = 1_000_000  #: seeds of replicates are smaller; larger ones are for tuning
 
 
 class Rule(Frozen):
-    """A condition every arm must meet, as an expression over its values: ``model.dim % model.heads == 0``."""
+    """A condition on every arm, as an expression over its values: ``model.dim % model.heads == 0``."""
 
     require: str
     otherwise: Literal["error", "skip"] = Field("skip", alias="else")
@@ -52,12 +52,12 @@ class Seeds(Frozen):
 
     values: tuple[int, ...] = (0, 1, 2)
     vary: tuple[str, ...] = tuple(stream for stream in STREAMS if stream != "split")
-    escalate_to: int | None = None  #: seeds in all of what these leave open, see :mod:`vitlab.report.escalation`
+    escalate_to: int | None = None  #: total number of seeds of inconclusive arms, see :mod:`vitlab.report.escalation`
 
     @model_validator(mode="before")
     @classmethod
     def _shorthand(cls, value: Any) -> Any:
-        """``5``, ``[0, 1, 7]``, or ``{count: 5, escalate_to: 10, vary: [init]}``; ``values`` for a list of them."""
+        """Expand ``5``, ``[0, 1, 7]`` and ``{count: 5, escalate_to: 10, vary: [init]}`` to the form with ``values``."""
         if isinstance(value, int) and not isinstance(value, bool):
             value = {"count": value}
         if isinstance(value, Sequence) and not isinstance(value, str):
@@ -125,40 +125,40 @@ class Seeds(Frozen):
         return self
 
     def up_to(self, most: int) -> tuple[int, ...]:
-        """These seeds, and the smallest others until there are ``most``."""
+        """Return these seeds and the smallest others, ``most`` in all."""
         known = set(self.values)
         further = (seed for seed in itertools.count() if seed not in known)
         return (*self.values, *itertools.islice(further, max(0, most - len(known))))
 
     @property
     def all(self) -> tuple[int, ...]:
-        """Every seed that may be run."""
+        """All seeds that may run, including those of an escalation."""
         return self.up_to(self.escalate_to or 0)
 
     def streams(self, seed: int) -> dict[str, int]:
-        """The seed of every stream in the replicate ``seed``."""
+        """Return stream to seed, for the replicate ``seed``."""
         return {stream: seed if stream in self.vary else 0 for stream in STREAMS}
 
 
 class To(Frozen):
-    """Compare every arm with the arm that differs from it by these values alone."""
+    """A comparison of every arm with the arm that differs from it in these values alone."""
 
     to: dict[str, Any] = Field(min_length=1)
 
 
 class Analysis(Frozen):
-    """How the answer is judged, fixed before the results are known."""
+    """The analysis of the results, fixed before they are known."""
 
     metric: str = "val/accuracy"
     goal: Annotated[Literal["max", "min"], Field(json_schema_extra=lambda schema: schema.pop("default"))] = "max"
-    """Which way is better; by default what the metric says of itself."""
+    """Direction in which the metric is better; by default the one that it declares."""
     at: Literal["last", "best"] = "last"
     compare: Annotated[
         Annotated[Literal["baseline", "none"], Tag("<name>")] | Annotated[To, Tag("<to>")],
         Discriminator(lambda compare: "<to>" if isinstance(compare, Mapping | To) else "<name>"),
     ] = "baseline"
     margin: Annotated[Amount, Field(gt=0)] | None = None
-    """Differences within it, either way, count as none; in units of the metric, or in points such as ``2 points``."""
+    """Largest difference, in either direction, that counts as none; in units of the metric or such as ``2 points``."""
     correction: Literal["holm", "bonferroni", "none"] = "holm"
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
 
@@ -171,26 +171,26 @@ class Analysis(Frozen):
 
 
 class Match(Frozen):
-    """Arms made equal in size or in work: one knob of every arm is solved for, so that it equals its baseline.
+    """Matching of arms in size or work: one knob of every arm is solved for, so that its cost equals its baseline's.
 
-    ``train_macs`` is 3 (one pass forward, and backward twice its work) x MACs of one image x images seen; a teacher,
-    and what a trial starts from, are not counted.
+    ``train_macs`` is 3 (a forward pass, and a backward pass of twice its work) x MACs of one image x images seen; a
+    teacher and pretraining are not counted.
     """
 
     quantity: Literal["params", "body_params", "macs", "train_macs"]
     knob: str  #: a number of the model, such as ``model.dim``, or the length of the training, such as ``train.steps``
     tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.01  #: largest relative difference from the baseline
-    otherwise: Literal["error", "skip"] = Field("error", alias="else")  #: for arms that no value brings close enough
-    spare: tuple[str, ...] = Field((), alias="except")  #: arms that stay as they are, such as a reference to be beaten
+    otherwise: Literal["error", "skip"] = Field("error", alias="else")  #: action for arms that cannot be matched
+    spare: tuple[str, ...] = Field((), alias="except")  #: arms that are not matched, such as a reference
 
 
 class Tune(Frozen):
-    """Knobs chosen by full-length trainings with seeds of their own, before any trial that is reported."""
+    """A choice of knob values by full-length trainings with seeds of their own, before the reported trials."""
 
     knobs: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]  #: path to its values
-    per: Literal["arm", "study"] = "arm"  #: a choice for every arm, or one, made at the base, for all of them
+    per: Literal["arm", "study"] = "arm"  #: one choice per arm, or one for all arms, made at the base
     seeds: Annotated[int, Field(ge=1)] = 2  #: trainings of each combination of values, with seeds from 1,000,000 up
-    select: str | None = None  #: the metric that chooses, towards the goal of the analysis; by default its own, on val
+    select: str | None = None  #: metric to select by, with the goal of the analysis; by default its metric, on val
 
     @field_validator("knobs")
     @classmethod
@@ -211,7 +211,7 @@ class Tune(Frozen):
 
 
 class Plugins(Frozen):
-    """Plugins the study cannot do without: distributions, or files given on the command line by ``--plugin``."""
+    """Plugins that the study requires: distributions, or files named on the command line by ``--plugin``."""
 
     require: tuple[str, ...] = ()
 
@@ -239,9 +239,9 @@ def read_study(
     """Read a study file, with ``changes`` (``--set path=value``) applied to the document first.
 
     Returns:
-        the study, the document and the problems found so far.  The caller adds what it finds and raises all of them
-        together.  Where there are problems, study and document hold what is sound, and defaults or stand-ins for the
-        rest; the study is None where too little is.
+        The study, the document and the problems so far, to which the caller adds its own before raising all together.
+        If there are problems, study and document contain the sound values, and defaults or stand-ins for the rest; the
+        study is None if too few values are sound.
     """
     document = read_document(file)
     for path, value in (changes or {}).items():
@@ -250,7 +250,7 @@ def read_study(
     problems = [document.problem(fault.path, fault.message) for fault in found.faults]
     study = found.value
     if problems and study is None:
-        # The base lacks what it cannot be examined without: the rest of the study is examined beside another.
+        # The base is too incomplete to be validated; validate the rest of the study with another base.
         study = collect(Study, {**found.tree, "base": BASE}, partial(faults, top=Study.model_fields), STAND_INS).value
         if isinstance(base := document.data.get("base"), Mapping):
             found.tree["base"] = collect(TrialSpec, base, partial(faults, top=TrialSpec.model_fields), STAND_INS).tree
@@ -258,7 +258,10 @@ def read_study(
 
 
 def _set(data: Any, path: tuple[str, ...], value: Any) -> None:
-    """Set one value of the document in place; shorthand names on the way become mappings, a length replaces another."""
+    """Set one value of the document in place.
+
+    Shorthand names along the path become mappings; a length of the training replaces any other.
+    """
     for part in path[:-1]:
         if isinstance(data.get(part), str):
             data[part] = {"type": data[part]}

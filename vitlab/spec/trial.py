@@ -1,4 +1,4 @@
-"""TrialSpec: one complete training, as YAML states it under ``base``."""
+"""TrialSpec: one complete training, as written under ``base`` in a study file."""
 
 from __future__ import annotations
 
@@ -11,63 +11,61 @@ from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.collect import conflict
 
 STREAMS = ("init", "order", "augment", "mixup", "dropout", "drop_path", "subset", "split")
-"""The streams of randomness of a trial; ``seeds`` says which of them a replicate varies."""
+"""Random streams of a trial; ``seeds.vary`` lists those that differ between replicates."""
 
 LENGTHS = ("epochs", "steps", "images")
-"""The ways to state the length of a training; exactly one is given."""
+"""Units of the length of a training; exactly one is set."""
 
 LONGEST = 1_000_000_000
-"""Steps, or epochs, of a training: more are a mistake, and would not end in a lifetime."""
+"""Largest number of steps or epochs of a training."""
 
 
 class Mix(Frozen):
-    """Training on pairs of images: two overlaid, or a rectangle of one pasted into the other; their labels likewise.
+    """Training on mixed pairs of images, overlaid or with a rectangle of one pasted into the other, and their labels.
 
     Reference: arXiv:1710.09412 (mixup), arXiv:1905.04899 (cutmix).
     """
 
-    mixup: Annotated[float, Field(ge=0)] = (
-        0.0  #: a of Beta(a, a), from which the weight of an overlay is drawn; 0: none
-    )
-    cutmix: Annotated[float, Field(ge=0)] = 0.0  #: a of Beta(a, a), the share a rectangle leaves; 0: no rectangles
+    mixup: Annotated[float, Field(ge=0)] = 0.0  #: a of Beta(a, a), the distribution of an overlay's weight; 0: none
+    cutmix: Annotated[float, Field(ge=0)] = 0.0  #: a of Beta(a, a), the share outside the rectangle; 0: none
     prob: Annotated[float, Field(ge=0, le=1)] = 1.0  #: share of the batches that are mixed
-    switch: Annotated[float, Field(ge=0, le=1)] = 0.5  #: where there are both, share of the mixed that are cutmix
+    switch: Annotated[float, Field(ge=0, le=1)] = 0.5  #: share of cutmix among the mixed batches, if both are on
 
 
 class Ema(Frozen):
-    """An exponential moving average of the weights, which is what is evaluated and kept.
+    """An exponential moving average of the weights, which replaces them in evaluation and in stored weights.
 
     After step t, counted from 1, the average keeps the share min(decay, 1 - t ** -warmup) of itself.
     """
 
     decay: Annotated[float, Field(ge=0, lt=1)] = 0.9999
     warmup: Annotated[float, Field(ge=0)] = 2 / 3
-    """The initial weights are forgotten at once, and the average grows longer with the training; 1: it is the mean of
-    all steps.  0: none, the share is ``decay`` from the first step and the initial weights fade slowly, as in DeiT."""
+    """Exponent of the warmup: the initial weights drop out after the first step, and the window grows with the
+    training.  1: the mean of all steps.  0: no warmup, the share is ``decay`` from the first step, as in DeiT."""
 
 
 class TrainSpec(Frozen):
-    """How a trial is trained.  Its length is ``epochs``, ``steps`` or ``images``: exactly one."""
+    """Training of a trial.  Exactly one of ``epochs``, ``steps`` and ``images`` sets its length."""
 
     epochs: Annotated[float, Field(gt=0, le=LONGEST)] | None = None
     steps: Annotated[int, Field(ge=0, le=LONGEST)] | None = None
     images: Annotated[int, Field(gt=0, le=1000 * LONGEST)] | None = None
     batch_size: Annotated[int, Field(gt=0)] = 128
     repeats: Annotated[int, Field(ge=1)] = 1
-    """How often an image stands in an epoch, one after another and augmented anew, of an epoch as long as with 1: it
-    passes through a share 1 / repeats of the images.  Reference: arXiv:1901.09335, arXiv:2012.12877."""
+    """Consecutive repetitions of an image in an epoch, each augmented anew.  The length of an epoch does not change: it
+    contains a share 1 / repeats of the images.  Reference: arXiv:1901.09335, arXiv:2012.12877."""
     optimizer: Choice = Choice("adamw")
     schedule: Choice = Choice("cosine")
     loss: Choice = Choice("cross_entropy")
     mix: Mix | None = None
     ema: Ema | None = None
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Factor between the learning rates of a layer and the one below it; the head has that of the optimizer."""
+    """Ratio of the learning rate of a layer to that of the layer above; the head has the optimizer's rate."""
     clip_grad: Annotated[float, Field(gt=0)] | None = None  #: largest global norm of the gradient
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"  #: bf16 is autocast over fp32 weights
     evaluations: Annotated[int, Field(ge=1, le=1_000_000)] = 10
-    """Evaluations on validation, evenly spaced, the last at the end."""
-    metrics: tuple[Choice, ...] = ()  #: what they report beside the metrics that every trial of the task does
+    """Number of evaluations on validation, evenly spaced, the last at the end."""
+    metrics: tuple[Choice, ...] = ()  #: metrics beside those that every trial of the task reports
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -81,22 +79,22 @@ class TrainSpec(Frozen):
     @field_validator("layer_decay")
     @classmethod
     def _equal_rates(cls, value: float | None) -> float | None:
-        """A factor of 1 is none."""
+        """Return None for a factor of 1, which has no effect."""
         return None if value == 1 else value
 
     @field_validator("mix")
     @classmethod
     def _nothing_mixed(cls, value: Mix | None) -> Mix | None:
-        """What never mixes is no mix, so that an arm that says so is the arm without."""
+        """Return None for options that never mix, so that such an arm equals the arm without ``mix``."""
         return None if value is None or not value.prob or not (value.mixup or value.cutmix) else value
 
 
 class Source(Frozen):
-    """The weights of another model: a checkpoint file of any known format, or another trial, named by its spec."""
+    """A source of weights: a checkpoint file of any supported format, or another trial, given by its spec."""
 
     checkpoint: str | None = None
-    trial: dict[str, Any] | None = None  #: a complete trial; it is trained once and shared by all who name it
-    seed: Literal["same"] | Annotated[int, Field(ge=0)] = "same"  #: of that trial; same pairs replicates one to one
+    trial: dict[str, Any] | None = None  #: a complete trial; it is trained once and shared by all trials that need it
+    seed: Literal["same"] | Annotated[int, Field(ge=0)] = "same"  #: its seed; ``same``: that of the replicate
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -107,21 +105,22 @@ class Source(Frozen):
 
 
 class InitFrom(Source):
-    """Weights to start from.
+    """Initial weights.
 
-    A trial that trains them on the same data set has the validation split of what starts from it.
+    A trial that trains them on the same data set uses the validation split of the trial that starts from it.
     """
 
-    resample: Literal["timm", "google", "deit", "torchvision", "hf"] = "timm"  #: how positions reach another grid
+    resample: Literal["timm", "google", "deit", "torchvision", "hf"] = "timm"  #: interpolation of positions to a grid
     head: Literal["new", "keep", "fitted"] = "new"
-    """A fresh head, the one in the weights, or a fresh one solved for in closed form: with ``train.steps: 0`` that is
-    the few-shot linear probe of arXiv:2010.11929, and with more steps, training begins at it."""
+    """A new head, the stored one, or one fitted in closed form: with ``train.steps: 0``, this is the few-shot linear
+    probe of arXiv:2010.11929; with more steps, training starts from it."""
     l2: Annotated[float, Field(gt=0)] | None = None
-    """Of a fitted head: weight of the sum of its squared weights beside the sum of the squared errors; 1 by default."""
+    """Weight of the squared norm of a fitted head, relative to the sum of squared errors; 1 by default."""
     tokens: Literal["same", "convert"] = "same"
-    """Tokens before the patches that only one of the two models has: refused, or left out here and new there."""
+    """Handling of prefix tokens that only one of the two models has.  ``same``: an error.  ``convert``: stored tokens
+    that this model lacks are dropped, and tokens that only this model has are new."""
     freeze: Literal["nothing", "body"] = "nothing"
-    """What is not trained; ``body`` leaves a linear probe, and the body in evaluation mode."""
+    """Part that is not trained; ``body`` trains a linear probe, with the body in evaluation mode."""
 
     @model_validator(mode="before")
     @classmethod
@@ -138,15 +137,15 @@ class InitFrom(Source):
 
 
 class Teacher(Source):
-    """A model to learn from.
+    """The teacher of a distillation.
 
-    A trial that trains one has the validation split of those who learn from it, and their data, unless it says its own.
+    A trial that trains a teacher uses the validation split of its student, and its data unless it sets its own.
     """
 
     pretrained: Annotated[str, Field(pattern=r"^\w+_Weights\.\w+$")] | None = None
-    """torchvision's name of weights it publishes, such as ``RegNet_Y_16GF_Weights.IMAGENET1K_V2``."""
-    heads: Annotated[int, Field(gt=0)] | None = None  #: of attention, where a checkpoint does not say
-    size: Annotated[int, Field(gt=0)] | None = None  #: pixels a side of its images, where a checkpoint does not say
+    """Name of weights published by torchvision, such as ``RegNet_Y_16GF_Weights.IMAGENET1K_V2``."""
+    heads: Annotated[int, Field(gt=0)] | None = None  #: attention heads, for a checkpoint that does not record them
+    size: Annotated[int, Field(gt=0)] | None = None  #: pixels per side of its images, for a checkpoint without them
 
     @model_validator(mode="after")
     def _of_a_file(self) -> Self:
@@ -164,7 +163,7 @@ class Teacher(Source):
 
 
 class Distill(Frozen):
-    """Learning from labels and from a teacher: (1 - alpha) loss + alpha distillation.  Reference: arXiv:2012.12877.
+    """Training on labels and on a teacher: (1 - alpha) loss + alpha distillation.  Reference: arXiv:2012.12877.
 
     The head of the distillation token, where the model has one, learns from the teacher, and that of the class token
     from the labels; otherwise one head learns from both.
@@ -172,12 +171,13 @@ class Distill(Frozen):
 
     teacher: Teacher | None = None
     kind: Literal["hard", "soft", "labels", "none"] = "hard"
-    """From the class the teacher decides for, or from its probabilities.  ``labels``: both heads learn from the labels,
-    without a teacher, as a control for the second token.  ``none``: nothing of this, whatever else stands here."""
+    """``hard``: the teacher's predicted class.  ``soft``: its probabilities.  ``labels``: both heads learn from the
+    labels, without a teacher, as a control for the second token.  ``none``: no distillation; other keys are ignored."""
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  #: weight of the distillation
-    tau: Annotated[float, Field(gt=0)] = 1.0  #: temperature of both softmaxes; of soft distillation alone
+    tau: Annotated[float, Field(gt=0)] = 1.0  #: temperature of both softmaxes in soft distillation
     reduction: Literal["numel", "batchmean"] = "numel"
-    """Soft: the sum over batch and classes is divided by both, as in DeiT's code, or by the batch, as in timm."""
+    """Divisor of the sum over batch and classes in soft distillation: both, as in DeiT's code, or the batch, as in
+    timm."""
 
     @model_validator(mode="after")
     def _taught(self) -> Self:
@@ -188,7 +188,7 @@ class Distill(Frozen):
 
 
 class TrialSpec(Frozen):
-    """One complete trial: what it sees, what it is, how it is trained."""
+    """One complete trial: its data, its model and its training."""
 
     data: Choice
     model: Choice
@@ -199,7 +199,7 @@ class TrialSpec(Frozen):
     @field_validator("distill")
     @classmethod
     def _as_read(cls, value: Distill | None) -> Distill | None:
-        """Without what its kind does not read, so that nothing unread makes another trial."""
+        """Drop the options that the kind does not use, so that they do not change the trial."""
         if value is None or value.kind == "none":
             return None
         return Distill(kind="labels", alpha=value.alpha) if value.kind == "labels" else value
@@ -212,10 +212,10 @@ SLOTS_OF_A_TRIAL = {
     ("train", "schedule"): "schedule",
     ("train", "loss"): "loss",
 }
-"""Where a trial names components, and in which slot each is looked up."""
+"""Path of a component in a trial to its slot."""
 
 METRICS = ("train", "metrics")
-"""Where a trial names components of the slot ``metric``, as many as it likes."""
+"""Path of the list of metrics in a trial, components of the slot ``metric``."""
 
 SOURCES = {"init_from": ("init_from",), "teacher": ("distill", "teacher")}
-"""What the weights of another model are to a trial, and where it names them: each a :class:`Source`."""
+"""Role of other models' weights in a trial to the path of their :class:`Source`."""

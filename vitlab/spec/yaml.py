@@ -1,8 +1,8 @@
-"""YAML read safely, with the place of every value, so that a mistake can be pointed at.
+"""Safe reading of YAML, with the line and column of every value for error messages.
 
-Departures from YAML 1.1, all because every user means them: ``1e-3`` is a number, ``010`` is ten, ``12:30`` and
-``2024-01-01`` are text, a key is a name whatever it looks like, and a key given twice is an error.  What a study has no
-use for is refused: dates, sets and binary by tag, infinities, and characters that cannot be printed.
+Differences from YAML 1.1, to match users' expectations: ``1e-3`` is a number, ``010`` is ten, ``12:30`` and
+``2024-01-01`` are text, a key is always a name, and a repeated key is an error.  Values that a study does not need are
+refused: tagged dates, sets and binary data, infinities, and unprintable characters.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import yaml
 
 from vitlab.errors import Path, Problem, SpecError, letters
 
-LARGEST_FILE = 1_000_000  #: bytes; a study file is a page or two
-MOST_NODES = 100_000  #: values after aliases are followed, so that nested aliases cannot explode
-DEEPEST = 50  #: values within values
+LARGEST_FILE = 1_000_000  #: largest size in bytes
+MOST_NODES = 100_000  #: largest number of values with aliases expanded, as a limit on nested aliases
+DEEPEST = 50  #: largest depth of nesting
 
 _TAG = "tag:yaml.org,2002:"
 _PLAIN = {"null", "bool", "int", "float", "str", "seq", "map"}
-"""The kinds of values a study is made of."""
+"""Types of values that a study may contain."""
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader for plain data alone, that reads a number as the number it plainly is."""
+    """SafeLoader for plain data only, with the numbers described above."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -52,7 +52,7 @@ for _kind_of_number, _pattern in (
 
 
 def _number(read: Callable[[str], Any]) -> Callable[[yaml.SafeLoader, yaml.ScalarNode], Any]:
-    """A constructor of numbers that says where a text is that cannot be read as one."""
+    """Return a constructor of numbers whose errors have a line and a column."""
 
     def construct(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
         text = str(loader.construct_scalar(node))
@@ -91,7 +91,7 @@ _Loader.add_constructor(None, _refuse_tag)
 
 @dataclass(frozen=True)
 class Document:
-    """A YAML document: its plain values, and where each of them stands."""
+    """A YAML document: its plain values, and the line and column of each."""
 
     file: str
     data: dict[str, Any]
@@ -99,7 +99,7 @@ class Document:
     lines: tuple[str, ...] = field(default=(), repr=False)
 
     def problem(self, path: Path, message: str) -> Problem:
-        """Return a problem at ``path``, or at the closest place above it that the document holds."""
+        """Return a problem at ``path``, or at its closest parent in the document."""
         here: Path = ()
         for part in path:
             if (*here, part) not in self.places:
@@ -114,11 +114,11 @@ class Document:
         return Problem(self.file, line, column, message + hint, source)
 
     def with_sound(self, data: dict[str, Any], renamed: Mapping[Path, Path]) -> Document:
-        """Return the document with what is sound of its data.
+        """Return the document with the sound part of its data.
 
         Args:
             data: the sound part.
-            renamed: path in ``data`` to the path in the document, of keys that were misspelt.
+            renamed: path in ``data`` to the path in the document, for misspelt keys.
         """
         places = dict(self.places)
         for new, old in renamed.items():
@@ -130,16 +130,24 @@ def read_document(file: FilePath | str) -> Document:
     """Read a YAML file whose top level is a mapping.
 
     Raises:
-        SpecError: if it is not there, is no file, is too large, is not YAML, or says one thing twice.
+        SpecError: if it does not exist, is not a file, is too large, is not YAML, or repeats a key.
     """
     name = str(file)
     return parse_document(_read_text(FilePath(file), name), name)
 
 
 def parse_document(text: str, name: str) -> Document:
-    """As :func:`read_document`, from text; ``name`` stands for the file in error messages."""
+    """Parse a YAML text whose top level is a mapping, see :func:`read_document`.
 
-    # As YAML counts lines, which other separators of str.splitlines do not end.
+    Args:
+        text: the text of the document.
+        name: name of the file in error messages.
+
+    Raises:
+        SpecError: if it is too large, is not YAML, or repeats a key.
+    """
+
+    # Lines as YAML counts them; str.splitlines has other separators.
     lines = tuple(re.split(r"\r\n|[\n\r\x85\u2028\u2029]", text))
 
     def refuse(message: str, line: int = 0, column: int = 0) -> SpecError:
@@ -191,10 +199,10 @@ def parse_document(text: str, name: str) -> Document:
 
 
 def read_value(text: str) -> Any:
-    """One value of a study, written as YAML: what ``--set PATH=VALUE`` gives.
+    """Parse one value of a study from YAML, such as that of ``--set PATH=VALUE``.
 
     Raises:
-        ValueError: saying why it is none.
+        ValueError: if it is not a value, with the reason.
     """
     try:
         return parse_document(f"value: {text}\n" if text.strip() else "value:\n", "").data["value"]
@@ -222,9 +230,9 @@ def _read_text(file: FilePath, name: str) -> str:
 def _walk(
     node: yaml.Node, path: Path, place: yaml.Node, above: frozenset[int]
 ) -> Iterator[tuple[Path, yaml.Node, bool]]:
-    """Every value with its path and the node to point at: its key, or the item itself in a list.
+    """Yield every value's path, its node for error messages, and whether its mapping repeats the key.
 
-    The flag marks a key that its mapping has given before.
+    The node is the key of a value in a mapping, and the item itself in a list.
     """
     if id(node) in above:
         raise _fault(node, "an alias that contains itself")
@@ -250,7 +258,7 @@ def _walk(
 
 
 class _Refused(yaml.MarkedYAMLError):
-    """What is YAML and still cannot stand in a study."""
+    """Valid YAML that is not allowed in a study."""
 
 
 def _fault(node: yaml.Node, sentence: str) -> _Refused:
@@ -258,7 +266,7 @@ def _fault(node: yaml.Node, sentence: str) -> _Refused:
 
 
 def _name(key: yaml.Node) -> None:
-    """See to it that a key is read as the text that stands there."""
+    """Check a key, and set its tag so that it is read as text."""
     if not isinstance(key, yaml.ScalarNode):
         raise _fault(key, "a key must be a single name")
     _printable(key)
@@ -272,7 +280,7 @@ def _name(key: yaml.Node) -> None:
 
 
 def _printable(node: yaml.ScalarNode) -> None:
-    """Refuse what would reach terminals, reports and file names and cannot be shown there."""
+    """Refuse unprintable characters, which would reach terminals, reports and file names."""
     for character in node.value:
         if unicodedata.category(character) in ("Cc", "Cs") and character not in "\n\t":
             raise _fault(node, f"a character that cannot be printed, {_code(character)}")
@@ -283,7 +291,7 @@ def _code(character: str) -> str:
 
 
 def _unshared(value: Any) -> Any:
-    """A copy in which no two places share one object, as an anchor and its aliases do."""
+    """Return a copy in which no two places share an object, as an anchor and its aliases do."""
     if isinstance(value, dict):
         return {key: _unshared(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -292,7 +300,7 @@ def _unshared(value: Any) -> Any:
 
 
 def _not_yaml(lines: tuple[str, ...], number: int) -> str:
-    """Return why a line is not YAML, of mistakes that YAML's own sentences do not name; empty for any other."""
+    """Return a message for mistakes that YAML's own messages do not explain, such as tabs; empty for any other."""
     for at in (number, number - 1):
         line = lines[at - 1] if 0 < at <= len(lines) else ""
         indent = line[: len(line) - len(line.lstrip())]
