@@ -1,6 +1,6 @@
-"""Geometry: the sizes of a Vision Transformer, derived once and handed to every component.
+"""Geometry: the sizes of a Vision Transformer, derived once and passed to every component.
 
-Nobody below the model sees ``patch_size``: components see the grid and the tokens it leads to.
+Components do not see ``patch_size``, which only the model has; they see the grid and the number of tokens.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ Pair = tuple[int, int]
 """Height and width."""
 
 Task = Literal["classification", "segmentation"]
-"""What a label is of: of an image, or of each of its pixels."""
+"""Classification has a label for each image, segmentation one for each pixel."""
 
-LARGEST_LISTED = 4096  #: divisors up to here are listed; a size with a digit too many is not searched to its end
+LARGEST_LISTED = 4096  #: largest divisor that error messages list, as a limit on the search
 
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """The sizes that components share.
+    """Sizes of a Vision Transformer, shared by its components.
 
     Tokens are ordered as in timm: class token, distillation token, registers, then the patches row by row.
     """
 
     image: Pair  #: pixels, height and width
     channels: int
-    patch: Pair  #: pixels (of the map the patch embedding sees) per patch
+    patch: Pair  #: pixels per patch, of the input of the patch embedding
     grid: Pair  #: patches, rows and columns
-    prefix: tuple[str, ...]  #: names of the tokens that stand before the patches, in order
+    prefix: tuple[str, ...]  #: names of the tokens before the patches, in order
     dim: int
     depth: int
     heads: int
@@ -50,12 +50,21 @@ class Geometry:
         heads: int,
         classes: int,
     ) -> Geometry:
-        """Divide once, and explain what does not divide.
+        """Return the geometry with the derived grid.
 
-        ``reduction`` is the stride of whatever stands before the patches (a convolutional stem), 1 for none.
+        Args:
+            image: height and width in pixels.
+            channels: channels of an image.
+            patch: height and width of a patch.
+            reduction: stride of a convolutional stem before the patches; 1 for none.
+            prefix: names of the tokens before the patches.
+            dim: width of a token.
+            depth: number of blocks.
+            heads: number of attention heads.
+            classes: outputs per prediction.
 
         Raises:
-            GeometryError: naming the option to change and the nearest values that would do.
+            GeometryError: if a size does not divide another, naming the option to change and values that do.
         """
         for axis, pixels, side in zip(("height", "width"), image, patch, strict=True):
             step = side * reduction
@@ -102,12 +111,12 @@ class Geometry:
 
 
 class Work(NamedTuple):
-    """What decides which engine trains a model faster, counted for one image."""
+    """The work of a model for one image, by which the engine is chosen."""
 
-    values: int  #: numbers handed from layer to layer
+    values: int  #: numbers passed from layer to layer
     products: int | None = None
-    """Products that a head of attention forms of queries and keys; None where :mod:`vitlab.models.innermost` knows
-    another attention only."""
+    """Query-key products of an attention head; None if :mod:`vitlab.models.innermost` does not support the
+    attention."""
 
 
 def _divisors(n: int, of: int = 1) -> str:
@@ -117,11 +126,11 @@ def _divisors(n: int, of: int = 1) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DataInfo:
-    """What a model needs to know of its data, known without reading any of it."""
+    """Properties of a data set that a model depends on, available without reading the data."""
 
     image: Pair  #: pixels, height and width, as the model sees them
     channels: int
     classes: int
     task: Task = "classification"
-    identity: str | None = None  #: checksum or manifest digest of the content; None while the data is not here
-    labels: tuple[str, ...] = ()  #: names of the classes, where they are known
+    identity: str | None = None  #: checksum or manifest digest of the content; None if it is not downloaded yet
+    labels: tuple[str, ...] = ()  #: names of the classes, if they are known

@@ -1,9 +1,8 @@
 """A record of each module's file as it was when the module was imported.
 
-A file on disk may be edited after a process has imported it.  What the process runs is then another code than the file
-shows, and a digest of the file would be one of code that nobody has run.  A finder in front of all others notes the
-size and the times of every module's file right before it is read, and again when the module is reloaded; it finds
-nothing by itself.
+A file may be edited after a process has imported it.  The process then runs other code than the file contains, and a
+digest of the file would be of code that was not run.  A finder in front of all others records size, time and inode of
+every module's file right before it is read, and again when the module is reloaded; it finds no modules itself.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 class Stamp(NamedTuple):
-    """What tells two versions of a file apart without reading them."""
+    """Metadata that distinguishes two versions of a file without reading them."""
 
     modified_ns: int
     size: int
@@ -34,7 +33,7 @@ class Import(NamedTuple):
     """The last import of a module."""
 
     stamp: Stamp
-    number: int  #: counts all imports of this process
+    number: int  #: position among all imports of this process
     reloaded: bool
 
 
@@ -61,7 +60,7 @@ def reloads() -> int:
 
 
 def note(module: str, file: str | os.PathLike[str], reloaded: bool = False) -> None:
-    """Note that a module is about to be made of a file as it is now."""
+    """Record that a module is about to be imported from the current version of a file."""
     global _reloads
     stamp = stamp_of(file)
     if stamp is not None:
@@ -70,7 +69,7 @@ def note(module: str, file: str | os.PathLike[str], reloaded: bool = False) -> N
 
 
 def watch() -> None:
-    """Begin to note imports.  Modules that were imported before count as imported now."""
+    """Start recording imports; modules imported before count as imported now."""
     if any(isinstance(finder, _Witness) for finder in sys.meta_path):
         return
     for name, module in list(sys.modules.items()):
@@ -80,22 +79,20 @@ def watch() -> None:
     sys.meta_path.insert(0, _Witness())
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
 _reloads = 0
 _numbers = itertools.count()
 
 
 class _Witness:
-    """Finder that notes what the other finders of ``sys.meta_path`` find."""
+    """Finder that records the modules found by the other finders of ``sys.meta_path``."""
 
     def __init__(self) -> None:
-        self._asked = threading.local()  # names that are being looked for, should another finder ask all finders too
+        self._searching = threading.local()  # names being searched, as another finder may call all finders in turn
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        asked: set[str] = self._asked.__dict__.setdefault("names", set())
+        asked: set[str] = self._searching.__dict__.setdefault("names", set())
         if name in asked:
             return None
         asked.add(name)

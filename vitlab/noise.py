@@ -1,7 +1,7 @@
-"""Keyed draws: randomness as a pure function of what it is for, so that no random state exists to be stored.
+"""Keyed random draws: a pure function of their purpose, so that there is no random state to store.
 
-A draw is ``noise(key, sample_B, n)``.  The key says which seed, which stream, which epoch and which layer; the sample
-says which example.  The same draw comes out alone or in a batch, for any batch size and any number of workers, on any
+A draw is ``noise(key, sample_B, n)``.  The key identifies the seed, the stream, the epoch and the layer; the sample
+identifies the example.  The draw is the same alone or in a batch, for any batch size and any number of workers, on any
 device, compiled or vectorised, before or after a resume.
 
 B samples (examples of a batch), N draws per sample.
@@ -26,13 +26,13 @@ Key = int | Tensor
 
 
 def key(seed: int, *coordinates: int | str) -> int:
-    """The key of a stream: ``key(3, "augment", epoch)``.  Different coordinates, unrelated draws."""
+    """Return the key of a stream, such as ``key(3, "augment", epoch)``; other coordinates give independent draws."""
     text = "\x1f".join(str(part) for part in (seed, *coordinates))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 def fold(k: Key, number: int) -> Key:
-    """A key below ``k``, such as that of one layer; on the device where ``k`` is a tensor."""
+    """Return a key derived from ``k``, such as that of one layer; on the device of ``k`` if it is a tensor."""
     low, high = _words(k)
     if isinstance(low, Tensor):
         low = _mix(low + _signed(number * 0x9E3779B9))
@@ -43,11 +43,11 @@ def fold(k: Key, number: int) -> Key:
 
 
 def bits(k: Key, sample_B: Tensor, n: int) -> Tensor:
-    """int32 (B, N): 32 random bits for each sample and draw.
+    """Return 32 random bits for each sample and draw, int32 (B, N).
 
     Args:
-        k: what the draw is for.
-        sample_B: integer identities of the samples, the same for an example wherever it stands in whatever batch.
+        k: key of the draw.
+        sample_B: integer identities of the samples, independent of their place in a batch.
         n: draws per sample.
     """
     low, high = _words(k)
@@ -59,17 +59,17 @@ def bits(k: Key, sample_B: Tensor, n: int) -> Tensor:
 
 
 def uniform(k: Key, sample_B: Tensor, n: int) -> Tensor:
-    """float32 (B, N) in [0, 1), on a grid of 2^-24."""
+    """Return uniform draws in [0, 1) on a grid of 2^-24, float32 (B, N)."""
     return ((bits(k, sample_B, n) >> 8) & 0xFFFFFF).float() * 2.0**-24
 
 
 def integers(k: Key, sample_B: Tensor, n: int, below: int) -> Tensor:
-    """int64 (B, N) in [0, below)."""
+    """Return uniform integers in [0, below), int64 (B, N)."""
     return (bits(k, sample_B, n).long() & 0xFFFFFFFF) * below >> 32
 
 
 def normal(k: Key, sample_B: Tensor, n: int) -> Tensor:
-    """float32 (B, N), standard normal (Box and Muller, 1958)."""
+    """Return standard normal draws (Box and Muller, 1958), float32 (B, N)."""
     pairs = (n + 1) // 2
     u_BN = uniform(k, sample_B, 2 * pairs)
     radius_BP = torch.sqrt(-2 * torch.log1p(-u_BN[:, :pairs]))
@@ -78,18 +78,15 @@ def normal(k: Key, sample_B: Tensor, n: int) -> Tensor:
 
 
 def permutation(k: Key, n: int) -> Tensor:
-    """int64 (N,): a permutation of 0..n-1, by sorting 62 random bits each."""
+    """Return a permutation of 0..n-1 by sorting 62 random bits each, int64 (N,)."""
     word_N2 = bits(k, torch.arange(n), 2).long() & 0x7FFFFFFF
     return torch.argsort((word_N2[:, 0] << 31) | word_N2[:, 1], stable=True)
 
 
-# -- draws inside a model ---------------------------------------------------------------------------------------------
-
-
 def seed_torch(seed: int, device: torch.device) -> None:
-    """What ``torch.manual_seed`` does, of torch's generators on the CPU and on ``device``.
+    """Seed torch's generators on the CPU and on ``device``, as ``torch.manual_seed`` does.
 
-    That one goes through every kind of device there could be, and notes its caller's stack for them, in 0.2 ms.
+    ``torch.manual_seed`` visits every backend and records the caller's stack for each, which takes 0.2 ms.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -97,7 +94,7 @@ def seed_torch(seed: int, device: torch.device) -> None:
 
 
 class Draws(NamedTuple):
-    """What the layers of a model draw from in one step: a key for each stream, and the samples of the batch."""
+    """Sources of a model's random draws in one step: a key for each stream, and the samples of the batch."""
 
     dropout: Key
     drop_path: Key
@@ -109,7 +106,7 @@ _scope: list[Draws] = []
 
 @contextmanager
 def drawing(draws: Draws) -> Iterator[None]:
-    """Dropout and drop-path inside the block draw from ``draws``; outside, from torch's own generator."""
+    """Use ``draws`` for dropout and drop-path inside the block; outside, torch's own generator is used."""
     _scope.append(draws)
     try:
         yield
@@ -118,15 +115,12 @@ def drawing(draws: Draws) -> Iterator[None]:
 
 
 def current() -> Draws | None:
-    """The draws of the step that is running, or None outside of one."""
+    """Return the draws of the current step, or None outside a step."""
     return _scope[-1] if _scope else None
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
 def _words(k: Key) -> tuple[int, int] | tuple[Tensor, Tensor]:
-    """Low and high half of a key as signed 32-bit words."""
+    """Return the low and high half of a key as signed 32-bit words."""
     if isinstance(k, Tensor):
         return k.int(), (k >> 32).int()
     return _signed(k), _signed(k >> 32)
@@ -138,7 +132,7 @@ def _signed(word: int) -> int:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """lowbias32: a bijection of 32-bit words in which every input bit flips every output bit about half the time."""
+    """Apply lowbias32, a bijection of 32-bit words in which an input bit flips each output bit about half the time."""
     x = x ^ ((x >> 16) & 0xFFFF)
     x = x * _signed(0x7FEB352D)
     x = x ^ ((x >> 15) & 0x1FFFF)
