@@ -261,7 +261,7 @@ def _study_and_plan(
     problems += [unknown(path, changes[path], document) for path in changes if path not in known]
     if study is not None:
         study = study.model_copy(update={"run": _own(study.run)})
-        problems += trust.mistakes(study, document, loaded, file, out, changes)
+        problems += trust.find_problems(study, document, loaded, file, out, changes)
     from vitlab.data.prepare import data_info
     from vitlab.plan import make_plan
     from vitlab.plan.key import Surroundings

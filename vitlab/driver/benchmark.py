@@ -1,10 +1,9 @@
-"""Measuring: what the arms of a study cost on this machine, each alone, and which engine trains a shape fastest.
+"""Benchmarks of a study's arms, each alone on this machine, and of the engines for each model shape.
 
-Every measurement is a process of its own, with the threads and the device of the study and nothing beside it: the
-local executor starts it, and in the place of training, its worker imports this module and measures.  Arms are measured
-in turns, so that what else the machine does falls on all of them alike.  Nothing of it is part of a trial, and no trial
-changes by it: what an arm costs stands in ``cost.parquet`` of the study's folder, written whole, and what a probe found
-in its plan.json.
+Every measurement runs in its own process, with the study's threads and device and nothing beside it: the local executor
+starts a worker, which imports this module and measures instead of training.  Arms are measured in turns, so that other
+load on the machine affects all of them alike.  Measurements are independent of trials: the costs of arms are written to
+``cost.parquet`` in the study's folder, and the results of engine benchmarks to its plan.json.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ from vitlab.store.folders import Store, TrialFolder, read_json, write_json
 from vitlab.training.cohort import Cohort, Stacking, require_stackable, stacking_incompatibility
 from vitlab.training.loop import Training, forward_logits, peak_memory
 
-ROUNDS = 5  #: processes of each arm
-PROBES = 3  #: blocks of each engine in a probe, at most
-PROBE_S = 3.0  #: how long a probe measures, all engines together; a round that has begun is ended
+ROUNDS = 5  #: processes per arm
+PROBES = 3  #: maximum number of measured blocks per engine
+PROBE_S = 3.0  #: time budget of an engine benchmark for all engines together; a started round is completed
 LONG_S = 0.1
-"""A step of a trial alone that takes longer is not tried as a cohort: what stacking saves is calling kernels, some
-hundreds of them at some tens of microseconds, and beside such a step that is nothing."""
-BLOCK_S = 1.0  #: how long is measured at a time
-WARM_UP = 3  #: steps that do not count
+"""Step time above which cohorts are not benchmarked: stacking saves only kernel launches, some hundreds of them at
+tens of microseconds, which is negligible beside such a step."""
+BLOCK_S = 1.0  #: duration of one measurement
+WARM_UP = 3  #: steps before a measurement
 STACKINGS: tuple[Stacking, ...] = tuple(engine for engine in get_args(Stacking) if engine in get_args(Engine))
 """The engines of cohorts."""
 ASKED, FOUND = "asked.json", "measured.json"
@@ -52,16 +51,15 @@ Say = Callable[[str], None]
 
 
 def measure_arms(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str | Path], say: Say) -> Path:
-    """Measure every arm that has trials, and write what was found in the study's folder.
+    """Measure every arm that has trials and write the results to the study's folder.
 
-    Columns: ``arm, trial, code`` (whose it is: the first seed's), ``rounds``, ``train_images_per_s`` and
-    ``infer_images_per_s`` (medians over the rounds, with ``_q1`` and ``_q3``; by the loop, in batches of the training,
-    data included in training), ``peak_bytes`` (of the process, or of the allocator on CUDA; median), ``device,
-    processor, threads, batch_size, precision, torch, load`` (of the machine, 1 minute, at the end) and ``measured``
-    (UTC).
+    Columns: ``arm, trial, code`` (of the first seed), ``rounds``, ``train_images_per_s`` and ``infer_images_per_s``
+    (medians over the rounds, with ``_q1`` and ``_q3``; by the loop, with the training's batch size; training includes
+    data loading), ``peak_bytes`` (of the process, or of the allocator on CUDA; median), ``device, processor, threads,
+    batch_size, precision, torch, load`` (1-minute load average of the machine at the end) and ``measured`` (UTC).
 
     Returns:
-        the file.  An arm that cannot be measured has no row in it, and ``say`` is told why.
+        The file.  An arm that cannot be measured has no row, and the reason is passed to ``say``.
     """
     import pandas as pd
 
@@ -69,20 +67,20 @@ def measure_arms(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str |
     from vitlab.report.frame import write_parquet
 
     firsts = list({planned.arm: planned for planned in reversed(plan.trials)}.values())[::-1]
-    found: dict[str, list[Mapping[str, Any]]] = {planned.arm: [] for planned in firsts}
+    results: dict[str, list[Mapping[str, Any]]] = {planned.arm: [] for planned in firsts}
     with _bench(run, plugins) as ask:
         for turn in range(ROUNDS):
             begin = turn % max(1, len(firsts))
             for planned in firsts[begin:] + firsts[:begin]:
-                if len(found[planned.arm]) < turn:
-                    continue  # it has been said why
+                if len(results[planned.arm]) < turn:
+                    continue  # its failure has been reported
                 outcome = ask(planned.trial, {"members": 1}, store)
                 if isinstance(outcome, str):
                     say(f"{planned.arm} cannot be measured: {outcome}")
                 else:
-                    found[planned.arm].append(outcome)
+                    results[planned.arm].append(outcome)
             say(f"measured: round {turn + 1} of {ROUNDS}")
-    rows = [_row(planned, found[planned.arm]) for planned in firsts if len(found[planned.arm]) == ROUNDS]
+    rows = [_row(planned, results[planned.arm]) for planned in firsts if len(results[planned.arm]) == ROUNDS]
     file = file_of(plan, store)
     write_parquet(pd.DataFrame(rows), file)
     return file
@@ -91,19 +89,19 @@ def measure_arms(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str |
 def probe(
     shapes: Mapping[str, Sequence[Planned]], store: Store, run: RunSpec, plugins: Sequence[str | Path], say: Say
 ) -> dict[str, EngineBenchmark]:
-    """Measure which engine trains trials fastest.
+    """Measure the fastest engine for each shape of trials.
 
-    Nothing else is probed, for nothing else was found to pay: see BENCHMARKS.md on parts of a batch, larger cohorts and
+    Only engines are compared, because nothing else paid off: see BENCHMARKS.md on parts of a batch, larger cohorts and
     more threads.
 
     Args:
         shapes: trials by :func:`vitlab.plan.cohorts.shape`.
-        store: where the trials live.
-        run: on what they run.
+        store: the store of the trials.
+        run: the run settings.
         plugins: files of components.
-        say: is told what was found.
+        say: called with a sentence for each result.
     """
-    found = {}
+    benchmarks = {}
     with _bench(run, plugins) as ask:
         for shape, trials in shapes.items():
             members = max(2, min(MOST, len(trials)))
@@ -111,9 +109,11 @@ def probe(
             if isinstance(outcome, str):
                 raise UserError(f"{trials[0].arm} cannot be measured: {outcome}")
             speeds = outcome["speeds"]
-            found[shape] = EngineBenchmark(max(speeds, key=speeds.__getitem__), members, speeds, outcome["why_not"])
-            say(f"{', '.join(dict.fromkeys(planned.arm for planned in trials))}: {found[shape].said}")
-    return found
+            benchmarks[shape] = EngineBenchmark(
+                max(speeds, key=speeds.__getitem__), members, speeds, outcome["why_not"]
+            )
+            say(f"{', '.join(dict.fromkeys(planned.arm for planned in trials))}: {benchmarks[shape].said}")
+    return benchmarks
 
 
 # -- the worker's side: see Executor.runner ---------------------------------------------------------------------------
@@ -121,26 +121,26 @@ def probe(
 
 @dataclass(frozen=True)
 class Done:
-    """What a worker hands back for a result."""
+    """Result that a worker returns."""
 
     status: str = "done"
     failure: str = ""
 
 
 def run_trial(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]) -> Done | None:
-    """Measure a trial as it is asked for in its folder, and write there what was found.
+    """Measure a trial as requested in its folder and write the results there.
 
     Returns:
         None if it was stopped.
     """
     members = read_json(folder.path / ASKED)["members"]
-    found = _cost(trial, folder, settings, stop) if members == 1 else _engines(trial, folder, settings, stop, members)
-    write_json(folder.path / FOUND, found)
+    results = _cost(trial, folder, settings, stop) if members == 1 else _engines(trial, folder, settings, stop, members)
+    write_json(folder.path / FOUND, results)
     return None if stop() else Done()
 
 
 def _cost(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]) -> dict[str, Any]:
-    """Images a second in training and in inference, and the most memory that was held."""
+    """Measure images per second in training and inference, and the peak memory."""
     with begin_trial(trial, folder, settings) as training:
         device = training.feed.device
         train = _speed(training.advance, device, stop) * training.batch_images
@@ -159,16 +159,16 @@ def _cost(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[
 def _engines(
     trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool], members: int
 ) -> dict[str, Any]:
-    """Images a second by the loop and of cohorts, in turns, and why an engine was not measured."""
-    with ExitStack() as begun:
+    """Measure images per second of the loop and of cohorts, in turns, with reasons for engines not measured."""
+    with ExitStack() as trainings:
         places = (TrialFolder(folder.path / str(number)) for number in count())
 
         def begin(seed: int) -> Training:
-            return begun.enter_context(begin_trial(_with_seed(trial, seed), next(places), settings))
+            return trainings.enter_context(begin_trial(_with_seed(trial, seed), next(places), settings))
 
         alone = begin(0)
         device = alone.feed.device
-        alone.advance()  # which chooses kernels and takes memory
+        alone.advance()  # selects kernels and allocates memory
         step_s = min(1 / _speed(alone.advance, device, stop, block_s=0.0, warm_up=0) for _ in range(2))
         steps, images, incompatibility = {"loop": alone.advance}, {"loop": alone.batch_images}, {}
         for engine in STACKINGS:
@@ -182,7 +182,7 @@ def _engines(
                     raise ValueError(reason)
                 cohort = Cohort([begin(1 + seed) for seed in range(members)], engine)
                 cohort.advance()
-            except Exception as error:  # whatever a part raises that was not made to be stacked
+            except Exception as error:  # components that do not support stacking may raise anything
                 incompatibility[engine] = " ".join(str(error).split())[:200]
                 continue
             steps[engine], images[engine] = cohort.advance, alone.batch_images * members
@@ -190,12 +190,12 @@ def _engines(
         began = time.perf_counter()
         for _ in range(PROBES):
             for name, step in steps.items():
-                found = _speed(step, device, stop, PROBE_S / PROBES / len(steps), warm_up=0)
-                speeds[name].append(found * images[name])
+                speed = _speed(step, device, stop, PROBE_S / PROBES / len(steps), warm_up=0)
+                speeds[name].append(speed * images[name])
             if len(steps) == 1 or time.perf_counter() - began > PROBE_S:
                 break
         return {
-            "speeds": {name: statistics.median(found) for name, found in speeds.items()},
+            "speeds": {name: statistics.median(speed) for name, speed in speeds.items()},
             "why_not": incompatibility,
             **_circumstances(trial, settings, device),
         }
@@ -208,17 +208,17 @@ def _speed(
     block_s: float | None = None,
     warm_up: int = WARM_UP,
 ) -> float:
-    """Steps a second, by the clock on the wall, after some that do not count; of as many, and of one, at least."""
+    """Return steps per second of wall time after the warm-up, over at least ``warm_up`` steps and at least one."""
     length_s = BLOCK_S if block_s is None else block_s
     for _ in range(warm_up):
         step()
     _wait_for(device)
-    began, done = time.perf_counter(), 0
-    while done == 0 or (not stop() and (done < warm_up or time.perf_counter() - began < length_s)):
+    began, steps = time.perf_counter(), 0
+    while steps == 0 or (not stop() and (steps < warm_up or time.perf_counter() - began < length_s)):
         step()
-        done += 1
+        steps += 1
     _wait_for(device)
-    return done / (time.perf_counter() - began)
+    return steps / (time.perf_counter() - began)
 
 
 def _wait_for(device: torch.device) -> None:
@@ -227,7 +227,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 def _with_seed(trial: Trial, number: int) -> Trial:
-    """The trial with seeds of its own, on the same split."""
+    """Return the trial with other seeds on the same split."""
     return replace(trial, seeds={name: seed + number * (name != "split") for name, seed in trial.seeds.items()})
 
 
@@ -246,34 +246,34 @@ def _circumstances(trial: Trial, settings: Settings, device: torch.device) -> di
 # -- the driver's side ------------------------------------------------------------------------------------------------
 
 Ask = Callable[[Trial, Mapping[str, Any], Store], Mapping[str, Any] | str]
-"""Measures a trial in a process of its own; what was found, or in one sentence why nothing was."""
+"""Function that measures a trial in its own process and returns the results, or the reason for failure."""
 
 
-class _Measuring(Local):
-    """One process at a time."""
+class _BenchmarkExecutor(Local):
+    """Local executor of benchmarks, one process at a time."""
 
     runner = "vitlab.driver.benchmark"
 
 
 @contextmanager
 def _bench(run: RunSpec, plugins: Sequence[str | Path]) -> Iterator[Ask]:
-    """A place to measure in, gone afterwards."""
-    executor = _Measuring(run.model_copy(update={"workers": 1}))
+    """Yield a function that measures trials in a temporary folder."""
+    executor = _BenchmarkExecutor(run.model_copy(update={"workers": 1}))
     with tempfile.TemporaryDirectory(prefix="vitlab-measure-") as scratch:
-        trials, asked = Path(scratch) / "trials", iter(range(1 << 30))
+        trials, numbers = Path(scratch) / "trials", iter(range(1 << 30))
 
         def ask(trial: Trial, what: Mapping[str, Any], store: Store) -> Mapping[str, Any] | str:
-            for needed in trial.needs.values():  # it is looked for two folders above
-                key, code = needed.split("/")
+            for name in trial.needs.values():  # the worker looks for it two folders above
+                key, code = name.split("/")
                 (trials / key).mkdir(parents=True, exist_ok=True)
-                if not (trials / needed).exists():
-                    (trials / needed).symlink_to(store.trial(key, code).path, target_is_directory=True)
-            folder = trials / "measured" / str(next(asked))
+                if not (trials / name).exists():
+                    (trials / name).symlink_to(store.trial(key, code).path, target_is_directory=True)
+            folder = trials / "measured" / str(next(numbers))
             write_json(folder / ASKED, dict(what))
             executor.submit(_job(trial, folder, run, plugins))
-            while not (ended := executor.poll(timeout_s=1.0)):
+            while not (ends := executor.poll(timeout_s=1.0)):
                 pass
-            return read_json(folder / FOUND) if ended[0].how == "done" else ended[0].detail or ended[0].how
+            return read_json(folder / FOUND) if ends[0].how == "done" else ends[0].detail or ends[0].how
 
         try:
             yield ask
@@ -294,16 +294,16 @@ def _job(trial: Trial, folder: Path, run: RunSpec, plugins: Sequence[str | Path]
     )
 
 
-def _row(planned: Planned, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _row(planned: Planned, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     row: dict[str, Any] = {"arm": planned.arm, "trial": planned.trial.key, "code": planned.trial.code}
-    row["rounds"] = len(found)
+    row["rounds"] = len(rounds)
     for name in ("train_images_per_s", "infer_images_per_s"):
-        q1, median, q3 = _quartiles([one[name] for one in found])
+        q1, median, q3 = _quartiles([measurement[name] for measurement in rounds])
         row |= {name: median, f"{name}_q1": q1, f"{name}_q3": q3}
-    row["peak_bytes"] = int(statistics.median(one["peak_bytes"] for one in found))
-    rest = ("device", "processor", "threads", "batch_size", "precision", "torch")
-    now = {"load": os.getloadavg()[0], "measured": datetime.now(UTC)}
-    return row | {name: found[-1][name] for name in rest} | now
+    row["peak_bytes"] = int(statistics.median(measurement["peak_bytes"] for measurement in rounds))
+    constants = ("device", "processor", "threads", "batch_size", "precision", "torch")
+    times = {"load": os.getloadavg()[0], "measured": datetime.now(UTC)}
+    return row | {name: rounds[-1][name] for name in constants} | times
 
 
 def _quartiles(values: Sequence[float]) -> list[float]:

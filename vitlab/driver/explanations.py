@@ -1,7 +1,7 @@
-"""Explanations of trials that have ended: a trained model and an image of its own test split, as pictures and numbers.
+"""Explanations of ended trials: pictures and numbers for a trained model and images of its own test split.
 
-They are made from the kept weights, after the training and apart from it: a trial that was trained long ago can be
-explained today, and a change in what is drawn retrains nothing.
+Explanations are computed from the kept weights, independently of training: old trials can be explained at any time, and
+changes to the pictures require no retraining.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 
 def examine_arms(plan: Plan, store: Store, images: Sequence[int]) -> list[str]:
-    """Explain images for the first seed of every arm that has ended, where that has not been done.
+    """Explain images for the first seed of every arm whose trial has ended, unless already explained.
 
     Args:
-        images: numbers in the test split.
+        plan: the study.
+        store: the store of its trials.
+        images: indices in the test split.
 
     Returns:
-        a sentence for every arm that could not be explained; a study does not fail by it.
+        A sentence for every arm that could not be explained; this does not fail the study.
     """
     first = {planned.arm: planned.trial for planned in reversed(plan.trials)}
     sentences = []
@@ -47,12 +49,12 @@ def examine_arms(plan: Plan, store: Store, images: Sequence[int]) -> list[str]:
 
 
 def examine(folder: TrialFolder, images: Sequence[int]) -> None:
-    """Write the explanations of some test images into the folder of a trial, each whole or not at all.
+    """Write explanations of test images to a trial's folder, each atomically.
 
     The caller holds the trial's lease.
 
     Raises:
-        UserError: if the trial's model has no attention, or its test split no such image.
+        UserError: if the trial's model has no attention, or the test split has no such image.
         WeightsError: if the trial kept no weights.
     """
     from vitlab.explain.one_image import Subject, explain
@@ -63,29 +65,29 @@ def examine(folder: TrialFolder, images: Sequence[int]) -> None:
     if not isinstance(model, ViT):
         raise UserError(f"only a ViT has attention to explain; this is a {type(model).__name__}")
     spec = read_json(folder.spec)
-    # Arms and studies name trials, not the other way round: the same pictures may belong to several.
+    # The subject names no arm or study, because the same trial may belong to several.
     trial = f"trial {folder.path.parent.name[:12]}, seed {spec['seeds']['init']}"
     for index, (pixels_CHW, label) in zip(images, test_examples(spec, images), strict=True):
         place = _place(folder, index)
-        unfinished = folder.path / f".explain.{os.getpid()}"
-        shutil.rmtree(unfinished, ignore_errors=True)
+        temporary = folder.path / f".explain.{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)
         x_BCHW = transform(pixels_CHW)
         image_HWC = transform.seen(x_BCHW)[0].permute(1, 2, 0)
         subject = Subject(trial, f"test image {index}", label)
-        explain(model, x_BCHW, image_HWC, transform.sight.info.labels, unfinished, subject)
+        explain(model, x_BCHW, image_HWC, transform.sight.info.labels, temporary, subject)
         place.parent.mkdir(exist_ok=True)
-        os.replace(unfinished, place)
+        os.replace(temporary, place)
         folder.emit("artifact", path=str(place.relative_to(folder.path)))
 
 
 def test_examples(trial: Mapping[str, Any], images: Sequence[int]) -> list[tuple[Tensor, str | None]]:
-    """Return images of a trial's own test split by their numbers, each uint8 (C, H, W), with its true label.
+    """Return images of a trial's own test split by index, each uint8 (C, H, W), with the true label.
 
-    The label is None where labels are of pixels.
+    The label is None if labels are per pixel.
 
     Args:
-        trial: as the ``spec.json`` of its folder says it.
-        images: numbers, from 0.
+        trial: the content of the trial's ``spec.json``.
+        images: indices, from 0.
 
     Raises:
         UserError: if the split has no such image.

@@ -1,4 +1,4 @@
-"""Progress of a run: a live table in a terminal, an updating display in a notebook, plain lines elsewhere."""
+"""Progress display of a run: a live table in a terminal, an updating display in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from vitlab.store.folders import Store, TrialFolder
 
 REFRESH_S = 0.5
 NOTEBOOK_REFRESH_S = 1.0  #: every update is a message to the browser
-SHOWN = 20  #: running trials that a notebook lists
+MAX_ROWS = 20  #: maximum number of running trials that a notebook lists
 
 
 def watch_on() -> Watch:
-    """Return the view for this process: for a notebook, a terminal, or anything else that reads stderr."""
+    """Return the progress display for this process: for a notebook, a terminal, or plain stderr."""
     if in_notebook():
         return NotebookView()
     return LiveView() if sys.stderr.isatty() else PlainLines()
 
 
 def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
+    """Return True if this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 class PlainLines(Watch):
-    """One line per event."""
+    """Progress display with one line per event."""
 
     def __init__(self) -> None:
         self._total = self._done = 0
@@ -54,10 +54,11 @@ class PlainLines(Watch):
 
     def ended(self, planned: Planned, how: str, detail: str) -> None:
         self._done += how in ("done", "failed")
-        left = _left(self._since, self._done, self._total)
+        time_left = _time_left(self._since, self._done, self._total)
         text = f"[{self._done}/{self._total}] {planned.arm} s{planned.seed} {how}"
         click.echo(
-            text + (f": {detail.splitlines()[0]}" if detail else "") + (f"  ({left} left)" if left else ""), err=True
+            text + (f": {detail.splitlines()[0]}" if detail else "") + (f"  ({time_left} left)" if time_left else ""),
+            err=True,
         )
 
     def say(self, sentence: str) -> None:
@@ -65,7 +66,7 @@ class PlainLines(Watch):
 
 
 class _Board(Watch):
-    """Base of the views that are redrawn: what has ended, what runs, and the time left."""
+    """Base of redrawn displays, which show ended and running trials and the remaining time."""
 
     def __init__(self) -> None:
         self._running: dict[str, _Running] = {}
@@ -88,12 +89,12 @@ class _Board(Watch):
             self.say(f"{_name(planned)} {how}" + (f": {detail.splitlines()[0]}" if detail else ""))
 
     def _rest(self) -> str:
-        left = _left(self._since, self._done, self._total)
-        return f"{left} left" if left else ""
+        time_left = _time_left(self._since, self._done, self._total)
+        return f"{time_left} left" if time_left else ""
 
 
 class LiveView(_Board):
-    """A table of what is running, redrawn in place: trials done, epoch and metric of each, time left."""
+    """Table of running trials, redrawn in place, with epoch, metric, trials done and remaining time."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__()
@@ -134,7 +135,7 @@ class LiveView(_Board):
 
 
 class NotebookView(_Board):
-    """One output of a notebook's cell, updated in place; messages are printed below it."""
+    """Output of a notebook cell, updated in place; messages are printed below it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,9 +162,9 @@ class NotebookView(_Board):
 
     def _draw(self) -> _Page:
         progress = f"{self._done} of {self._total} trials"
-        rows = [(name, *running.columns()) for name, running in list(self._running.items())[:SHOWN]]
-        if len(self._running) > SHOWN:
-            rows.append((f"... and {len(self._running) - SHOWN} more", "", ""))
+        rows = [(name, *running.columns()) for name, running in list(self._running.items())[:MAX_ROWS]]
+        if len(self._running) > MAX_ROWS:
+            rows.append((f"... and {len(self._running) - MAX_ROWS} more", "", ""))
         text = ", ".join(filter(None, (f"{self._head}: {progress}", self._rest())))
         cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         bar = f'<progress max="{max(self._total, 1)}" value="{self._done}"></progress>'
@@ -172,7 +173,7 @@ class NotebookView(_Board):
 
 
 class _Page:
-    """A display with a text and an HTML form."""
+    """Display with a text and an HTML form."""
 
     def __init__(self, text: str, html: str) -> None:
         self._text, self._html = text, html
@@ -185,7 +186,7 @@ class _Page:
 
 
 class _Running:
-    """What the journal of a running trial says so far."""
+    """Reader of a running trial's journal."""
 
     def __init__(self, folder: TrialFolder, metric: str) -> None:
         self._folder, self._metric = folder, metric
@@ -206,17 +207,17 @@ def _name(planned: Planned) -> str:
     return f"{planned.arm} s{planned.seed}"
 
 
-def _left(since: float, done: int, total: int) -> str:
-    """Time left, from the rate so far."""
-    if not done or done >= total:
+def _time_left(since: float, completed: int, total: int) -> str:
+    """Return the remaining time, estimated from the rate so far; empty if unknown."""
+    if not completed or completed >= total:
         return ""
-    seconds = int((time.monotonic() - since) / done * (total - done))
+    seconds = int((time.monotonic() - since) / completed * (total - completed))
     hours, minutes = divmod(seconds // 60, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {seconds % 60:02} s"
 
 
 def _size(plan: Plan, todo: Sequence[Planned]) -> str:
-    """Return the size of a plan in words; ``todo`` may hold prerequisites, which stand in no arm."""
-    chosen = {(planned.arm, planned.seed) for planned in todo}
-    rest = sum((planned.arm, planned.seed) not in chosen for planned in plan.trials)
-    return f"{count(len(plan.arms), 'arm')}, {count(len(plan.trials), 'trial')}; {len(todo)} to train, {rest} not"
+    """Return the size of a plan in words; ``todo`` may contain prerequisites, which belong to no arm."""
+    identities = {(planned.arm, planned.seed) for planned in todo}
+    skipped = sum((planned.arm, planned.seed) not in identities for planned in plan.trials)
+    return f"{count(len(plan.arms), 'arm')}, {count(len(plan.trials), 'trial')}; {len(todo)} to train, {skipped} not"

@@ -1,4 +1,4 @@
-"""Execution: jobs handed to an executor in the order their prerequisites allow, and what becomes of them."""
+"""Scheduler of jobs: submits them to an executor as their prerequisites allow, and handles their endings."""
 
 from __future__ import annotations
 
@@ -20,31 +20,35 @@ from vitlab.spec.run import Abort
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers import Tracker
 
-GRACE_S = 30.0  #: how long a worker may take to checkpoint when asked to stop
+GRACE_S = 30.0  #: time that a worker has to write a checkpoint when it is stopped
 TRACK_EVERY_S = 2.0
-POLL_S = 0.5  #: how often one that looks on looks
+POLL_S = 0.5  #: polling interval while another driver runs the study
 
 
 class Watch:
-    """What somebody who watches a run is told.  The base class looks away."""
+    """Observer of a run.  The methods of the base class do nothing."""
 
     def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
-        """The plan stands; ``todo`` are the trials that will be trained."""
+        """Handle the plan; ``todo`` are the trials to train."""
 
     def started(self, planned: Planned) -> None:
-        """A trial was handed to a worker."""
+        """Handle the submission of a trial to a worker."""
 
     def ended(self, planned: Planned, how: str, detail: str) -> None:
-        """A trial ended: done, failed, refused, stopped; or an attempt at one: error, oom, timeout, preempted, lost."""
+        """Handle the end of a trial or an attempt.
+
+        ``how`` is done, failed, refused or stopped for a trial, and error, oom, timeout, preempted or lost for an
+        attempt.
+        """
 
     def tick(self) -> None:
-        """A moment passed."""
+        """Refresh the display; called regularly."""
 
     def say(self, sentence: str) -> None:
-        """Something the user should know now."""
+        """Show a message."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close the display."""
 
 
 def execute(
@@ -56,20 +60,20 @@ def execute(
     watch: Watch,
     probes: Mapping[str, EngineBenchmark] = {},
 ) -> int:
-    """Train the trials, as many at a time as the executor holds.  Returns how many failed.
+    """Train the trials, as many at a time as the executor has slots, and return the number of failures.
 
-    ``probes`` are those of the plan, see :func:`vitlab.plan.cohorts.engine_of`.
+    ``probes`` are the engine benchmarks of the plan, see :func:`vitlab.plan.cohorts.engine_of`.
 
     Raises:
-        Refused: where the code was changed since the trials were planned; what ran already has ended.
-        TrialFailed: if so many failed that the study was given up.
+        Refused: if the code has changed since the trials were planned; running trials have ended.
+        TrialFailed: if so many trials failed that the study was aborted.
         Interrupted: after Ctrl-C, once every running trial has written its checkpoint.
     """
     executor: Executor = registry.slot("executor").build(run.executor, run)
-    needed = {name for planned in todo for name in planned.trial.needs.values()}
+    dependencies = {name for planned in todo for name in planned.trial.needs.values()}
 
     def job(engine: str, group: Sequence[Planned]) -> Job:
-        return _job(engine, group, store, run, plugins, needed)
+        return _job(engine, group, store, run, plugins, dependencies)
 
     planned_of = {_path(store, planned): planned for planned in todo}
     running = executor.reattach(
@@ -82,21 +86,21 @@ def execute(
 
 
 def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool], watch: Watch) -> None:
-    """Show what becomes of trials that another driver trains, for as long as it is busy.
+    """Show the progress of trials that another driver trains, until it ends.
 
     Raises:
-        Interrupted: after Ctrl-C; the other goes on.
+        Interrupted: after Ctrl-C; the other driver continues.
     """
-    left = {path: planned for planned in todo if not TrialFolder(path := _path(store, planned)).done()}
-    begun: set[Path] = set()
+    remaining = {path: planned for planned in todo if not TrialFolder(path := _path(store, planned)).done()}
+    running: set[Path] = set()
     try:
         while busy():
-            for path, planned in list(left.items()):
+            for path, planned in list(remaining.items()):
                 if TrialFolder(path).done():
-                    del left[path]
+                    del remaining[path]
                     watch.ended(planned, "done", "")
-                elif path not in begun and TrialFolder(path).held():
-                    begun.add(path)
+                elif path not in running and TrialFolder(path).held():
+                    running.add(path)
                     watch.started(planned)
             watch.tick()
             time.sleep(POLL_S)
@@ -105,26 +109,26 @@ def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool
 
 
 def with_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> list[Planned]:
-    """``todo`` after the trials these start from, directly or not, that stand in no arm and are still missing."""
-    known = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
-    found: dict[str, Planned] = {}
-    waiting = [needed for planned in todo for needed in planned.trial.needs.values()]
-    while waiting:
-        name = waiting.pop()
-        trial = known.get(name)
-        if trial is None or name in found or store.trial(trial.key, trial.code).usable():
+    """Return ``todo`` preceded by the missing trials of no arm that it depends on, directly or indirectly."""
+    prerequisites = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
+    missing: dict[str, Planned] = {}
+    pending = [dependency for planned in todo for dependency in planned.trial.needs.values()]
+    while pending:
+        name = pending.pop()
+        trial = prerequisites.get(name)
+        if trial is None or name in missing or store.trial(trial.key, trial.code).usable():
             continue
-        found[name] = Planned(f"prerequisite {trial.key[:8]}", trial.seeds["init"], trial)
-        waiting += trial.needs.values()
-    return [*found.values(), *todo]
+        missing[name] = Planned(f"prerequisite {trial.key[:8]}", trial.seeds["init"], trial)
+        pending += trial.needs.values()
+    return [*missing.values(), *todo]
 
 
 def distinct(trials: Iterable[Planned]) -> list[Planned]:
-    """Each trial once, however many seeds or arms reach it."""
-    found: dict[str, Planned] = {}
+    """Return each trial once, also if several seeds or arms share it."""
+    trials_by_name: dict[str, Planned] = {}
     for planned in trials:
-        found.setdefault(f"{planned.trial.key}/{planned.trial.code}", planned)
-    return list(found.values())
+        trials_by_name.setdefault(f"{planned.trial.key}/{planned.trial.code}", planned)
+    return list(trials_by_name.values())
 
 
 def _drive(
@@ -139,60 +143,60 @@ def _drive(
     running = {job.folder for job in reattached}
     ends: dict[Path, Counter[How]] = {folder: Counter() for folder in planned_of}
     for folder in (folder for job in reattached for folder in job.folders):
-        # What an earlier driver began is no attempt of ours: its worker may leave because that driver died.
+        # Jobs of an earlier driver do not count as attempts: their workers may exit because that driver died.
         ends[folder]["lost"] = -1
     waiting = list(jobs)
-    done, failed, refused, tracked = 0, 0, list[str](), 0.0
+    n_done, n_failed, refusals, tracked_at = 0, 0, list[str](), 0.0
     try:
         while waiting or running:
             ready = [job for job in waiting if _ready(job)]
             if not ready and not running:
-                kept_out = [folder for job in waiting for folder in job.folders]
-                for folder in kept_out:
+                blocked = [folder for job in waiting for folder in job.folders]
+                for folder in blocked:
                     watch.ended(planned_of[folder], "failed", "it needs a trial that failed")
-                return failed + len(kept_out)
+                return n_failed + len(blocked)
             for job in ready[: max(0, executor.slots - len(running))]:
                 waiting.remove(job)
                 executor.submit(job)
                 running.add(job.folder)
                 for folder in job.folders:
                     watch.started(planned_of[folder])
-            for ended in executor.poll(timeout_s=0.2):
-                running.discard(ended.job.folder)
-                again: list[tuple[Job, list[Path]]] = []
-                for folder, how, detail in trial_endings(ended):
+            for end in executor.poll(timeout_s=0.2):
+                running.discard(end.job.folder)
+                retries: list[tuple[Job, list[Path]]] = []
+                for folder, how, detail in trial_endings(end):
                     ends[folder][how] += 1
-                    said: str = how
-                    successor = _successor(executor, ended.job, how, ends[folder][how], run)
+                    label: str = how
+                    successor = _successor(executor, end.job, how, ends[folder][how], run)
                     if how == "refused":
-                        refused.append(detail)
+                        refusals.append(detail)
                     elif successor is not None:
                         TrialFolder(
                             folder
-                        ).clear_failure()  # or it would keep the next driver from it, should this one die
-                        _add(again, successor, folder)
-                        said = "error" if how == "failed" else how  # it has not failed yet
+                        ).clear_failure()  # otherwise the next driver would skip the trial, should this one die
+                        _add(retries, successor, folder)
+                        label = "error" if how == "failed" else how  # the trial has not finally failed
                         detail += "; it goes on" if how == "preempted" else "; it is tried again"
                     elif how == "done":
-                        done += 1
+                        n_done += 1
                         TrialFolder(folder).remove_checkpoint()
-                    elif how == "stopped":  # by somebody else: nothing is wrong with it, but it is missing
-                        failed += 1
+                    elif how == "stopped":  # stopped from outside: the trial is intact, but incomplete
+                        n_failed += 1
                     else:
-                        failed += 1
-                        with suppress(OSError):  # where nothing can be written it is only tried again
+                        n_failed += 1
+                        with suppress(OSError):  # if nothing can be written, the next run retries the trial
                             TrialFolder(folder).mark_failed(detail, "error" if how == "failed" else how)
-                        said = "failed"
-                    watch.ended(planned_of[folder], said, detail)
-                waiting += [half for job, folders in again for half in job.halves(folders)]
-            if refused:
-                waiting.clear()  # the rest was planned under the same code; what runs goes on to its end
+                        label = "failed"
+                    watch.ended(planned_of[folder], label, detail)
+                waiting += [half for job, folders in retries for half in job.halves(folders)]
+            if refusals:
+                waiting.clear()  # the rest was planned with the same code; running jobs continue to their end
             if run.abort_study is not None:
-                _go_on(run.abort_study, done, failed, len(planned_of))
+                _check_abort(run.abort_study, n_done, n_failed, len(planned_of))
             watch.tick()
-            if time.monotonic() - tracked > TRACK_EVERY_S:
+            if time.monotonic() - tracked_at > TRACK_EVERY_S:
                 tracker.update()
-                tracked = time.monotonic()
+                tracked_at = time.monotonic()
     except KeyboardInterrupt:
         watch.say("stopping: running trials write a checkpoint; Ctrl-C again ends them at once.")
         executor.cancel(GRACE_S)
@@ -200,18 +204,18 @@ def _drive(
     except BaseException:
         executor.cancel(GRACE_S)
         raise
-    if refused:
-        left = len(planned_of) - done - failed
-        trials, them = ("1 trial was", "it") if left == 1 else (f"{left} trials were", "them")
+    if refusals:
+        remaining = len(planned_of) - n_done - n_failed
+        trials, them = ("1 trial was", "it") if remaining == 1 else (f"{remaining} trials were", "them")
         raise Refused(
-            f"{refused[0]}.  {trials} not trained; nothing is wrong with {them}: the same command plans {them} again "
+            f"{refusals[0]}.  {trials} not trained; nothing is wrong with {them}: the same command plans {them} again "
             "and goes on"
         )
-    return failed
+    return n_failed
 
 
 def _successor(executor: Executor, job: Job, how: How, times: int, run: RunSpec) -> Job | None:
-    """How a trial is tried again that ended this way for the ``times``-th time; None if it is not."""
+    """Return the job that retries a trial after its ``times``-th ending of this kind; None for no retry."""
     if how == "oom":
         with_more_memory = executor.with_more_memory(job)
         if with_more_memory is not None:
@@ -221,33 +225,33 @@ def _successor(executor: Executor, job: Job, how: How, times: int, run: RunSpec)
     return job if times <= run.retries.allowed(how) else None
 
 
-def _add(again: list[tuple[Job, list[Path]]], job: Job, folder: Path) -> None:
-    """Note that a trial is tried again as part of ``job``."""
-    for known, folders in again:
-        if known == job:
+def _add(retries: list[tuple[Job, list[Path]]], job: Job, folder: Path) -> None:
+    """Add a trial's folder to those that ``job`` retries."""
+    for existing, folders in retries:
+        if existing == job:
             folders.append(folder)
             return
-    again.append((job, [folder]))
+    retries.append((job, [folder]))
 
 
-def _go_on(abort: Abort, done: int, failed: int, planned: int) -> None:
-    """Whether a study is worth going on with.
+def _check_abort(abort: Abort, done: int, failed: int, planned: int) -> None:
+    """Raise an error if the study is to be aborted.
 
     Raises:
-        TrialFailed: if it is not.
+        TrialFailed: if too many of the finished trials have failed.
     """
-    ended = done + failed
-    if ended >= abort.min_finished and failed >= abort.failed_fraction * ended and ended < planned:
+    finished = done + failed
+    if finished >= abort.min_finished and failed >= abort.failed_fraction * finished and finished < planned:
         raise TrialFailed(
-            f"the study was given up: {failed} of the {ended} trials that ended have failed (run.abort_study), "
-            f"and {planned - ended} are left; 'vitlab status' says what failed, and the same command goes on"
+            f"the study was given up: {failed} of the {finished} trials that ended have failed (run.abort_study), "
+            f"and {planned - finished} are left; 'vitlab status' says what failed, and the same command goes on"
         )
 
 
 def _ready(job: Job) -> bool:
-    """Whether every trial that this one starts from is there to start from."""
+    """Return True if the weights of all trials that the job depends on are available."""
     trials = job.folder.parents[1]
-    return all(TrialFolder(trials / needed).usable() for needed in job.trial.needs.values())
+    return all(TrialFolder(trials / name).usable() for name in job.trial.needs.values())
 
 
 def _path(store: Store, planned: Planned) -> Path:
@@ -255,13 +259,13 @@ def _path(store: Store, planned: Planned) -> Path:
 
 
 def _work(trial: Trial) -> Work | None:
-    """See :data:`vitlab.plan.cohorts.Works`."""
+    """Return the model's work per image; see :data:`vitlab.plan.cohorts.Works`."""
     from vitlab.data.prepare import data_info
 
     model = registry.slot("model").resolve(trial.spec["model"])
     info = data_info(registry.slot("dataset").resolve(trial.spec["data"]))
-    found: Work | None = model.component.work(info, model.options)  # type: ignore[attr-defined]
-    return found
+    work: Work | None = model.component.work(info, model.options)  # type: ignore[attr-defined]
+    return work
 
 
 def _job(
@@ -270,7 +274,7 @@ def _job(
     store: Store,
     run: RunSpec,
     plugins: Sequence[str | Path],
-    needed: set[str],
+    dependencies: set[str],
 ) -> Job:
     members = [Companion(f"{item.arm}/s{item.seed}", _path(store, item), item.trial) for item in group]
     first, *others = members
@@ -282,8 +286,8 @@ def _job(
         threads=run.threads,
         device=run.device,
         deterministic=run.deterministic,
-        # What another trial starts from must be kept, whatever the study keeps.
-        keep="last" if needed & {f"{item.trial.key}/{item.trial.code}" for item in group} else run.keep,
+        # Weights that another trial depends on are kept regardless of the study's setting.
+        keep="last" if dependencies & {f"{item.trial.key}/{item.trial.code}" for item in group} else run.keep,
         engine=engine,
         companions=tuple(others),
         timeout_s=run.timeout,

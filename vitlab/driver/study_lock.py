@@ -1,4 +1,4 @@
-"""Who runs a study: one driver at a time; whoever else is asked to run it looks on, and goes on when that one ends."""
+"""Lock of a study: one driver at a time; a second driver follows the first, then takes over when it ends."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from vitlab.store.folders import Busy, Store, held, hold, holder
 
 @contextmanager
 def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
-    """Hold the study; as long as another process does, look on.  Yields whether there was one."""
+    """Hold the study's lock and yield whether another process had it; follow that process until it ends."""
     lock = store.driver(plan.study)
-    told: set[str] = set()
-    with ExitStack() as held_here:
+    reported: set[str] = set()
+    with ExitStack() as own_lock:
 
         def busy() -> bool:
-            """Whether another process has it; else this one has it now: only taking it tells, see :func:`held`."""
+            """Try to take the lock and return True if another process has it; see :func:`held`."""
             try:
-                held_here.enter_context(hold(lock))
+                own_lock.enter_context(hold(lock))
                 return False
             except Busy:
-                other = _named(lock)
-            if other not in told:
-                told.add(other)
+                other = _describe_owner(lock)
+            if other not in reported:
+                reported.add(other)
                 watch.say(f"{plan.study} is run by {other}; this one looks on until that ends.")
             return True
 
@@ -35,8 +35,8 @@ def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
             trials = distinct(
                 [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
             )
-            left = [item for item in trials if not store.trial(item.trial.key, item.trial.code).done()]
-            watch.planned(plan, left, store)
+            missing = [item for item in trials if not store.trial(item.trial.key, item.trial.code).done()]
+            watch.planned(plan, missing, store)
             try:
                 follow_driver(trials, store, busy, watch)
             finally:
@@ -45,12 +45,12 @@ def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
 
 
 def driver_of(study: str, store: Store) -> str:
-    """Who runs a study at present, in words; empty where nobody does."""
+    """Describe the process that runs a study; empty if there is none."""
     lock = store.driver(study)
-    return _named(lock) if held(lock) else ""
+    return _describe_owner(lock) if held(lock) else ""
 
 
-def _named(lock: Path) -> str:
-    """Who took the lock of a study last, in words."""
+def _describe_owner(lock: Path) -> str:
+    """Describe the process that took the lock last."""
     host, _, rest = holder(lock)[0].partition("/")
     return f"process {rest.partition('/')[0]} on {host}" if host else "another process"

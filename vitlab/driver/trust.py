@@ -1,7 +1,7 @@
-"""What a study file may ask for, before anything is planned: what it needs is here, and nothing in it does harm.
+"""Checks of a study file before planning: its requirements are met, and its run settings are safe.
 
-A study file comes from others.  What has code run, or writes outside the output folder, is said by who starts the
-study, on the command line.
+A study file may come from other people.  Options that run code, or write outside the output folder, must be given on
+the command line by the user who starts the study.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vitlab.registry import plugins
 from vitlab.spec import Document, Study, read_document
 
 
-def mistakes(
+def find_problems(
     study: Study,
     document: Document,
     loaded: Iterable[registry.Origin],
@@ -24,24 +24,21 @@ def mistakes(
     out: str | Path,
     changes: Mapping[str, Any],
 ) -> list[Problem]:
-    """What is wrong with what a study needs, with how it is to be run, and with what its file has no right to say.
+    """Return the problems of a study's requirements and run settings, and of options its file may not set.
 
     Args:
-        study: as read.
-        document: where everything stands.
-        loaded: what the command line has loaded.
-        file: as it is, without what the command line changes.
+        study: the validated study.
+        document: the document with the positions of all values.
+        loaded: origins of the plugins loaded by the command line.
+        file: the study file, without the changes of the command line.
         out: the output folder.
-        changes: what the command line changes.
+        changes: the changes of the command line.
     """
-    around = _around(study, document)
-    return [*_required(study, document, loaded), *(around or _untrusted(study, file, out, changes))]
+    run_problems = _run_problems(study, document)
+    return [*_unmet(study, document, loaded), *(run_problems or _untrusted(study, file, out, changes))]
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
-def _required(study: Study, document: Document, loaded: Iterable[registry.Origin]) -> list[Any]:
+def _unmet(study: Study, document: Document, loaded: Iterable[registry.Origin]) -> list[Any]:
     problems = []
     files = {origin.source for origin in loaded}
     for index, name in enumerate(study.plugins.require):
@@ -55,8 +52,8 @@ def _required(study: Study, document: Document, loaded: Iterable[registry.Origin
     return problems
 
 
-def _around(study: Study, document: Document) -> list[Problem]:
-    """What is wrong with the choices of an executor and a tracker, which no trial's identity holds."""
+def _run_problems(study: Study, document: Document) -> list[Problem]:
+    """Return the problems of the executor and the tracker, which are not part of any trial's identity."""
     problems = []
     for name, choice in (("executor", study.run.executor), ("tracker", study.run.tracker)):
         try:
@@ -67,18 +64,18 @@ def _around(study: Study, document: Document) -> list[Problem]:
 
 
 def _untrusted(study: Study, file: str | Path, out: str | Path, changes: Mapping[str, Any]) -> list[Problem]:
-    """What a study file may not say, because it comes from others: it would run code, or write elsewhere."""
+    """Return the problems of options that would let a study file run code or write elsewhere."""
     document = read_document(file)
-    said = document.data.get("run")
-    said = said if isinstance(said, Mapping) else {}
+    run = document.data.get("run")
+    run = run if isinstance(run, Mapping) else {}
     problems = []
-    choice = said.get("executor")
+    choice = run.get("executor")
     if isinstance(choice, Mapping) and choice.get("type") == study.run.executor.type:
         name = registry.slot("executor").resolve(study.run.executor).component.cli_only_option(choice)  # type: ignore[attr-defined]
         if name is not None and study.run.executor.options.get(name) == choice[name]:
             sentence = f"'{name}' has code run, so only who starts the study may give it: --set run.executor.{name}=..."
             problems.append(document.problem(("run", "executor", name), sentence))
-    uri = said.get("tracking_uri")
+    uri = run.get("tracking_uri")
     if isinstance(uri, str):
         from vitlab.trackers.address import public, unconfirmed
 
@@ -92,5 +89,5 @@ def _untrusted(study: Study, file: str | Path, out: str | Path, changes: Mapping
 
 
 def _gives(changes: Mapping[str, Any], path: str) -> bool:
-    """Return whether who starts the study has given an option, by itself or with the mapping that it stands in."""
-    return any(path == given or path.startswith(f"{given}.") for given in changes)
+    """Return True if the command line sets an option, by itself or within a mapping."""
+    return any(path == change or path.startswith(f"{change}.") for change in changes)
