@@ -322,7 +322,7 @@ def test_rand_augments_operations_are_torchvisions(number: int, theirs: str, mag
     strength = float(levels[magnitude]) if levels.ndim else 0.0
     for sign in (1, -1):
         which_B, sign_B = torch.full((20,), number), torch.full((20,), sign)
-        ours = RandAugment(magnitude=magnitude).operate(x_BCHW, which_B, sign_B)
+        ours = RandAugment(magnitude=magnitude).apply_operation(x_BCHW, which_B, sign_B)
         amount = strength * sign if signed else strength
         expected = torch.stack([module._apply_op(x, theirs, amount, Mode.NEAREST, None) for x in x_BCHW])
         off = (ours.int() - expected.int()).abs()
@@ -342,8 +342,8 @@ def test_rand_augment_draws_operations_and_signs_evenly() -> None:
     x_BCHW, id_B = images(), torch.arange(40)
     one = RandAugment(num_ops=2)
     which_BT, sign_BT = one.draws(KEY, id_B)
-    expected = one.operate(x_BCHW, which_BT[:, 0], sign_BT[:, 0])
-    expected = one.operate(expected, which_BT[:, 1], sign_BT[:, 1])
+    expected = one.apply_operation(x_BCHW, which_BT[:, 0], sign_BT[:, 0])
+    expected = one.apply_operation(expected, which_BT[:, 1], sign_BT[:, 1])
     assert torch.equal(one(x_BCHW, KEY, id_B), expected)
     assert torch.equal((one(x_BCHW.float() / 255, KEY, id_B) * 255).round().to(torch.uint8), expected)
 
@@ -369,11 +369,11 @@ def test_timms_operations_are_timms(name: str, monkeypatch: pytest.MonkeyPatch) 
             operation.magnitude = level
             monkeypatch.setattr(theirs.random, "random", lambda sign=sign: 0.4 if sign > 0 else 0.6)
             wanted = np.stack([np.asarray(operation(picture)) for picture in pictures]).astype(int)
-            ours_BCHW = randaugment_timm.operated(
+            ours_BCHW = randaugment_timm.apply_operation(
                 x_BCHW, torch.full((12,), number), torch.full((12,), level), torch.full((12,), sign)
             )
             off = np.abs(ours_BCHW.permute(0, 2, 3, 1).numpy().astype(int) - wanted)
-            assert np.mean(off > 2) < (0.01 if name in randaugment_timm.MOVES else 1e-9), (level, sign, off.max())
+            assert np.mean(off > 2) < (0.01 if name in randaugment_timm.GEOMETRIC else 1e-9), (level, sign, off.max())
             changed += int((ours_BCHW != x_BCHW).any())
     assert changed >= 6
 
@@ -398,13 +398,13 @@ def test_timms_moves_take_the_labels_along() -> None:
     which_BT, level_BT, sign_BT = change.draws(KEY, MANY[:40])
     moved_BHW = change.masks(y_BHW, KEY, MANY[:40])
     still = ~torch.isin(
-        which_BT, torch.tensor([randaugment_timm.OPERATIONS.index(name) for name in randaugment_timm.MOVES])
+        which_BT, torch.tensor([randaugment_timm.OPERATIONS.index(name) for name in randaugment_timm.GEOMETRIC])
     ).any(1)
     assert torch.equal(moved_BHW[still], y_BHW[still]) and 3 < int(still.sum()) < 37
     shifts = (which_BT == randaugment_timm.OPERATIONS.index("translate_x")) & still.logical_not()[:, None]
     others = torch.isin(
         which_BT,
-        torch.tensor([randaugment_timm.OPERATIONS.index(n) for n in randaugment_timm.MOVES if n != "translate_x"]),
+        torch.tensor([randaugment_timm.OPERATIONS.index(n) for n in randaugment_timm.GEOMETRIC if n != "translate_x"]),
     )
     alone = shifts.sum(1).eq(1) & ~others.any(1)
     assert alone.any()

@@ -19,7 +19,7 @@ from vitlab.data.datasets.folder import ImageFolder
 from vitlab.data.datasets.synthetic import Synthetic
 from vitlab.data.datasets.unpickle import read_arrays
 from vitlab.data.options import Size
-from vitlab.data.pixels import resized, statistics, with_channels
+from vitlab.data.pixels import resize, statistics, with_channels
 from vitlab.data.prepare import data_info, examples, missing, prepare
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError, OptionError
@@ -494,7 +494,7 @@ def test_size_and_channels_are_pillows() -> None:
     from PIL import Image
 
     x_NCHW = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 3, 9, 12), np.uint8))
-    for x_CHW, small, gray in zip(x_NCHW, resized(x_NCHW, (5, 7)), with_channels(x_NCHW, 1), strict=True):
+    for x_CHW, small, gray in zip(x_NCHW, resize(x_NCHW, (5, 7)), with_channels(x_NCHW, 1), strict=True):
         image = Image.fromarray(x_CHW.permute(1, 2, 0).numpy())
         pillow = np.asarray(image.resize((7, 5), Image.Resampling.BILINEAR))
         assert np.array_equal(small.permute(1, 2, 0).numpy(), pillow)

@@ -163,13 +163,13 @@ def test_twenty_trials_read_the_data_once_and_memory_is_bounded(monkeypatch: pyt
     reads = []
     read = Synthetic.read
     monkeypatch.setattr(Synthetic, "read", lambda self, split: reads.append(split) or read(self, split))
-    monkeypatch.setattr(room, "_remembered", type(room._remembered)())
+    monkeypatch.setattr(room, "_cache", type(room._cache)())
     for seed in range(20):
         prepare({**SYNTHETIC, "fraction": 0.5, "augment": ["flip"]}, {**SEEDS, "subset": seed})
     assert reads == ["train", "test"]
     for size in range(4, 12):
         prepare({**SYNTHETIC, "size": size}, SEEDS)
-    assert len(room._remembered) == room.KEPT
+    assert len(room._cache) == room.MAX_CACHED
     prepare({**SYNTHETIC, "size": 11, "normalize": "half"}, SEEDS)
     assert len(reads) == 2 + 2 * 8, "what was used last is still here"
 

@@ -20,7 +20,7 @@ from vitlab.data.augment.geometric import Crop, Flip, RandomResizedCrop
 from vitlab.data.datasets import digits
 from vitlab.data.datasets.segmentation import Pets, VOCSegmentation
 from vitlab.data.datasets.toy_segmentation import INK, SHEETS, DigitScenes
-from vitlab.data.pixels import IGNORED, VOID, resized_masks
+from vitlab.data.pixels import IGNORED, VOID, resize_masks
 from vitlab.data.prepare import Feed, data_info, missing, prepare
 from vitlab.data.splits import hold_out_groups
 from vitlab.data.torchvision_import import torchvision
@@ -45,7 +45,7 @@ MASKS = np.random.default_rng(0).integers(0, 5, (40, 12, 16)).astype(np.uint8)
 
 def test_a_scene_is_its_digits_resized_by_torch_with_the_darkest_ink_on_top() -> None:
     scenes = DigitScenes(train_images=40, image_size=(32, 40), digit_size=(7, 19))
-    images, placed = scenes.read("train"), scenes._placed("train", torch.arange(40))
+    images, placed = scenes.read("train"), scenes._placement("train", torch.arange(40))
     source = digits.Digits().read("train")
     close = []
     for i in range(40):
@@ -102,13 +102,13 @@ def test_scenes_are_functions_of_the_seed_and_their_number() -> None:
     assert not torch.equal(DigitScenes(test_images=20).read("test").x_NCHW, few.x_NCHW)
     counts = (DigitScenes(digits_per_image=(2, 5)).contents("train") >= 0).sum(1).bincount()
     assert counts[:2].tolist() == [0, 0] and (counts[2:] > 400).all(), "every number of digits equally often"
-    sides = DigitScenes()._placed("train", torch.arange(2000)).side_ND.flatten().bincount()
+    sides = DigitScenes()._placement("train", torch.arange(2000)).side_ND.flatten().bincount()
     assert (sides[8:17] > 700).all() and sides.sum() == sides[8:17].sum()
 
 
 def test_digits_that_must_not_overlap_do_not() -> None:
     scenes = DigitScenes(train_images=100, digits_per_image=(4, 6), overlap="none")
-    placed = scenes._placed("train", torch.arange(100))
+    placed = scenes._placement("train", torch.arange(100))
     shown = []
     for i in range(100):
         covered_HW = np.zeros((32, 32), int)
@@ -335,7 +335,7 @@ def test_a_download_goes_through_torchvision(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("size", [(5, 7), (12, 16), (24, 16), (31, 9), (1, 1)])
 def test_masks_are_resized_as_pillow_and_torch_do(size: tuple[int, int]) -> None:
-    ours = resized_masks(torch.from_numpy(MASKS), size)
+    ours = resize_masks(torch.from_numpy(MASKS), size)
     # Where a middle lies on the border of two pixels, Pillow's rounding errors decide.
     clear = [(2 * np.arange(new) + 1) * old % (2 * new) != 0 for old, new in zip((12, 16), size, strict=True)]
     for ours_HW, mask_HW in zip(ours, MASKS, strict=True):

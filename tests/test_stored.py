@@ -25,7 +25,7 @@ from vitlab.data.datasets import files
 from vitlab.data.datasets.folder import ImageFolder
 from vitlab.data.datasets.pictures import Pictures
 from vitlab.data.image_cache import Prefetcher, Request
-from vitlab.data.prepare import Batch, Feed, data_info, kept, prepare
+from vitlab.data.prepare import Batch, Feed, data_info, describe_storage, prepare
 from vitlab.errors import DataError
 from vitlab.lab import plan_study
 from vitlab.registry import slot
@@ -223,7 +223,9 @@ def test_few_batches_wait_and_no_thread_is_left(root: Path, monkeypatch: pytest.
     assert sum(decoded) == 8 * (1 + image_cache.AHEAD), "what is asked for and what waits, and no more"
     for step in (6, 3, 5, 0):
         one.batch(step, 8)
-        assert one._ahead is not None and len(one._ahead._begun) == image_cache.AHEAD, "the others are given up"
+        assert one._prefetcher is not None and len(one._prefetcher._pending) == image_cache.AHEAD, (
+            "the others are given up"
+        )
     members = [feed(root, "never", normalize="unit") for _ in range(3)]
     for member in members:
         member.batch(0, 8)
@@ -237,15 +239,11 @@ def test_few_batches_wait_and_no_thread_is_left(root: Path, monkeypatch: pytest.
 
 
 def test_what_is_kept_on_disk_is_written_once(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "vitlab.data.prepare._remembered", type("Forgetful", (dict,), {"popitem": lambda *_, **__: None})()
-    )
+    monkeypatch.setattr("vitlab.data.prepare._cache", type("Forgetful", (dict,), {"popitem": lambda *_, **__: None})())
     first = feed(root, "disk")
     written = {file.name: file.stat().st_mtime_ns for file in (cache / "decoded").iterdir()}
     assert sum(name.endswith(".npy") for name in written) == 2 and not any(name.endswith(".part") for name in written)
-    monkeypatch.setattr(
-        "vitlab.data.prepare._remembered", type("Forgetful", (dict,), {"popitem": lambda *_, **__: None})()
-    )
+    monkeypatch.setattr("vitlab.data.prepare._cache", type("Forgetful", (dict,), {"popitem": lambda *_, **__: None})())
     monkeypatch.setattr(image_cache, "_write", lambda *_: pytest.fail("written again"))
     again = feed(root, "disk", normalize="half", fraction=0.5)
     assert {file.name: file.stat().st_mtime_ns for file in (cache / "decoded").iterdir()} == written
@@ -283,7 +281,7 @@ def test_what_was_changed_while_it_was_read_is_kept_under_no_name(
 def test_a_file_of_decoded_pictures_that_does_not_hold_them_is_written_anew(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    monkeypatch.setattr("vitlab.data.prepare._remembered", OrderedDict())
+    monkeypatch.setattr("vitlab.data.prepare._cache", OrderedDict())
     expected = feed(root, "disk").batch(0, 40)
     file = next((cache / "decoded").glob("*.train.npy"))
     x_MCHW = np.load(file)
@@ -293,7 +291,7 @@ def test_a_file_of_decoded_pictures_that_does_not_hold_them_is_written_anew(
         file.write_bytes(file.read_bytes()[:-1])
     else:
         np.save(file, x_MCHW.view(np.int8) if harm == "dtype" else x_MCHW[:-1])
-    monkeypatch.setattr("vitlab.data.prepare._remembered", OrderedDict())
+    monkeypatch.setattr("vitlab.data.prepare._cache", OrderedDict())
     assert same(feed(root, "disk").batch(0, 40), expected)
     assert np.array_equal(np.load(file), x_MCHW)
 
@@ -312,7 +310,7 @@ def test_a_file_is_on_disk_before_it_has_its_name(root: Path, monkeypatch: pytes
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", named)
-    monkeypatch.setattr("vitlab.data.prepare._remembered", OrderedDict())
+    monkeypatch.setattr("vitlab.data.prepare._cache", OrderedDict())
     feed(root, "disk", normalize="unit")
     held = [entry for entry in told if entry[2] > 15 * 3 * 24 * 20]
     assert [entry[0] for entry in held] == ["synced", "named"] * 2
@@ -320,7 +318,7 @@ def test_a_file_is_on_disk_before_it_has_its_name(root: Path, monkeypatch: pytes
 
 
 def test_pictures_that_memory_does_not_hold_are_a_sentence(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitlab.data.prepare._remembered", OrderedDict())
+    monkeypatch.setattr("vitlab.data.prepare._cache", OrderedDict())
     monkeypatch.setattr("vitlab.data.datasets.pictures.os.sysconf", lambda name: 300)
     cut = [{"type": "random_resized_crop", "of": "picture"}]
     with pytest.raises(DataError, match=r"image_folder: the pictures of its train split need 0\.0 GiB decoded"):
@@ -342,14 +340,14 @@ def test_the_rule_is_what_it_says(root: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(image_cache, "memory", lambda: 4 * needed)
     assert image_cache.place("auto", needed) == "memory" and image_cache.place("auto", needed + 1) == "never"
     assert {image_cache.place(named, 1 << 50) for named in PLACES} == set(PLACES)
-    assert kept(choice(root, "auto")) is None and kept("digits") is None
-    assert "kept decoded in" in (kept(choice(root, "disk")) or "")
-    assert kept({"type": "image_folder", "root": "nowhere", "num_classes": 2}) is None
+    assert describe_storage(choice(root, "auto")) is None and describe_storage("digits") is None
+    assert "kept decoded in" in (describe_storage(choice(root, "disk")) or "")
+    assert describe_storage({"type": "image_folder", "root": "nowhere", "num_classes": 2}) is None
     monkeypatch.setattr(image_cache, "memory", lambda: needed)
-    said = kept(choice(root, "auto")) or ""
+    said = describe_storage(choice(root, "auto")) or ""
     assert said.startswith("The 90 pictures of image_folder are decoded as batches ask for them, and not kept: 0.0 GiB")
     assert "'decoded: disk' keeps them" in said
-    cut = kept(choice(root, "auto", augment=[{"type": "random_resized_crop", "of": "picture"}])) or ""
+    cut = describe_storage(choice(root, "auto", augment=[{"type": "random_resized_crop", "of": "picture"}])) or ""
     assert said.startswith(cut) and "decoded: disk" not in cut
     assert not feed(root, "memory").stored and feed(root, "auto").stored
 

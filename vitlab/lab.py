@@ -521,11 +521,11 @@ def _files(study: Study | None, loaded: Sequence[registry.Origin]) -> frozenset[
 
 def _stored(plan: Plan) -> list[str]:
     """Where pictures are read from that this machine does not keep in memory, in a sentence for each set of them."""
-    from vitlab.data.prepare import kept
+    from vitlab.data.prepare import describe_storage
 
     of_arm = {planned.arm: planned.trial.spec["data"] for planned in (*plan.trials, *plan.pending)}
     distinct_sets = {json.dumps(data, sort_keys=True): data for data in of_arm.values()}
-    return list(dict.fromkeys(said for data in distinct_sets.values() if (said := kept(data)) is not None))
+    return list(dict.fromkeys(said for data in distinct_sets.values() if (said := describe_storage(data)) is not None))
 
 
 def _absent(plan: Plan, store: Store) -> list[str]:

@@ -1,1 +1,1 @@
-"""Data: images in memory as uint8, split once and for all, fed as batches whose every draw is keyed by the sample."""
+"""Data sets, splits, augmentation and batches; images are uint8 and every random draw is keyed by the sample."""

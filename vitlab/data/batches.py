@@ -1,4 +1,4 @@
-"""The feed of a training: its batches, and those of its evaluations.
+"""Batches for training and evaluation.
 
 N images of a split, B images of a batch, C channels, H rows, W columns.
 """
@@ -23,25 +23,25 @@ from vitlab.spec import Choice
 
 
 class Batch(NamedTuple):
-    """Images as the model takes them."""
+    """Model inputs, labels and identities of some images."""
 
     x_BCHW: Tensor  #: float, normalised
     y_B: Tensor
-    """int64; where labels are of pixels (B, H, W), with :data:`IGNORED` where there is none; of mixed images, float
-    (B, K)."""
+    """int64; (B, H, W) for segmentation, with :data:`IGNORED` where a pixel has no label; float (B, K) for mixed
+    images."""
     id_B: Tensor
-    """int64, identities for keyed draws: the image's, and above its 32 bits which of its repeats in an epoch it is."""
+    """int64, identities for keyed draws: the image's in the low 32 bits, the index of its repeat in the epoch above."""
     epoch: int  #: from 0; 0 for batches of an evaluation
 
 
 class Feed:
-    """The batches of one training, each a pure function of the step.
+    """The batches of a training run, each a pure function of the step.
 
     The order of epoch e is a permutation drawn from the stream ``order``; the last, incomplete batch of an epoch is
-    dropped.  Images lie on the device as uint8, or come there as such from where they are stored, and are augmented
-    there; the i-th augmentation draws from the stream ``augment``, the epoch, i and the identity of the image, so
-    neither the size of a batch nor its other images matter.  An image that stands in an epoch several times is another
-    one to its augmentations each time.
+    dropped.  Images are held on the device as uint8, or read from storage and copied there, and are augmented on the
+    device.  The i-th augmentation draws from the stream ``augment``, the epoch, i and the identity of the image, so
+    its result does not depend on the batch size or the batch's other images.  Each repeat of an image in an epoch is
+    augmented differently.
     """
 
     def __init__(
@@ -54,8 +54,7 @@ class Feed:
     ) -> None:
         """
         Args:
-            augment: choices of the slot ``augment``, in the order in which they act; ``options["augment"]`` of the
-                resolved data.
+            augment: choices of the slot ``augment`` in order; ``options["augment"]`` of the resolved data.
             seeds: of the streams ``order`` and ``augment``.
         """
         self.device = torch.device(device)
@@ -70,15 +69,15 @@ class Feed:
         self._normalize = Normalize(prepared.mean, prepared.std, self.device, dtype)
         self._orders: dict[int, Tensor] = {}
         stored = prepared.train.stored
-        self._ahead = None if stored is None else Prefetcher(stored, self.device)
+        self._prefetcher = None if stored is None else Prefetcher(stored, self.device)
 
     @property
     def stored(self) -> bool:
-        """Whether images are read as batches ask for them, and not from memory."""
-        return self._ahead is not None
+        """True if images are read from storage batch by batch, not held in memory."""
+        return self._prefetcher is not None
 
     def count(self, split: Literal["train", "val", "test"] = "train") -> int:
-        """Number of images of a split."""
+        """Return the number of images of a split."""
         return len(self._subsets[split])
 
     @property
@@ -87,40 +86,40 @@ class Feed:
         return math.prod(self._subsets["train"].pixels_MCHW.shape[2:])
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Steps in which an epoch passes: whole batches, but at least one, be it smaller than asked for."""
+        """Return the number of whole batches in an epoch, at least one even if it is smaller than ``batch_size``."""
         return max(1, self.count() // batch_size)
 
     def batch_images(self, batch_size: int) -> int:
-        """Images of a training batch: as many as asked for, or all there are."""
+        """Return the number of images in a training batch: ``batch_size``, or all images if there are fewer."""
         return min(batch_size, self.count())
 
     def batch(self, step: int, batch_size: int, repeats: int = 1, rows: Sequence[range] | None = None) -> Batch:
-        """A training batch, or some of it.
+        """Return a training batch, or part of it.
 
         Args:
             step: of the optimizer, from 0.
-            batch_size: images in it, repeats included.
-            repeats: how often an image stands in an epoch, one after another; with 3, a third of the images do.
-            rows: which of its images, by their places in it, one range after another; all by default.
+            batch_size: images in the batch, repeats included.
+            repeats: consecutive copies of each image in an epoch; with 3, an epoch shows a third of the images.
+            rows: ranges of positions in the batch, concatenated; all by default.
         """
         train = self._subsets["train"]
-        epoch, picked_B, id_B = self._picked(step, batch_size, repeats, rows)
-        x_BCHW, y_B = self._pixels(step, batch_size, repeats, rows, picked_B), self._here(train.y_N[picked_B])
-        id_B = self._here(id_B)
+        epoch, position_B, id_B = self._select(step, batch_size, repeats, rows)
+        x_BCHW, y_B = self._pixels(step, batch_size, repeats, rows, position_B), self._to_device(train.y_N[position_B])
+        id_B = self._to_device(id_B)
         for normalized in (False, True):
             if normalized:
                 x_BCHW = self._normalize(x_BCHW)
-            for place, change in enumerate(self._augments):
-                if change.normalized == normalized and not change.of_picture:
-                    key = self._key(epoch, place)
-                    x_BCHW = change(x_BCHW, key, id_B)
-                    y_B = change.masks(y_B, key, id_B) if y_B.ndim > 1 else y_B
+            for index, augmentation in enumerate(self._augments):
+                if augmentation.normalized == normalized and not augmentation.of_picture:
+                    key = self._augment_key(epoch, index)
+                    x_BCHW = augmentation(x_BCHW, key, id_B)
+                    y_B = augmentation.masks(y_B, key, id_B) if y_B.ndim > 1 else y_B
         return Batch(x_BCHW, _labels(y_B), id_B, epoch)
 
     def evaluation(self, split: Literal["train", "val", "test"], batch_size: int) -> Iterator[Batch]:
-        """All images of a split in their order, not augmented; the last batch may be smaller."""
+        """Yield all images of a split in order, not augmented; the last batch may be smaller."""
         subset = self._subsets[split]
-        ahead = None if subset.stored is None else Prefetcher(subset.stored, self.device)
+        prefetcher = None if subset.stored is None else Prefetcher(subset.stored, self.device)
 
         def request(step: int) -> Request | None:
             part = slice(step * batch_size, (step + 1) * batch_size)
@@ -128,56 +127,56 @@ class Feed:
 
         for step in range(-(-len(subset) // batch_size)):
             part = slice(step * batch_size, (step + 1) * batch_size)
-            pixels_BCHW = subset.at(part) if ahead is None else ahead.take(step, None, request)
-            y_B, id_B = self._here(subset.y_N[part]), self._here(subset.id_N[part])
+            pixels_BCHW = subset.at(part) if prefetcher is None else prefetcher.take(step, None, request)
+            y_B, id_B = self._to_device(subset.y_N[part]), self._to_device(subset.id_N[part])
             yield Batch(self._normalize(pixels_BCHW), _labels(y_B), id_B, 0)
 
-    def _picked(
+    def _select(
         self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None
     ) -> tuple[int, Tensor, Tensor]:
-        """The epoch of a step, and which images its batch has: their positions, and what their draws are keyed by."""
+        """Return the epoch of a step, and the positions and identities of the images in its batch."""
         epoch, place = divmod(step, self.steps_per_epoch(batch_size))
         order_N, train = self._epoch_order(epoch), self._subsets["train"]
         begin = place * batch_size
         stop = begin + self.batch_images(batch_size)
         if repeats == 1:
-            picked_B = order_N[begin:stop]
-            id_B = train.id_N[picked_B]
+            position_B = order_N[begin:stop]
+            id_B = train.id_N[position_B]
         else:
-            turn_B = torch.arange(begin, stop, device=order_N.device)
-            picked_B = order_N[turn_B // repeats]
-            id_B = train.id_N[picked_B] + (turn_B % repeats << 32)
+            slot_B = torch.arange(begin, stop, device=order_N.device)
+            position_B = order_N[slot_B // repeats]
+            id_B = train.id_N[position_B] + (slot_B % repeats << 32)
         if rows is not None and list(rows) != [range(stop - begin)]:
-            picked_B, id_B = (torch.cat([of_B[r.start : r.stop] for r in rows]) for of_B in (picked_B, id_B))
-        return epoch, picked_B, id_B
+            position_B, id_B = (torch.cat([all_B[r.start : r.stop] for r in rows]) for all_B in (position_B, id_B))
+        return epoch, position_B, id_B
 
     def _pixels(
-        self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None, picked_B: Tensor
+        self, step: int, batch_size: int, repeats: int, rows: Sequence[range] | None, position_B: Tensor
     ) -> Tensor:
-        """uint8 (B, C, H, W), on the device."""
+        """Return the pixels, uint8 (B, C, H, W), on the device."""
         train = self._subsets["train"]
-        if self._ahead is None:
-            return train.at(picked_B)
+        if self._prefetcher is None:
+            return train.at(position_B)
 
         def request(at: int) -> Request:
-            epoch, picked_B, id_B = self._picked(at, batch_size, repeats, rows)
-            return Request(train.row_N[picked_B], id_B, self._cut(epoch))
+            epoch, position_B, id_B = self._select(at, batch_size, repeats, rows)
+            return Request(train.row_N[position_B], id_B, self._crop_request(epoch))
 
         part = (batch_size, repeats, None if rows is None else tuple(rows))
-        return self._ahead.take(step, part, request)
+        return self._prefetcher.take(step, part, request)
 
-    def _cut(self, epoch: int) -> CropRequest | None:
-        """What the first augmentation cuts out of pictures, if it does."""
+    def _crop_request(self, epoch: int) -> CropRequest | None:
+        """Return the crop that the first augmentation takes of full-size pictures; None if it takes none."""
         first = self._augments[0] if self._augments else None
         if first is None or not first.of_picture:
             return None
-        return CropRequest(partial(first.boxes, self._key(epoch, 0)), first.interpolation)
+        return CropRequest(partial(first.boxes, self._augment_key(epoch, 0)), first.interpolation)
 
-    def _key(self, epoch: int, place: int) -> noise.Key:
-        return noise.key(self._seeds["augment"], "augment", epoch, place)
+    def _augment_key(self, epoch: int, index: int) -> noise.Key:
+        return noise.key(self._seeds["augment"], "augment", epoch, index)
 
-    def _here(self, tensor: Tensor) -> Tensor:
-        """The same on the device; nobody waits for it."""
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor to the device without blocking."""
         if tensor.device.type == self.device.type:
             return tensor
         return tensor.pin_memory().to(self.device, non_blocking=True)
@@ -192,7 +191,7 @@ class Feed:
 
 
 class Normalize:
-    """uint8 to float, less the mean, over the standard deviation, of pixels in [0, 1]."""
+    """Conversion of uint8 images to float, normalised by the mean and standard deviation of pixels in [0, 1]."""
 
     def __init__(
         self,
@@ -220,5 +219,5 @@ class Normalize:
 
 
 def _labels(y_B: Tensor) -> Tensor:
-    """int64; where they are of pixels, none is :data:`IGNORED`."""
+    """Return int64 labels, with :data:`VOID` pixels of masks replaced by :data:`IGNORED`."""
     return y_B if y_B.ndim == 1 else torch.where(y_B == VOID, IGNORED, y_B.long())

@@ -1,4 +1,4 @@
-"""DataOptions: what every data set takes in YAML beside its own options, read by the room and not by the data set."""
+"""DataOptions: options that every data set accepts beside its own; :mod:`vitlab.data.prepare` applies them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from vitlab.registry import Pick
 from vitlab.spec import Choice
 from vitlab.spec.choice import Frozen
 
-Named = Literal["dataset", "half", "imagenet", "unit"]
+NormalizationName = Literal["dataset", "half", "imagenet", "unit"]
 
 NORMALIZATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "half": ((0.5,), (0.5,)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "unit": ((0.0,), (1.0,)),
 }
-"""Mean and standard deviation per channel, of pixels in [0, 1]; one number stands for all channels."""
+"""Mean and standard deviation per channel, of pixels in [0, 1]; a single number applies to all channels."""
 
 
 def _size(value: Any) -> Any:
-    """One number stands for a square."""
+    """Return ``(height, width)`` of a size; one number means a square."""
     match value:
         case bool():
             pass
@@ -46,26 +46,26 @@ Size = Annotated[
 
 
 class Normalization(Frozen):
-    """Mean and standard deviation of each channel, of pixels in [0, 1]; one number each stands for all channels."""
+    """Mean and standard deviation of each channel, of pixels in [0, 1]; a single number applies to all channels."""
 
     mean: Annotated[list[float], Field(min_length=1)]
     std: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _as_many(self) -> Normalization:
+    def _check_lengths(self) -> Normalization:
         if len(self.mean) != len(self.std):
             raise ValueError(f"mean has {len(self.mean)} numbers and std {len(self.std)}; one each for every channel")
         return self
 
 
 def _normalize(value: Any) -> Any:
-    """Named ones stay names; a union would answer a typing mistake with a sentence for each of its branches."""
+    """Return a name or a Normalization; a pydantic union would report a typing error once for each branch."""
     names = ["dataset", *NORMALIZATIONS]
     if isinstance(value, str) and value in names:
         return value
     if isinstance(value, Mapping):
-        listed = {key: [item] if isinstance(item, int | float) else item for key, item in value.items()}
-        return Normalization.model_validate(listed)
+        lists = {key: [item] if isinstance(item, int | float) else item for key, item in value.items()}
+        return Normalization.model_validate(lists)
     if isinstance(value, Normalization):
         return value
     guess = nearest(value, names) if isinstance(value, str) else ""
@@ -81,18 +81,18 @@ def _distinct(value: list[int]) -> list[int]:
 class DataOptions(Frozen):
     """Options of every data set.
 
-    The order in which they act: ``classes``, ``channels``, ``size``, then the validation split, then ``fraction``, then
+    Applied in this order: ``classes``, ``channels``, ``size``, then the validation split, then ``fraction``, then
     ``per_class``, then ``augment`` on every training batch, then ``normalize``.
     """
 
-    size: Size | None = None  #: resized to this once, by antialiased bilinear interpolation; None: as stored
-    channels: Literal[1, 3] | None = None  #: 1: ITU-R 601 luma; 3: grey repeated; None: as stored
-    normalize: Annotated[Named | Normalization, BeforeValidator(_normalize)] = "dataset"
-    """``dataset``: the mean and standard deviation of the official training split, as the model sees its pixels."""
+    size: Size | None = None  #: resize once to this, antialiased bilinear; None: as stored
+    channels: Literal[1, 3] | None = None  #: 1: ITU-R 601 luma; 3: repeat grey; None: as stored
+    normalize: Annotated[NormalizationName | Normalization, BeforeValidator(_normalize)] = "dataset"
+    """``dataset``: mean and standard deviation of the official training split, after ``channels`` and ``size``."""
     validation: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Share of the training split held out; None: the data set's own, 0.1 for most."""
-    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  #: share of what remains to train on, nested and stratified
-    per_class: Annotated[int, Field(gt=0)] | None = None  #: of that, so many images of each class; nested; None: all
+    """Share of the training split held out for validation; None: the data set's default, 0.1 for most."""
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  #: share of the other training images, nested, stratified
+    per_class: Annotated[int, Field(gt=0)] | None = None  #: at most so many of these per class, nested; None: all
     classes: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2), AfterValidator(_distinct)] | None = None
     """Only these classes, relabelled 0, 1, ... in the order given; None: all."""
     augment: list[Annotated[Choice | str, Pick("augment")]] = Field(default_factory=list)

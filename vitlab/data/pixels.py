@@ -1,6 +1,6 @@
-"""What is done to all pixels of a data set once, and to their labels: channels, size, and their statistics.
+"""Conversions of whole data sets: channels, size, label masks, and pixel statistics.
 
-N images, C channels, H rows, W columns, O places of an output; uint8 throughout.
+N images, C channels, H rows, W columns, O output positions; uint8 throughout.
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ from torch import Tensor
 from vitlab.geometry import Pair
 
 VOID = 255
-"""What stands in a mask where a pixel has no label, as in Pascal VOC: it is not learned from, and not judged by."""
+"""Mask value of a pixel without a label, as in Pascal VOC; losses and metrics ignore it."""
 
 IGNORED = -100
-"""The same in a batch, whose labels are int64: what torch's own losses ignore."""
+"""The corresponding label in a batch, int64: the ``ignore_index`` of torch's losses."""
 
 
 def with_channels(x_NCHW: Tensor, channels: int) -> Tensor:
-    """Colour to grey by Pillow's ITU-R 601 luma, in its integer arithmetic; grey to colour by repetition."""
-    found = x_NCHW.shape[1]
-    if found == channels:
+    """Convert colour to grey by ITU-R 601 luma in Pillow's integer arithmetic, or grey to colour by repetition."""
+    if x_NCHW.shape[1] == channels:
         return x_NCHW
-    if found == 1:
+    if x_NCHW.shape[1] == 1:
         return x_NCHW.expand(-1, channels, -1, -1).contiguous()
     red, green, blue = (x_NCHW[:, i].to(torch.int32) for i in range(3))
     return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).to(torch.uint8)[:, None]
 
 
-def resized(x_NCHW: Tensor, size: Pair) -> Tensor:
-    """Pillow's antialiased bilinear resize: on every machine the pixels of the usual torchvision pipelines."""
+def resize(x_NCHW: Tensor, size: Pair) -> Tensor:
+    """Resize with Pillow's antialiased bilinear filter, as the usual torchvision pipelines do."""
     from PIL import Image
 
     if tuple(x_NCHW.shape[-2:]) == size:
@@ -43,36 +42,36 @@ def resized(x_NCHW: Tensor, size: Pair) -> Tensor:
     return torch.from_numpy(out_NCHW)
 
 
-def resized_masks(y_NHW: Tensor, size: Pair) -> Tensor:
-    """Labels of pixels at another size: that of the nearest pixel, as labels have no mean."""
+def resize_masks(y_NHW: Tensor, size: Pair) -> Tensor:
+    """Resize label masks by nearest neighbour."""
     row_O, column_O = (nearest(torch.tensor(old), new) for old, new in zip(y_NHW.shape[-2:], size, strict=True))
     return y_NHW[:, row_O][..., column_O]
 
 
 def nearest(old: Tensor, new: int) -> Tensor:
-    """int64 (..., O): of ``old`` (...) pixels in a row, those the middles of ``new`` ones lie in, in whole numbers.
+    """Return int64 (..., O) indices of the input pixels, of ``old`` (...), nearest to each of ``new`` output pixels.
 
-    Torch's ``nearest-exact``; Pillow's nearest neighbour, but for middles on the border of two pixels.
+    Equal to torch's ``nearest-exact``, and to Pillow's nearest neighbour except at ties.  Computed in integers.
     """
     return (2 * torch.arange(new, device=old.device) + 1) * old // (2 * new)
 
 
 def statistics(x_NCHW: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """:func:`moments` of each channel over images and places."""
-    return moments(levels(x_NCHW))
+    """Return mean and standard deviation of each channel, see :func:`mean_and_std`."""
+    return mean_and_std(histograms(x_NCHW))
 
 
-def levels(x_NCHW: Tensor) -> Tensor:
-    """int64 (C, 256): how often each channel has each level."""
+def histograms(x_NCHW: Tensor) -> Tensor:
+    """Return the histogram of each channel, int64 (C, 256)."""
     counts = [torch.bincount(x_NCHW[:, channel].flatten().int(), minlength=256) for channel in range(x_NCHW.shape[1])]
     return torch.stack(counts)
 
 
-def moments(count_CL: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, of pixels in [0, 1], from how often it has each level.
+def mean_and_std(count_CL: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each channel, of pixels in [0, 1], from histograms.
 
-    So they are exact, however the images were counted.  A channel that is the same everywhere has the deviation of one
-    grey level, so that dividing by it is harmless.
+    Histograms make them exact for any order of the images.  The deviation of a constant channel is one grey level, so
+    that dividing by it is safe.
     """
     means, deviations = [], []
     level_L = torch.arange(256, dtype=torch.float64) / 255

@@ -1,4 +1,4 @@
-"""The one place torchvision is imported, late and in spite of a torch without its operators."""
+"""Lazy import of torchvision that works with wheels whose compiled operators do not load."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ OPERATORS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-"""What torchvision registers shape functions for as it is imported, and vitlab never calls."""
+"""Operators for which torchvision registers shape functions on import; vitlab never calls them."""
 
 _fragments: list[torch.library.Library] = []
 
 
 @cache
 def torchvision(module: str = "torchvision") -> Any:
-    """``torchvision``, or a module below it.
+    """Import and return ``torchvision``, or a module below it.
 
-    The wheels of the public index pair a CPU-only torch with a torchvision whose compiled operators do not load; its
-    Python then stumbles over operators nobody declared.  They are declared here, and the import is tried again.
+    With a CPU-only torch, the compiled operators of PyPI's torchvision wheel do not load, and its import fails because
+    they are not declared.  This function then declares them and imports again.
     """
     try:
         return importlib.import_module(module)
@@ -31,10 +31,10 @@ def torchvision(module: str = "torchvision") -> Any:
         if "torchvision::" not in str(error):
             raise
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-        del sys.modules[name]  # the first try left them half-made
+        del sys.modules[name]  # the first attempt left partly initialised modules
     fragment = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for name, schema in OPERATORS.items():
         if not hasattr(torch.ops.torchvision, name):
             fragment.define(schema)  # type: ignore[no-untyped-call]
-    _fragments.append(fragment)  # an operator lives as long as its library
+    _fragments.append(fragment)  # an operator exists only as long as its library object
     return importlib.import_module(module)

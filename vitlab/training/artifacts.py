@@ -20,7 +20,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from vitlab.data.pixels import resized, with_channels
+from vitlab.data.pixels import resize, with_channels
 from vitlab.data.prepare import Normalize
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
@@ -71,7 +71,7 @@ class Transform:
             pictures = images if isinstance(images, Sequence) else [images]
             batch = [_pixels(picture) for picture in pictures]
         info = self.sight.info
-        x_BCHW = torch.cat([resized(with_channels(x_1CHW, info.channels), info.image) for x_1CHW in batch])
+        x_BCHW = torch.cat([resize(with_channels(x_1CHW, info.channels), info.image) for x_1CHW in batch])
         return self._normalize(x_BCHW.to(self.device))
 
     def __repr__(self) -> str:

@@ -1,13 +1,13 @@
-"""Augmentation: the slot, and batched, keyed versions of what recipes for Vision Transformers use.
+"""The slot ``augment``: batched, keyed versions of the augmentations used to train Vision Transformers.
 
-flip                   mirrored left and right
-crop                   padded and cut
-random_resized_crop    a random rectangle enlarged
-erasing                a random rectangle covered
+flip                   horizontal flip
+crop                   pad, then random crop
+random_resized_crop    random rectangle, resized
+erasing                cover a random rectangle
 color_jitter           brightness, contrast, saturation, hue
-three_augment          grey, solarised or blurred (DeiT III)
-rand_augment           random operations of one strength, torchvision's
-rand_augment_timm      random operations of random strengths, timm's and DeiT's
+three_augment          greyscale, solarise or blur (DeiT III)
+rand_augment           random operations of one strength, as in torchvision
+rand_augment_timm      random operations of random strengths, as in timm and DeiT
 """
 
 from vitlab.data.augment import color as color

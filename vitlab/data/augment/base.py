@@ -1,4 +1,4 @@
-"""The slot ``augment`` and its contract: what is done to a training image anew each time it is seen.
+"""The slot ``augment`` and its contract: random changes of training images, drawn anew in every epoch.
 
 B images of a batch, C channels, H rows, W columns.
 """
@@ -14,11 +14,11 @@ from vitlab import noise
 from vitlab.registry import Slot
 
 Side = int | Tensor
-"""Rows or columns of all images, or of each, (B, 1)."""
+"""Height or width in pixels: one number for all images, or one per image, (B, 1)."""
 
 
 class Boxes(NamedTuple):
-    """One rectangle for each image, in whole pixels, and whether an attempt succeeded."""
+    """One rectangle per image, in whole pixels, and a flag that says if a random attempt fitted."""
 
     top_B: Tensor
     left_B: Tensor
@@ -28,46 +28,46 @@ class Boxes(NamedTuple):
 
 
 class Augment(ABC):
-    """A random change of each image of a batch, on whatever device the batch lies.
+    """A random change of each image of a batch, on the batch's device.
 
-    What happens to an image is a function of the key and of its identity alone, drawn with :mod:`vitlab.noise`: it is
-    the same in any batch, on any device, after a resume.
+    The change is a function of the key and the image's identity alone, drawn with :mod:`vitlab.noise`, so it is the
+    same in any batch, on any device and after a resume.
     """
 
     normalized: ClassVar[bool] = False
-    """Whether it acts on normalised images, where zero is the mean, rather than on pixels."""
+    """True for augmentations of normalised images, where zero is the mean, instead of pixels."""
 
     of_picture: bool = False
-    """Whether it cuts out of pictures as they lie in their files: then it comes first, and is asked for :meth:`boxes`
-    instead of being called."""
+    """True for augmentations that crop full-size pictures from their files.  Such an augmentation comes first, and its
+    :meth:`boxes` is called instead of :meth:`__call__`."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    """How what is cut out of pictures is brought to the size of an image."""
+    """Interpolation that resizes a crop of a picture to the size of an image."""
 
     @abstractmethod
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """The images changed, with the shape, dtype and device they had.
+        """Return changed images of the same shape, dtype and device.
 
         Args:
-            x_BCHW: uint8 in 0..255 or float in 0..1; float of any range where :attr:`normalized`.  Not written to.
-            key: what the draws are for: the seed, the epoch and the place among a study's augmentations.
+            x_BCHW: uint8 in 0..255 or float in 0..1; float of any range where :attr:`normalized`.  Not modified.
+            key: derived from the seed, the epoch and the position in the study's list of augmentations.
             id_B: int64 identities of the images.
         """
 
     def boxes(self, key: noise.Key, id_B: Tensor, height: Side, width: Side) -> Boxes:
-        """What is cut out of pictures of so many rows and columns."""
+        """Return the rectangles to crop from pictures of ``height`` by ``width`` pixels."""
         raise NotImplementedError(f"{type(self).__name__} cuts nothing out of pictures")
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        """The labels of the pixels of the same images, moved as their pixels were.
+        """Return the label masks of the same images, transformed like their pixels.
 
-        What changes colours alone gives them back.  What moves pixels moves the labels by nearest neighbour, and has
-        :data:`~vitlab.data.pixels.VOID` where there was no pixel.  An augmentation without this method is refused
-        where labels are of pixels.
+        An augmentation that changes only colours returns them as they are.  One that moves pixels moves the labels by
+        nearest neighbour, with :data:`~vitlab.data.pixels.VOID` outside of the image.  An augmentation without this
+        method is rejected for segmentation.
 
         Args:
-            y_BHW: uint8, not written to.
-            key: that of the pixels, so that the draw is theirs.
-            id_B: as for the pixels.
+            y_BHW: uint8, not modified.
+            key: the key that was passed for the pixels, so that the draws are the same.
+            id_B: the identities that were passed for the pixels.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what becomes of the labels of pixels")
 

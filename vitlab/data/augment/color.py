@@ -21,10 +21,10 @@ Strength = Annotated[float, Field(ge=0)]
 
 @augment.register("color_jitter")
 class ColorJitter(Augment):
-    """Brightness, contrast, saturation and hue changed by random amounts, in random order.
+    """Change brightness, contrast, saturation and hue by random amounts, in random order.
 
-    Factors are uniform in [max(0, 1 - v), 1 + v], turns of hue in [-v, v], as in torchvision; one left at 0 is not
-    touched.  Reference: arXiv:1312.5402.
+    Factors are uniform in [max(0, 1 - v), 1 + v] and hue shifts in [-v, v], as in torchvision; a property with v = 0 is
+    not changed.  Reference: arXiv:1312.5402.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ColorJitter(Augment):
             brightness: largest change of the factor.
             contrast: largest change of the factor.
             saturation: largest change of the factor.
-            hue: largest turn of the colour circle, as a share of it.
+            hue: largest shift of the hue, as a share of the colour circle.
         """
         self.factors = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
         self.hue = hue
@@ -52,14 +52,14 @@ class ColorJitter(Augment):
         for turn in range(4):
             for i, (change, strength) in enumerate(zip(changes, strengths, strict=True)):
                 if strength:
-                    x_BCHW = pixels.where(x_BCHW, order_B4[:, turn] == i, change, amount_B4[:, i])
+                    x_BCHW = pixels.apply_where(x_BCHW, order_B4[:, turn] == i, change, amount_B4[:, i])
         return x_BCHW
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         return y_BHW
 
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 4) amounts of brightness, contrast, saturation and hue, and (B, 4) which of them comes when."""
+        """Return (B, 4) amounts of brightness, contrast, saturation and hue, and (B, 4) their order."""
         u_B8 = noise.uniform(key, id_B, 8)
         low_4 = torch.tensor([*(max(0.0, 1 - v) for v in self.factors.values()), -self.hue], device=id_B.device)
         high_4 = torch.tensor([*(1 + v for v in self.factors.values()), self.hue], device=id_B.device)
@@ -68,24 +68,24 @@ class ColorJitter(Augment):
 
 @augment.register("three_augment")
 class ThreeAugment(Augment):
-    """One of three, evenly: grey, solarised at the middle level, or blurred.  Reference: arXiv:2204.07118.
+    """Apply one of three at random: greyscale, solarise at the middle level, or blur.  Reference: arXiv:2204.07118.
 
     DeiT III's recipe is ``[crop, flip, three_augment, color_jitter]``.  The blur is a true Gaussian of standard
-    deviation 0.1 to 2 pixels cut off at 6, where the paper's code has Pillow's approximation by boxes.
+    deviation 0.1 to 2 pixels, cut off at 6; the paper's code uses Pillow's approximation by box filters.
     """
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         which_B, sigma_B = self.draws(key, id_B)
         middle_B = torch.full_like(sigma_B, 128)
-        x_BCHW = pixels.where(x_BCHW, which_B == 0, pixels.grey)
-        x_BCHW = pixels.where(x_BCHW, which_B == 1, pixels.solarize, middle_B)
-        return pixels.where(x_BCHW, which_B == 2, pixels.blur, sigma_B)
+        x_BCHW = pixels.apply_where(x_BCHW, which_B == 0, pixels.grey)
+        x_BCHW = pixels.apply_where(x_BCHW, which_B == 1, pixels.solarize, middle_B)
+        return pixels.apply_where(x_BCHW, which_B == 2, pixels.blur, sigma_B)
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         return y_BHW
 
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) which of the three, and (B,) the blur's standard deviation in pixels."""
+        """Return (B,) indices of the three operations, and (B,) standard deviations of the blur in pixels."""
         which_B = noise.integers(key, id_B, 1, 3)[:, 0]
         return which_B, 0.1 + 1.9 * noise.uniform(noise.fold(key, 1), id_B, 1)[:, 0]
 
@@ -115,15 +115,15 @@ FACTORS = {
     "contrast": pixels.contrast,
     "sharpness": pixels.sharpness,
 }
-MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
+GEOMETRIC = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 
 
 @augment.register("rand_augment")
 class RandAugment(Augment):
-    """Operations drawn evenly from fourteen, all at one strength.  Reference: arXiv:1909.13719.
+    """Apply operations drawn uniformly from fourteen, all at one strength.  Reference: arXiv:1909.13719.
 
-    The fourteen, their ranges and their pixels are torchvision's (nearest neighbour, black outside); float images are
-    taken to 256 levels and back.  Where it differs: every image of a batch has its own draws.  timm's and
+    Operations, ranges and pixel values are torchvision's (nearest neighbour, black outside); float images are
+    quantised to 256 levels and back.  Unlike torchvision, every image of a batch has its own draws.  timm's and
     DeiT's ``rand-m9-mstd0.5-inc1`` is another policy, ``rand_augment_timm``.
     """
 
@@ -135,7 +135,7 @@ class RandAugment(Augment):
     ) -> None:
         """
         Args:
-            num_ops: operations done one after another.
+            num_ops: operations applied in sequence.
             magnitude: strength, 0 to 30.
         """
         self.num_ops = num_ops
@@ -145,46 +145,46 @@ class RandAugment(Augment):
         which_BT, sign_BT = self.draws(key, id_B)
         level_BCHW = (x_BCHW * 255).round().to(torch.uint8) if x_BCHW.is_floating_point() else x_BCHW
         for turn in range(self.num_ops):
-            level_BCHW = self.operate(level_BCHW, which_BT[:, turn], sign_BT[:, turn])
+            level_BCHW = self.apply_operation(level_BCHW, which_BT[:, turn], sign_BT[:, turn])
         return level_BCHW.to(x_BCHW.dtype) / 255 if x_BCHW.is_floating_point() else level_BCHW
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         which_BT, sign_BT = self.draws(key, id_B)
-        # Outside is black, which is level 0: so VOID is 0 for the while.
+        # The affine transform fills with 0, so the XOR swaps VOID and 0 meanwhile.
         level_BCHW = y_BHW[:, None] ^ VOID
         for turn in range(self.num_ops):
-            moved_B, matrix_B23 = self._moved(level_BCHW, which_BT[:, turn], sign_BT[:, turn])
-            level_BCHW = pixels.where(level_BCHW, moved_B, pixels.affine, matrix_B23)
+            geometric_B, matrix_B23 = self._geometric(level_BCHW, which_BT[:, turn], sign_BT[:, turn])
+            level_BCHW = pixels.apply_where(level_BCHW, geometric_B, pixels.affine, matrix_B23)
         return level_BCHW[:, 0] ^ VOID
 
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, T) which operation comes at each of T turns, and (B, T) the sign of its strength, -1 or 1."""
+        """Return (B, T) indices of the operations at T turns, and (B, T) the signs of their strengths, -1 or 1."""
         which_BT = noise.integers(key, id_B, self.num_ops, len(OPERATIONS))
         sign_BT = 2 * noise.integers(noise.fold(key, 1), id_B, self.num_ops, 2) - 1
         return which_BT, sign_BT
 
-    def operate(self, x_BCHW: Tensor, which_B: Tensor, sign_B: Tensor) -> Tensor:
-        """One operation for each uint8 image: its index in :data:`OPERATIONS`, and a sign where that has one."""
+    def apply_operation(self, x_BCHW: Tensor, which_B: Tensor, sign_B: Tensor) -> Tensor:
+        """Apply to each uint8 image one operation, an index in :data:`OPERATIONS`, with the sign of its strength."""
         share = self.magnitude / (LEVELS - 1)
-        moved_B, matrix_B23 = self._moved(x_BCHW, which_B, sign_B)
-        x_BCHW = pixels.where(x_BCHW, moved_B, pixels.affine, matrix_B23)
+        geometric_B, matrix_B23 = self._geometric(x_BCHW, which_B, sign_B)
+        x_BCHW = pixels.apply_where(x_BCHW, geometric_B, pixels.affine, matrix_B23)
         factor_B = 1 + torch.linspace(0, 0.9, LEVELS)[self.magnitude].double() * sign_B
         for name, change in FACTORS.items():
-            x_BCHW = pixels.where(x_BCHW, which_B == OPERATIONS.index(name), change, factor_B)
+            x_BCHW = pixels.apply_where(x_BCHW, which_B == OPERATIONS.index(name), change, factor_B)
         bits_B = torch.full_like(which_B, 8 - round(4 * share))
         threshold_B = torch.full_like(factor_B, 255 * (1 - share))
-        x_BCHW = pixels.where(x_BCHW, which_B == OPERATIONS.index("posterize"), pixels.posterize, bits_B)
-        x_BCHW = pixels.where(x_BCHW, which_B == OPERATIONS.index("solarize"), pixels.solarize, threshold_B)
-        x_BCHW = pixels.where(x_BCHW, which_B == OPERATIONS.index("autocontrast"), pixels.autocontrast)
-        return pixels.where(x_BCHW, which_B == OPERATIONS.index("equalize"), pixels.equalize)
+        x_BCHW = pixels.apply_where(x_BCHW, which_B == OPERATIONS.index("posterize"), pixels.posterize, bits_B)
+        x_BCHW = pixels.apply_where(x_BCHW, which_B == OPERATIONS.index("solarize"), pixels.solarize, threshold_B)
+        x_BCHW = pixels.apply_where(x_BCHW, which_B == OPERATIONS.index("autocontrast"), pixels.autocontrast)
+        return pixels.apply_where(x_BCHW, which_B == OPERATIONS.index("equalize"), pixels.equalize)
 
-    def _moved(self, x_BCHW: Tensor, which_B: Tensor, sign_B: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) whose pixels are moved, and (B, 2, 3) from where."""
-        moved_B = (which_B >= 1) & (which_B <= len(MOVES))
-        return moved_B, self._moves(which_B, sign_B, x_BCHW.shape[-2], x_BCHW.shape[-1])
+    def _geometric(self, x_BCHW: Tensor, which_B: Tensor, sign_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (B,) a mask of the images with a geometric operation, and (B, 2, 3) their matrices."""
+        geometric_B = (which_B >= 1) & (which_B <= len(GEOMETRIC))
+        return geometric_B, self._matrices(which_B, sign_B, x_BCHW.shape[-2], x_BCHW.shape[-1])
 
-    def _moves(self, which_B: Tensor, sign_B: Tensor, height: int, width: int) -> Tensor:
-        """(B, 2, 3): from a place in the new image to its place in the old; the unit matrix for what moves nothing."""
+    def _matrices(self, which_B: Tensor, sign_B: Tensor, height: int, width: int) -> Tensor:
+        """Return (B, 2, 3) matrices from output to input coordinates; the identity for other operations."""
         share = self.magnitude / (LEVELS - 1)
         shear_B = 0.3 * share * sign_B
         across_B, down_B = (int(150 / 331 * size * share) * sign_B.float() for size in (width, height))
@@ -192,7 +192,7 @@ class RandAugment(Augment):
         one_B, zero_B = torch.ones_like(shear_B), torch.zeros_like(shear_B)
         matrices = {
             "identity": (one_B, zero_B, zero_B, zero_B, one_B, zero_B),
-            # sheared about the upper left corner
+            # about the upper left corner
             "shear_x": (one_B, shear_B, shear_B * height / 2, zero_B, one_B, zero_B),
             "shear_y": (one_B, zero_B, zero_B, shear_B, one_B, shear_B * width / 2),
             "translate_x": (one_B, zero_B, -across_B, zero_B, one_B, zero_B),
@@ -201,4 +201,4 @@ class RandAugment(Augment):
         }
         matrix_OB23 = torch.stack([torch.stack(entries, 1).view(-1, 2, 3) for entries in matrices.values()])
         row_B = torch.arange(len(which_B), device=which_B.device)
-        return matrix_OB23[torch.where(which_B <= len(MOVES), which_B, 0), row_B]
+        return matrix_OB23[torch.where(which_B <= len(GEOMETRIC), which_B, 0), row_B]

@@ -1,4 +1,4 @@
-"""Augmentations that move, cut and cover: ``flip``, ``crop``, ``random_resized_crop``, ``erasing``.
+"""Geometric augmentations and random erasing: ``flip``, ``crop``, ``random_resized_crop``, ``erasing``.
 
 B images of a batch, C channels, H rows, W columns, A attempts at a rectangle.
 """
@@ -19,7 +19,7 @@ from vitlab.data.augment.base import Augment, Boxes, Side, augment
 from vitlab.data.pixels import VOID, nearest
 
 ATTEMPTS = 10
-"""Rectangles drawn before giving up, as in torchvision."""
+"""Rectangles drawn before the fallback, as in torchvision."""
 
 
 def _ordered(value: tuple[float, float]) -> tuple[float, float]:
@@ -34,23 +34,23 @@ Area = Annotated[
 """Smallest and largest share of the image."""
 
 Ratio = Annotated[tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]], AfterValidator(_ordered)]
-"""Smallest and largest width over height."""
+"""Smallest and largest ratio of width to height."""
 
 
 @augment.register("flip")
 class Flip(Augment):
-    """Mirror left and right."""
+    """Flip images left to right."""
 
     def __init__(self, *, p: Annotated[float, Field(ge=0, le=1)] = 0.5) -> None:
         """
         Args:
-            p: probability that an image is mirrored.
+            p: probability that an image is flipped.
         """
         self.p = p
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        mirrored_B = noise.uniform(key, id_B, 1)[:, 0] < self.p
-        return torch.where(mirrored_B[:, None, None, None], x_BCHW.flip(-1), x_BCHW)
+        flip_B = noise.uniform(key, id_B, 1)[:, 0] < self.p
+        return torch.where(flip_B[:, None, None, None], x_BCHW.flip(-1), x_BCHW)
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         return self(y_BHW[:, None], key, id_B)[:, 0]
@@ -58,13 +58,13 @@ class Flip(Augment):
 
 @augment.register("crop")
 class Crop(Augment):
-    """Pad on every side, then cut the original size out at a place drawn evenly.  Reference: arXiv:1512.03385."""
+    """Pad on every side, then crop the original size at a uniformly drawn position.  Reference: arXiv:1512.03385."""
 
     def __init__(self, *, padding: Annotated[int, Field(ge=1)] = 4, mode: Literal["zero", "reflect"] = "zero") -> None:
         """
         Args:
             padding: pixels on every side.
-            mode: ``zero`` pads with black, ``reflect`` mirrors at the border without repeating it.
+            mode: ``zero`` pads with black, ``reflect`` mirrors without repeating the border pixel.
         """
         self.padding = padding
         self.mode: Literal["zero", "reflect"] = mode
@@ -81,9 +81,9 @@ class Crop(Augment):
         if self.mode == "zero":
             padded_BCHW = F.pad(x_BCHW, (self.padding,) * 4, value=outside)
         else:
-            row_H, column_W = (_reflected(n, self.padding, x_BCHW.device) for n in (height, width))
+            row_H, column_W = (_reflection(n, self.padding, x_BCHW.device) for n in (height, width))
             padded_BCHW = x_BCHW[:, :, row_H][..., column_W]
-        # All crops as one strided view, of which each image picks one: faster than any gather.
+        # A strided view of all crops, indexed by each image's offset, is faster than a gather.
         view_BCYXHW = padded_BCHW.unfold(2, height, 1).unfold(3, width, 1)
         one_B = torch.arange(len(x_BCHW), device=x_BCHW.device)
         return view_BCYXHW[one_B, :, offset_B2[:, 0], offset_B2[:, 1]]
@@ -91,10 +91,10 @@ class Crop(Augment):
 
 @augment.register("random_resized_crop")
 class RandomResizedCrop(Augment):
-    """A rectangle of random area and shape, enlarged to the size of the image.  Reference: arXiv:1409.4842.
+    """Crop a rectangle of random area and shape, and resize it to the size of the image.  Reference: arXiv:1409.4842.
 
-    Distributed as in torchvision: the area uniform, the logarithm of the ratio uniform, ten attempts to fit, then the
-    largest rectangle in the middle that keeps to the ratios.
+    The distribution is torchvision's: area uniform, logarithm of the aspect ratio uniform, ten attempts to fit, then
+    the largest centred rectangle within the range of ratios.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class RandomResizedCrop(Augment):
         Args:
             scale: smallest and largest share of the area.
             ratio: smallest and largest width over height.
-            interpolation: how the rectangle is brought to the size of the image.
-            of: what it is cut out of: the ``image`` that all pictures were brought to, or each ``picture`` as it lies
-                in its file, as in the recipes of ImageNet.  Then the picture is decoded anew each time, antialiased
-                where it is larger, and this is the first of the augmentations.
+            interpolation: of the resize.
+            of: what is cropped: the ``image``, already resized to the model's input size, or the full-size ``picture``
+                in its file, as in ImageNet recipes.  With ``picture``, every crop decodes the file again, downsizing
+                is antialiased, and this must be the first augmentation.
         """
         self.scale = scale
         self.ratio = ratio
@@ -133,35 +133,35 @@ class RandomResizedCrop(Augment):
         return y_BHW[one_B[:, None, None], row_BH[:, :, None], column_BW[:, None]]
 
     def boxes(self, key: noise.Key, id_B: Tensor, height: Side, width: Side) -> Boxes:
-        """The rectangles that are cut out of images of this size, or of these sizes, (B, 1) each."""
-        box = _attempt(key, id_B, height, width, self.scale, self.ratio)
+        """Return the rectangles to crop from images of one size, or of (B, 1) sizes."""
+        box = _draw_boxes(key, id_B, height, width, self.scale, self.ratio)
         if isinstance(height, int) and isinstance(width, int):
-            last: tuple[int | Tensor, ...] = self._last(height, width)
+            last: tuple[int | Tensor, ...] = self._fallback(height, width)
         else:
             pairs = zip(
                 torch.as_tensor(height).flatten().tolist(), torch.as_tensor(width).flatten().tolist(), strict=True
             )
-            last = torch.tensor([self._last(*pair) for pair in pairs], device=id_B.device).unbind(1)
+            last = torch.tensor([self._fallback(*pair) for pair in pairs], device=id_B.device).unbind(1)
         sides = [torch.where(box.fits_B, side_B, other) for side_B, other in zip(box[:4], last, strict=True)]
         return Boxes(sides[0], sides[1], sides[2], sides[3], box.fits_B)
 
-    def _last(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Top, left, height and width of the largest rectangle in the middle that keeps to the ratios."""
+    def _fallback(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Return top, left, height and width of the largest centred rectangle within the range of ratios."""
         low, high = self.ratio
         if width / height < low:
-            fallback = (round(width / low), width)
+            box_height, box_width = round(width / low), width
         elif width / height > high:
-            fallback = (height, round(height * high))
+            box_height, box_width = height, round(height * high)
         else:
-            fallback = (height, width)
-        return (height - fallback[0]) // 2, (width - fallback[1]) // 2, *fallback
+            box_height, box_width = height, width
+        return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
 
 
 @augment.register("erasing")
 class Erasing(Augment):
     """Cover a rectangle of the normalised image.  Reference: arXiv:1708.04896.
 
-    Distributed as in torchvision: the area uniform, the logarithm of the ratio uniform, ten attempts to fit.
+    The distribution is torchvision's: area uniform, logarithm of the aspect ratio uniform, ten attempts to fit.
     """
 
     normalized = True
@@ -176,10 +176,10 @@ class Erasing(Augment):
     ) -> None:
         """
         Args:
-            p: probability that an image is covered anywhere.
+            p: probability that a rectangle of an image is covered.
             scale: smallest and largest share of the image's area.
             ratio: smallest and largest width over height.
-            fill: ``mean`` covers with the mean colour, ``noise`` with standard normal noise, as DeiT does.
+            fill: ``mean`` covers with the mean colour, ``noise`` with standard normal noise, as in DeiT.
         """
         self.p = p
         self.scale = scale
@@ -189,8 +189,8 @@ class Erasing(Augment):
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
         channels, height, width = x_BCHW.shape[1:]
         covered_B = noise.uniform(noise.fold(key, 1), id_B, 1)[:, 0] < self.p
-        # A side as long as the image's does not count: something of the image must be left in both directions.
-        box = _attempt(key, id_B, height, width, self.scale, self.ratio, largest=(height - 1, width - 1))
+        # A rectangle must be shorter than the image in both directions, as in torchvision.
+        box = _draw_boxes(key, id_B, height, width, self.scale, self.ratio, largest=(height - 1, width - 1))
         row_H = torch.arange(height, device=x_BCHW.device)
         column_W = torch.arange(width, device=x_BCHW.device)
         in_rows_BH = (row_H >= box.top_B[:, None]) & (row_H < (box.top_B + box.height_B)[:, None])
@@ -202,10 +202,10 @@ class Erasing(Augment):
         return torch.where(hidden_BHW[:, None], grain_BD.view(x_BCHW.shape).to(x_BCHW.dtype), x_BCHW)
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
-        return y_BHW  # what is covered is still asked for, as in torchvision
+        return y_BHW  # covered pixels keep their labels, as in torchvision
 
 
-def _attempt(
+def _draw_boxes(
     key: noise.Key,
     id_B: Tensor,
     height: Side,
@@ -214,7 +214,7 @@ def _attempt(
     ratio: tuple[float, float],
     largest: tuple[int, int] | None = None,
 ) -> Boxes:
-    """The first of ten rectangles that fits, at a place drawn evenly from those it has; of images of (B, 1) sides."""
+    """Return the first of ten random rectangles that fits, at a uniformly drawn position."""
     most_rows, most_columns = largest or (height, width)
     u_BA4 = noise.uniform(key, id_B, 4 * ATTEMPTS).view(-1, ATTEMPTS, 4)
     area_BA = height * width * (scale[0] + (scale[1] - scale[0]) * u_BA4[..., 0])
@@ -231,8 +231,8 @@ def _attempt(
     return Boxes(top_B1[:, 0], left_B1[:, 0], height_B1[:, 0], width_B1[:, 0], fits_BA.any(1))
 
 
-def _reflected(n: int, padding: int, device: torch.device) -> Tensor:
-    """Indices of 0..n-1 with ``padding`` more on either side, mirrored at the borders."""
+def _reflection(n: int, padding: int, device: torch.device) -> Tensor:
+    """Return the indices 0..n-1 with ``padding`` more on either side, reflected at the borders."""
     period = max(2 * (n - 1), 1)
     index = torch.arange(-padding, n + padding, device=device).abs() % period
     return torch.minimum(index, period - index) if n > 1 else torch.zeros_like(index)

@@ -1,7 +1,7 @@
-"""Batched pixel operations, each with a strength of its own for every image.
+"""Batched pixel operations with a separate strength for every image.
 
-They take uint8 in 0..255 or float in 0..1 and give back what they took; uint8 results are cut off or rounded as
-torchvision does, so that equal strengths give equal pixels.
+Images are uint8 in 0..255 or float in 0..1, and results have the same dtype; uint8 results are truncated or rounded as
+in torchvision, so that equal strengths give equal pixels.
 
 B images of a batch, C channels, H rows, W columns, O rows or columns of an output.
 """
@@ -20,7 +20,7 @@ GREY = (0.2989, 0.587, 0.114)
 
 
 def grey(x_BCHW: Tensor) -> Tensor:
-    """Luma in every channel; an image without colour stays as it is."""
+    """Return luma in every channel; images without three channels are returned unchanged."""
     if x_BCHW.shape[1] != 3:
         return x_BCHW
     red, green, blue = x_BCHW.unbind(1)
@@ -29,24 +29,24 @@ def grey(x_BCHW: Tensor) -> Tensor:
 
 
 def brightness(x_BCHW: Tensor, factor_B: Tensor) -> Tensor:
-    """0 is black, 1 leaves the image, more is brighter."""
+    """Scale brightness: 0 gives black, 1 the original image, more is brighter."""
     return _blend(x_BCHW, torch.zeros_like(x_BCHW), factor_B)
 
 
 def contrast(x_BCHW: Tensor, factor_B: Tensor) -> Tensor:
-    """0 is the mean grey, 1 leaves the image."""
+    """Scale contrast: 0 gives the mean grey, 1 the original image."""
     return _blend(x_BCHW, grey(x_BCHW).float().mean((1, 2, 3), keepdim=True), factor_B)
 
 
 def saturation(x_BCHW: Tensor, factor_B: Tensor) -> Tensor:
-    """0 is grey, 1 leaves the image; an image without colour stays as it is."""
+    """Scale saturation: 0 gives grey, 1 the original image; needs three channels, else nothing changes."""
     if x_BCHW.shape[1] != 3:
         return x_BCHW
     return _blend(x_BCHW, grey(x_BCHW), factor_B)
 
 
 def sharpness(x_BCHW: Tensor, factor_B: Tensor) -> Tensor:
-    """0 is smoothed by a 3x3 kernel, 1 leaves the image; the outermost pixels stay."""
+    """Scale sharpness: 0 gives a 3x3 smoothed image, 1 the original; the outermost pixels do not change."""
     if min(x_BCHW.shape[-2:]) <= 2:
         return x_BCHW
     kernel_33 = torch.ones(3, 3, device=x_BCHW.device)
@@ -59,7 +59,7 @@ def sharpness(x_BCHW: Tensor, factor_B: Tensor) -> Tensor:
 
 
 def hue(x_BCHW: Tensor, turn_B: Tensor) -> Tensor:
-    """The colour circle turned by a share of it, in [-0.5, 0.5]; an image without colour stays as it is."""
+    """Shift hue by a share of the colour circle, in [-0.5, 0.5]; needs three channels, else nothing changes."""
     if x_BCHW.shape[1] != 3:
         return x_BCHW
     pixel_BCHW = x_BCHW if x_BCHW.is_floating_point() else x_BCHW.float() / 255
@@ -76,38 +76,38 @@ def hue(x_BCHW: Tensor, turn_B: Tensor) -> Tensor:
     shift_C = torch.tensor([5.0, 3.0, 1.0], device=x_BCHW.device)
     k_BCHW = (sixth_BHW[:, None] + shift_C[:, None, None]) % 6
     ramp_BCHW = torch.minimum(k_BCHW, 4 - k_BCHW).clamp(0, 1)
-    turned_BCHW = value_BHW[:, None] - chroma_BHW[:, None] * ramp_BCHW
+    out_BCHW = value_BHW[:, None] - chroma_BHW[:, None] * ramp_BCHW
     if x_BCHW.is_floating_point():
-        return turned_BCHW.to(x_BCHW.dtype)
-    return (turned_BCHW * (256 - 1e-3)).to(torch.uint8)
+        return out_BCHW.to(x_BCHW.dtype)
+    return (out_BCHW * (256 - 1e-3)).to(torch.uint8)
 
 
 def solarize(x_BCHW: Tensor, threshold_B: Tensor) -> Tensor:
-    """Pixels at or above the threshold inverted; the threshold is in levels, 0..255, for float images too."""
+    """Invert pixels at or above the threshold, which is in levels 0..255 for float images too."""
     bound = _bound(x_BCHW)
     threshold_B111 = threshold_B[:, None, None, None] * (bound / 255)
     return torch.where(x_BCHW >= threshold_B111, bound - x_BCHW, x_BCHW)
 
 
 def posterize(x_BCHW: Tensor, bits_B: Tensor) -> Tensor:
-    """uint8 only: the highest bits kept, 0 to 8 of them."""
-    mask_B = (256 - 2 ** (8 - bits_B.int())).to(torch.uint8)
-    return x_BCHW & mask_B[:, None, None, None]
+    """Reduce uint8 images to their highest ``bits_B`` bits, 0 to 8."""
+    bit_mask_B = (256 - 2 ** (8 - bits_B.int())).to(torch.uint8)
+    return x_BCHW & bit_mask_B[:, None, None, None]
 
 
 def autocontrast(x_BCHW: Tensor) -> Tensor:
-    """Each channel stretched to the whole range; one that is the same everywhere stays."""
+    """Stretch each channel to the whole range; a constant channel does not change."""
     bound = _bound(x_BCHW)
     pixel_BCHW = x_BCHW.float()
     low_BC11, high_BC11 = pixel_BCHW.amin((2, 3), keepdim=True), pixel_BCHW.amax((2, 3), keepdim=True)
     flat_BC11 = low_BC11 == high_BC11
     scale_BC11 = bound / torch.where(flat_BC11, 1, high_BC11 - low_BC11)
-    stretched_BCHW = ((pixel_BCHW - low_BC11) * scale_BC11).clamp(0, bound).to(x_BCHW.dtype)
-    return torch.where(flat_BC11, x_BCHW, stretched_BCHW)
+    out_BCHW = ((pixel_BCHW - low_BC11) * scale_BC11).clamp(0, bound).to(x_BCHW.dtype)
+    return torch.where(flat_BC11, x_BCHW, out_BCHW)
 
 
 def equalize(x_BCHW: Tensor) -> Tensor:
-    """uint8 only: each channel mapped so that its levels are as evenly used as they can be."""
+    """Equalise the histogram of each channel of uint8 images."""
     level_BCP = x_BCHW.flatten(2).long()
     count_BCL = torch.zeros(*level_BCP.shape[:2], 256, dtype=torch.int64, device=x_BCHW.device)
     count_BCL.scatter_add_(2, level_BCP, torch.ones_like(level_BCP))
@@ -115,12 +115,12 @@ def equalize(x_BCHW: Tensor) -> Tensor:
     step_BC1 = (level_BCP.shape[2] - last_BC1) // 255
     safe_BC1 = step_BC1.clamp(min=1)
     map_BCL = ((count_BCL.cumsum(2) - count_BCL + safe_BC1 // 2) // safe_BC1).clamp(0, 255)
-    mapped_BCHW = map_BCL.gather(2, level_BCP).view(x_BCHW.shape).to(torch.uint8)
-    return torch.where((step_BC1 == 0)[..., None], x_BCHW, mapped_BCHW)
+    out_BCHW = map_BCL.gather(2, level_BCP).view(x_BCHW.shape).to(torch.uint8)
+    return torch.where((step_BC1 == 0)[..., None], x_BCHW, out_BCHW)
 
 
 def blur(x_BCHW: Tensor, sigma_B: Tensor) -> Tensor:
-    """Gaussian of standard deviation ``sigma_B`` pixels, cut off at 6 pixels, mirrored at the borders."""
+    """Apply a Gaussian blur of ``sigma_B`` pixels, cut off at 6 pixels, with reflected borders."""
     batch, channels, height, width = x_BCHW.shape
     radius = min(6, height - 1, width - 1)
     distance_T = torch.arange(-radius, radius + 1, device=x_BCHW.device)
@@ -129,7 +129,7 @@ def blur(x_BCHW: Tensor, sigma_B: Tensor) -> Tensor:
     x_1GHW = F.pad(x_BCHW.float().view(1, batch * channels, height, width), (radius,) * 4, mode="reflect")
     x_1GHW = F.conv2d(x_1GHW, kernel_GT[:, None, :, None], groups=batch * channels)
     x_1GHW = F.conv2d(x_1GHW, kernel_GT[:, None, None, :], groups=batch * channels)
-    return _as(x_1GHW.view(x_BCHW.shape), x_BCHW)
+    return _cast(x_1GHW.view(x_BCHW.shape), x_BCHW)
 
 
 def resized_crop(
@@ -140,50 +140,47 @@ def resized_crop(
     width_B: Tensor,
     kernel: Literal["bilinear", "bicubic"],
 ) -> Tensor:
-    """A rectangle of each image, enlarged to the size the image had.
+    """Crop a rectangle of each image and enlarge it to the size of the image.
 
-    Separable, as two products with matrices of interpolation weights.  Enlarging needs no antialiasing, so Pillow's and
-    torch's interpolation with it and without it agree for ``bilinear``; ``bicubic`` is the one with it (a = -0.5).
+    Computed as two products with matrices of interpolation weights.  Enlarging needs no antialiasing, so for
+    ``bilinear`` Pillow and torch agree with it and without it; ``bicubic`` is the antialiased variant (a = -0.5).
     """
     height, width = x_BCHW.shape[-2:]
     row_BOH = _weights(top_B, height_B, height, kernel)
     column_BOW = _weights(left_B, width_B, width, kernel)
     out_BCHW = row_BOH[:, None] @ x_BCHW.to(row_BOH.dtype) @ column_BOW[:, None].mT
-    return _as(out_BCHW, x_BCHW)
+    return _cast(out_BCHW, x_BCHW)
 
 
 def affine(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
-    """Each pixel taken from the nearest place its matrix sends it to; black where that is outside.
+    """Apply an affine transform with nearest-neighbour sampling; pixels from outside are black.
 
-    Places are (column, row) in pixels from the middle of the image.
+    Each matrix maps output to input coordinates, (column, row) in pixels from the centre of the image.
     """
     grid_BHW2 = _grid(x_BCHW, matrix_B23)
-    moved_BCHW = F.grid_sample(x_BCHW.float(), grid_BHW2, mode="nearest", padding_mode="zeros", align_corners=False)
-    return moved_BCHW.to(x_BCHW.dtype)
+    out_BCHW = F.grid_sample(x_BCHW.float(), grid_BHW2, mode="nearest", padding_mode="zeros", align_corners=False)
+    return out_BCHW.to(x_BCHW.dtype)
 
 
 def affine_smooth(x_BCHW: Tensor, matrix_B23: Tensor, outside: int) -> Tensor:
-    """uint8 only: as :func:`affine`, by bilinear interpolation, with the level ``outside`` where there is no image."""
+    """Apply an affine transform to uint8 images with bilinear sampling and the level ``outside`` as fill."""
     grid_BHW2 = _grid(x_BCHW, matrix_B23)
-    moved_BCHW = F.grid_sample(x_BCHW.float(), grid_BHW2, mode="bilinear", padding_mode="border", align_corners=False)
+    out_BCHW = F.grid_sample(x_BCHW.float(), grid_BHW2, mode="bilinear", padding_mode="border", align_corners=False)
     inside_BHW = ((grid_BHW2 >= -1) & (grid_BHW2 < 1)).all(3)
-    return torch.where(inside_BHW[:, None], moved_BCHW.round().to(torch.uint8), outside)
+    return torch.where(inside_BHW[:, None], out_BCHW.round().to(torch.uint8), outside)
 
 
-def where(x_BCHW: Tensor, chosen_B: Tensor, change: Callable[..., Tensor], *amounts: Tensor) -> Tensor:
-    """``change(images, *amounts)`` done to the chosen images only, each with its own amounts."""
-    position_M = chosen_B.nonzero()[:, 0]
+def apply_where(x_BCHW: Tensor, mask_B: Tensor, change: Callable[..., Tensor], *amounts: Tensor) -> Tensor:
+    """Apply ``change(images, *amounts)`` to the images where ``mask_B`` is true, each with its own amounts."""
+    position_M = mask_B.nonzero()[:, 0]
     if not len(position_M):
         return x_BCHW
-    changed_MCHW = change(x_BCHW[position_M], *(amount_B[position_M] for amount_B in amounts))
-    return x_BCHW.index_copy(0, position_M, changed_MCHW)
-
-
-# -- how it is done ---------------------------------------------------------------------------------------------------
+    out_MCHW = change(x_BCHW[position_M], *(amount_B[position_M] for amount_B in amounts))
+    return x_BCHW.index_copy(0, position_M, out_MCHW)
 
 
 def _grid(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
-    """(B, H, W, 2): for each pixel, the place its matrix sends it to, as a share of half the image from its middle."""
+    """Return (B, H, W, 2) sampling positions in ``grid_sample`` coordinates: -1 to 1 across the image."""
     batch, _, height, width = x_BCHW.shape
     row_H = torch.arange(height, device=x_BCHW.device) + 0.5 - height / 2
     column_W = torch.arange(width, device=x_BCHW.device) + 0.5 - width / 2
@@ -200,24 +197,24 @@ def _grid(x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
 
 
 def _bound(x: Tensor) -> int:
-    """White."""
+    """Return the level of white."""
     return 1 if x.is_floating_point() else 255
 
 
-def _as(out: Tensor, x: Tensor) -> Tensor:
-    """Within the range of ``x``, rounded where that has whole levels, in its dtype."""
+def _cast(out: Tensor, x: Tensor) -> Tensor:
+    """Clamp ``out`` to the range of ``x`` and cast it to its dtype, rounding to uint8."""
     return out.clamp(0, _bound(x)).to(x.dtype) if x.is_floating_point() else out.clamp(0, 255).round().to(x.dtype)
 
 
 def _blend(x_BCHW: Tensor, other: Tensor, factor_B: Tensor) -> Tensor:
-    # Both shares are rounded from double, so that uint8 results are cut off where torchvision cuts them off.
+    # Both weights are rounded from double, so that uint8 results are truncated as in torchvision.
     factor_B111 = factor_B.double()[:, None, None, None]
-    mixed_BCHW = factor_B111.float() * x_BCHW + (1 - factor_B111).float() * other
-    return mixed_BCHW.clamp(0, _bound(x_BCHW)).to(x_BCHW.dtype)
+    out_BCHW = factor_B111.float() * x_BCHW + (1 - factor_B111).float() * other
+    return out_BCHW.clamp(0, _bound(x_BCHW)).to(x_BCHW.dtype)
 
 
 def _weights(start_B: Tensor, length_B: Tensor, size: int, kernel: str) -> Tensor:
-    """(B, O, size): how much of each input pixel goes into each of ``size`` output pixels."""
+    """Return (B, O, size) weights of each input pixel in each of ``size`` output pixels."""
     out_O = torch.arange(size, device=start_B.device)
     input_I = torch.arange(size, device=start_B.device)
     center_BO = start_B[:, None] + (out_O + 0.5) * length_B[:, None] / size - 0.5

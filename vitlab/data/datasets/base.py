@@ -1,4 +1,4 @@
-"""The slot ``dataset`` and its contract: what a data set knows of itself, and how its pixels are read.
+"""The slot ``dataset`` and its contract: properties and pixels of a data set.
 
 N images, C channels, H rows, W columns.
 """
@@ -16,7 +16,7 @@ from vitlab.geometry import DataInfo
 from vitlab.registry import Slot
 
 Split = Literal["train", "test"]
-"""The official splits; validation is split off ``train`` by the room, or by the authors: see `Dataset.held_out`."""
+"""The official splits; validation is split off ``train``, see :meth:`Dataset.held_out`."""
 
 SPLITS: tuple[Split, ...] = ("train", "test")
 
@@ -24,42 +24,42 @@ SPLITS: tuple[Split, ...] = ("train", "test")
 class Images(NamedTuple):
     """One official split, in its official order.
 
-    Where the task is segmentation, labels are of pixels: 0 is the background, and
-    :data:`~vitlab.data.pixels.VOID` stands where there is no label.
+    For segmentation, labels are masks: 0 is the background, and :data:`~vitlab.data.pixels.VOID` marks pixels without
+    a label.
     """
 
     x_NCHW: Tensor  #: uint8
-    y_N: Tensor  #: int64, class indices; uint8 (N, H, W) where labels are of pixels
+    y_N: Tensor  #: int64, class indices; uint8 (N, H, W) for segmentation
 
 
 class Dataset(ABC):
     """A set of labelled images with an official training and an official test split.
 
-    Its keyword-only options come from YAML; those of :class:`~vitlab.data.options.DataOptions` are not its concern.
+    Its keyword-only options come from YAML; vitlab handles those of :class:`~vitlab.data.options.DataOptions`.
     """
 
-    validation: ClassVar[float] = 0.1  #: share of the training split held out where the study does not say
+    validation: ClassVar[float] = 0.1  #: default share of the training split to hold out
 
     @abstractmethod
     def info(self) -> DataInfo:
-        """The data as stored, without decoding any image.
+        """Return the properties of the data as stored, without decoding any image.
 
-        ``identity`` stands for the content: a published checksum or a digest of files; None while the data is not here.
+        ``identity`` identifies the content: a published checksum or a digest of files; None if the data is not here.
 
         Raises:
-            DataError: if what is here is not what it was said to be.
+            DataError: if the files are not as expected.
         """
 
     @abstractmethod
     def read(self, split: Split) -> Images:
-        """All images of an official split.
+        """Return all images of an official split.
 
         Raises:
-            DataError: if the data is not here, naming where it was looked for, or does not hold what it should.
+            DataError: if the data is not here, naming the folders searched, or is invalid.
         """
 
     def pictures(self, split: Split) -> Pictures | None:
-        """The same split by picture, for a set that may be larger than memory; None where all are read at once.
+        """Return the split as single pictures if the set may be larger than memory; None to read it at once.
 
         Raises:
             DataError: as :meth:`read`.
@@ -67,21 +67,21 @@ class Dataset(ABC):
         return None
 
     def groups(self) -> Tensor | None:
-        """int64 (N,): the group of each training image; None where every image stands for itself.
+        """Return the group of each training image, int64 (N,); None if images are independent.
 
-        Images of one group, such as those of one patient, are all trained on or all held out for validation.
+        Images of one group, such as those of one patient, are never split between training and validation.
         """
         return None
 
     def held_out(self) -> Tensor | None:
-        """int64 (M,): which training images the authors hold out for validation; None where they do not say.
+        """Return the indices of the authors' validation images, int64 (M,); None if the authors define none.
 
-        These are validated on, whatever the seed, unless the study gives a share of its own.
+        These are the validation split, for every seed, unless the study sets ``validation``.
         """
         return None
 
     def missing(self) -> str | None:
-        """Why :meth:`read` would fail, in one sentence, as far as can be told without reading; None if it would not."""
+        """Return a sentence that says why :meth:`read` would fail; None if no reason is known without reading."""
         return None
 
 

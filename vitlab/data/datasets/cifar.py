@@ -1,4 +1,4 @@
-"""``cifar10`` and ``cifar100``: the pickled batches for Python, as their authors publish them.
+"""``cifar10`` and ``cifar100``, read from the pickled batches that their authors publish.
 
 N images, C channels, H rows, W columns.
 """
@@ -32,13 +32,13 @@ wardrobe whale willow_tree wolf woman worm
 
 
 class Cifar(Dataset):
-    """Batches of 32x32 colour photographs.  Its identity is that of :mod:`vitlab.data.datasets.files`."""
+    """Base of data sets of pickled 32x32 colour batches; see :mod:`vitlab.data.datasets.files` for the identity."""
 
     name: ClassVar[str]
     torchvision_name: ClassVar[str]
-    folder: ClassVar[str]  #: what the published archive unpacks to
+    folder: ClassVar[str]  #: name of the folder in the published archive
     batches: ClassVar[Mapping[Split, tuple[str, ...]]]
-    key: ClassVar[str]  #: under which a batch has its labels
+    key: ClassVar[str]  #: of the labels in a batch
     labels: ClassVar[tuple[str, ...]]
     published: ClassVar[Mapping[str, str]]  #: MD5 of the files
 
@@ -67,8 +67,8 @@ class Cifar(Dataset):
         return files.not_here(self.name, self.root, [self.folder], list(self.published))
 
     def info(self) -> DataInfo:
-        found = self._find()
-        checksums = self.published if found is None else {name: files.checksum(path) for name, path in found.items()}
+        paths = self._find()
+        checksums = self.published if paths is None else {name: files.checksum(path) for name, path in paths.items()}
         return DataInfo(
             image=(32, 32),
             channels=3,
@@ -81,8 +81,8 @@ class Cifar(Dataset):
         reason = self.missing()
         if reason is not None:
             raise DataError(reason)
-        found = self._find() or self._fetch()
-        parts = [self._batch(found[name]) for name in self.batches[split]]
+        paths = self._find() or self._fetch()
+        parts = [self._batch(paths[name]) for name in self.batches[split]]
         x_NCHW, y_N = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return Images(torch.from_numpy(x_NCHW), torch.from_numpy(y_N))
 
@@ -90,10 +90,10 @@ class Cifar(Dataset):
         source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
         folder = files.download_folder(self.root)
         files.fetch(self.name, folder, lambda folder: source(str(folder), download=True))
-        found = self._find()
-        if found is None:
+        paths = self._find()
+        if paths is None:
             raise DataError(f"{self.name} was fetched to {folder} and is not there")
-        return found
+        return paths
 
     def _batch(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
         batch = read_arrays(path)

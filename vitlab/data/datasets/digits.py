@@ -1,4 +1,4 @@
-"""``digits``: handwritten digits that come with scikit-learn, so that the first study needs no download."""
+"""``digits``: handwritten digits that come with scikit-learn, so they need no download."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 
 TRAIN, TEST = 1437, 360
-"""The test split is the last 360 images in file order: no writer stands on both sides."""
+"""The test split is the last 360 images in file order, so that no writer is in both splits."""
 
 DIGEST = "3add1ae1fa53cc89d7599167a31c4e88"
 """BLAKE2b over images and labels as stored, one byte each."""
@@ -44,7 +44,8 @@ class Digits(Dataset):
 
 @cache
 def _load() -> tuple[np.ndarray, np.ndarray]:
-    # The file itself: importing sklearn.datasets takes a second and starts a thread, in every worker.
+    """Return images in levels 0 to 16, (N, 8, 8), and labels, (N,), of all digits."""
+    # Read the file directly: importing sklearn.datasets takes a second and starts a thread in every worker.
     library = importlib.util.find_spec("sklearn")
     assert library is not None and library.origin is not None
     file = Path(library.origin).parent / "datasets" / "data" / "digits.csv.gz"
@@ -53,7 +54,7 @@ def _load() -> tuple[np.ndarray, np.ndarray]:
     except OSError as error:
         raise DataError(f"digits: scikit-learn's bundled images are not where they used to be: {error}") from None
     level_NHW, y_N = np.ascontiguousarray(table[:, :-1]).reshape(-1, 8, 8), np.ascontiguousarray(table[:, -1])
-    found = hashlib.blake2b(level_NHW.tobytes() + y_N.tobytes(), digest_size=16).hexdigest()
-    if found != DIGEST:
-        raise DataError(f"digits: scikit-learn's bundled images have the digest {found}, not {DIGEST} as published")
+    digest = hashlib.blake2b(level_NHW.tobytes() + y_N.tobytes(), digest_size=16).hexdigest()
+    if digest != DIGEST:
+        raise DataError(f"digits: scikit-learn's bundled images have the digest {digest}, not {DIGEST} as published")
     return level_NHW, y_N

@@ -1,9 +1,9 @@
-"""Files of published data sets: where they may lie, what stands for their content, how they are fetched.
+"""Files of published data sets: search, identity and download.
 
-The identity of a named set is a digest over the names and MD5 checksums of its decoded files.  Where the files are
-here it is computed from them, so a gzipped and an unpacked copy have one identity and a changed byte has another;
-where they are not, it is computed from the published checksums, so a plan made on a machine without the data has the
-keys of one made beside it.  Checksums are remembered per path, size and time of change for the life of the process.
+The identity of a published set is a digest over the names and MD5 checksums of its decompressed files.  If the files
+are here, it is computed from them, so that gzipped and unpacked copies have the same identity and any changed byte
+another.  If they are not, it is computed from the published checksums, so that planning without the data gives the
+same trial keys.  Checksums are cached in the process by path, size and modification time.
 """
 
 from __future__ import annotations
@@ -21,102 +21,106 @@ from typing import BinaryIO, Literal
 from vitlab.errors import DataError
 
 Download = Literal["never", "missing"]
-"""Whether files that are not here may be fetched from where their authors publish them."""
+"""``missing`` downloads files that are not here; ``never`` does not."""
 
 _checksums: dict[tuple[str, int, int], str] = {}
 
 
 def roots(root: str | None) -> list[Path]:
-    """The folders to look in: the one the user names, or else the usual ones."""
+    """Return the folders to search: the user's, or the default ones."""
     if root is not None:
         return [Path(os.path.expanduser(root))]
-    named = os.environ.get("VITLAB_DATA")
-    first = [Path(os.path.expanduser(named))] if named else []
+    configured = os.environ.get("VITLAB_DATA")
+    first = [Path(os.path.expanduser(configured))] if configured else []
     return [*first, Path("data"), cache(), Path("/usr/share/datasets")]
 
 
 def cache() -> Path:
-    """The user's cache of data sets."""
+    """Return the folder of data sets in the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.path.expanduser(base)) / "vitlab" / "data"
 
 
 def download_folder(root: str | None) -> Path:
-    """Where downloads go: the folder the user names, ``$VITLAB_DATA``, or the user's cache."""
-    named = root or os.environ.get("VITLAB_DATA")
-    return Path(os.path.expanduser(named)) if named else cache()
+    """Return the folder for downloads: ``root``, ``$VITLAB_DATA``, or the user's cache."""
+    configured = root or os.environ.get("VITLAB_DATA")
+    return Path(os.path.expanduser(configured)) if configured else cache()
 
 
 def find(folders: Sequence[Path], names: Sequence[str]) -> dict[str, Path] | None:
-    """The first folder that has every name, gzipped or not; None if no folder has."""
+    """Return the paths of all names in the first folder that has them, gzipped or not; None if no folder has all."""
     for folder in folders:
-        found = {}
+        paths = {}
         for name in names:
             for path in (folder / name, folder / f"{name}.gz"):
                 if path.is_file():
-                    found[name] = path
+                    paths[name] = path
                     break
-        if len(found) == len(names):
-            return found
+        if len(paths) == len(names):
+            return paths
     return None
 
 
 def not_here(name: str, root: str | None, layouts: Sequence[str], names: Sequence[str]) -> str:
-    """The sentence for a set that was not found, and what to do about it."""
-    looked = ", ".join(map(str, roots(root)))
+    """Return the error message for a data set that was not found."""
+    folders = ", ".join(map(str, roots(root)))
     return (
-        f"{name} is not here: looked in {looked} (there directly, or in {', '.join(layouts)}) for {', '.join(names)}. "
+        f"{name} is not here: looked in {folders} (there directly, or in {', '.join(layouts)}) for {', '.join(names)}. "
         "Give the folder that has them as 'root', or allow fetching them with 'download: missing'."
     )
 
 
 def identity(name: str, checksums: Mapping[str, str]) -> str:
-    """What stands for the content of a set: its name and a digest over its files."""
+    """Return the identity of a data set: its name and a digest over its files' checksums."""
     text = "\n".join(f"{file} {checksums[file]}" for file in sorted(checksums))
     return f"{name}:{hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
 def checksum(path: Path) -> str:
-    """MD5 of the decoded file, in hex, as the authors of these sets publish it.
+    """Return the MD5 of the decompressed file, in hex, as published by the authors of these sets.
 
     Raises:
-        DataError: if the file is gzipped and broken.
+        DataError: if the file is gzipped and damaged.
     """
     stat = path.stat()
     key = (str(path.resolve()), stat.st_size, stat.st_mtime_ns)
     if key not in _checksums:
         digest = hashlib.md5(usedforsecurity=False)
-        with opened(path) as file:
+        with open_decompressed(path) as file:
             while chunk := read(file, 1 << 20, path):
                 digest.update(chunk)
         _checksums[key] = digest.hexdigest()
     return _checksums[key]
 
 
-def noted(file: Path) -> str | None:
-    """What :func:`note` left there; None where nothing is."""
+def read_note(file: Path) -> str | None:
+    """Return the text that :func:`write_note` wrote; None if there is none."""
     try:
         return file.read_text(encoding="utf-8") or None
     except (OSError, UnicodeDecodeError):
         return None
 
 
-def note(file: Path, text: str) -> None:
-    """Remember a text for other processes; where that cannot be written, it is not remembered."""
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
+def write_note(file: Path, text: str) -> None:
+    """Write a text for other processes atomically; do nothing if the file cannot be written."""
+    temporary = file.with_name(f"{file.name}.{os.getpid()}")
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text, encoding="utf-8")
-        os.replace(unfinished, file)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, file)
 
 
-def opened(path: Path) -> BinaryIO:
-    """The file, unpacked while it is read if its name ends in .gz."""
+def open_decompressed(path: Path) -> BinaryIO:
+    """Open a file for reading, decompressing it if its name ends in .gz."""
     return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
 
 
 def read(file: BinaryIO, size: int, path: Path) -> bytes:
-    """Up to ``size`` bytes; a broken archive is a sentence that names it."""
+    """Read up to ``size`` bytes.
+
+    Raises:
+        DataError: if the file is gzipped and damaged.
+    """
     try:
         return file.read(size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -124,12 +128,12 @@ def read(file: BinaryIO, size: int, path: Path) -> bytes:
 
 
 def contents(path: Path, *, skip: int, at_most: int) -> bytes:
-    """What follows the first ``skip`` bytes of the decoded file, up to ``at_most`` bytes.
+    """Return up to ``at_most`` bytes of the decompressed file after the first ``skip``.
 
-    Memory is taken as there is something to fill it, so a header may claim what it likes.
+    Memory grows with the bytes read, so that a header with a wrong size cannot exhaust it.
     """
     parts = []
-    with opened(path) as file:
+    with open_decompressed(path) as file:
         read(file, skip, path)
         while at_most and (part := read(file, min(at_most, 1 << 20), path)):
             parts.append(part)

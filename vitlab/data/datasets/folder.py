@@ -1,4 +1,4 @@
-"""``image_folder``: pictures of your own, one folder per class, as torchvision and Keras read them.
+"""``image_folder``: your own pictures, one folder per class, as in torchvision and Keras.
 
 N images, C channels, H rows, W columns.
 """
@@ -24,19 +24,19 @@ from vitlab.registry import Unhashed
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 TEST_FOLDERS = ("test", "val")
-"""The first that is there is the test split; validation is split off ``train`` as for every data set."""
+"""The first of these that exists is the test split; validation is split off ``train``."""
 
 SETTLED_S = 10.0
-"""For so long after a picture was written, it may be written again and have the same time of change."""
+"""Seconds after a write during which a second write may leave the same timestamp."""
 
 
 @dataset.register("image_folder")
 class ImageFolder(Dataset):
-    """``root/train/<class>/*`` to train on and ``root/test/<class>/*`` (or ``val``) to test on, in colour.
+    """Colour pictures in ``root/train/<class>/*`` to train on and ``root/test/<class>/*`` (or ``val``) to test on.
 
-    Pictures may lie in folders below their class's.  A set that is large beside the memory of the machine is not
-    decoded as a whole, see ``decoded``.  Its identity is a digest over the relative path, the size and the content of
-    every picture; it is remembered between processes for as long as no picture has been written to since.
+    Pictures may be in subfolders of their class's folder.  A set that is too large for memory is not decoded as a
+    whole, see ``decoded``.  The identity is a digest over the relative path, size and content of every picture; it is
+    cached between processes until a picture is written to.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class ImageFolder(Dataset):
         """
         Args:
             root: the folder with ``train`` and ``test`` (or ``val``).
-            image_size: pixels that every picture is brought to, by antialiased bilinear interpolation.
-            fit: ``crop`` resizes until both sides are covered and cuts out the middle, ``squash`` ignores proportions.
-            num_classes: how many there are; needed only to plan where the folder is not.
-            decoded: where decoded pictures are kept: ``memory``, of every worker; ``disk``, once for all of them, below
-                the user's cache; or ``never``: they are decoded as batches ask for them, by as many threads as the
-                trial has.  ``auto``: in memory up to a quarter of it, and beyond that never.  Batches are the same.
+            image_size: pixels of every picture after an antialiased bilinear resize.
+            fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
+            num_classes: number of classes; required only to plan on a machine without the folder.
+            decoded: place for decoded pictures: ``memory``, of every worker; ``disk``, one copy for all workers in the
+                user's cache; or ``never``: each batch is decoded anew by the trial's threads.  ``auto``: memory if the
+                set fits into a quarter of it, else never.  Batches do not depend on it.
         """
         self.root = Path(os.path.expanduser(root))
         self.image_size: Pair = image_size
@@ -86,8 +86,8 @@ class ImageFolder(Dataset):
 
     def read(self, split: Split) -> Images:
         pictures = self.pictures(split)
-        needed = len(pictures) * 3 * self.image_size[0] * self.image_size[1]
-        check_memory(needed, f"image_folder: the pictures of {self.root}")
+        required = len(pictures) * 3 * self.image_size[0] * self.image_size[1]
+        check_memory(required, f"image_folder: the pictures of {self.root}")
         x_NCHW = torch.empty((len(pictures), 3, *self.image_size), dtype=torch.uint8)
         for index, x_CHW in enumerate(x_NCHW):
             x_CHW.copy_(pictures.image(index))
@@ -98,15 +98,15 @@ class ImageFolder(Dataset):
         if reason is not None:
             raise DataError(reason)
         index = {label: i for i, label in enumerate(self._labels())}
-        found = self._pictures(split)
-        y_N = torch.tensor([index[label] for label, _ in found], dtype=torch.int64)
-        return Pictures([path for _, path in found], y_N, self.image_size, self.fit, self.decoded)
+        files_of_split = self._pictures(split)
+        y_N = torch.tensor([index[label] for label, _ in files_of_split], dtype=torch.int64)
+        return Pictures([path for _, path in files_of_split], y_N, self.image_size, self.fit, self.decoded)
 
     def _test(self) -> Path | None:
         return next((self.root / name for name in TEST_FOLDERS if (self.root / name).is_dir()), None)
 
     def _labels(self) -> list[str]:
-        labels = sorted(_text(path.name, path) for path in (self.root / "train").iterdir() if path.is_dir())
+        labels = sorted(_check_name(path.name, path) for path in (self.root / "train").iterdir() if path.is_dir())
         if len(labels) < 2:
             raise DataError(f"image_folder: {self.root / 'train'} needs a folder for each class; it has {len(labels)}")
         if self.num_classes not in (None, len(labels)):
@@ -116,45 +116,45 @@ class ImageFolder(Dataset):
         return labels
 
     def _pictures(self, split: Split) -> list[tuple[str, str]]:
-        """Class and path of each picture, classes and relative paths in the order of their names."""
+        """Return class and path of each picture, sorted by class and relative path."""
         base = self.root / "train" if split == "train" else self._test()
-        assert base is not None  # missing() has been asked
+        assert base is not None  # callers check missing() first
         labels = self._labels()
-        names = [_text(path.name, path) for path in base.iterdir() if path.is_dir()]
+        names = [_check_name(path.name, path) for path in base.iterdir() if path.is_dir()]
         unknown = sorted(name for name in names if name not in labels)
         if unknown:
             raise DataError(f"image_folder: {base} has a class '{unknown[0]}' that {self.root / 'train'} has not")
-        # Paths are text until they are wanted as more: there may be a million of them.
-        return [(label, path) for label in labels for path in _below(os.path.join(base, label))]
+        # Paths stay strings, because there may be a million of them.
+        return [(label, path) for label in labels for path in _walk(os.path.join(base, label))]
 
     def _identity(self) -> str:
-        """A digest over content; looked up where names, sizes, inodes and times of change are those it was made of."""
-        begun, seen, latest, listed = time.time(), hashlib.blake2b(digest_size=16), 0.0, []
-        before = len(str(self.root / "train")) - len("train")  # of what is '.', nothing stands in a path
+        """Return a digest over content, cached by names, sizes, inodes and modification times."""
+        start, state_digest, latest, entries = time.time(), hashlib.blake2b(digest_size=16), 0.0, []
+        prefix = len(str(self.root / "train")) - len("train")  # 0 for the root '.', which paths do not show
         for split in SPLITS:
             for label, path in self._pictures(split):
-                stat, of = os.stat(path), f"{split}\0{label}\0{path[before:].replace(os.sep, '/')}"
+                stat, entry = os.stat(path), f"{split}\0{label}\0{path[prefix:].replace(os.sep, '/')}"
                 latest = max(latest, stat.st_ctime)
-                listed.append((f"{of}\0{stat.st_size}", path))
+                entries.append((f"{entry}\0{stat.st_size}", path))
                 state = (stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
-                seen.update(f"{of}\0{state}\n".encode())
-        note = files.cache() / "identities" / seen.hexdigest()
-        if (known := files.noted(note)) is not None:
-            return known
+                state_digest.update(f"{entry}\0{state}\n".encode())
+        note = files.cache() / "identities" / state_digest.hexdigest()
+        if (cached := files.read_note(note)) is not None:
+            return cached
         digest = hashlib.blake2b(digest_size=16)
-        for of, path in listed:
-            digest.update(f"{of}\0{files.checksum(Path(path))}\n".encode())
+        for entry, path in entries:
+            digest.update(f"{entry}\0{files.checksum(Path(path))}\n".encode())
         identity = f"image_folder:{digest.hexdigest()}"
-        if latest < begun - SETTLED_S:  # reading them may take longer than that
-            files.note(note, identity)
+        if latest < start - SETTLED_S:  # measured from the start, as reading may take longer than that
+            files.write_note(note, identity)
         return identity
 
 
-def _text(name: str, path: os.PathLike[str] | str) -> str:
+def _check_name(name: str, path: os.PathLike[str] | str) -> str:
     """Return the name of a file or folder.
 
     Raises:
-        DataError: if it is no text, and so can stand neither in an identity nor in a report.
+        DataError: if it is not valid UTF-8, which identities and reports need.
     """
     try:
         name.encode()
@@ -163,18 +163,18 @@ def _text(name: str, path: os.PathLike[str] | str) -> str:
     return name
 
 
-def _below(folder: str) -> list[str]:
-    """The pictures in a folder and those below it, in the order of their names, folder by folder."""
-    found, waiting = [], [folder]
-    while waiting:
+def _walk(folder: str) -> list[str]:
+    """Return the pictures in a folder and its subfolders, sorted by path components."""
+    paths, pending = [], [folder]
+    while pending:
         try:
-            entries = list(os.scandir(waiting.pop()))
+            entries = list(os.scandir(pending.pop()))
         except OSError as error:
             raise DataError(f"image_folder: a folder cannot be listed: {error}") from None
         for entry in entries:
-            _text(entry.name, entry.path)
+            _check_name(entry.name, entry.path)
             if entry.is_dir(follow_symlinks=False):
-                waiting.append(entry.path)
+                pending.append(entry.path)
             elif entry.name.lower().endswith(SUFFIXES) and entry.is_file():
-                found.append(entry.path)
-    return sorted(found, key=lambda path: path.split(os.sep))
+                paths.append(entry.path)
+    return sorted(paths, key=lambda path: path.split(os.sep))

@@ -1,4 +1,4 @@
-"""``mnist`` and ``fashion_mnist``: the IDX files of LeCun and colleagues, gzipped or not.
+"""``mnist`` and ``fashion_mnist``, read from IDX files, gzipped or not.
 
 N images, C channels, H rows, W columns.
 """
@@ -27,16 +27,16 @@ NAMES = {
 ALL = (*NAMES["train"], *NAMES["test"])
 
 UNSIGNED_BYTE = 0x08
-"""The only type code of the format that these sets use."""
+"""Type code of the IDX format; these sets use no other."""
 
 
 def read_header(path: Path, dimensions: int) -> tuple[int, ...]:
-    """The sizes an IDX file of unsigned bytes declares.
+    """Return the shape declared by an IDX file of unsigned bytes.
 
     Raises:
         DataError: if it is not such a file.
     """
-    with files.opened(path) as file:
+    with files.open_decompressed(path) as file:
         head = files.read(file, 4 + 4 * dimensions, path)
     if len(head) < 4 or head[:2] != b"\0\0":
         raise DataError(f"{path} is not an IDX file: it begins with {head[:4].hex() or 'nothing'}")
@@ -51,7 +51,7 @@ def read_header(path: Path, dimensions: int) -> tuple[int, ...]:
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The array of unsigned bytes in an IDX file.
+    """Return the array of unsigned bytes in an IDX file.
 
     Raises:
         DataError: if it is not such a file, or holds more or fewer bytes than it declares.
@@ -60,8 +60,8 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     size = int(np.prod(shape, dtype=np.int64))
     data = files.contents(path, skip=4 + 4 * dimensions, at_most=size + 1)
     if len(data) != size:
-        found = "more" if len(data) > size else f"{len(data)}"
-        raise DataError(f"{path} declares {' x '.join(map(str, shape))} = {size} bytes and holds {found}")
+        actual = "more" if len(data) > size else f"{len(data)}"
+        raise DataError(f"{path} declares {' x '.join(map(str, shape))} = {size} bytes and holds {actual}")
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
@@ -78,7 +78,7 @@ def _size(path: Path) -> tuple[int, int]:
 
 
 class Idx(Dataset):
-    """A set of four IDX files.  Its identity is that of :mod:`vitlab.data.datasets.files`."""
+    """Base of data sets of four IDX files; see :mod:`vitlab.data.datasets.files` for the identity."""
 
     name: ClassVar[str]
     torchvision_name: ClassVar[str]
@@ -113,10 +113,10 @@ class Idx(Dataset):
         return files.not_here(self.name, self.root, self._layouts(), [f"{name}[.gz]" for name in ALL])
 
     def info(self) -> DataInfo:
-        found = self._find()
-        checksums = self.published if found is None else {name: files.checksum(found[name]) for name in ALL}
+        paths = self._find()
+        checksums = self.published if paths is None else {name: files.checksum(paths[name]) for name in ALL}
         return DataInfo(
-            image=(28, 28) if found is None else _size(found[NAMES["train"][0]]),
+            image=(28, 28) if paths is None else _size(paths[NAMES["train"][0]]),
             channels=1,
             classes=len(self.labels),
             identity=files.identity(self.name, checksums),
@@ -127,8 +127,8 @@ class Idx(Dataset):
         reason = self.missing()
         if reason is not None:
             raise DataError(reason)
-        found = self._find() or self._fetch()
-        images, labels = (found[name] for name in NAMES[split])
+        paths = self._find() or self._fetch()
+        images, labels = (paths[name] for name in NAMES[split])
         _size(images)
         x_NHW, y_N = read_idx(images, 3), read_idx(labels, 1)
         if len(x_NHW) != len(y_N):
@@ -141,10 +141,10 @@ class Idx(Dataset):
         source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
         folder = files.download_folder(self.root)
         files.fetch(self.name, folder, lambda folder: source(str(folder), download=True))
-        found = self._find()
-        if found is None:
+        paths = self._find()
+        if paths is None:
             raise DataError(f"{self.name} was fetched to {folder} and is not there")
-        return found
+        return paths
 
 
 @dataset.register("mnist")

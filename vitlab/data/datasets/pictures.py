@@ -1,4 +1,4 @@
-"""Picture files and the masks beside them, decoded to one size.
+"""Picture files and their masks, decoded to one size.
 
 H rows, W columns.
 """
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Fit = Literal["crop", "squash"]
-"""``crop`` resizes until both sides are covered and cuts out the middle, ``squash`` ignores proportions."""
+"""``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions."""
 
 Decoded = Literal["auto", "memory", "disk", "never"]
-"""Where decoded pictures are kept; see :func:`vitlab.data.image_cache.place`.  No number of a trial depends on it."""
+"""Place for decoded pictures, see :func:`vitlab.data.image_cache.place`; it does not change a trial's results."""
 
 Interpolation = Literal["bilinear", "bicubic"]
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """One official split as pictures in their files, each of which can be read by itself."""
+    """One official split as picture files that are read one by one."""
 
     paths: Sequence[str]
     y_N: Tensor  #: int64, class indices
@@ -44,83 +44,86 @@ class Pictures:
         return len(self.paths)
 
     def image(self, index: int) -> Tensor:
-        """uint8 (3, H, W): as :func:`decode`."""
+        """Return a picture decoded by :func:`decode`, uint8 (3, H, W)."""
         return decode(Path(self.paths[index]), self.size, self.fit)
 
     def sides(self, index: int) -> Pair:
-        """Rows and columns of a picture, by its header alone."""
+        """Return rows and columns of a picture, read from its header."""
         from PIL import Image
 
         path = Path(self.paths[index])
         with _reading(path), Image.open(path) as picture:
             return picture.height, picture.width
 
-    def cut(self, index: int, corners: Sequence[int], size: Pair, how: Interpolation) -> Tensor:
-        """uint8 (3, H, W): a rectangle of a picture, brought to ``size`` by antialiased interpolation.
+    def crop(self, index: int, box: Sequence[int], size: Pair, interpolation: Interpolation) -> Tensor:
+        """Return a rectangle of a picture, resized to ``size`` with antialiasing, uint8 (3, H, W).
 
         Args:
             index: of the picture.
-            corners: top, left, height and width of the rectangle.
-            size: rows and columns wanted.
-            how: they are interpolated.
+            box: top, left, height and width of the rectangle.
+            size: rows and columns of the result.
+            interpolation: of the resize.
         """
         import numpy as np
         from PIL import Image
 
-        top, left, height, width = corners
-        picture = _opened(Path(self.paths[index]), "RGB").crop((left, top, left + width, top + height))
-        resampling = Image.Resampling.BILINEAR if how == "bilinear" else Image.Resampling.BICUBIC
+        top, left, height, width = box
+        picture = _load(Path(self.paths[index]), "RGB").crop((left, top, left + width, top + height))
+        resampling = Image.Resampling.BILINEAR if interpolation == "bilinear" else Image.Resampling.BICUBIC
         return torch.from_numpy(np.array(picture.resize((size[1], size[0]), resampling))).permute(2, 0, 1)
 
 
 def decode(path: Path, size: Pair, fit: Fit) -> Tensor:
-    """uint8 (3, H, W): a picture in RGB, brought to ``size`` by antialiased bilinear interpolation.
+    """Return a picture in RGB, resized to ``size`` by antialiased bilinear interpolation, uint8 (3, H, W).
 
     Raises:
         DataError: if it cannot be read.
     """
-    return _small(_opened(path, "RGB"), size, fit)
+    return _resize(_load(path, "RGB"), size, fit)
 
 
 def decode_with_mask(path: Path, mask: Path, size: Pair, fit: Fit) -> tuple[Tensor, Tensor]:
-    """A picture as of :func:`decode`, and uint8 (H, W): the levels of its mask, resized by nearest neighbour.
+    """Return a picture decoded by :func:`decode`, and the levels of its mask, resized by nearest neighbour.
 
-    A mask is a picture of one level a pixel; of one with a palette, as Pascal VOC's, the levels are the palette's
-    indices.
+    A mask has one level per pixel, uint8 (H, W); with a palette, as in Pascal VOC, the levels are palette indices.
 
     Raises:
-        DataError: if either cannot be read, or the two are not of one size.
+        DataError: if either cannot be read, or their sizes differ.
     """
     import numpy as np
     from PIL import Image
 
-    levels = _opened(mask, None)
+    levels = _load(mask, None)
     if levels.mode not in ("P", "L"):
         raise DataError(f"{mask} has no single level at each pixel: Pillow reads it as {levels.mode}, not as P or L")
-    picture = _opened(path, "RGB")
+    picture = _load(path, "RGB")
     if levels.size != picture.size:
-        found = " and ".join("{1} by {0}".format(*image.size) for image in (picture, levels))
-        raise DataError(f"{path} and its mask {mask} are not of one size: {found} pixels")
+        sizes = " and ".join("{1} by {0}".format(*image.size) for image in (picture, levels))
+        raise DataError(f"{path} and its mask {mask} are not of one size: {sizes} pixels")
     small = levels.resize((size[1], size[0]), Image.Resampling.NEAREST, box=_box(levels, size, fit))
-    return _small(picture, size, fit), torch.from_numpy(np.array(small))
+    return _resize(picture, size, fit), torch.from_numpy(np.array(small))
 
 
-def check_memory(needed: int, what: str) -> None:
-    """Refuse pictures that would not fit into memory.
+def check_memory(required: int, what: str) -> None:
+    """Check that decoded pictures fit into memory.
+
+    Args:
+        required: bytes.
+        what: the pictures, for the error message.
 
     Raises:
-        DataError: with both numbers.
+        DataError: if they need more than 80 % of the machine's memory.
     """
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > 0.8 * available:
+    if required > 0.8 * available:
         raise DataError(
-            f"{what} need {needed / 2**30:.1f} GiB decoded, and this machine has {available / 2**30:.1f} GiB of "
+            f"{what} need {required / 2**30:.1f} GiB decoded, and this machine has {available / 2**30:.1f} GiB of "
             "memory; a smaller 'image_size' would fit"
         )
 
 
-def _opened(path: Path, mode: str | None) -> Image:
-    """The picture, converted where a mode is named."""
+def _load(path: Path, mode: str | None) -> Image:
+    """Load a picture, converted to ``mode`` unless that is None."""
     from PIL import Image
 
     with _reading(path), Image.open(path) as picture:
@@ -132,7 +135,7 @@ def _opened(path: Path, mode: str | None) -> Image:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a file, in one sentence that names it."""
+    """Raise a DataError that names the file for any error in reading it."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -143,7 +146,8 @@ def _reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is not a picture that can be read: {error}") from None
 
 
-def _small(picture: Image, size: Pair, fit: Fit) -> Tensor:
+def _resize(picture: Image, size: Pair, fit: Fit) -> Tensor:
+    """Return a picture resized to ``size``, uint8 (3, H, W)."""
     import numpy as np
     from PIL import Image
 
@@ -152,7 +156,7 @@ def _small(picture: Image, size: Pair, fit: Fit) -> Tensor:
 
 
 def _box(image: Image, size: Pair, fit: Fit) -> tuple[float, float, float, float] | None:
-    """The part of a picture that is shown: left, upper, right, lower; None for all of it."""
+    """Return the visible part of a picture as left, upper, right, lower; None for all of it."""
     if fit == "squash":
         return None
     height, width = size

@@ -1,4 +1,4 @@
-"""``voc_segmentation`` and ``pets``: photographs with a mask beside each, as their authors publish them.
+"""``voc_segmentation`` and ``pets``: photographs with masks, as published by their authors.
 
 N images, H rows, W columns.
 """
@@ -25,25 +25,25 @@ from vitlab.registry import Unhashed
 
 
 class Item(NamedTuple):
-    """A picture, its mask, and what the levels of the mask stand for."""
+    """A picture, its mask, and the labels of the mask's levels."""
 
     picture: Path
     mask: Path
     meaning: Mapping[int, int]  #: level of the mask to label
 
 
-class Masked(Dataset):
-    """Photographs beside masks, listed in a text file for each split.
+class MaskedPictures(Dataset):
+    """Base of data sets of photographs with masks, listed in a text file per split.
 
-    All are decoded into memory and brought to one size, so metrics are of pixels at that size, and of the middle of the
-    pictures where ``fit`` is ``crop``: not those published for whole pictures.  The identity is a digest over every
-    picture and mask that is listed; while the data is not here, there is none.
+    All are decoded into memory and resized to one size, so metrics are of pixels at that size, and of the centre of
+    the pictures if ``fit`` is ``crop``; published metrics of whole pictures differ.  The identity is a digest over
+    every listed picture and mask; there is none if the data is not here.
     """
 
     name: ClassVar[str]
     torchvision_name: ClassVar[str]
     torchvision_options: ClassVar[Mapping[str, Any]]
-    layouts: ClassVar[tuple[str, ...]]  #: where below the root the data may begin
+    layouts: ClassVar[tuple[str, ...]]  #: folders below the root that may hold the data
     lists: ClassVar[Mapping[Split, str]]  #: the file that lists a split
 
     def __init__(
@@ -59,8 +59,8 @@ class Masked(Dataset):
             root: folder that has the data set, or has it in the folder the published archive unpacks to.
                 None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
             download: ``missing`` fetches it if it is not found, through torchvision, which verifies the archive.
-            image_size: pixels that every picture and mask is brought to.
-            fit: ``crop`` resizes until both sides are covered and cuts out the middle, ``squash`` ignores proportions.
+            image_size: pixels that of every picture and mask.
+            fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
         """
         self.root = root
         self.download: files.Download = download
@@ -68,11 +68,11 @@ class Masked(Dataset):
         self.fit: Fit = fit
 
     def labels(self) -> tuple[str, ...]:
-        """The names of the classes, the background first."""
+        """Return the names of the classes, the background first."""
         raise NotImplementedError
 
     def item(self, base: Path, line: str) -> Item | None:
-        """What a line of a list names; None if it is no such line."""
+        """Return the item that a line of a list names; None if the line is invalid."""
         raise NotImplementedError
 
     def missing(self) -> str | None:
@@ -104,7 +104,7 @@ class Masked(Dataset):
         for x_CHW, y_HW, item in zip(x_NCHW, y_NHW, items, strict=True):
             picture_CHW, level_HW = decode_with_mask(item.picture, item.mask, self.image_size, self.fit)
             x_CHW.copy_(picture_CHW)
-            y_HW.copy_(_labelled(level_HW, item))
+            y_HW.copy_(_labels_of(level_HW, item))
         return Images(x_NCHW, y_NHW)
 
     def _find(self) -> Path | None:
@@ -117,10 +117,10 @@ class Masked(Dataset):
         source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
         folder = files.download_folder(self.root)
         files.fetch(self.name, folder, lambda folder: source(str(folder), download=True, **self.torchvision_options))
-        found = self._find()
-        if found is None:
+        base = self._find()
+        if base is None:
             raise DataError(f"{self.name} was fetched to {folder} and is not there")
-        return found
+        return base
 
     def _items(self, base: Path, split: Split) -> list[Item]:
         file = base / self.lists[split]
@@ -147,11 +147,11 @@ class Masked(Dataset):
 
 
 @dataset.register("voc_segmentation")
-class VOCSegmentation(Masked):
+class VOCSegmentation(MaskedPictures):
     """Pascal VOC 2012: photographs with 20 kinds of things and background; 1464 to train on and 1449 to test on.
 
     The folder is as published: ``JPEGImages``, ``SegmentationClass``, ``ImageSets/Segmentation``.  The labels of the
-    official test split are not published, so ``val.txt`` is what is tested on, as is usual; validation is split off
+    official test split are not published, so ``val.txt`` is the test split, as is usual; validation is split off
     ``train.txt``.  The outlines between things (level 255) have no label.
 
     Reference: Everingham et al., The Pascal Visual Object Classes Challenge: a retrospective, 2015.
@@ -180,11 +180,11 @@ class VOCSegmentation(Masked):
 
 
 @dataset.register("pets")
-class Pets(Masked):
+class Pets(MaskedPictures):
     """Oxford-IIIT Pets: photographs of cats and dogs with trimaps; 3680 to train on and 3669 to test on.
 
     The folder is as published: ``images``, ``annotations/trimaps``, ``annotations/trainval.txt`` and ``test.txt``.
-    A trimap has the pet (1), the background (2), and a border between them that may be either (3).
+    A trimap marks the pet (1), the background (2), and an ambiguous border between them (3).
 
     Reference: Parkhi, Vedaldi, Zisserman and Jawahar, Cats and dogs, CVPR 2012.
     """
@@ -210,8 +210,8 @@ class Pets(Masked):
             root: folder that has ``images`` and ``annotations``, or has them in ``oxford-iiit-pet``.
                 None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
             download: ``missing`` fetches it if it is not found, through torchvision, which verifies the archives.
-            image_size: pixels that every picture and mask is brought to.
-            fit: ``crop`` resizes until both sides are covered and cuts out the middle, ``squash`` ignores proportions.
+            image_size: pixels that of every picture and mask.
+            fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
             target: ``pet`` against background, or ``species``: cats and dogs are two classes.
             border: has no label (``ignored``), belongs to the ``pet``, or is a ``class`` of its own, the last.
         """
@@ -233,14 +233,14 @@ class Pets(Masked):
         return None
 
 
-def _labelled(level_HW: Tensor, item: Item) -> Tensor:
-    """uint8: the labels that the levels of a mask stand for."""
-    known_L = torch.zeros(256, dtype=torch.bool)
+def _labels_of(level_HW: Tensor, item: Item) -> Tensor:
+    """Return the labels of a mask's levels, uint8."""
+    valid_L = torch.zeros(256, dtype=torch.bool)
     label_L = torch.zeros(256, dtype=torch.uint8)
     for level, label in item.meaning.items():
-        known_L[level], label_L[level] = True, label
+        valid_L[level], label_L[level] = True, label
     level_HW = level_HW.long()
-    if not known_L[level_HW].all():
-        found = int(level_HW[~known_L[level_HW]][0])
-        raise DataError(f"{item.mask} has a level {found}; its levels are {', '.join(map(str, sorted(item.meaning)))}")
+    if not valid_L[level_HW].all():
+        level = int(level_HW[~valid_L[level_HW]][0])
+        raise DataError(f"{item.mask} has a level {level}; its levels are {', '.join(map(str, sorted(item.meaning)))}")
     return label_L[level_HW]

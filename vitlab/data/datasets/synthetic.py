@@ -1,4 +1,4 @@
-"""``synthetic``: images made up on the spot, learnable, of any size."""
+"""``synthetic``: generated, learnable images of any size."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vitlab.geometry import DataInfo, Pair
 
 @dataset.register("synthetic")
 class Synthetic(Dataset):
-    """Each class is a pattern of random 4x4 patches, enlarged to the image; each image is its pattern under noise.
+    """Noisy images of one random 4x4 pattern per class, enlarged to the image size.
 
-    Labels come in turn, so classes are as even as the number of images allows.  Nothing but the options decides what
-    is drawn, so they are its identity.
+    Labels cycle through the classes, so classes are balanced.  The images are a function of the options alone, which
+    are therefore the identity.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Synthetic(Dataset):
     ) -> None:
         """
         Args:
-            contrast: share of the pattern in a pixel, the rest is noise; 0 leaves nothing to learn.
+            contrast: share of the pattern in a pixel, the rest is noise; with 0 there is nothing to learn.
         """
         self.image_size: Pair = image_size
         self.num_channels = num_channels

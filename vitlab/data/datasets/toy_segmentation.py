@@ -1,6 +1,6 @@
-"""``digit_scenes``: real handwritten digits strewn over a canvas, every pixel labelled.
+"""``digit_scenes``: real handwritten digits at random positions on a canvas, every pixel labelled.
 
-N scenes, D digits, H rows and W columns of the canvas, S places of a digit's own grid.
+N scenes, D digits, H rows and W columns of the canvas, S rows or columns of a digit's own grid.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from vitlab.errors import DataError
 from vitlab.geometry import DataInfo, Pair
 
 SHEETS = 20
-"""The training digits lie on this many sheets, in file order.  A scene takes its digits from one of them, and a sheet
-is trained on or validated on; so no digit, and hardly a writer, is on both sides."""
+"""Number of groups ("sheets") of training digits, in file order.  A scene takes its digits from one sheet, and a sheet
+is either for training or for validation, so no digit, and hardly a writer, is in both."""
 
 ATTEMPTS = 20
-"""Places drawn for a digit that is not to touch another, before it is left out."""
+"""Positions drawn for a digit without overlap before it is omitted."""
 
 INK = 64
-"""The level from which a pixel belongs to its digit: a quarter of full ink.  Fainter is background."""
+"""Lowest level of a pixel that belongs to a digit: a quarter of full ink.  Lower levels are background."""
 
 CHUNK = 2048
-"""Scenes drawn at a time."""
+"""Scenes drawn per batch."""
 
 
 def _ordered(value: tuple[int, int]) -> tuple[int, int]:
@@ -39,18 +39,18 @@ def _ordered(value: tuple[int, int]) -> tuple[int, int]:
 
 
 Range = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], AfterValidator(_ordered)]
-"""The least and the most, both included."""
+"""Minimum and maximum, both included."""
 
 
 @dataset.register("digit_scenes")
 class DigitScenes(Dataset):
-    """Segmentation: the digits of ``digits``, of many sizes, at random places, one on top of another.
+    """Segmentation of overlapping digits of ``digits``, of random sizes at random positions.
 
-    A pixel is labelled with the digit whose ink is darkest there (1 to 10 for the digits 0 to 9), or as background (0).
-    Test scenes are made of the test digits of ``digits`` alone, and validation is held out by :data:`SHEETS` of
-    training digits, so no scene that is judged shows a digit that was trained on.  Every scene is a function of
-    ``seed`` and its number: more scenes begin with the same ones.  Whole numbers throughout, so that they are the same
-    on every machine; so the digits and the options are its identity.
+    A pixel has the label of the digit with the darkest ink there (1 to 10 for the digits 0 to 9), or background (0).
+    Test scenes contain only test digits of ``digits``, and validation is held out by :data:`SHEETS` of training
+    digits, so validation and test scenes show no training digit.  Every scene is a function of ``seed`` and its
+    index, so a larger set begins with the scenes of a smaller one.  All arithmetic is in integers and equal on every
+    machine, so the digits and the options are the identity.
     """
 
     validation = 0.2
@@ -69,13 +69,12 @@ class DigitScenes(Dataset):
         """
         Args:
             image_size: pixels of the canvas.
-            train_images: scenes made of training digits, of which validation is held out.
-            test_images: scenes made of test digits.
-            digits_per_image: the least and the most digits of a scene, every number equally often.
-            digit_size: the least and the most pixels of a digit's side, every number equally often; the digits
-                themselves have 8.
-            overlap: ``allowed``, or ``none``: a digit that finds no free place in twenty attempts is left out.
-            seed: of all draws.
+            train_images: scenes of training digits, including validation.
+            test_images: scenes of test digits.
+            digits_per_image: minimum and maximum number of digits in a scene, uniformly drawn.
+            digit_size: minimum and maximum side of a digit in pixels, uniformly drawn; the source digits have 8.
+            overlap: ``allowed``, or ``none``: a digit without a free position in twenty attempts is omitted.
+            seed: of all random draws.
         """
         self.image_size: Pair = image_size
         self.images = {"train": train_images, "test": test_images}
@@ -103,7 +102,7 @@ class DigitScenes(Dataset):
         return torch.arange(self.images["train"]) % SHEETS
 
     def read(self, split: Split) -> Images:
-        self.info()  # which says what does not fit
+        self.info()  # checks the options
         source = digits.Digits().read(split)
         parts = [
             self._scenes(split, source, torch.arange(start, min(start + CHUNK, self.images[split])))
@@ -112,22 +111,22 @@ class DigitScenes(Dataset):
         return Images(torch.cat([part.x_NCHW for part in parts]), torch.cat([part.y_N for part in parts]))
 
     def contents(self, split: Split) -> Tensor:
-        """int64 (N, D): which digits of ``digits`` stand on each scene, by their number in its split; -1 for none."""
-        return self._placed(split, torch.arange(self.images[split])).source_ND
+        """Return the indices of each scene's digits in the split of ``digits``, int64 (N, D); -1 for none."""
+        return self._placement(split, torch.arange(self.images[split])).source_ND
 
     def _scenes(self, split: Split, source: Images, id_N: Tensor) -> Images:
-        """Digit after digit, each on all scenes at once."""
-        placed = self._placed(split, id_N)
+        """Draw scenes, digit by digit, each on all scenes at once."""
+        placement = self._placement(split, id_N)
         level_NHW = torch.zeros(len(id_N), *self.image_size, dtype=torch.int64)
         y_NHW = torch.zeros_like(level_NHW)
-        for place in range(placed.source_ND.shape[1]):
-            source_N, side_N = placed.source_ND[:, place], placed.side_ND[:, place]
-            shown_N = source_N >= 0
+        for place in range(placement.source_ND.shape[1]):
+            source_N, side_N = placement.source_ND[:, place], placement.side_ND[:, place]
+            visible_N = source_N >= 0
             row_NHS, column_NWS = (
                 _weights(start_ND[:, place], side_N, size)
-                for start_ND, size in zip((placed.top_ND, placed.left_ND), self.image_size, strict=True)
+                for start_ND, size in zip((placement.top_ND, placement.left_ND), self.image_size, strict=True)
             )
-            digit_NSS = source.x_NCHW[source_N.clamp(min=0), 0].long() * shown_N[:, None, None]
+            digit_NSS = source.x_NCHW[source_N.clamp(min=0), 0].long() * visible_N[:, None, None]
             whole_N11 = (2 * side_N[:, None, None]) ** 2
             ink_NHW = (row_NHS @ digit_NSS @ column_NWS.mT + whole_N11 // 2) // whole_N11
             label_N11 = source.y_N[source_N.clamp(min=0)][:, None, None] + 1
@@ -136,13 +135,13 @@ class DigitScenes(Dataset):
             level_NHW = torch.maximum(level_NHW, ink_NHW)
         return Images(level_NHW.to(torch.uint8)[:, None], y_NHW.to(torch.uint8))
 
-    def _placed(self, split: Split, id_N: Tensor) -> _Placed:
-        """Which digits stand where."""
+    def _placement(self, split: Split, id_N: Tensor) -> _Placement:
+        """Draw the digits of some scenes, their positions and their sizes."""
         least, most = self.digits_per_image
         key = noise.key(self.seed, "digit_scenes", split)
         count_N = least + noise.integers(noise.fold(key, 0), id_N, 1, most - least + 1)[:, 0]
         low_N, high_N = _sheet(split, id_N)
-        columns: list[_Placed] = []
+        columns: list[_Placement] = []
         for place in range(most):
             word_N2 = _words(noise.fold(key, 2 * place + 1), id_N, 2)
             source_N = low_N + _below(word_N2[:, 0], high_N - low_N)
@@ -155,36 +154,33 @@ class DigitScenes(Dataset):
             free_NA = torch.ones(len(id_N), attempts, dtype=torch.bool)
             if self.overlap == "none":
                 for other in columns:
-                    apart_NA = _apart(top_NA, side_N[:, None], other.top_ND[:, None], other.side_ND[:, None])
-                    apart_NA |= _apart(left_NA, side_N[:, None], other.left_ND[:, None], other.side_ND[:, None])
-                    free_NA &= apart_NA | (other.source_ND < 0)[:, None]
+                    disjoint_NA = _disjoint(top_NA, side_N[:, None], other.top_ND[:, None], other.side_ND[:, None])
+                    disjoint_NA |= _disjoint(left_NA, side_N[:, None], other.left_ND[:, None], other.side_ND[:, None])
+                    free_NA &= disjoint_NA | (other.source_ND < 0)[:, None]
             first_N1 = free_NA.int().argmax(1, keepdim=True)
-            shown_N = (place < count_N) & free_NA.any(1)
+            visible_N = (place < count_N) & free_NA.any(1)
             columns.append(
-                _Placed(
-                    torch.where(shown_N, source_N, -1),
+                _Placement(
+                    torch.where(visible_N, source_N, -1),
                     top_NA.gather(1, first_N1)[:, 0],
                     left_NA.gather(1, first_N1)[:, 0],
                     side_N,
                 )
             )
-        return _Placed(*(torch.stack(column_DN, 1) for column_DN in zip(*columns, strict=True)))
+        return _Placement(*(torch.stack(column_DN, 1) for column_DN in zip(*columns, strict=True)))
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
+class _Placement(NamedTuple):
+    """Positions of digits on scenes: (N, D), or (N,) for one digit."""
 
-
-class _Placed(NamedTuple):
-    """Digits on scenes: (N, D), or (N,) for one of them."""
-
-    source_ND: Tensor  #: number of the digit in its split; -1 where none is shown
+    source_ND: Tensor  #: index of the digit in its split; -1 for none
     top_ND: Tensor
     left_ND: Tensor
     side_ND: Tensor
 
 
 def _sheet(split: Split, id_N: Tensor) -> tuple[Tensor, Tensor]:
-    """From which digit (included) to which (not included) a scene takes its own."""
+    """Return the first digit (included) and the last (excluded) that a scene may contain."""
     if split == "test":
         return torch.zeros_like(id_N), torch.full_like(id_N, digits.TEST)
     sheet_N = id_N % SHEETS
@@ -192,29 +188,29 @@ def _sheet(split: Split, id_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _words(k: noise.Key, id_N: Tensor, n: int) -> Tensor:
-    """int64 (N, n), evenly in [0, 2^32)."""
+    """Return uniform draws from [0, 2^32), int64 (N, n)."""
     return noise.bits(k, id_N, n).long() & 0xFFFFFFFF
 
 
 def _below(word: Tensor, bound: Tensor | int) -> Tensor:
-    """A word as a whole number in [0, bound)."""
+    """Map a 32-bit word to [0, bound)."""
     return word * bound >> 32
 
 
-def _apart(start: Tensor, length: Tensor, other_start: Tensor, other_length: Tensor) -> Tensor:
-    """Whether two stretches have no pixel in common."""
+def _disjoint(start: Tensor, length: Tensor, other_start: Tensor, other_length: Tensor) -> Tensor:
+    """Return True where two intervals have no pixel in common."""
     return (start + length <= other_start) | (other_start + other_length <= start)
 
 
 def _weights(start_N: Tensor, length_N: Tensor, size: int) -> Tensor:
-    """int64 (N, size, 8): how much of each row of a digit is in each row of the canvas, in parts of 2 * length.
+    """Return the weights of a digit's rows in the canvas's rows, int64 (N, size, 8), in units of 1 / (2 * length).
 
     Bilinear interpolation with half-pixel centres, edges repeated, nothing outside of the digit.
     """
-    own_NO = torch.arange(size) - start_N[:, None]
+    offset_NO = torch.arange(size) - start_N[:, None]
     part_N1 = 2 * length_N[:, None]
-    center_NO = (8 * (2 * own_NO + 1) - length_N[:, None]).clamp(min=0)  # in parts, from the middle of the first row
+    center_NO = (8 * (2 * offset_NO + 1) - length_N[:, None]).clamp(min=0)  # from the centre of the first row
     center_NO = torch.minimum(center_NO, 7 * part_N1)
     distance_NOS = (center_NO[..., None] - torch.arange(8) * part_N1[..., None]).abs()
-    inside_NO1 = ((own_NO >= 0) & (own_NO < length_N[:, None]))[..., None]
+    inside_NO1 = ((offset_NO >= 0) & (offset_NO < length_N[:, None]))[..., None]
     return (part_N1[..., None] - distance_NOS).clamp(min=0) * inside_NO1
