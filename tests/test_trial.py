@@ -384,7 +384,7 @@ def test_the_matrix_rate_is_that_of_the_fastest_product(monkeypatch: pytest.Monk
     monkeypatch.setattr(utilisation, "_threads", lambda: 2)
     with monkeypatch.context() as patched:
         patched.setattr(utilisation, "time", SimpleNamespace(process_time=lambda: next(ticks), perf_counter=None))
-        rate = utilisation._measured(torch.device("cpu"), "fp32")
+        rate = utilisation._measure(torch.device("cpu"), "fp32")
     assert rate == 2 * 1024**3 / (2.0 / 2)
     assert next(ticks, None) is None
 
@@ -405,7 +405,7 @@ def rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., floa
 
     def found(measured: float, precision: str = "fp32", device: str = "cpu") -> float:
         monkeypatch.setattr(utilisation, "_rates", {})
-        monkeypatch.setattr(utilisation, "_fastest", lambda device, precision: measured)
+        monkeypatch.setattr(utilisation, "_time_products", lambda device, precision: measured)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
         return utilisation.matrix_rate(torch.device(device), precision)
 
@@ -460,7 +460,7 @@ def test_a_product_that_fails_is_no_reason_not_to_train(
     def fail(device: torch.device, precision: str) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(utilisation, "_fastest", fail)
+    monkeypatch.setattr(utilisation, "_time_products", fail)
     monkeypatch.setattr(utilisation, "_processor", lambda: "a processor that nobody measured")
     result = done(run_trial(trial(), folder("t"), Settings(device="cpu")))
     assert result.outcome.weights == usual.outcome.weights

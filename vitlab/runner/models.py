@@ -1,6 +1,6 @@
-"""Models that a trial begins with, learns from, or has left.
+"""Models of trials: initial, teacher and trained ones.
 
-What only some trials need is imported by name, so that it is no part of the code of all others.
+Modules that only some trials need are imported by name, so that the code digest of other trials does not cover them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
     """Return the trained model of a trial, in evaluation mode on the CPU, and the transform from images to its input.
 
     Raises:
-        WeightsError: if the trial has not ended or kept no weights, or they are not those it ended with.
+        WeightsError: If the trial has not ended, kept no weights, or its weights have changed since.
     """
     state, sight = read_weights(folder.weights)
     result = folder.result()
@@ -54,7 +54,7 @@ def begun(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.d
     """Return the model of a trial before its first step, initialised or with the weights the trial starts from.
 
     Returns:
-        the model, and notes on these weights for the journal.
+        The model, and notes on these weights for the journal.
     """
     noise.seed_torch(noise.key(trial.seeds["init"], "init"), device)
     model: Model = slot("model").build(trial.spec["model"], prepared.info)
@@ -65,33 +65,33 @@ def begun(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.d
 
 def fit_head(model: Model, trial: Trial, feed: Feed) -> None:
     """Solve for the head on the training images, if the trial starts from one that is fitted."""
-    named = trial.spec.get("init_from")
-    if named is not None and (how := InitFrom.model_validate(named)).head == "fitted":
+    source = trial.spec.get("init_from")
+    if source is not None and (how := InitFrom.model_validate(source)).head == "fitted":
         probe: Any = importlib.import_module(PROBE)
         probe.fit_head(model, feed, how.l2, trial.spec["train"].get("precision", "fp32"))
 
 
 def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device) -> Any:
-    """The teacher that a trial learns from, if it names one."""
-    named = trial.spec.get("distill")
-    if named is None:
+    """Return the distillation of a trial, or None if it has none."""
+    settings = trial.spec.get("distill")
+    if settings is None:
         return None
-    how = Distill.model_validate(named)
+    how = Distill.model_validate(settings)
     train = trial.spec["train"]
     mine = theirs = InputSpec(prepared.info, prepared.mean, prepared.std)
     teacher: Model | None = None
     notes: tuple[str, ...] = ()
     if how.teacher is not None and how.teacher.checkpoint is not None:
         size = None if how.teacher.size is None else (how.teacher.size, how.teacher.size)
-        said = {"heads": how.teacher.heads, "image": size}
-        opened = _opened(how.teacher.checkpoint, said, "keep", trial.files.get("teacher"))
-        teacher, theirs, notes = opened.model, InputSpec(opened.info, opened.mean, opened.std), opened.notes
+        facts = {"heads": how.teacher.heads, "image": size}
+        loaded = _open_weights(how.teacher.checkpoint, facts, "keep", trial.files.get("teacher"))
+        teacher, theirs, notes = loaded.model, InputSpec(loaded.info, loaded.mean, loaded.std), loaded.notes
     elif how.teacher is not None and how.teacher.pretrained is not None:
         weights: Any = importlib.import_module(READER)
-        opened = weights.open_pretrained(how.teacher.pretrained)
-        teacher, theirs, notes = opened.model, InputSpec(opened.info, opened.mean, opened.std), opened.notes
+        loaded = weights.open_pretrained(how.teacher.pretrained)
+        teacher, theirs, notes = loaded.model, InputSpec(loaded.info, loaded.mean, loaded.std), loaded.notes
     elif how.teacher is not None:
-        teacher, transform = _needed("teacher", trial, folder)
+        teacher, transform = _load_dependency("teacher", trial, folder)
         theirs = transform.sight
     for note in notes:
         print(f"of the teacher's weights: {note}", file=sys.stderr)
@@ -101,40 +101,42 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
     return distillation.Distillation(how, teacher, theirs, mine, train.get("precision", "fp32"))
 
 
-# -- how it is done ----------------------------------------------------------------------------------------------------
+# -- helpers -----------------------------------------------------------------------------------------------------------
 
 
 def _start_from_others(model: Model, trial: Trial, folder: TrialFolder) -> list[str]:
-    """Take over the weights the trial starts from, if it names any, and return notes on them."""
-    named = trial.spec.get("init_from")
-    if named is None:
+    """Load the weights the trial starts from, if any, and return notes on them."""
+    settings = trial.spec.get("init_from")
+    if settings is None:
         return []
     notes: list[str] = []
-    how = InitFrom.model_validate(named)
+    how = InitFrom.model_validate(settings)
     if how.checkpoint is not None:
-        heads = getattr(getattr(model, "geometry", None), "heads", None)  # which hardly any file says
+        heads = getattr(getattr(model, "geometry", None), "heads", None)  # few weight files record them
         head: Literal["keep", "new"] = "keep" if how.head == "keep" else "new"
-        opened = _opened(how.checkpoint, {"heads": heads}, head, trial.files.get("init_from"))
-        source, notes = opened.model, list(opened.notes)
+        loaded = _open_weights(how.checkpoint, {"heads": heads}, head, trial.files.get("init_from"))
+        source, notes = loaded.model, list(loaded.notes)
     else:
-        source, _ = _needed("init_from", trial, folder)
+        source, _ = _load_dependency("init_from", trial, folder)
     notes += start_from(model, source, how)
     return [f"of the weights it starts from: {note}" for note in notes]
 
 
-def _needed(role: str, trial: Trial, folder: TrialFolder) -> tuple[Model, Transform]:
-    """What a trial that this one needs has left."""
+def _load_dependency(role: str, trial: Trial, folder: TrialFolder) -> tuple[Model, Transform]:
+    """Load the model of a trial that this one depends on."""
     return load_model(TrialFolder(folder.path.parents[1] / trial.needs[role]))
 
 
-def _opened(file: str, said: Mapping[str, Any], head: Literal["keep", "new"], digests: Mapping[str, str] | None) -> Any:
-    """Open a checkpoint, if it still is the one the trial was planned with.
+def _open_weights(
+    file: str, facts: Mapping[str, Any], head: Literal["keep", "new"], digests: Mapping[str, str] | None
+) -> Any:
+    """Open a weight file after checking that it is the one the trial was planned with.
 
     Args:
-        file: of weights.
-        said: what the study says of it.
-        head: see :func:`vitlab.weights.open_model`.
-        digests: of the trial's plan; None for plans older than that.
+        file: The weight file.
+        facts: What the study states about it.
+        head: See :func:`vitlab.weights.open_model`.
+        digests: Digests from the trial's plan; None for plans of older versions.
     """
     weights: Any = importlib.import_module(READER)
-    return weights.open_model(Path(file), said=weights.ModelFacts(**said), head=head, digests=digests)
+    return weights.open_model(Path(file), said=weights.ModelFacts(**facts), head=head, digests=digests)

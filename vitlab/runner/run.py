@@ -1,7 +1,7 @@
-"""A trial, from its spec to its result: what a worker does.
+"""Run trials on a worker, from their specs to their results.
 
-Everything is written to the trial's folder while its lease is held.  Whoever takes the lease goes on where the last one
-was: from the checkpoint, and after the last line of the journal.
+Everything is written to the trial's folder while its lock is held.  The next process that takes the lock resumes from
+the checkpoint and continues the journal.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ __all__ = ["Settings", "begin_trial", "run_cohort", "run_trial"]
 
 
 def check_trial(trial: Trial) -> None:
-    """Refuse a trial that would not be, here, what it was planned to be.
+    """Check that this process runs the code and versions that a trial was planned with.
 
     Raises:
-        Refused: if the code that this process runs is not that the trial was planned under, or a component of it is not
-            here at all.
+        Refused: If the code or a version differs, or a component of the trial is missing.
     """
     if not trial.code:
-        return  # nobody planned it
+        return  # the trial has no plan
     here = versions()
     missing = [
         f"{name} {version}, not {here.get(name)}"
@@ -68,23 +67,23 @@ def check_trial(trial: Trial) -> None:
 def run_trial(
     trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool] = lambda: False
 ) -> Result | None:
-    """Train a trial, or go on with it, or find that it has ended.
+    """Train a trial, resume it, or return its stored result.
 
     Args:
-        trial: what to run.
-        folder: where; everything is written there.
-        settings: on what, and what to keep.
-        stop: asked before every step.
+        trial: The trial.
+        folder: Its folder; nothing is written elsewhere.
+        settings: Device, threads and files to keep.
+        stop: Called before every step; training stops once it returns True.
 
     Returns:
-        the result (``diverged`` is one), or None if it was stopped; then a checkpoint waits for the next call.
+        The result, whose status may be ``diverged``, or None if training was stopped after writing a checkpoint.
 
     Raises:
-        Busy: if another process has the trial.
-        Refused: if it would not be what it was planned to be; then nothing is written.
-        OutOfMemory: if memory ran out.
-        Lost: if one of several processes died.
-        Exception: whatever the trial or its components raise; the reason is in the folder, too.
+        Busy: If another process holds the trial.
+        Refused: If code or versions differ from the plan; then nothing is written.
+        OutOfMemory: If memory ran out.
+        Lost: If one of several processes died.
+        Exception: Any error of the trial or its components; it is recorded in the folder too.
     """
     for plugin in settings.plugins:
         load_file(plugin)
@@ -109,21 +108,20 @@ def run_trial(
 def run_cohort(
     work: Sequence[tuple[Trial, TrialFolder]], settings: Settings, stop: Callable[[], bool] = lambda: False
 ) -> None:
-    """Train trials of one shape together, their weights stacked.  What becomes of each stands in its folder.
+    """Train trials of one shape together, with stacked weights.  The outcome of each is stored in its folder.
 
-    Their engine is ``settings.engine``.  Where it does not know their models ``vmap`` is, and where these cannot be
-    stacked at all they are trained one after another; their journals say why.  Where memory runs out, they are trained
-    in halves.
+    The engine is ``settings.engine``.  Models it does not support are trained by ``vmap``, and models that cannot be
+    stacked one after another; the journals state the reason.  If memory runs out, each half is trained separately.
 
     Args:
-        work: trials of equal :func:`vitlab.plan.cohorts.stack_key`, and where they live.  Those that have ended, and
-            those that another process has, are left alone.
-        settings: as of :func:`run_trial`.
-        stop: asked before every step; what has not ended then has a checkpoint.
+        work: Trials of equal :func:`vitlab.plan.cohorts.stack_key`, and their folders.  Trials that have ended or are
+            locked by another process are skipped.
+        settings: See :func:`run_trial`.
+        stop: Called before every step; unfinished trials then have a checkpoint.
 
     Raises:
-        Busy: if another process has taken one of them over; those that have not ended may go on.
-        Refused: if one of them would not be what it was planned to be; then nothing is written.
+        Busy: If another process has taken one of them over; unfinished trials can be resumed.
+        Refused: If code or versions differ from the plan of one of them; then nothing is written.
     """
     for plugin in settings.plugins:
         load_file(plugin)
@@ -140,14 +138,14 @@ def run_cohort(
             return
         with torch_set(settings, attempts[0].device):
             try:
-                _together(attempts, stop)
+                _train_together(attempts, stop)
                 return
             except Busy:  # one of them was taken over
                 raise
             except Exception as error:
-                left = [attempt for attempt in attempts if not attempt.over]
+                unfinished = [attempt for attempt in attempts if not attempt.over]
                 if not out_of_memory(error) or len(attempts) == 1:
-                    for attempt in left:
+                    for attempt in unfinished:
                         attempt.failed(error)
                     return
     half = len(work) // 2
@@ -157,10 +155,10 @@ def run_cohort(
 
 @contextmanager
 def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterator[Training]:
-    """A trial before its first step, with torch set as it wants it: for whoever wants to see how its training begins.
+    """Yield the training of a trial before its first step, under the trial's torch settings, for inspection.
 
     Raises:
-        Busy: if another process has the trial.
+        Busy: If another process holds the trial.
     """
     for plugin in settings.plugins:
         load_file(plugin)
@@ -170,35 +168,35 @@ def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterat
         yield Attempt(trial, folder, settings, device).begin("loop")
 
 
-# -- how it is done ----------------------------------------------------------------------------------------------------
+# -- helpers -----------------------------------------------------------------------------------------------------------
 
 
-def _together(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> None:
-    """Train several as a cohort; one that cannot even begin fails, and the others go on without it."""
-    begun: list[tuple[Attempt, Training]] = []
+def _train_together(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> None:
+    """Train several attempts as a cohort, without those that fail to begin."""
+    started: list[tuple[Attempt, Training]] = []
     for attempt in attempts:
         try:
-            begun.append((attempt, attempt.begin(attempt.settings.engine)))
+            started.append((attempt, attempt.begin(attempt.settings.engine)))
         except Busy:  # it was taken over
             raise
         except Exception as error:
             if out_of_memory(error):
                 raise
             attempt.failed(error)
-    steps = [training.step for _, training in begun]
+    steps = [training.step for _, training in started]
     try:
-        for _, training in begun:
+        for _, training in started:
             require_stackable(training.model)
-        members = [Member(training, attempt.tell, attempt.save) for attempt, training in begun]
-        how = begun[0][0].stacking if begun else "vmap"
-        ended = train_cohort(members, engine=how, stop=stop, every_s=attempts[0].settings.every_s)
-    except Busy:  # one was taken over, which says nothing of stacking
+        members = [Member(training, attempt.tell, attempt.save) for attempt, training in started]
+        engine = started[0][0].stacking if started else "vmap"
+        results = train_cohort(members, engine=engine, stop=stop, every_s=attempts[0].settings.every_s)
+    except Busy:  # one was taken over, which is unrelated to stacking
         raise
     except Exception as error:
-        if out_of_memory(error) or [training.step for _, training in begun] != steps:
+        if out_of_memory(error) or [training.step for _, training in started] != steps:
             raise
         note = f"trained by itself, for it could not be stacked: {sentence_of(error, attempts[0].trial)}"
-        for attempt, _ in begun:
+        for attempt, _ in started:
             try:
                 attempt.train(stop, note)
             except Busy:  # it was taken over
@@ -210,11 +208,11 @@ def _together(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> None:
     def finish(attempt: Attempt, training: Training, trained: Trained | None) -> None:
         if trained is not None:
             try:
-                attempt.finish(training, trained, len(begun))
+                attempt.finish(training, trained, len(started))
             except Busy:  # it was taken over
                 raise
-            except Exception as error:  # such as a full disk, and it is this member's alone
+            except Exception as error:  # such as a full disk; the other members are not affected
                 attempt.failed(error)
 
-    with ThreadPoolExecutor(len(begun)) as threads:  # which wait for the disk together
-        list(threads.map(finish, *zip(*begun, strict=True), ended))
+    with ThreadPoolExecutor(len(started)) as threads:  # one thread per member, so that they wait for the disk together
+        list(threads.map(finish, *zip(*started, strict=True), results))

@@ -1,6 +1,6 @@
-"""One trial trained by several processes, each with its share of every batch.
+"""Train one trial in several processes, each with its share of every batch.
 
-The process that is asked for it watches over them; the first of them writes to the trial's folder.
+The calling process supervises them; rank 0 alone writes to the trial's folder.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from vitlab.training.loop import Trained, Training
 
 
 def train_shared(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]) -> Result | None:
-    """See :func:`vitlab.runner.run.run_trial`."""
+    """Train a trial in ``settings.processes`` processes; see :func:`vitlab.runner.run.run_trial`."""
     result = result_of(folder, settings)
     if result is not None:
         return result
-    word = together(settings.processes, _share, (trial, folder, settings), stop)
-    match word.how:
+    outcome = together(settings.processes, _run_rank, (trial, folder, settings), stop)
+    match outcome.how:
         case "done":
             return folder.result()
         case "stopped":
@@ -39,29 +39,33 @@ def train_shared(trial: Trial, folder: TrialFolder, settings: Settings, stop: Ca
         case "busy":
             raise Busy(str(folder.path))
         case "lost":
-            raise Lost(word.sentence)
+            raise Lost(outcome.sentence)
     with suppress(Busy), folder.lease():
-        folder.fail(word.sentence, word.traceback, word.how)
-        folder.emit("end", status="failed", failure=word.sentence)
-    raise (OutOfMemory if word.how == "oom" else TrialFailed)(word.sentence) from _Elsewhere(word.traceback)
+        folder.fail(outcome.sentence, outcome.traceback, outcome.how)
+        folder.emit("end", status="failed", failure=outcome.sentence)
+    raise (OutOfMemory if outcome.how == "oom" else TrialFailed)(outcome.sentence) from _RemoteTraceback(
+        outcome.traceback
+    )
 
 
-def _share(
+def _run_rank(
     rank: int, place: Path, stop: Callable[[], bool], trial: Trial, folder: TrialFolder, settings: Settings
 ) -> RankResult:
-    """What each of several processes does; see :data:`vitlab.runner.ranks.Work`."""
+    """Run one rank; see :data:`vitlab.runner.ranks.Work`."""
     try:
         for plugin in settings.plugins:
             load_file(plugin)
-        with ExitStack() as held:
+        with ExitStack() as contexts:
             if rank == 0:
-                held.enter_context(folder.lease())
+                contexts.enter_context(folder.lease())
                 if result_of(folder, settings) is not None:
                     return RankResult("done")
             device = device_of(settings.device)
-            peers = held.enter_context(rendezvous(rank, settings.processes, place, device))  # chooses the GPU, so first
-            held.enter_context(torch_set(settings, device))
-            attempt = (Attempt if rank == 0 else _Onlooker)(trial, folder, settings, device, peers)
+            peers = contexts.enter_context(
+                rendezvous(rank, settings.processes, place, device)
+            )  # first, since it chooses the GPU
+            contexts.enter_context(torch_set(settings, device))
+            attempt = (Attempt if rank == 0 else _ReadOnlyAttempt)(trial, folder, settings, device, peers)
             return RankResult("stopped" if attempt.train(peers.any_rank(stop)) is None else "done")
     except Busy:
         return RankResult("busy")
@@ -69,20 +73,20 @@ def _share(
         return RankResult("gone", str(error), traceback.format_exc())
     except RankMismatch as error:
         return RankResult("lost", str(error), traceback.format_exc())
-    except (Exception, SystemExit) as error:  # whatever a guest raises
+    except (Exception, SystemExit) as error:  # of any component
         how: Literal["oom", "error"] = "oom" if out_of_memory(error) else "error"
         return RankResult(how, sentence_of(error, trial), traceback.format_exc())
 
 
-class _Elsewhere(Exception):
-    """The traceback of another process, as the cause of what is raised here."""
+class _RemoteTraceback(Exception):
+    """The traceback of another process, used as the cause of an error."""
 
     def __str__(self) -> str:
         return f"in another process\n{self.args[0]}"
 
 
-class _Onlooker(Attempt):
-    """The work of every process on a trial but the first: the same, and nothing of it is written."""
+class _ReadOnlyAttempt(Attempt):
+    """The attempt of a rank other than 0, which writes nothing."""
 
     def open(self) -> None:
         pass
@@ -97,7 +101,7 @@ class _Onlooker(Attempt):
         pass
 
     def write_result(self, trained: Trained, model: Model, circumstances: Circumstances) -> Result:
-        return Result(self.trial.key, self.trial.code, "done", _NOTHING, circumstances)
+        return Result(self.trial.key, self.trial.code, "done", _NO_OUTCOME, circumstances)
 
 
-_NOTHING = Outcome({}, (), "", 0, 0)
+_NO_OUTCOME = Outcome({}, (), "", 0, 0)

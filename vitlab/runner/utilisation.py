@@ -1,12 +1,11 @@
-"""How much of a machine a training uses: the operations it does a second, to those of a large product of matrices.
+"""Model FLOPs utilisation (MFU, arXiv:2204.02311), relative to the measured rate of a large matrix product.
 
-That is model FLOPs utilisation (MFU, arXiv:2204.02311) with a measured rate in the place of the maker's: of a training
-step 3 times the multiply-accumulates of a forward pass are counted, 2 operations each, and neither augmentation nor the
-optimizer.
+A training step counts as 3 times the multiply-accumulates of a forward pass, 2 operations each, without augmentation
+and the optimizer.
 
-The rate is remembered for a user, under all that it follows from.  Of a CPU it is measured once, in time of the process
-itself on the threads that have a core each, so that others on the machine do not lessen it.  On a GPU only the clock on
-the wall can be asked: there every process measures anew, and the highest rate that was ever seen is what counts.
+The measured rate replaces the vendor's figure and is cached per user, keyed by all its inputs.  On a CPU it is measured
+once, in process time on as many threads as there are cores, so that other load does not reduce it.  On a GPU only
+wall-clock time is available: every process measures again, and the highest rate ever measured counts.
 """
 
 from __future__ import annotations
@@ -25,65 +24,68 @@ import torch
 from vitlab.store.memo import Memo
 
 SIZE = {"cpu": 1024, "cuda": 4096}
-"""Rows and columns of the matrices."""
+"""Rows and columns of the matrices, by device type."""
 TIMES = 4
-"""Products, of which the fastest counts."""
-MOST = 100  #: rates that are remembered, the latest
+"""Number of timed products; the fastest counts."""
+MAX_RATES = 100  #: rates kept in the cache file, the latest ones
 
 _rates: dict[str, float] = {}
 
 
 def utilisation(metrics: Mapping[str, float], macs: int, rate: float) -> dict[str, float]:
-    """``system/tflops``, 10^12 operations a second, and ``system/mfu``, their share of the rate.
+    """Return ``system/tflops`` (10^12 operations per second) and ``system/mfu`` (their share of the rate), if known.
 
-    Nothing where they are not known.  A member of a cohort has its own work to show for the time of all of them.
+    A member of a cohort counts its own operations over the time of the whole cohort.
 
     Args:
-        metrics: of an interval.
-        macs: multiply-accumulates of an image, forward.
-        rate: operations a second of all devices that train, see :func:`matrix_rate`; NaN where it is not known.
+        metrics: Metrics of an interval.
+        macs: Multiply-accumulates of a forward pass of one image.
+        rate: Operations per second of all devices in use, see :func:`matrix_rate`; NaN if unknown.
     """
     if not macs or "system/images_per_s" not in metrics:
         return {}
-    done = 3 * 2 * macs * metrics["system/images_per_s"]
-    return {"system/tflops": done / 1e12, **({} if math.isnan(rate) else {"system/mfu": done / rate})}
+    operations_per_s = 3 * 2 * macs * metrics["system/images_per_s"]
+    return {
+        "system/tflops": operations_per_s / 1e12,
+        **({} if math.isnan(rate) else {"system/mfu": operations_per_s / rate}),
+    }
 
 
 def matrix_rate(device: torch.device, precision: str) -> float:
-    """Operations a second of a product of two large matrices, in the precision of a training and on its threads.
+    """Return the operations per second of a large matrix product, in a training's precision and on its threads.
 
-    It takes memory, and leaves none taken.  NaN where it cannot be measured: that is no reason not to train.
+    The memory used is freed.  The rate is NaN if it cannot be measured, which must not prevent training.
     """
-    known = _measured_on(device, precision)
-    if known in _rates:
-        return _rates[known]
-    memo = Memo("matrix_rates", MOST)
-    found = memo.entries.get(known)
-    rate = found if isinstance(found, float) and 0 < found < math.inf else 0.0
+    key = _rate_key(device, precision)
+    if key in _rates:
+        return _rates[key]
+    memo = Memo("matrix_rates", MAX_RATES)
+    stored = memo.entries.get(key)
+    rate = stored if isinstance(stored, float) and 0 < stored < math.inf else 0.0
     if not rate or device.type == "cuda":
-        measured = _measured(device, precision)
-        if measured > rate:  # which NaN is not
-            rate = memo.entries[known] = measured
+        new_rate = _measure(device, precision)
+        if new_rate > rate:  # False for NaN
+            rate = memo.entries[key] = new_rate
             memo.keep()
     if not rate:
         return math.nan
-    _rates[known] = rate
+    _rates[key] = rate
     return rate
 
 
-def _measured_on(device: torch.device, precision: str) -> str:
-    """All that a rate follows from."""
+def _rate_key(device: torch.device, precision: str) -> str:
+    """Return the cache key of a rate: all its inputs."""
     if device.type == "cuda":
-        where = torch.cuda.get_device_name(device)
+        device_name = torch.cuda.get_device_name(device)
     else:
         bitwise = f", MKL_CBWR={os.environ['MKL_CBWR']}" if "MKL_CBWR" in os.environ else ""
-        where = f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}, {_threads()} threads{bitwise}"
-    return f"{where}, {precision}, torch {torch.__version__}"
+        device_name = f"{_processor()}, {torch.backends.cpu.get_cpu_capability()}, {_threads()} threads{bitwise}"
+    return f"{device_name}, {precision}, torch {torch.__version__}"
 
 
 @cache
 def _processor() -> str:
-    """The name of this CPU's model, where the system tells it."""
+    """Return the model name of this CPU, if the system provides it."""
     with suppress(OSError), open("/proc/cpuinfo", errors="replace") as lines:
         for line in lines:
             field, _, value = line.partition(":")
@@ -93,15 +95,15 @@ def _processor() -> str:
 
 
 def _threads() -> int:
-    """Those that can compute at once: no more than there are cores for this process."""
+    """Return the number of threads that run in parallel: at most the cores of this process."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return min(torch.get_num_threads(), cores)
 
 
-def _measured(device: torch.device, precision: str) -> float:
+def _measure(device: torch.device, precision: str) -> float:
     try:
-        rate = _fastest(device, precision)
-    except RuntimeError as error:  # no memory, above all
+        rate = _time_products(device, precision)
+    except RuntimeError as error:  # usually out of memory
         print(f"how fast this machine multiplies cannot be measured: {error}", file=sys.stderr)
         rate = math.nan
     if device.type == "cuda":
@@ -109,15 +111,15 @@ def _measured(device: torch.device, precision: str) -> float:
     return rate
 
 
-def _fastest(device: torch.device, precision: str) -> float:
+def _time_products(device: torch.device, precision: str) -> float:
     size, draws = SIZE[device.type], torch.Generator(device).manual_seed(0)
     dtype = {"bf16": torch.bfloat16, "fp64": torch.float64}.get(precision, torch.float32)
-    left, right = (torch.randn(size, size, device=device, generator=draws).to(dtype) for _ in range(2))
+    a, b = (torch.randn(size, size, device=device, generator=draws).to(dtype) for _ in range(2))
     clock, each = (time.process_time, _threads()) if device.type == "cpu" else (time.perf_counter, 1)
-    took_s = []
+    seconds = []
     for _ in range(TIMES):
-        began = clock()
-        product = torch.mm(left, right)
+        start = clock()
+        product = torch.mm(a, b)
         float(product[0, 0])  # waits for a GPU
-        took_s.append((clock() - began) / each)
-    return 2.0 * size**3 / min(took_s)
+        seconds.append((clock() - start) / each)
+    return 2.0 * size**3 / min(seconds)

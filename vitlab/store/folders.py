@@ -1,18 +1,18 @@
-"""The store: one folder per trial, shared by all studies, in which the truth about the trial lives.
+"""The store: one folder per trial, shared by all studies; the authoritative record of the trial.
 
     trials/<key>/<code>/
         spec.json          what the trial is
-        lock               held by whoever writes here; see leases.py
-        events.jsonl       what happened, one event a line
-        checkpoint/        the last state a resume would start from
-        weights.safetensors  the final weights, where they are kept
+        lock               held by the process that writes here; see locks.py
+        events.jsonl       the journal, one event per line
+        checkpoint/        the state to resume from
+        weights.safetensors  the final weights, if kept
         predictions.parquet
-        result.json        written last, by rename: it is there, whole, or not at all
+        result.json        written last, atomically
         failure.json       why the last attempt ended without a result
 
-Everything is written to a temporary name and renamed, so a reader never sees half a file.  A file that a disk or a
-program has damaged counts as absent: :func:`read_stored` reports it, in one sentence a process, and whoever writes the
-file again first renames the damaged one to ``NAME.damaged-TIME``.  Readers move nothing.
+Every file is written under a temporary name and renamed, so that readers never see a partial file.  A damaged file
+counts as absent: :func:`read_stored` reports it once per process, and the next writer of the file first renames the
+damaged one to ``NAME.damaged-TIME``.  Readers rename nothing.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 DAMAGED = ".damaged-"
-"""Stands between the name of a damaged file and the time at which it was set aside."""
+"""Separates the name of a damaged file from the time at which it was set aside."""
 
 ABANDONED_S = 24 * 3600.0
-"""Age at which a temporary file of another machine, or of an unknown process, is taken for abandoned."""
+"""Age in seconds from which a temporary file of another machine or an unknown process counts as abandoned."""
 
 
 class Damaged(VitlabError):
-    """A stored file that does not hold what was written."""
+    """A damaged stored file."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One line of a journal.  ``t`` is milliseconds since 1970, taken when it happened and never changed."""
+    """One line of a journal.  ``t`` is the time of the event in milliseconds since 1970."""
 
     t: int
     kind: str  #: start, metrics, artifact, end
@@ -100,11 +100,11 @@ class TrialFolder:
         return replace(result, circumstances=replace(result.circumstances, ended=file.stat().st_mtime))
 
     def done(self) -> bool:
-        """Return whether the trial has a result."""
+        """Return True if the trial has a result."""
         return _is_whole(self.path / "result.json", lambda file: read_json(file, self._own_result))
 
     def usable(self) -> bool:
-        """Return whether another trial can start from this one: it has ended, and its weights are there, whole."""
+        """Return True if another trial can start from this one: it has ended, and its weights exist undamaged."""
         return (
             self.done()
             and _is_whole(self.weights, lambda file: read_stored(file, check_weights))
@@ -112,7 +112,11 @@ class TrialFolder:
         )
 
     def _own_result(self, data: Any) -> Result:
-        """Parse a result, and refuse that of another trial."""
+        """Parse a result.
+
+        Raises:
+            ValueError: If it belongs to another trial.
+        """
         result = Result.from_json(data)
         trials, key, code = self.path.parts[-3:] if len(self.path.parts) > 3 else ("", "", "")
         if trials == "trials" and (key, code) != (result.key, result.code):
@@ -120,20 +124,19 @@ class TrialFolder:
         return result
 
     def finish(self, result: Result) -> None:
-        """Write the result: the last thing that happens to a trial.  Where it is, everything is: also on the disk."""
+        """Write the result last, after all other files of the trial are synced to the disk."""
         settle([file for file in (self.spec, self.weights, self.predictions) if file.exists()])
         self.require()
         write_json(self.path / "result.json", result.to_json())
         self.clear_failure()
 
     def remove_checkpoint(self, spec: Mapping[str, Any] | None = None) -> None:
-        """Complete the folder of a trial that has ended.
+        """Remove the checkpoint of a trial that has ended, and restore a damaged or missing spec.json.
 
-        Remove the checkpoint that a worker which was killed right then has left, and write a damaged or missing
-        spec.json again.
+        A checkpoint remains if a worker was killed between writing the result and deleting it.
 
         Args:
-            spec: the trial in JSON values, where it is known.
+            spec: The trial in JSON values, if known.
         """
         lacks_spec = spec is not None and not _is_whole(self.spec, lambda file: read_json(file, mapping))
         if (lacks_spec or self.checkpoint.exists()) and self.done():
@@ -157,21 +160,21 @@ class TrialFolder:
         return failure.kind if failure is not None else "error"
 
     def fail(self, failure: str, traceback: str = "", kind: str = "error") -> None:
-        """Note why an attempt ended without a result: in one sentence, in full, and of which kind, as data."""
+        """Write failure.json: why an attempt ended without a result."""
         self.require()
         write_json(self.path / "failure.json", asdict(Failure(failure, kind, traceback, time.time())))
 
     def mark_failed(self, failure: str, kind: str) -> None:
-        """Note that the last failure, or this one where the worker has left none, was the last: nobody tries again.
+        """Mark the trial as failed for good, so that it is not tried again.
 
-        Until a driver has said so, a failure is that of an attempt.  One that dies before it has made the next leaves
-        that to the next driver.
+        The given failure is used if the worker left none.  Without this mark a failure ends one attempt alone, and
+        the next driver tries again.
         """
         last = self.last_failure() or Failure(failure, kind, "", time.time())
         write_json(self.path / "failure.json", {**asdict(last), "has_failed_for_good": True})
 
     def has_failed_for_good(self) -> bool:
-        """Return whether it failed, and is not to be tried again unless somebody asks."""
+        """Return True if the trial failed and runs again only on request."""
         failure = self.last_failure()
         return failure is not None and failure.has_failed_for_good
 
@@ -198,36 +201,36 @@ class TrialFolder:
             yield
 
     def require(self) -> None:
-        """Pass, unless this process held the trial and another has taken it over: then nothing may be written.
+        """Check that no other process has taken over the lock of this process; nothing may be written then.
 
         Raises:
-            Taken: then.
+            LockLost: If another process has.
         """
         require(self.lock)
 
     def held(self) -> bool:
-        """Whether some process holds the lease now.  Looking writes nothing, so that others' results can be read."""
+        """Return True if a process holds the lock.  Nothing is written, so that read-only folders work."""
         return held(self.lock)
 
-    # -- the journal ---------------------------------------------------------------------------------------------------
+    # -- journal -------------------------------------------------------------------------------------------------------
 
     def emit(self, kind: str, **body: Any) -> None:
-        """Append one event.  One ``write`` of one line, so that lines of a killed worker are whole or last.
+        """Append one event in one ``write``, so that only the last line of a killed worker can be torn.
 
         Raises:
-            OSError: if the disk is full; the journal is then as it was.
+            OSError: If the disk is full; the journal is then unchanged.
         """
         self.require()
         append_json(self.path / "events.jsonl", {"t": int(time.time() * 1000), "kind": kind, **body})
 
     def recover_journal(self) -> None:
-        """Make ready for an attempt, first of all once the lease is held.
+        """Prepare the folder for an attempt; call it first after taking the lock.
 
-        A torn last line is cut off the journal, what a killed writer left half done goes, damaged files are set aside,
-        and an earlier failure is deleted.
+        Truncate a torn last line of the journal, delete temporary files of killed writers, set damaged files aside and
+        delete an earlier failure.
 
         Raises:
-            Taken: if another process has taken the trial over; then nothing is touched.
+            LockLost: If another process has taken the trial over; then nothing is changed.
         """
         self.require()
         self.clear_failure()
@@ -237,13 +240,13 @@ class TrialFolder:
             set_aside(self.checkpoint)
         cut_torn_line(self.path / "events.jsonl")
         for name in (self.weights.name, self.predictions.name, self.spec.name, "result.json", "failure.json"):
-            for unfinished in self.path.glob(f".{name}.*"):
-                remove(unfinished)
+            for partial in self.path.glob(f".{name}.*"):
+                remove(partial)
 
     def events(self, offset: int = 0) -> tuple[list[Event], int]:
-        """Events from a byte offset on, and the offset to go on from.
+        """Return the events from a byte offset on, and the offset for the next call.
 
-        A torn last line is left for later, and a damaged one is passed over: the result has it, too.
+        A torn last line is left for the next call.  Damaged lines are skipped; the result holds their metrics too.
         """
         lines, offset = read_lines(self.path / "events.jsonl", offset)
         events = []
@@ -266,49 +269,49 @@ class Store:
         return self.root / "studies" / name
 
     def driver(self, study: str) -> Path:
-        """The lock of whoever runs a study."""
+        """Return the lock file of a study's driver."""
         return self.study(study) / "driver.lock"
 
     def clear(self, study: str) -> None:
-        """Delete the temporary files that killed drivers have left in the output folder and in a study's folder."""
+        """Delete abandoned temporary files in the output folder and in a study's folder."""
         for folder in (self.root, self.study(study), self.study(study) / "report"):
             for file in abandoned(folder):
                 with suppress(OSError):
                     remove(file)
 
     def leftovers(self) -> list[Path]:
-        """Return what nothing reads any more: abandoned temporary files, and what was set aside as damaged."""
+        """Return the files that nothing reads: abandoned temporary files, and damaged files that were set aside."""
         folders = [self.root, *(path for path in self.root.glob("studies/**") if path.is_dir())]
         folders += [
             path for depth in ("*", "*/*", "*/*/*") for path in self.root.glob(f"trials/{depth}") if path.is_dir()
         ]
-        aside = [path for folder in folders for path in folder.glob(f"*{DAMAGED}*")]
-        return sorted({*aside, *(file for folder in folders for file in abandoned(folder))})
+        damaged = [path for folder in folders for path in folder.glob(f"*{DAMAGED}*")]
+        return sorted({*damaged, *(file for folder in folders for file in abandoned(folder))})
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def write_json(path: Path, data: Any, *, settled: bool = True) -> None:
-    """Write JSON whole or not at all.  NaN and infinities are written as Python's json does and read back so."""
+    """Write JSON atomically.  NaN and infinities are written as Python's json does."""
     write_bytes(path, (json.dumps(data, indent=1) + "\n").encode(), settled=settled)
 
 
 def write_bytes(path: Path, data: bytes, *, settled: bool = True) -> None:
-    """Write a file whole or not at all: to a temporary name beside it, to the disk, then by rename.
+    """Write a file atomically: under a temporary name, synced, then renamed.
 
     Args:
-        path: where.
-        data: what.
-        settled: whether to wait for the disk; else whoever relies on the file calls :func:`settle` first.
+        path: The file.
+        data: Its content.
+        settled: Sync to the disk; otherwise call :func:`settle` before relying on the file.
 
     Raises:
-        OSError: if the disk is full, or takes no writing; nothing is left behind then.
+        OSError: If the disk is full or read-only; no temporary file is left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = temporary(path)
+    partial = temporary(path)
     try:
-        with open(unfinished, "xb") as file:
+        with open(partial, "xb") as file:
             file.write(data)
             file.flush()
             if settled:
@@ -316,27 +319,27 @@ def write_bytes(path: Path, data: bytes, *, settled: bool = True) -> None:
         if path.is_dir():
             set_aside(path)
         set_aside_damaged(path)
-        os.replace(unfinished, path)
+        os.replace(partial, path)
     except OSError as error:
         with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error
     except BaseException:
-        unfinished.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
 
 
 def settle(files: Sequence[Path]) -> None:
-    """Bring files to the disk: all at once, so that the file system needs one commit for them, and not one for each.
+    """Sync files to the disk in parallel, so that the file system needs one commit instead of one per file.
 
     Raises:
-        OSError: if the disk is full.
+        OSError: If the disk is full.
     """
     from concurrent.futures import ThreadPoolExecutor
 
     def to_disk(file: Path) -> None:
-        with open(file, "rb") as opened:
-            os.fsync(opened.fileno())
+        with open(file, "rb") as reader:
+            os.fsync(reader.fileno())
 
     with ThreadPoolExecutor(max(1, len(files))) as threads:
         list(threads.map(to_disk, files))
@@ -345,31 +348,31 @@ def settle(files: Sequence[Path]) -> None:
 def temporary(path: Path) -> Path:
     """Return a name beside ``path`` that no other thread, process or machine uses: ``.NAME.OWNER.RANDOM``.
 
-    It begins with a dot: what stands there is not finished, and nobody reads it.  ``OWNER`` names the process, so that
-    :func:`abandoned` finds what a killed one has left.
+    The leading dot marks an unfinished file, which nothing reads.  ``OWNER`` names the process, so that
+    :func:`abandoned` finds the files of a killed one.
     """
     return path.with_name(f".{path.name}.{_owner(process(os.getpid()))}.{os.urandom(8).hex()}")
 
 
 def abandoned(folder: Path) -> list[Path]:
-    """Return the temporary files in a folder whose writer is gone.
+    """Return the temporary files in a folder whose writer has ended.
 
-    Of a process on this machine that is known; what another machine or an unknown process has left counts as abandoned
-    after :data:`ABANDONED_S`.
+    Processes of this machine are looked up; files of another machine or an unknown process count as abandoned after
+    :data:`ABANDONED_S`.
     """
-    left = []
+    files = []
     for file in sorted(folder.glob(".*")):
         if (name := _TEMPORARY.fullmatch(file.name)) is None:
             continue
         host, _, number = (name["owner"] or "").rpartition("~")[0].rpartition("~")
-        with suppress(OSError):  # it was renamed while this looked
+        with suppress(OSError):  # it was renamed in the meantime
             if host == _place() and number.isdecimal():
-                gone = _owner(process(int(number))) != name["owner"]
+                is_abandoned = _owner(process(int(number))) != name["owner"]
             else:
-                gone = time.time() - file.lstat().st_mtime > ABANDONED_S
-            if gone:
-                left.append(file)
-    return left
+                is_abandoned = time.time() - file.lstat().st_mtime > ABANDONED_S
+            if is_abandoned:
+                files.append(file)
+    return files
 
 
 def remove(path: Path) -> None:
@@ -382,7 +385,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def hold(file: Path) -> Iterator[None]:
-    """Hold the lease of a file, see :func:`vitlab.store.locks.hold`; a folder in its place is set aside."""
+    """Hold the lock of a file, see :func:`vitlab.store.locks.hold`; a folder in its place is set aside."""
     if file.is_dir():
         report_damage(file, "it is a folder")
         set_aside(file)
@@ -396,14 +399,14 @@ def hold(file: Path) -> Iterator[None]:
 def read_stored(path: Path, parse: Callable[[Path], R]) -> R | None:
     """Return what a stored file holds, or None if it does not exist or is damaged.
 
-    Damage is reported once a process.  The file stays where it is; :func:`write_bytes` sets it aside.
+    Damage is reported once per process.  The file is not moved; :func:`write_bytes` sets it aside.
 
     Args:
-        path: the file.
-        parse: reads it, and raises ValueError, LookupError, TypeError or AttributeError for what it cannot be.
+        path: The file.
+        parse: Reads it, and raises ValueError, LookupError, TypeError or AttributeError if it is damaged.
 
     Raises:
-        OSError: if the file cannot be read, as for lack of permission.
+        OSError: If the file cannot be read, for example for lack of permission.
     """
     try:
         return load_stored(path, parse)
@@ -416,12 +419,12 @@ def load_stored(path: Path, parse: Callable[[Path], R]) -> R | None:
     """Return what a stored file holds, or None if it does not exist.
 
     Args:
-        path: the file.
-        parse: see :func:`read_stored`.
+        path: The file.
+        parse: See :func:`read_stored`.
 
     Raises:
-        Damaged: with the reason alone, if it does not hold what was written.
-        OSError: if the file cannot be read, as for lack of permission.
+        Damaged: If the file is damaged; the message is the reason alone.
+        OSError: If the file cannot be read, for example for lack of permission.
     """
     signature = _signature(path)
     try:
@@ -436,7 +439,7 @@ def load_stored(path: Path, parse: Callable[[Path], R]) -> R | None:
     except OSError as error:
         if error.errno is not None:
             raise
-        _checked[path] = signature, False  # of a library that could not make sense of it
+        _checked[path] = signature, False  # raised by a library for unreadable content
         raise Damaged(_reason(path, error)) from None
     _checked[path] = signature, True
     return record
@@ -460,7 +463,7 @@ def parse_json(data: bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: if it is none, or holds text that cannot be written anywhere.
+        ValueError: If it is not JSON, or holds text that cannot be encoded.
     """
     value = json.loads(data)
     if b"\\ud" in data.lower():  # half of a surrogate pair
@@ -485,12 +488,12 @@ def check_weights(file: Path) -> bool:
     Raises:
         ValueError: for any other file.
     """
-    with open(file, "rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        size = os.fstat(opened.fileno()).st_size
+    with open(file, "rb") as reader:
+        length = int.from_bytes(reader.read(8), "little")
+        size = os.fstat(reader.fileno()).st_size
         if not 0 < length <= size - 8:
             raise ValueError("its header does not fit into it")
-        header = mapping(json.loads(opened.read(length)))
+        header = mapping(json.loads(reader.read(length)))
     ends = [item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"]
     if max(ends, default=0) != size - 8 - length:
         raise ValueError("it is cut")
@@ -498,7 +501,7 @@ def check_weights(file: Path) -> bool:
 
 
 def report_damage(path: Path, reason: str) -> None:
-    """Report a damaged file, once a process for each state of it."""
+    """Log a damaged file, once per process for each state of it."""
     signature = _signature(path)
     if _reported.get(path) != signature:
         _reported[path] = signature
@@ -512,9 +515,9 @@ def report_damage(path: Path, reason: str) -> None:
 
 
 def set_aside_damaged(path: Path) -> None:
-    """Set a file aside if it was found damaged; delete nothing."""
-    seen = _checked.get(path)
-    if seen is not None and not seen[1] and seen[0] == _signature(path) and os.path.lexists(path):
+    """Set a file aside if it was read as damaged; delete nothing."""
+    checked = _checked.get(path)
+    if checked is not None and not checked[1] and checked[0] == _signature(path) and os.path.lexists(path):
         set_aside(path)
 
 
@@ -529,24 +532,24 @@ def set_aside(path: Path) -> Path:
 
 
 def append_json(path: Path, data: Any) -> None:
-    """Append one line.  It is one ``write``, so that lines of a killed process are whole or last.
+    """Append one JSON line in one ``write``, so that only the last line of a killed process can be torn.
 
     Raises:
-        OSError: if the disk is full; the file is then as it was.
+        OSError: If the disk is full; the file is then unchanged.
     """
     line = (json.dumps(data) + "\n").encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        written = os.write(descriptor, line)
-        if written < len(line):
-            os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+        count = os.write(descriptor, line)
+        if count < len(line):
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - count)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
 
 
 def read_lines(path: Path, offset: int = 0) -> tuple[list[bytes], int]:
-    """The whole lines from a byte offset on, and the offset to go on from; a torn last line is left for later."""
+    """Return the complete lines from a byte offset on, and the offset for the next call."""
     try:
         with open(path, "rb") as file:
             file.seek(offset)
@@ -556,12 +559,12 @@ def read_lines(path: Path, offset: int = 0) -> tuple[list[bytes], int]:
     except IsADirectoryError:
         report_damage(path, "it is a folder")
         return [], offset
-    whole = data[: data.rfind(b"\n") + 1]
-    return whole.splitlines(), offset + len(whole)
+    complete = data[: data.rfind(b"\n") + 1]
+    return complete.splitlines(), offset + len(complete)
 
 
 def cut_torn_line(path: Path) -> None:
-    """Cut off a last line that a killed writer did not finish, or the next would be appended to it."""
+    """Truncate a torn last line of a killed writer, so that the next line is not appended to it."""
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -573,12 +576,12 @@ def cut_torn_line(path: Path) -> None:
         os.truncate(path, data.rfind(b"\n") + 1)
 
 
-# -- how it is done ----------------------------------------------------------------------------------------------------
+# -- helpers -----------------------------------------------------------------------------------------------------------
 
 _Signature = tuple[int, int, int] | None
 
-_checked: dict[Path, tuple[_Signature, bool]] = {}  #: files that were read, in which state, and whether they were whole
-_reported: dict[Path, _Signature] = {}  #: damaged files that were reported, and in which state
+_checked: dict[Path, tuple[_Signature, bool]] = {}  #: files that were read, their state, and True if whole
+_reported: dict[Path, _Signature] = {}  #: damaged files that were reported, and their state
 
 _TEMPORARY = re.compile(r"\..+?\.(?:(?P<owner>[^/.~]+~[^/.]*)\.)?[0-9a-f]{16}(?:-journal|-wal|-shm)?")
 
@@ -587,9 +590,9 @@ _TIME = TypeAdapter(Millis)
 
 
 def _is_whole(path: Path, read: Callable[[Path], object]) -> bool:
-    """Return whether a file exists and is whole; one that has not changed is read once a process."""
-    seen, signature = _checked.get(path), _signature(path)
-    return read(path) is not None if seen is None or seen[0] != signature else seen[1]
+    """Return True if a file exists undamaged; an unchanged file is read once per process."""
+    checked, signature = _checked.get(path), _signature(path)
+    return read(path) is not None if checked is None or checked[0] != signature else checked[1]
 
 
 def _of_json(parse: Callable[[Any], R]) -> Callable[[Path], R]:
@@ -611,16 +614,16 @@ def _event(body: Any) -> Event:
 
 
 def _signature(path: Path) -> _Signature:
-    """Return what changes when a file is replaced or written to; None if it does not exist."""
+    """Return the modification time, size and inode of a file, or None if it does not exist."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError):
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _reason(path: Path, error: Exception) -> str:
-    """Return in a clause why a file cannot be what was written."""
+    """Return in one clause why a file is damaged."""
     with suppress(OSError):
         if path.is_file() and path.stat().st_size == 0:
             return "it is empty"
@@ -647,7 +650,7 @@ def _owner(name: str) -> str:
 
 @cache
 def _place() -> str:
-    """Return where the numbers of processes count: a machine, or one container of it."""
+    """Return the scope in which process ids are unique: a machine, or one of its containers."""
     namespace = ""
     with suppress(OSError):
         namespace = "".join(filter(str.isdecimal, os.readlink("/proc/self/ns/pid")))

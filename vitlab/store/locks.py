@@ -1,12 +1,12 @@
-"""Leases: who may write somewhere, on one machine or on several that share a file system.
+"""Locks for writing, on one machine or on several that share a file system.
 
-**Locks.**  A process holds the lock of a file while it writes, and the kernel lets go when the process dies.
+**Kernel locks.**  A process locks a file while it writes, and the kernel releases the lock when the process dies.
 
-**Heartbeats.**  Where a file system has no locks (NFS without its lock service, Lustre mounted without flock), a file
-beside that one, ``FILE.held``, says who holds it: of several who make it one succeeds, and renews it every
-:data:`BEAT_S`.  A holder that has been silent for :data:`SILENT_S`, by the file system's own clock, is taken for dead,
-and who wants the lease takes it over.  A holder that was only stopped finds out before it writes again, by
-:func:`require`, and writes nothing more.
+**Heartbeats.**  On file systems without locks (NFS without its lock service, Lustre mounted without flock), a file
+``FILE.held`` beside the locked one names the owner.  Only one of several processes succeeds in creating it, and renews
+it every :data:`BEAT_S`.  An owner without a heartbeat for :data:`SILENT_S`, by the file system's own clock, counts as
+dead, and another process may take the lock over.  A suspended owner detects this by :func:`require` before it writes
+again, and writes nothing more.
 """
 
 from __future__ import annotations
@@ -27,55 +27,55 @@ from typing import IO, Any
 from vitlab.errors import UserError
 
 DRIVER = "VITLAB_DRIVER"
-"""The variable that tells a worker which process it works for, by the name that :func:`process` gives it."""
+"""Environment variable with the driver of a worker, as named by :func:`process`."""
 
-BEAT_S = 10.0  #: how often a holder says that it is there
-SILENT_S = 120.0  #: how long it may say nothing; NFS shows files as they were up to a minute ago
-LOOKS = 500  #: how often :func:`hold` tries again, some milliseconds apart, while processes only look
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  #: what says that there are none here
+BEAT_S = 10.0  #: interval of heartbeats
+SILENT_S = 120.0  #: age of a dead heartbeat; NFS may show files as they were a minute ago
+ATTEMPTS = 500  #: retries of :func:`hold`, some milliseconds apart, while readers share the lock
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  #: errors of file systems without locks
 
 
 class Busy(Exception):
-    """Somebody else holds the lease."""
+    """Another process holds the lock."""
 
 
 class LockLost(Busy):
-    """Somebody else holds what this process held: it was silent for so long that it was taken for dead."""
+    """Another process took over the lock of this process, whose heartbeat had stopped."""
 
 
 @contextmanager
 def hold(file: Path) -> Iterator[None]:
-    """Hold the lease of a file, until the block ends or the process dies.
+    """Hold the lock of a file until the block ends or the process dies.
 
     Raises:
-        Busy: if another process holds it.
-        UserError: if nothing can be held there, such as in a folder that cannot be written.
+        Busy: If another process holds it.
+        UserError: If the file cannot be locked, for example in a read-only folder.
     """
     try:
-        lease = _held_here(file)
+        lock = _acquire(file)
     except OSError as error:
         why = error.strerror or error
         raise UserError(f"{file} cannot be written ({why}), and who writes there has to hold it") from None
-    with lease:
+    with lock:
         yield
 
 
 def require(file: Path) -> None:
-    """Pass, unless this process held the lease of a file and somebody has taken it over.
+    """Check that no other process has taken over a lock of this process.
 
     Raises:
-        Taken: then.
+        LockLost: If another process has.
     """
-    heartbeat = _heartbeats.get(_beside(file))
-    if heartbeat is not None and not heartbeat.heard():
+    heartbeat = _heartbeats.get(_heartbeat_file(file))
+    if heartbeat is not None and not heartbeat.is_owned():
         raise LockLost(f"{file} was taken over by {holder(file)[0] or 'another process'}")
 
 
 def held(file: Path) -> bool:
-    """Whether some process holds the lease of a file.  Looking writes nothing.
+    """Return True if a process holds the lock of a file.  Nothing is written.
 
-    So a heartbeat is judged by the local clock: where that is ahead of the file system's by more than
-    :data:`SILENT_S`, this may say no and :func:`hold` say :class:`Busy`.
+    Heartbeats are therefore compared with the local clock: if that is ahead of the file system's by more than
+    :data:`SILENT_S`, this may return False although :func:`hold` raises :class:`Busy`.
     """
     try:
         with open(file, "rb") as lock:
@@ -83,13 +83,13 @@ def held(file: Path) -> bool:
             return False
     except BlockingIOError:
         return True
-    except OSError as error:  # it is not there, or the file system has no locks
-        return error.errno in NO_LOCKS and not _silent(_beside(file), time.time())
+    except OSError as error:  # it does not exist, or the file system has no locks
+        return error.errno in NO_LOCKS and not _is_stale(_heartbeat_file(file), time.time())
 
 
 def holder(file: Path) -> tuple[str, str]:
-    """Who took the lease of a file last, and for whom they work, as :func:`process` names them; empty: nobody knows."""
-    for place in (_beside(file), file):
+    """Return the last owner of a file's lock and its driver, as :func:`process` names them; empty if unknown."""
+    for place in (_heartbeat_file(file), file):
         with suppress(OSError, ValueError):
             who, driver, *_ = f"{place.read_text(encoding='utf-8').strip()} ".split(" ")
             return who, driver
@@ -97,35 +97,35 @@ def holder(file: Path) -> tuple[str, str]:
 
 
 def holds_lock(name: str, file: Path) -> bool:
-    """Return whether a process of this user holds the lock of a file, by the word of the kernel alone.
+    """Return True if a process of this user holds the kernel lock of a file.
 
-    What stands in the file can be written by anyone who may write there.
+    The content of the file is not trusted, since others may be able to write it.
 
     Args:
-        name: the process, as :func:`process` names it.
-        file: the file.
+        name: The process, as :func:`process` names it.
+        file: The file.
     """
     pid = name.partition("/")[2].partition("/")[0]
     if not pid.isdecimal() or process(int(pid)) != name:
         return False
     with suppress(OSError):
-        there = Path("/proc") / pid
-        if there.stat().st_uid != os.geteuid():
+        folder = Path("/proc") / pid
+        if folder.stat().st_uid != os.geteuid():
             return False
         inode = os.stat(file)
-        for descriptor in (there / "fd").iterdir():
+        for descriptor in (folder / "fd").iterdir():
             with suppress(OSError):  # closed in between
                 if os.path.samestat(descriptor.stat(), inode):
-                    info = (there / "fdinfo" / descriptor.name).read_text()
+                    info = (folder / "fdinfo" / descriptor.name).read_text()
                     if re.search(rf"^lock:.* FLOCK .* WRITE {pid} ", info, re.MULTILINE):
                         return process(int(pid)) == name
     return False
 
 
 def process(pid: int) -> str:
-    """A name that no other process has, ``HOST/PID/WHEN IT BEGAN``; empty if it has ended, or the system does not tell.
+    """Return a unique name of a process, ``HOST/PID/START``; empty if it has ended or the system has no /proc.
 
-    A number alone is no name: when a process has ended another may get it.
+    The process id alone is not unique, since the system reuses it.
     """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -134,26 +134,26 @@ def process(pid: int) -> str:
     return "" if state in "ZX" else f"{socket.gethostname()}/{pid}/{rest[18]}"
 
 
-# -- locks -------------------------------------------------------------------------------------------------------------
+# -- kernel locks ------------------------------------------------------------------------------------------------------
 
 
-def _held_here(file: Path) -> AbstractContextManager[Any]:
-    """See :func:`hold`; leaving it lets go.
+def _acquire(file: Path) -> AbstractContextManager[Any]:
+    """Acquire the lock of a file and return a context that releases it.
 
     Raises:
-        Busy: as there.
-        UserError: if the file cannot be locked.
-        OSError: if nothing can be written there.
+        Busy: If another process holds it.
+        UserError: If the file cannot be locked.
+        OSError: If the file cannot be written.
     """
     while True:
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock = open(file, "a+", encoding="utf-8")  # noqa: SIM115  # it stays open
+            lock = open(file, "a+", encoding="utf-8")  # noqa: SIM115  # the lock lasts while it is open
         except FileNotFoundError:
-            continue  # the folder went while this looked
+            continue  # the folder was deleted in the meantime
         try:
             _lock(lock)
-            if _is_still(file, lock.fileno()):  # or it was deleted in between, and its lock keeps nobody out
+            if _is_still(file, lock.fileno()):  # else the file was deleted, and its lock excludes nobody
                 with suppress(OSError):  # a full disk
                     lock.truncate(0)
                     lock.write(f"{own_id()}\n")
@@ -165,7 +165,7 @@ def _held_here(file: Path) -> AbstractContextManager[Any]:
         except OSError as error:
             lock.close()
             if error.errno in NO_LOCKS:
-                return _Heartbeat(_beside(file))
+                return _Heartbeat(_heartbeat_file(file))
             raise UserError(
                 f"{file} cannot be locked ({error.strerror}), and two processes could write one trial"
             ) from None
@@ -173,15 +173,15 @@ def _held_here(file: Path) -> AbstractContextManager[Any]:
 
 
 def _lock(file: IO[str]) -> None:
-    """Lock an open file for this process alone.
+    """Lock an open file exclusively.
 
-    :func:`held` shares the lock for a moment.  Whoever can share it, too, knows that nobody holds it for itself.
+    :func:`held` shares the lock for a moment.  If sharing succeeds, no process holds it exclusively, so try again.
 
     Raises:
-        BlockingIOError: if another process holds the lock.
-        OSError: if the file cannot be locked.
+        BlockingIOError: If another process holds the lock.
+        OSError: If the file cannot be locked.
     """
-    for remaining in reversed(range(LOOKS)):
+    for remaining in reversed(range(ATTEMPTS)):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
@@ -190,11 +190,11 @@ def _lock(file: IO[str]) -> None:
             fcntl.flock(file, fcntl.LOCK_UN)
             if not remaining:
                 raise
-        time.sleep(0.001 + 0.004 * random.random())  # two that do this at once would meet again and again
+        time.sleep(0.001 + 0.004 * random.random())  # random, so that two processes do not keep colliding
 
 
 def _is_still(file: Path, descriptor: int) -> bool:
-    """Whether a file is the one that was opened."""
+    """Return True if a path still refers to the open file."""
     try:
         return os.path.samestat(os.stat(file), os.fstat(descriptor))
     except FileNotFoundError:
@@ -202,7 +202,7 @@ def _is_still(file: Path, descriptor: int) -> bool:
 
 
 def own_id() -> str:
-    """Return this process and its driver, as a lock file names them."""
+    """Return the names of this process and its driver, as written to lock files."""
     return f"{process(os.getpid())} {os.environ.get(DRIVER, '')}"
 
 
@@ -210,19 +210,19 @@ def own_id() -> str:
 
 
 class _Heartbeat:
-    """A lease that is a file, which a thread of its holder renews; leaving it lets go.
+    """A lock that is a file renewed by a thread of its owner; leaving the context releases it.
 
     Raises:
-        Busy: if somebody else holds it.
-        OSError: if it cannot be written.
+        Busy: If another process holds it.
+        OSError: If the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._word = f"{own_id()} {os.urandom(8).hex()}\n"
-        if not self._made() and not (reclaim_stale(path) and self._made()):
+        self._content = f"{own_id()} {os.urandom(8).hex()}\n"
+        if not self._create() and not (reclaim_stale(path) and self._create()):
             raise Busy(str(path))
-        self._left = threading.Event()
+        self._released = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"holds {path}", daemon=True)
 
     def __enter__(self) -> None:
@@ -231,35 +231,35 @@ class _Heartbeat:
 
     def __exit__(self, *_: object) -> None:
         del _heartbeats[self._path]
-        self._left.set()
+        self._released.set()
         self._thread.join()
-        if self.heard():
+        if self.is_owned():
             self._path.unlink(missing_ok=True)
 
-    def heard(self) -> bool:
-        """Whether the lease is still this process's."""
+    def is_owned(self) -> bool:
+        """Return True if this process still owns the lock."""
         try:
-            return self._path.read_text(encoding="utf-8") == self._word
+            return self._path.read_text(encoding="utf-8") == self._content
         except FileNotFoundError:
             return False
 
-    def _made(self) -> bool:
+    def _create(self) -> bool:
         try:
-            file = open(self._path, "x", encoding="utf-8")  # noqa: SIM115  # what comes after has another remedy
+            file = open(self._path, "x", encoding="utf-8")  # noqa: SIM115  # errors of writing are handled below
         except FileExistsError:
             return False
         try:
             with file:
-                file.write(self._word)
-        except OSError:  # a full disk; left as it is, it would keep everybody out
+                file.write(self._content)
+        except OSError:  # a full disk; an empty file would block every process
             self._path.unlink(missing_ok=True)
             raise
         return True
 
     def _beat(self) -> None:
-        while not self._left.wait(BEAT_S):
-            with suppress(OSError):  # a server that is away
-                if not self.heard():
+        while not self._released.wait(BEAT_S):
+            with suppress(OSError):  # a file server that does not respond
+                if not self.is_owned():
                     return
                 os.utime(self._path)
 
@@ -267,32 +267,33 @@ class _Heartbeat:
 _heartbeats: dict[Path, _Heartbeat] = {}  #: of this process
 
 
-def _beside(file: Path) -> Path:
+def _heartbeat_file(file: Path) -> Path:
     return file.with_name(f"{file.name}.held")
 
 
-def _silent(path: Path, now: float) -> bool:
-    """Whether nobody has renewed a lease for long, or it is not there."""
+def _is_stale(path: Path, now: float) -> bool:
+    """Return True if a heartbeat file is too old or does not exist."""
     try:
-        with open(path, "rb") as file:  # opening asks the server how old it is, where looking may not
+        with open(path, "rb") as file:  # opening fetches the age from the server; stat may use a cache
             return now - os.fstat(file.fileno()).st_mtime > SILENT_S
     except FileNotFoundError:
         return True
 
 
 def reclaim_stale(path: Path) -> bool:
-    """Remove the lease of somebody who is silent.  Returns whether there is none now.
+    """Remove a stale heartbeat file, and return True if there is none now.
 
-    Of several who do so at once one may remove what another has just made: that one finds out by :func:`require`.
+    Of several processes doing so at once, one may remove the file another has just created; the latter detects this by
+    :func:`require`.
     """
     probe_file = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
-        probe_file.touch()  # with the time of the file system, which is that of all who renew
-        if not _silent(path, probe_file.stat().st_mtime):
+        probe_file.touch()  # for the time of the file system's clock
+        if not _is_stale(path, probe_file.stat().st_mtime):
             return False
         os.replace(path, probe_file)
     except FileNotFoundError:
-        return True  # somebody else has
+        return True  # another process removed it
     finally:
         probe_file.unlink(missing_ok=True)
     return True

@@ -1,7 +1,7 @@
-"""What is found once for a user, and not once for a command: JSON in the user's cache folder.
+"""Caches of a user: JSON files in the user's cache folder.
 
-Every entry stands under a digest of all that it follows from, so it can be out of date no more than that digest can,
-and several versions of vitlab share a file.  Where nothing can be kept, it is found again.
+The key of an entry covers all its inputs, so that entries cannot be stale and several versions of vitlab can share a
+file.  If the folder is not writable, values are computed again.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from vitlab.store.folders import write_bytes
 
 
 class Memo:
-    """Entries of one kind, as they are on the disk now."""
+    """A cache file, read on construction."""
 
     def __init__(self, name: str, most: int) -> None:
         """
         Args:
-            name: of the file.
-            most: entries that are kept, the latest.
+            name: Name of the file.
+            most: Maximum number of entries; the latest are kept.
         """
         self.name, self.most = name, most
         self.entries: dict[str, Any] = {}
-        with suppress(OSError, RuntimeError, ValueError, TypeError):  # not there, or not what was written
+        with suppress(OSError, RuntimeError, ValueError, TypeError):  # missing or damaged
             self.entries = dict(json.loads(self._file().read_bytes()))
 
     def keep(self) -> None:
-        """Write them down, where that is possible."""
+        """Write the entries, if the folder is writable."""
         entries = dict(list(self.entries.items())[-self.most :])
-        with suppress(OSError, RuntimeError):  # nowhere to keep them, or no home
+        with suppress(OSError, RuntimeError):  # a read-only folder, or no home
             write_bytes(self._file(), json.dumps(entries).encode(), settled=False)
 
     def _file(self) -> Path:

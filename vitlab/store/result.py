@@ -1,7 +1,7 @@
-"""Result: what a trial found, as frozen records that go to JSON and come back equal.
+"""Results of trials: frozen records that are stored as JSON without loss.
 
-``outcome`` is what the trial computed, compared bit for bit between two runs; ``circumstances`` is how it came about
-(times, host, attempts, memory, numerics) and may differ.
+``outcome`` is bitwise reproducible between two runs; ``circumstances`` (times, host, attempts, memory, numerics) may
+differ.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, TypeAdapter
 Status = Literal["done", "diverged", "failed"]
 
 Number = Annotated[float, Field(strict=True)]
-"""A number that may be NaN or infinite, such as a metric of a training that diverged."""
+"""A number that may be NaN or infinite, such as a metric of a diverged training."""
 
 Seconds = Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1e11)]
 """A time since 1970, or a duration."""
@@ -27,10 +27,10 @@ Count = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 
 
 def _numerics(numerics: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return how a trial was computed, if what reports show of it is of its type.
+    """Return ``numerics`` after checking the types of the fields that reports show.
 
     Raises:
-        ValueError: if it is not.
+        ValueError: If a field is of another type.
     """
     for name, kind in (("torch", str), ("device", str), ("processor", str), ("engine", str), ("threads", int)):
         if name in numerics and type(numerics[name]) is not kind:
@@ -40,7 +40,7 @@ def _numerics(numerics: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Metrics at one moment of a training.  Names are ``train|val|test|system/NAME``."""
+    """Metrics at one step of a training.  Names are ``train|val|test|system/NAME``."""
 
     step: Count  #: optimizer steps done
     epoch: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
@@ -50,7 +50,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Progress:
-    """What every ``metrics`` line of a journal holds, whatever else it does."""
+    """Required fields of a ``metrics`` line of a journal."""
 
     step: Count
     epoch: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0)]
@@ -59,7 +59,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was computed.
+    """The computed numbers of a trial.
 
     ``metrics`` are the final values; ``history`` is every measurement in order, without ``system/*``; ``weights`` is a
     SHA-256 over the final weights, names and bytes.
@@ -74,7 +74,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """How it came about."""
+    """The circumstances of a result: times, host, cost, versions and numerics."""
 
     started: Seconds
     wall_s: Seconds
@@ -87,18 +87,18 @@ class Circumstances:
     numerics: Annotated[
         Mapping[str, Any], AfterValidator(_numerics)
     ]  #: torch, device, engine, attention kernel, threads, precision
-    ended: Seconds = 0.0  #: since 1970; read from the file where an older version did not write it
+    ended: Seconds = 0.0  #: since 1970; the time of the file for results of older versions
 
     @property
     def installed(self) -> dict[str, str]:
-        """What was installed: name to version, without vitlab itself, whose code has a digest."""
-        found = {**self.versions, "torch": str(self.numerics.get("torch", self.versions.get("torch")))}
-        return {name: version for name, version in found.items() if name != "vitlab"}
+        """Return the installed versions by name, without vitlab itself, which is covered by the code digest."""
+        versions = {**self.versions, "torch": str(self.numerics.get("torch", self.versions.get("torch")))}
+        return {name: version for name, version in versions.items() if name != "vitlab"}
 
 
 @dataclass(frozen=True)
 class Result:
-    """The end of a trial.  ``failure`` is one sentence where ``status`` is not ``done``."""
+    """The result of a trial.  ``failure`` is one sentence if ``status`` is not ``done``."""
 
     key: str
     code: str
@@ -112,29 +112,27 @@ class Result:
 
     @classmethod
     def from_json(cls, data: Any) -> Result:
-        """Return the result in JSON values.
+        """Parse a result from JSON values.
 
         Raises:
-            ValueError: if a value is missing or of another type, naming it.
+            ValueError: If a value is missing or of another type, with its name.
         """
         return _RESULT.validate_python(data)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How the last attempt at a trial ended, if it ended without a result."""
+    """The failure of the last attempt at a trial, if it has no result."""
 
     failure: str  #: one sentence
     kind: str = "error"  #: error, oom, timeout, preempted or lost
     traceback: str = ""
     time: Seconds = 0.0  #: since 1970
-    has_failed_for_good: Annotated[bool, Field(strict=True)] = (
-        False  #: whether it is not tried again unless somebody asks
-    )
+    has_failed_for_good: Annotated[bool, Field(strict=True)] = False  #: True if the trial runs again only on request
 
     @classmethod
     def from_json(cls, data: Any) -> Failure:
-        """Return the failure in JSON values.
+        """Parse a failure from JSON values.
 
         Raises:
             ValueError: if a value is missing or of another type, naming it.
