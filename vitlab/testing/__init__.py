@@ -1,13 +1,13 @@
-"""Contract tests for components: what each must keep, built-ins and guests alike.
+"""Contract tests for components, built-in or from plugins.
 
-A plugin's whole test can be::
+The complete test of a plugin can be::
 
     from vitlab.testing import check_component
 
     def test_spiral() -> None:
         check_component("position", "spiral")
 
-or, of a package that offers several::
+or, for a package with several components::
 
     from vitlab.testing import check_component, parametrize_components
 
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from pytest import MarkDecorator
 
 MODEL_SIDE = ("patch", "position", "attention", "mlp", "norm", "head", "init", "model")
-"""Slots of what a model is made of."""
+"""Slots of models and their parts."""
 
 CHECKED = (*MODEL_SIDE, "metric")
-"""The slots whose components :func:`check_component` runs; those of the others it checks for form."""
+"""The slots whose components :func:`check_component` runs; it checks only the form of others."""
 
 
 def components(slot: str) -> list[str]:
-    """The names of every installed component of a slot, guests included.
+    """Return the names of every installed component of a slot, without importing any plugin.
 
-    A name that two sources offer comes once for each, as ``source:name``.  Imports no guest.
+    A name that two sources offer is listed once for each, as ``source:name``.
     """
     entries = registry.listing(slot)
     offered = Counter(entry.name for entry in entries)
@@ -58,62 +58,62 @@ def components(slot: str) -> list[str]:
 
 
 def parametrize_components(*only: str, source: str | None = None) -> MarkDecorator:
-    """Call a test, of ``slot`` and ``name``, for every installed component.
+    """Parametrize a test of ``slot`` and ``name`` over every installed component.
 
     Args:
-        only: slots; by default those whose components :func:`check_component` runs, and with a source all.
-        source: a distribution; by default all of them.
+        only: slots; by default those whose components :func:`check_component` runs, or all slots with ``source``.
+        source: name of a distribution; by default all distributions.
     """
     import pytest
 
-    wanted = only or (CHECKED if source is None else tuple(registry.SLOT_MODULES))
+    slots = only or (CHECKED if source is None else tuple(registry.SLOT_MODULES))
     if source is None:
-        found = [(slot, name) for slot in wanted for name in components(slot)]
+        parameters = [(slot, name) for slot in slots for name in components(slot)]
     else:
-        entries = [entry for slot in wanted for entry in registry.listing(slot) if entry.origin.source == source]
-        found = [(entry.slot, f"{source}:{entry.name}") for entry in entries]
-    return pytest.mark.parametrize(("slot", "name"), found)
+        entries = [entry for slot in slots for entry in registry.listing(slot) if entry.origin.source == source]
+        parameters = [(entry.slot, f"{source}:{entry.name}") for entry in entries]
+    return pytest.mark.parametrize(("slot", "name"), parameters)
 
 
 def check_component(slot: str, choice: str | Mapping[str, Any]) -> None:
-    """Check that a component keeps the contract of its slot.
+    """Check that a component implements the contract of its slot.
 
-    Of every component: options have annotations and defaults and survive JSON, there is a docstring, and the class can
-    be pickled by reference.
+    Every component: options have annotations and defaults and survive a round trip through JSON, a docstring exists,
+    and the class can be pickled by reference.
 
-    Of a part of a model, for a square and an oblong grid of patches and with no prefix tokens (each may be refused,
-    with a reason): it builds on the CPU and on the meta device; shapes and types are kept, bfloat16 included; values
-    and gradients are finite, every parameter receives a gradient, and that is the slope of what is computed; the second
-    time is as the first; a state loads into another instance and computes the same; samples do not mix; what it
-    declares (``needs_bias``, ``vmap_safe``, a canonical form, ...) is true; and in a ViT that is known with the batch
-    innermost, predictions and gradients are there what they are one by one.
+    Parts of a model, on a square and an oblong grid of patches and without prefix tokens (a part may refuse each with a
+    reason): the part builds on the CPU and on the meta device; shapes and dtypes are preserved, bfloat16 included;
+    values and gradients are finite; every parameter receives a gradient, which matches finite differences; results are
+    repeatable; a state dict loads into another instance and gives the same results; samples do not mix; declarations
+    (``needs_bias``, ``vmap_safe``, a canonical form, ...) are true; and a ViT with the batch-last engine predicts and
+    learns the same as one by one.
 
-    Of a metric: however a split is cut into batches and ordered, it is the same number, within its bounds, and best
-    where predictions are right; what has no label counts nowhere.
+    Metrics: the value is independent of batch sizes and order, within its bounds, and best for correct predictions;
+    unlabelled pixels and images do not count.
 
-    Of a tracker that is handed the journals: its files hold each point once though a driver dies between delivering and
-    committing, and are those of the new journal where a trial is trained anew; those of the trials stay as they are.
+    Trackers of journals: files hold each point once even if a driver dies between delivery and commit; after a trial is
+    retrained they hold the new journal; files of other trials do not change.
 
     Args:
         slot: such as ``position``.
         choice: such as ``rope2d``, ``distribution:rope2d``, or with options ``{"type": "rope2d", "theta": 10}``.
 
     Raises:
-        AssertionError: naming the component, what it did, and what is expected.
+        AssertionError: with the component, its behaviour and the expected behaviour.
     """
-    room, name = registry.slot(slot), Choice.of(choice).type
+    component_slot, name = registry.slot(slot), Choice.of(choice).type
     who = f"{slot} '{name}'"
     with during(f"{who} is looked up", BrokenComponent, VitlabError):
-        cls, _ = room.find(name)
+        cls, _ = component_slot.find(name)
     _check_form(who, slot, name, cls)
     if slot == "tracker":
-        _check_tracker(who, room, name, cls)
+        _check_tracker(who, component_slot, name, cls)
     if slot not in CHECKED:
         return
     with during(f"{who} with its default options" if isinstance(choice, str) else who, OptionError):
-        resolved = room.resolve(choice)
+        configured = component_slot.resolve(choice)
     check = {"init": check_scheme, "model": check_model, "metric": check_metric}.get(slot, check_part)
-    check(who, resolved)
+    check(who, configured)
 
 
 def _check_form(who: str, slot: str, name: str, cls: type) -> None:
@@ -121,8 +121,8 @@ def _check_form(who: str, slot: str, name: str, cls: type) -> None:
         options = registry.slot(slot).options(cls).model_fields
     missing = [option for option, field in options.items() if field.is_required()]
     if slot in CHECKED and slot != "model":
-        known = sorted(set(options) & set(Geometry.__dataclass_fields__))
-        expect(not known, f"{who} has the option {', '.join(known)}: that is a size of the model and stands in g")
+        sizes = sorted(set(options) & set(Geometry.__dataclass_fields__))
+        expect(not sizes, f"{who} has the option {', '.join(sizes)}: that is a size of the model and stands in g")
         expect(not missing, f"{who}: option {', '.join(missing)} needs a default, so that the bare name can be used")
     if not missing:
         _check_json(who, registry.slot(slot), name)
@@ -135,29 +135,29 @@ def _check_form(who: str, slot: str, name: str, cls: type) -> None:
         expect(pickle.loads(pickle.dumps(cls)) is cls, f"{who} must be found again under its module and name")
 
 
-def _check_json(who: str, room: registry.Slot[Any], name: str) -> None:
-    """A trial is written as JSON and read again by its worker."""
+def _check_json(who: str, component_slot: registry.Slot[Any], name: str) -> None:
+    """Check that the default options survive JSON, in which a worker receives its trial."""
     with during(f"{who} with its default options", OptionError):
-        plain = room.resolve(name).plain()
+        plain = component_slot.resolve(name).plain()
     sentence = f"the options of {who} are written as JSON and read again"
     with during(sentence, TypeError, ValueError, OptionError):
-        again = room.resolve(json.loads(json.dumps(plain))).plain()
+        again = component_slot.resolve(json.loads(json.dumps(plain))).plain()
     expect(again == plain, f"{sentence}: {again} is not {plain}")
     with during(f"the options of {who} are described by 'vitlab schema'", PydanticInvalidForJsonSchema):
-        room.options(room.find(name)[0]).model_json_schema()
+        component_slot.options(component_slot.find(name)[0]).model_json_schema()
 
 
-def _check_tracker(who: str, room: registry.Slot[Any], name: str, cls: type) -> None:
+def _check_tracker(who: str, component_slot: registry.Slot[Any], name: str, cls: type) -> None:
     from vitlab.trackers import Replay
     from vitlab.trackers.contract_test import rehearse
 
     if not issubclass(cls, Replay):
-        return  # only its author knows where its points are
+        return  # where another tracker stores its points is not known here
     with during(f"{who} with its default options", OptionError):
-        choice = room.resolve(name)
+        choice = component_slot.resolve(name)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            rehearse(lambda plan, store, run: room.build(choice, plan, store, run), Path(folder))
+            rehearse(lambda plan, store, run: component_slot.build(choice, plan, store, run), Path(folder))
         except AssertionError as error:
             raise AssertionError(f"{who}: {error}") from None
         except Exception as error:

@@ -1,4 +1,4 @@
-"""A part inside of a model, by every engine that takes it.
+"""Parts inside a ViT: the batch-last engine against a loop.
 
 K models, B images.
 """
@@ -22,9 +22,9 @@ K, B = 2, 3
 
 
 def check_engines(who: str, choice: Resolved) -> None:
-    """Two ViTs that have the part predict and learn alike one by one and stacked with the batch innermost.
+    """Check that two ViTs with the part give equal logits and gradients in a loop and in the batch-last engine.
 
-    Where such a ViT is refused, or is not known with the batch innermost, there is nothing to compare.
+    Does nothing if such a ViT cannot be built, or is not supported by that engine.
     """
     reduction = choice.component.reduction_of(choice.options) if choice.slot == "patch" else 1  # type: ignore[attr-defined]
     side = 4 if reduction == 1 else 1
@@ -42,33 +42,35 @@ def check_engines(who: str, choice: Resolved) -> None:
     generator = torch.Generator().manual_seed(0)
     x_KBCHW = torch.randn(K, B, info.channels, *info.image, dtype=torch.float64, generator=generator)
     with during(f"{who}: in a ViT, stacked with the batch innermost", Exception):
-        rows, kept = stack_module_state(models)
-        found = _innermost(models[0], rows, kept, x_KBCHW)
-        slopes = _slopes(found, rows)
+        parameters, buffers = stack_module_state(models)
+        stacked = _batch_last_logits(models[0], parameters, buffers, x_KBCHW)
+        gradients = _gradients(stacked, parameters)
     for member, model in enumerate(models):
-        wanted = forward_logits(model, x_KBCHW[member], "fp64")
-        for name, view in wanted.items():
-            close = torch.allclose(found[name][member], view, rtol=1e-9, atol=1e-10)
+        expected = forward_logits(model, x_KBCHW[member], "fp64")
+        for name, view in expected.items():
+            close = torch.allclose(stacked[name][member], view, rtol=1e-9, atol=1e-10)
             expect(close, f"{who}: in a ViT, with the batch innermost, its view '{name}' differs from that of a loop")
-        for name, slope in _slopes(wanted, dict(model.named_parameters())).items():
-            close = torch.allclose(slopes[name][member], slope, rtol=1e-9, atol=1e-10)
+        for name, gradient in _gradients(expected, dict(model.named_parameters())).items():
+            close = torch.allclose(gradients[name][member], gradient, rtol=1e-9, atol=1e-10)
             expect(close, f"{who}: in a ViT, with the batch innermost, the gradient of {name} differs from a loop's")
 
 
-def _innermost(model: Any, rows: dict[str, Tensor], kept: dict[str, Tensor], x_KBCHW: Tensor) -> dict[str, Tensor]:
-    passes, tensors = model.innermost(), {**rows, **kept}
+def _batch_last_logits(
+    model: Any, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x_KBCHW: Tensor
+) -> dict[str, Tensor]:
+    passes, tensors = model.innermost(), {**parameters, **buffers}
     keys_K = torch.arange(K)
     draws = noise.Draws(dropout=keys_K, drop_path=keys_K, sample_B=torch.arange(B).expand(K, B))
 
-    def views(rows: dict[str, Tensor], features_B: Tensor, draws: noise.Draws) -> dict[str, Tensor]:
+    def views(parameters: dict[str, Tensor], features_B: Tensor, draws: noise.Draws) -> dict[str, Tensor]:
         with noise.drawing(draws):
-            return forward_logits(passes.rest, features_B, "fp64", rows)
+            return forward_logits(passes.rest, features_B, "fp64", parameters)
 
-    found: dict[str, Tensor] = vmap(views)(passes.rest_of(tensors), passes.features(tensors, draws, x_KBCHW), draws)
-    return found
+    logits: dict[str, Tensor] = vmap(views)(passes.rest_of(tensors), passes.features(tensors, draws, x_KBCHW), draws)
+    return logits
 
 
-def _slopes(views: dict[str, Tensor], parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+def _gradients(views: dict[str, Tensor], parameters: dict[str, Tensor]) -> dict[str, Tensor]:
     total = torch.stack([view.sin().sum() for view in views.values()]).sum()
-    found = torch.autograd.grad(total, list(parameters.values()), materialize_grads=True)
-    return dict(zip(parameters, found, strict=True))
+    gradients = torch.autograd.grad(total, list(parameters.values()), materialize_grads=True)
+    return dict(zip(parameters, gradients, strict=True))

@@ -1,4 +1,4 @@
-"""What is expected of a component, and when: a failure names the component, what it did, and what is expected."""
+"""Assertions of the contract tests; a failure names the component, its behaviour and the expected behaviour."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from vitlab.errors import VitlabError
 
 
 def expect(holds: bool, sentence: str) -> None:
-    """Raise AssertionError with the sentence, unless it holds."""
+    """Raise AssertionError with ``sentence`` unless ``holds``."""
     if not holds:
         raise AssertionError(sentence)
 
 
 @contextmanager
 def during(what: str, *kinds: type[Exception]) -> Iterator[None]:
-    """What the block raises becomes a failed expectation that says when it happened."""
+    """Re-raise exceptions of the block as AssertionErrors that start with ``what`` was being done."""
     try:
         yield
     except AssertionError:

@@ -1,4 +1,4 @@
-"""Gradients, held to slopes that are measured."""
+"""Gradients compared with finite differences."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor
 
 from vitlab.testing.expect import expect
 
-MOST_DIRECTIONS = 12
-"""In which gradients are measured: parameters beyond so many are moved together."""
+MAX_DIRECTIONS = 12
+"""Maximum number of directions to difference along; more parameters than this are moved in groups."""
 
 
 def check_gradient(
     who: str, part: Callable[[Tensor], Mapping[str, Tensor]], parameters: Mapping[str, Tensor], x: Tensor
 ) -> None:
-    """Along a random direction of the input, and of each parameter, the gradient is the slope that is measured.
+    """Check gradients against central differences along a random direction of the input and of each parameter.
 
     Args:
-        who: the component, as a failure names it.
-        part: gives tensors by name; in float64, and the same each time.
-        parameters: its own, by name.
-        x: its input, in float64.
+        who: name of the component in failure messages.
+        part: deterministic function from the input to named float64 tensors.
+        parameters: parameters of the component, by name.
+        x: input in float64.
 
     Raises:
-        AssertionError: naming what the gradient is of, and by how much it is off.
+        AssertionError: with the name of the tensor and the size of the error.
     """
     x = x.detach().requires_grad_()
     generator = torch.Generator().manual_seed(0)
@@ -36,34 +36,34 @@ def check_gradient(
         return torch.stack([(value * weights[name]).sum() for name, value in part(x).items()]).sum()
 
     torch.autograd.backward(total())
-    named = list(parameters.items())
-    size = -(-len(named) // MOST_DIRECTIONS) or 1
-    for some in ([("the input", x)], *(named[at : at + size] for at in range(0, len(named), size))):
-        leaves = [leaf for _, leaf in some]
-        along = [torch.randn(leaf.shape, generator=generator, dtype=torch.float64) for leaf in leaves]
+    items = list(parameters.items())
+    size = -(-len(items) // MAX_DIRECTIONS) or 1
+    for group in ([("the input", x)], *(items[at : at + size] for at in range(0, len(items), size))):
+        leaves = [leaf for _, leaf in group]
+        directions = [torch.randn(leaf.shape, generator=generator, dtype=torch.float64) for leaf in leaves]
         grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
-        found = sum(float((grad * way).sum()) for grad, way in zip(grads, along, strict=True))
-        most = 0.01 * math.sqrt(sum(float(grad.square().sum()) for grad in grads)) + 1e-6
-        # A kink may lie in a long step, and rounding drown a short one, as where a part computes in float32.
-        gaps = [abs(_slope(total, leaves, along, 1e-3) - found)]
-        gaps += [abs(_slope(total, leaves, along, step) - found) for step in (1e-5, 1e-7) if min(gaps) > most]
+        slope = sum(float((grad * direction).sum()) for grad, direction in zip(grads, directions, strict=True))
+        tolerance = 0.01 * math.sqrt(sum(float(grad.square().sum()) for grad in grads)) + 1e-6
+        # A long step may cross a kink; a short one may drown in rounding, e.g. if a part computes in float32.
+        gaps = [abs(_slope(total, leaves, directions, 1e-3) - slope)]
+        gaps += [abs(_slope(total, leaves, directions, step) - slope) for step in (1e-5, 1e-7) if min(gaps) > tolerance]
         expect(
-            min(gaps) <= most,
-            f"{who}: the gradient of {', '.join(name for name, _ in some)} is not the slope of what is computed: along "
-            f"a direction it is {found:.6g}, and off by {min(gaps):.2g}; where that is meant, exact_gradient = False "
-            "says so",
+            min(gaps) <= tolerance,
+            f"{who}: the gradient of {', '.join(name for name, _ in group)} is not the slope of what is computed: "
+            f"along a direction it is {slope:.6g}, and off by {min(gaps):.2g}; where that is meant, exact_gradient = "
+            "False says so",
         )
 
 
-def _slope(total: Callable[[], Tensor], leaves: Sequence[Tensor], along: Sequence[Tensor], step: float) -> float:
-    """The central difference of a function along a direction of what it depends on, which is left as it was."""
-    kept = [leaf.detach().clone() for leaf in leaves]
+def _slope(total: Callable[[], Tensor], leaves: Sequence[Tensor], directions: Sequence[Tensor], step: float) -> float:
+    """Return the central difference of ``total`` along a direction of ``leaves``, whose values are restored."""
+    originals = [leaf.detach().clone() for leaf in leaves]
     values = []
     with torch.no_grad():
-        for way in (step, -step):
-            for leaf, own, direction in zip(leaves, kept, along, strict=True):
-                leaf.copy_(own + way * direction)
+        for signed_step in (step, -step):
+            for leaf, original, direction in zip(leaves, originals, directions, strict=True):
+                leaf.copy_(original + signed_step * direction)
             values.append(float(total()))
-        for leaf, own in zip(leaves, kept, strict=True):
-            leaf.copy_(own)
+        for leaf, original in zip(leaves, originals, strict=True):
+            leaf.copy_(original)
     return (values[0] - values[1]) / (2 * step)

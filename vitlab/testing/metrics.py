@@ -1,4 +1,4 @@
-"""Metrics: numbers that say the same of a split however it was cut into batches.
+"""Contract tests of metrics: values are independent of how a split is cut into batches.
 
 B images of a batch, N of a split, K classes.
 """
@@ -20,11 +20,11 @@ from vitlab.testing.expect import during, expect
 
 N, K = 40, 7
 CUTS = ((N,), (1, 22, N - 23), (N - 3, 3))
-"""Sizes of batches, three ways to go through one split."""
+"""Batch sizes of three passes over one split."""
 
 
 def check_metric(who: str, choice: Resolved) -> None:
-    """For each task it judges, on predictions drawn at random, on right ones and on wrong ones."""
+    """Check a metric for each of its tasks, on random, correct and wrong predictions."""
     cls: Any = choice.component
     expect(cls.goal in ("max", "min"), f"{who}: goal is {cls.goal!r}; it is max or min")
     low, high = cls.bounds
@@ -46,9 +46,9 @@ def _check_on(who: str, choice: Resolved, task: str) -> None:
     target = _targets(task)
     one_hot = torch.nn.functional.one_hot(target.clamp(min=0), K).movedim(-1, 1).float()
     generator = torch.Generator().manual_seed(1)
-    drawn = torch.randn(one_hot.shape, generator=generator) + one_hot
-    predictions = {"drawn": drawn, "right": 20 * one_hot, "wrong": 20 * one_hot.roll(1, 1)}
-    values = {kind: _valued(who, choice, logits, target, CUTS[0]) for kind, logits in predictions.items()}
+    random = torch.randn(one_hot.shape, generator=generator) + one_hot
+    predictions = {"random": random, "right": 20 * one_hot, "wrong": 20 * one_hot.roll(1, 1)}
+    values = {kind: _evaluate(who, choice, logits, target, CUTS[0]) for kind, logits in predictions.items()}
     low, high = cls.bounds
     for kind, value in values.items():
         expect(math.isfinite(value), f"{who} is {value} where predictions are {kind}")
@@ -58,26 +58,32 @@ def _check_on(who: str, choice: Resolved, task: str) -> None:
     expect(
         sign * (values["right"] - values["wrong"]) > 0 and values["right"] == values[best],
         f"{who} has the goal {cls.goal}, and is {values['right']:g} where predictions are right, {values['wrong']:g} "
-        f"where they are wrong and {values['drawn']:g} in between",
+        f"where they are wrong and {values['random']:g} in between",
     )
-    whole = values["drawn"]
+    reference = values["random"]
     for cuts in CUTS[1:]:
-        value = _valued(who, choice, drawn, target, cuts)
-        expect(_close(value, whole), f"{who} is {value:g} in batches of {cuts}, and {whole:g} in one of {N}")
-    again = _valued(who, choice, drawn, target, CUTS[0])
-    expect(again == whole, f"{who} is {again!r} a second time, and was {whole!r}")
-    turned = _valued(who, choice, drawn.flip(0), target.flip(0), CUTS[0])
-    expect(_close(turned, whole), f"{who} is {turned:g} with the images in another order, and was {whole:g}")
-    wide = _valued(who, choice, drawn.double(), target, CUTS[0])
-    expect(_close(wide, whole, 1e-4), f"{who} is {wide:g} of logits in float64, and {whole:g} of the same in float32")
+        value = _evaluate(who, choice, random, target, cuts)
+        expect(_close(value, reference), f"{who} is {value:g} in batches of {cuts}, and {reference:g} in one of {N}")
+    repeated = _evaluate(who, choice, random, target, CUTS[0])
+    expect(repeated == reference, f"{who} is {repeated!r} a second time, and was {reference!r}")
+    reversed_value = _evaluate(who, choice, random.flip(0), target.flip(0), CUTS[0])
+    expect(
+        _close(reversed_value, reference),
+        f"{who} is {reversed_value:g} with the images in another order, and was {reference:g}",
+    )
+    wide = _evaluate(who, choice, random.double(), target, CUTS[0])
+    expect(
+        _close(wide, reference, 1e-4),
+        f"{who} is {wide:g} of logits in float64, and {reference:g} of the same in float32",
+    )
     if task == "segmentation":
-        hidden = torch.where((target == IGNORED)[:, None], drawn.flip(1), drawn)
-        value = _valued(who, choice, hidden, target, CUTS[0])
-        expect(_close(value, whole), f"{who} changes with what is predicted where there is no label")
+        hidden = torch.where((target == IGNORED)[:, None], random.flip(1), random)
+        value = _evaluate(who, choice, hidden, target, CUTS[0])
+        expect(_close(value, reference), f"{who} changes with what is predicted where there is no label")
 
 
 def _targets(task: str) -> Tensor:
-    """Every class, not equally often; of pixels, some without a label, and an image without any."""
+    """Return targets of every class at unequal rates; of pixels, some are unlabelled, as is one whole image."""
     generator = torch.Generator().manual_seed(0)
     if task == "classification":
         return torch.cat([torch.arange(K), torch.randint(0, 3, (N - K,), generator=generator)])
@@ -87,14 +93,14 @@ def _targets(task: str) -> Tensor:
     return target_NHW
 
 
-def _valued(who: str, choice: Resolved, logits: Tensor, target: Tensor, cuts: Sequence[int]) -> float:
-    """The value of a split, by a metric built anew."""
+def _evaluate(who: str, choice: Resolved, logits: Tensor, target: Tensor, cuts: Sequence[int]) -> float:
+    """Return the metric's value of a split, computed by a new instance."""
     metric: Any = slot("metric").build(choice)
-    given, labels = logits.clone(), target.clone()
+    inputs, labels = logits.clone(), target.clone()
     with during(f"{who}: rows of batches of {tuple(cuts)}", Exception):
-        parts = zip(torch.split(given, list(cuts)), torch.split(labels, list(cuts)), strict=True)
+        parts = zip(torch.split(inputs, list(cuts)), torch.split(labels, list(cuts)), strict=True)
         rows_N = torch.cat([metric.rows(*part) for part in parts])
-    expect(torch.equal(given, logits) and torch.equal(labels, target), f"{who} changes the logits or the labels")
+    expect(torch.equal(inputs, logits) and torch.equal(labels, target), f"{who} changes the logits or the labels")
     with during(f"{who}: value", Exception):
         value = float(metric.value(rows_N))
         column_N = metric.column(rows_N)

@@ -1,4 +1,4 @@
-"""Whole models, and the schemes of their initial values."""
+"""Contract tests of whole models and of initialisation schemes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DATA = DataInfo(image=(32, 32), channels=3, classes=5)
 
 
 def check_scheme(who: str, choice: Resolved) -> None:
-    """Draws are a function of the seed and the name, and leave nothing unset."""
+    """Check that draws depend only on the seed and the parameter's name, and set every value."""
     scheme: Any = slot(choice.slot).build(choice)
     for kind, name, shape in (
         ("linear", "blocks.0.attn.qkv.weight", (48, 16)),
@@ -27,20 +27,20 @@ def check_scheme(who: str, choice: Resolved) -> None:
         ("token", "cls_token", (1, 1, 16)),
         ("position", "pos_embed", (1, 17, 16)),
     ):
-        drawn = []
+        draws = []
         for seed in (0, 0, 1):
             x = torch.full(shape, torch.nan)
             with during(f"{who} draws {name}", Exception):
                 scheme.draw(x, name, kind, 16, seed)
-            drawn.append(x)
-        expect(bool(drawn[0].isfinite().all()), f"{who} leaves values of {name} unset or not finite")
-        expect(torch.equal(drawn[0], drawn[1]), f"{who} draws {name} otherwise a second time under the same seed")
-        constant = bool((drawn[0] == drawn[0].flatten()[0]).all())
-        expect(constant or not torch.equal(drawn[0], drawn[2]), f"{who} draws {name} the same under every seed")
+            draws.append(x)
+        expect(bool(draws[0].isfinite().all()), f"{who} leaves values of {name} unset or not finite")
+        expect(torch.equal(draws[0], draws[1]), f"{who} draws {name} otherwise a second time under the same seed")
+        constant = bool((draws[0] == draws[0].flatten()[0]).all())
+        expect(constant or not torch.equal(draws[0], draws[2]), f"{who} draws {name} the same under every seed")
 
 
 def check_model(who: str, choice: Resolved) -> None:
-    """It builds without memory, begins as its seed says, learns everywhere, and comes back from timm's names."""
+    """Check a model's meta build, seeded initialisation, gradients and round trip through the canonical form."""
     reason = choice.component.incompatibility(DATA, choice.options)  # type: ignore[attr-defined]
     if reason is not None:
         expect(bool(reason.strip()), f"{who}: incompatibility gives a reason in words, or None")
@@ -53,9 +53,9 @@ def check_model(who: str, choice: Resolved) -> None:
         model.initialise(0)
     expect(_same(first.state_dict(), second.state_dict()), f"{who}: initialise(seed) is not a function of the seed")
     second.initialise(1)
-    drawn = any(len(parameter.unique()) > 1 for parameter in first.parameters())  # a convex model may begin at zero
-    apart = not _same(first.state_dict(), second.state_dict())
-    expect(apart or not drawn, f"{who}: initialise draws the same under every seed")
+    is_random = any(len(parameter.unique()) > 1 for parameter in first.parameters())  # a convex model may start at zero
+    differs = not _same(first.state_dict(), second.state_dict())
+    expect(differs or not is_random, f"{who}: initialise draws the same under every seed")
     x = torch.randn(B, DATA.channels, *DATA.image, generator=torch.Generator().manual_seed(0))
     with during(f"{who}: forward and backward", Exception):
         logits = _logits(first, x)
@@ -67,8 +67,8 @@ def check_model(who: str, choice: Resolved) -> None:
     unknown = first.no_weight_decay() - {name for name, _ in first.named_parameters()}
     expect(not unknown, f"{who}: no_weight_decay names what is no parameter: {', '.join(sorted(unknown))}")
     with during(f"{who}: its state is converted to the canonical form and back", Exception):
-        back = second.from_canonical(second.to_canonical(second.state_dict()))
-    expect(_same(back, second.state_dict()), f"{who}: from_canonical(to_canonical(state)) is not the state")
+        restored = second.from_canonical(second.to_canonical(second.state_dict()))
+    expect(_same(restored, second.state_dict()), f"{who}: from_canonical(to_canonical(state)) is not the state")
 
 
 def _model(choice: Resolved) -> Any:

@@ -1,4 +1,4 @@
-"""Parts of a model: patch embeddings, positions, attentions, MLPs, norms and heads.
+"""Contract tests of a model's parts: patch embeddings, positions, attentions, MLPs, norms and heads.
 
 B images, C channels, H and W pixels, T tokens, N patches, D width, K members of a stack.
 """
@@ -27,7 +27,7 @@ DEPTH = 2
 
 
 def check_part(who: str, choice: Resolved) -> None:
-    """On a square and an oblong grid and without prefix tokens, each of which may be refused with a reason."""
+    """Check a part on a square and an oblong grid and without prefix tokens; it may refuse each with a reason."""
     refused, first = [], True
     for what, g in _geometries(choice):
         reason = _refusal(who, choice, g)
@@ -35,7 +35,8 @@ def check_part(who: str, choice: Resolved) -> None:
             refused.append(f"{what}: {reason}")
             continue
         _check_on(f"{who} on {what}", choice, g)
-        if first and getattr(choice.component, "exact_gradient", True):  # once is enough: two passes a parameter
+        # On one geometry only: the check takes two passes per parameter.
+        if first and getattr(choice.component, "exact_gradient", True):
             probe = _probe(choice, g).double().eval()
             check_gradient(who, probe, dict(probe.part.named_parameters()), _input(choice.slot, g).double())
         first = False
@@ -44,7 +45,7 @@ def check_part(who: str, choice: Resolved) -> None:
 
 
 def _geometries(choice: Resolved) -> Iterator[tuple[str, Geometry]]:
-    """A square grid, an oblong one with more prefix tokens, and one without any."""
+    """Yield a square grid, an oblong one with more prefix tokens, and one without prefix tokens."""
     reduction = 1
     if choice.slot == "patch":
         reduction = choice.component.reduction_of(choice.options)  # type: ignore[attr-defined]
@@ -77,7 +78,7 @@ def _refusal(who: str, choice: Resolved, g: Geometry) -> str | None:
     if reason is not None:
         return str(reason)
     try:
-        _built(choice, g)
+        _build(choice, g)
     except (GeometryError, OptionError) as error:
         return str(error)
     except Exception as error:
@@ -86,7 +87,7 @@ def _refusal(who: str, choice: Resolved, g: Geometry) -> str | None:
 
 
 class _Probe(nn.Module):
-    """A part, called as the model calls it: one tensor in, all that the part makes of it out, each under a name."""
+    """A module that calls a part as the model does and returns all its outputs by name."""
 
     def __init__(self, slot: str, part: Any, g: Geometry) -> None:
         super().__init__()
@@ -122,11 +123,11 @@ def _check_on(who: str, choice: Resolved, g: Geometry) -> None:
     probe = _probe(choice, g)
     x = _input(choice.slot, g)
     _check_values(who, choice, g, probe, x)
-    _check_again(who, choice, g, x)
+    _check_repeatable(who, choice, g, x)
     _check_state(who, choice, g, probe, x)
     _check_meta(who, choice, g, x)
-    _check_half(who, choice, g, x)
-    _check_alone(who, choice, g)
+    _check_bfloat16(who, choice, g, x)
+    _check_samples_independent(who, choice, g)
     _check_stacked(who, choice, g)
     if choice.slot == "position":
         _check_position(who, choice, g, probe)
@@ -143,11 +144,11 @@ def _check_values(who: str, choice: Resolved, g: Geometry, probe: _Probe, x: Ten
         _check_shapes(who, choice.slot, g, out, x)
         for name, value in out.items():
             expect(bool(value.isfinite().all()), f"{who}: {name} has values that are not finite")
-        grown = [value.float().pow(2).sum() for value in out.values() if value.requires_grad]
-        if not grown:
+        squares = [value.float().pow(2).sum() for value in out.values() if value.requires_grad]
+        if not squares:
             continue
         with during(f"{who}: backward", Exception):
-            torch.autograd.backward(torch.stack(grown).sum())
+            torch.autograd.backward(torch.stack(squares).sum())
         for name, parameter in probe.part.named_parameters():
             expect(parameter.grad is not None, f"{who}: parameter {name} receives no gradient")
             assert parameter.grad is not None
@@ -155,40 +156,40 @@ def _check_values(who: str, choice: Resolved, g: Geometry, probe: _Probe, x: Ten
         expect(x.grad is None or bool(x.grad.isfinite().all()), f"{who}: the gradient of the input is not finite")
 
 
-def _check_again(who: str, choice: Resolved, g: Geometry, x: Tensor) -> None:
-    """What is computed a second time is the same, and comes from nothing but the state, the input and keyed draws."""
+def _check_repeatable(who: str, choice: Resolved, g: Geometry, x: Tensor) -> None:
+    """Check that results repeat exactly and depend only on the state, the input and keyed draws."""
     probe = _probe(choice, g)
     name_draws(probe)
     draws = noise.Draws(dropout=1, drop_path=2, sample_B=torch.arange(B))
     for when, training in (("evaluation", False), ("training", True)):
         probe.train(training)
-        found = []
+        outputs = []
         with torch.random.fork_rng([]), torch.no_grad(), noise.drawing(draws):
             for _ in range(2):
                 before = torch.manual_seed(0).get_state()
-                found.append(probe(x))
-                drawn = not torch.equal(before, torch.get_rng_state())
-        expect(training or not drawn, f"{who} draws random numbers in evaluation")
-        for name, value in found[0].items():
-            same = torch.equal(value, found[1][name])
+                outputs.append(probe(x))
+                used_torch_rng = not torch.equal(before, torch.get_rng_state())
+        expect(training or not used_torch_rng, f"{who} draws random numbers in evaluation")
+        for name, value in outputs[0].items():
+            same = torch.equal(value, outputs[1][name])
             expect(same, f"{who}: {name} is another the second time in {when}: it depends on more than state and input")
         safe = getattr(choice.component, "vmap_safe", False)
         expect(
-            not (safe and drawn),
+            not (safe and used_torch_rng),
             f"{who} declares vmap_safe, and draws from torch's generator in {when}: "
             "vitlab.components.base.Dropout draws by key, and vmap_safe = False says that it cannot be stacked",
         )
 
 
-def _check_alone(who: str, choice: Resolved, g: Geometry) -> None:
-    """In float64, where rounding cannot hide a mistake."""
+def _check_samples_independent(who: str, choice: Resolved, g: Geometry) -> None:
+    """Check that samples do not mix, in float64, so that rounding cannot hide an error."""
     probe = _probe(choice, g).double().eval()
     x = _input(choice.slot, g).double()
     with torch.no_grad(), during(f"{who}: forward in float64, and of one sample", Exception):
-        together, alone = probe(x), probe(x[:1])
-    for name in together:
-        if together[name].shape != alone[name].shape:  # not what is the same for all samples
-            close = torch.allclose(together[name][:1], alone[name], rtol=1e-9, atol=1e-9)
+        batched, single = probe(x), probe(x[:1])
+    for name in batched:
+        if batched[name].shape != single[name].shape:  # outputs with no batch axis have equal shapes
+            close = torch.allclose(batched[name][:1], single[name], rtol=1e-9, atol=1e-9)
             expect(close, f"{who}: {name} of a sample depends on the other samples of its batch")
 
 
@@ -206,12 +207,12 @@ def _check_shapes(who: str, slot: str, g: Geometry, out: Mapping[str, Tensor], x
             allowed = [(g.heads, g.tokens, g.tokens)]
         shape = tuple(value.shape)
         expect(shape in allowed, f"{who}: {name} has shape {shape}; expected {' or '.join(map(str, allowed))}")
-        given = "rotation" in name or "bias" in name or value.dtype == x.dtype
-        expect(given, f"{who}: {name} is {value.dtype} for an input of {x.dtype}")
+        allowed_dtype = "rotation" in name or "bias" in name or value.dtype == x.dtype
+        expect(allowed_dtype, f"{who}: {name} is {value.dtype} for an input of {x.dtype}")
 
 
 def _check_state(who: str, choice: Resolved, g: Geometry, probe: _Probe, x: Tensor) -> None:
-    other = _Probe(choice.slot, _built(choice, g), g).eval()
+    other = _Probe(choice.slot, _build(choice, g), g).eval()
     with during(f"{who}: its state is loaded into another instance", RuntimeError):
         other.load_state_dict(probe.state_dict(), strict=True)
     with torch.no_grad():
@@ -223,11 +224,11 @@ def _check_state(who: str, choice: Resolved, g: Geometry, probe: _Probe, x: Tens
 
 def _check_meta(who: str, choice: Resolved, g: Geometry, x: Tensor) -> None:
     with during(f"{who}: built and run on the meta device, as a plan is checked", Exception), torch.device("meta"):
-        out = _Probe(choice.slot, _built(choice, g), g)(x.to("meta"))
+        out = _Probe(choice.slot, _build(choice, g), g)(x.to("meta"))
     _check_shapes(f"{who} (meta device)", choice.slot, g, out, x)
 
 
-def _check_half(who: str, choice: Resolved, g: Geometry, x: Tensor) -> None:
+def _check_bfloat16(who: str, choice: Resolved, g: Geometry, x: Tensor) -> None:
     probe = _probe(choice, g).to(torch.bfloat16).eval()
     with torch.no_grad(), during(f"{who}: forward in bfloat16", Exception):
         out = probe(x.to(torch.bfloat16))
@@ -237,7 +238,7 @@ def _check_half(who: str, choice: Resolved, g: Geometry, x: Tensor) -> None:
 
 
 def _check_stacked(who: str, choice: Resolved, g: Geometry) -> None:
-    """Stacked members compute what each computes alone."""
+    """Check that a stack of two members under ``torch.vmap`` computes the same as each alone."""
     if not getattr(choice.component, "vmap_safe", False):
         return
     members = [_probe(choice, g, seed).double().eval() for seed in (1, 2)]
@@ -249,7 +250,7 @@ def _check_stacked(who: str, choice: Resolved, g: Geometry) -> None:
 
     sentence = f"{who} declares vmap_safe and does not run under torch.vmap (vmap_safe = False says that it cannot)"
     with torch.no_grad(), during(sentence, Exception), warnings.catch_warnings():
-        # Where torch has no batching rule it falls back to a loop and says so: slow, and right.
+        # Without a batching rule, torch falls back to a slow but correct loop and warns.
         warnings.filterwarnings("ignore", message="There is a performance drop")
         stacked = torch.vmap(one)(parameters, buffers, torch.stack([x, x]))
     with torch.no_grad():
@@ -262,21 +263,22 @@ def _check_stacked(who: str, choice: Resolved, g: Geometry) -> None:
 def _check_position(who: str, choice: Resolved, g: Geometry, probe: _Probe) -> None:
     position = probe.part
     for flag, hook in (("needs_bias", position.bias), ("needs_rotation", position.rotation)):
-        given = any(hook(layer) is not None for layer in range(1, g.depth + 1))
-        says = getattr(position, flag)
-        does = "something" if given else "None"
-        expect(says == given, f"{who} declares {flag} = {says}, and {hook.__name__}(layer) returns {does}")
+        provided = any(hook(layer) is not None for layer in range(1, g.depth + 1))
+        declared = getattr(position, flag)
+        returned = "something" if provided else "None"
+        sentence = f"{who} declares {flag} = {declared}, and {hook.__name__}(layer) returns {returned}"
+        expect(declared == provided, sentence)
     if position.needs_rotation:
         cos, sin = next(rotation for layer in range(1, g.depth + 1) if (rotation := position.rotation(layer)))
-        still = bool((cos[..., : len(g.prefix), :] == 1).all() and (sin[..., : len(g.prefix), :] == 0).all())
-        expect(still, f"{who} rotates prefix tokens; their rows have cosine 1 and sine 0")
+        unrotated = bool((cos[..., : len(g.prefix), :] == 1).all() and (sin[..., : len(g.prefix), :] == 0).all())
+        expect(unrotated, f"{who} rotates prefix tokens; their rows have cosine 1 and sine 0")
     from vitlab.components.position import Resampling
 
     larger = replace(g, grid=(g.grid[0] * 2, g.grid[1] * 2), image=(g.image[0] * 2, g.image[1] * 2))
     if _refusal(who, choice, larger) is None:
         with during(f"{who}: its state is resampled for a grid twice as large and loaded there", Exception):
             state = position.resample(position.state_dict(), g, larger, Resampling())
-            _built(choice, larger).load_state_dict(state, strict=True)
+            _build(choice, larger).load_state_dict(state, strict=True)
 
 
 def _check_attention(who: str, g: Geometry, attention: Any, x: Tensor) -> None:
@@ -284,11 +286,11 @@ def _check_attention(who: str, g: Geometry, attention: Any, x: Tensor) -> None:
     with torch.no_grad():
         plain = attention(x, None, None)
         if rotation is not None:
-            turns = not torch.allclose(attention(x, rotation, None), plain)
-            expect(turns, f"{who} declares takes_rotation, and computes the same without one")
+            differs = not torch.allclose(attention(x, rotation, None), plain)
+            expect(differs, f"{who} declares takes_rotation, and computes the same without one")
         if bias is not None:
-            bends = not torch.allclose(attention(x, None, bias), plain)
-            expect(bends, f"{who} declares takes_bias, and computes the same without one")
+            differs = not torch.allclose(attention(x, None, bias), plain)
+            expect(differs, f"{who} declares takes_bias, and computes the same without one")
         try:
             maps = attention.maps(x, rotation, bias)
         except NotImplementedError:
@@ -303,24 +305,24 @@ def _check_attention(who: str, g: Geometry, attention: Any, x: Tensor) -> None:
     state = attention.state_dict()
     with during(f"{who}: its state is converted to the canonical form and back", Exception):
         canonical = attention.to_canonical(state)
-        back = attention.from_canonical(canonical)
+        restored = attention.from_canonical(canonical)
     qkv = canonical.get("qkv.weight")
-    found = "is missing" if qkv is None else f"has shape {tuple(qkv.shape)}"
+    detail = "is missing" if qkv is None else f"has shape {tuple(qkv.shape)}"
     expect(
         qkv is not None and qkv.shape == (3 * g.dim, g.dim),
-        f"{who}: qkv.weight of the canonical form {found}; expected {(3 * g.dim, g.dim)}, or canonical = None",
+        f"{who}: qkv.weight of the canonical form {detail}; expected {(3 * g.dim, g.dim)}, or canonical = None",
     )
-    same = back.keys() == state.keys() and all(torch.equal(back[name], state[name]) for name in state)
+    same = restored.keys() == state.keys() and all(torch.equal(restored[name], state[name]) for name in state)
     expect(same, f"{who}: from_canonical(to_canonical(state)) is not the state")
 
 
-def _built(choice: Resolved, g: Geometry) -> Any:
+def _build(choice: Resolved, g: Geometry) -> Any:
     return slot(choice.slot).build(choice, g.dim if choice.slot == "norm" else g)
 
 
 def _probe(choice: Resolved, g: Geometry, seed: int = 0) -> _Probe:
-    """A part whose parameters stand apart from special values, such as the zeros some begin with."""
-    probe = _Probe(choice.slot, _built(choice, g), g)
+    """Build a part and move its parameters away from special values, such as zero initialisation."""
+    probe = _Probe(choice.slot, _build(choice, g), g)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in probe.parameters():
@@ -334,7 +336,7 @@ def _input(slot: str, g: Geometry) -> Tensor:
 
 
 def _hints(attention: Any, g: Geometry, x: Tensor) -> tuple[tuple[Tensor, Tensor] | None, Tensor | None]:
-    """A rotation and a bias as a position gives them, where the attention takes them."""
+    """Return a rotation and a bias like those of a position, or None where the attention does not take them."""
     place_T = torch.arange(g.tokens, dtype=torch.float64)
     angle_TK = place_T[:, None] * (torch.arange(g.head_dim // 2) + 1) / 3
     rotation = (angle_TK.cos().to(x), angle_TK.sin().to(x)) if attention.takes_rotation else None
