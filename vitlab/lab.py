@@ -1,6 +1,6 @@
-"""The story: read, plan, execute, track, report.
+"""The main entry points: read, plan, execute, track and report a study.
 
-Only this module sees the whole study; everybody else is handed the piece it needs.
+Only this module sees the whole study; every other module receives the part it needs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 class Answer:
     """The result of :func:`run`: counts of trainings, the answers, and the frames behind them.
 
-    Each training counts once, those by which knobs are tuned among them.
+    Each training counts once, including those that tune options.
     """
 
     plan: Plan
@@ -59,22 +59,22 @@ class Answer:
     trained: int  #: by this run
     cached: int  #: taken from earlier runs
     failed: int  #: without a result after this run
-    tracker: str  #: what people call the tracker; empty where the study has none
-    link: str | None  #: where the tracker shows it; None where it could not be reached
+    tracker: str  #: display name of the tracker; empty if the study has none
+    link: str | None  #: address of the study in the tracker; None if it could not be reached
 
     @property
     def folder(self) -> Path:
-        """The study's folder, with its report."""
+        """Return the study's folder, which contains its report."""
         return self.store.study(self.plan.study)
 
     @property
     def report(self) -> Path:
-        """The report as a page."""
+        """Return the path of the HTML report."""
         return self.folder / "report" / "report.html"
 
     @property
     def answers(self) -> list[str]:
-        """One sentence per comparison."""
+        """Return one sentence per comparison."""
         return self.compare().answers
 
     def results(self) -> Results:
@@ -103,11 +103,11 @@ class Answer:
         """Return the question, the answers, the counts and a link to the report; every text is escaped."""
         answers = "".join(f"<li>{escape(answer)}</li>" for answer in self.answers)
         here = Path.cwd()
-        # A notebook serves the files below its folder, and no others.
+        # A notebook serves only the files below its folder.
         link = self.report.relative_to(here).as_posix() if self.report.is_relative_to(here) else self.report.as_uri()
-        shown = f'<a href="{escape(quote(link, safe="/:%"))}" target="_blank">{escape(self.report.name)}</a>'
+        anchor = f'<a href="{escape(quote(link, safe="/:%"))}" target="_blank">{escape(self.report.name)}</a>'
         question = escape(self.plan.question or self.plan.study)
-        return f"<div><b>{question}</b><ul>{answers}</ul><p>{escape(self._counts)}. Report: {shown}</p></div>"
+        return f"<div><b>{question}</b><ul>{answers}</ul><p>{escape(self._counts)}. Report: {anchor}</p></div>"
 
     @property
     def _counts(self) -> str:
@@ -126,28 +126,28 @@ def run(
     versions: Mapping[str, str] = {},
     watch: Watch | None = None,
 ) -> Answer:
-    """Bring a study to its answer: train what is missing, track it, report.  Running it again trains nothing.
+    """Train the missing trials of a study, track them and write the report.  Running it again trains nothing.
 
-    While another process runs the study this one looks on, and goes on when that one has ended, however it did.
+    While another process runs the study, this one follows its progress, and continues when that process has ended.
 
     Args:
         file: the study file.
-        out: the output folder, shared by studies; a trial that another study has trained is not trained again.
+        out: the output folder, shared by studies; a trial trained by another study is not trained again.
         changes: dotted path to value, applied to the file before it is read, such as ``{"data.root": ...}``
-            (a path that does not begin with a key of the file is taken below ``base``).
+            (a path that does not start with a key of the file is relative to ``base``).
         plugins: Python files that register components.
         only: arms to train, as a shell pattern; the report still shows all.
-        retry_failed: train again what failed under the same code.
+        retry_failed: retrain trials that failed under the same code.
         measure: benchmark every arm on this machine and report the costs; see :mod:`vitlab.driver.benchmark`.
-        versions: versions that every result must come from, such as ``{"torch": "2.13.0+cpu"}``, of those that results
-            record: python, torch, torchvision, numpy and pillow.  Results of others are not taken; such trials are kept
-            beside those that name no version.
-        watch: shows the progress; by default an updating display in a notebook, a live table in a terminal, and plain
+        versions: required versions of libraries, such as ``{"torch": "2.13.0+cpu"}``, among those recorded in results:
+            python, torch, torchvision, numpy and pillow.  Results with other versions are not used; trials of required
+            versions are stored apart from those without.
+        watch: progress display; by default an updating display in a notebook, a live table in a terminal, and plain
             lines on stderr elsewhere.  ``vitlab.driver.scheduler.Watch()`` shows nothing.
 
     Raises:
-        SpecError: with every mistake of the file; nothing is written then.
-        UserError: if ``file`` is no path, or ``only`` names no arm; nothing is written then, either.
+        SpecError: if the file is wrong, with every mistake; nothing is written.
+        UserError: if ``file`` is not a path or ``only`` matches no arm; nothing is written.
         Interrupted: after Ctrl-C, once every running trial has written its checkpoint.
     """
     from vitlab.driver.progress import watch_on
@@ -160,33 +160,33 @@ def run(
 
     study, plan = planned()
     arms = [arm.name for arm in plan.arms]
-    if not any(_is_asked(arm, only) for arm in arms):
+    if not any(_is_selected(arm, only) for arm in arms):
         raise UserError(f"no arm is called '{only}'.{nearest(only, arms)} Arms: {'; '.join(arms)}.")
     plan = _with_data(plan, store, file, lambda: planned()[1])
-    with sole_driver(plan, store, watch) as waited:
-        if waited:
+    with sole_driver(plan, store, watch) as followed:
+        if followed:
             study, plan = planned()
         store.clear(plan.study)
 
         def ready(plan: Plan) -> tuple[Plan, Tracker]:
-            """The plan once engines are measured that are to be, and who is told of its trials."""
-            plan = _probed(study, plan, store, planned, plugins, watch)
+            """Return the plan after any engine benchmarks, and its tracker."""
+            plan = _with_benchmarks(study, plan, store, planned, plugins, watch)
             return plan, _tracker(plan, store, study.run)
 
         plan, tracker = ready(_write_study(store, plan, file, changes, plugins, watch))
         stages: list[Mapping[str, str]] = []
         try:
             if plan.pending:
-                rivals = [item for tuning in plan.tuning if tuning.open for item in _wanted(tuning, only)]
+                rivals = [item for tuning in plan.tuning if tuning.open for item in _rivals_to_train(tuning, only)]
                 stages.append(_train(plan, rivals, "*", store, study.run, plugins, retry_failed, tracker, watch))
-                _write_plan(store, _chosen(plan, store))
+                _write_plan(store, _with_tuning_decided(plan, store))
                 plan, tracker = ready(_write_plan(store, planned()[1]))
             stages.append(_train(plan, plan.trials, only, store, study.run, plugins, retry_failed, tracker, watch))
             again = planned()[1] if plan.looks is not None else plan
             if again.looks != plan.looks:
-                known = {(item.arm, item.seed) for item in plan.trials}
+                existing = {(item.arm, item.seed) for item in plan.trials}
                 plan, tracker = ready(_write_plan(store, again))
-                further = [item for item in plan.trials if (item.arm, item.seed) not in known]
+                further = [item for item in plan.trials if (item.arm, item.seed) not in existing]
                 stages.append(_train(plan, further, only, store, study.run, plugins, retry_failed, tracker, watch))
             if study.run.explain:
                 from vitlab.driver.explanations import examine_arms
@@ -204,7 +204,7 @@ def run(
             link = tracker.close(files)
     reasons = {tuning.failure for tuning in plan.tuning if tuning.failure}
     untuned = len(study.seeds.values) * sum(arm.skip in reasons for arm in plan.arms)
-    # What one stage has trained is found by the next one.
+    # Trials trained in one stage are cached in the next one; count them as trained.
     counts = Counter({name: how for stage in reversed(stages) for name, how in stage.items()}.values())
     trained, cached, failed = counts["trained"], counts["cached"], counts["failed"] + untuned
     return Answer(plan, store, trained, cached, failed, tracker.title, link)
@@ -218,17 +218,19 @@ def plan_study(
     out: str | Path = OUT,
     versions: Mapping[str, str] = {},
 ) -> tuple[Study, Plan]:
-    """Read and plan a study.  Reads no pixels, writes nothing, and builds models, without memory, only to match arms.
+    """Read and plan a study without reading images or writing files.
+
+    Models are built on the meta device, and only to match arms.
 
     Args:
         file: the study file.
         changes: see :func:`run`.
         plugins: see :func:`run`.
-        out: the output folder, in which the choices of earlier tunings stand, and what a first look has seen.
+        out: the output folder, which has the choices of earlier tunings and the interim analysis of the first seeds.
         versions: see :func:`run`.
 
     Raises:
-        SpecError: with every mistake of the file; those that a change has made are blamed on it.
+        SpecError: if the file or a change is wrong, with every mistake; mistakes made by a change are attributed to it.
     """
     try:
         return _study_and_plan(file, changes, plugins, out, versions)
@@ -256,11 +258,11 @@ def _study_and_plan(
 ) -> tuple[Study, Plan]:
     """Read and plan a study, see :func:`plan_study`."""
     loaded = [registry.load_file(plugin) for plugin in plugins]
-    known = {path: value for path, value in changes.items() if is_known(path)}
-    study, document, problems = read_study(file, {rooted(path): value for path, value in known.items()})
-    problems += [unknown(path, changes[path], document) for path in changes if path not in known]
+    valid = {path: value for path, value in changes.items() if is_known(path)}
+    study, document, problems = read_study(file, {rooted(path): value for path, value in valid.items()})
+    problems += [unknown(path, changes[path], document) for path in changes if path not in valid]
     if study is not None:
-        study = study.model_copy(update={"run": _own(study.run)})
+        study = study.model_copy(update={"run": _with_builtins(study.run)})
         problems += trust.find_problems(study, document, loaded, file, out, changes)
     from vitlab.data.prepare import data_info
     from vitlab.plan import make_plan
@@ -268,20 +270,20 @@ def _study_and_plan(
 
     store = Store(Path(out).resolve())
     sound = study is not None and not problems
-    decided = _decided(store, study) if study is not None and sound and study.tune is not None else {}
-    measured = study is not None and sound and study.run.engine == "measured"
-    probes = probes_of(_kept(store, study)) if study is not None and measured else {}
-    surroundings = Surroundings(_files(study, loaded), versions)
-    plan = make_plan(study, document, problems, data_info, _count, decided, probes, surroundings=surroundings)
+    tunings = _decided_tunings(store, study) if study is not None and sound and study.tune is not None else {}
+    benchmarked = study is not None and sound and study.run.engine == "measured"
+    probes = probes_of(_stored_plan(store, study)) if study is not None and benchmarked else {}
+    surroundings = Surroundings(_file_modules(study, loaded), versions)
+    plan = make_plan(study, document, problems, data_info, _count, tunings, probes, surroundings=surroundings)
     assert study is not None
     if plan.looks is not None:
         from vitlab.report.escalation import inconclusive_arms
 
-        kept = _kept(store, study).get("looks") or {}
-        before = kept["open"] if tuple(kept.get("first", ())) == plan.looks.first else ()
-        if unsettled := inconclusive_arms(_registered(plan, store), store, before):
-            plan = make_plan(study, document, problems, data_info, _count, decided, probes, unsettled, surroundings)
-    notes = (*plan.notes, *_stored(plan), *_absent(plan, store))
+        stored = _stored_plan(store, study).get("looks") or {}
+        before = stored["open"] if tuple(stored.get("first", ())) == plan.looks.first else ()
+        if inconclusive := inconclusive_arms(_with_registration(plan, store), store, before):
+            plan = make_plan(study, document, problems, data_info, _count, tunings, probes, inconclusive, surroundings)
+    notes = (*plan.notes, *_streamed(plan), *_absent(plan, store))
     plan = replace(plan, notes=notes, version=name_of(content(document.data)))
     return study.model_copy(update={"analysis": plan.analysis}), plan
 
@@ -294,16 +296,16 @@ def smoke(
     plugins: Sequence[str | Path] = (),
     watch: Watch | None = None,
 ) -> int:
-    """Train two steps of every distinct set of components of a study.  Returns how many there are.
+    """Train two steps of every distinct set of components of a study and return the number of sets.
 
     Raises:
-        TrialFailed: naming those that failed.
+        TrialFailed: if any set failed.
     """
     from vitlab.plan.key import modules_beside
     from vitlab.trackers import Untracked
 
     watch = watch or Watch()
-    # Whether components run does not depend on how much they cost, or on what suits them best.
+    # Matching and tuning do not affect whether components run.
     base = read_study(file, {rooted(path): value for path, value in changes.items()})[1].data.get("base")
     short = {**changes, **_two_steps(base), "seeds": 1, "match": None, "tune": None}
     study, plan = plan_study(file, changes=short, plugins=plugins)
@@ -325,27 +327,27 @@ def smoke(
 
 
 def costs(plan: Plan) -> dict[str, dict[str, int]]:
-    """Parameters and multiply-accumulates (one image, forward) of each arm's model, built without memory."""
+    """Return parameters and multiply-accumulates (one image, forward) of each arm's model, built on the meta device."""
     from vitlab.data.prepare import data_info
     from vitlab.models.cost import macs, parameters
 
-    found: dict[str, dict[str, int]] = {}
-    known: dict[tuple[str, DataInfo], dict[str, int]] = {}
+    by_arm: dict[str, dict[str, int]] = {}
+    by_choice: dict[tuple[str, DataInfo], dict[str, int]] = {}
     for planned in (*plan.trials, *plan.pending):
-        if planned.arm in found:
+        if planned.arm in by_arm:
             continue
         info = data_info(registry.slot("dataset").resolve(planned.trial.spec["data"]))
         choice = json.dumps(planned.trial.spec["model"], sort_keys=True), info
-        if choice not in known:
+        if choice not in by_choice:
             try:
                 with _without_memory():
                     model = registry.slot("model").build(planned.trial.spec["model"], info)
-                known[choice] = {"params": parameters(model), "macs": macs(model, info)}
+                by_choice[choice] = {"params": parameters(model), "macs": macs(model, info)}
             except Exception as error:
                 error.add_note(f"in the model of arm '{planned.arm}'")
                 raise
-        found[planned.arm] = known[choice]
-    return found
+        by_arm[planned.arm] = by_choice[choice]
+    return by_arm
 
 
 def sync(
@@ -355,16 +357,16 @@ def sync(
 
     Args:
         folder: the output folder.
-        tracker: the tracker to deliver to; by default the one each study names, and none where it names none.
-        tracking_uri: an MLflow server or database, in the place of what the study names.  A server on another machine
-            has to be named again, here or in MLFLOW_TRACKING_URI.
+        tracker: the tracker to deliver to; by default the one in each study's file, if any.
+        tracking_uri: an MLflow server or database instead of the one in the study's file.  A server on another machine
+            must be confirmed, here or in MLFLOW_TRACKING_URI.
 
     Returns:
-        study and link, None where the tracker could not be reached.
+        Pairs of study and link; the link is None if the tracker could not be reached.
 
     Raises:
-        UserError: for a tracker that is not installed, or a URI that MLflow cannot deliver to; and for studies whose
-            files are damaged, once all others have been delivered.
+        UserError: if the tracker is not installed or MLflow cannot deliver to the URI; also if files of a study are
+            damaged, after all other studies have been delivered.
     """
     from vitlab.trackers.address import MASK, unconfirmed
 
@@ -382,7 +384,7 @@ def sync(
             unreadable.append(str(error))
             continue
         if plan is None:
-            continue  # it went while this looked
+            continue  # deleted meanwhile
         run_spec = run_spec.model_copy(update=changes)
         uri = run_spec.tracking_uri
         if uri is not None and not elsewhere:
@@ -390,17 +392,14 @@ def sync(
                 log.warning("%s is not delivered to %s: %s.", plan.study, uri, sentence)
                 links.append((plan.study, None))
                 continue
-            if MASK in uri:  # the environment has it in full
+            if MASK in uri:  # the environment has the URI with its password
                 run_spec = run_spec.model_copy(update={"tracking_uri": None})
-        found = _tracker(plan, store, run_spec)
-        if found.title:
-            links.append((plan.study, found.close(sorted((file.parent / "report").glob("*")))))
+        delivery = _tracker(plan, store, run_spec)
+        if delivery.title:
+            links.append((plan.study, delivery.close(sorted((file.parent / "report").glob("*")))))
     if unreadable:
         raise UserError("\n".join(unreadable))
     return links
-
-
-# -- how it is done ---------------------------------------------------------------------------------------------------
 
 
 def _train(
@@ -414,62 +413,61 @@ def _train(
     tracker: Tracker,
     watch: Watch,
 ) -> dict[str, str]:
-    """Train what is missing of some trials.
+    """Train the missing ones of ``trials`` and their prerequisites.
 
     Returns:
-        trained, cached (there already) or failed, for every training by its ``key/code``, those that the trials start
-        from among them.
+        ``trained``, ``cached`` or ``failed`` for every training, prerequisites included, by its ``key/code``.
     """
     starters = [*(planned.trial for planned in trials), *plan.prerequisites]
-    needed = {name for trial in starters for name in trial.needs.values()}
+    prerequisites = {name for trial in starters for name in trial.needs.values()}
     missing: list[Planned] = []
     sources = {f"{trial.key}/{trial.code}": store.trial(trial.key, trial.code) for trial in plan.prerequisites}
     outcomes = {name: "cached" for name, folder in sources.items() if folder.usable()}
     for planned in trials:
-        if _is_there(store, planned, needed):
+        if _is_trained(store, planned, prerequisites):
             _folder(store, planned).remove_checkpoint(planned.trial.to_json())
             outcomes[_name(planned)] = "cached"
         else:
             missing.append(planned)
-    parked: list[Planned] = []
+    failed_before: list[Planned] = []
 
-    def unparked(some: Sequence[Planned]) -> list[Planned]:
-        left: list[Planned] = []
+    def without_failed(some: Sequence[Planned]) -> list[Planned]:
+        remaining: list[Planned] = []
         for planned in some:
             failed = not retry_failed and _folder(store, planned).has_failed_for_good()
-            (parked if failed else left).append(planned)
-        return left
+            (failed_before if failed else remaining).append(planned)
+        return remaining
 
-    todo = unparked(distinct([planned for planned in missing if _is_asked(planned.arm, only)]))
-    todo = unparked(with_prerequisites(plan, todo, store))
-    if parked:
-        watch.say(f"{_trials(len(parked))} failed before under this code; --retry-failed trains them again.")
-    watch.planned(replace(plan, trials=tuple(trials)), todo, store)
+    to_train = without_failed(distinct([planned for planned in missing if _is_selected(planned.arm, only)]))
+    to_train = without_failed(with_prerequisites(plan, to_train, store))
+    if failed_before:
+        watch.say(f"{_trials(len(failed_before))} failed before under this code; --retry-failed trains them again.")
+    watch.planned(replace(plan, trials=tuple(trials)), to_train, store)
     try:
-        execute(todo, store, run_spec, plugins, tracker, watch, plan.probes)
+        execute(to_train, store, run_spec, plugins, tracker, watch, plan.probes)
     finally:
         watch.close()
-    for planned in todo:
+    for planned in to_train:
         outcomes[_name(planned)] = "trained" if _folder(store, planned).done() else "failed"
-    return outcomes | {_name(planned): "failed" for planned in parked}
+    return outcomes | {_name(planned): "failed" for planned in failed_before}
 
 
 def _name(planned: Planned) -> str:
     return f"{planned.trial.key}/{planned.trial.code}"
 
 
-def _wanted(tuning: Tuning, only: str) -> list[Planned]:
-    """The trials of a tuning, if its arm is to be trained."""
-    return tuning.trials if tuning.arm is None or _is_asked(tuning.arm, only) else []
+def _rivals_to_train(tuning: Tuning, only: str) -> list[Planned]:
+    """Return the trials of a tuning if its arm is to be trained."""
+    return tuning.trials if tuning.arm is None or _is_selected(tuning.arm, only) else []
 
 
-def _is_asked(arm: str, only: str) -> bool:
-    """Whether a pattern names an arm; brackets in an arm's own name are no pattern."""
+def _is_selected(arm: str, only: str) -> bool:
+    """Return whether a pattern matches an arm; an arm's exact name matches even if it contains brackets."""
     return arm == only or fnmatch.fnmatchcase(arm, only)
 
 
-def _chosen(plan: Plan, store: Store) -> Plan:
-    """The plan with every choice that the trials which have ended allow."""
+def _with_tuning_decided(plan: Plan, store: Store) -> Plan:
+    """Return the plan with every tuning decided whose trials have ended."""
     from vitlab.plan.tune import decide
 
     def result_of(trial: Trial) -> Result | None:
@@ -479,18 +477,18 @@ def _chosen(plan: Plan, store: Store) -> Plan:
     return replace(plan, tuning=tuple(tuning))
 
 
-def _decided(store: Store, study: Study) -> dict[str, Tuning]:
-    """The choices that stand in the plan of a study that was run before, by their keys."""
-    tuning = [Tuning.from_json(item) for item in _kept(store, study).get("tuning", ())]
+def _decided_tunings(store: Store, study: Study) -> dict[str, Tuning]:
+    """Return the decided tunings in the stored plan of a study, by key."""
+    tuning = [Tuning.from_json(item) for item in _stored_plan(store, study).get("tuning", ())]
     return {item.key: item for item in tuning if not item.open}
 
 
-def _kept(store: Store, study: Study) -> Mapping[str, Any]:
-    """The plan of a study that was run before, in JSON."""
+def _stored_plan(store: Store, study: Study) -> Mapping[str, Any]:
+    """Return the stored plan of a study as JSON data, or an empty mapping."""
     return plan_data(store.study(study.study) / "plan.json") or {}
 
 
-def _probed(
+def _with_benchmarks(
     study: Study,
     plan: Plan,
     store: Store,
@@ -498,43 +496,45 @@ def _probed(
     plugins: Sequence[str | Path],
     watch: Watch,
 ) -> Plan:
-    """The plan, once the engine of what is to be trained has been measured, where the study asks for that."""
-    todo = [planned for planned in (*plan.trials, *plan.pending) if not _folder(store, planned).done()]
-    shapes = unprobed(todo, plan.probes) if study.run.engine == "measured" else {}
+    """Benchmark the engines of the missing trials if the study asks for it, and return the plan."""
+    missing = [planned for planned in (*plan.trials, *plan.pending) if not _folder(store, planned).done()]
+    shapes = unprobed(missing, plan.probes) if study.run.engine == "measured" else {}
     if not shapes:
         return plan
     from vitlab.driver.benchmark import probe
 
-    found = {**plan.probes, **probe(shapes, store, study.run, plugins, watch.say)}
-    _write_plan(store, replace(plan, probes=found))
+    probes = {**plan.probes, **probe(shapes, store, study.run, plugins, watch.say)}
+    _write_plan(store, replace(plan, probes=probes))
     return _write_plan(store, again()[1])
 
 
-def _files(study: Study | None, loaded: Sequence[registry.Origin]) -> frozenset[str]:
+def _file_modules(study: Study | None, loaded: Sequence[registry.Origin]) -> frozenset[str]:
     """Return the modules of the files of components that the process of a trial will have loaded."""
     if study is not None:
-        with suppress(VitlabError):  # of a wrong executor the file's mistakes tell
+        with suppress(VitlabError):  # a wrong executor is reported with the file's mistakes
             if registry.slot("executor").get(study.run.executor.type).in_driver:
                 return registry.plugin_files.modules()
     return frozenset(map(registry.plugin_files.module_of, loaded))
 
 
-def _stored(plan: Plan) -> list[str]:
-    """Where pictures are read from that this machine does not keep in memory, in a sentence for each set of them."""
+def _streamed(plan: Plan) -> list[str]:
+    """Return a sentence for each image data set that is not held in memory, with the place it is read from."""
     from vitlab.data.prepare import describe_storage
 
     of_arm = {planned.arm: planned.trial.spec["data"] for planned in (*plan.trials, *plan.pending)}
     distinct_sets = {json.dumps(data, sort_keys=True): data for data in of_arm.values()}
-    return list(dict.fromkeys(said for data in distinct_sets.values() if (said := describe_storage(data)) is not None))
+    return list(
+        dict.fromkeys(sentence for data in distinct_sets.values() if (sentence := describe_storage(data)) is not None)
+    )
 
 
 def _absent(plan: Plan, store: Store) -> list[str]:
-    """Return which data is not on this machine, of trials that are still to be trained: a sentence for each set."""
+    """Return a sentence for each data set that a missing trial needs and this machine does not have."""
     return [f"data not here: {reason}" for reason in _missing(plan, store)]
 
 
 def _missing(plan: Plan, store: Store) -> list[str]:
-    """Return why data is not on this machine, for each set that trials which are still to be trained need.
+    """Return the reason for each data set that a missing trial needs and this machine does not have.
 
     Only trials whose data is missing are looked up in the store.
     """
@@ -544,10 +544,10 @@ def _missing(plan: Plan, store: Store) -> list[str]:
     for planned in _all(plan):
         trials.setdefault(str(planned.trial.spec["data"]), []).append(planned)
     reasons = {name: missing(some[0].trial.spec["data"]) for name, some in trials.items()}
-    needed = [
+    names = [
         name for name in reasons if reasons[name] and not all(_folder(store, item).done() for item in trials[name])
     ]
-    return list(dict.fromkeys(str(reasons[name]) for name in needed))
+    return list(dict.fromkeys(str(reasons[name]) for name in names))
 
 
 def _count(choice: Mapping[str, Any], info: DataInfo) -> Cost:
@@ -561,29 +561,29 @@ def _folder(store: Store, planned: Planned) -> TrialFolder:
 
 
 def _two_steps(tree: Any, place: str = "") -> dict[str, int]:
-    """The changes that shorten a trial, and those whose weights it takes."""
-    found = {f"{place}train.steps": 2, f"{place}train.evaluations": 1}
+    """Return the changes that shorten a trial and the trials whose weights it starts from to two steps."""
+    changes = {f"{place}train.steps": 2, f"{place}train.evaluations": 1}
     for path in SOURCES.values():
         source = tree
         for part in (*path, "trial"):
             source = source.get(part) if isinstance(source, Mapping) else None
         if isinstance(source, Mapping):
-            found |= _two_steps(source, f"{place}{'.'.join(path)}.trial.")
-    return found
+            changes |= _two_steps(source, f"{place}{'.'.join(path)}.trial.")
+    return changes
 
 
-def _is_there(store: Store, planned: Planned, needed: set[str]) -> bool:
-    """Whether a trial need not be trained; one that others start from must have kept its weights, too."""
+def _is_trained(store: Store, planned: Planned, prerequisites: set[str]) -> bool:
+    """Return whether a trial is trained; one that other trials start from must also have its weights."""
     folder = _folder(store, planned)
-    named = f"{planned.trial.key}/{planned.trial.code}" in needed
-    return folder.usable() if named else folder.done()
+    is_prerequisite = f"{planned.trial.key}/{planned.trial.code}" in prerequisites
+    return folder.usable() if is_prerequisite else folder.done()
 
 
 def _with_data(plan: Plan, store: Store, file: str | Path, again: Any) -> Plan:
-    """The plan, once its data is here: reading a set that is not fetches it where its options allow that.
+    """Read data sets without an identity, which may download them, and return the plan made anew.
 
     Raises:
-        SpecError: if it is not, and trials that are to be trained need it.
+        SpecError: if the data of a missing trial is not on this machine.
     """
     for reason in _missing(plan, store):
         raise SpecError([read_document(file).problem(("base", "data", "root"), reason)])
@@ -600,7 +600,7 @@ def _with_data(plan: Plan, store: Store, file: str | Path, again: Any) -> Plan:
 
 
 def _all(plan: Plan) -> list[Planned]:
-    """Every trial a plan names, those that a tuning awaits or consists of among them."""
+    """Return every trial of a plan, including pending trials and those of tunings."""
     return [*plan.trials, *plan.pending, *(planned for tuning in plan.tuning for planned in tuning.trials)]
 
 
@@ -612,9 +612,9 @@ def _write_study(
     plugins: Sequence[str | Path],
     watch: Watch,
 ) -> Plan:
-    """Write what a study is, when a run of it begins.  Returns the plan as :func:`_write_plan` does.
+    """Write the files of a study at the start of a run and return the plan as :func:`_write_plan` does.
 
-    Where the run before was of another version of the study, that one is kept, and a message names what differs.
+    If the previous run was of another version of the study, keep that version and print the differences.
     """
     from vitlab.trackers.source import commit_of
 
@@ -623,7 +623,7 @@ def _write_study(
     plan = _write_plan(store, plan)
     write_bytes(folder / "study.yaml", source.read_bytes())
     write_json(folder / "changes.json", _without_password(changes))
-    if latest is not None and source.is_relative_to(store.root / "studies"):  # what a report says to run again
+    if latest is not None and source.is_relative_to(store.root / "studies"):  # a stored copy, run again
         source = Path(latest.run.get("file", source))
     circumstances = {
         "time": time_s,
@@ -634,8 +634,8 @@ def _write_study(
     }
     began(folder, plan.version, circumstances)
     if latest is not None and latest.name != plan.version:
-        known = latest.run.get("file", "")
-        place = f" from {known}," if known and known != str(source) else ""
+        previous = latest.run.get("file", "")
+        place = f" from {previous}," if previous and previous != str(source) else ""
         now = content_of(folder / "study.yaml", changes)
         differ = "" if latest.content is None else f": {differences(latest.content, now)}"
         watch.say(
@@ -646,14 +646,14 @@ def _write_study(
 
 
 def _write_plan(store: Store, plan: Plan) -> Plan:
-    """Write what is to be run.  Returns the plan, with how its answer was to be judged when it was first run."""
-    plan = _registered(plan, store)
+    """Write the plan and return it with the analysis registered at the first run."""
+    plan = _with_registration(plan, store)
     write_json(store.study(plan.study) / "plan.json", plan.to_json())
     return plan
 
 
-def _registered(plan: Plan, store: Store) -> Plan:
-    """The plan, with how its answer was to be judged when it was first run."""
+def _with_registration(plan: Plan, store: Store) -> Plan:
+    """Return the plan with the analysis registered at the first run."""
     earlier = plan_data(store.study(plan.study) / "plan.json")
     return registered(plan, earlier, lambda *trial: store.trial(*trial).done())
 
@@ -665,7 +665,7 @@ def _without_memory() -> Any:
 
 
 def _without_password(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the command line changes, with a password in the tracking URI masked."""
+    """Return the changes of the command line, with any password in the tracking URI masked."""
     from vitlab.trackers import public
 
     def masked(path: str, value: Any) -> Any:
@@ -677,16 +677,16 @@ def _without_password(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run_spec(folder: Path) -> RunSpec:
-    """How a study was last run: its file, and what was changed on the command line."""
+    """Return the run section of a study's stored file with the stored changes of the command line."""
     changes = read_json(folder / "changes.json", mapping) or {}
     study, _, problems = read_study(folder / "study.yaml", {rooted(path): value for path, value in changes.items()})
     if study is None or problems:
         raise SpecError(problems)
-    return _own(study.run)
+    return _with_builtins(study.run)
 
 
-def _own(run_spec: RunSpec) -> RunSpec:
-    """How a study is run: by our executor and tracker where it names none, whoever else offers their names."""
+def _with_builtins(run_spec: RunSpec) -> RunSpec:
+    """Return ``run_spec`` with unset executor and tracker qualified as built-ins."""
     silent = [name for name in ("executor", "tracker") if name not in run_spec.model_fields_set]
     own = {name: Choice(registry.slot(name).qualify_builtin(getattr(run_spec, name).type)) for name in silent}
     return run_spec.model_copy(update=own)
