@@ -57,7 +57,7 @@ def test_in_float64_the_losses_of_50_steps_agree() -> None:
         training = Training(network.double(), feed, spec, trial.seeds, "classification", None)
         before = training.evaluate("val").metrics["loss"]
         for _ in range(50):
-            training.advance()
+            training.train_step()
         after = training.evaluate("val").metrics["loss"]
         losses[arm] = torch.stack([*training.losses["loss"], torch.tensor(after, dtype=torch.float64)])
         assert abs(before - after) > 1e-3, "it stands still, as any other would"

@@ -225,9 +225,9 @@ def test_the_engines_agree_in_float64(model: dict[str, Any], train: dict[str, An
     )
     cohorts = {engine: Cohort([made(seed) for seed in range(2)], engine) for engine in engines}
     for step in range(steps):
-        one.advance()
+        one.train_step()
         for engine, cohort in cohorts.items():
-            cohort.advance()
+            cohort.train_step()
             if step == 0:
                 other = cohort.trainings[1].model
                 for name, parameter in one.model.named_parameters():
@@ -365,12 +365,12 @@ def test_sixteen_seeds_take_few_operations_each(
     plain = {"drop": 0.0, "drop_path": 0.0}
     members = [training(seed, data=data, model={**plain, **model}, batch_size=8) for seed in range(16)]
     stacked = Cohort(members, engine)
-    stacked.advance()
+    stacked.train_step()
     drawn = [one.draw(range(8)) for one in members]
     for one, batch in zip(members, drawn, strict=True):
         one.draw = lambda rows, batch=batch: batch  # type: ignore[method-assign,misc]
     with Counting() as counting:
-        stacked.advance()
+        stacked.train_step()
     assert counting.count / 16 <= most
 
 

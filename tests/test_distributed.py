@@ -163,7 +163,7 @@ def test_a_death_loses_no_more_than_the_steps_since_the_last_checkpoint(
     where = folder("killed")
     with pytest.raises(Lost, match=rf"process {rank} of this trial was killed by signal 9 \(SIGKILL\)"):
         run_trial(what, where, settings(guests))
-    assert gone(guests) and not where.held() and not where.done() and where.failure() is None
+    assert gone(guests) and not where.is_locked() and not where.done() and where.failure() is None
     assert done(run_trial(what, where, settings(guests))).outcome == two[1].outcome
     starts = [event.body["step"] for event in where.events()[0] if event.kind == "start"]
     assert len(starts) == 2 and starts[0] == 0 < starts[1] <= 3
@@ -174,7 +174,7 @@ def test_asked_to_stop_they_stop_at_one_step_and_go_on(
 ) -> None:
     what, where = trial({"loss": {"type": "troubled", "step_s": 0.03}}), folder("stopped")
     assert run_trial(what, where, settings(guests), stop=lambda: (guests.parent / "pid1").exists()) is None
-    assert gone(guests) and not where.done() and not where.held()
+    assert gone(guests) and not where.done() and not where.is_locked()
     assert done(run_trial(what, where, settings(guests))).outcome == two[1].outcome
     starts = [event.body["step"] for event in where.events()[0] if event.kind == "start"]
     assert len(starts) == 2 and starts[1] < 20
@@ -212,7 +212,7 @@ def test_what_one_of_them_raises_is_what_the_trial_failed_of(folder: Any, guests
             run_trial(trial({"loss": {"type": "troubled", "trouble": trouble}}), where, settings(guests))
         assert gone(guests) and (where.failure() or "").startswith(sentence) and where.kind() == kind
         assert "in __call__" in read_json(where.path / "failure.json")["traceback"]
-        assert where.events()[0][-1].kind == "end" and not where.held()
+        assert where.events()[0][-1].kind == "end" and not where.is_locked()
 
 
 def test_when_its_worker_dies_nobody_is_left(folder: Any, guests: Path) -> None:
@@ -222,10 +222,10 @@ def test_when_its_worker_dies_nobody_is_left(folder: Any, guests: Path) -> None:
     (worker,) = local._workers.values()
     ended: list[Ended] = []
     until(lambda: ended.extend(local.poll(0.05)) or ended or len(list(guests.parent.glob("pid*"))) == 2)
-    assert not ended and folder("job").held()
+    assert not ended and folder("job").is_locked()
     worker.process.kill()
     assert ends(local, 1)["key"].how == "lost"
-    assert gone(guests) and not folder("job").held()
+    assert gone(guests) and not folder("job").is_locked()
 
 
 STUDY = """

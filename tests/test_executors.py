@@ -92,7 +92,7 @@ def test_a_worker_that_dies_harms_no_other(local: Callable[..., Local], tmp_path
     assert "killed by signal 9" in found["kill"].detail and "memory" in found["kill"].detail
     assert "SIGSEGV" in found["crash"].detail
     assert "Segmentation fault" in (found["crash"].job.folder / "log.txt").read_text()
-    assert not any(TrialFolder(ended.job.folder).held() for ended in found.values())
+    assert not any(TrialFolder(ended.job.folder).is_locked() for ended in found.values())
     until((job(tmp_path, "train").folder / "pid.json").exists)
     executor.cancel(PATIENCE_S)
     (survivor,) = executor.poll(0.0)
@@ -117,7 +117,7 @@ def test_a_worker_that_is_stopped_past_its_timeout_is_killed(
     executor.submit(work)
     ended = ends(executor, 1)["freeze"]
     assert ended.how == "timeout" and "stopped or stuck, was killed" in ended.detail
-    assert not TrialFolder(work.folder).held()
+    assert not TrialFolder(work.folder).is_locked()
 
 
 def test_a_worker_that_waits_for_another_is_not_out_of_time(
@@ -401,7 +401,7 @@ def test_cancel_ends_what_does_not_listen(local: Callable[..., Local], tmp_path:
     assert not any(map(alive, pids))
     found = {ended.job.trial.key: ended.how for ended in executor.poll(0.0)}
     assert found == {"train": "stopped", "ignore": "lost"}
-    assert not any(TrialFolder(item.folder).held() for item in work)
+    assert not any(TrialFolder(item.folder).is_locked() for item in work)
 
 
 def test_ctrl_c_reaches_an_inline_trial_as_a_wish_to_stop(tmp_path: Path) -> None:
@@ -443,12 +443,12 @@ def start_driver(root: Path, do: str, then: str) -> tuple[subprocess.Popen[str],
 def test_workers_of_a_killed_driver_write_a_checkpoint_and_leave(local: Callable[..., Local], tmp_path: Path) -> None:
     driver, pid = start_driver(tmp_path, "train", "time.sleep(600)")
     work = job(tmp_path, "train")
-    assert TrialFolder(work.folder).held()
+    assert TrialFolder(work.folder).is_locked()
     driver.kill()
     out, _ = driver.communicate()
     assert out.count("script runs") == 1  # not once more in the worker
     until(lambda: not alive(pid))
-    assert not TrialFolder(work.folder).held()
+    assert not TrialFolder(work.folder).is_locked()
     assert (work.folder / "checkpoint").is_dir()
     assert "the driver is gone; the trial is stopped" in (work.folder / "log.txt").read_text()
     assert local().reattach([work]) == []
@@ -459,7 +459,7 @@ def test_a_worker_that_does_not_listen_does_not_outlive_its_driver_for_long(tmp_
     driver.kill()
     driver.communicate()
     until(lambda: not alive(pid))
-    assert not TrialFolder(job(tmp_path, "ignore").folder).held()
+    assert not TrialFolder(job(tmp_path, "ignore").folder).is_locked()
 
 
 def test_a_driver_that_just_ends_leaves_no_worker(tmp_path: Path) -> None:
@@ -551,7 +551,7 @@ def test_a_stopped_orphan_is_killed_and_nobody_elses_worker(
     try:
         work = [job(tmp_path, kind) for kind in ("orphan", "worker", "forged")]
         for kind in holders:
-            until(TrialFolder(job(tmp_path, kind).folder).held)
+            until(TrialFolder(job(tmp_path, kind).folder).is_locked)
         forged = hold(TrialFolder(work[2].folder))
         # Somebody who may write to the folder holds its lock, and names a process that holds another trial's.
         (work[2].folder / "lock").write_text(f"{process(holders['victim'].pid)} {name}\n")

@@ -98,7 +98,7 @@ def test_storm_of_interrupts_leaves_one_line_and_no_worker(tmp_path: Path, momen
     assert process.returncode == 130, err
     assert "Traceback" not in err and err.splitlines()[-1] == "interrupted", err
     folders = [TrialFolder(file.parent) for file in tmp_path.glob("vitlab-runs/trials/*/*/lock")]
-    while any(folder.held() for folder in folders):
+    while any(folder.is_locked() for folder in folders):
         assert time.monotonic() < deadline, "a worker goes on without its driver"
         time.sleep(0.2)
     assert not list(tmp_path.glob("vitlab-runs/trials/*/*/result.json"))

@@ -22,7 +22,7 @@ import pytest
 from vitlab.errors import UserError
 from vitlab.store import locks
 from vitlab.store.folders import TrialFolder, temporary, write_bytes
-from vitlab.store.locks import DRIVER, Busy, LockLost, held, hold, holder, holds_lock, process
+from vitlab.store.locks import DRIVER, Busy, LockLost, hold, holds_lock, is_locked, owner, process
 
 SILENT_S = 2.0
 
@@ -47,7 +47,7 @@ def without_locks(patch: pytest.MonkeyPatch, error: int = errno.ENOLCK) -> None:
 
 def test_looking_leaves_nothing(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
-    assert not folder.held() and list(tmp_path.iterdir()) == []
+    assert not folder.is_locked() and list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_that_was_deleted_keeps_nobody_out_and_lets_nobody_in(
@@ -64,10 +64,10 @@ def test_a_lock_that_was_deleted_keeps_nobody_out_and_lets_nobody_in(
 
     monkeypatch.setattr(fcntl, "flock", deleted_before)
     with hold(lock):
-        assert lock.exists() and held(lock)
+        assert lock.exists() and is_locked(lock)
         with pytest.raises(Busy), hold(lock):
             pass
-    assert not held(lock)
+    assert not is_locked(lock)
 
 
 def test_an_error_inside_of_a_lease_comes_out_as_it_is(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_heartbeat_that_a_full_disk_cut_short_keeps_nobody_out(
             pass
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
     with hold(tmp_path / "lock"):
-        assert held(tmp_path / "lock")
+        assert is_locked(tmp_path / "lock")
 
 
 class Full(io.FileIO):
@@ -138,8 +138,8 @@ def test_who_holds_a_lock_stands_in_it(tmp_path: Path, monkeypatch: pytest.Monke
     assert me.split("/")[1] == str(os.getpid()) and process(2**22 + 1) == ""
     monkeypatch.setenv(DRIVER, "elsewhere/1/2")
     with hold(tmp_path / "lock"):
-        assert holder(tmp_path / "lock") == (me, "elsewhere/1/2")
-    assert holder(tmp_path / "none") == ("", "")
+        assert owner(tmp_path / "lock") == (me, "elsewhere/1/2")
+    assert owner(tmp_path / "none") == ("", "")
 
 
 def test_hold_waits_for_processes_that_only_look(tmp_path: Path) -> None:
@@ -168,13 +168,13 @@ def test_locks_is_true_of_the_process_that_holds_the_lock_alone(tmp_path: Path) 
     try:
         assert ours.recv() and other.pid is not None
         lock, name, me = tmp_path / "lock", process(other.pid), process(os.getpid())
-        assert holds_lock(name, lock) and holder(lock)[0] == name
+        assert holds_lock(name, lock) and owner(lock)[0] == name
         assert not holds_lock(f"{name}0", lock) and not holds_lock("", lock)
         with open(lock, "a+", encoding="utf-8") as opened:  # an open file is no lock
             opened.truncate(0)
             opened.write(f"{me} gone/1/2\n")
             opened.flush()
-            assert holder(lock)[0] == me and not holds_lock(me, lock) and holds_lock(name, lock)
+            assert owner(lock)[0] == me and not holds_lock(me, lock) and holds_lock(name, lock)
         lock.unlink()
         lock.touch()
         assert not holds_lock(name, lock), "that is another file"
@@ -195,15 +195,15 @@ def test_a_lease_is_exclusive_and_ends_with_its_process(tmp_path: Path) -> None:
     holder.start()
     assert ours.recv()
     folder = TrialFolder(tmp_path)
-    assert folder.held()
+    assert folder.is_locked()
     with pytest.raises(Busy), folder.lease():
         pass
     assert holder.pid is not None
     os.kill(holder.pid, signal.SIGKILL)
     holder.join()
-    assert not folder.held()
+    assert not folder.is_locked()
     with folder.lease():
-        assert folder.held()
+        assert folder.is_locked()
 
 
 # -- where a file system has no locks ---------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_a_holder_that_was_silent_for_too_long_is_taken_for_dead_and_stops(
     assert other.pid is not None
     try:
         name, folder = ours.recv(), TrialFolder(tmp_path)
-        assert holder(folder.lock) == (name, "")
+        assert owner(folder.lock) == (name, "")
         with pytest.raises(Busy), folder.lease():
             pass
         os.kill(other.pid, signal.SIGSTOP)
@@ -252,10 +252,10 @@ def test_a_holder_that_was_silent_for_too_long_is_taken_for_dead_and_stops(
             assert [ours.recv(), ours.recv(), ours.recv()] == ["taken", "taken", "left"]
             assert folder.failure() == "memory ran out" and unfinished.exists()
             folder.recover_journal()
-            assert folder.held() and holder(folder.lock)[0] == process(os.getpid()), "it has not let go for us"
+            assert folder.is_locked() and owner(folder.lock)[0] == process(os.getpid()), "it has not let go for us"
             folder.emit("end", status="done")
         assert [event.body.get("attempt") for event in folder.events()[0]] == [1, 2, None]
-        assert not folder.held() and sorted(path.name for path in tmp_path.iterdir()) == ["events.jsonl", "lock"]
+        assert not folder.is_locked() and sorted(path.name for path in tmp_path.iterdir()) == ["events.jsonl", "lock"]
     finally:
         other.kill()
         other.join()
@@ -277,10 +277,10 @@ def test_a_holder_that_is_slow_is_not_taken_for_dead(tmp_path: Path, monkeypatch
     with hold(tmp_path / "lock"):
         begun = lease.stat().st_mtime
         until(lambda: lease.stat().st_mtime > begun + 0.6)
-        assert held(tmp_path / "lock")
+        assert is_locked(tmp_path / "lock")
         with pytest.raises(Busy), hold(tmp_path / "lock"):
             pass
-    assert not held(tmp_path / "lock") and not lease.exists()
+    assert not is_locked(tmp_path / "lock") and not lease.exists()
 
 
 def test_of_several_who_find_a_dead_holder_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_of_several_who_find_a_dead_holder_one_goes_on(tmp_path: Path, monkeypat
     monkeypatch.setattr(locks, "reclaim_stale", late)
     with pytest.raises(Busy), hold(lock):
         pass
-    assert holder(lock) == ("other/3/4", "")
+    assert owner(lock) == ("other/3/4", "")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
@@ -381,7 +381,7 @@ def test_a_training_that_was_taken_over_leaves_all_to_the_other(
     assert any("checkpoint" in name for name in before)
     for _, each in work:
         assert each.failure() is None and not each.done()
-        assert each.held() == (each is folder), "what was not taken over is let go of"
+        assert each.is_locked() == (each is folder), "what was not taken over is let go of"
 
 
 @pytest.mark.parametrize("at", ["require_stackable", "begin"])

@@ -72,8 +72,8 @@ def test_parts_make_the_whole(size: int, data: dict[str, Any], model: dict[str, 
     count = whole.batch_images
     assert [len(rows) for rows in cut.parts.rows(count)][:-1] == [size] * ((count - 1) // size)
     for step in range(6):
-        whole.advance()
-        cut.advance()
+        whole.train_step()
+        cut.train_step()
         if step == 0:
             wanted, found = gradients(whole), gradients(cut)
             assert wanted.keys() == found.keys() and max(float(g.abs().max()) for g in wanted.values()) > 1e-4
@@ -100,7 +100,7 @@ def test_parts_without_a_label_count_nothing() -> None:
     for unlabelled in (range(4, 10), range(16)):
         for one in (whole, cut):
             one.draw = partial(without_labels, one, unlabelled)  # type: ignore[method-assign]
-            one.advance()
+            one.train_step()
         for name, gradient in gradients(whole).items():
             torch.testing.assert_close(gradients(cut)[name], gradient, rtol=0, atol=1e-12)
     assert all(not gradient.any() for gradient in gradients(cut).values())
@@ -146,8 +146,8 @@ def test_a_cohort_takes_parts_too() -> None:
     )
     first, second = Cohort(whole), Cohort(cut)
     for _ in range(6):
-        first.advance()
-        second.advance()
+        first.train_step()
+        second.train_step()
     for one, other in zip(whole, cut, strict=True):
         for name, value in one.model.state_dict().items():
             torch.testing.assert_close(other.model.state_dict()[name], value, rtol=0, atol=1e-12)

@@ -215,18 +215,18 @@ def test_a_training_moves_on_when_it_is_stopped_and_when_it_is_killed(
     assert bells
     wait_for_step(copying, folder, 8)
     (start,) = [event.body for event in folder.events()[0] if event.kind == "start"]
-    assert folder.held() and (folder.checkpoint / "last.safetensors").exists()
+    assert folder.is_locked() and (folder.checkpoint / "last.safetensors").exists()
     os.kill(start["pid"], signal.SIGKILL)
     ended = ends(copying, 1)["k0"]
     assert ended.how == "lost" and "killed or crashed" in ended.detail
-    assert not folder.held() and not folder.done()
+    assert not folder.is_locked() and not folder.done()
 
     sharing = SlowRay(run())  # the cluster is this machine
     sharing.submit(job)
     wait_for_step(sharing, folder, 16)
     sharing.cancel(PATIENCE_S)
     assert [ended.how for ended in sharing.poll(0.0)] == ["stopped"]
-    assert (folder.checkpoint / "last.safetensors").exists() and not folder.held()
+    assert (folder.checkpoint / "last.safetensors").exists() and not folder.is_locked()
 
     straight(job, monkeypatch)
     alone = real(tmp_path / "alone")
@@ -273,7 +273,7 @@ def test_several_processes_train_a_trial_as_they_do_elsewhere(
     shared.submit(work)
     ended = ends(shared, 1)["key"]
     assert ended.how == "lost" and "process 1 of this trial was killed by signal 9" in ended.detail
-    assert gone(plugin) and not folder.held() and not folder.done()
+    assert gone(plugin) and not folder.is_locked() and not folder.done()
     copying.submit(work)
     assert ends(copying, 1)["key"].how == "done"
     theirs = replace(work, folder=Store(tmp_path / "local").trial("key", "c").path)
@@ -336,7 +336,7 @@ def test_a_worker_that_is_stopped_past_its_timeout_is_killed(
     executor.submit(work)
     ended = ends(executor, 1)["freeze"]
     assert ended.how == "timeout" and "stopped or stuck, was killed" in ended.detail
-    until(lambda: not TrialFolder(work.folder).held())
+    until(lambda: not TrialFolder(work.folder).is_locked())
 
 
 def test_a_trial_that_another_writes_is_waited_for(cluster: Any, tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_a_driver_that_is_killed_takes_the_ray_it_started_along(tmp_path: Path) 
         driver.kill()
         driver.communicate()
     until(lambda: not Path(f"/proc/{pid}").exists() and not processes(temporary))
-    assert not TrialFolder(job(tmp_path, "train").folder).held()
+    assert not TrialFolder(job(tmp_path, "train").folder).is_locked()
     shutil.rmtree(temporary)
 
 

@@ -55,7 +55,7 @@ def test_a_write_for_which_there_is_no_room_leaves_nothing(tmp_path: Path, monke
 def test_a_result_is_written_once_all_else_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, settled = TrialFolder(tmp_path), list[tuple[str, bool]]()
     for file in (folder.spec, folder.weights, folder.predictions):
-        write_bytes(file, b"x", settled=False)
+        write_bytes(file, b"x", fsync=False)
 
     def note(descriptor: int) -> None:
         settled.append((Path(f"/proc/self/fd/{descriptor}").readlink().name.strip(".")[:6], folder.done()))
@@ -300,14 +300,14 @@ def test_weights_that_are_cut_are_not_usable(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     folder.finish(result())
     write_json(folder.spec, {})
-    assert not folder.usable()
+    assert not folder.has_weights()
     data = save({"a": __import__("numpy").zeros(100)}, {"vitlab": "{}"})
     for content, expected in ((data, True), (data[:-1], False), (b"", False), (b"{}", False), (data, True)):
         write_bytes(folder.weights, content)
-        assert folder.usable() == expected
+        assert folder.has_weights() == expected
     folder.weights.unlink()
     folder.weights.mkdir()
-    assert not folder.usable()
+    assert not folder.has_weights()
 
 
 # -- what killed processes leave --------------------------------------------------------------------------------------

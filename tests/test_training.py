@@ -23,7 +23,7 @@ from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.store.result import Measurement
 from vitlab.training import checkpoint, loop
-from vitlab.training.loop import EVALUATION_BATCH, Trained, evaluate, moments, peak_memory, steps_of, train
+from vitlab.training.loop import EVALUATION_BATCH, Trained, evaluate, evaluation_steps, peak_memory, steps_of, train
 
 DATA = {
     "type": "synthetic",
@@ -258,11 +258,11 @@ def test_drop_path_grows_linearly_to_the_last_block() -> None:
 
 @given(steps=st.integers(1, 300), evaluations=st.integers(1, 40), after=st.integers(0, 300))
 def test_evaluations_are_evenly_spaced_and_end_at_the_end(steps: int, evaluations: int, after: int) -> None:
-    found = list(moments(steps, evaluations))
+    found = list(evaluation_steps(steps, evaluations))
     assert len(found) == min(steps, evaluations) and found[-1] == steps and found[0] >= 1
     gaps = [b - a for a, b in zip([0, *found], found, strict=False)]
     assert max(gaps) - min(gaps) <= 1
-    left = list(moments(steps, evaluations, after=min(after, steps)))
+    left = list(evaluation_steps(steps, evaluations, after=min(after, steps)))
     assert left == [m for m in found if m > after] or left == [steps]
 
 

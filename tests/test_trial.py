@@ -189,7 +189,7 @@ def test_stopped_and_resumed_it_is_equal(folder: Any) -> None:
     where = folder("stopped")
     for _ in range(3):
         assert run_trial(trial(), where, Settings(), stop=stop_after(7)) is None
-        assert not where.done() and not where.held() and where.failure() is None
+        assert not where.done() and not where.is_locked() and where.failure() is None
     result = done(run_trial(trial(), where, Settings()))
     assert result.outcome == wanted.outcome
     assert result.circumstances.attempts == 4
@@ -653,7 +653,7 @@ def test_what_a_part_raises_is_told_in_the_folder(folder: Any, guests: Settings)
         run_trial(trial(train={"loss": "explosive"}), where, guests)
     assert where.failure() == "ArithmeticError: the loss went off"
     assert "went off" in read_json(where.path / "failure.json")["traceback"]
-    assert kinds(where) == ["start", "end"] and not where.done() and not where.held()
+    assert kinds(where) == ["start", "end"] and not where.done() and not where.is_locked()
     assert where.events()[0][-1].body == {"status": "failed", "failure": where.failure()}
 
 

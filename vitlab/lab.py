@@ -422,7 +422,7 @@ def _train(
     prerequisites = {name for trial in starters for name in trial.needs.values()}
     missing: list[Planned] = []
     sources = {f"{trial.key}/{trial.code}": store.trial(trial.key, trial.code) for trial in plan.prerequisites}
-    outcomes = {name: "cached" for name, folder in sources.items() if folder.usable()}
+    outcomes = {name: "cached" for name, folder in sources.items() if folder.has_weights()}
     for planned in trials:
         if _is_trained(store, planned, prerequisites):
             _folder(store, planned).remove_checkpoint(planned.trial.to_json())
@@ -576,7 +576,7 @@ def _is_trained(store: Store, planned: Planned, prerequisites: set[str]) -> bool
     """Return whether a trial is trained; one that other trials start from must also have its weights."""
     folder = _folder(store, planned)
     is_prerequisite = f"{planned.trial.key}/{planned.trial.code}" in prerequisites
-    return folder.usable() if is_prerequisite else folder.done()
+    return folder.has_weights() if is_prerequisite else folder.done()
 
 
 def _with_data(plan: Plan, store: Store, file: str | Path, again: Any) -> Plan:

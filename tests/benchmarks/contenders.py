@@ -216,7 +216,7 @@ def loop(one: Training) -> Contender:
     """A step of one training, in images."""
 
     def step() -> float:
-        one.advance()
+        one.train_step()
         return one.spec.batch_size
 
     return step
@@ -227,7 +227,7 @@ def cohort(members: list[Training], engine: Stacking = "stack") -> Contender:
     stacked = Cohort(members, engine)
 
     def step() -> float:
-        stacked.advance()
+        stacked.train_step()
         return sum(one.spec.batch_size for one in members)
 
     return step

@@ -51,7 +51,7 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
     for path in sorted((out / "trials").glob("*/*")):
         if (path.parent.name, path.name) in needed:
             continue
-        if TrialFolder(path).held():
+        if TrialFolder(path).is_locked():
             continue
         freed += _size(path)
         click.echo(f"{path}\t{names.get(path.parent.name, 'of no version that is kept')}")

@@ -130,7 +130,7 @@ def _detach(
     """
     from vitlab import lab
     from vitlab.driver.study_lock import driver_of
-    from vitlab.store.folders import Store, held, holder, process
+    from vitlab.store.folders import Store, is_locked, owner, process
 
     _, plan = lab.plan_study(file, changes=changes, plugins=plugins, out=out)
     store = Store(out.resolve())
@@ -148,7 +148,7 @@ def _detach(
     lock, name = store.driver(plan.study), process(driver.pid)
     deadline = time.monotonic() + BEGIN_S
     while driver.poll() is None and time.monotonic() < deadline:
-        if held(lock) and holder(lock)[0] in (name, ""):
+        if is_locked(lock) and owner(lock)[0] in (name, ""):
             break
         time.sleep(0.1)
     if driver.returncode:

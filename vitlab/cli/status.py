@@ -81,7 +81,7 @@ def state_of(folder: TrialFolder) -> str:
     """Return one of ``STATES``."""
     if folder.done():
         return "done"
-    if folder.held():
+    if folder.is_locked():
         return "running"
     if folder.failure() is not None:
         return "failed"

@@ -143,7 +143,7 @@ def _cost(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[
     """Measure images per second in training and inference, and the peak memory."""
     with begin_trial(trial, folder, settings) as training:
         device = training.feed.device
-        train = _speed(training.advance, device, stop) * training.batch_images
+        train = _speed(training.train_step, device, stop) * training.batch_images
         batch = next(iter(training.feed.evaluation("val", training.spec.batch_size)))
         training.model.eval()
         with torch.no_grad():
@@ -168,9 +168,9 @@ def _engines(
 
         alone = begin(0)
         device = alone.feed.device
-        alone.advance()  # selects kernels and allocates memory
-        step_s = min(1 / _speed(alone.advance, device, stop, block_s=0.0, warm_up=0) for _ in range(2))
-        steps, images, incompatibility = {"loop": alone.advance}, {"loop": alone.batch_images}, {}
+        alone.train_step()  # selects kernels and allocates memory
+        step_s = min(1 / _speed(alone.train_step, device, stop, block_s=0.0, warm_up=0) for _ in range(2))
+        steps, images, incompatibility = {"loop": alone.train_step}, {"loop": alone.batch_images}, {}
         for engine in STACKINGS:
             try:
                 if step_s > LONG_S:
@@ -181,11 +181,11 @@ def _engines(
                 ):
                     raise ValueError(reason)
                 cohort = Cohort([begin(1 + seed) for seed in range(members)], engine)
-                cohort.advance()
+                cohort.train_step()
             except Exception as error:  # components that do not support stacking may raise anything
                 incompatibility[engine] = " ".join(str(error).split())[:200]
                 continue
-            steps[engine], images[engine] = cohort.advance, alone.batch_images * members
+            steps[engine], images[engine] = cohort.train_step, alone.batch_images * members
         speeds: dict[str, list[float]] = {name: [] for name in steps}
         began = time.perf_counter()
         for _ in range(PROBES):

@@ -99,7 +99,7 @@ def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool
                 if TrialFolder(path).done():
                     del remaining[path]
                     watch.ended(planned, "done", "")
-                elif path not in running and TrialFolder(path).held():
+                elif path not in running and TrialFolder(path).is_locked():
                     running.add(path)
                     watch.started(planned)
             watch.tick()
@@ -116,7 +116,7 @@ def with_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> lis
     while pending:
         name = pending.pop()
         trial = prerequisites.get(name)
-        if trial is None or name in missing or store.trial(trial.key, trial.code).usable():
+        if trial is None or name in missing or store.trial(trial.key, trial.code).has_weights():
             continue
         missing[name] = Planned(f"prerequisite {trial.key[:8]}", trial.seeds["init"], trial)
         pending += trial.needs.values()
@@ -251,7 +251,7 @@ def _check_abort(abort: Abort, done: int, failed: int, planned: int) -> None:
 def _ready(job: Job) -> bool:
     """Return True if the weights of all trials that the job depends on are available."""
     trials = job.folder.parents[1]
-    return all(TrialFolder(trials / name).usable() for name in job.trial.needs.values())
+    return all(TrialFolder(trials / name).has_weights() for name in job.trial.needs.values())
 
 
 def _path(store: Store, planned: Planned) -> Path:

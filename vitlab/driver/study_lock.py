@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitlab.driver.scheduler import Watch, distinct, follow_driver
 from vitlab.plan.values import Plan
-from vitlab.store.folders import Busy, Store, held, hold, holder
+from vitlab.store.folders import Busy, Store, hold, is_locked, owner
 
 
 @contextmanager
@@ -47,10 +47,10 @@ def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
 def driver_of(study: str, store: Store) -> str:
     """Describe the process that runs a study; empty if there is none."""
     lock = store.driver(study)
-    return _describe_owner(lock) if held(lock) else ""
+    return _describe_owner(lock) if is_locked(lock) else ""
 
 
 def _describe_owner(lock: Path) -> str:
     """Describe the process that took the lock last."""
-    host, _, rest = holder(lock)[0].partition("/")
+    host, _, rest = owner(lock)[0].partition("/")
     return f"process {rest.partition('/')[0]} on {host}" if host else "another process"

@@ -39,7 +39,7 @@ from vitlab.plan.values import Trial
 from vitlab.registry import Slot
 from vitlab.registry.blame import sentence_with_place
 from vitlab.spec import RunSpec
-from vitlab.store.folders import Busy, TrialFolder, holder, holds_lock, process
+from vitlab.store.folders import Busy, TrialFolder, holds_lock, owner, process
 
 How = Literal["done", "failed", "oom", "timeout", "preempted", "lost", "refused", "stopped"]
 
@@ -300,7 +300,7 @@ def how_of(kind: str) -> How:
 def _ended(folder: TrialFolder, keep: str) -> bool:
     """Whether a trial needs no more; one that has ended is trained again for weights that were not kept."""
     result = folder.result()
-    return result is not None and (keep == "none" or result.status != "done" or folder.usable())
+    return result is not None and (keep == "none" or result.status != "done" or folder.has_weights())
 
 
 def trial_endings(ended: Ended) -> list[tuple[Path, How, str]]:
@@ -324,7 +324,7 @@ def wait_for_lease(folder: TrialFolder, stop: Callable[[], bool]) -> None:
     since = time.monotonic()
     while True:
         time.sleep(POLL_S)
-        if stop() or not folder.held():
+        if stop() or not folder.is_locked():
             return
         if time.monotonic() - since > GONE_S:
             end_orphan(folder)
@@ -338,7 +338,7 @@ def end_orphan(folder: TrialFolder) -> bool:
     Returns:
         whether there was one on this machine.
     """
-    who, driver = holder(folder.lock)
+    who, driver = owner(folder.lock)
     if not driver or is_alive(driver) or driver.split("/")[0] != who.split("/")[0]:
         return False
     return holds_lock(who, folder.lock) and kill(who)

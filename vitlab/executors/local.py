@@ -144,7 +144,7 @@ class Local(Executor):
 
     def reattach(self, jobs: Sequence[Job]) -> list[Job]:
         """The jobs whose folder somebody holds.  They end as their result says, and as ``lost`` where there is none."""
-        self._elsewhere += [job for job in jobs if TrialFolder(job.folder).held()]
+        self._elsewhere += [job for job in jobs if TrialFolder(job.folder).is_locked()]
         self._since = time.monotonic()
         return list(self._elsewhere)
 
@@ -276,7 +276,7 @@ class Local(Executor):
 
     def _look_elsewhere(self) -> None:
         for job in list(self._elsewhere):
-            if TrialFolder(job.folder).held():
+            if TrialFolder(job.folder).is_locked():
                 if time.monotonic() - self._since > base.GONE_S:
                     base.end_orphan(TrialFolder(job.folder))
                 continue

@@ -104,13 +104,13 @@ def _advance(training: Training, engine: str) -> str:
             how: Stacking = "stack" if engine == "stack" and incompatibility is None else "vmap"
             cohort, engine = Cohort([training], how), how
             while training.step < training.steps:
-                cohort.advance()
+                cohort.train_step()
         except Exception:
             if training.step > 0:
                 raise
             engine = "loop"
     while training.step < training.steps:
-        training.advance()
+        training.train_step()
     return engine
 
 

@@ -67,7 +67,7 @@ def state(plan: Plan, store: Store) -> str:
     for trial in (*(planned.trial for planned in plan.trials), *plan.prerequisites, *tuned):
         folder = store.trial(trial.key, trial.code)
         ended = [(folder.path / name) for name in ("result.json", "failure.json")]
-        ends.append([path.stat().st_mtime_ns if path.exists() else 0 for path in ended] + [folder.held()])
+        ends.append([path.stat().st_mtime_ns if path.exists() else 0 for path in ended] + [folder.is_locked()])
     latest = versions.version(store.study(plan.study))
     beside = (
         attention_pictures.explained(plan, store),

@@ -231,7 +231,7 @@ def _found(planned: Planned, store: Store, known: Mapping[str, Trial]) -> Found:
     if result is not None:
         kind = {"done": None, "diverged": "diverged"}.get(result.status, "error")
         return Found(planned, folder, result.status, result.failure, result, kind)
-    if folder.held():
+    if folder.is_locked():
         return Found(planned, folder, "running", "", None)
     failure = folder.failure()
     if failure is not None:
@@ -249,7 +249,7 @@ def _kept_out(trial: Trial, store: Store, known: Mapping[str, Trial]) -> str:
         result, failure = folder.result(), folder.failure()
         if result is not None and result.status != "done":
             return f"its {role} ({key[:8]}) {result.status}: {result.failure}"
-        if result is None and failure is not None and not folder.held():
+        if result is None and failure is not None and not folder.is_locked():
             return f"its {role} ({key[:8]}) failed: {failure}"
         if result is None and failure is None and name in known and (why := _kept_out(known[name], store, known)):
             return f"its {role} ({key[:8]}) cannot begin: {why}"

@@ -22,7 +22,7 @@ from vitlab.plan.trial import Trial
 from vitlab.registry import Resolved, slot
 from vitlab.runner.circumstances import attention_of, kernels_of_first_pass, size_of, versions
 from vitlab.runner.failures import record
-from vitlab.runner.models import begun, distillation_of, fit_head
+from vitlab.runner.models import distillation_of, fit_head, initial_model
 from vitlab.runner.settings import Settings, dtype_of
 from vitlab.runner.utilisation import matrix_rate, utilisation
 from vitlab.spec import TrainSpec
@@ -69,7 +69,7 @@ class Attempt:
         starts = [event for event in events if event.kind == "start"]
         self.number = len(starts) + 1
         self.first_began = starts[0].t / 1000 if starts else self.began
-        self.told = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
+        self.last_logged_step = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
         self.size = 0, 0  #: parameters and multiply-accumulates
         self.rate = math.nan  #: peak operations per second of these devices
         self.before_s = 0.0  #: seconds that earlier attempts spent on the checkpoint
@@ -78,7 +78,7 @@ class Attempt:
         """Train in the loop engine; see :func:`vitlab.runner.run.run_trial`.  ``note`` goes to the journal."""
         training = self.begin("loop", note)
         every_s = self.settings.every_s
-        trained = complete(training, emit=self.tell, save=self.save, stop=stop, every_s=every_s)
+        trained = complete(training, emit=self.log, save=self.save, stop=stop, every_s=every_s)
         return None if trained is None else self.finish(training, trained)
 
     def begin(self, engine: str, note: str = "") -> Training:
@@ -105,7 +105,7 @@ class Attempt:
                 f"{prepared.info.identity}, and the plan says {trial.data}"
             )
         feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(trial.spec["train"]))
-        model, notes = begun(trial, self.folder, prepared, self.device)
+        model, notes = initial_model(trial, self.folder, prepared, self.device)
         fit_head(model, trial, feed)
         if engine == "stack" and (reason := stacking_incompatibility(model, spec.precision, self.device)):
             self.engine, note = "vmap", "; ".join(filter(None, (note, f"trained by engine vmap, for {reason}")))
@@ -127,7 +127,7 @@ class Attempt:
     def open(self) -> None:
         """Prepare the folder for an attempt."""
         self.folder.recover_journal()
-        write_json(self.folder.spec, self.trial.to_json(), settled=False)
+        write_json(self.folder.spec, self.trial.to_json(), fsync=False)
 
     def log_start(self, training: Training, note: str) -> None:
         """Log the start or resume of the attempt in the journal."""
@@ -189,9 +189,9 @@ class Attempt:
         content = {"training": state, "wall_s": self._spent_s(), "engine": self.engine}
         checkpoint.write(self.folder.checkpoint, content)
 
-    def tell(self, measurement: Measurement) -> None:
+    def log(self, measurement: Measurement) -> None:
         """Log a measurement, unless an earlier attempt logged its step before it was lost."""
-        if measurement.step > self.told:
+        if measurement.step > self.last_logged_step:
             self.folder.emit(
                 "metrics",
                 step=measurement.step,

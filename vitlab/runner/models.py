@@ -50,7 +50,9 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
     return model.eval(), Transform(sight, dtype=dtype)
 
 
-def begun(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device) -> tuple[Model, list[str]]:
+def initial_model(
+    trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device
+) -> tuple[Model, list[str]]:
     """Return the model of a trial before its first step, initialised or with the weights the trial starts from.
 
     Returns:

@@ -57,7 +57,7 @@ class _Process:
     result: RankResult | None = None
 
 
-def together(count: int, work: Work, arguments: Sequence[Any], stop: Callable[[], bool]) -> RankResult:
+def launch_ranks(count: int, work: Work, arguments: Sequence[Any], stop: Callable[[], bool]) -> RankResult:
     """Run a function in several processes.
 
     Args:

@@ -18,7 +18,7 @@ from vitlab.registry import load_file
 from vitlab.runner.attempt import Attempt, result_of
 from vitlab.runner.circumstances import versions
 from vitlab.runner.failures import out_of_memory, record, sentence_of
-from vitlab.runner.settings import Settings, device_of, torch_set
+from vitlab.runner.settings import Settings, device_of, torch_settings
 from vitlab.runner.sharing import train_shared
 from vitlab.store.folders import Busy, TrialFolder
 from vitlab.store.result import Result
@@ -96,7 +96,7 @@ def run_trial(
             return result
         try:
             device = device_of(settings.device)
-            with torch_set(settings, device):
+            with torch_settings(settings, device):
                 return Attempt(trial, folder, settings, device).train(stop)
         except Exception as error:
             sentence = record(error, trial, folder)
@@ -136,7 +136,7 @@ def run_cohort(
                     attempts.append(Attempt(trial, folder, settings, device_of(settings.device)))
         if not attempts:
             return
-        with torch_set(settings, attempts[0].device):
+        with torch_settings(settings, attempts[0].device):
             try:
                 _train_together(attempts, stop)
                 return
@@ -164,7 +164,7 @@ def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterat
         load_file(plugin)
     check_trial(trial)
     device = device_of(settings.device)
-    with folder.lease(), torch_set(settings, device):
+    with folder.lease(), torch_settings(settings, device):
         yield Attempt(trial, folder, settings, device).begin("loop")
 
 
@@ -187,7 +187,7 @@ def _train_together(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> No
     try:
         for _, training in started:
             require_stackable(training.model)
-        members = [Member(training, attempt.tell, attempt.save) for attempt, training in started]
+        members = [Member(training, attempt.log, attempt.save) for attempt, training in started]
         engine = started[0][0].stacking if started else "vmap"
         results = train_cohort(members, engine=engine, stop=stop, every_s=attempts[0].settings.every_s)
     except Busy:  # one was taken over, which is unrelated to stacking

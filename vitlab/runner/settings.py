@@ -45,7 +45,7 @@ def dtype_of(train: Mapping[str, Any]) -> torch.dtype:
 
 
 @contextmanager
-def torch_set(settings: Settings, device: torch.device) -> Iterator[None]:
+def torch_settings(settings: Settings, device: torch.device) -> Iterator[None]:
     """Apply a trial's torch settings inside the block, and restore those of the process afterwards."""
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()

@@ -17,8 +17,8 @@ from vitlab.plan.trial import Trial
 from vitlab.registry import load_file
 from vitlab.runner.attempt import Attempt, result_of
 from vitlab.runner.failures import out_of_memory, sentence_of
-from vitlab.runner.ranks import RankResult, together
-from vitlab.runner.settings import Settings, device_of, torch_set
+from vitlab.runner.ranks import RankResult, launch_ranks
+from vitlab.runner.settings import Settings, device_of, torch_settings
 from vitlab.store.folders import Busy, TrialFolder
 from vitlab.store.result import Circumstances, Measurement, Outcome, Result
 from vitlab.training.distributed import PeerDied, RankMismatch, rendezvous
@@ -30,7 +30,7 @@ def train_shared(trial: Trial, folder: TrialFolder, settings: Settings, stop: Ca
     result = result_of(folder, settings)
     if result is not None:
         return result
-    outcome = together(settings.processes, _run_rank, (trial, folder, settings), stop)
+    outcome = launch_ranks(settings.processes, _run_rank, (trial, folder, settings), stop)
     match outcome.how:
         case "done":
             return folder.result()
@@ -64,7 +64,7 @@ def _run_rank(
             peers = contexts.enter_context(
                 rendezvous(rank, settings.processes, place, device)
             )  # first, since it chooses the GPU
-            contexts.enter_context(torch_set(settings, device))
+            contexts.enter_context(torch_settings(settings, device))
             attempt = (Attempt if rank == 0 else _ReadOnlyAttempt)(trial, folder, settings, device, peers)
             return RankResult("stopped" if attempt.train(peers.any_rank(stop)) is None else "done")
     except Busy:
@@ -94,7 +94,7 @@ class _ReadOnlyAttempt(Attempt):
     def log_start(self, training: Training, note: str) -> None:
         pass
 
-    def tell(self, measurement: Measurement) -> None:
+    def log(self, measurement: Measurement) -> None:
         pass
 
     def save(self, state: Mapping[str, Any]) -> None:

@@ -38,9 +38,9 @@ from vitlab.errors import UserError, VitlabError
 from vitlab.store import locks
 from vitlab.store.locks import DRIVER as DRIVER
 from vitlab.store.locks import Busy as Busy
-from vitlab.store.locks import held as held
-from vitlab.store.locks import holder as holder
 from vitlab.store.locks import holds_lock as holds_lock
+from vitlab.store.locks import is_locked as is_locked
+from vitlab.store.locks import owner as owner
 from vitlab.store.locks import process as process
 from vitlab.store.locks import require
 from vitlab.store.result import Failure, Millis, Progress, Result
@@ -103,7 +103,7 @@ class TrialFolder:
         """Return True if the trial has a result."""
         return _is_whole(self.path / "result.json", lambda file: read_json(file, self._own_result))
 
-    def usable(self) -> bool:
+    def has_weights(self) -> bool:
         """Return True if another trial can start from this one: it has ended, and its weights exist undamaged."""
         return (
             self.done()
@@ -125,7 +125,7 @@ class TrialFolder:
 
     def finish(self, result: Result) -> None:
         """Write the result last, after all other files of the trial are synced to the disk."""
-        settle([file for file in (self.spec, self.weights, self.predictions) if file.exists()])
+        fsync_all([file for file in (self.spec, self.weights, self.predictions) if file.exists()])
         self.require()
         write_json(self.path / "result.json", result.to_json())
         self.clear_failure()
@@ -208,9 +208,9 @@ class TrialFolder:
         """
         require(self.lock)
 
-    def held(self) -> bool:
+    def is_locked(self) -> bool:
         """Return True if a process holds the lock.  Nothing is written, so that read-only folders work."""
-        return held(self.lock)
+        return is_locked(self.lock)
 
     # -- journal -------------------------------------------------------------------------------------------------------
 
@@ -292,18 +292,18 @@ class Store:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def write_json(path: Path, data: Any, *, settled: bool = True) -> None:
+def write_json(path: Path, data: Any, *, fsync: bool = True) -> None:
     """Write JSON atomically.  NaN and infinities are written as Python's json does."""
-    write_bytes(path, (json.dumps(data, indent=1) + "\n").encode(), settled=settled)
+    write_bytes(path, (json.dumps(data, indent=1) + "\n").encode(), fsync=fsync)
 
 
-def write_bytes(path: Path, data: bytes, *, settled: bool = True) -> None:
+def write_bytes(path: Path, data: bytes, *, fsync: bool = True) -> None:
     """Write a file atomically: under a temporary name, synced, then renamed.
 
     Args:
         path: The file.
         data: Its content.
-        settled: Sync to the disk; otherwise call :func:`settle` before relying on the file.
+        fsync: Sync to the disk; otherwise call :func:`fsync_all` before relying on the file.
 
     Raises:
         OSError: If the disk is full or read-only; no temporary file is left.
@@ -314,7 +314,7 @@ def write_bytes(path: Path, data: bytes, *, settled: bool = True) -> None:
         with open(partial, "xb") as file:
             file.write(data)
             file.flush()
-            if settled:
+            if fsync:
                 os.fsync(file.fileno())
         if path.is_dir():
             set_aside(path)
@@ -329,7 +329,7 @@ def write_bytes(path: Path, data: bytes, *, settled: bool = True) -> None:
         raise
 
 
-def settle(files: Sequence[Path]) -> None:
+def fsync_all(files: Sequence[Path]) -> None:
     """Sync files to the disk in parallel, so that the file system needs one commit instead of one per file.
 
     Raises:

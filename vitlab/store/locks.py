@@ -68,10 +68,10 @@ def require(file: Path) -> None:
     """
     heartbeat = _heartbeats.get(_heartbeat_file(file))
     if heartbeat is not None and not heartbeat.is_owned():
-        raise LockLost(f"{file} was taken over by {holder(file)[0] or 'another process'}")
+        raise LockLost(f"{file} was taken over by {owner(file)[0] or 'another process'}")
 
 
-def held(file: Path) -> bool:
+def is_locked(file: Path) -> bool:
     """Return True if a process holds the lock of a file.  Nothing is written.
 
     Heartbeats are therefore compared with the local clock: if that is ahead of the file system's by more than
@@ -87,7 +87,7 @@ def held(file: Path) -> bool:
         return error.errno in NO_LOCKS and not _is_stale(_heartbeat_file(file), time.time())
 
 
-def holder(file: Path) -> tuple[str, str]:
+def owner(file: Path) -> tuple[str, str]:
     """Return the last owner of a file's lock and its driver, as :func:`process` names them; empty if unknown."""
     for place in (_heartbeat_file(file), file):
         with suppress(OSError, ValueError):
@@ -175,7 +175,7 @@ def _acquire(file: Path) -> AbstractContextManager[Any]:
 def _lock(file: IO[str]) -> None:
     """Lock an open file exclusively.
 
-    :func:`held` shares the lock for a moment.  If sharing succeeds, no process holds it exclusively, so try again.
+    :func:`is_locked` shares the lock for a moment.  If sharing succeeds, no process holds it exclusively, so try again.
 
     Raises:
         BlockingIOError: If another process holds the lock.

@@ -33,7 +33,7 @@ class Memo:
         """Write the entries, if the folder is writable."""
         entries = dict(list(self.entries.items())[-self.most :])
         with suppress(OSError, RuntimeError):  # a read-only folder, or no home
-            write_bytes(self._file(), json.dumps(entries).encode(), settled=False)
+            write_bytes(self._file(), json.dumps(entries).encode(), fsync=False)
 
     def _file(self) -> Path:
         base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()

@@ -55,7 +55,7 @@ class Models:
         model_ids: dict[str, str] = {}
         for item, folder, run in selected:
             result = folder.result()
-            if result is None or result.status != "done" or not folder.usable():
+            if result is None or result.status != "done" or not folder.has_weights():
                 continue
             tags = self._tags(item, result)
             matching = [model for model in existing if tags.items() <= model.tags.items()]

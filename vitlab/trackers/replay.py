@@ -180,6 +180,6 @@ def _end(folder: TrialFolder, last_t: int, final: bool) -> tuple[str, End | None
     failure = folder.last_failure()
     if failure is not None and last_t <= failure.time * 1000:  # not restarted since
         return f"failure {failure.time}", End("failed", int(failure.time * 1000), failure.failure)
-    if final and last_t and not folder.held():
+    if final and last_t and not folder.is_locked():
         return "stopped", End("stopped", last_t)
     return "", None

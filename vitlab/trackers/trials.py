@@ -194,7 +194,7 @@ class TrialRuns:
         elif not end and began_anew and state.status != RUNNING:
             self.client.update_run(state.run, status=RUNNING)
             state.status = RUNNING
-        elif not end and final and state.status == RUNNING and not folder.held():
+        elif not end and final and state.status == RUNNING and not folder.is_locked():
             self.client.set_tag(state.run, "vitlab.status", "stopped")
             self._terminate(state, KILLED, state.last_t or None)
         state.ended = end

@@ -90,7 +90,7 @@ class Transform:
 def write_weights(file: Path, state: Mapping[str, Tensor], sight: InputSpec) -> None:
     """Write the weights and the input description of a model, without fsync; the trial's result is synced last."""
     header = json.dumps({"info": asdict(sight.info), "mean": sight.mean, "std": sight.std})
-    write_bytes(file, packed(state, {_HEADER: header, _DIGEST: _sha256(header)}), settled=False)
+    write_bytes(file, packed(state, {_HEADER: header, _DIGEST: _sha256(header)}), fsync=False)
 
 
 def read_weights(file: Path) -> tuple[dict[str, Tensor], InputSpec]:
@@ -145,7 +145,7 @@ def write_predictions(file: Path, predictions: Mapping[str, Columns]) -> None:
     ]
     buffer = pa.BufferOutputStream()
     parquet.write_table(pa.concat_tables(tables), buffer)
-    write_bytes(file, buffer.getvalue().to_pybytes(), settled=False)
+    write_bytes(file, buffer.getvalue().to_pybytes(), fsync=False)
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ from vitlab.training.loop import (
     Trained,
     Training,
     evaluation_batches,
+    evaluation_steps,
     forward_logits,
-    moments,
     splits_of,
 )
 from vitlab.training.losses import Value
@@ -93,7 +93,7 @@ def train_cohort(
     cohort: Cohort | None = None
     first = members[0].training
     saved_at, worth_s = time.monotonic(), min(every_s, WORTH_S)
-    for moment in moments(first.steps, first.spec.evaluations):
+    for moment in evaluation_steps(first.steps, first.spec.evaluations):
         last = moment == first.steps
         while behind := [member for member in active if member.training.step < moment]:
             step, *later = sorted({member.training.step for member in behind})
@@ -102,11 +102,11 @@ def train_cohort(
                 if stop():
                     _save(active)
                     return [results.get(member) for member in members]
-                cohort.advance()
+                cohort.train_step()
                 if time.monotonic() - saved_at > every_s:
                     _save(active)
                     saved_at = time.monotonic()
-        due = [member for member in active if last or member.training.measured < moment]
+        due = [member for member in active if last or member.training.last_measured_step < moment]
         if not due:
             continue
         if last and time.monotonic() - saved_at > worth_s:
@@ -121,7 +121,7 @@ def train_cohort(
                 continue
             member.emit(measurement)
             if last:
-                results[member] = member.training.ended(predictions)
+                results[member] = member.training.finish(predictions)
         if not last and time.monotonic() - saved_at > worth_s:
             _save(active)
             saved_at = time.monotonic()
@@ -175,7 +175,7 @@ class Cohort:
         self.parameters = {name: [model.get_parameter(name) for model in models] for name in self.trainable}
         self.optimizers = Joint([training.optimizer for training in self.trainings])
 
-    def advance(self) -> None:
+    def train_step(self) -> None:
         """Take one optimizer step of every member.  Nothing is read back from the device."""
         first = self.trainings[0]
         losses: list[WeightedLoss] = []

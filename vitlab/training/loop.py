@@ -127,12 +127,12 @@ def complete(
     """Run the remaining steps of a training; see :func:`train`."""
     saved_at, worth_s = time.monotonic(), min(every_s, WORTH_S)
     try:
-        for moment in moments(training.steps, training.spec.evaluations, after=training.measured):
+        for moment in evaluation_steps(training.steps, training.spec.evaluations, after=training.last_measured_step):
             while training.step < moment:
                 if stop():
                     training.save(save)
                     return None
-                training.advance()
+                training.train_step()
                 if time.monotonic() - saved_at > every_s:
                     training.save(save)
                     saved_at = time.monotonic()
@@ -146,7 +146,7 @@ def complete(
                 saved_at = time.monotonic()
     except Diverged as error:
         return training.diverged(error)
-    return training.ended(predictions)
+    return training.finish(predictions)
 
 
 def steps_of(spec: TrainSpec, feed: Feed) -> int:
@@ -159,7 +159,7 @@ def steps_of(spec: TrainSpec, feed: Feed) -> int:
     return max(1, round(spec.images / feed.batch_images(spec.batch_size)))
 
 
-def moments(steps: int, evaluations: int, after: int = 0) -> Iterator[int]:
+def evaluation_steps(steps: int, evaluations: int, after: int = 0) -> Iterator[int]:
     """Yield the evenly spaced steps after which an evaluation follows, the last step included.
 
     Steps up to ``after`` are left out, except the last one.
@@ -279,7 +279,7 @@ class Training:
         return self.feed.batch_images(self.spec.batch_size)
 
     @property
-    def measured(self) -> int:
+    def last_measured_step(self) -> int:
         """Return the step of the last measurement, 0 before the first."""
         return self.history[-1].step if self.history else 0
 
@@ -287,7 +287,7 @@ class Training:
         """Return the learning rate of a step."""
         return self.base_rate * self.schedule.factor(step, self.steps)
 
-    def advance(self) -> None:
+    def train_step(self) -> None:
         """Take one optimizer step.  Nothing is read back from the device."""
         self.optimizer.zero_grad()
         losses = [self.forward_backward(rows) for rows in self.parts.rows(self.batch_images)]
@@ -424,7 +424,7 @@ class Training:
             self.losses[name] = list(values.to(self.feed.device))
         self._interval_began, self._interval_images = time.perf_counter(), self.images
 
-    def ended(self, predictions: Mapping[str, Columns]) -> Trained:
+    def finish(self, predictions: Mapping[str, Columns]) -> Trained:
         """Return the results after the last measurement, and give the model the weights that were evaluated."""
         if self.average is not None:
             self.average.replace()
