@@ -20,7 +20,7 @@ from vitlab.store.folders import read_json
 
 
 @dataclass
-class Making:
+class ResolvedArm:
     """An arm of the design, resolved; matching, rules and tuning complete it."""
 
     draft: Draft
@@ -40,7 +40,7 @@ Rules = list[tuple[int, ast.expr, str, str]]
 
 
 @dataclass(frozen=True)
-class Workshop:
+class PlanContext:
     """The study, its resolved base and its rules, from which arms are resolved."""
 
     study: Study
@@ -58,7 +58,7 @@ class Workshop:
         """
         return self.resolver.resolve(changed(self.base, values, self.resolved_base.plain))
 
-    def judge(self, arm: Making) -> list[Problem]:
+    def apply_rules(self, arm: ResolvedArm) -> list[Problem]:
         """Apply the rules to an arm: skip it, or return a problem, for each rule that it breaks."""
         problems = []
         for index, rule, otherwise, because in self.rules:
@@ -96,10 +96,10 @@ def trial_of(
     streams = seeds.streams(seed) | ({"split": splits[data]} if data in splits else {})
     splits = {data: streams["split"], **splits}
     needs: dict[str, str] = {}
-    for role, needed in resolved.needs.items():
-        own = seed if needed.seed == "same" else needed.seed
-        taught = {needed.trial.plain["data"]["type"]: streams["split"]} if role == "teacher" else {}
-        other = trial_of(needed.trial, own, seeds, prerequisites, {**taught, **splits})
+    for role, prerequisite in resolved.needs.items():
+        own = seed if prerequisite.seed == "same" else prerequisite.seed
+        taught = {prerequisite.trial.plain["data"]["type"]: streams["split"]} if role == "teacher" else {}
+        other = trial_of(prerequisite.trial, own, seeds, prerequisites, {**taught, **splits})
         prerequisites[other.key] = other
         needs[role] = f"{other.key}/{other.code}"
     identity = {
@@ -107,7 +107,7 @@ def trial_of(
         "seeds": streams,
         "origins": resolved.origins,
         "data": resolved.info.identity,
-        "needs": {role: needed.partition("/")[0] for role, needed in needs.items()},
+        "needs": {role: prerequisite.partition("/")[0] for role, prerequisite in needs.items()},
     }
     return Trial(
         resolved.plain,
@@ -122,13 +122,13 @@ def trial_of(
     )
 
 
-def notes_on_files(arms: Iterable[Making], seeds: Seeds) -> list[str]:
+def notes_on_files(arms: Iterable[ResolvedArm], seeds: Seeds) -> list[str]:
     """Return notes on arms whose initial weights or teacher may have been trained on their validation images.
 
     ``spec.json`` beside a trial's weights tells the data of the trial and of its prerequisites.  For weights from
     elsewhere, the training data is unknown.
     """
-    found: dict[str, list[str]] = {}
+    arms_by_note: dict[str, list[str]] = {}
     for arm in arms:
         if arm.skip:
             continue
@@ -136,16 +136,16 @@ def notes_on_files(arms: Iterable[Making], seeds: Seeds) -> list[str]:
             source: Any = arm.trial.plain
             for part in path:
                 source = source.get(part) or {}
-            how = ""
+            reason = ""
             if source.get("pretrained") is not None:
-                how = _unknown(source["pretrained"])
+                reason = _unknown(source["pretrained"])
             elif source.get("checkpoint") is not None:
                 file = FilePath(source["checkpoint"])
-                left = _has_seen(file, arm.trial, seeds)
-                how = left or (_unknown(file.name) if left is None and role == "teacher" else "")
-            if how:
-                found.setdefault(f"{_SEEN_BY[role]}: of {{arms}}, {how}.", []).append(f"'{arm.name}'")
-    return [note.replace("{arms}", ", ".join(names)) for note, names in found.items()]
+                exposure = _has_seen(file, arm.trial, seeds)
+                reason = exposure or (_unknown(file.name) if exposure is None and role == "teacher" else "")
+            if reason:
+                arms_by_note.setdefault(f"{_SEEN_BY[role]}: of {{arms}}, {reason}.", []).append(f"'{arm.name}'")
+    return [note.replace("{arms}", ", ".join(names)) for note, names in arms_by_note.items()]
 
 
 _SEEN_BY = {"init_from": "Validation seen in pretraining", "teacher": "Validation seen by teacher"}
@@ -158,8 +158,8 @@ def _has_seen(file: FilePath, trial: ResolvedTrial, seeds: Seeds) -> str | None:
         A clause, empty if they were not; None if there is no readable ``spec.json`` beside the file.
     """
     try:
-        left = Trial.from_json(read_json(file.with_name("spec.json")))
-        theirs, identity, split = left.spec["data"], left.data, left.seeds["split"]
+        source = Trial.from_json(read_json(file.with_name("spec.json")))
+        theirs, identity, split = source.spec["data"], source.data, source.seeds["split"]
         mine = trial.plain["data"]
         if same_images(mine, trial.info.identity, theirs, identity):
             reason = other_split(mine, theirs)
@@ -168,9 +168,9 @@ def _has_seen(file: FilePath, trial: ResolvedTrial, seeds: Seeds) -> str | None:
                 return f"{file.parent.name[:8]}/{file.name} was trained on another split of {mine['type']}{why}"
     except (KeyError, TypeError, ValueError):
         return None  # the file is missing or is not a trial's spec
-    for needed in left.needs.values():
-        if before := _has_seen(file.parents[2] / needed / file.name, trial, seeds):
-            return before
+    for source_key in source.needs.values():
+        if clause := _has_seen(file.parents[2] / source_key / file.name, trial, seeds):
+            return clause
     return ""
 
 

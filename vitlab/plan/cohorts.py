@@ -97,11 +97,11 @@ def shape(trial: Trial) -> str:
 
 def unprobed(trials: Iterable[Planned], probes: Mapping[str, EngineBenchmark]) -> dict[str, list[Planned]]:
     """Return the stackable trials whose shape has no benchmark, by shape."""
-    found: dict[str, list[Planned]] = {}
+    by_shape: dict[str, list[Planned]] = {}
     for planned in trials:
-        if stackable(planned.trial) and (known := shape(planned.trial)) not in probes:
-            found.setdefault(known, []).append(planned)
-    return found
+        if stackable(planned.trial) and (trial_shape := shape(planned.trial)) not in probes:
+            by_shape.setdefault(trial_shape, []).append(planned)
+    return by_shape
 
 
 def stack_key(trial: Trial) -> str:

@@ -74,8 +74,8 @@ def drafts(node: Node | None, place: Path = ("design",)) -> list[Draft]:
         population = drafts(node.sample.over, (*here, "over"))
         if node.sample.n > len(population):
             raise DesignFault((*here, "n"), f"a sample of {node.sample.n} from {len(population)} arms")
-        chosen = random.Random(node.sample.seed).sample(range(len(population)), node.sample.n)
-        return [population[index] for index in sorted(chosen)]
+        indices = random.Random(node.sample.seed).sample(range(len(population)), node.sample.n)
+        return [population[index] for index in sorted(indices)]
     assert node.grid is not None
     return _product(_axes(node.grid, here), here)
 
@@ -173,13 +173,13 @@ def name_of(draft: Draft, short: Mapping[str, str]) -> str:
 
     Example: ``position=rope2d(theta=50), patch_size=4``.
     """
-    said = [draft.label] if draft.label else []
-    said += [
+    parts = [draft.label] if draft.label else []
+    parts += [
         f"{short[path]}={text(value)}"
         for path, value in draft.values.items()
         if not draft.label or path in draft.beside
     ]
-    return ", ".join(said) or "baseline"
+    return ", ".join(parts) or "baseline"
 
 
 def text(value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.geometry import Work
 from vitlab.plan import match, metric_goals, tune
-from vitlab.plan.arms import Making, Workshop, notes_on_files, rules_of, trial_of
+from vitlab.plan.arms import PlanContext, ResolvedArm, notes_on_files, rules_of, trial_of
 from vitlab.plan.cohorts import engine_of
 from vitlab.plan.design import MOST, DesignFault, Draft, drafts, name_of, short_names
 from vitlab.plan.key import NOTHING, Surroundings, key_of, refresh
@@ -62,13 +62,13 @@ def make_plan(
     if study is None or not isinstance(base, Mapping):
         raise SpecError(problems)
     resolved_base: ResolvedTrial | Partial
-    known: list[tuple[Path, str]] = []
+    base_faults: list[tuple[Path, str]] = []
     try:
         resolved_base = resolver.resolve(base)
     except Faults as error:
-        resolved_base, known = error.partial, error.faults
+        resolved_base, base_faults = error.partial, error.faults
         # Missing keys were reported while reading the file.
-        new = [(path, sentence) for path, sentence in known if sound or len(path) > 1 or path[0] in base]
+        new = [(path, sentence) for path, sentence in base_faults if sound or len(path) > 1 or path[0] in base]
         problems += [document.problem(("base", *path), sentence) for path, sentence in new]
 
     def at(values: Mapping[str, Any]) -> ResolvedTrial | Partial:
@@ -80,7 +80,7 @@ def make_plan(
         try:
             return resolver.resolve(changed(base, values, resolved_base.plain))
         except Faults as error:
-            if own := [fault for fault in error.faults if fault not in known]:
+            if own := [fault for fault in error.faults if fault not in base_faults]:
                 raise Faults(own, error.partial) from None
             return error.partial
 
@@ -90,7 +90,7 @@ def make_plan(
     except DesignFault as error:
         raise SpecError([*problems, document.problem(error.place, str(error))]) from None
     short = short_names(list(dict.fromkeys(path for draft in planned for path in draft.values)))
-    arms: dict[str, Making] = {}
+    arms: dict[str, ResolvedArm] = {}
     trials: list[ResolvedTrial | Partial] = []
     wrong: dict[tuple[Path, str], list[Path]] = {}
     repeated: list[str] = []
@@ -100,7 +100,7 @@ def make_plan(
         except Faults as error:
             trials.append(error.partial)
             for path, sentence in error.faults:
-                value, place = _placed(draft, path)
+                value, place = _locate(draft, path)
                 wrong.setdefault((value[:-1] if isinstance(value[-1], int) else value, sentence), []).append(place)
             continue
         trials.append(trial)
@@ -108,7 +108,7 @@ def make_plan(
             continue
         name, key = name_of(draft, short), key_of(trial.identity)
         if key not in arms:
-            arms[key] = Making(draft, name, trial, key, skip=trial.incompatibility)
+            arms[key] = ResolvedArm(draft, name, trial, key, skip=trial.incompatibility)
         elif name != arms[key].name:
             arms[key].aliases.append(name)
         elif draft.values and draft.places != arms[key].draft.places:
@@ -126,29 +126,29 @@ def make_plan(
     problems += [document.problem(place, sentence) for place, sentence in faults]
     if isinstance(resolved_base, Partial):
         raise SpecError(problems)
-    make = Workshop(study, document, base, resolved_base, resolver, rules)
+    context = PlanContext(study, document, base, resolved_base, resolver, rules)
     if study.match is None and sound:
         for arm in arms.values():
-            problems += make.judge(arm)
+            problems += context.apply_rules(arm)
     if problems:
         raise SpecError(problems)
 
-    baselines = _baselines(make, arms)
+    baselines = _baselines(context, arms)
     matcher = match.Matcher(study.match, count) if study.match is not None else None
-    notes = match.solve(make, matcher, arms, baselines) if matcher is not None else []
+    notes = match.solve(context, matcher, arms, baselines) if matcher is not None else []
     _can_run(document, arms, baselines)
     prerequisites: dict[str, Trial] = {}
-    tuning = tune.plan(make, matcher, arms, decided, prerequisites) if study.tune is not None else []
+    tuning = tune.plan(context, matcher, arms, decided, prerequisites) if study.tune is not None else []
     if study.seeds.escalate_to is not None and not any(baselines.values()):
         sentence = "escalate_to gives more seeds to comparisons that are left open, and this study compares nothing"
         raise SpecError([document.problem(("seeds", "escalate_to"), sentence)])
     notes += [f"'{name}' stands in the design more than once; it is one arm." for name in dict.fromkeys(repeated)]
-    return _plan(make, arms, baselines, tuning, prerequisites, notes, probes, inconclusive_arms)
+    return _plan(context, arms, baselines, tuning, prerequisites, notes, probes, inconclusive_arms)
 
 
 def _plan(
-    make: Workshop,
-    arms: Mapping[str, Making],
+    context: PlanContext,
+    arms: Mapping[str, ResolvedArm],
     baselines: Mapping[str, str | None],
     tuning: list[Tuning],
     prerequisites: dict[str, Trial],
@@ -156,12 +156,12 @@ def _plan(
     probes: Mapping[str, EngineBenchmark],
     inconclusive_arms: Sequence[str],
 ) -> Plan:
-    study = make.study
+    study = context.study
     seeds = study.seeds
     looks = None if seeds.escalate_to is None else InterimAnalysis(seeds.values, seeds.all, tuple(inconclusive_arms))
     compared = {arm.name: baselines.get(key) for key, arm in arms.items()}
-    varied = [path for arm in arms.values() for path in arm.draft.values]
-    paths = list(dict.fromkeys([*varied, *(path for arm in arms.values() for path in arm.solved)]))
+    draft_paths = [path for arm in arms.values() for path in arm.draft.values]
+    paths = list(dict.fromkeys([*draft_paths, *(path for arm in arms.values() for path in arm.solved)]))
     planned, pending = [], []
     for arm in arms.values():
         if arm.skip:
@@ -174,20 +174,20 @@ def _plan(
     for item in planned:
         prerequisites.pop(item.trial.key, None)
     first = {item.arm: item.trial for item in reversed([*planned, *pending])}
-    said = []
+    more_notes = []
     for arm in arms.values():
         if arm.aliases:
-            said.append(f"'{arm.name}' is also {', '.join(repr(name) for name in arm.aliases)}: the same trial.")
-    said += notes_on_files(arms.values(), seeds)
+            more_notes.append(f"'{arm.name}' is also {', '.join(repr(name) for name in arm.aliases)}: the same trial.")
+    more_notes += notes_on_files(arms.values(), seeds)
     if any(arm.trial.info.identity is None for arm in arms.values()):
-        said.append("data not here: keys are pending until it is.")
+        more_notes.append("data not here: keys are pending until it is.")
     return Plan(
         study=study.study,
         question=study.question,
         arms=tuple(
             Arm(
                 arm.name,
-                {path: _said(make, arm, path) for path in paths},
+                {path: _value_at(context, arm, path) for path in paths},
                 baselines.get(key),
                 tuple(arm.aliases),
                 arm.skip,
@@ -200,7 +200,7 @@ def _plan(
         trials=tuple(planned),
         analysis=study.analysis,
         prerequisites=tuple(prerequisites.values()),
-        notes=(*notes, *said),
+        notes=(*notes, *more_notes),
         tuning=tuple(tuning),
         pending=tuple(pending),
         probes=probes,
@@ -209,7 +209,7 @@ def _plan(
     )
 
 
-def _identity(arm: Making, study: Study) -> str:
+def _identity(arm: ResolvedArm, study: Study) -> str:
     """Return a digest of what an arm trains; values chosen by matching and tuning follow from it."""
     match, tuned = (None if how is None else how.model_dump(mode="json") for how in (study.match, study.tune))
     return key_of({"trial": arm.key, "data": arm.trial.info.identity, "match": match, "tune": tuned})[:32]
@@ -220,20 +220,20 @@ def _keyless(resolved: ResolvedTrial, streams: Mapping[str, int]) -> Trial:
     return Trial(resolved.plain, streams, resolved.origins, resolved.info.identity)
 
 
-def _engine(arm: Making, chosen: Engine, trial: Trial, probes: Mapping[str, EngineBenchmark]) -> str:
+def _engine(arm: ResolvedArm, chosen: Engine, trial: Trial, probes: Mapping[str, EngineBenchmark]) -> str:
     """Return the engine of an arm, given one of its trials."""
     model = arm.trial.model
 
     def work(_: Trial) -> Work | None:
-        found: Work | None = model.component.work(arm.trial.info, model.options)  # type: ignore[attr-defined]
-        return found
+        result: Work | None = model.component.work(arm.trial.info, model.options)  # type: ignore[attr-defined]
+        return result
 
     return engine_of(trial, chosen, work, probes)
 
 
-def _same_names(arms: Mapping[str, Making], document: Document) -> list[Problem]:
+def _same_names(arms: Mapping[str, ResolvedArm], document: Document) -> list[Problem]:
     """Return a problem for each arm that has the name of another, different arm."""
-    first: dict[str, Making] = {}
+    first: dict[str, ResolvedArm] = {}
     problems = []
     for arm in arms.values():
         if arm.name in first:
@@ -243,35 +243,35 @@ def _same_names(arms: Mapping[str, Making], document: Document) -> list[Problem]
     return problems
 
 
-def _baselines(make: Workshop, arms: Mapping[str, Making]) -> dict[str, str | None]:
+def _baselines(context: PlanContext, arms: Mapping[str, ResolvedArm]) -> dict[str, str | None]:
     """Return arm key to the name of the arm it is compared with; None for a baseline."""
-    compare = make.study.analysis.compare
+    compare = context.study.analysis.compare
     if compare == "none" or len(arms) == 1:
         return {}
     place: Path = ("analysis", "compare")
-    found: dict[str, str | None] = {}
+    names: dict[str, str | None] = {}
     for key, arm in arms.items():
         against = {**arm.draft.values, **compare.to} if isinstance(compare, To) else arm.draft.against
         try:
-            other = arms.get(key_of(make.at(against).identity))
+            other = arms.get(key_of(context.at(against).identity))
         except Faults as error:
-            raise SpecError([make.document.problem((*place, "to"), str(error))]) from None
+            raise SpecError([context.document.problem((*place, "to"), str(error))]) from None
         if other is None and isinstance(compare, To):
-            wanted = ", ".join(f"{path}={value}" for path, value in compare.to.items())
+            pairs = ", ".join(f"{path}={value}" for path, value in compare.to.items())
             raise SpecError(
-                [make.document.problem(place, f"arm '{arm.name}' has no counterpart with {wanted} in the design")]
+                [context.document.problem(place, f"arm '{arm.name}' has no counterpart with {pairs} in the design")]
             )
-        found[key] = other.name if other is not None and other is not arm else None
-    if not any(found.values()):
+        names[key] = other.name if other is not None and other is not arm else None
+    if not any(names.values()):
         sentence = (
             "no arm of the design equals the base, so there is nothing to compare with; name it by "
             "analysis: {compare: {to: {PATH: value}}}, add the base to the design, or say compare: none"
         )
-        raise SpecError([make.document.problem(("design",), sentence)])
-    return found
+        raise SpecError([context.document.problem(("design",), sentence)])
+    return names
 
 
-def _can_run(document: Document, arms: Mapping[str, Making], baselines: Mapping[str, str | None]) -> None:
+def _can_run(document: Document, arms: Mapping[str, ResolvedArm], baselines: Mapping[str, str | None]) -> None:
     """Raise SpecError if a baseline is skipped."""
     compared = set(baselines.values())
     for arm in arms.values():
@@ -280,7 +280,7 @@ def _can_run(document: Document, arms: Mapping[str, Making], baselines: Mapping[
             raise SpecError([document.problem(("base", "model"), sentence)])
 
 
-def _placed(draft: Draft, path: Path) -> tuple[Path, Path]:
+def _locate(draft: Draft, path: Path) -> tuple[Path, Path]:
     """Return the place of the change that caused a fault of an arm, and the place of the fault inside it.
 
     The base does not have this fault, so one of the changes caused it.
@@ -304,14 +304,14 @@ def _shared(path: Path, change: str) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _said(make: Workshop, arm: Making, path: str) -> Any:
+def _value_at(context: PlanContext, arm: ResolvedArm, path: str) -> Any:
     """Return an arm's value at a varied path, as written in the file, or its default.
 
     None if the arm has replaced the component that has this option.
     """
-    own = changed(make.base, arm.draft.values, make.resolved_base.plain)
-    for spoken in (arm.solved.get(path), arm.draft.values.get(path), match.value_at(own, path)):
-        if spoken is not None:
-            return spoken
-    value = match.value_at(arm.trial.plain, path)
-    return value["type"] if isinstance(value, Mapping) and "type" in value else value
+    own = changed(context.base, arm.draft.values, context.resolved_base.plain)
+    for value in (arm.solved.get(path), arm.draft.values.get(path), match.value_at(own, path)):
+        if value is not None:
+            return value
+    resolved = match.value_at(arm.trial.plain, path)
+    return resolved["type"] if isinstance(resolved, Mapping) and "type" in resolved else resolved

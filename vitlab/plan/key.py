@@ -85,25 +85,25 @@ def modules_of_spec(spec: Mapping[str, Any]) -> frozenset[str]:
 
 def requirements_of(spec: Mapping[str, Any]) -> dict[str, str]:
     """Return name to version of the installed distributions that a trial's code imports."""
-    found = closure({RUNNER, *modules_of_spec(spec)})
-    pairs = (name.partition("==") for name in found if "==" in name)
+    digests = closure({RUNNER, *modules_of_spec(spec)})
+    pairs = (name.partition("==") for name in digests if "==" in name)
     return {name: version for name, _, version in pairs}
 
 
 def modules_beside(spec: Mapping[str, Any]) -> frozenset[str]:
     """Return the root modules of a trial's optional features, such as distillation, that its spec uses."""
     train = spec.get("train") or {}
-    asked = {DISTILLATION: spec.get("distill"), MIXING: train.get("mix"), AVERAGING: train.get("ema")}
-    found = {module for module, how in asked.items() if how is not None}
+    options = {DISTILLATION: spec.get("distill"), MIXING: train.get("mix"), AVERAGING: train.get("ema")}
+    modules = {module for module, option in options.items() if option is not None}
     if (spec.get("init_from") or {}).get("head") == "fitted":
-        found.add(PROBE)
+        modules.add(PROBE)
     for path in SOURCES.values():
         source: Any = spec
         for part in path:
             source = source.get(part) or {}
         if source.get("checkpoint") is not None or source.get("pretrained") is not None:
-            found.add(READER)
-    return frozenset(found)
+            modules.add(READER)
+    return frozenset(modules)
 
 
 def code_of_modules(
@@ -169,16 +169,16 @@ def closure(modules: Iterable[str], reader: source.Reader = source.expected) -> 
 
     A requirement such as ``timm==1.0.20`` is a key, too, with an empty digest.
     """
-    found: dict[str, str] = {}
-    waiting = sorted(modules)
-    while waiting:
-        module = waiting.pop()
-        if module in found:
+    digests: dict[str, str] = {}
+    queue = sorted(modules)
+    while queue:
+        module = queue.pop()
+        if module in digests:
             continue
         if "==" in module:
-            found[module] = ""
+            digests[module] = ""
             continue
-        found[module] = reader(module).digest
-        waiting += source.followed(module, reader)
+        digests[module] = reader(module).digest
+        queue += source.followed(module, reader)
     source.remember()
-    return found
+    return digests

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from vitlab.errors import Path, SpecError, VitlabError, nearest
 from vitlab.geometry import DataInfo
-from vitlab.plan.arms import Making, Workshop
+from vitlab.plan.arms import PlanContext, ResolvedArm
 from vitlab.plan.design import Draft, text
 from vitlab.plan.key import key_of
 from vitlab.plan.price import BACKWARD, images_seen
@@ -68,7 +68,7 @@ class Matcher:
     def __init__(self, match: Match, count: Count) -> None:
         self.match = match
         self._count = count
-        self._known: dict[tuple[str, DataInfo], Counts] = {}
+        self._costs: dict[tuple[str, DataInfo], Counts] = {}
 
     def off(self, trial: ResolvedTrial, reference: ResolvedTrial) -> float:
         """Return the relative difference of a trial's cost from the reference's; negative if it costs less.
@@ -76,10 +76,10 @@ class Matcher:
         Raises:
             Unmatched: if the two cannot be compared.
         """
-        (amount, unit), (target, wanted) = self._amount(trial), self._amount(reference)
-        if unit != wanted:
+        (amount, unit), (target, target_unit) = self._amount(trial), self._amount(reference)
+        if unit != target_unit:
             raise Unmatched(
-                f"its training is as long as {unit}, its baseline's as {wanted}; what these have in common is not "
+                f"its training is as long as {unit}, its baseline's as {target_unit}; what these have in common is not "
                 "known before the data is read: give all lengths in steps or images"
             )
         if not target:
@@ -104,41 +104,41 @@ class Matcher:
         if not is_number(now):
             raise Unmatched(f"it has no number at {knob}")
         unit = _unit(trial, knob, now)
-        tried: dict[int, tuple[ResolvedTrial, float] | None] = {}
+        candidates: dict[int, tuple[ResolvedTrial, float] | None] = {}
 
         def off(k: int) -> float | None:
             """Return the relative difference at the k-th value; None if the arm cannot take it."""
-            if k not in tried:
-                tried[k] = None
+            if k not in candidates:
+                candidates[k] = None
                 try:
                     other = at(k * unit if isinstance(unit, int) else round(k * unit, 9))
                     if not other.incompatibility:
-                        tried[k] = other, self.off(other, reference)
+                        candidates[k] = other, self.off(other, reference)
                 except Faults:
                     pass
-            found = tried[k]
-            return None if found is None else found[1]
+            candidate = candidates[k]
+            return None if candidate is None else candidate[1]
 
-        near = [k for k in _around(off, max(1, round(now / unit))) if tried[k] is not None]
-        found = [(k, tried[k]) for k in near]
-        if not found:
+        near = [k for k in _around(off, max(1, round(now / unit))) if candidates[k] is not None]
+        reachable = [(k, candidates[k]) for k in near]
+        if not reachable:
             raise Unmatched(f"no value of {knob} that it can take was found")
-        k, best = min(found, key=lambda item: (abs(item[1][1]), item[0]))  # type: ignore[index]
+        k, best = min(reachable, key=lambda item: (abs(item[1][1]), item[0]))  # type: ignore[index]
         assert best is not None
         solved, distance = best
         if abs(distance) > self.match.tolerance:
-            others = [value for value, _ in found if value != k]
-            beyond = f"; {self._said(tried[others[0]], reference)}" if others else ""  # type: ignore[arg-type]
+            others = [value for value, _ in reachable if value != k]
+            beyond = f"; {self._describe(candidates[others[0]], reference)}" if others else ""  # type: ignore[arg-type]
             raise Unmatched(
-                f"the nearest that {knob} can reach is {self._said(best, reference)}{beyond}; the tolerance is "
+                f"the nearest that {knob} can reach is {self._describe(best, reference)}{beyond}; the tolerance is "
                 f"{100 * self.match.tolerance:g} %"
             )
         value = value_at(solved.plain, knob)
-        return Matched(solved, value, distance, f"matched by {self._said(best, reference)}")
+        return Matched(solved, value, distance, f"matched by {self._describe(best, reference)}")
 
-    def _said(self, found: tuple[ResolvedTrial, float], reference: ResolvedTrial) -> str:
+    def _describe(self, candidate: tuple[ResolvedTrial, float], reference: ResolvedTrial) -> str:
         """Format a candidate: ``model.dim 36: 12,345 params, 0.42 % above 12,293``."""
-        (trial, off), quantity, knob = found, self.match.quantity, self.match.knob
+        (trial, off), quantity, knob = candidate, self.match.quantity, self.match.knob
         amounts = [self._amount(one) for one in (trial, reference)]
         amount, target = (f"{value:,.0f}" if value < 1e7 else f"{value:.4g}" for value, _ in amounts)
         each = " for each image of the data" if amounts[0][1] not in ("", IMAGES) else ""
@@ -147,13 +147,13 @@ class Matcher:
 
     def _amount(self, trial: ResolvedTrial) -> tuple[float, str]:
         """Return the cost of a trial, and the unit of its length."""
-        known = json.dumps(trial.plain["model"], sort_keys=True), trial.info
-        if known not in self._known:
+        cache_key = json.dumps(trial.plain["model"], sort_keys=True), trial.info
+        if cache_key not in self._costs:
             try:
-                self._known[known] = self._count(trial.plain["model"], trial.info)
+                self._costs[cache_key] = self._count(trial.plain["model"], trial.info)
             except (VitlabError, NotImplementedError, RuntimeError) as error:
                 raise Unmatched(f"its model cannot be counted: {' '.join(str(error).split())}") from error
-        counts = self._known[known]
+        counts = self._costs[cache_key]
         if self.match.quantity != "train_macs":
             return getattr(counts, self.match.quantity), ""
         length, unit = _length(trial)
@@ -161,16 +161,16 @@ class Matcher:
 
 
 def solve(
-    make: Workshop, matcher: Matcher, arms: Mapping[str, Making], baselines: Mapping[str, str | None]
+    context: PlanContext, matcher: Matcher, arms: Mapping[str, ResolvedArm], baselines: Mapping[str, str | None]
 ) -> list[str]:
     """Solve for the knob of every arm that is compared with another; return notes for the report."""
-    asked = matcher.match
+    options = matcher.match
     by_name = {arm.name: arm for arm in arms.values()}
-    for index, name in enumerate(asked.spare):
+    for index, name in enumerate(options.spare):
         if name not in by_name:
             sentence = f"no arm is called '{name}'.{nearest(name, list(by_name))} Arms: {'; '.join(by_name)}."
-            raise SpecError([make.document.problem(("match", "except", index), sentence)])
-    base, compared = key_of(make.resolved_base.identity), set(baselines.values())
+            raise SpecError([context.document.problem(("match", "except", index), sentence)])
+    base, compared = key_of(context.resolved_base.identity), set(baselines.values())
     unmatched: dict[str, str] = {}
     for key, arm in arms.items():
         reference = arm
@@ -178,38 +178,38 @@ def solve(
             reference = by_name[above]
         alone = reference is arm
         is_baseline = alone and (key == base or arm.name in compared)
-        if arm.skip or reference.skip or is_baseline or arm.name in asked.spare:
+        if arm.skip or reference.skip or is_baseline or arm.name in options.spare:
             continue
 
-        def at(value: int | float, arm: Making = arm) -> ResolvedTrial:
-            return make.at({**arm.draft.values, asked.knob: value})
+        def at(value: int | float, arm: ResolvedArm = arm) -> ResolvedTrial:
+            return context.at({**arm.draft.values, options.knob: value})
 
         try:
-            found = matcher.solve(arm.trial, make.resolved_base if alone else reference.trial, at)
+            matched = matcher.solve(arm.trial, context.resolved_base if alone else reference.trial, at)
         except Unmatched as error:
-            unmatched[arm.name] = f"it cannot be matched in {asked.quantity}: {error}"
+            unmatched[arm.name] = f"it cannot be matched in {options.quantity}: {error}"
             continue
-        arm.trial, arm.off, arm.note = found.trial, abs(found.off), found.note
-        arm.solved[asked.knob] = found.value
+        arm.trial, arm.off, arm.note = matched.trial, abs(matched.off), matched.note
+        arm.solved[options.knob] = matched.value
     problems = []
     for arm in arms.values():
-        problems += make.judge(arm)
+        problems += context.apply_rules(arm)
         if arm.name in unmatched and not arm.skip:
-            if asked.otherwise == "skip":
+            if options.otherwise == "skip":
                 arm.skip = unmatched[arm.name]
             else:
                 sentence = f"arm '{arm.name}': {unmatched[arm.name]}"
-                problems.append(make.document.problem(next(iter(arm.draft.places.values()), ("match",)), sentence))
+                problems.append(context.document.problem(next(iter(arm.draft.places.values()), ("match",)), sentence))
     if problems:
         raise SpecError(problems)
     solved = [arm for arm in arms.values() if arm.note]
     if not solved:
         return []
-    means = " (3 x MACs x images seen)" if asked.quantity == "train_macs" else ""
-    spared = f"; {', '.join(asked.spare)} {'is' if len(asked.spare) == 1 else 'are'} not" if asked.spare else ""
+    means = " (3 x MACs x images seen)" if options.quantity == "train_macs" else ""
+    spared = f"; {', '.join(options.spare)} {'is' if len(options.spare) == 1 else 'are'} not" if options.spare else ""
     return [
-        f"Arms are matched with their baseline in {asked.quantity}{means} by {asked.knob}, within "
-        f"{100 * asked.tolerance:g} %; the farthest is {100 * max(arm.off for arm in solved):.2g} % off{spared}."
+        f"Arms are matched with their baseline in {options.quantity}{means} by {options.knob}, within "
+        f"{100 * options.tolerance:g} %; the farthest is {100 * max(arm.off for arm in solved):.2g} % off{spared}."
     ]
 
 
@@ -226,7 +226,7 @@ def mistakes(match: Match, plain: Mapping[str, Any], drafts: Sequence[Draft]) ->
         sentence = f"{knob} changes no {match.quantity}; a length matches train_macs, a number of the model all four"
         return [(("match", "knob"), sentence)]
     if not is_number(value_at(plain, knob)) or not (knob in LENGTHS or knob.startswith("model.")):
-        length = next(known for known in LENGTHS if value_at(plain, known) is not None)
+        length = next(name for name in LENGTHS if value_at(plain, name) is not None)
         numbers = [*_numbers(plain["model"], "model"), length]
         sentence = f"the base has no number '{knob}' to match by.{nearest(knob, numbers)} Knobs: {', '.join(numbers)}."
         return [(("match", "knob"), sentence)]
@@ -319,8 +319,8 @@ def _length(trial: ResolvedTrial) -> tuple[float, str]:
     images = images_seen(train)
     if images is not None:
         return images, IMAGES
-    counted = {name: value for name, value in trial.plain["data"].items() if name not in _SHOWN and value is not None}
-    return train["epochs"], f"epochs of {text(counted)}"
+    options = {name: value for name, value in trial.plain["data"].items() if name not in _SHOWN and value is not None}
+    return train["epochs"], f"epochs of {text(options)}"
 
 
 _SHOWN = ("size", "channels", "normalize", "augment")
@@ -337,11 +337,11 @@ def _sets(path: str, value: Any, knob: str) -> bool:
 
 def _numbers(tree: Mapping[str, Any], path: str) -> list[str]:
     """Return the dotted paths of all numbers below a choice."""
-    found: list[str] = []
+    paths: list[str] = []
     for name, value in tree.items():
         here = f"{path}.{name}"
         if is_number(value):
-            found.append(here)
+            paths.append(here)
         elif isinstance(value, Mapping):
-            found += _numbers(value, here)
-    return found
+            paths += _numbers(value, here)
+    return paths

@@ -20,14 +20,14 @@ def metrics(trial: ResolvedTrial | Partial) -> dict[str, Any]:
     if trial.info is None:
         return {}
     train, key = METRICS
-    chosen = trial.plain[train].get(key, ()) if isinstance(trial.plain.get(train), Mapping) else ()
-    known = []
-    for choice in chosen:
+    choices = trial.plain[train].get(key, ()) if isinstance(trial.plain.get(train), Mapping) else ()
+    named = []
+    for choice in choices:
         with suppress(OptionError, ValueError):  # mistakes in a metric are reported when the trial is resolved
-            known.append(slot("metric").resolve(choice))
+            named.append(slot("metric").resolve(choice))
     room: Any = importlib.import_module(SLOT_MODULES["metric"])
-    found: dict[str, Any] = room.metrics_of(trial.info, known)
-    return found
+    results: dict[str, Any] = room.metrics_of(trial.info, named)
+    return results
 
 
 def goals(trial: ResolvedTrial | Partial) -> dict[str, Goal]:
@@ -35,7 +35,7 @@ def goals(trial: ResolvedTrial | Partial) -> dict[str, Goal]:
     return {name: metric.goal for name, metric in metrics(trial).items()}
 
 
-def goal_of(metric: str, known: Mapping[str, Goal]) -> Goal | None:
+def goal_of(metric: str, goals_by_name: Mapping[str, Goal]) -> Goal | None:
     """Return the goal of a metric such as ``val/accuracy``; None if it is not declared.
 
     Every ``train`` metric is a loss.  ``accuracy_dist`` is the accuracy of one of several predictions.
@@ -43,13 +43,13 @@ def goal_of(metric: str, known: Mapping[str, Goal]) -> Goal | None:
     group, _, name = metric.partition("/")
     if group == "train":
         return "min"
-    own = _own(name, known)
-    return None if own is None else known[own]
+    own = _own(name, goals_by_name)
+    return None if own is None else goals_by_name[own]
 
 
-def _own(name: str, known: Iterable[str]) -> str | None:
+def _own(name: str, names: Iterable[str]) -> str | None:
     """Return the metric that a name in results belongs to: ``accuracy`` for ``accuracy_dist``."""
-    return max((one for one in known if name == one or name.startswith(f"{one}_")), key=len, default=None)
+    return max((one for one in names if name == one or name.startswith(f"{one}_")), key=len, default=None)
 
 
 def with_goal(study: Study, base: ResolvedTrial | Partial) -> Study:
@@ -81,59 +81,59 @@ def _unreported(
     study: Study, base: ResolvedTrial | Partial, arms: Iterable[ResolvedTrial | Partial]
 ) -> Iterator[tuple[Path, str]]:
     """Yield a mistake for each metric that the study compares or selects by and that no trial reports."""
-    asked: dict[Path, str] = {("analysis", "metric"): study.analysis.metric}
+    required: dict[Path, str] = {("analysis", "metric"): study.analysis.metric}
     if study.tune is not None and study.tune.select is not None:
-        asked["tune", "select"] = study.tune.select
+        required["tune", "select"] = study.tune.select
     if study.check is not None:
-        asked |= {("check", "metrics", metric): metric for metric in study.check.metrics}
-    known = goals(base)
-    if base.info is None or all(goal_of(metric, known) is not None for metric in asked.values()):
+        required |= {("check", "metrics", metric): metric for metric in study.check.metrics}
+    reported = goals(base)
+    if base.info is None or all(goal_of(metric, reported) is not None for metric in required.values()):
         return  # the usual case, in which no arm need be examined
     for trial in arms:
-        known |= goals(trial)
+        reported |= goals(trial)
         if trial.plain.get("distill"):
             return  # distillation reports values that are not metrics
-    for place, metric in asked.items():
-        if goal_of(metric, known) is None:
+    for place, metric in required.items():
+        if goal_of(metric, reported) is None:
             group, _, name = metric.partition("/")
-            there = ", ".join(f"{group}/{one}" for one in known)
+            choices = ", ".join(f"{group}/{one}" for one in reported)
             installed = slot("metric").names()
-            named = f" Name it where trials are: base.train.metrics: [{name}]." if name in installed else ""
-            close = closest(name, known)
+            hint_to_name = f" Name it where trials are: base.train.metrics: [{name}]." if name in installed else ""
+            close = closest(name, reported)
             hint = f" Did you mean '{group}/{close}'?" if close is not None else ""
-            yield place, f"no trial reports {metric}.{hint} Reported: {there}.{named}"
+            yield place, f"no trial reports {metric}.{hint} Reported: {choices}.{hint_to_name}"
 
 
-def _amounts(study: Study, document: Document, known: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+def _amounts(study: Study, document: Document, metrics_by_name: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
     """Yield a mistake for each amount that is as large as the whole range of its metric."""
     amounts: list[tuple[Path, str, float]] = []
     if study.analysis.margin is not None:
         amounts.append((("analysis", "margin"), study.analysis.metric, study.analysis.margin))
     if study.check is not None:
-        judged = list(dict.fromkeys([study.analysis.metric, *study.check.metrics]))
+        compared = list(dict.fromkeys([study.analysis.metric, *study.check.metrics]))
         for name, by_metric in (("margin", study.check.margin), ("min_abs", study.check.min_abs)):
             for metric, amount in by_metric.items():
                 amounts.append((("check", name, metric), metric, amount))
-                if metric not in judged:
-                    hint = nearest(metric, judged)
-                    yield amounts[-1][0], f"{metric} is not judged.{hint} Judged: {', '.join(judged)}."
+                if metric not in compared:
+                    hint = nearest(metric, compared)
+                    yield amounts[-1][0], f"{metric} is not judged.{hint} Judged: {', '.join(compared)}."
     for place, metric, amount in amounts:
         group, _, name = metric.partition("/")
-        own = None if group == "train" else _own(name, known)
+        own = None if group == "train" else _own(name, metrics_by_name)
         if own is None:
             continue
-        (low, high), where = known[own].bounds, ".".join(map(str, place))
+        (low, high), where = metrics_by_name[own].bounds, ".".join(map(str, place))
         share = (low, high) == (0, 1)
-        written: Any = document.data
+        value: Any = document.data
         for part in place:
-            written = written.get(part) if isinstance(written, Mapping) else None
-        if isinstance(written, str) and not share:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if isinstance(value, str) and not share:
             yield place, f"{where}: points are hundredths of a share, and {metric} is none; write a number"
         elif amount >= high - low:
             fix = f"a number below {high - low:g}"
-            if share and not isinstance(written, str) and amount < 100:
+            if share and not isinstance(value, str) and amount < 100:
                 fix = f"'{amount:g} points' or {amount / 100:g}"
             yield (
                 place,
-                f"{where}: {metric} lies from {low:g} to {high:g}, so no difference exceeds {written}; write {fix}",
+                f"{where}: {metric} lies from {low:g} to {high:g}, so no difference exceeds {value}; write {fix}",
             )

@@ -51,11 +51,11 @@ def registered(plan: Plan, earlier: Mapping[str, Any] | None, ended: Callable[[s
         and first is not None
         and (first.get("seen") or any(ended(item["key"], item["code"]) for item in earlier["trials"]))
     ):
-        kept = {**first, "arms": {**plan.identities, **first.get("arms", {})}}
+        registered_before = {**first, "arms": {**plan.identities, **first.get("arms", {})}}
         if not any(ended(item.trial.key, item.trial.code) for item in plan.trials):
-            kept["seen"] = True  # the next run cannot tell from this plan's trials that there were results
-        return replace(plan, registered=kept)
-    return replace(plan, registered={**registration(plan), "known": _known(plan, ended)})
+            registered_before["seen"] = True  # the next run cannot tell from this plan's trials that there were results
+        return replace(plan, registered=registered_before)
+    return replace(plan, registered={**registration(plan), "known": _earlier_results(plan, ended)})
 
 
 def changes(plan: Plan) -> list[str]:
@@ -63,31 +63,31 @@ def changes(plan: Plan) -> list[str]:
     first, now = plan.registered, registration(plan)
     if first is None:
         return []
-    said = [
-        f"{name} was {_said(first[name])} and is {_said(now[name])}"
+    clauses = [
+        f"{name} was {_format(first[name])} and is {_format(now[name])}"
         for name in (*JUDGED_BY, "escalate_to")
         if first.get(name) != now[name]
     ]
     if first["seeds"] != now["seeds"]:
         counts = len(first["seeds"]), len(now["seeds"])
-        said.append(
+        clauses.append(
             f"there were {counts[0]} seeds and are {counts[1]}" if counts[0] != counts[1] else "other seeds ran"
         )
-    return said
+    return clauses
 
 
 def added(plan: Plan) -> set[str]:
     """Return the arms whose comparison was not registered at the first run."""
     if plan.registered is None:
         return set()
-    known = [tuple(pair) for pair in plan.registered["family"]]
-    return {arm for arm, baseline in family(plan) if (arm, baseline) not in known}
+    registered_pairs = [tuple(pair) for pair in plan.registered["family"]]
+    return {arm for arm, baseline in family(plan) if (arm, baseline) not in registered_pairs}
 
 
 def altered(plan: Plan) -> list[str]:
     """Return the arms that train something else than the arm registered under the same name."""
-    known = (plan.registered or {}).get("arms", {})
-    return [arm for arm, identity in plan.identities.items() if known.get(arm, identity) != identity]
+    identities = (plan.registered or {}).get("arms", {})
+    return [arm for arm, identity in plan.identities.items() if identities.get(arm, identity) != identity]
 
 
 def known_before(plan: Plan) -> tuple[int, int, list[str]]:
@@ -96,19 +96,19 @@ def known_before(plan: Plan) -> tuple[int, int, list[str]]:
     Returns:
         The number of trials with results, the number of all trials, and the arms whose comparison had results.
     """
-    known = (plan.registered or {}).get("known") or {"results": 0, "trials": 0, "comparisons": []}
-    return known["results"], known["trials"], known["comparisons"]
+    earlier = (plan.registered or {}).get("known") or {"results": 0, "trials": 0, "comparisons": []}
+    return earlier["results"], earlier["trials"], earlier["comparisons"]
 
 
 def removed(plan: Plan) -> list[str]:
     """Return the arms whose comparison was registered and is no longer in the plan; it still counts in the family."""
     if plan.registered is None:
         return []
-    known = [(arm.name, arm.baseline) for arm in plan.arms]  # skipped arms included
-    return [arm for arm, baseline in plan.registered["family"] if (arm, baseline) not in known]
+    pairs = [(arm.name, arm.baseline) for arm in plan.arms]  # skipped arms included
+    return [arm for arm, baseline in plan.registered["family"] if (arm, baseline) not in pairs]
 
 
-def _known(plan: Plan, ended: Callable[[str, str], bool]) -> dict[str, Any]:
+def _earlier_results(plan: Plan, ended: Callable[[str, str], bool]) -> dict[str, Any]:
     """Return the counts of existing results, and the arms that share a seed with results with their baseline."""
     trials = {(item.arm, item.seed): (item.trial.key, item.trial.code) for item in plan.trials}
     results = {trial for trial in trials.values() if ended(*trial)}
@@ -120,5 +120,5 @@ def _known(plan: Plan, ended: Callable[[str, str], bool]) -> dict[str, Any]:
     return {"results": len(results), "trials": len(set(trials.values())), "comparisons": compared}
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

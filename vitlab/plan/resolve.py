@@ -67,7 +67,7 @@ class Prerequisite:
     seed: Literal["same"] | int
 
 
-class _Known:
+class _CachedChoice:
     """A resolved choice with its derived values, computed once because the arms of a study share most choices."""
 
     def __init__(self, choice: Resolved) -> None:
@@ -79,11 +79,11 @@ class _Known:
 
 
 @dataclass(frozen=True)
-class _Wrong:
+class _InvalidChoice:
     """A choice with mistakes."""
 
     faults: Sequence[tuple[Path, str]] = ()
-    sound: _Known | None = None  #: the choice with defaults for the wrong options, if it can be examined further
+    sound: _CachedChoice | None = None  #: the choice with defaults for the wrong options, if it can be examined further
     wrong: Collection[str | int] = ()  #: the wrong options
 
 
@@ -93,7 +93,7 @@ class Resolver:
     def __init__(self, inform: Inform, surroundings: Surroundings = NOTHING) -> None:
         self._inform = inform
         self._surroundings = surroundings
-        self._choices: dict[tuple[str, str], _Known | _Wrong] = {}
+        self._choices: dict[tuple[str, str], _CachedChoice | _InvalidChoice] = {}
         self._infos: dict[str, DataInfo] = {}
 
     def resolve(self, tree: Mapping[str, Any]) -> ResolvedTrial:
@@ -103,28 +103,28 @@ class Resolver:
             Faults: with every mistake.
             BrokenComponent: if a plugin that it names cannot be imported.
         """
-        found_in_spec = collect(TrialSpec, tree, partial(spec_faults, top=TrialSpec.model_fields), STAND_INS)
-        faults = [(fault.path, fault.message) for fault in found_in_spec.faults]
-        spec = found_in_spec.value
-        plain = copied(found_in_spec.tree) if spec is None else spec.model_dump(mode="json", exclude_none=True)
+        collected = collect(TrialSpec, tree, partial(spec_faults, top=TrialSpec.model_fields), STAND_INS)
+        faults = [(fault.path, fault.message) for fault in collected.faults]
+        spec = collected.value
+        plain = copied(collected.tree) if spec is None else spec.model_dump(mode="json", exclude_none=True)
         identity = copied(plain)
-        parts: dict[Path, _Known] = {}
+        parts: dict[Path, _CachedChoice] = {}
         wrong: dict[Path, Collection[str | int]] = {}
         for path, name in SLOTS_OF_A_TRIAL.items():
             value = _get(plain, path)
             if isinstance(value, Mapping) and _get(tree, path) is None:
                 value = {**value, "type": slot(name).qualify_builtin(value["type"])}
-            found = self._choice(name, value)
-            if isinstance(found, _Known):
-                parts[path] = found
-                _put(plain, path, found.plain)
-                _put(identity, path, found.hashed)
+            choice = self._choice(name, value)
+            if isinstance(choice, _CachedChoice):
+                parts[path] = choice
+                _put(plain, path, choice.plain)
+                _put(identity, path, choice.hashed)
             else:
-                faults += [((*path, *inner), sentence) for inner, sentence in found.faults]
-                wrong[path] = found.wrong
-                if found.sound is not None:
-                    parts[path] = found.sound
-                    _put(plain, path, found.sound.plain)
+                faults += [((*path, *inner), sentence) for inner, sentence in choice.faults]
+                wrong[path] = choice.wrong
+                if choice.sound is not None:
+                    parts[path] = choice.sound
+                    _put(plain, path, choice.sound.plain)
         info, incompatibility = None, ""
         if ("data",) in parts:
             try:
@@ -132,9 +132,9 @@ class Resolver:
             except DataError as error:
                 faults.append((("data",), str(error)))
         if info is not None and ("model",) in parts:
-            chosen = parts["model",].choice
+            model_choice = parts["model",].choice
             try:
-                incompatibility = chosen.component.incompatibility(info, chosen.options) or ""  # type: ignore[attr-defined]
+                incompatibility = model_choice.component.incompatibility(info, model_choice.options) or ""  # type: ignore[attr-defined]
             except GeometryError as error:
                 if error.option not in wrong.get(("model",), ()):
                     faults.append((("model", error.option), str(error)))
@@ -143,22 +143,22 @@ class Resolver:
             faults.append((("train", "mix"), f"mixing joins the classes of images, and the task here is {info.task}"))
         needs, files = self._needs(plain, identity, faults)
         if isinstance(plain.get("distill"), Mapping):
-            _forget_what_is_not_read(identity["distill"])
+            _drop_unused_options(identity["distill"])
             if info is not None and ("model",) in parts:
                 teacher = needs["teacher"].trial if "teacher" in needs else None
                 faults += [(("distill", "teacher"), sentence) for sentence in _unsuitable(plain, info, teacher)]
         if info is not None and isinstance(plain.get("data"), Mapping):
             places = {"init_from": ("init_from", "trial"), "teacher": ("distill", "teacher")}
-            for role, needed in needs.items():
-                reason = _other_split_below(plain["data"], info.identity, role, needed.trial)
+            for role, prerequisite in needs.items():
+                reason = _other_split_below(plain["data"], info.identity, role, prerequisite.trial)
                 faults += [(places[role], reason)] if reason else []
         if faults:
             raise Faults(faults, Partial(plain, info))
         assert info is not None
         model = parts["model",].choice
-        known = [*parts.values(), *metrics]
-        origins = sorted(set().union(*(part.origins for part in known)))
-        modules = modules_beside(plain).union(self._surroundings.files, *(part.modules for part in known))
+        all_parts = [*parts.values(), *metrics]
+        origins = sorted(set().union(*(part.origins for part in all_parts)))
+        modules = modules_beside(plain).union(self._surroundings.files, *(part.modules for part in all_parts))
         versions = self._surroundings.versions
         return ResolvedTrial(
             plain, identity, tuple(origins), modules, info, model, incompatibility, needs, files, versions
@@ -198,13 +198,13 @@ class Resolver:
                 else:
                     identified["pretrained"] = {"name": source["pretrained"], "sha256": digest}
             elif isinstance(source.get("trial"), Mapping):
-                named = source["trial"]
-                if role == "teacher" and "data" not in named:
+                tree = source["trial"]
+                if role == "teacher" and "data" not in tree:
                     if not isinstance(plain.get("data"), Mapping) or any(place[0] == "data" for place, _ in faults):
                         continue  # its mistakes are reported already
-                    named = {"data": plain["data"], **named}
+                    tree = {"data": plain["data"], **tree}
                 try:
-                    trial = self.resolve(named)
+                    trial = self.resolve(tree)
                 except Faults as error:
                     faults += [((*path, "trial", *inner), sentence) for inner, sentence in error.faults]
                     continue
@@ -217,53 +217,53 @@ class Resolver:
 
     def _metrics(
         self, plain: dict[str, Any], identity: dict[str, Any], info: DataInfo | None, faults: list[tuple[Path, str]]
-    ) -> list[_Known]:
+    ) -> list[_CachedChoice]:
         """Return the metrics that a trial names, without those that every trial reports.
 
         Both trees are updated in place; in ``identity`` the metrics are sorted, because their order changes no result.
         """
-        named = _get(plain, METRICS)
-        if not isinstance(named, list | tuple):
+        values = _get(plain, METRICS)
+        if not isinstance(values, list | tuple):
             return []  # reported by TrialSpec
-        found: list[_Known] = []
-        for index, value in enumerate(named):
-            one = self._choice("metric", value)
-            if isinstance(one, _Known):
-                found.append(one)
+        choices: list[_CachedChoice] = []
+        for index, value in enumerate(values):
+            choice = self._choice("metric", value)
+            if isinstance(choice, _CachedChoice):
+                choices.append(choice)
             else:
-                faults += [((*METRICS, index, *inner), sentence) for inner, sentence in one.faults]
-        kept: list[int] = []
-        if found and len(found) == len(named) and info is not None:
+                faults += [((*METRICS, index, *inner), sentence) for inner, sentence in choice.faults]
+        indices: list[int] = []
+        if choices and len(choices) == len(values) and info is not None:
             # Imported by name, because planning does not import components.
             room: Any = importlib.import_module(SLOT_MODULES["metric"])
-            kept, said = room.settled(info, [one.choice for one in found])
-            faults += [((*METRICS, index), sentence) for index, sentence in said]
-        metrics = [found[index] for index in kept]
+            indices, metric_faults = room.settled(info, [choice.choice for choice in choices])
+            faults += [((*METRICS, index), sentence) for index, sentence in metric_faults]
+        metrics = [choices[index] for index in indices]
         if metrics:
-            _put(plain, METRICS, [one.plain for one in metrics])
-            _put(identity, METRICS, sorted((one.hashed for one in metrics), key=json.dumps))
+            _put(plain, METRICS, [choice.plain for choice in metrics])
+            _put(identity, METRICS, sorted((choice.hashed for choice in metrics), key=json.dumps))
         else:  # without metrics, the key is left out of the spec and the identity
             for tree in (plain, identity):
                 del _get(tree, METRICS[:-1])[METRICS[-1]]
         return metrics
 
-    def _choice(self, name: str, value: Any) -> _Known | _Wrong:
+    def _choice(self, name: str, value: Any) -> _CachedChoice | _InvalidChoice:
         if value is None:
-            return _Wrong()  # reported by TrialSpec
-        known = (name, json.dumps(value, sort_keys=True, default=repr))
-        if known not in self._choices:
+            return _InvalidChoice()  # reported by TrialSpec
+        cache_key = (name, json.dumps(value, sort_keys=True, default=repr))
+        if cache_key not in self._choices:
             try:
-                self._choices[known] = _Known(slot(name).resolve(value))
+                self._choices[cache_key] = _CachedChoice(slot(name).resolve(value))
             except OptionError as error:
-                sound = _Known(error.sound) if isinstance(error.sound, Resolved) else None
-                self._choices[known] = _Wrong(error.faults, sound, error.wrong)
-        return self._choices[known]
+                sound = _CachedChoice(error.sound) if isinstance(error.sound, Resolved) else None
+                self._choices[cache_key] = _InvalidChoice(error.faults, sound, error.wrong)
+        return self._choices[cache_key]
 
     def _info(self, data: Resolved, plain: Mapping[str, Any]) -> DataInfo:
-        known = json.dumps(plain, sort_keys=True)
-        if known not in self._infos:
-            self._infos[known] = self._inform(data)
-        return self._infos[known]
+        cache_key = json.dumps(plain, sort_keys=True)
+        if cache_key not in self._infos:
+            self._infos[cache_key] = self._inform(data)
+        return self._infos[cache_key]
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,7 +295,7 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mappi
     return tree
 
 
-def _forget_what_is_not_read(distill: dict[str, Any]) -> None:
+def _drop_unused_options(distill: dict[str, Any]) -> None:
     """Remove the options of soft distillation from the identity of any other kind, which does not use them."""
     if distill.get("kind") != "soft":
         distill.pop("tau", None)
@@ -364,16 +364,16 @@ def _held_out(data: Mapping[str, Any]) -> str:
 def _other_split_below(data: Mapping[str, Any], identity: str | None, role: str, source: ResolvedTrial) -> str | None:
     """Return why one of a trial's prerequisites may have been trained on its validation images, or None."""
     whose = {"init_from": "pretraining's", "teacher": "teacher's"}
-    waiting = [(f"the {whose[role]}", source)]
-    while waiting:
-        name, trial = waiting.pop(0)
+    queue = [(f"the {whose[role]}", source)]
+    while queue:
+        name, trial = queue.pop(0)
         theirs = trial.plain["data"]
         if same_images(data, identity, theirs, trial.info.identity) and (reason := other_split(data, theirs)):
             return (
                 f"{name} {reason}: with different splits one is trained on images that the other is judged by; give "
                 "both the same"
             )
-        waiting += [(f"{name} {whose[other]}", needed.trial) for other, needed in trial.needs.items()]
+        queue += [(f"{name} {whose[other]}", prerequisite.trial) for other, prerequisite in trial.needs.items()]
     return None
 
 

@@ -56,15 +56,15 @@ def parse(text: str) -> ast.expr:
     if _depth(tree) > DEEPEST:
         raise RuleFault(f"'{text:.40}...' is nested too deeply for a rule")
     for node in ast.walk(tree):
-        known = isinstance(
+        allowed = isinstance(
             node,
             ast.BoolOp | ast.boolop | ast.Compare | ast.Name | ast.Attribute | ast.expr_context | ast.List | ast.Tuple,
         )
-        known |= isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub)
-        known |= isinstance(node, ast.Not | ast.USub) or type(node) in _BINARY or type(node) in _COMPARE
-        known |= isinstance(node, ast.BinOp) and type(node.op) in _BINARY
-        known |= isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, int | float | str))
-        if not known:
+        allowed |= isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub)
+        allowed |= isinstance(node, ast.Not | ast.USub) or type(node) in _BINARY or type(node) in _COMPARE
+        allowed |= isinstance(node, ast.BinOp) and type(node.op) in _BINARY
+        allowed |= isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, int | float | str))
+        if not allowed:
             raise RuleFault(f"'{ast.unparse(node)}' cannot stand in a rule; allowed: {_ALLOWED}")
     return tree
 

@@ -61,8 +61,8 @@ Reader = Callable[[str], Source]
 
 def refresh() -> None:
     """Clear the caches, so that every file is checked again."""
-    for known in (file_of, read, loaded, requirement_of):
-        known.cache_clear()
+    for cached in (file_of, read, loaded, requirement_of):
+        cached.cache_clear()
 
 
 @cache
@@ -105,9 +105,9 @@ def expected(module: str) -> Source:
 
 def remember() -> None:
     """Write newly parsed texts to the cache file, if it is writable."""
-    if _unkept:
+    if _unsaved:
         _memory().keep()
-        _unkept.clear()
+        _unsaved.clear()
 
 
 def followed(module: str, reader: Reader) -> Iterator[str]:
@@ -191,9 +191,9 @@ def mixed(modules: Iterable[str]) -> str:
 @cache
 def file_of(module: str) -> Path | None:
     """Return the file of a module, or None if there is no such module or it has no file."""
-    there = sys.modules.get(module)
-    if there is not None:
-        file = getattr(there, "__file__", None)
+    imported = sys.modules.get(module)
+    if imported is not None:
+        file = getattr(imported, "__file__", None)
         return Path(file) if isinstance(file, str) else None
     parent, _, name = module.rpartition(".")
     above = file_of(parent) if parent else None
@@ -221,45 +221,45 @@ def requirement_of(module: str) -> str:
         return ""
     file = file_of(top) or file_of(module)
     if file is None:
-        known = module in sys.modules and not _has_path(module) and top not in sys.stdlib_module_names
-        return module if known else ""
+        has_code = module in sys.modules and not _has_path(module) and top not in sys.stdlib_module_names
+        return module if has_code else ""
     site = next((above for above in file.parents if above.name in INSTALLED), None)
     if site is None:
         is_own = top not in sys.stdlib_module_names or not file.is_relative_to(Path(os.__file__).parent)
         return module if is_own else ""
-    found = _distribution_of(file.relative_to(site).as_posix(), top, site)
-    if found is None or _is_of_a_folder(found):
+    installed = _distribution_of(file.relative_to(site).as_posix(), top, site)
+    if installed is None or _is_from_folder(installed):
         return module
-    requirement = f"{found.name}=={found.version}"
+    requirement = f"{installed.name}=={installed.version}"
     _tops[requirement] = top
     return requirement
 
 
-_unkept: list[str] = []  # cache keys of parsed texts that are not in the cache file yet
+_unsaved: list[str] = []  # cache keys of parsed texts that are not in the cache file yet
 _texts: dict[tuple[str, Path, Stamp], Source] = {}  # sources read in this process
 _tops: dict[str, str] = {}  # requirement to the imported top-level package
 
 
 def _read(module: str, file: Path, stamp: Stamp) -> Source:
     """Return the source in a file, from the cache of this process if possible."""
-    known = _texts.get((module, file, stamp))
-    if known is None:
+    source = _texts.get((module, file, stamp))
+    if source is None:
         text = file.read_bytes()
         is_package = file.name == PACKAGE
         package = module if is_package else module.rpartition(".")[0]
-        known = _source(text, package, file.name) if file.suffix == ".py" else Source(_digest(text))
-        _texts[module, file, stamp] = known
-    return known
+        source = _source(text, package, file.name) if file.suffix == ".py" else Source(_digest(text))
+        _texts[module, file, stamp] = source
+    return source
 
 
 def _source(text: bytes, package: str, file: str) -> Source:
-    known, mark = _memory().entries, f"{_reader()} {package} {file == PACKAGE} {_digest(text)}"
-    if mark not in known:
-        known[mark] = asdict(_parsed(text, package, file == PACKAGE))
-        _unkept.append(mark)
-    said = known[mark]
-    imports, passed_on = map(tuple, said["imports"]), said["passed_on"].items()
-    return Source(said["digest"], tuple(imports), {name: tuple(place) for name, place in passed_on})
+    entries, cache_key = _memory().entries, f"{_reader()} {package} {file == PACKAGE} {_digest(text)}"
+    if cache_key not in entries:
+        entries[cache_key] = asdict(_parsed(text, package, file == PACKAGE))
+        _unsaved.append(cache_key)
+    entry = entries[cache_key]
+    imports, passed_on = map(tuple, entry["imports"]), entry["passed_on"].items()
+    return Source(entry["digest"], tuple(imports), {name: tuple(place) for name, place in passed_on})
 
 
 def _targets(module: str, place: tuple[str, str], reader: Reader) -> Iterator[str]:
@@ -267,10 +267,10 @@ def _targets(module: str, place: tuple[str, str], reader: Reader) -> Iterator[st
     base, name = place
     if name and file_of(base) is None:  # a namespace package
         base, name = f"{base}.{name}", ""
-    counted = standing(base, module)
-    if counted and counted != base:
-        yield counted
-    elif counted:
+    dependency = standing(base, module)
+    if dependency and dependency != base:
+        yield dependency
+    elif dependency:
         target = home(base, name, reader)
         if _top(target) != _top(base):
             target = standing(target, module)
@@ -290,27 +290,34 @@ def _top(module: str) -> str:
 def _distribution_of(file: str, top: str, site: Path) -> Distribution | None:
     """Return the distribution that installed a file, which is given by its path in ``RECORD``."""
 
-    def has(found: Distribution) -> bool:
-        listed = found.read_text("RECORD")
+    def has(candidate: Distribution) -> bool:
+        listed = candidate.read_text("RECORD")
         return listed is None or f"\n{file}," in f"\n{listed}"
 
     try:
-        named = distribution(top)
+        same_name = distribution(top)
     except PackageNotFoundError:
-        named = None
-    if named is not None and has(named):
-        return named
+        same_name = None
+    if same_name is not None and has(same_name):
+        return same_name
     # Slow where much is installed, so only where the names differ.
-    return next((found for found in distributions(path=[str(site)]) if found.read_text("RECORD") and has(found)), None)
+    return next(
+        (
+            candidate
+            for candidate in distributions(path=[str(site)])
+            if candidate.read_text("RECORD") and has(candidate)
+        ),
+        None,
+    )
 
 
-def _is_of_a_folder(found: Distribution) -> bool:
+def _is_from_folder(installed: Distribution) -> bool:
     """Return whether a distribution was installed from a folder or a repository."""
     try:
-        recorded = json.loads(found.read_text("direct_url.json") or "{}")
+        origin = json.loads(installed.read_text("direct_url.json") or "{}")
     except ValueError:
         return False
-    return isinstance(recorded, dict) and ("dir_info" in recorded or "vcs_info" in recorded)
+    return isinstance(origin, dict) and ("dir_info" in origin or "vcs_info" in origin)
 
 
 @cache
@@ -384,12 +391,12 @@ def _passed_on(tree: ast.Module, package: str) -> dict[str, tuple[str, str]]:
         if isinstance(node, ast.ImportFrom):
             base = _base(node, package)
             names |= {alias.asname or alias.name: (base, alias.name) for alias in node.names}
-        elif not _says_nothing(node):
+        elif not _is_docstring_or_all(node):
             return {}
     return names
 
 
-def _says_nothing(node: ast.stmt) -> bool:
+def _is_docstring_or_all(node: ast.stmt) -> bool:
     """Return whether a statement is a docstring or ``__all__``."""
     if isinstance(node, ast.Assign):
         return [ast.unparse(target) for target in node.targets] == ["__all__"]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError
-from vitlab.plan.arms import Making, Workshop, trial_of
+from vitlab.plan.arms import PlanContext, ResolvedArm, trial_of
 from vitlab.plan.design import MOST, Draft, short_names, text
 from vitlab.plan.key import key_of
 from vitlab.plan.match import Matcher, Unmatched, is_number, overlap, setting
@@ -56,8 +56,8 @@ def key_without(trial: ResolvedTrial, study: Study) -> str:
     spec: Mapping[str, Any] = trial.identity
     for knob in tune.knobs:
         spec = _without(spec, tuple(knob.removesuffix(".type").split(".")))
-    asked = [tune.knobs, tune.seeds, sorted(study.seeds.vary), selects(tune, analysis), analysis.goal, analysis.at]
-    return key_of({"spec": spec, "origins": trial.origins, "data": trial.info.identity, "tune": asked})
+    question = [tune.knobs, tune.seeds, sorted(study.seeds.vary), selects(tune, analysis), analysis.goal, analysis.at]
+    return key_of({"spec": spec, "origins": trial.origins, "data": trial.info.identity, "tune": question})
 
 
 def mistakes(
@@ -72,32 +72,32 @@ def mistakes(
     """
     tune = study.tune
     assert tune is not None
-    found: list[tuple[Path, str]] = []
+    faults: list[tuple[Path, str]] = []
     rivals = math.prod(map(len, tune.knobs.values()))
     trials = rivals * tune.seeds * (len(drafts) if tune.per == "arm" else 1)
     if trials > MOST:
-        found.append((("tune",), f"{rivals:,} rivals make {trials:,} trainings; a tuning has at most {MOST:,}"))
+        faults.append((("tune",), f"{rivals:,} rivals make {trials:,} trainings; a tuning has at most {MOST:,}"))
     for position, (knob, values) in enumerate(tune.knobs.items()):
         place: Path = ("tune", "knobs", knob)
-        said: dict[str, list[int]] = {}
+        indices_by_sentence: dict[str, list[int]] = {}
         for index, value in enumerate(values):
             try:
                 at_base({knob: value})
             except Faults as error:
                 for _, sentence in error.faults:
-                    said.setdefault(sentence, []).append(index)
+                    indices_by_sentence.setdefault(sentence, []).append(index)
         # A mistake that all values of a knob share is reported once, at the knob.
-        found += [
+        faults += [
             (place if len(indices) == len(values) else (*place, indices[0]), sentence)
-            for sentence, indices in said.items()
+            for sentence, indices in indices_by_sentence.items()
         ]
-        found += [
+        faults += [
             (at, f"the design sets {knob}, and 'tune' is to choose it: take it out of one of them")
             for at in setting(knob, drafts)
         ]
         if study.match is not None and overlap(knob, study.match.knob):
-            found.append((place, f"{knob} cannot be tuned: 'match' solves for {study.match.knob}"))
-        found += [
+            faults.append((place, f"{knob} cannot be tuned: 'match' solves for {study.match.knob}"))
+        faults += [
             (place, f"{knob} and {other} cannot both be tuned: one is a part of the other")
             for other in list(tune.knobs)[:position]
             if overlap(knob, other)
@@ -106,46 +106,46 @@ def mistakes(
     if select.partition("/")[2] != own and goal_of(select, goals(at_base({}))) not in (None, study.analysis.goal):
         size = "small" if study.analysis.goal == "max" else "large"
         sentence = f"{select} is to be {size}, and the goal of the analysis is {study.analysis.goal}"
-        found.append((("tune", "select"), f"{sentence}: the worst would win"))
-    return found
+        faults.append((("tune", "select"), f"{sentence}: the worst would win"))
+    return faults
 
 
 def plan(
-    make: Workshop,
+    context: PlanContext,
     matcher: Matcher | None,
-    arms: Mapping[str, Making],
+    arms: Mapping[str, ResolvedArm],
     decided: Mapping[str, Tuning],
     prerequisites: dict[str, Trial],
 ) -> list[Tuning]:
     """Return the tuning of every arm: one that is decided already, or one with the trials to decide it.
 
     Args:
-        make: study, base and rules.
+        context: study, base and rules.
         matcher: solver of ``match``, if the study has one.
         arms: arms by key; completed in place with the chosen values.
         decided: earlier tunings by key.
         prerequisites: trials by key; extended in place.
     """
-    study = make.study
+    study = context.study
     assert study.tune is not None
     runnable = [arm for arm in arms.values() if not arm.skip]
-    base = Making(Draft(), "base", make.resolved_base, "")
+    base = ResolvedArm(Draft(), "base", context.resolved_base, "")
     problems: list[Problem] = []
-    found: dict[str, Tuning] = {}
+    tunings: dict[str, Tuning] = {}
     for arm in [base] if study.tune.per == "study" else runnable:
         key = key_without(arm.trial, study)
         name = None if arm is base else arm.name
-        known = decided.get(key)
-        if known is not None and known.winner is not None:
-            found[arm.name] = replace(known, arm=name)
+        earlier = decided.get(key)
+        if earlier is not None and earlier.winner is not None:
+            tunings[arm.name] = replace(earlier, arm=name)
             continue
-        rivals = _rivals(make, matcher, arm, prerequisites, problems)
+        rivals = _rivals(context, matcher, arm, prerequisites, problems)
         tuning = Tuning(name, key, selects(study.tune, study.analysis), tuple(rivals))
-        if known is not None and _codes(known) == _codes(tuning):  # a failure under other code need not recur
-            tuning = replace(known, arm=name)
-        found[arm.name] = tuning if rivals else replace(tuning, failure="none of the values to be tuned is possible")
+        if earlier is not None and _codes(earlier) == _codes(tuning):  # a failure under other code need not recur
+            tuning = replace(earlier, arm=name)
+        tunings[arm.name] = tuning if rivals else replace(tuning, failure="none of the values to be tuned is possible")
     for arm in runnable:
-        tuning = found[base.name if study.tune.per == "study" else arm.name]
+        tuning = tunings[base.name if study.tune.per == "study" else arm.name]
         if tuning.failure:
             arm.skip = tuning.failure
         elif tuning.winner is None:
@@ -154,15 +154,15 @@ def plan(
         else:
             arm.solved |= tuning.rivals[tuning.winner].values
             try:
-                arm.trial = make.at({**arm.draft.values, **arm.solved})
+                arm.trial = context.at({**arm.draft.values, **arm.solved})
             except Faults as error:
-                problems += _of_knobs(make, arm.name, error)
+                problems += _of_knobs(context, arm.name, error)
                 continue
             arm.skip = arm.trial.incompatibility
-            problems += make.judge(arm)
+            problems += context.apply_rules(arm)
     if problems:
         raise SpecError(problems)
-    return list(found.values())
+    return list(tunings.values())
 
 
 def decide(tuning: Tuning, result_of: Callable[[Trial], Result | None], analysis: Analysis) -> Tuning:
@@ -173,37 +173,37 @@ def decide(tuning: Tuning, result_of: Callable[[Trial], Result | None], analysis
     """
     rivals, reported = [], set()
     for rival in tuning.rivals:
-        ended = [result_of(planned.trial) for planned in rival.trials]
-        results = [result for result in ended if result is not None]
-        if len(results) < len(ended):
+        outcomes = [result_of(planned.trial) for planned in rival.trials]
+        results = [result for result in outcomes if result is not None]
+        if len(results) < len(outcomes):
             return tuning
         reported |= {name for result in results for name in result.outcome.metrics}
         scores = [_score(result, tuning.select, analysis) for result in results]
         score = sum(scores) / len(scores)
         wall_s = sum(result.circumstances.wall_s for result in results)
         rivals.append(replace(rival, score=score if math.isfinite(score) else None, wall_s=wall_s))
-    judged = replace(tuning, rivals=tuple(rivals))
+    scored = replace(tuning, rivals=tuple(rivals))
     if reported and tuning.select not in reported:
-        known = ", ".join(sorted(reported))
-        return replace(judged, failure=f"its tuning has no {tuning.select} to choose by; trials report {known}")
+        names = ", ".join(sorted(reported))
+        return replace(scored, failure=f"its tuning has no {tuning.select} to choose by; trials report {names}")
     finite = [(index, rival.score) for index, rival in enumerate(rivals) if rival.score is not None]
     if not finite:
-        tried = "; ".join(name_of(rival.values) for rival in rivals)
-        return replace(judged, failure=f"every rival of its tuning diverged: {tried}")
+        combinations = "; ".join(name_of(rival.values) for rival in rivals)
+        return replace(scored, failure=f"every rival of its tuning diverged: {combinations}")
     sign = 1 if analysis.goal == "max" else -1
-    return replace(judged, winner=max(finite, key=lambda item: sign * item[1])[0])
+    return replace(scored, winner=max(finite, key=lambda item: sign * item[1])[0])
 
 
 def edges(tuning: Tuning) -> list[str]:
     """Return the knobs whose winning value is the smallest or largest tried, so that a better one may lie beyond."""
     if tuning.winner is None:
         return []
-    found = []
+    knobs = []
     for knob, value in tuning.rivals[tuning.winner].values.items():
-        tried = [rival.values[knob] for rival in tuning.rivals]
-        if all(map(is_number, tried)) and len(set(tried)) > 1 and value in (min(tried), max(tried)):
-            found.append(knob)
-    return found
+        values = [rival.values[knob] for rival in tuning.rivals]
+        if all(map(is_number, values)) and len(set(values)) > 1 and value in (min(values), max(values)):
+            knobs.append(knob)
+    return knobs
 
 
 def _codes(tuning: Tuning) -> set[tuple[str, str]]:
@@ -211,46 +211,46 @@ def _codes(tuning: Tuning) -> set[tuple[str, str]]:
 
 
 def _rivals(
-    make: Workshop,
+    context: PlanContext,
     matcher: Matcher | None,
-    arm: Making,
+    arm: ResolvedArm,
     prerequisites: dict[str, Trial],
     problems: list[Problem],
 ) -> list[Rival]:
     """Return the possible combinations of knob values for an arm, with their trials."""
-    study = make.study
+    study = context.study
     assert study.tune is not None
-    found = []
+    rivals = []
     for values in grid(study.tune):
         try:
-            trial = make.at({**arm.draft.values, **arm.solved, **values})
+            trial = context.at({**arm.draft.values, **arm.solved, **values})
             if matcher is not None and abs(matcher.off(trial, arm.trial)) > matcher.match.tolerance:
                 sentence = f"tuning {name_of(values)} would undo the match in {matcher.match.quantity}"
-                problems.append(make.document.problem(("tune", "knobs"), sentence))
+                problems.append(context.document.problem(("tune", "knobs"), sentence))
         except Faults as error:
-            problems += _of_knobs(make, arm.name, error)
+            problems += _of_knobs(context, arm.name, error)
             continue
         except Unmatched:
             pass  # the two cannot be compared, so there is no match to undo
-        rival = Making(arm.draft, f"{arm.name} ({name_of(values)})", trial, "", skip=trial.incompatibility)
-        problems += make.judge(rival)
+        rival = ResolvedArm(arm.draft, f"{arm.name} ({name_of(values)})", trial, "", skip=trial.incompatibility)
+        problems += context.apply_rules(rival)
         if not rival.skip:
             trials = [
                 Planned(rival.name, seed, trial_of(trial, seed, study.seeds, prerequisites))
                 for seed in seeds(study.tune)
             ]
-            found.append(Rival(values, tuple(trials)))
-    return found
+            rivals.append(Rival(values, tuple(trials)))
+    return rivals
 
 
-def _of_knobs(make: Workshop, arm: str, error: Faults) -> list[Problem]:
+def _of_knobs(context: PlanContext, arm: str, error: Faults) -> list[Problem]:
     """Return a problem for each knob value that an arm cannot take."""
-    assert make.study.tune is not None
+    assert context.study.tune is not None
     problems = []
     for path, sentence in error.faults:
         dotted = ".".join(map(str, path))
-        knob = next((knob for knob in make.study.tune.knobs if overlap(dotted, knob)), "")
-        problems.append(make.document.problem(("tune", "knobs", knob), f"arm '{arm}': {sentence}"))
+        knob = next((knob for knob in context.study.tune.knobs if overlap(dotted, knob)), "")
+        problems.append(context.document.problem(("tune", "knobs", knob), f"arm '{arm}': {sentence}"))
     return problems
 
 
@@ -260,8 +260,8 @@ def _score(result: Result, metric: str, analysis: Analysis) -> float:
         return math.nan
     if analysis.at == "last":
         return result.outcome.metrics.get(metric, math.nan)
-    seen = [moment.metrics.get(metric, math.nan) for moment in result.outcome.history]
-    finite = [value for value in seen if math.isfinite(value)]
+    values = [moment.metrics.get(metric, math.nan) for moment in result.outcome.history]
+    finite = [value for value in values if math.isfinite(value)]
     return (max if analysis.goal == "max" else min)(finite, default=math.nan)
 
 

@@ -137,7 +137,7 @@ class InterimAnalysis:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _EarlierResults:
     """Results that existed when a study was registered."""
 
     results: int
@@ -146,16 +146,16 @@ class _Known:
 
 
 @dataclass(frozen=True)
-class _Registered:
+class _RegistrationFields:
     """The parts of a registration that are read by name, see :mod:`vitlab.plan.registration`."""
 
     seeds: tuple[int, ...]
     family: tuple[tuple[str, str], ...]
     arms: Mapping[str, str] = field(default_factory=dict)
-    known: _Known | None = None
+    known: _EarlierResults | None = None
 
 
-_REGISTERED = TypeAdapter(_Registered)
+_REGISTERED = TypeAdapter(_RegistrationFields)
 
 
 def _registration(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -217,7 +217,7 @@ class Plan:
         for planned in self.trials:
             if (planned.arm, planned.seed) == (arm, seed):
                 return planned.trial
-        arms = [known.name for known in self.arms]
+        arms = [candidate.name for candidate in self.arms]
         seeds = ", ".join(map(str, sorted({planned.seed for planned in self.trials})))
         hint = nearest(arm, arms) if arm not in arms else ""
         raise UserError(f"no trial of arm '{arm}' with seed {seed}.{hint} Arms: {'; '.join(arms)}. Seeds: {seeds}.")
@@ -254,30 +254,32 @@ class Plan:
                 an arm that does not exist.
         """
 
-        def placed(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        def with_specs(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             return [_with_spec(item, data["specs"][item["arm"]]) for item in items]
 
         plan = _PLAN.validate_python(
             {
                 **data,
-                "trials": placed(data["trials"]),
-                "pending": placed(data.get("pending", ())),
+                "trials": with_specs(data["trials"]),
+                "pending": with_specs(data.get("pending", ())),
                 "tuning": [Tuning.from_json(item) for item in data.get("tuning", ())],
                 "probes": probes_of(data),
             }
         )
-        known = {arm.name for arm in plan.arms}
-        named = {item.arm for item in (*plan.trials, *plan.pending)} | {arm.baseline for arm in plan.arms} - {None}
-        if named - known:
-            raise ValueError(f"there is no arm {sorted(map(str, named - known))[0]!r}")
+        names = {arm.name for arm in plan.arms}
+        references = {item.arm for item in (*plan.trials, *plan.pending)} | {arm.baseline for arm in plan.arms} - {None}
+        if references - names:
+            raise ValueError(f"there is no arm {sorted(map(str, references - names))[0]!r}")
         return plan
 
 
 def probes_of(plan: Mapping[str, Any]) -> dict[str, EngineBenchmark]:
     """Return the engine benchmarks of a plan in JSON, without those in an older format, which are measured anew."""
-    known = set(EngineBenchmark.__dataclass_fields__)
+    field_names = set(EngineBenchmark.__dataclass_fields__)
     return {
-        shape: _PROBE.validate_python(probe) for shape, probe in plan.get("probes", {}).items() if known == set(probe)
+        shape: _PROBE.validate_python(probe)
+        for shape, probe in plan.get("probes", {}).items()
+        if field_names == set(probe)
     }
 
 

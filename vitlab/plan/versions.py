@@ -68,7 +68,7 @@ def rooted(path: str) -> str:
 
 def content(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a study file on which its results and its report depend."""
-    return {name: _settled(value) for name, value in data.items() if name not in BESIDE}
+    return {name: _canonical(value) for name, value in data.items() if name not in BESIDE}
 
 
 def content_of(file: Path, changes: Mapping[str, Any] = {}) -> dict[str, Any]:
@@ -92,8 +92,12 @@ def versions(folder: Path) -> list[Version]:
     """Return the versions of the study in a folder: the latest first, then the earlier ones by time."""
     latest = _version(folder)
     earlier = [_version(path) for path in (folder / EARLIER).glob("*")]
-    known = [found for found in earlier if found is not None and (latest is None or found.name != latest.name)]
-    return [*([latest] if latest is not None else []), *sorted(known, key=lambda version: -version.time)]
+    others = [
+        candidate
+        for candidate in earlier
+        if candidate is not None and (latest is None or candidate.name != latest.name)
+    ]
+    return [*([latest] if latest is not None else []), *sorted(others, key=lambda version: -version.time)]
 
 
 def folder_of(study: Path, name: str) -> Path:
@@ -116,9 +120,9 @@ def keep(study: Path, new: str) -> Version | None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         if (study / name).exists():
-            unfinished = temporary(folder / name)
-            shutil.copy2(study / name, unfinished)
-            os.replace(unfinished, folder / name)
+            partial_copy = temporary(folder / name)
+            shutil.copy2(study / name, partial_copy)
+            os.replace(partial_copy, folder / name)
     shutil.rmtree(folder / "report", ignore_errors=True)
     with suppress(OSError):  # without a report; it can be made from the trials
         os.replace(study / "report", folder / "report")
@@ -137,13 +141,13 @@ def find(study: Path, version: str) -> Version:
     Raises:
         UserError: if there is none, or more than one.
     """
-    known = versions(study)
-    found = [item for item in known if version and item.name.startswith(version)]
-    if len(found) != 1:
-        what = "no version" if not found else f"{len(found)} versions"
-        names = ", ".join(item.name[:8] for item in known) or "none"
+    existing = versions(study)
+    matches = [item for item in existing if version and item.name.startswith(version)]
+    if len(matches) != 1:
+        what = "no version" if not matches else f"{len(matches)} versions"
+        names = ", ".join(item.name[:8] for item in existing) or "none"
         raise UserError(f"{study.name}@{version}: study '{study.name}' has {what} of that name. Versions: {names}.")
-    return found[0]
+    return matches[0]
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
@@ -182,8 +186,8 @@ def _version(folder: Path) -> Version | None:
     stored = None
     with suppress(SpecError):
         stored = content_of(folder / "study.yaml", changes)
-    last = _named(run)
-    name = folder.name if folder.parent.name == EARLIER else _planned(folder) or last
+    last = _version_in(run)
+    name = folder.name if folder.parent.name == EARLIER else _version_of_plan(folder) or last
     if last not in ("", name):
         stored, changes, run = None, {}, {}
     if not name:  # from before versions had names
@@ -191,25 +195,25 @@ def _version(folder: Path) -> Version | None:
     return Version(folder, name, stored, changes, run)
 
 
-def _planned(folder: Path) -> str:
+def _version_of_plan(folder: Path) -> str:
     """Return the version that the plan in a folder names; empty if it names none."""
     with suppress(Damaged):
-        return _named(load_json(folder / "plan.json", mapping) or {})
+        return _version_in(load_json(folder / "plan.json", mapping) or {})
     return ""
 
 
-def _named(data: Mapping[str, Any]) -> str:
+def _version_in(data: Mapping[str, Any]) -> str:
     """Return the version that a stored file names; empty if there is none or it is not a digest, such as a path."""
     name = data.get("version")
     return name if isinstance(name, str) and re.fullmatch("[0-9a-f]+", name) else ""
 
 
-def _settled(value: Any, name: str = "") -> Any:
+def _canonical(value: Any, name: str = "") -> Any:
     """Return a value without ``data.root``, and with a component that has no options as its name alone."""
     if isinstance(value, Mapping):
-        left = {key: _settled(item, str(key)) for key, item in value.items() if (name, key) != ("data", "root")}
-        return left["type"] if set(left) == {"type"} else left
-    return [_settled(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+        rest = {key: _canonical(item, str(key)) for key, item in value.items() if (name, key) != ("data", "root")}
+        return rest["type"] if set(rest) == {"type"} else rest
+    return [_canonical(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
 def _text(value: Any) -> str:

@@ -41,15 +41,15 @@ def blamed(
     """
     without = {path: mistakes({other: changes[other] for other in changes if other != path}) for path in changes}
     unchanged = mistakes({}) if len(changes) > 1 else next(iter(without.values()))
-    found = []
+    attributed = []
     for problem in problems:
         causes = [path for path, others in without.items() if not _among(problem, others)]
         if not causes and not _among(problem, unchanged):
             causes = list(changes)
         if causes and not problem.file.startswith("--set "):
             problem = Problem(" ".join(written(path, changes[path]) for path in causes), 0, 0, problem.message)
-        found.append(problem)
-    return found
+        attributed.append(problem)
+    return attributed
 
 
 def written(path: str, value: Any) -> str:

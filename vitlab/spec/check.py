@@ -40,7 +40,7 @@ class Check(Frozen):
 
     @field_validator("metrics", "margin", "min_abs")
     @classmethod
-    def _named(cls, value: dict[str, object]) -> dict[str, object]:
+    def _metric_names(cls, value: dict[str, object]) -> dict[str, object]:
         for name in value:
             if not re.fullmatch(r"(train|val|test)/\w+", name):
                 raise ValueError(not_a_metric(name))

@@ -87,8 +87,8 @@ class Choice:
             )
         if isinstance(value, Mapping):
             if not isinstance(value.get("type"), str):
-                found = f"found {value['type']!r} there" if "type" in value else "it is missing"
-                raise ValueError(f"a component is a name, or a mapping whose type is its name; {found}")
+                actual = f"found {value['type']!r} there" if "type" in value else "it is missing"
+                raise ValueError(f"a component is a name, or a mapping whose type is its name; {actual}")
             return cls(value["type"], {name: option for name, option in value.items() if name != "type"})
         raise ValueError(f"a component is a name, or a mapping {{type: name, ...}}; found {value!r}")
 

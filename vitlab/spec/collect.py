@@ -69,18 +69,18 @@ def collect(
     except ValidationError as error:
         first = describe(error)
     tree: dict[str, Any] = copied(data)
-    found = Collected[M](None, [], tree)
+    collected = Collected[M](None, [], tree)
     pending = first
     while True:
         before = copied(tree)
         for fault in pending:
-            if not _follows(fault, found.removed) and fault.path not in found.renamed:
-                found.faults.append(_original(fault, found.renamed))
-            _take_out(fault, found, stand_ins)
+            if not _follows(fault, collected.removed) and fault.path not in collected.renamed:
+                collected.faults.append(_original(fault, collected.renamed))
+            _remove(fault, collected, stand_ins)
         if tree == before:
-            return found
+            return collected
         try:
-            return Collected(model.model_validate(tree), found.faults, tree, found.removed, found.renamed)
+            return Collected(model.model_validate(tree), collected.faults, tree, collected.removed, collected.renamed)
         except ValidationError as error:
             pending = describe(error)
 
@@ -107,14 +107,14 @@ def _original(fault: Fault, renamed: Mapping[Path, Path]) -> Fault:
     return fault
 
 
-def _take_out(fault: Fault, found: Collected[Any], stand_ins: Mapping[str, Any]) -> None:
-    tree, path = found.tree, fault.path
+def _remove(fault: Fault, collected: Collected[Any], stand_ins: Mapping[str, Any]) -> None:
+    tree, path = collected.tree, fault.path
     if fault.kind == "missing":
         parent = _at(tree, path[:-1])
         if path and path[-1] in stand_ins and isinstance(parent, dict):
             parent[path[-1]] = copied(stand_ins[str(path[-1])])
             return
-        found.removed.add(path)
+        collected.removed.add(path)
         path = path[:-1]
     elif fault.fields:
         node = _at(tree, path)
@@ -125,7 +125,7 @@ def _take_out(fault: Fault, found: Collected[Any], stand_ins: Mapping[str, Any])
             stand_in = next((name for name in fault.fields if name in stand_ins), None)
             if stand_in is not None:
                 node[stand_in] = copied(stand_ins[stand_in])
-            found.removed.update((*path, name) for name in fault.fields)
+            collected.removed.update((*path, name) for name in fault.fields)
             if present or stand_in is not None:
                 return
     elif fault.rename is not None:
@@ -133,14 +133,14 @@ def _take_out(fault: Fault, found: Collected[Any], stand_ins: Mapping[str, Any])
         if isinstance(node, dict) and path[-1] in node and fault.rename not in node:
             node[fault.rename] = node.pop(path[-1])
             new = (*path[:-1], fault.rename)
-            found.renamed[new] = _original(fault, found.renamed).path
+            collected.renamed[new] = _original(fault, collected.renamed).path
             return
-    _delete(found, path if fault.within is None else fault.within)
+    _delete(collected, path if fault.within is None else fault.within)
 
 
-def _delete(found: Collected[Any], path: Path) -> None:
+def _delete(collected: Collected[Any], path: Path) -> None:
     """Delete the deepest existing key of a path; a list is deleted as a whole, because its indices would shift."""
-    node: Any = found.tree
+    node: Any = collected.tree
     last: tuple[dict[str, Any], str, int] | None = None
     for depth, part in enumerate(path):
         if not isinstance(node, dict) or part not in node:
@@ -150,7 +150,7 @@ def _delete(found: Collected[Any], path: Path) -> None:
     if last is not None:
         holder, key, depth = last
         del holder[key]
-        found.removed.add(path[: depth + 1])
+        collected.removed.add(path[: depth + 1])
 
 
 def _at(tree: Any, path: Path) -> Any:

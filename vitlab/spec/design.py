@@ -97,11 +97,11 @@ class Node(Frozen):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Node:
-        given = [name for name in type(self).model_fields if getattr(self, name) is not None]
-        if len(given) != 1:
+        kinds_set = [name for name in type(self).model_fields if getattr(self, name) is not None]
+        if len(kinds_set) != 1:
             kinds = ", ".join(type(self).model_fields)
-            found = " and ".join(given) if given else "an empty design"
-            raise conflict(f"a design is exactly one of {kinds}; found {found}", *given)
+            actual = " and ".join(kinds_set) if kinds_set else "an empty design"
+            raise conflict(f"a design is exactly one of {kinds}; found {actual}", *kinds_set)
         return self
 
     @property

@@ -68,14 +68,14 @@ def details(error: ValidationError) -> list[ErrorDetails]:
     for index, detail in enumerate(error.errors(include_url=False)):
         form = next((at for at, part in enumerate(detail["loc"]) if FORM.fullmatch(str(part))), None)
         groups.setdefault((index,) if form is None else ("form", *detail["loc"][:form]), []).append(detail)
-    kept = []
+    selected = []
     for group in groups.values():
-        meant = [detail for detail in group if not detail["type"].endswith(("_type", "_parsing"))]
-        if not meant and len(group) > 1:
+        relevant = [detail for detail in group if not detail["type"].endswith(("_type", "_parsing"))]
+        if not relevant and len(group) > 1:
             forms = " or ".join(dict.fromkeys(_kind(detail) or detail["msg"] for detail in group))
-            meant = [{**group[0], "type": "forms_type", "ctx": {"forms": forms}}]
-        kept += meant or group
-    return kept
+            relevant = [{**group[0], "type": "forms_type", "ctx": {"forms": forms}}]
+        selected += relevant or group
+    return selected
 
 
 def _sentence(detail: ErrorDetails, path: Path, top: Mapping[str, Any]) -> str:
@@ -84,8 +84,8 @@ def _sentence(detail: ErrorDetails, path: Path, top: Mapping[str, Any]) -> str:
     name = ".".join(str(part) for part in path)
     if kind == "extra_forbidden":
         allowed = _allowed(path, top)
-        known = f" Allowed here: {', '.join(allowed)}." if allowed else ""
-        return f"unknown key '{path[-1]}'.{nearest(str(path[-1]), allowed)}{known}"
+        allowed_keys = f" Allowed here: {', '.join(allowed)}." if allowed else ""
+        return f"unknown key '{path[-1]}'.{nearest(str(path[-1]), allowed)}{allowed_keys}"
     if kind == "missing":
         return f"'{name}' is missing"
     if kind in ("value_error", "assertion_error", CONFLICT):
@@ -95,26 +95,26 @@ def _sentence(detail: ErrorDetails, path: Path, top: Mapping[str, Any]) -> str:
         expected = str(context["expected"])
         choices = re.findall(r"'([^']*)'", expected)
         return (
-            f"{name}: found {_shown(value)}; allowed: {', '.join(choices) or expected}.{nearest(str(value), choices)}"
+            f"{name}: found {_format(value)}; allowed: {', '.join(choices) or expected}.{nearest(str(value), choices)}"
         )
     if kind == "string_type" and isinstance(value, bool):
         return f"{name}: a text belongs here, and YAML reads yes, no, on and off as true or false; put it in quotes"
-    found = f"; found {_shown(value)}"
+    actual = f"; found {_format(value)}"
     if words := context.get("forms") or _kind(detail):
-        return f"{name} must be {words}{found}"
+        return f"{name} must be {words}{actual}"
     if kind in BOUNDS:
         words, bound = BOUNDS[kind]
         limit = context[bound]
-        return f"{name} must be {words} {int(limit) if limit == int(limit) else limit}{found}"
+        return f"{name} must be {words} {int(limit) if limit == int(limit) else limit}{actual}"
     if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
         words, bound = ("at least", "min_length") if kind.endswith("short") else ("at most", "max_length")
         unit = "character" if kind.startswith("string") else "value"
         count = context[bound]
-        return f"{name} must have {words} {count} {unit}{'' if count == 1 else 's'}{found}"
+        return f"{name} must have {words} {count} {unit}{'' if count == 1 else 's'}{actual}"
     if kind == "string_pattern_mismatch":
         pattern = str(context["pattern"])
-        return f"{name} must be {PATTERNS.get(pattern) or f'a text that matches {pattern}'}{found}"
-    return f"{name}: {detail['msg'][0].lower()}{detail['msg'][1:]}{found}"
+        return f"{name} must be {PATTERNS.get(pattern) or f'a text that matches {pattern}'}{actual}"
+    return f"{name}: {detail['msg'][0].lower()}{detail['msg'][1:]}{actual}"
 
 
 def _kind(detail: ErrorDetails) -> str:
@@ -128,7 +128,7 @@ def _kind(detail: ErrorDetails) -> str:
     return ""
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     """Format a value briefly."""
     if isinstance(value, Mapping):
         return "a mapping" if value else "an empty mapping"

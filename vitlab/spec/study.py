@@ -126,9 +126,9 @@ class Seeds(Frozen):
 
     def up_to(self, most: int) -> tuple[int, ...]:
         """Return these seeds and the smallest others, ``most`` in all."""
-        known = set(self.values)
-        further = (seed for seed in itertools.count() if seed not in known)
-        return (*self.values, *itertools.islice(further, max(0, most - len(known))))
+        existing = set(self.values)
+        further = (seed for seed in itertools.count() if seed not in existing)
+        return (*self.values, *itertools.islice(further, max(0, most - len(existing))))
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -246,15 +246,19 @@ def read_study(
     document = read_document(file)
     for path, value in (changes or {}).items():
         _set(document.data, tuple(path.split(".")), value)
-    found = collect(Study, document.data, partial(faults, top=Study.model_fields), STAND_INS)
-    problems = [document.problem(fault.path, fault.message) for fault in found.faults]
-    study = found.value
+    collected = collect(Study, document.data, partial(faults, top=Study.model_fields), STAND_INS)
+    problems = [document.problem(fault.path, fault.message) for fault in collected.faults]
+    study = collected.value
     if problems and study is None:
         # The base is too incomplete to be validated; validate the rest of the study with another base.
-        study = collect(Study, {**found.tree, "base": BASE}, partial(faults, top=Study.model_fields), STAND_INS).value
+        study = collect(
+            Study, {**collected.tree, "base": BASE}, partial(faults, top=Study.model_fields), STAND_INS
+        ).value
         if isinstance(base := document.data.get("base"), Mapping):
-            found.tree["base"] = collect(TrialSpec, base, partial(faults, top=TrialSpec.model_fields), STAND_INS).tree
-    return study, document.with_sound(found.tree, found.renamed) if problems else document, problems
+            collected.tree["base"] = collect(
+                TrialSpec, base, partial(faults, top=TrialSpec.model_fields), STAND_INS
+            ).tree
+    return study, document.with_sound(collected.tree, collected.renamed) if problems else document, problems
 
 
 def _set(data: Any, path: tuple[str, ...], value: Any) -> None:

@@ -69,10 +69,10 @@ class TrainSpec(Frozen):
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
-        given = [name for name in LENGTHS if getattr(self, name) is not None]
-        if len(given) != 1:
-            found = " and ".join(given) if given else "none of them"
-            sentence = f"the length of a training is epochs, steps or images, exactly one; found {found}"
+        units = [name for name in LENGTHS if getattr(self, name) is not None]
+        if len(units) != 1:
+            actual = " and ".join(units) if units else "none of them"
+            sentence = f"the length of a training is epochs, steps or images, exactly one; found {actual}"
             raise conflict(sentence, *LENGTHS)
         return self
 

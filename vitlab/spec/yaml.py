@@ -76,7 +76,7 @@ def _refuse_tag(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
     raise _fault(node, f"the tag {tag:.60} cannot stand in a study, which is made of plain values; leave it out")
 
 
-def _truth(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
+def _boolean(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
     try:
         return loader.bool_values[str(loader.construct_scalar(node)).lower()]
     except KeyError:
@@ -85,7 +85,7 @@ def _truth(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
 
 _Loader.add_constructor(f"{_TAG}int", _number(lambda text: int(text, 16 if "0x" in text else 10)))
 _Loader.add_constructor(f"{_TAG}float", _number(lambda text: float(re.sub(r"\.(?=inf|nan)", "", text))))
-_Loader.add_constructor(f"{_TAG}bool", _truth)
+_Loader.add_constructor(f"{_TAG}bool", _boolean)
 _Loader.add_constructor(None, _refuse_tag)
 
 
@@ -161,11 +161,11 @@ def parse_document(text: str, name: str) -> Document:
             raise refuse("the file is empty; a study begins with 'study: NAME'")
         places: dict[Path, tuple[int, int]] = {}
         problems: list[Problem] = []
-        for count, (path, node, twice) in enumerate(_walk(root, (), root, frozenset())):
+        for count, (path, node, is_repeated) in enumerate(_walk(root, (), root, frozenset())):
             line, column = node.start_mark.line + 1, node.start_mark.column + 1
             if count > MOST_NODES:
                 raise refuse(f"more than {MOST_NODES:,} values; a study file is a page or two", line, column)
-            if twice:
+            if is_repeated:
                 first = places[path][0]
                 sentence = f"key '{path[-1]}' is given twice, first in line {first}"
                 problems.append(Problem(name, line, column, sentence, lines[line - 1]))
@@ -173,15 +173,15 @@ def parse_document(text: str, name: str) -> Document:
                 places[path] = (line, column)
         if problems:
             raise SpecError(problems)
-        data = _unshared(loader.construct_document(root))
-    except _Refused as error:
+        data = _without_aliases(loader.construct_document(root))
+    except _NotAllowed as error:
         assert error.problem_mark is not None
         raise refuse(str(error.problem), error.problem_mark.line + 1, error.problem_mark.column + 1) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         at = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        said = _not_yaml(lines, at[0]) or f"not YAML: {', '.join(filter(None, (error.context, error.problem)))}"
-        raise refuse(said, *at) from None
+        message = _not_yaml(lines, at[0]) or f"not YAML: {', '.join(filter(None, (error.context, error.problem)))}"
+        raise refuse(message, *at) from None
     except yaml.reader.ReaderError as error:
         before = text[: error.position].split("\n")
         what = f"not YAML: a character that cannot be printed, {_code(text[error.position])}"
@@ -246,23 +246,23 @@ def _walk(
         for index, item in enumerate(node.value):
             yield from _walk(item, (*path, index), item, above)
     elif isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, value in node.value:
             _name(key)
             here = (*path, str(key.value))
-            if key.value in seen:
+            if key.value in keys:
                 yield here, key, True
             else:
-                seen.add(key.value)
+                keys.add(key.value)
                 yield from _walk(value, here, key, above)
 
 
-class _Refused(yaml.MarkedYAMLError):
+class _NotAllowed(yaml.MarkedYAMLError):
     """Valid YAML that is not allowed in a study."""
 
 
-def _fault(node: yaml.Node, sentence: str) -> _Refused:
-    return _Refused(problem=sentence, problem_mark=node.start_mark)
+def _fault(node: yaml.Node, sentence: str) -> _NotAllowed:
+    return _NotAllowed(problem=sentence, problem_mark=node.start_mark)
 
 
 def _name(key: yaml.Node) -> None:
@@ -290,12 +290,12 @@ def _code(character: str) -> str:
     return f"U+{ord(character):04X}"
 
 
-def _unshared(value: Any) -> Any:
+def _without_aliases(value: Any) -> Any:
     """Return a copy in which no two places share an object, as an anchor and its aliases do."""
     if isinstance(value, dict):
-        return {key: _unshared(item) for key, item in value.items()}
+        return {key: _without_aliases(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_unshared(item) for item in value]
+        return [_without_aliases(item) for item in value]
     return value
 
 
