@@ -426,7 +426,9 @@ def test_sizes_of_images_and_labels_change_together() -> None:
 
 def test_an_augmentation_that_forgets_the_labels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Flip, "masks")
-    with pytest.raises(DataError, match="augmentation flip does not say what becomes of them"):
+    with pytest.raises(
+        DataError, match="augment: flip has no method 'masks' to transform the label masks of digit_scenes"
+    ):
         data_info({**SMALL, "augment": ["flip"]})
     assert data_info({"type": "digits", "augment": ["flip"]}).classes == 10
 

@@ -148,8 +148,11 @@ def test_a_cut_of_a_picture_is_torchvisions(root: Path, decoded: str, how: str) 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"type": "digits"}, "random_resized_crop is to cut out of pictures in files, and digits has none"),
-        ({"type": "image_folder", "root": "x", "num_classes": 2, "augment": ["flip"]}, "is number 2"),
+        ({"type": "digits"}, "augment: random_resized_crop crops pictures in files, and digits has none"),
+        (
+            {"type": "image_folder", "root": "x", "num_classes": 2, "augment": ["flip"]},
+            "must be the first augmentation; it is number 2",
+        ),
     ],
 )
 def test_cuts_of_pictures_there_are_none_of_are_refused(data: dict[str, Any], said: str) -> None:
@@ -161,8 +164,8 @@ def test_cuts_of_pictures_there_are_none_of_are_refused(data: dict[str, Any], sa
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:300]), "is not a picture that can be read"),
-        (lambda path: path.unlink(), "was here when its folder was listed, and is gone"),
+        (lambda path: path.write_bytes(path.read_bytes()[:300]), "cannot be read as a picture"),
+        (lambda path: path.unlink(), "was deleted after its folder was listed"),
     ],
 )
 def test_what_happens_to_a_picture_in_mid_training_is_said(tmp_path: Path, root: Path, harm: Any, said: str) -> None:
@@ -217,13 +220,13 @@ def test_few_batches_wait_and_no_thread_is_left(root: Path, monkeypatch: pytest.
     one = feed(root, "never", normalize="unit")
     one.batch(0, 8)
     deadline = time.monotonic() + 10
-    while sum(decoded) < 8 * (1 + image_cache.AHEAD) and time.monotonic() < deadline:
+    while sum(decoded) < 8 * (1 + image_cache.PREFETCH_BATCHES) and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
-    assert sum(decoded) == 8 * (1 + image_cache.AHEAD), "what is asked for and what waits, and no more"
+    assert sum(decoded) == 8 * (1 + image_cache.PREFETCH_BATCHES), "what is asked for and what waits, and no more"
     for step in (6, 3, 5, 0):
         one.batch(step, 8)
-        assert one._prefetcher is not None and len(one._prefetcher._pending) == image_cache.AHEAD, (
+        assert one._prefetcher is not None and len(one._prefetcher._pending) == image_cache.PREFETCH_BATCHES, (
             "the others are given up"
         )
     members = [feed(root, "never", normalize="unit") for _ in range(3)]
@@ -326,8 +329,11 @@ def test_pictures_that_memory_does_not_hold_are_a_sentence(root: Path, monkeypat
 
 
 def test_a_disk_without_room_is_a_sentence(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_cache, "FREE", 1 << 50)
-    with pytest.raises(DataError, match=r"its train split needs 0\.0 GiB decoded, and .* GiB free.*decoded: never"):
+    monkeypatch.setattr(image_cache, "FREE_SPACE_FACTOR", 1 << 50)
+    with pytest.raises(
+        DataError,
+        match=r"its train split needs 0\.0 GiB decoded and \d+ times as much free disk space, and .* GiB free.*decoded: never",
+    ):
         prepare(choice(root, "disk", fit="squash"), SEEDS)
 
 
@@ -341,11 +347,11 @@ def test_the_rule_is_what_it_says(root: Path, tmp_path: Path, monkeypatch: pytes
     assert image_cache.place("auto", needed) == "memory" and image_cache.place("auto", needed + 1) == "never"
     assert {image_cache.place(named, 1 << 50) for named in PLACES} == set(PLACES)
     assert describe_storage(choice(root, "auto")) is None and describe_storage("digits") is None
-    assert "kept decoded in" in (describe_storage(choice(root, "disk")) or "")
+    assert "cached decoded in" in (describe_storage(choice(root, "disk")) or "")
     assert describe_storage({"type": "image_folder", "root": "nowhere", "num_classes": 2}) is None
     monkeypatch.setattr(image_cache, "memory", lambda: needed)
     said = describe_storage(choice(root, "auto")) or ""
-    assert said.startswith("The 90 pictures of image_folder are decoded as batches ask for them, and not kept: 0.0 GiB")
+    assert said.startswith("The 90 pictures of image_folder are decoded again for every batch: 0.0 GiB")
     assert "'decoded: disk' keeps them" in said
     cut = describe_storage(choice(root, "auto", augment=[{"type": "random_resized_crop", "of": "picture"}])) or ""
     assert said.startswith(cut) and "decoded: disk" not in cut
@@ -364,7 +370,7 @@ def test_a_study_says_where_its_pictures_are_read_from(root: Path, tmp_path: Pat
     found = {}
     for decoded in ("memory", "never"):
         _, plan = plan_study(file, changes={"base.data.decoded": decoded})
-        assert any("are decoded as batches ask for them" in note for note in plan.notes) == (decoded == "never")
+        assert any("are decoded again for every batch" in note for note in plan.notes) == (decoded == "never")
         folder = TrialFolder(tmp_path / decoded / "key" / "code")
         result = run_trial(plan.trials[0].trial, folder, Settings(device="cpu"))
         start = next(event for event in folder.events()[0] if event.kind == "start")

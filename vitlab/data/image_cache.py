@@ -1,8 +1,8 @@
 """Images outside of memory: decoded batch by batch, or read from a file of decoded images.
 
 Threads read the next batches during the training step (:class:`Prefetcher`).  A batch is a function of the step, so
-prefetching does not change its content; at most :data:`AHEAD` batches are buffered beside the current one.  Pillow and
-numpy release the GIL while they decode, resize and copy, so threads suffice.
+prefetching does not change its content; at most :data:`PREFETCH_BATCHES` batches are buffered beside the current one.
+Pillow and numpy release the GIL while they decode, resize and copy, so threads suffice.
 
 M images of an official split, B of a batch, C channels, H rows, W columns.
 """
@@ -31,13 +31,13 @@ from vitlab.data.pixels import resize, with_channels
 from vitlab.errors import DataError
 from vitlab.geometry import Pair
 
-AHEAD = 2
+PREFETCH_BATCHES = 2
 """Number of batches to prefetch."""
 CHUNK = 4
 """Images per task of a thread."""
-MEMORY = 1 / 4
+MAX_MEMORY_SHARE = 1 / 4
 """Largest share of the machine's memory for a decoded set; every worker holds its own copy."""
-FREE = 2
+FREE_SPACE_FACTOR = 2
 """Required free disk space, as a multiple of the size of the set to be written."""
 
 Place = Literal["memory", "disk", "never"]
@@ -55,7 +55,7 @@ class Request(NamedTuple):
 
     row_B: Tensor  #: int64, indices in the official split
     id_B: Tensor  #: int64, identities for keyed draws
-    cut: CropRequest | None = None
+    crop: CropRequest | None = None
 
 
 class StoredImages(ABC):
@@ -94,15 +94,15 @@ class LazyDecode(StoredImages):
     def fill(self, out_BCHW: np.ndarray, request: Request) -> None:
         channels, size = self.shape[1], self.shape[2:]
         rows, corners = request.row_B.tolist(), []
-        if request.cut is not None:
+        if request.crop is not None:
             sides_B2 = torch.tensor([self.pictures.sides(row) for row in rows])
-            boxes = request.cut.boxes(request.id_B, sides_B2[:, :1], sides_B2[:, 1:])
+            boxes = request.crop.boxes(request.id_B, sides_B2[:, :1], sides_B2[:, 1:])
             corners = torch.stack(boxes[:4], 1).tolist()
         for position, row in enumerate(rows):
-            if request.cut is None:
+            if request.crop is None:
                 x_CHW = self.pictures.image(row)
             else:
-                x_CHW = self.pictures.crop(row, corners[position], size, request.cut.interpolation)
+                x_CHW = self.pictures.crop(row, corners[position], size, request.crop.interpolation)
             out_BCHW[position] = resize(with_channels(x_CHW[None], channels), size)[0].numpy()
 
 
@@ -120,7 +120,7 @@ class DecodedCache(StoredImages):
         self.shape = source.shape
 
     def fill(self, out_BCHW: np.ndarray, request: Request) -> None:
-        if request.cut is not None:
+        if request.crop is not None:
             self.source.fill(out_BCHW, request)
             return
         for position, row in enumerate(request.row_B.tolist()):
@@ -149,10 +149,10 @@ class Prefetcher:
             part: identifies a part of the batch, if batches are read in parts.
             request: returns the same part's request for any step; None after the last step.
         """
-        for at in range(step, step + 1 + AHEAD):
+        for at in range(step, step + 1 + PREFETCH_BATCHES):
             if (at, part) not in self._pending and (next_request := request(at)) is not None:
                 self._pending[at, part] = self._submit(next_request)
-        for key in [key for key in self._pending if not step <= key[0] <= step + AHEAD]:
+        for key in [key for key in self._pending if not step <= key[0] <= step + PREFETCH_BATCHES]:
             self._pending.pop(key).cancel()
         x_BCHW = self._pending.pop((step, part)).result()
         return x_BCHW.to(self.device, non_blocking=True)
@@ -172,7 +172,7 @@ class Prefetcher:
         parts = []
         for begin in range(0, len(out_BCHW), CHUNK):
             chunk = slice(begin, begin + CHUNK)
-            chunk_request = Request(request.row_B[chunk], request.id_B[chunk], request.cut)
+            chunk_request = Request(request.row_B[chunk], request.id_B[chunk], request.crop)
             parts.append(self._pool.submit(self.images.fill, out_BCHW[chunk].numpy(), chunk_request))
         return _PendingBatch(out_BCHW, parts)
 
@@ -222,12 +222,12 @@ def iter_images(images: StoredImages, row_N: Tensor | None = None, size: int = 6
 def place(decoded: Decoded, required: int) -> Place:
     """Return the place for decoded pictures: the study's choice, or the default for ``auto``.
 
-    The default is memory if the whole set takes up at most :data:`MEMORY` of the machine's memory, or of its
+    The default is memory if the whole set takes up at most :data:`MAX_MEMORY_SHARE` of the machine's memory, or of its
     container's limit, else never.  Disk must be chosen explicitly, as sets may be hundreds of gigabytes large.
     """
     if decoded != "auto":
         return decoded
-    return "memory" if required <= MEMORY * memory() else "never"
+    return "memory" if required <= MAX_MEMORY_SHARE * memory() else "never"
 
 
 def memory(root: Path = Path("/sys/fs/cgroup")) -> int:
@@ -270,9 +270,11 @@ def on_disk(source: LazyDecode, name: str, what: str, check: Callable[[], object
                 _write(source, file, what, check)
                 x_MCHW = _map(file, source.shape)
     except (OSError, ValueError) as error:
-        raise DataError(f"{what} could not be kept decoded in {file}: {error}") from None
+        raise DataError(f"{what} could not be cached in {file}: {error}") from None
     if x_MCHW is None:
-        raise DataError(f"{what} could not be kept decoded in {file}: it does not hold what was written to it")
+        raise DataError(
+            f"{what} could not be cached in {file}: its content differs from what was written; check the disk"
+        )
     return DecodedCache(x_MCHW, source)
 
 
@@ -307,10 +309,11 @@ def _map(file: Path, shape: tuple[int, ...]) -> np.ndarray | None:
 def _write(source: LazyDecode, file: Path, what: str, check: Callable[[], object]) -> None:
     required = _size(source)
     free = shutil.disk_usage(file.parent).free
-    if FREE * required > free:
+    if FREE_SPACE_FACTOR * required > free:
         raise DataError(
-            f"{what} needs {required / 2**30:.1f} GiB decoded, and {file.parent} has {free / 2**30:.1f} GiB free, of "
-            f"which {FREE} times as much is asked for; XDG_CACHE_HOME says where else, and 'decoded: never' needs none"
+            f"{what} needs {required / 2**30:.1f} GiB decoded and "
+            f"{FREE_SPACE_FACTOR} times as much free disk space, and "
+            f"{file.parent} has {free / 2**30:.1f} GiB free; set XDG_CACHE_HOME to another disk, or 'decoded: never'"
         )
     temporary = file.with_suffix(".part")
     try:

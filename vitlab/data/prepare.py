@@ -85,16 +85,14 @@ def describe_storage(choice: Choice | str | Mapping[str, Any]) -> str | None:
         return None
     count, size = sum(map(len, pictures)), f"{size_bytes / 2**30:,.1f} GiB"
     if where == "disk":
-        return f"The {count:,} pictures of {resolved.type} are kept decoded in {image_cache.folder()}: {size}."
+        return f"The {count:,} pictures of {resolved.type} are cached decoded in {image_cache.folder()}: {size}."
     message = (
-        f"The {count:,} pictures of {resolved.type} are decoded as batches ask for them, and not kept: {size} decoded, "
+        f"The {count:,} pictures of {resolved.type} are decoded again for every batch: {size} decoded, "
         f"on a machine with {image_cache.memory() / 2**30:,.1f} GiB of memory."
     )
     if _of_picture(resolved):
         return message  # a cache on disk does not help: crops are taken from the files
-    return (
-        f"{message} 'decoded: disk' keeps them in {image_cache.folder()}, from where they are read many times as fast."
-    )
+    return f"{message} 'decoded: disk' keeps them in {image_cache.folder()}, which is many times as fast."
 
 
 def examples(choice: Choice | str | Mapping[str, Any], seeds: Mapping[str, int]) -> int | None:
@@ -252,13 +250,13 @@ def _check_labels_of_pixels(resolved: Resolved) -> None:
     """Reject options and augmentations that need labels of whole images."""
     for option in ("classes", "per_class"):
         if resolved.options[option]:
-            raise DataError(f"'{option}' chooses images by their class, and {resolved.type} has a class at every pixel")
+            raise DataError(f"'{option}' selects images by class, and {resolved.type} has a class at every pixel")
     for choice in resolved.options["augment"]:
         change = slot("augment").resolve(choice)
         if change.component.masks is Augment.masks:  # type: ignore[attr-defined]
             raise DataError(
-                f"{resolved.type} has labels of pixels, and augmentation {change.type} does not say what becomes of "
-                "them; it would have a method 'masks'"
+                f"augment: {change.type} has no method 'masks' to transform the label masks of {resolved.type}; remove "
+                "it, or add the method"
             )
 
 
@@ -270,10 +268,11 @@ def _check_cuts(resolved: Resolved) -> None:
             continue
         if place:
             raise DataError(
-                f"what is cut out of pictures is the first augmentation, and {choice.type} is number {place + 1}"
+                f"augment: {choice.type} crops pictures in files and must be the first augmentation; "
+                f"it is number {place + 1}"
             )
         if resolved.component.pictures is Dataset.pictures:  # type: ignore[attr-defined]
-            raise DataError(f"{choice.type} is to cut out of pictures in files, and {resolved.type} has none")
+            raise DataError(f"augment: {choice.type} crops pictures in files, and {resolved.type} has none")
 
 
 def _constants(normalize: str | Normalization) -> tuple[Sequence[float], Sequence[float]]:
@@ -336,7 +335,7 @@ def _check_unchanged(dataset: Dataset, resolved: Resolved, identity: str | None)
     if identity not in (None, info.identity):
         raise DataError(
             f"{resolved.type} was changed while it was read: {identity} before, {info.identity} after; run again when "
-            "nobody writes to it"
+            "no process writes to it"
         )
     return info
 

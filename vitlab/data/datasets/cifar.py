@@ -92,7 +92,7 @@ class Cifar(Dataset):
         files.fetch(self.name, folder, lambda folder: source(str(folder), download=True))
         paths = self._find()
         if paths is None:
-            raise DataError(f"{self.name} was fetched to {folder} and is not there")
+            raise DataError(f"{self.name}: the download to {folder} does not contain the expected files")
         return paths
 
     def _batch(self, path: Path) -> tuple[np.ndarray, np.ndarray]:

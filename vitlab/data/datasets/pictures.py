@@ -141,9 +141,9 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise DataError(f"{path} was here when its folder was listed, and is gone") from None
+        raise DataError(f"{path} was deleted after its folder was listed") from None
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{path} is not a picture that can be read: {error}") from None
+        raise DataError(f"{path} cannot be read as a picture: {error}") from None
 
 
 def _resize(picture: Image, size: Pair, fit: Fit) -> Tensor:

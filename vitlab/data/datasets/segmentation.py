@@ -119,7 +119,7 @@ class MaskedPictures(Dataset):
         files.fetch(self.name, folder, lambda folder: source(str(folder), download=True, **self.torchvision_options))
         base = self._find()
         if base is None:
-            raise DataError(f"{self.name} was fetched to {folder} and is not there")
+            raise DataError(f"{self.name}: the download to {folder} does not contain the expected files")
         return base
 
     def _items(self, base: Path, split: Split) -> list[Item]:
