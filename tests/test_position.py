@@ -396,9 +396,9 @@ def test_googles_preset_equals_scipys_zoom(old: tuple[int, int], new: tuple[int,
 
 
 def test_resampling_is_named_or_refused() -> None:
-    assert Resampling.named("deit") == Resampling("bicubic", align_corners=False, antialias=False)
+    assert Resampling.preset("deit") == Resampling("bicubic", align_corners=False, antialias=False)
     with pytest.raises(UserError, match=r"'tim'\. Did you mean 'timm'\? Known: timm, google, deit"):
-        Resampling.named("tim")
+        Resampling.preset("tim")
 
 
 def test_prefix_rows_are_found_by_name() -> None:

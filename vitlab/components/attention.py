@@ -1,7 +1,7 @@
-"""Attention: how tokens look at each other.
+"""Attention over tokens.
 
-One set of weights, several ways to compute with it.  Each implementation keeps parameters under its own names, and
-converts a state to and from the canonical form, which is timm's: ``qkv.weight`` with rows [q; k; v] and heads in order
+Several implementations compute one function of the same weights.  Each has its own parameter names, and converts a
+state to and from the canonical form, which is timm's: ``qkv.weight`` with rows [q; k; v] and heads in order
 inside each, ``proj``, and ``q_norm``, ``k_norm`` where queries and keys are normalised.
 
 B images, T tokens, D width, H heads, K channels of a head (D = H * K).
@@ -31,33 +31,33 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Attention(Part):
-    """Mixes tokens.
+    """Base of attentions.
 
-    A third party derives from this class and defines ``forward``, and ``maps`` where its attention has weights.
+    A subclass defines ``forward``, and ``maps`` if it has attention weights.
     """
 
     takes_bias: ClassVar[bool] = True  #: whether a bias on the logits is applied
     takes_rotation: ClassVar[bool] = True  #: whether queries and keys are rotated
-    canonical: ClassVar[Literal["timm"] | None] = "timm"  #: the form weights are exchanged in; None for one of its own
+    canonical: ClassVar[Literal["timm"] | None] = "timm"  #: the canonical form of its weights; None if it has none
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """(B, T, D) to (B, T, D)."""
+        """Mix tokens, (B, T, D) to (B, T, D)."""
         raise NotImplementedError
 
     def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """(B, H, T, T): the weight of every key for every query, before dropout; rows sum to 1.
+        """Return the weight of every key for every query, (B, H, T, T), before dropout; rows sum to 1.
 
         Raises:
-            NotImplementedError: where the attention has no such weights.
+            NotImplementedError: if the attention has no such weights.
         """
         raise NotImplementedError(f"{type(self).__name__} has no attention weights")
 
     def to_canonical(self, state: State) -> dict[str, Tensor]:
-        """Own state, under own names, as the canonical one.  Depends on nothing but ``state`` and the sizes."""
+        """Convert a state of this module to the canonical one.  Depends only on ``state`` and the sizes."""
         return dict(state)
 
     def from_canonical(self, state: State) -> dict[str, Tensor]:
-        """The inverse of :meth:`to_canonical`."""
+        """Convert a canonical state to one of this module; the inverse of :meth:`to_canonical`."""
         return dict(state)
 
 
@@ -65,7 +65,7 @@ attention = Slot("attention", Attention)
 
 
 class _Softmax(Attention):
-    """Scaled dot-product attention with softmax; implementations differ in where q, k, v and the product are made.
+    """Scaled dot-product attention with softmax; implementations differ in how q, k, v and the product are computed.
 
     Reference: arXiv:1706.03762; arXiv:2010.11929 equations 5 to 8.
     """
@@ -83,33 +83,33 @@ class _Softmax(Attention):
         self.proj_drop = Dropout(proj_drop)
 
     def _projections(self, g: Geometry, bias: bool) -> None:
-        """Create the parameters that make queries, keys and values."""
+        """Create the projections to queries, keys and values."""
         raise NotImplementedError
 
     def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each (B, H, T, K), neither normalised nor rotated."""
+        """Return queries, keys and values, each (B, H, T, K), neither normalised nor rotated."""
         raise NotImplementedError
 
-    def _ready(self, x_BTD: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys as they meet, and values."""
+    def _qkv_for_product(self, x_BTD: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return normalised and rotated queries and keys, and values."""
         q_BHTK, k_BHTK, v_BHTK = self._qkv(x_BTD)
         q_BHTK, k_BHTK = self.q_norm(q_BHTK), self.k_norm(k_BHTK)
         if rotation is not None:
             q_BHTK, k_BHTK = rotate(q_BHTK, rotation), rotate(k_BHTK, rotation)
         return q_BHTK, k_BHTK, v_BHTK
 
-    def _mixed(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
-        """(B, H, T, K): values mixed by weights."""
+    def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+        """Return the values mixed by attention weights, (B, H, T, K)."""
         weights_BHTT: Tensor = self.attn_drop(_weights(q_BHTK * self.scale, k_BHTK, bias_HTT))
         return weights_BHTT @ v_BHTK
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        y_BHTK = self._mixed(*self._ready(x_BTD, rotation), bias_HTT)
+        y_BHTK = self._mix(*self._qkv_for_product(x_BTD, rotation), bias_HTT)
         out_BTD: Tensor = self.proj_drop(self.proj(y_BHTK.transpose(1, 2).flatten(2)))
         return out_BTD
 
     def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        q_BHTK, k_BHTK, _ = self._ready(x_BTD, rotation)
+        q_BHTK, k_BHTK, _ = self._qkv_for_product(x_BTD, rotation)
         return _weights(q_BHTK * self.scale, k_BHTK, bias_HTT)
 
 
@@ -175,7 +175,7 @@ class SDPA(_Fused):
             )
         return None
 
-    def _mixed(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+    def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         return _fused_kernel(q_BHTK, k_BHTK, v_BHTK, bias_HTT)
 
 
@@ -206,13 +206,13 @@ class Auto(_Fused):
         super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, drop=drop, proj_drop=proj_drop)
         self.kernel = None
 
-    def _mixed(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+    def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         dropping = self.training and self.attn_drop.p > 0
-        # Asked of the values: under autocast, a norm leaves queries and keys wide, and the kernel narrows them again.
+        # The values' dtype decides: under autocast, a norm returns wide queries and keys, which the kernel casts back.
         narrow_on_cpu = v_BHTK.device.type == "cpu" and v_BHTK.dtype in (torch.bfloat16, torch.float16)
         if dropping or narrow_on_cpu or stacked():
             self.kernel = "explicit"
-            return super()._mixed(q_BHTK, k_BHTK, v_BHTK, bias_HTT)
+            return super()._mix(q_BHTK, k_BHTK, v_BHTK, bias_HTT)
         self.kernel = "sdpa"
         return _fused_kernel(q_BHTK, k_BHTK, v_BHTK, bias_HTT)
 
@@ -293,12 +293,12 @@ class PerHead(_Softmax):
         v_BHTK = torch.stack([head.v(x_BTD) for head in self.heads], 1)  # type: ignore[operator]
         return q_BHTK, k_BHTK, v_BHTK
 
-    def _mixed(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
+    def _mix(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias_HTT: Tensor | None) -> Tensor:
         maps = [
             _weights(q_BHTK[:, head] * self.scale, k_BHTK[:, head], None if bias_HTT is None else bias_HTT[head])
             for head in range(self.num_heads)
         ]
-        # All heads are dropped together, so that the draws are those of the other implementations.
+        # One dropout for all heads, so that the draws are those of the other implementations.
         dropped_BHTT = self.attn_drop(torch.stack(maps, 1))
         return torch.stack([dropped_BHTT[:, head] @ v_BHTK[:, head] for head in range(self.num_heads)], 1)
 
@@ -322,11 +322,11 @@ class PerHead(_Softmax):
 
 
 SOFTMAX = (Fused, SDPA, Auto, Split, PerHead)
-"""Those that compute one thing in several ways.  Exactly these: a class derived from one may do another thing."""
+"""Implementations of one function.  Derived classes do not count, because they may compute another."""
 
 
 def rotate(x_BHTK: Tensor, rotation: Rotation) -> Tensor:
-    """Turn each pair of channels (2i, 2i + 1) by its angle; computed in the wider of the two types."""
+    """Rotate each pair of channels (2i, 2i + 1) by its angle, in the wider of the two dtypes."""
     cos, sin = rotation
     even, odd = x_BHTK[..., 0::2], x_BHTK[..., 1::2]
     turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1)
@@ -334,7 +334,7 @@ def rotate(x_BHTK: Tensor, rotation: Rotation) -> Tensor:
 
 
 def _weights(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
-    """(..., T, T) from scaled queries and keys (..., T, K)."""
+    """Return attention weights (..., T, T) of scaled queries and keys (..., T, K)."""
     logits = q @ k.transpose(-2, -1)
     if bias is not None:
         logits = logits + bias.to(logits.dtype)

@@ -1,4 +1,4 @@
-"""What every part of a model shares: its contract, and dropout whose draws are keyed rather than consumed.
+"""The contract that all parts of a model share, and dropout with keyed draws.
 
 B images, T tokens, D width; ``...`` any axes.
 """
@@ -25,25 +25,25 @@ class Part(nn.Module):
     """Whether replicates can be trained stacked: no ``.item()``, no branch on data, no randomness but keyed draws."""
 
     exact_gradient: ClassVar[bool] = True
-    """Whether the gradient is that of what is computed; not where it passes a rounding straight through."""
+    """Whether the gradient is exact; False for straight-through estimators."""
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
-        """Why this part cannot be built for ``g`` with ``options``, in one sentence; None where it can.
+        """Return the reason why ``g`` and ``options`` cannot be combined, in one sentence; None if they can.
 
-        A combination refused here is planned as a skip with that reason, instead of failing when it is its turn.
+        Such a combination is planned as a skip with that reason, instead of failing in training.
         """
         return None
 
     def no_weight_decay(self) -> frozenset[str]:
-        """Names of own parameters that are not to decay, beyond biases and vectors, which never do."""
+        """Return the names of own parameters without weight decay, besides biases and vectors."""
         return frozenset()
 
 
 def stacked() -> bool:
-    """Whether the models of several trainings are computed at once: inside ``torch.func.vmap``, at whatever depth.
+    """Return True inside of ``torch.func.vmap``, at any depth, where several models are computed at once.
 
-    Torch offers no public way to ask.
+    Torch has no public function for it.
     """
     functorch = torch._C._functorch
     return any(level.key() == functorch.TransformType.Vmap for level in functorch.get_interpreter_stack() or ())
@@ -57,7 +57,7 @@ class Dropout(nn.Module):
     it comes from torch's generator.
 
     Raises:
-        RuntimeError: inside the scope, if the model was not given its places.
+        RuntimeError: inside the scope, if :func:`name_draws` was not called on the model.
     """
 
     def __init__(self, p: float) -> None:
@@ -72,9 +72,9 @@ class Dropout(nn.Module):
         draws = noise.current()
         if draws is None:
             return F.dropout(x, self.p)
-        key = noise.fold(draws.dropout, _placed(self.place))
-        kept = noise.uniform(key, draws.sample_B, math.prod(x.shape[1:])) >= self.p
-        return x * kept.view(x.shape).to(x.dtype) / (1 - self.p)
+        key = noise.fold(draws.dropout, _require_place(self.place))
+        mask = noise.uniform(key, draws.sample_B, math.prod(x.shape[1:])) >= self.p
+        return x * mask.view(x.shape).to(x.dtype) / (1 - self.p)
 
     def extra_repr(self) -> str:
         return f"p={self.p:g}"
@@ -101,25 +101,25 @@ class DropPath(nn.Module):
         draws = noise.current()
         if draws is None:
             return x * F.dropout(x.new_ones(shape), self.p)
-        key = noise.fold(draws.drop_path, _placed(self.place))
-        kept = noise.uniform(key, draws.sample_B, 1) >= self.p
-        return x * (kept.view(shape).to(x.dtype) / (1 - self.p))
+        key = noise.fold(draws.drop_path, _require_place(self.place))
+        mask = noise.uniform(key, draws.sample_B, 1) >= self.p
+        return x * (mask.view(shape).to(x.dtype) / (1 - self.p))
 
     def extra_repr(self) -> str:
         return f"p={self.p:g}"
 
 
 def name_draws(model: nn.Module) -> None:
-    """Give every :class:`Dropout` and :class:`DropPath` its place: a number made from its path in the model.
+    """Set the place of every :class:`Dropout` and :class:`DropPath`: a number derived from its path in the model.
 
-    The same path means the same masks, so two arms that differ elsewhere still drop the same values.
+    Equal paths get equal masks, so two arms that differ elsewhere drop the same values.
     """
     for path, module in model.named_modules():
         if isinstance(module, Dropout | DropPath):
             module.place = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=4).digest(), "little")
 
 
-def _placed(place: int | None) -> int:
+def _require_place(place: int | None) -> int:
     if place is None:
         raise RuntimeError("this model draws without places: call vitlab.components.base.name_draws(model) once built")
     return place

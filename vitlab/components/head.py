@@ -57,17 +57,17 @@ class DistilledProbabilities(NamedTuple):
 class Head(Part):
     """Contract: ``Head(g, *, options)``.  ``pool`` is (B, T, D) to (B, S, D); ``classify`` (B, S, D) to a NamedTuple.
 
-    They are two so that the model can put its last norm between them.  A head that overrides ``forward`` instead takes
-    the tokens as they come, and no norm after pooling.
+    The model can apply its last norm between the two.  A head that overrides ``forward`` instead gets all tokens, and
+    cannot be combined with a norm after pooling.
     """
 
     task: ClassVar[Literal["classification", "segmentation"]] = "classification"
     canonical: ClassVar[Mapping[str, str]] = {}
-    """Prefix of own parameter names to their prefix in the canonical checkpoint; others stand under ``head.``"""
+    """Prefix of own parameter names to the prefix in the canonical checkpoint; all others are under ``head.``"""
     keeps_init: frozenset[str] = frozenset()
-    """Own parameters that a scheme of initial values leaves as they were built."""
+    """Own parameters that schemes of initial values do not draw."""
     reads: tuple[str, ...] | None = None
-    """Names of the prefix tokens it predicts from; none for one that reads patches, None where it does not say."""
+    """Names of the prefix tokens it predicts from: empty if it reads patches, None if unknown."""
 
     def pool(self, x_BTD: Tensor) -> Tensor:
         raise NotImplementedError
@@ -79,7 +79,7 @@ class Head(Part):
         return self.classify(self.pool(x_BTD))
 
     def views(self, output: Any) -> dict[str, Tensor]:
-        """The logits an output holds: ``""`` those of the prediction, further names further views of it."""
+        """Return the logits of an output by name: ``""`` for the prediction, other names for further ones."""
         return {"": output.logits}
 
 
@@ -106,7 +106,7 @@ class AttentionPool(nn.Module):
     def forward(self, x_BND: Tensor) -> Tensor:
         k_BNHK, v_BNHK = self.kv(x_BND).unflatten(-1, (2, self.heads, -1)).unbind(2)
         q_1HSK = self.q(self.latent).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        # One query has one row of weights: there is nothing here for a fused kernel to save.
+        # One query has one row of weights, so a fused kernel saves nothing.
         weights_BHSN = (q_1HSK * q_1HSK.shape[-1] ** -0.5 @ k_BNHK.permute(0, 2, 3, 1)).softmax(-1)
         x_BHSK = weights_BHSN @ v_BNHK.transpose(1, 2)
         x_BSD: Tensor = self.proj(x_BHSK.transpose(1, 2).flatten(2))
@@ -115,7 +115,7 @@ class AttentionPool(nn.Module):
 
 
 class _Pooled(Head):
-    """The pooling that the linear and the MLP head share."""
+    """Base of the linear and the MLP head, with their pooling."""
 
     canonical: ClassVar[Mapping[str, str]] = {
         "fc.": "head.",
@@ -137,7 +137,7 @@ class _Pooled(Head):
         return None
 
     def pool(self, x_BTD: Tensor) -> Tensor:
-        """The class token, the mean of the patches, or what the learned query gathers from them: S is 1."""
+        """Return the class token, the mean of the patches, or their attention pooling; S is 1."""
         if self.attn_pool is not None:
             return cast(Tensor, self.attn_pool(x_BTD[:, len(self.prefix) :]))
         if self.kind == "cls":
@@ -241,7 +241,7 @@ class Distilled(Head):
         return None
 
     def pool(self, x_BTD: Tensor) -> Tensor:
-        """The class and the distillation token: S is 2."""
+        """Return the class and the distillation token; S is 2."""
         return torch.stack([x_BTD[:, at] for at in self.at], 1)
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
@@ -251,7 +251,7 @@ class Distilled(Head):
         return DistilledProbabilities(self.views(logits)[""].softmax(1), *logits)
 
     def views(self, output: Any) -> dict[str, Tensor]:
-        """``""`` by the chosen fusion (in training by ``logits``), and all four by name."""
+        """Return the logits of all four fusions by name; ``""`` is the configured one (in training ``logits``)."""
         summed = torch.logaddexp(output.cls.log_softmax(1), output.dist.log_softmax(1))
         views = {
             "logits": (output.cls + output.dist) / 2,
@@ -283,23 +283,23 @@ class Segmentation(Head):
         self.keeps_init = _zeroed(self, "fc") if weights == "zero" else frozenset()
 
     def pool(self, x_BTD: Tensor) -> Tensor:
-        """The patch tokens: S is N."""
+        """Return the patch tokens; S is N."""
         return x_BTD[:, self.skip :]
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
-        """(B, C, M, W): a score of each class at each pixel."""
+        """Return a score of each class at each pixel, (B, C, M, W)."""
         logits_BChw = self.fc(x_BSD).transpose(1, 2).unflatten(2, self.grid)
         logits_BCMW = F.interpolate(logits_BChw, size=self.image, mode="bilinear", align_corners=False)
         return _scores(logits_BCMW, self.output)
 
 
 def _scores(logits: Tensor, output: str) -> NamedTuple:
-    """``logits`` with the classes on axis 1, as the kind of output that was asked for."""
+    """Wrap logits, with the classes on axis 1, in the requested kind of output."""
     return Logits(logits) if output == "logits" else Probabilities(logits.softmax(1), logits)
 
 
 def _zeroed(module: nn.Module, *names: str) -> frozenset[str]:
-    """Set linear layers to zero; their parameters' names."""
+    """Set linear layers to zero, and return their parameters' names."""
     zeroed = set()
     for layer in names:
         for name, parameter in module.get_submodule(layer).named_parameters():

@@ -1,11 +1,11 @@
 """Initial values: named schemes, drawn per canonical parameter name.
 
-Each parameter is drawn from a generator of its own, seeded by the trial's seed and the parameter's canonical name (that
-of timm's checkpoint).  So two arms share the initial values of everything they share, in whatever order they are built,
-and two implementations of one attention start as the same function.
+Each parameter is drawn from its own generator, seeded by the trial's seed and the parameter's canonical name (that of
+timm's checkpoint).  So two arms have equal initial values of all parameters they share, in whatever order they are
+built, and two implementations of one attention start as the same function.
 
-A scheme draws the weights of linear and convolutional layers, tokens and the learned position table.  All else keeps
-what its component set when it was built: norms, layer scale, and parameters a component names in ``keeps_init``.
+A scheme draws the weights of linear and convolutional layers, tokens and the learned position table.  Norms,
+layer scale, and parameters in a component's ``keeps_init`` keep the values of the component's constructor.
 """
 
 from __future__ import annotations
@@ -23,16 +23,13 @@ from vitlab import noise
 from vitlab.registry import Slot
 
 Kind = Literal["linear", "linear_bias", "conv", "conv_bias", "token", "position"]
-"""What a parameter is to a scheme."""
+"""The kinds of parameters that a scheme draws."""
 
 Scale = Annotated[float, Field(ge=0)]
 
-FAR = 2.0
-"""timm and torchvision truncate at an absolute ±2 whatever the deviation: at 0.02, a plain normal."""
-
 
 class Init:
-    """Contract: ``draw`` fills one parameter; the methods per kind are what schemes differ in.
+    """Contract: ``draw`` fills one parameter; schemes override the methods per kind.
 
     ``x`` is float32 on the CPU, ``name`` canonical, ``fan_in`` the number of inputs of the layer (for a bias, of the
     layer it belongs to).
@@ -67,6 +64,7 @@ class Init:
                 nn.init.trunc_normal_(x, std=0.02 if self.position_std is None else self.position_std, generator=g)
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
+        # timm and torchvision truncate at an absolute ±2, torch's default, for any deviation; at 0.02 a plain normal.
         nn.init.trunc_normal_(x, std=0.02, generator=g)
 
     def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
@@ -127,7 +125,7 @@ class Jax(Init):
             nn.init.zeros_(x)
 
     def conv(self, x: Tensor, g: Generator) -> None:
-        # LeCun normal, cut at two deviations and stretched so that the variance is 1 / fan_in nevertheless.
+        # LeCun normal, truncated at two deviations and scaled so that the variance is 1 / fan_in.
         nn.init.trunc_normal_(x, a=-2.0, b=2.0, generator=g)
         x.mul_(1 / math.sqrt(x[0].numel()) / 0.87962566103423978)
 
@@ -190,7 +188,7 @@ class Torch(Init):
 
 @contextmanager
 def seeded(seed: int, path: str) -> Iterator[None]:
-    """A scope in which torch's own CPU generator is a function of the trial's seed and a place in the model."""
+    """Seed torch's CPU generator by the trial's seed and a path in the model, inside of a ``with`` block."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(noise.key(seed, "init", path))
         yield

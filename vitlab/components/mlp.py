@@ -1,4 +1,4 @@
-"""The feed-forward half of a block: each token by itself.
+"""MLPs: the feed-forward half of a block, which treats each token by itself.
 
 B batch, T tokens, D width, M hidden width.
 """

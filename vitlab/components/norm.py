@@ -53,7 +53,7 @@ class RMSNorm(Norm):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        # Under autocast the input may be bf16; torch's fused kernel wants one dtype.
+        # Under autocast the input may be bf16; torch's fused kernel requires one dtype.
         return F.rms_norm(x_BTD, self.weight.shape, self.weight.to(x_BTD.dtype), self.eps)
 
 

@@ -23,18 +23,18 @@ from vitlab.spec import Choice
 
 
 class PatchEmbedding(Part):
-    """Turns an image into the tokens of its patches."""
+    """Base of patch embeddings, from an image to the tokens of its patches."""
 
     reduction: ClassVar[int] = 1
-    """Stride of what stands before the patches; ``patch_size`` counts pixels of the map behind it."""
+    """Stride of the layers before the patches; ``patch_size`` counts pixels of their feature map."""
 
     @classmethod
     def reduction_of(cls, options: Mapping[str, Any]) -> int:
-        """As ``reduction``, for these options."""
+        """Return the ``reduction`` for these options."""
         return cls.reduction
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, N, D)."""
+        """Embed patches, (B, C, H, W) to (B, N, D)."""
         raise NotImplementedError
 
 
@@ -45,8 +45,8 @@ patch = Slot("patch", PatchEmbedding)
 class Linear(PatchEmbedding):
     """One linear map for all patches.  Reference: arXiv:2010.11929.
 
-    It is a convolution whose stride is its kernel, as everywhere.  Of stacked models it is computed as the product of
-    matrices that it also is, for convolutions stack badly.
+    It is a convolution whose stride equals its kernel.  Inside of ``vmap`` it is computed as a matrix product, because
+    vectorised convolutions are slow.
     """
 
     def __init__(self, g: Geometry, *, bias: bool = True, norm: Annotated[Choice | str, Pick("norm")] = "none") -> None:
@@ -54,7 +54,7 @@ class Linear(PatchEmbedding):
         Args:
             g: the sizes.
             bias: whether the map has a bias.
-            norm: normalisation of the tokens it makes.
+            norm: normalisation of the resulting tokens.
         """
         super().__init__()
         self.proj = nn.Conv2d(g.channels, g.dim, kernel_size=g.patch, stride=g.patch, bias=bias)
@@ -65,12 +65,12 @@ class Linear(PatchEmbedding):
         return x_BND
 
     def _product(self, x_BCHW: Tensor) -> Tensor:
-        """The convolution as a product of matrices, (B, N, F) and (F, D)."""
+        """Compute the convolution as a product of matrices, (B, N, F) and (F, D)."""
         return F.linear(cut(x_BCHW, self.proj.kernel_size), self.proj.weight.flatten(1), self.proj.bias)
 
 
 def cut(x_BCHW: Tensor, size: Sequence[int]) -> Tensor:
-    """(..., N, F): the patches of images (..., C, H, W), ``size`` pixels high and wide."""
+    """Cut images (..., C, H, W) into patches of ``size`` pixels, (..., N, F)."""
     height, width = size
     x_BCIhJw: Tensor = x_BCHW.unflatten(-1, (-1, width)).unflatten(-3, (-1, height))  # type: ignore[no-untyped-call]
     return x_BCIhJw.movedim((-4, -2), (-5, -4)).flatten(-3).flatten(-3, -2)
@@ -80,7 +80,7 @@ def cut(x_BCHW: Tensor, size: Sequence[int]) -> Tensor:
 class ConvStem(PatchEmbedding):
     """3x3 convolutions of stride 2, doubling the channels up to D, until their stride is the patch; then a 1x1.
 
-    A side of the patch that is done early goes on with stride 1, so patches need not be square.
+    The shorter side of a patch continues with stride 1, so patches need not be square.
 
     Reference: arXiv:2106.14881 (Early Convolutions Help Transformers See Better).
     """
@@ -181,7 +181,7 @@ class ResNet(PatchEmbedding):
 
 
 class _StdConv(nn.Conv2d):
-    """A convolution whose filters are brought to mean 0 and variance 1, with padding that keeps size / stride."""
+    """A convolution with filters standardised to mean 0 and variance 1, padded to an output of size / stride."""
 
     def __init__(self, channels: int, width: int, kernel: int, stride: int = 1) -> None:
         super().__init__(channels, width, kernel, stride=stride, bias=False)
@@ -195,7 +195,7 @@ class _StdConv(nn.Conv2d):
 
 
 class _MaxPool(nn.Module):
-    """The largest of 3x3 at stride 2, with padding that keeps size / stride."""
+    """A 3x3 max-pool at stride 2, padded to an output of size / stride."""
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         return F.max_pool2d(_pad_same(x_BCHW, 3, 2, -math.inf), 3, 2)
@@ -247,13 +247,13 @@ def _group_norm(channels: int) -> nn.GroupNorm:
 
 
 def _rounded(channels: float) -> int:
-    """The nearest multiple of 8, but not much below."""
+    """Return the nearest multiple of 8 that is at least 0.9 times ``channels``."""
     near = max(8, int(channels + 4) // 8 * 8)
     return near + 8 if near < 0.9 * channels else near
 
 
 def _pad_same(x_BCHW: Tensor, kernel: int, stride: int, value: float) -> Tensor:
-    """Padding so that the output has ceil(size / stride) places; an odd pixel of it goes right and below."""
+    """Pad so that the output has ceil(size / stride) positions; an odd pixel is added right and below."""
     pads: list[int] = []
     for size in (x_BCHW.shape[3], x_BCHW.shape[2]):
         total = max((-(-size // stride) - 1) * stride + kernel - size, 0)

@@ -1,5 +1,5 @@
-"""Seeing inside a trained Vision Transformer: what it attends to, and what its parameters have become.
+"""Explanations of a trained Vision Transformer: its attention and its parameters.
 
-``capture`` records attention maps in spite of fused kernels; ``rollout``, ``distance`` and ``probes`` turn them and
-the parameters into numbers; ``pictures`` draws them; ``explain`` does all of it for one image.
+``capture`` records attention maps, even with fused kernels; ``rollout``, ``distance`` and ``probes`` compute numbers
+from them and from parameters; ``pictures`` plots these; ``explain`` does all of it for one image.
 """

@@ -1,8 +1,8 @@
-"""Capture: the attention maps and tokens of every block, whatever kernel computed them.
+"""Capture of the attention maps and tokens of every block, with any kernel.
 
-A fused kernel never holds the attention weights, so a hook on them would see nothing.  Each attention offers
+A fused kernel does not materialise attention weights, so hooks cannot record them.  Each attention has
 ``maps(x, rotation, bias)``, which computes its weights explicitly from the same parameters; capture records the
-inputs of every attention during an ordinary forward pass and asks it for them.
+inputs of every attention during an ordinary forward pass and calls it with them.
 
 B images, L blocks, H heads, T tokens, D width.
 """
@@ -24,21 +24,21 @@ from vitlab.models.vit import Block, ViT
 
 @dataclass(frozen=True)
 class Captured:
-    """What a forward pass over a batch left behind."""
+    """The recorded values of a forward pass over a batch."""
 
     maps_LBHTT: tuple[Tensor, ...]  #: attention weights, one (B, H, T, T) per block; every row sums to 1
     tokens_LBTD: tuple[Tensor, ...]  #: tokens before the first block, then after each: one (B, T, D) more than blocks
-    views: Mapping[str, Tensor]  #: what the model predicts, by view; ``""`` is the prediction
+    views: Mapping[str, Tensor]  #: logits by name; ``""`` is the prediction
     geometry: Geometry
 
 
 def capture(model: ViT, x_BCHW: Tensor) -> Captured:
     """Run the model on a batch and record its attention maps and tokens.
 
-    The model is run in evaluation mode, without gradients, in its own precision, and is left as it was.
+    The model runs in evaluation mode, without gradients, in its own precision; its mode is restored.
 
     Raises:
-        UserError: if an attention of the model cannot say its weights.
+        UserError: if an attention of the model has no maps.
     """
     calls: list[tuple[Attention, tuple[Any, ...]]] = []
     tokens: list[Tensor] = []

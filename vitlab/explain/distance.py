@@ -1,4 +1,4 @@
-"""Mean attention distance: how far a head looks, in pixels.
+"""Mean attention distance of heads, in pixels.
 
 Reference: Dosovitskiy et al., arXiv:2010.11929, Figure 7 (right) and appendix D.7.  The distance between two patches is
 that of their origins; each query patch averages it with its attention weights, and the queries are averaged.
@@ -17,7 +17,7 @@ from vitlab.geometry import Geometry
 
 
 def patch_distances(geometry: Geometry) -> Tensor:
-    """float64 (N, N): Euclidean distance in pixels of the image between the origins of two patches."""
+    """Return the Euclidean distances between the origins of patches, in pixels of the image, float64 (N, N)."""
     rows, columns = geometry.grid
     step_y, step_x = geometry.image[0] / rows, geometry.image[1] / columns
     y_N = torch.arange(rows, dtype=torch.float64).repeat_interleave(columns) * step_y
@@ -28,12 +28,12 @@ def patch_distances(geometry: Geometry) -> Tensor:
 def attention_distance(
     maps_BHTT: Tensor, geometry: Geometry, *, prefix_weight: Literal["dropped", "redistributed"] = "dropped"
 ) -> Tensor:
-    """float64 (B, H): mean attention distance of each head, in pixels.
+    """Return the mean attention distance of each head, in pixels, float64 (B, H).
 
     Args:
         maps_BHTT: attention weights of one block.
         geometry: the model's sizes.
-        prefix_weight: what becomes of attention paid to prefix tokens.  ``dropped``, as in the authors' code: it counts
+        prefix_weight: treatment of attention to prefix tokens.  ``dropped``, as in the authors' code: it counts
             as no distance.  ``redistributed``: the weights of the patches are scaled to sum to 1.
     """
     prefix = len(geometry.prefix)

@@ -1,4 +1,4 @@
-"""Explain one image: everything this room can say about a trained model, as pictures and as the numbers behind them.
+"""Explanation of one image: all analyses of a trained model, as pictures and tables.
 
 B images (1 here), L blocks, H heads, T tokens of which P stand before the patches, N patches, C classes.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TOP = 5  #: predictions shown
-GRIDS = 16  #: position grids drawn along a side; of a larger grid, every second or third place
+GRIDS = 16  #: position grids along a side of the figure; larger grids are subsampled
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The files of an explanation, and what a comparison with others draws."""
+    """The files of an explanation, and its data for comparisons."""
 
     subject: Subject
     files: tuple[Path, ...]
@@ -68,23 +68,23 @@ def explain(
     Args:
         model: a trained ViT.
         x_BCHW: the image as the model reads it, B = 1.
-        image_HWC: the same image as a person sees it, in [0, 1].
-        labels: names of the classes; numbers where there are none.
-        out: a folder; made if it is not there.
+        image_HWC: the same image for display, in [0, 1].
+        labels: names of the classes; numbers if empty.
+        out: a folder; created if it does not exist.
         subject: written under every picture.
         fusion: how heads become one map in the rollout.
-        discard: share of the smallest attention weights the rollout leaves out.
+        discard: share of the smallest attention weights that the rollout sets to 0.
     """
-    found = capture(model, x_BCHW)
-    geometry = found.geometry
+    captured = capture(model, x_BCHW)
+    geometry = captured.geometry
     figures: dict[str, Figure] = {}
-    tables: dict[str, Mapping[str, Any]] = {"predictions": _predictions(found, labels, subject.label)}
+    tables: dict[str, Mapping[str, Any]] = {"predictions": _predictions(captured, labels, subject.label)}
     top = list(zip(tables["predictions"]["label"], tables["predictions"]["probability"], strict=True))[:TOP]
     image = image_HWC.double().numpy()
 
     rollouts: dict[str, NDArray[np.float64]] = {}
-    rolled_BTT = rollout(found.maps_LBHTT, fusion=fusion, discard=discard)
-    by_head = [to_patches(maps_BHTT[0].double(), geometry, model.head.reads) for maps_BHTT in found.maps_LBHTT]
+    rolled_BTT = rollout(captured.maps_LBHTT, fusion=fusion, discard=discard)
+    by_head = [to_patches(maps_BHTT[0].double(), geometry, model.head.reads) for maps_BHTT in captured.maps_LBHTT]
     for token, map_BYX in to_patches(rolled_BTT, geometry, model.head.reads).items():
         heat = rollouts[token] = map_BYX[0].numpy()
         figures[f"rollout_{token}"] = pictures.attention_overlay(
@@ -93,12 +93,12 @@ def explain(
         tables[f"rollout_{token}"] = _grid(heat)
         figures[f"heads_{token}"] = pictures.head_maps([maps[token].numpy() for maps in by_head], query=_token(token))
 
-    distance_LH = torch.stack([distance.attention_distance(maps, geometry)[0] for maps in found.maps_LBHTT])
+    distance_LH = torch.stack([distance.attention_distance(maps, geometry)[0] for maps in captured.maps_LBHTT])
     largest = float(distance.patch_distances(geometry).max())
     figures["distance"] = pictures.distances(distance_LH.numpy(), largest=largest)
     tables["distance"] = _by_block_and_head(distance_LH)
 
-    norms = [probes.token_norms(tokens_BTD, geometry) for tokens_BTD in found.tokens_LBTD]
+    norms = [probes.token_norms(tokens_BTD, geometry) for tokens_BTD in captured.tokens_LBTD]
     figures["norms"] = pictures.curves(
         {"": torch.tensor([norm.ratio for norm in norms]).numpy()}, ylabel="norm of patch tokens, largest over median"
     )
@@ -110,7 +110,7 @@ def explain(
         "outliers": [norm.outliers for norm in norms],
     }
     if {"class", "distillation"} <= set(geometry.prefix):
-        cosine_L = probes.token_cosine(found.tokens_LBTD, geometry)
+        cosine_L = probes.token_cosine(captured.tokens_LBTD, geometry)
         figures["cosine"] = pictures.curves({"": cosine_L.numpy()}, ylabel="cosine of class and distillation token")
         tables["cosine"] = {"depth": list(range(len(cosine_L))), "cosine": cosine_L.tolist()}
     _of_parameters(model, figures, tables)
@@ -124,7 +124,7 @@ def compare(explanations: Mapping[str, Explanation], study: str, out: Path) -> l
     Args:
         explanations: name of a model, such as its arm and seed, to its explanation; all of one image.
         study: name of the study, written under every picture.
-        out: a folder; made if it does not exist.
+        out: a folder; created if it does not exist.
 
     Returns:
         The files written; a token that fewer than two of the models have is left out.
@@ -150,11 +150,11 @@ def _token(name: str) -> str:
 
 
 def _of_parameters(model: ViT, figures: dict[str, Figure], tables: dict[str, Mapping[str, Any]]) -> None:
-    """What needs no image: patch filters and positions, where the model has them."""
+    """Add the figures and tables of patch filters and positions, if the model has them."""
     state = model.to_canonical(model.state_dict())
     geometry = model.geometry
     kernel = state.get("patch_embed.proj.weight")
-    # Behind a stem of convolutions the filters see features, which are no picture.
+    # Filters after a convolutional stem are not shown, because their inputs are features, not pixels.
     if kernel is not None and kernel.ndim == 4 and kernel.shape[1] == geometry.channels and kernel[0, 0].numel() > 1:
         components = probes.filter_components(kernel)
         figures["filters"] = pictures.filters(components.filters_KCHW.numpy(), components.share_K.numpy())
@@ -171,9 +171,9 @@ def _of_parameters(model: ViT, figures: dict[str, Figure], tables: dict[str, Map
         tables["positions"] = _grid(similarity.flatten(2).flatten(0, 1).numpy())
 
 
-def _predictions(found: Captured, labels: tuple[str, ...], truth: str | None) -> dict[str, list[Any]]:
+def _predictions(captured: Captured, labels: tuple[str, ...], truth: str | None) -> dict[str, list[Any]]:
     """Return the classes, the most probable first; of a segmentation, by their mean probability over the pixels."""
-    share_C = found.views[""][0].double().softmax(0).reshape(found.geometry.classes, -1).mean(1)
+    share_C = captured.views[""][0].double().softmax(0).reshape(captured.geometry.classes, -1).mean(1)
     order = share_C.argsort(descending=True).tolist()
     names = [labels[index] if labels else str(index) for index in order]
     table: dict[str, list[Any]] = {"class": order, "label": names, "probability": share_C[order].tolist()}

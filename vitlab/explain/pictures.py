@@ -1,6 +1,6 @@
-"""Pictures of what a model looks at and of what its parameters have become.
+"""Figures of a model's attention and parameters.
 
-Every function takes numbers and returns a matplotlib Figure; nothing here computes what it draws.
+Every function takes numbers and returns a matplotlib Figure; the numbers are computed elsewhere.
 
 C channels, K components, N patches.
 """
@@ -20,7 +20,7 @@ Array = NDArray[np.floating[Any]]
 
 HEAT = "inferno"
 HEADS = "viridis"
-SHOWN = 224  #: pixels a side of a picture has at least
+SHOWN = 224  #: smallest side of a picture, in pixels
 TRUE = "#228833"  #: the true class
 PREDICTED = "#4477aa"
 COLUMNS = 5  #: pictures in a row of a comparison
@@ -42,11 +42,11 @@ def attention_overlay(
     image_HWC = _enlarged(_colours(image_HWC))
     heat_HW = _to_size(heat_HW / max(float(heat_HW.max()), 1e-12), image_HWC.shape[:2])
     figure = Figure(figsize=(11.5, 3.3), layout="constrained")
-    left, middle, right, bars = figure.subplots(1, 4, width_ratios=[1, 1, 1, 0.9])
-    _show(left, image_HWC, "image")
+    first, middle, right, bars = figure.subplots(1, 4, width_ratios=[1, 1, 1, 0.9])
+    _show(first, image_HWC, "image")
     _show(middle, image_HWC, title)
-    shown = _heat(middle, image_HWC, heat_HW)
-    figure.colorbar(shown, ax=middle, shrink=0.8, label="attention relative to its maximum")
+    heatmap = _heat(middle, image_HWC, heat_HW)
+    figure.colorbar(heatmap, ax=middle, shrink=0.8, label="attention relative to its maximum")
     _show(right, image_HWC * (0.15 + 0.85 * heat_HW[..., None]), "image weighted by it")
     names = [name for name, _ in predictions][::-1]
     colours = [TRUE if name == truth else PREDICTED for name in names]
@@ -55,8 +55,8 @@ def attention_overlay(
     bars.set_xlim(0, 100)
     bars.set_xlabel("probability, %")
     bars.spines[["top", "right"]].set_visible(False)
-    missed = "" if truth is None or truth in names else f"; true: {truth}"
-    bars.set_title(f"top {len(names)} predictions{missed}", fontsize=9)
+    note = "" if truth is None or truth in names else f"; true: {truth}"
+    bars.set_title(f"top {len(names)} predictions{note}", fontsize=9)
     return figure
 
 
@@ -90,11 +90,11 @@ def side_by_side(
         axis.set_visible(True)
         image_HWC = _enlarged(_colours(images[name]))
         _show(axis, image_HWC, "\n".join(textwrap.wrap(name, 28)))
-        shown = _heat(axis, image_HWC, _to_size(heat_HW / max(float(heat_HW.max()), 1e-12), image_HWC.shape[:2]))
+        heatmap = _heat(axis, image_HWC, _to_size(heat_HW / max(float(heat_HW.max()), 1e-12), image_HWC.shape[:2]))
         label, share = predictions[name]
         right = truth is None or label == truth
         axis.set_xlabel(f"predicts {label} ({share:.0%})", fontsize=8, color="#222222" if right else "#bb2233")
-    figure.colorbar(shown, ax=axes, shrink=0.7, label="attention relative to its maximum")
+    figure.colorbar(heatmap, ax=axes, shrink=0.7, label="attention relative to its maximum")
     figure.suptitle(title, fontsize=10)
     return figure
 
@@ -124,7 +124,7 @@ def head_maps(maps_LHYX: Sequence[Array], *, query: str) -> Figure:
 
 
 def distances(distance_LH: Array, *, largest: float) -> Figure:
-    """Mean attention distance of every head against depth."""
+    """Draw the mean attention distance of every head against depth."""
     blocks, heads = distance_LH.shape
     figure = Figure(figsize=(5.5, 3.6), layout="constrained")
     axis = figure.subplots()
@@ -142,7 +142,7 @@ def distances(distance_LH: Array, *, largest: float) -> Figure:
 
 
 def filters(filters_KCHW: Array, share_K: Array) -> Figure:
-    """Principal components of the patch filters, as RGB where there are three channels; each on its own scale."""
+    """Draw the principal components of the patch filters, as RGB for three channels; each on its own scale."""
     count = len(filters_KCHW)
     columns = min(7, count)
     rows = -(-count // columns)
@@ -162,15 +162,15 @@ def filters(filters_KCHW: Array, share_K: Array) -> Figure:
 
 
 def position_grids(similarity_YXYX: Array) -> Figure:
-    """For each patch, the cosine similarity of its position with all others."""
+    """Draw, for each patch, the cosine similarity of its position with all others."""
     rows, columns = similarity_YXYX.shape[:2]
     figure = Figure(figsize=(0.75 * columns + 1, 0.75 * rows + 0.6), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     for y in range(rows):
         for x in range(columns):
-            shown = axes[y][x].imshow(similarity_YXYX[y, x], cmap=HEADS, vmin=-1, vmax=1)
+            picture = axes[y][x].imshow(similarity_YXYX[y, x], cmap=HEADS, vmin=-1, vmax=1)
             axes[y][x].set(xticks=[], yticks=[])
-    figure.colorbar(shown, ax=axes, label="cosine similarity", shrink=0.8)
+    figure.colorbar(picture, ax=axes, label="cosine similarity", shrink=0.8)
     figure.suptitle("similarity of positions", fontsize=10)
     return figure
 
@@ -211,13 +211,13 @@ def _extent(image_HWC: Array) -> tuple[float, float, float, float]:
 
 
 def _enlarged(image_HWC: Array) -> Array:
-    """Every pixel repeated until the smaller side has 224: a heatmap over 8x8 pixels would be tiles, too."""
+    """Repeat pixels until the smaller side has 224, so that heatmaps over small images are smooth."""
     times = -(-SHOWN // min(image_HWC.shape[:2]))
     return image_HWC.repeat(times, axis=0).repeat(times, axis=1)
 
 
 def _to_size(heat_HW: Array, size: tuple[int, ...]) -> Array:
-    """Bilinear, so that a coarse grid reads as a field and not as tiles."""
+    """Resize bilinearly, so that a coarse grid gives a smooth heatmap."""
     import torch
 
     heat = torch.as_tensor(heat_HW, dtype=torch.float64)[None, None]

@@ -1,4 +1,4 @@
-"""Probes: what can be read off parameters and tokens without gradients.
+"""Probes of parameters and tokens, without gradients.
 
 B images, T tokens of which P stand before the patches, N patches, D width, C channels, K components.
 """
@@ -22,13 +22,13 @@ class Components(NamedTuple):
 
 
 def filter_components(weight_DCHW: Tensor, count: int = 28) -> Components:
-    """The first principal components of the patch embedding's filters.
+    """Return the first principal components of the patch embedding's filters.
 
     Reference: arXiv:2010.11929, Figure 7 (left), which shows the first 28 of ViT-L/32.
 
     Args:
         weight_DCHW: the kernel of the patch embedding.
-        count: how many; at most as many as there are filters or pixels.
+        count: number of components; at most the number of filters or pixels.
     """
     flat_DX = weight_DCHW.detach().double().flatten(1)
     centred_DX = flat_DX - flat_DX.mean(0)
@@ -39,7 +39,7 @@ def filter_components(weight_DCHW: Tensor, count: int = 28) -> Components:
 
 
 def position_similarity(table_ND: Tensor, geometry: Geometry) -> Tensor:
-    """Cosine similarity of each patch's position with all others, (rows, columns, rows, columns).
+    """Return the cosine similarity of each patch's position with all others, (rows, columns, rows, columns).
 
     Reference: arXiv:2010.11929, Figure 7 (centre).
     """
@@ -48,7 +48,7 @@ def position_similarity(table_ND: Tensor, geometry: Geometry) -> Tensor:
 
 
 def token_cosine(tokens_LBTD: Sequence[Tensor], geometry: Geometry) -> Tensor:
-    """Cosine of the class and the distillation token at each depth, averaged over images, (L,).
+    """Return the cosine of the class and the distillation token at each depth, averaged over images, (L,).
 
     Reference: Touvron et al., arXiv:2012.12877, section 4: 0.06 at the input, 0.93 after the last block.
 
@@ -75,11 +75,11 @@ class Norms(NamedTuple):
 
 
 def token_norms(tokens_BTD: Tensor, geometry: Geometry, *, deviations: float = 10.0) -> Norms:
-    """Norms of patch tokens, and the share of outliers by a relative threshold: median + deviations x MAD.
+    """Return norms of patch tokens, and the share of outliers by the threshold median + deviations x MAD.
 
-    Darcet et al. (arXiv:2309.16588) cut at a norm chosen by eye for one model (150 for DINOv2-g); norms of other models
-    lie elsewhere altogether, so the threshold here moves with the median and the median absolute deviation; with the
-    mean one where more than half of the tokens are the same, as those of a blank border are without positions.
+    Darcet et al. (arXiv:2309.16588) use a fixed norm that was chosen by eye for one model (150 for DINOv2-g).  Norms of
+    other models differ, so the threshold here depends on the median and the median absolute deviation (MAD).  If more
+    than half of the tokens are equal, such as those of a blank border without positions, it is the mean deviation.
     """
     norms_BN = tokens_BTD[:, len(geometry.prefix) :].double().norm(dim=-1)
     median = norms_BN.median()

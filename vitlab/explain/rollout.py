@@ -1,4 +1,4 @@
-"""Attention rollout: how much of each patch reaches a token through all blocks.
+"""Attention rollout: the contribution of each patch to a token through all blocks.
 
 Reference: Abnar & Zuidema, arXiv:2005.00928.  With the residual connection as half of each block, the map of block l
 becomes A'_l = rows of (A_l + I) scaled to sum to 1, and the rollout is A'_L ... A'_2 A'_1.
@@ -20,13 +20,13 @@ Fusion = Literal["mean", "max", "min"]
 
 
 def rollout(maps_LBHTT: Sequence[Tensor], *, fusion: Fusion = "mean", discard: float = 0.0) -> Tensor:
-    """The rollout over all blocks, float64 (B, T, T); every row sums to 1.
+    """Return the rollout over all blocks, float64 (B, T, T); every row sums to 1.
 
     Args:
         maps_LBHTT: one (B, H, T, T) per block, first block first.
-        fusion: how the heads of a block become one map.
-        discard: share of the smallest weights of each image's map that is set to 0, in [0, 1).  A row that would be
-            left empty keeps its residual connection.
+        fusion: reduction over the heads of a block.
+        discard: share of the smallest weights of each image's map that is set to 0, in [0, 1).  An empty row keeps its
+            residual connection.
     """
     if not 0 <= discard < 1:
         raise ValueError(f"discard is a share in [0, 1); found {discard}")
@@ -45,22 +45,22 @@ def rollout(maps_LBHTT: Sequence[Tensor], *, fusion: Fusion = "mean", discard: f
 
 
 def to_patches(rolled_BTT: Tensor, geometry: Geometry, reads: Collection[str] | None = None) -> dict[str, Tensor]:
-    """What reaches the output from each patch: ``{token: (B, rows, columns)}``, prefix columns dropped.
+    """Return the contribution of each patch to the output: ``{token: (B, rows, columns)}``, without prefix columns.
 
-    One map for each prefix token the head reads; where it reads none of them, one called ``mean`` over all patch rows.
+    There is one map for each prefix token that the head reads; if there is none, ``mean`` over all patch rows.
 
     Args:
         rolled_BTT: a rollout, or the maps of one block.
         geometry: the model's sizes.
-        reads: the ``reads`` of the model's head; by default the class and the distillation token, where there are any.
+        reads: the ``reads`` of the model's head; by default the class and the distillation token, if they exist.
     """
     prefix = len(geometry.prefix)
-    wanted = ("class", "distillation") if reads is None else reads
-    rows = {name: index for index, name in enumerate(geometry.prefix) if name in wanted}
-    found_BN = {name: rolled_BTT[:, index, prefix:] for name, index in rows.items()}
-    if not found_BN:
-        found_BN = {"mean": rolled_BTT[:, prefix:, prefix:].mean(1)}
-    return {name: map_BN.reshape(-1, *geometry.grid) for name, map_BN in found_BN.items()}
+    tokens = ("class", "distillation") if reads is None else reads
+    rows = {name: index for index, name in enumerate(geometry.prefix) if name in tokens}
+    rows_BN = {name: rolled_BTT[:, index, prefix:] for name, index in rows.items()}
+    if not rows_BN:
+        rows_BN = {"mean": rolled_BTT[:, prefix:, prefix:].mean(1)}
+    return {name: map_BN.reshape(-1, *geometry.grid) for name, map_BN in rows_BN.items()}
 
 
 def _fuse(maps_BHTT: Tensor, fusion: Fusion) -> Tensor:

@@ -95,7 +95,7 @@ def convert(
     Raises:
         WeightsError: one sentence that names the file, and the first keys that are to blame.
     """
-    how = Resampling.named(resample)
+    how = Resampling.preset(resample)
     if to not in FORMATS:
         raise WeightsError(f"no format called '{to}'.{nearest(to, FORMATS)} Known: {', '.join(FORMATS)}")
     if (container_of(target) == "npz") != (to == "google"):

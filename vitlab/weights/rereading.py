@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitlab.models.alike import differing, grouped, options_of, shown
+from vitlab.models.alike import differing_options, format_value, group_by_block, options_of
 from vitlab.models.vit import ViT
 from vitlab.weights.architecture import Architecture
 
@@ -27,13 +27,13 @@ def differences(mine: Architecture, theirs: Architecture, *, head: bool, shapes:
     """
     tables = [_places(which, head) for which in (mine, theirs)]
     rows = [
-        (block, f"{name}{option}", shown(one.get(option)), shown(other.get(option)))
+        (block, f"{name}{option}", format_value(one.get(option)), format_value(other.get(option)))
         for block, name in tables[0]
         for one, other in [[table.get((block, name), {}) for table in tables]]
-        for option in differing(one, other, shapes)
+        for option in differing_options(one, other, shapes)
     ]
     depth = mine.options["depth"]
-    return [f"{option} is {own}, and the file holds {other}" for option, own, other in grouped(rows, depth)]
+    return [f"{option} is {own}, and the file holds {other}" for option, own, other in group_by_block(rows, depth)]
 
 
 def _places(model: Architecture, head: bool) -> dict[tuple[int, str], Values]:

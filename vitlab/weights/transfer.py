@@ -21,7 +21,7 @@ from vitlab.components.position import Position, Resampling
 from vitlab.components.position.additive import Learned
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
-from vitlab.models.alike import differing, grouped, options_of, shown
+from vitlab.models.alike import differing_options, format_value, group_by_block, options_of
 from vitlab.models.contract import Model
 from vitlab.spec.trial import InitFrom
 from vitlab.weights.known import some
@@ -103,13 +103,13 @@ def _option_differences(model: Model, source: Model, how: InitFrom) -> list[str]
             block = int(number)
             depth = max(depth, block + 1)
         rows += [
-            (block, f"{name}{option}", shown(one.get(option)), shown(other.get(option)))
-            for option in differing(one, other)
+            (block, f"{name}{option}", format_value(one.get(option)), format_value(other.get(option)))
+            for option in differing_options(one, other)
             if not (choice.slot == "position" and option == ".prefix_rows")  # these are converted
         ]
     return [
         f"{option} is {mine}, and in the model that the weights were trained in it is {theirs}"
-        for option, mine, theirs in grouped(rows, depth)
+        for option, mine, theirs in group_by_block(rows, depth)
     ]
 
 
@@ -129,7 +129,7 @@ def _fit(
     if isinstance(old, Position) and isinstance(new, type(old)):
         names = [name for name in out if name.startswith(POSITION)]
         table = {name.removeprefix(POSITION): out[name] for name in names}
-        resampled = old.resample(table, theirs, replace(mine, prefix=shared), Resampling.named(how.resample))
+        resampled = old.resample(table, theirs, replace(mine, prefix=shared), Resampling.preset(how.resample))
         if isinstance(old, Learned) and isinstance(new, Learned) and _convertible(old, new):
             if old.prefix_rows == "own" and new.prefix_rows == "none":
                 _add_rows_to_tokens(out, theirs)

@@ -1,7 +1,7 @@
-"""Position encodings: how a token knows where it is.
+"""Position encodings.
 
-contract.py     the five places where an encoding can act
-resampling.py   grids of another size, in the way of each library
+contract.py     the five hooks of an encoding
+resampling.py   resampling to grids of another size, with the settings of each library
 additive.py     none, learned, learned2d, sinusoidal, sincos2d, fourier
 rotary.py       rope2d, rope2d_mixed
 relative.py     relative_bias, alibi2d

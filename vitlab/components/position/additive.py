@@ -1,8 +1,7 @@
 """Encodings that are added to the tokens.
 
-``where`` says at which layers (arXiv:2010.11929, appendix D.4): at the stem, or at the beginning of every layer with
-rows of its own, or at every layer with shared rows.  The stem is the beginning of the first block, so that nothing is
-added twice there.
+``where`` names the layers at which they are added (arXiv:2010.11929, appendix D.4): the stem, every layer with rows of
+its own, or every layer with shared rows.  The stem is the beginning of the first block, which adds no further rows.
 
 B images, T tokens, P prefix tokens, N patches, D width, L tables (the depth for ``every_layer``, else 1).
 """
@@ -37,7 +36,7 @@ class NoPosition(Position):
 
 
 class Additive(Position):
-    """Adds rows to tokens at the layers that ``where`` says."""
+    """Base of encodings that add rows to tokens at the layers of ``where``."""
 
     def __init__(self, g: Geometry, where: Where) -> None:
         super().__init__()
@@ -46,7 +45,7 @@ class Additive(Position):
         self.layers = frozenset({0} if where == "stem" else {0, *range(2, g.depth + 1)})
 
     def rows(self, table: int) -> Tensor:
-        """(T, D), or (N, D) where prefix tokens have no rows."""
+        """Return the rows (T, D), or (N, D) if prefix tokens have none."""
         raise NotImplementedError
 
     def add(self, x_BTD: Tensor, layer: int) -> Tensor:
@@ -129,7 +128,7 @@ class Learned2D(Additive):
 
 
 class _Fixed(Additive):
-    """Rows from a formula; nothing is learned, nothing stored."""
+    """Base of encodings by a formula, without parameters or state."""
 
     pos_embed: Tensor
 
@@ -140,7 +139,7 @@ class _Fixed(Additive):
         return None
 
     def keep(self, rows: Tensor) -> None:
-        """Keep ``rows`` as a buffer of the default type, outside of the state."""
+        """Register ``rows`` as a buffer of the default dtype that is not part of the state."""
         self.register_buffer("pos_embed", rows.to(torch.get_default_dtype())[None], persistent=False)
 
     def rows(self, table: int) -> Tensor:
@@ -234,7 +233,7 @@ class _Fourier(nn.Module):
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, place_N2: Tensor) -> Tensor:
-        # Not a matrix product: autocast would round the angles to 8 bits.
+        # Not a matrix product, because autocast would round the angles to 8 bits.
         angle_NF = (place_N2[:, None] * self.frequencies).sum(-1)
         features_NF = torch.cat([angle_NF.cos(), angle_NF.sin()], 1) / math.sqrt(2 * angle_NF.shape[1])
         rows_ND: Tensor = self.fc2(F.gelu(self.fc1(features_NF)))
@@ -276,11 +275,11 @@ class Fourier(Additive):
 
 
 def sincos2d(g: Geometry, temperature: float, convention: str) -> Tensor:
-    """(N, D) in float64; see :class:`SinCos2D`."""
+    """Return the rows (N, D) in float64; see :class:`SinCos2D`."""
     quarter = g.dim // 4
     row, column = places(g)
     if convention == "moco":
-        # Its mesh runs over columns first, but tokens run over rows first: token n is told column n // rows.
+        # MoCo's mesh runs over columns first, but tokens run over rows first: token n gets column n // rows.
         place = torch.arange(g.patches)
         row, column = place % g.grid[0], place // g.grid[0]
     steps = quarter - 1 if convention == "big_vision" else quarter
@@ -292,19 +291,19 @@ def sincos2d(g: Geometry, temperature: float, convention: str) -> Tensor:
 
 
 def _prefix_rows(rows_PD: Tensor, old: Geometry, new: Geometry) -> Tensor:
-    """The rows of ``new``'s prefix tokens, found by name among those of ``old``; registers are told apart by order."""
-    known = {token: row for row, token in enumerate(_numbered(old.prefix))}
-    wanted = _numbered(new.prefix)
-    for name, number in wanted:
-        if (name, number) not in known:
+    """Return the rows of ``new``'s prefix tokens among those of ``old``, by name; registers by order."""
+    index = {token: row for row, token in enumerate(_numbered(old.prefix))}
+    required = _numbered(new.prefix)
+    for name, number in required:
+        if (name, number) not in index:
             raise WeightsError(
                 f"the position table has no row for prefix token '{name}'"
                 + (f" number {number + 1}" if number else "")
                 + f"; its prefix tokens: {', '.join(old.prefix) or 'none'}"
             )
-    return rows_PD[[known[token] for token in wanted]]
+    return rows_PD[[index[token] for token in required]]
 
 
 def _numbered(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Each name, and how many of the same stand before it."""
+    """Return each name with the number of equal names before it."""
     return [(name, names[:place].count(name)) for place, name in enumerate(names)]

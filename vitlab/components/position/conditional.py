@@ -1,4 +1,4 @@
-"""Encodings made from the tokens themselves.
+"""Encodings computed from the tokens.
 
 B images, T tokens, P prefix tokens, N patches, D width, R and C rows and columns of the grid.
 """
@@ -21,7 +21,7 @@ from vitlab.geometry import Geometry
 class Conditional(Position):
     """A depthwise convolution over the grid of patches, added after the first block.
 
-    Zero padding tells patches how far the border is.  Prefix tokens pass by untouched.
+    Zero padding makes the distance to the border visible.  Prefix tokens are unchanged.
 
     Reference: arXiv:2102.10882 (CPVT, its position encoding generator).
     """

@@ -1,4 +1,4 @@
-"""Encodings that add to the logits of attention what depends on where query and key stand to each other.
+"""Encodings that add a bias to the logits of attention, by the relative position of query and key.
 
 T tokens, P prefix tokens, N patches, R and C rows and columns of the grid, H heads, L tables.
 """
@@ -100,7 +100,7 @@ class ALiBi2D(Position):
 
 
 def slopes(heads: int) -> list[float]:
-    """2^(-8/h), 2^(-16/h), ... for a power of two; else those of the power below and every second of that above."""
+    """Return 2^(-8/h), 2^(-16/h), ... for a power of two; else those of the power below and half of that above."""
     power = 2 ** int(math.log2(heads))
     below = [2 ** (-8 * (head + 1) / power) for head in range(power)]
     above = [2 ** (-4 * (head + 1) / power) for head in range(2 * power)]

@@ -1,6 +1,6 @@
-"""Resampling of what was learned on one grid of patches for another.
+"""Resampling of values from one grid of patches to another.
 
-Libraries disagree here, by up to the size of the values themselves, so every choice is spelled out and named.
+Libraries differ by up to the size of the values themselves, so every setting is explicit and has a name.
 
 R, C rows and columns of a grid, X values per place.
 """
@@ -20,18 +20,18 @@ from vitlab.geometry import Pair
 
 @dataclass(frozen=True)
 class Resampling:
-    """How a grid of values is resampled."""
+    """The settings of a resampling."""
 
     filter: Literal["nearest", "bilinear", "bicubic"] = "bicubic"
     align_corners: bool = False  #: whether the corner places, rather than the corners of the cells, coincide
-    antialias: bool = True  #: whether the filter widens where the grid shrinks (and is another one where it grows)
+    antialias: bool = True  #: whether the filter widens if the grid shrinks (and is another one if it grows)
 
     @classmethod
-    def named(cls, name: str) -> Resampling:
-        """The way of a library, one of :data:`PRESETS`.
+    def preset(cls, name: str) -> Resampling:
+        """Return the settings of a library, one of :data:`PRESETS`.
 
         Raises:
-            UserError: where there is none of that name.
+            UserError: for an unknown name.
         """
         if name not in PRESETS:
             raise UserError(f"no resampling called '{name}'.{nearest(name, PRESETS)} Known: {', '.join(PRESETS)}.")
@@ -45,11 +45,11 @@ PRESETS: Mapping[str, Resampling] = {
     "torchvision": Resampling("bicubic", align_corners=True, antialias=False),
     "hf": Resampling("bicubic", align_corners=False, antialias=False),
 }
-"""What each library does when it loads a checkpoint at another resolution."""
+"""Settings of each library when it loads a checkpoint at another resolution."""
 
 
 def resample_grid(values_RCX: Tensor, size: Pair, how: Resampling) -> Tensor:
-    """(R, C, X) to (*size, X), computed in at least float32; unchanged where the size is the same."""
+    """Resample (R, C, X) to (*size, X), in at least float32; values of the same size are unchanged."""
     if tuple(values_RCX.shape[:2]) == tuple(size):
         return values_RCX
     wide = values_RCX if values_RCX.dtype.itemsize >= 4 else values_RCX.float()

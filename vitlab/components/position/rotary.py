@@ -1,4 +1,4 @@
-"""Encodings that rotate queries and keys, so that their product depends on where the two stand to each other.
+"""Encodings that rotate queries and keys, so that their product depends on their relative position.
 
 T tokens, N patches, H heads, K channels of a head, Q a quarter of K.
 """
@@ -20,7 +20,7 @@ from vitlab.geometry import Geometry
 
 
 class _Rotary(Position):
-    """What the two have in common: four channels are the least that can turn by row and by column."""
+    """Base of rotary encodings; rotation by row and by column needs groups of four channels."""
 
     needs_rotation: ClassVar[bool] = True
 
@@ -40,7 +40,7 @@ class _Rotary(Position):
         return None
 
     def pair(self, angle: Tensor) -> Rotation:
-        """Cosines and sines for all tokens from the angles (..., N, K/2) of the patches; the prefix is not turned."""
+        """Return cosines and sines of all tokens for angles (..., N, K/2) of patches; prefix tokens have angle 0."""
         return F.pad(angle.cos(), (0, 0, self.prefix, 0), value=1.0), F.pad(angle.sin(), (0, 0, self.prefix, 0))
 
 
@@ -115,7 +115,7 @@ class RoPE2DMixed(_Rotary):
         return frozenset({"freqs"})
 
     def rotation(self, layer: int) -> Rotation:
-        # Angles grow with the grid and are wrapped by the cosine: 16 bits would not tell neighbours apart.
+        # Angles grow with the grid and are wrapped by the cosine: 16 bits would not separate neighbours.
         freqs = self.freqs if self.freqs.dtype.itemsize >= 4 else self.freqs.float()
         fx_HK, fy_HK = freqs[0, layer - 1], freqs[1, layer - 1]
         return self.pair(self.column[:, None] * fx_HK[:, None] + self.row[:, None] * fy_HK[:, None])
