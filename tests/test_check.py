@@ -216,14 +216,14 @@ def test_a_process_ends_with_the_verdict_and_github_and_junit_are_told(
 
 def test_the_engine_that_trains_the_seeds_is_traced(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a cohort attention takes a kernel of its own; a fault in it shows in no training by itself."""
-    from vitlab.models import innermost
+    from vitlab.models import batch_last
 
     _, plan = check.lab.plan_study(accepted / "gate.yaml")
     facts = read_baseline(accepted / "gate.baseline.yaml").facts
     assert facts is not None and {trace.engine for arm in facts.arms.values() for trace in arm.traces} == {"stack"}
     (sound, *_) = facts.arms["baseline"].traces
-    products = innermost._over_channels
-    monkeypatch.setattr(innermost, "_over_channels", lambda a, b: products(0.5 * a, b))
+    products = batch_last._over_channels
+    monkeypatch.setattr(batch_last, "_over_channels", lambda a, b: products(0.5 * a, b))
     alone, stacked = (trace(plan, plan.trials[0], 20, "fp64", engine).losses for engine in ("loop", "stack"))
     assert alone == pytest.approx(sound.losses, rel=1e-9) != pytest.approx(stacked, rel=1e-6)
 

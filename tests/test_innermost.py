@@ -17,7 +17,7 @@ from vitlab.components.mlp import GeluMLP
 from vitlab.components.norm import LayerNorm, NoNorm
 from vitlab.components.position.additive import Learned
 from vitlab.geometry import DataInfo
-from vitlab.models import innermost
+from vitlab.models import batch_last
 from vitlab.models.vit import Block, ViT
 from vitlab.registry import slot
 from vitlab.testing.engines import check_engines
@@ -35,21 +35,21 @@ def test_attention_is_that_of_torch() -> None:
     qkv = drawn(2, 3, 2, 3, 5, 4)
     q, k, v = qkv.permute(1, 0, 5, 2, 4, 3)  # (3, K, B, H, T, E)
     wanted = F.scaled_dot_product_attention(q, k, v).permute(0, 2, 4, 3, 1)
-    found = innermost._Attend.apply(qkv, 3**-0.5)
+    found = batch_last._Attend.apply(qkv, 3**-0.5)
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     weight = drawn(*found.shape, seed=1)
     mine, theirs = (torch.autograd.grad((out * weight).sum(), qkv)[0] for out in (found, wanted))
     torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-    assert torch.autograd.gradcheck(innermost._Attend.apply, (drawn(1, 3, 1, 2, 3, 2), 0.7))
+    assert torch.autograd.gradcheck(batch_last._Attend.apply, (drawn(1, 3, 1, 2, 3, 2), 0.7))
 
 
 def test_layer_norm_is_that_of_torch() -> None:
     x_KDM, weight_KD, bias_KD = drawn(2, 5, 6), drawn(2, 5, seed=1), drawn(2, 5, seed=2)
-    found = innermost._Normalise.apply(x_KDM, weight_KD, bias_KD, 1e-3)
+    found = batch_last._Normalise.apply(x_KDM, weight_KD, bias_KD, 1e-3)
     for member in range(2):
         wanted = F.layer_norm(x_KDM[member].T, (5,), weight_KD[member], bias_KD[member], 1e-3).T
         torch.testing.assert_close(found[member], wanted, rtol=1e-12, atol=1e-12)
-    assert torch.autograd.gradcheck(innermost._Normalise.apply, (x_KDM, weight_KD, bias_KD, 1e-3))
+    assert torch.autograd.gradcheck(batch_last._Normalise.apply, (x_KDM, weight_KD, bias_KD, 1e-3))
 
 
 def test_patches_are_those_of_a_convolution() -> None:
@@ -175,7 +175,7 @@ def test_parts_of_derived_classes_do_their_own_work(at: str, method: str) -> Non
     rows, kept = stack_module_state(models)
     keys_K = torch.arange(2)
     draws = noise.Draws(dropout=keys_K, drop_path=keys_K, sample_B=torch.arange(3).expand(2, 3))
-    found = models[0].innermost().features({**rows, **kept}, draws, x_KBCHW)
+    found = models[0].batch_last().features({**rows, **kept}, draws, x_KBCHW)
     for member, model in enumerate(models):
         torch.testing.assert_close(found[member], model.forward_features(x_KBCHW[member]), rtol=1e-9, atol=1e-10)
 
@@ -193,8 +193,8 @@ def test_the_contract_of_parts_sees_a_fault_here(monkeypatch: pytest.MonkeyPatch
     check_engines("fused", fused)
     check_engines("rmsnorm", rms)
     with monkeypatch.context() as patched:
-        products = innermost._over_channels
-        patched.setattr(innermost, "_over_channels", lambda a, b: products(0.5 * a, b))
+        products = batch_last._over_channels
+        patched.setattr(batch_last, "_over_channels", lambda a, b: products(0.5 * a, b))
         with pytest.raises(AssertionError, match="fused: in a ViT, with the batch innermost, its view '' differs"):
             check_engines("fused", fused)
     plain = rms.component.forward  # type: ignore[attr-defined]

@@ -115,7 +115,7 @@ class Work(NamedTuple):
 
     values: int  #: numbers passed from layer to layer
     products: int | None = None
-    """Query-key products of an attention head; None if :mod:`vitlab.models.innermost` does not support the
+    """Query-key products of an attention head; None if :mod:`vitlab.models.batch_last` does not support the
     attention."""
 
 

@@ -12,7 +12,7 @@ import pytest
 from vitlab.components import attention
 from vitlab.components.position.additive import Learned
 from vitlab.data.augment.geometric import Crop
-from vitlab.models.innermost import _Attend
+from vitlab.models.batch_last import _Attend
 from vitlab.training.loop import Training
 
 

@@ -1,4 +1,4 @@
-"""Models: the Vision Transformer, assembled from components, convolutional networks, and two to be beaten by both."""
+"""Models: the Vision Transformer, assembled from components, convolutional networks, and two trivial baselines."""
 
 from vitlab.models.baselines import Prior as Prior
 from vitlab.models.contract import Model as Model

@@ -1,6 +1,6 @@
-"""Anatomy: which component stands at which place of a Vision Transformer, and why some cannot stand together.
+"""The components of a Vision Transformer by place, and the rules by which they can be combined.
 
-Decided before anything is built, so that an impossible combination is a sentence in the plan and not a crash.
+The rules are checked before a model is built, so that an impossible combination is a skip in the plan, not a crash.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PatchSize = Annotated[int, Field(gt=0)]
 
 
 class BlockParts(BaseModel):
-    """What some of the blocks have instead of the model's own choice."""
+    """The components that replace the model's own in some of the blocks."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -60,7 +60,7 @@ class Anatomy:
     final_norm: Resolved
     final_norm_at: FinalNormAt
     blocks: tuple[Block, ...]
-    reasons: tuple[str, ...]  #: what is wrong already with the options by themselves
+    reasons: tuple[str, ...]  #: faults of single options
 
     @classmethod
     def of(
@@ -83,45 +83,45 @@ class Anatomy:
         final_norm_at: FinalNormAt,
         head: Choice | str,
     ) -> Anatomy:
-        """Find every component and derive the sizes.  Arguments are the options of :class:`vitlab.models.vit.ViT`.
+        """Resolve every component and derive the sizes.  Arguments are the options of :class:`vitlab.models.vit.ViT`.
 
         Raises:
-            GeometryError: for sizes that do not divide, and blocks that are not there.
-            OptionError: for components that are not there, or options they do not take.
+            GeometryError: for sizes that do not divide, and blocks that do not exist.
+            OptionError: for components that do not exist, or options they do not take.
         """
         side = (patch_size, patch_size) if isinstance(patch_size, int) else (patch_size[0], patch_size[1])
-        patched = slot("patch").resolve(patch)
-        assert issubclass(patched.component, PatchEmbedding)
+        embedding = slot("patch").resolve(patch)
+        assert issubclass(embedding.component, PatchEmbedding)
         reasons = []
         if list(prefix) not in ([], ["class"], ["distillation"], ["class", "distillation"]):
-            found = ", ".join(prefix)
-            reasons.append(f"prefix is class, distillation, both in this order, or neither; found [{found}]")
+            listed = ", ".join(prefix)
+            reasons.append(f"prefix is class, distillation, both in this order, or neither; found [{listed}]")
         geometry = Geometry.of(
             image=data.image,
             channels=data.channels,
             patch=side,
-            reduction=patched.component.reduction_of(patched.options),
+            reduction=embedding.component.reduction_of(embedding.options),
             prefix=(*prefix, *["register"] * registers),
             dim=dim,
             depth=depth,
             heads=heads,
             classes=data.classes,
         )
-        usual = Block(slot("attention").resolve(attention), slot("mlp").resolve(mlp), slot("norm").resolve(norm))
+        default = Block(slot("attention").resolve(attention), slot("mlp").resolve(mlp), slot("norm").resolve(norm))
         return cls(
             geometry=geometry,
             task=data.task,
-            patch=patched,
+            patch=embedding,
             position=slot("position").resolve(position),
             head=slot("head").resolve(head),
             final_norm=slot("norm").resolve(final_norm),
             final_norm_at=final_norm_at,
-            blocks=_by_depth(depth, usual, blocks),
+            blocks=_by_depth(depth, default, blocks),
             reasons=tuple(reasons),
         )
 
     def incompatibility(self) -> str | None:
-        """Why these components cannot make a model together, in one sentence; None where they can."""
+        """Return the reason why these components cannot be combined, in one sentence; None if they can."""
         for reason in self.reasons:
             return reason
         g, position, head = self.geometry, self.position, self.head
@@ -151,7 +151,7 @@ class Anatomy:
         return None
 
     def work(self) -> Work:
-        """Return the shape by which an engine is chosen; see :func:`vitlab.models.innermost.incompatibility`."""
+        """Return the work per image, by which an engine is chosen; see :mod:`vitlab.models.batch_last`."""
         g, position = self.geometry, self.position.component
         assert issubclass(position, Position)
         plain = not (position.needs_bias or position.needs_rotation) and all(
@@ -163,20 +163,20 @@ class Anatomy:
         return Work(g.tokens * g.dim, g.tokens**2 * g.head_dim if plain else None)
 
 
-def _by_depth(depth: int, usual: Block, blocks: Mapping[str, Any]) -> tuple[Block, ...]:
-    """The components of every block: the usual ones, but for the spans that say otherwise."""
-    chosen: list[dict[str, Resolved]] = [vars(usual).copy() for _ in range(depth)]
-    said: dict[int, str] = {}
+def _by_depth(depth: int, default: Block, blocks: Mapping[str, Any]) -> tuple[Block, ...]:
+    """Return the components of every block: the default ones, with the changes of ``blocks``."""
+    choices: list[dict[str, Resolved]] = [vars(default).copy() for _ in range(depth)]
+    spans: dict[int, str] = {}
     for span, parts in blocks.items():
         first, _, last = span.partition("-")
-        span_of = range(int(first), int(last or first) + 1)
-        if not span_of or span_of[-1] >= depth:
+        indices = range(int(first), int(last or first) + 1)
+        if not indices or indices[-1] >= depth:
             raise GeometryError("blocks", f"blocks '{span}' are not there: the model has blocks 0 to {depth - 1}")
         own = BlockParts.model_validate(parts)
         changes = {name: getattr(own, name) for name in BlockParts.model_fields if getattr(own, name) is not None}
-        for index in span_of:
-            if index in said:
-                raise GeometryError("blocks", f"block {index} is in '{said[index]}' and in '{span}'; say it once")
-            said[index] = span
-            chosen[index] |= changes
-    return tuple(Block(**parts) for parts in chosen)
+        for index in indices:
+            if index in spans:
+                raise GeometryError("blocks", f"block {index} is in '{spans[index]}' and in '{span}'; say it once")
+            spans[index] = span
+            choices[index] |= changes
+    return tuple(Block(**parts) for parts in choices)

@@ -1,4 +1,4 @@
-"""``prior``: the reference without eyes.
+"""``prior``: a baseline that ignores the image.
 
 B images, C channels, H and W pixels, K classes.
 """
@@ -17,8 +17,9 @@ from vitlab.models.contract import Model, model
 class Prior(Model):
     """The same score for every image and every pixel: all it can learn is how often each class occurs.
 
-    What is to be beaten.  It predicts the most frequent class everywhere, after its first step; in segmentation that
-    is the background, and its row of a report says what a pixel accuracy or a mean IoU is worth.  As an arm:
+    A lower bound for other models.  It predicts the most frequent class everywhere, after its first step; in
+    segmentation that is the background, and its row of a report shows the pixel accuracy and mean IoU of that trivial
+    prediction.  As an arm:
     ``arms: {all-background: {model: {type: prior}}}``.
     """
 

@@ -1,16 +1,14 @@
-"""The passes of several small ViTs at once, with the batch as the innermost axis of everything they hand on.
+"""The forward pass of several small ViTs at once, with the batch as the last axis of all activations.
 
-Where tokens are few and heads narrow, a product of matrices is too small for a processor to be good at: an image of the
-tutorial has heads of 5 tokens by 3 channels.  So here nothing is computed for an image.  Activations lie as
-(members, width, tokens, images), a linear map is one product for all images of a member, and what attention, norms and
-softmax do between channels and tokens is done to whole vectors of images.  It needs one operation for every channel of
-a head and every token, and holds what they make of each other; so it pays only where these are few
-(:func:`vitlab.plan.cohorts.engine_of` has the rule).
+For few tokens and narrow heads, the matrix products of a single image are too small to be efficient: an image of the
+tutorial has heads of 5 tokens by 3 channels.  Here activations have the axes (members, width, tokens, images), so a
+linear map is one product for all images of a member, and attention, norms and softmax operate on whole vectors of
+images.  This needs one operation for every channel of a head and every token, and stores all products of tokens, so it
+only pays if both numbers are small (:func:`vitlab.plan.cohorts.engine_of` has the rule).
 
-It is the model of :mod:`vitlab.models.vit`, told for its weights in timm's form, so attentions that keep them otherwise
-share one telling.  What is told here is linear patches, layer norm, attention and the plain MLP.  All else a model may
-have (encodings of position, heads, other norms and MLPs, dropout) does its own work, vectorised over members, and finds
-the axes in their usual order: (batch, tokens, width) of a member is a view of what lies here.
+The module re-implements ViT's forward on canonical (timm) weights, so that all attention variants share it: linear
+patches, layer norm, attention and the plain MLP.  All other parts (position encodings, heads, other norms and MLPs,
+dropout) run their own forward, vectorised over members, on a view with the usual axes (batch, tokens, width).
 
 K members; B images, C channels, I by J patches of h by w pixels, N patches, F = C*h*w; T tokens, D width, O another
 width, M = T * B; H heads, E channels of a head; Q tokens as queries, S the same as keys.
@@ -37,14 +35,14 @@ if TYPE_CHECKING:
     from vitlab.models.vit import Block, ViT
 
 SUPPORTED_METHODS = ("forward", "forward_features", "forward_head", "_with_prefix")
-"""Methods of :class:`vitlab.models.vit.ViT` in whose place the passes stand; a model with others is not known.  And a
-block is a :class:`vitlab.models.vit.Block`, of no derived class."""
+"""Methods of :class:`vitlab.models.vit.ViT` that are re-implemented here; a subclass that overrides one of them is not
+supported, and neither is a subclass of :class:`vitlab.models.vit.Block`."""
 
-OF_ATTENTION = (nn.Linear, nn.ModuleList, attention.OneHead, norm.NoNorm, Dropout)
-"""What the attentions are made of that are told here.  Exactly these, as with the attentions themselves."""
+ATTENTION_PARTS = (nn.Linear, nn.ModuleList, attention.OneHead, norm.NoNorm, Dropout)
+"""Classes of the supported attentions' submodules; derived classes are not supported."""
 
 Rows = Mapping[str, Tensor]
-"""Parameters and buffers by name, each with the members in front."""
+"""Parameters and buffers by name, each with the members on axis 0."""
 
 
 RECOMPUTED = (
@@ -60,17 +58,17 @@ RECOMPUTED = (
     nn.GELU,
     nn.Identity,
 )
-"""Parts that may be computed here without a call of their ``forward``, as the model itself and its blocks are."""
+"""Parts whose ``forward`` may be replaced by the computation here, as are those of the model and its blocks."""
 
 
 def incompatibility(model: ViT) -> str | None:
-    """Return why a model cannot be computed like this, in one sentence; None where it can."""
+    """Return the reason why a model is not supported, in one sentence; None if it is."""
     position = model.position
-    for what, needed, hook in (
+    for what, required, hook in (
         ("rotates queries and keys", position.needs_rotation, "rotation"),
         ("has a bias", position.needs_bias, "bias"),
     ):
-        if needed or not _is_of(Position, hook, position):
+        if required or not _inherits(Position, hook, position):
             return f"attention that {what} is not known with the batch innermost"
     for path, block in model.blocks.named_children():
         attend = cast("Block", block).attn
@@ -80,7 +78,7 @@ def incompatibility(model: ViT) -> str | None:
         if not all(type(part) is norm.NoNorm for part in (attend.q_norm, attend.k_norm)):
             return f"{where} normalises queries and keys, which is not known with the batch innermost"
         for name, part in attend.named_modules():
-            if name and type(part) not in OF_ATTENTION:
+            if name and type(part) not in ATTENTION_PARTS:
                 return f"{where}.{name} is a {type(part).__name__}, which is not known with the batch innermost"
         if cast(Dropout, attend.attn_drop).p > 0:
             return f"{where} drops weights, which is not known with the batch innermost"
@@ -96,7 +94,7 @@ def incompatibility(model: ViT) -> str | None:
 
 
 class HeadOnly(Model):
-    """What a model does after its last block: from tokens (B, T, D) to its output."""
+    """The part of a model after its last block: from tokens (B, T, D) to its output."""
 
     def __init__(self, model: ViT) -> None:
         super().__init__()
@@ -110,10 +108,10 @@ class HeadOnly(Model):
 
 
 class BatchLastForward:
-    """The passes of models of one shape; see :class:`vitlab.models.contract.Innermost`."""
+    """The passes of models of one shape; see :class:`vitlab.models.contract.BatchLast`."""
 
     def __init__(self, model: ViT) -> None:
-        """``model``: one of them, of which :func:`incompatibility` says nothing."""
+        """``model`` is one of them; :func:`incompatibility` must return None for it."""
         self.model = model
         self.rest: Model = HeadOnly(model)
 
@@ -121,7 +119,7 @@ class BatchLastForward:
         return {f"model.{name}": row for name, row in rows.items() if name.startswith(("fc_norm.", "head."))}
 
     def features(self, rows: Rows, draws: noise.Draws, x_KBCHW: Tensor) -> Tensor:
-        """(K, B, T, D): what ``forward_features`` gives for each member."""
+        """Return ``forward_features`` of each member, (K, B, T, D)."""
         return _BatchLastPass(self.model, rows, draws).features(x_KBCHW)
 
 
@@ -140,34 +138,34 @@ class _BatchLastPass:
             x_KDTB = self._positions("add", x_KDTB, layer)
             x_KDTB = self._block(f"blocks.{layer - 1}", x_KDTB)
             x_KDTB = self._positions("mix", x_KDTB, layer)
-        return _usual(self._part("norm", x_KDTB))
+        return _to_KBTD(self._part("norm", x_KDTB))
 
-    # -- from pixels to tokens ----------------------------------------------------------------------------------------
+    # -- tokens -------------------------------------------------------------------------------------------------------
 
     def _patches(self, x_KBCHW: Tensor) -> Tensor:
-        """(K, D, N, B)."""
+        """Return the patch tokens (K, D, N, B)."""
         embed = self.model.patch_embed
         if type(embed) is not patch.Linear:
-            return _innermost(self._vectorised("patch_embed", x_KBCHW))
+            return _to_KDTB(self._vectorised("patch_embed", x_KBCHW))
         x_KMF = patch.cut(x_KBCHW, embed.proj.kernel_size).flatten(1, 2)
         y_KDM = self._linear("patch_embed.proj", x_KMF.mT)
         return self._part("patch_embed.norm", y_KDM.view(*y_KDM.shape[:2], x_KBCHW.shape[1], -1).transpose(2, 3))
 
     def _with_prefix(self, x_KDNB: Tensor) -> Tensor:
         tokens = [self.rows[name] for name in ("cls_token", "dist_token", "reg_token") if name in self.rows]
-        prefix = [_usual(token.expand(-1, x_KDNB.shape[3], -1, -1)) for token in tokens]
+        prefix = [_to_KBTD(token.expand(-1, x_KDNB.shape[3], -1, -1)) for token in tokens]
         return torch.cat([*prefix, x_KDNB], 2)
 
     def _positions(self, hook: str, x_KDTB: Tensor, layer: int) -> Tensor:
-        """What the encoding adds to the tokens of a layer, or how it mixes them."""
+        """Apply ``add`` or ``mix`` of the position encoding to the tokens of a layer."""
         position = self.model.position
-        if _is_of(Position, hook, position):
+        if _inherits(Position, hook, position):
             return x_KDTB
-        if hook == "add" and _is_of(Additive, hook, position) and layer not in cast(Additive, position).layers:
+        if hook == "add" and _inherits(Additive, hook, position) and layer not in cast(Additive, position).layers:
             return x_KDTB
         return self._tokenwise("position", x_KDTB, lambda part, x_BTD: getattr(part, hook)(x_BTD, layer))
 
-    # -- a block ------------------------------------------------------------------------------------------------------
+    # -- blocks -------------------------------------------------------------------------------------------------------
 
     def _block(self, at: str, x_KDTB: Tensor) -> Tensor:
         y_KDTB = self._attention(f"{at}.attn", self._part(f"{at}.norm1", x_KDTB))
@@ -197,9 +195,9 @@ class _BatchLastPass:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     def _part(self, at: str, x_KDTB: Tensor) -> Tensor:
-        """A part from tokens to tokens: here, where its form is known here."""
+        """Apply a part from tokens to tokens, batch-last if it is supported."""
         part = self.model.get_submodule(at)
-        if _idle(part):
+        if _is_identity(part):
             return x_KDTB
         if type(part) is norm.LayerNorm:
             weight_KD, bias_KD = self.rows[f"{at}.weight"], self.rows[f"{at}.bias"]
@@ -213,29 +211,27 @@ class _BatchLastPass:
         return _affine(self.rows[f"{at}.weight"], self.rows.get(f"{at}.bias"), x_KIM)
 
     def _tokenwise(self, at: str, x_KDTB: Tensor, call: Call) -> Tensor:
-        return _innermost(self._vectorised(at, _usual(x_KDTB), call))
+        return _to_KDTB(self._vectorised(at, _to_KBTD(x_KDTB), call))
 
     def _vectorised(self, at: str, x_KB: Tensor, call: Call = lambda part, x_B: part(x_B)) -> Tensor:
-        """What a part itself makes of each member's batch, (K, B, ...)."""
-        asked = _Asked(self.model.get_submodule(at), call)
+        """Apply a part's own forward to each member's batch, (K, B, ...)."""
+        call_part = _PartCall(self.model.get_submodule(at), call)
 
         def one(rows: Rows, draws: noise.Draws, x_B: Tensor) -> Tensor:
             with noise.drawing(draws):
-                return cast(Tensor, functional_call(asked, dict(rows), (x_B,)))
+                return cast(Tensor, functional_call(call_part, dict(rows), (x_B,)))
 
         rows = {f"part.{name}": row for name, row in _below(at, self.rows).items()}
         y_KB: Tensor = vmap(one)(rows, self.draws, x_KB)
         return y_KB
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
 Call = Callable[[Any, Tensor], Tensor]
-"""What a part is asked for, given a batch."""
+"""A call of a part on a batch."""
 
 
-class _Asked(nn.Module):
-    """A part, and what it is asked for: in the form in which other weights can stand in for its own."""
+class _PartCall(nn.Module):
+    """A part and a call of it, as a module, so that ``functional_call`` can replace its weights."""
 
     def __init__(self, part: nn.Module, call: Call) -> None:
         super().__init__()
@@ -262,9 +258,9 @@ class _Normalise(torch.autograd.Function):
         y_KDM, scale_K1M, weight_KD = ctx.saved_tensors
         along_KDM = grad_KDM * y_KDM
         weight_K1D, share = weight_KD[:, None], 1 / weight_KD.shape[1]
-        found_KDM = grad_KDM * weight_KD[..., None]
-        found_KDM.sub_(weight_K1D @ grad_KDM, alpha=share).addcmul_(y_KDM, weight_K1D @ along_KDM, value=-share)
-        return found_KDM.mul_(scale_K1M), along_KDM.sum(2), grad_KDM.sum(2), None
+        grad_input_KDM = grad_KDM * weight_KD[..., None]
+        grad_input_KDM.sub_(weight_K1D @ grad_KDM, alpha=share).addcmul_(y_KDM, weight_K1D @ along_KDM, value=-share)
+        return grad_input_KDM.mul_(scale_K1M), along_KDM.sum(2), grad_KDM.sum(2), None
 
 
 class _Attend(torch.autograd.Function):
@@ -282,20 +278,20 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad_KHEQB: Tensor) -> tuple[Tensor, None]:
         qkv, weights_KHQSB = ctx.saved_tensors
         q, k, v = qkv.unbind(1)
-        found = torch.empty_like(qkv)
-        found_q, found_k, found_v = found.unbind(1)
-        _over_tokens(weights_KHQSB.unbind(2), grad_KHEQB.unbind(3), found_v)
+        grad = torch.empty_like(qkv)
+        grad_q, grad_k, grad_v = grad.unbind(1)
+        _over_tokens(weights_KHQSB.unbind(2), grad_KHEQB.unbind(3), grad_v)
         logits_KHQSB = _over_channels(grad_KHEQB, v)
-        # That of the softmax: w * (g - sum of w * g over keys).
+        # Gradient of the softmax: w * (g - sum of w * g over keys).
         logits_KHQSB = torch._softmax_backward_data(logits_KHQSB, weights_KHQSB, 3, logits_KHQSB.dtype)
         logits_KHQSB.mul_(ctx.scale)
-        _over_tokens(logits_KHQSB.unbind(3), k.unbind(3), found_q)
-        _over_tokens(logits_KHQSB.unbind(2), q.unbind(3), found_k)
-        return found, None
+        _over_tokens(logits_KHQSB.unbind(3), k.unbind(3), grad_q)
+        _over_tokens(logits_KHQSB.unbind(2), q.unbind(3), grad_k)
+        return grad, None
 
 
 def _over_channels(a_KHEQB: Tensor, b_KHESB: Tensor) -> Tensor:
-    """(K, H, Q, S, B): of every two tokens the sum over channels of their product."""
+    """Return the sums over channels of the products of all pairs of tokens, (K, H, Q, S, B)."""
     (a, *others), (b, *partners) = a_KHEQB.unbind(2), b_KHESB.unbind(2)
     sum_KHQSB = a[:, :, :, None] * b[:, :, None]
     for a, b in zip(others, partners, strict=True):
@@ -304,7 +300,7 @@ def _over_channels(a_KHEQB: Tensor, b_KHESB: Tensor) -> Tensor:
 
 
 def _over_tokens(weights: Sequence[Tensor], values: Sequence[Tensor], out_KHETB: Tensor | None = None) -> Tensor:
-    """(K, H, E, T, B): values (K, H, E, B), summed with weights (K, H, T, B); into ``out`` where that is given."""
+    """Return the sums (K, H, E, T, B) of values (K, H, E, B) with weights (K, H, T, B), in ``out`` if given."""
     sum_KHETB = torch.mul(weights[0][:, :, None], values[0][:, :, :, None], out=out_KHETB)
     for weight, value in zip(weights[1:], values[1:], strict=True):
         sum_KHETB.addcmul_(weight[:, :, None], value[:, :, :, None])
@@ -312,40 +308,40 @@ def _over_tokens(weights: Sequence[Tensor], values: Sequence[Tensor], out_KHETB:
 
 
 def _affine(weight_KOI: Tensor, bias_KO: Tensor | None, x_KIM: Tensor) -> Tensor:
-    """(K, O, M); weights of a convolution count as what they are to a patch."""
+    """Apply an affine map, (K, I, M) to (K, O, M); the kernel of a patch convolution is flattened."""
     weight_KOI = weight_KOI.flatten(2)
     return weight_KOI @ x_KIM if bias_KO is None else torch.baddbmm(bias_KO[..., None], weight_KOI, x_KIM)
 
 
-def _usual(x_KDTB: Tensor) -> Tensor:
-    """The same as (K, B, T, D): a view; and back."""
+def _to_KBTD(x_KDTB: Tensor) -> Tensor:
+    """Return (K, D, T, B) as a view (K, B, T, D); the function is its own inverse."""
     return x_KDTB.permute(0, 3, 2, 1)
 
 
-def _innermost(x_KBTD: Tensor) -> Tensor:
-    """The same as (K, D, T, B), and in memory so; a view where it is."""
+def _to_KDTB(x_KBTD: Tensor) -> Tensor:
+    """Return (K, B, T, D) as a contiguous (K, D, T, B)."""
     return x_KBTD.permute(0, 3, 2, 1).contiguous()
 
 
 def _below(at: str, rows: Rows) -> dict[str, Tensor]:
-    """The tensors of a part, by their names in it."""
+    """Return the tensors of a part by their names in it."""
     return {name.removeprefix(f"{at}."): row for name, row in rows.items() if name.startswith(f"{at}.")}
 
 
-def _idle(part: nn.Module) -> bool:
-    """Whether a part changes nothing.  One of a derived class may do anything."""
+def _is_identity(part: nn.Module) -> bool:
+    """Return True if a part is the identity; derived classes are assumed not to be."""
     if type(part) in (Dropout, DropPath):
         return cast(Any, part).p == 0 or not part.training
     return type(part) in (nn.Identity, norm.NoNorm)
 
 
-def _is_of(base: type, method: str, part: nn.Module) -> bool:
-    """Whether a part has a method from that very class."""
+def _inherits(base: type, method: str, part: nn.Module) -> bool:
+    """Return True if a part inherits ``method`` from ``base`` unchanged."""
     return getattr(type(part), method) is getattr(base, method)
 
 
 def _is_altered(module: nn.Module) -> bool:
-    """Return True if code outside of the module's class has a say in its forward pass: a replaced method, or a hook."""
+    """Return True if the module's forward pass is altered from outside of its class: a replaced method, or a hook."""
     cls = type(module)
     replaced = [
         name for name in SUPPORTED_METHODS if (method := getattr(cls, name, None)) and not _is_own(cls, name, method)

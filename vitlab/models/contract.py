@@ -1,4 +1,4 @@
-"""Model: what training, weights and reports may ask of any model.
+"""The contract of models.
 
 B batch, C channels, H and W pixels.
 """
@@ -26,7 +26,7 @@ class Model(nn.Module):
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
-        """Why this combination of data and options cannot be built, in one sentence; None where it can.
+        """Return the reason why ``data`` and ``options`` cannot be combined, in one sentence; None if they can.
 
         Raises:
             GeometryError: for sizes that do not divide.
@@ -35,27 +35,27 @@ class Model(nn.Module):
 
     @classmethod
     def work(cls, data: DataInfo, options: Mapping[str, Any]) -> Work | None:
-        """How much is computed of one image; None where that is not known.
+        """Return the amount of work per image; None if it is unknown.
 
-        Where it is little, trials are trained together; see :mod:`vitlab.plan.cohorts`.
+        Trials with little work are trained together; see :mod:`vitlab.plan.cohorts`.
         """
         return None
 
     @property
     def vmap_safe(self) -> bool:
-        """Whether every part may be vectorised over replicates."""
+        """True if every part may be vectorised over replicates."""
         return all(part.vmap_safe for part in self.modules() if isinstance(part, Part))
 
     @property
     def component_choices(self) -> Mapping[str, Resolved]:
-        """Path to the component that stands there; empty for a model that is made of none."""
+        """Component by path; empty for a model without components."""
         return {}
 
     def forward(self, x_BCHW: Tensor) -> NamedTuple:
         raise NotImplementedError
 
     def views(self, output: Any) -> dict[str, Tensor]:
-        """The logits an output holds: ``""`` those of the prediction, further names further views of it."""
+        """Return the logits of an output by name: ``""`` for the prediction, other names for further ones."""
         return {"": output.logits}
 
     def initialise(self, seed: int) -> None:
@@ -63,11 +63,11 @@ class Model(nn.Module):
         raise NotImplementedError
 
     def layer_of(self, name: str) -> int:
-        """Depth of a parameter, for layer-wise decay: 0 the stem, the blocks from 1, the head last."""
+        """Return the layer of a parameter, for layer-wise decay: 0 for the stem, blocks from 1, the head last."""
         raise NotImplementedError
 
     def no_weight_decay(self) -> set[str]:
-        """Full names of the parameters that weight decay leaves alone: biases, vectors, and what parts declare."""
+        """Return the full names of parameters without weight decay: biases, vectors, and those that parts declare."""
         exempt = {name for name, p in self.named_parameters() if p.ndim <= 1 or name.endswith(".bias")}
         for path, part in self.named_modules():
             if isinstance(part, Part):
@@ -75,10 +75,10 @@ class Model(nn.Module):
         return exempt
 
     def freeze(self, trained: Collection[str]) -> None:
-        """Freeze everything except some entries of the state.
+        """Freeze the model except for some entries of its state.
 
-        Frozen parameters get no gradient.  Frozen modules stay in evaluation mode whatever :meth:`train` is called
-        with: no dropout, no drop path, and batch norm uses its running statistics and leaves them as they are.
+        Frozen parameters get no gradient.  Frozen modules stay in evaluation mode, whatever the argument of
+        :meth:`train`: no dropout, no drop path, and batch norm uses its running statistics without updating them.
 
         Args:
             trained: names of the parameters and buffers that are still trained.
@@ -89,43 +89,43 @@ class Model(nn.Module):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of all modules that are not frozen."""
+        """Set the mode of the modules that are not frozen."""
         super().train(mode)
         for path in self._frozen:
             self.get_submodule(path).eval()
         return self
 
     def batch_last_incompatibility(self) -> str | None:
-        """Why its passes cannot be computed with the batch innermost, in one sentence; None where they can."""
+        """Return the reason why the batch-last engine does not support it, in one sentence; None if it does."""
         return f"a {type(self).__name__} is not known with the batch innermost"
 
-    def innermost(self) -> Innermost:
-        """The passes of several models like this one, where nothing is said against it."""
+    def batch_last(self) -> BatchLast:
+        """Return the passes of several models like this one; see :meth:`batch_last_incompatibility`."""
         raise NotImplementedError
 
     def to_canonical(self, state: State) -> dict[str, Tensor]:
-        """A state of this model under the names of its canonical checkpoint (timm's, for a ViT)."""
+        """Return a state of this model under the names of its canonical checkpoint (timm's, for a ViT)."""
         return dict(state)
 
     def from_canonical(self, state: State) -> dict[str, Tensor]:
-        """The inverse of :meth:`to_canonical`."""
+        """Return a canonical state under this model's names; the inverse of :meth:`to_canonical`."""
         return dict(state)
 
 
-class Innermost(Protocol):
-    """The passes of several models at once, with the batch innermost; see :mod:`vitlab.models.innermost`."""
+class BatchLast(Protocol):
+    """The passes of several models at once, with the batch axis last; see :mod:`vitlab.models.batch_last`."""
 
-    rest: Model  #: what is left to do for one of them, from the features of a batch to its output
+    rest: Model  #: the remaining part of one model, from the features of a batch to its output
 
     def rest_of(self, rows: State) -> dict[str, Tensor]:
-        """Which tensors ``rest`` needs, by the names they have there."""
+        """Return the tensors of ``rest`` by their names there."""
 
     def features(self, rows: State, draws: Draws, x_KBCHW: Tensor) -> Tensor:
-        """(K, B, ...) of the images of K models; gradients flow to ``rows``.
+        """Return the features (K, B, ...) of the images of K models; gradients flow to ``rows``.
 
         Args:
-            rows: their parameters and buffers by name, each with the models in front.
-            draws: what their layers draw from, each with the models in front.
+            rows: their parameters and buffers by name, each with the models on axis 0.
+            draws: the sources of their layers' random draws, with the models on axis 0.
             x_KBCHW: their images.
         """
 
@@ -138,10 +138,10 @@ def _frozen_below(module: nn.Module, path: str, trained: Collection[str]) -> Ite
     """
     for name, child in module.named_children():
         below = f"{path}{name}."
-        held = [f"{below}{entry}" in trained for entry in child.state_dict()]
-        if not any(held):
+        is_trained = [f"{below}{entry}" in trained for entry in child.state_dict()]
+        if not any(is_trained):
             yield below.removesuffix(".")
-        elif not all(held):
+        elif not all(is_trained):
             yield from _frozen_below(child, below, trained)
 
 

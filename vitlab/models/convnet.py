@@ -27,10 +27,10 @@ Factor = Annotated[float, Field(gt=0)]
 
 
 class ConvNet(Model):
-    """What these networks share.  A subclass adds its layers in order, ``fc`` last, and names its ``blocks``."""
+    """Base of convolutional networks.  A subclass adds its layers in order, ``fc`` last, and names its ``blocks``."""
 
     scheme: ClassVar[Torch]
-    """Draws the initial values of convolutions and of the classifier."""
+    """The scheme of initial values of convolutions and the classifier."""
     blocks: tuple[str, ...]
     """The paths of the residual blocks, in order."""
     fc: nn.Linear
@@ -42,7 +42,7 @@ class ConvNet(Model):
 
     @classmethod
     def halvings(cls, stem: Stem) -> int:
-        """How many times height and width are halved."""
+        """Return how many times height and width are halved."""
         raise NotImplementedError
 
     @classmethod
@@ -50,7 +50,7 @@ class ConvNet(Model):
         if data.task != "classification":
             return f"a convolutional network here has one prediction per image, and the task is {data.task}"
         stem: Stem = model.options(cls).model_validate(dict(options)).stem  # type: ignore[attr-defined]
-        # Every halving has to find two rows and two columns.
+        # Every halving needs two rows and two columns.
         least, least_small = (2 ** (cls.halvings(which) - 1) + 1 for which in (stem, "small"))
         side = min(data.image)
         if side >= least:
@@ -74,7 +74,7 @@ class ConvNet(Model):
         first, *body, fc = self.children()
         x_BCHW = first(x_BCHW)
         if x_BCHW.device.type == "cpu" and self._is_safe_channels_last():
-            # Convolutions of few channels are a third faster so, and the layers after it keep the layout.
+            # Convolutions of few channels are a third faster in this layout, and later layers keep it.
             x_BCHW = x_BCHW.contiguous(memory_format=torch.channels_last)
         for layer in body:
             x_BCHW = layer(x_BCHW)
@@ -90,7 +90,7 @@ class ConvNet(Model):
         return all(shortcut.in_channels >= 8 for shortcut in shortcuts)
 
     def layer_of(self, name: str) -> int:
-        """0 the stem, the residual blocks from 1, the classifier."""
+        """Return 0 for the stem, from 1 for the residual blocks, and the last layer for the classifier."""
         if name.startswith("fc."):
             return len(self.blocks) + 1
         return next((i for i, block in enumerate(self.blocks, 1) if name.startswith(f"{block}.")), 0)
@@ -99,7 +99,7 @@ class ConvNet(Model):
     def initialise(self, seed: int) -> None:
         for path, module in self.named_modules():
             if isinstance(module, nn.BatchNorm2d):
-                module.reset_parameters()  # 1 and 0, and statistics of nothing seen
+                module.reset_parameters()  # scale 1, shift 0, fresh running statistics
             elif isinstance(module, nn.Conv2d | nn.Linear):
                 kind: Literal["conv", "linear"] = "conv" if isinstance(module, nn.Conv2d) else "linear"
                 fan_in = module.weight[0].numel()
@@ -116,14 +116,14 @@ class ConvNet(Model):
 
 
 class _He(Torch):
-    """Convolutions normal with variance 2 / fan_out, all else as torch's layers do.  Reference: arXiv:1502.01852."""
+    """Normal convolutions with variance 2 / fan_out; other layers as in torch.  Reference: arXiv:1502.01852."""
 
     def conv(self, x: Tensor, g: Generator) -> None:
         nn.init.kaiming_normal_(x, mode="fan_out", nonlinearity="relu", generator=g)
 
 
 class _SmallHead(_He):
-    """With a classifier of deviation 0.01 and without bias, as torchvision starts RegNets."""
+    """As :class:`_He`, with a classifier of deviation 0.01 and bias 0, as in torchvision's RegNets."""
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
         nn.init.normal_(x, std=0.01, generator=g)
@@ -175,7 +175,7 @@ class _ResNet(ConvNet):
 
 
 def _shortcut(before: int, after: int, stride: int) -> nn.Module | None:
-    """A projection where the shape of the map changes; nothing where it does not."""
+    """Return a projection if the shape of the map changes, else None."""
     if stride == 1 and before == after:
         return None
     return nn.Sequential(nn.Conv2d(before, after, 1, stride=stride, bias=False), nn.BatchNorm2d(after))

@@ -1,7 +1,7 @@
-"""What a model costs: parameters and multiply-accumulates, counted without computing anything.
+"""The cost of a model: parameters and multiply-accumulates, counted without computing values.
 
-A model is built and run on torch's meta device, where tensors have shapes and no values; torch's own counter adds up
-the matrix products and convolutions it meets.  Additions, norms, activations and softmax are not counted, as is usual.
+A model is built and run on torch's meta device, where tensors have shapes but no values; torch's own counter adds up
+its matrix products and convolutions.  Additions, norms, activations and softmax are not counted, as is usual.
 
     params = (C p^2 + 1) D + P D + (P + N) D + L (4 D + 4 D^2 + 4 D + 2 D M + M + D) + 2 D + (D + 1) K
     MACs   = N C p^2 D + L (4 T D^2 + 2 T^2 D + 2 T D M) + D K
@@ -26,22 +26,22 @@ from vitlab.spec import Choice
 
 @dataclass(frozen=True)
 class Cost:
-    """What one model costs."""
+    """The cost of one model."""
 
     params: int  #: parameters
-    body_params: int  #: parameters without the classifier's: what arms with other numbers of classes share
+    body_params: int  #: parameters without the classifier's, comparable between numbers of classes
     macs: int  #: multiply-accumulates of one image, forward
 
 
 def parameters(of: nn.Module) -> int:
-    """Number of parameters; one that is shared counts once."""
+    """Return the number of parameters; shared ones count once."""
     return sum(parameter.numel() for parameter in of.parameters())
 
 
 def macs(of: Model, data: DataInfo) -> int:
-    """Multiply-accumulates of one image, forward, in matrix products and convolutions.
+    """Return the multiply-accumulates of one forward pass of one image, in matrix products and convolutions.
 
-    The model itself is neither moved nor run: its shapes are, on the meta device, in evaluation mode.
+    The pass runs on the meta device, in evaluation mode; the model itself is neither moved nor run.
     """
     tensors = {name: value.detach().to("meta") for name, value in [*of.named_parameters(), *of.named_buffers()]}
     x_1CHW = torch.empty((1, data.channels, *data.image), device="meta", dtype=next(of.parameters()).dtype)
@@ -58,7 +58,7 @@ def macs(of: Model, data: DataInfo) -> int:
 
 
 def cost_of(choice: Choice | str | Mapping[str, object], data: DataInfo) -> Cost:
-    """Build a model on the meta device and count; raises what building it raises."""
+    """Build a model on the meta device and return its cost."""
     with torch.device("meta"):
         built = model.build(choice, data)
     count = parameters(built)
@@ -67,7 +67,7 @@ def cost_of(choice: Choice | str | Mapping[str, object], data: DataInfo) -> Cost
 
 
 def formula(g: Geometry, *, hidden: int, classifiers: int = 1) -> Cost:
-    """The closed form above: the plain ViT of these sizes, by arithmetic alone.
+    """Return the cost of a plain ViT by the closed form above.
 
     Args:
         g: sizes; one learned position per token, biases everywhere, a final norm, linear classifiers.

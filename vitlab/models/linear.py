@@ -1,4 +1,4 @@
-"""``linear``: the reference without layers.
+"""``linear``: a baseline without hidden layers.
 
 B images, C channels, H and W pixels, K classes.
 """
@@ -22,8 +22,8 @@ from vitlab.models.contract import Model, model
 class Linear(Model):
     """Multinomial logistic regression on the pixels: each class is one weight per pixel and a bias, and no more.
 
-    What is to be beaten by whatever has layers.  It starts at zero, where every class is as likely as any other; its
-    loss is convex, so all seeds that train to the end end alike.  As an arm: ``arms: {linear: {model: linear}}``.
+    A lower bound for models with layers.  It starts at zero, where all classes are equally likely; its loss is convex,
+    so all seeds converge to the same weights.  As an arm: ``arms: {linear: {model: linear}}``.
 
     Reference: D. R. Cox, "The regression analysis of binary sequences", J. R. Stat. Soc. B 20 (1958); for ten classes
     of clothes arXiv:1708.07747, Table 3.

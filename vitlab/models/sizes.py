@@ -1,7 +1,7 @@
-"""Named sizes of a Vision Transformer: what ``size: S`` stands for.
+"""Named sizes of a Vision Transformer, such as ``size: S``.
 
-A size is shorthand for four options, dim, depth, heads and the ratio of the MLP; one that is given as well wins over
-the size.  The patch is not part of it: ViT-S/16 is ``{size: S, patch_size: 16}``.
+A size is shorthand for four options, dim, depth, heads and the ratio of the MLP; explicit options override it.  The
+patch is not part of it: ViT-S/16 is ``{size: S, patch_size: 16}``.
 
 Reference: arXiv:2010.11929 (B, L, H), arXiv:2012.12877 (Ti, S, and DeiT's, which are of the same sizes),
 arXiv:2106.04560 (g, G).
@@ -30,12 +30,12 @@ class Size:
 Name = Literal["pico", "nano", "micro", "mini", "Ti", "S", "M", "B", "L", "H", "g", "G"]
 
 SIZES: dict[str, Size] = {
-    # Ours, for small images on a laptop; 0.03, 0.2, 0.8 and 2.7 million parameters in the blocks.
+    # For small images on a laptop; 0.03, 0.2, 0.8 and 2.7 million parameters in the blocks.
     "pico": Size(32, 2, 2),
     "nano": Size(64, 4, 4),
     "micro": Size(128, 4, 4),
     "mini": Size(192, 6, 3),
-    # The published ones; Ti, S and B are DeiT's too.
+    # Published sizes; Ti, S and B are DeiT's too.
     "Ti": Size(192, 12, 3),
     "S": Size(384, 12, 6),
     "M": Size(512, 12, 8),
@@ -48,14 +48,14 @@ SIZES: dict[str, Size] = {
 DEFAULT = "Ti"
 
 
-def spelled_out(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a model in which a size stands beside the numbers it means; what was given explicitly wins.
+def expand_size(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a model with the numbers of its size filled in; explicit options are unchanged.
 
-    The ratio is that of the plain MLP, ``gelu``; any other keeps a ratio of its own.
+    The ratio applies to the plain MLP, ``gelu``; others keep their own.
     """
     name = options.get("size") or DEFAULT
     if not isinstance(name, str) or name not in SIZES:
-        return dict(options)  # validation will say so, and name the sizes
+        return dict(options)  # validation reports it, with the names of the sizes
     size = SIZES[name]
     full = dict(options)
     for number in ("dim", "depth", "heads"):
@@ -64,7 +64,7 @@ def spelled_out(options: Mapping[str, Any]) -> dict[str, Any]:
     try:
         mlp = Choice.of(full["mlp"] if "mlp" in full else slot("mlp").qualify_builtin("gelu"))
     except ValueError:
-        return full  # validation will say what belongs there
+        return full  # validation reports it
     if mlp.type in ("gelu", f"{BUILT_IN}:gelu"):
         full["mlp"] = {"type": mlp.type, "ratio": size.ratio, **mlp.options}
     return full

@@ -23,7 +23,7 @@ from vitlab.components.init import Init, Kind, seeded
 from vitlab.components.position import Position
 from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo, Geometry, Work
-from vitlab.models import innermost, sizes
+from vitlab.models import batch_last, sizes
 from vitlab.models.anatomy import Anatomy, BlockParts, FinalNormAt, PatchSize, Span, Token
 from vitlab.models.contract import Model, State, model
 from vitlab.registry import Pick, Resolved, Unhashed, slot
@@ -127,7 +127,7 @@ class ViT(Model):
             GeometryError: for sizes that do not divide.
         """
         super().__init__()
-        full = sizes.spelled_out({"size": size, "dim": dim, "depth": depth, "heads": heads, "mlp": mlp})
+        full = sizes.expand_size({"size": size, "dim": dim, "depth": depth, "heads": heads, "mlp": mlp})
         anatomy = Anatomy.of(
             data,
             patch_size=patch_size,
@@ -181,7 +181,7 @@ class ViT(Model):
         return self.forward_head(self.forward_features(x_BCHW))
 
     def forward_features(self, x_BCHW: Tensor) -> Tensor:
-        """(B, T, D): the tokens after the last block and, unless it stands after pooling, the last norm."""
+        """Return the tokens (B, T, D) after the last block and, unless it follows pooling, the last norm."""
         x_BTD = self._with_prefix(self.patch_embed(x_BCHW))
         x_BTD = self.pos_drop(self.position.add(x_BTD, 0))
         for layer, block in enumerate(self.blocks, 1):
@@ -191,7 +191,7 @@ class ViT(Model):
         return cast(Tensor, self.norm(x_BTD))
 
     def forward_head(self, x_BTD: Tensor) -> NamedTuple:
-        """Predictions from the tokens of :meth:`forward_features`."""
+        """Return the predictions from the tokens of :meth:`forward_features`."""
         if self.final_norm_at == "tokens":
             return cast(NamedTuple, self.head(x_BTD))
         x_BSD: Tensor = self.fc_norm(self.head.pool(x_BTD))
@@ -205,22 +205,22 @@ class ViT(Model):
         return self.head.views(output)
 
     def batch_last_incompatibility(self) -> str | None:
-        if any(getattr(type(self), name) is not getattr(ViT, name) for name in innermost.SUPPORTED_METHODS):
+        if any(getattr(type(self), name) is not getattr(ViT, name) for name in batch_last.SUPPORTED_METHODS):
             return super().batch_last_incompatibility()
         for path, block in self.blocks.named_children():
             if type(block) is not Block:
                 return f"blocks.{path} is a {type(block).__name__}, which is not known with the batch innermost"
-        return innermost.incompatibility(self)
+        return batch_last.incompatibility(self)
 
-    def innermost(self) -> innermost.BatchLastForward:
-        return innermost.BatchLastForward(self)
+    def batch_last(self) -> batch_last.BatchLastForward:
+        return batch_last.BatchLastForward(self)
 
-    # -- what can be built ------------------------------------------------------------------------------------------
+    # -- options ----------------------------------------------------------------------------------------------------
 
     @classmethod
     def complete(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with a size spelled out."""
-        return sizes.spelled_out(options)
+        """Return the options with those of the size filled in."""
+        return sizes.expand_size(options)
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
@@ -233,10 +233,10 @@ class ViT(Model):
     @classmethod
     def anatomy(cls, data: DataInfo, options: Mapping[str, Any]) -> Anatomy:
         """Return the component at every place of the model with these options."""
-        known = model.options(cls).model_validate(cls.complete(options))
+        validated = model.options(cls).model_validate(cls.complete(options))
         return Anatomy.of(
             data,
-            **{name: getattr(known, name) for name in type(known).model_fields if name not in _NOT_ANATOMY},
+            **{name: getattr(validated, name) for name in type(validated).model_fields if name not in _NOT_ANATOMY},
         )
 
     @property
@@ -244,7 +244,7 @@ class ViT(Model):
         return {path: choice for path, (choice, _) in self._parts.items()}
 
     def _part(self, path: str, choice: Resolved, *context: Geometry | int) -> Any:
-        """Build a component, and remember how, for :meth:`initialise`."""
+        """Build a component and record its options for :meth:`initialise`."""
         self._parts[path] = (choice, context)
         return slot(choice.slot).build(choice, *context)
 
@@ -255,7 +255,7 @@ class ViT(Model):
         return super().no_weight_decay() | {name for name, _ in self.named_parameters() if name in tokens}
 
     def layer_of(self, name: str) -> int:
-        """0 the stem (patches, tokens, positions), the blocks from 1, the last norm with the last block, the head."""
+        """Return 0 for patches, tokens and positions, from 1 for blocks; the last norm belongs to the last block."""
         first, _, rest = name.partition(".")
         if first == "blocks":
             return int(rest.partition(".")[0]) + 1
@@ -267,7 +267,7 @@ class ViT(Model):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Build every component anew under a generator of its own, then let the scheme draw what it draws."""
+        """Build every component again with its own generator, then draw the parameters of the scheme."""
         for path, (choice, context) in self._parts.items():
             with seeded(seed, path), torch.device("cpu"):
                 fresh = slot(choice.slot).build(choice, *context)
@@ -278,43 +278,43 @@ class ViT(Model):
             if isinstance(module, LayerScale):
                 module.gamma.fill_(module.start)
         state = self.to_canonical(self.state_dict())
-        for name, (kind, fan_in) in self._drawn(state).items():
+        for name, (kind, fan_in) in self._parameters_to_draw(state).items():
             x = torch.empty(state[name].shape)
             self.scheme.draw(x, name, kind, fan_in, seed)
             state[name] = x
         self.load_state_dict(self.from_canonical(state))
 
-    def _drawn(self, state: State) -> dict[str, tuple[Kind, int]]:
-        """Canonical names of the parameters the scheme draws, what they are, and their layer's number of inputs."""
-        drawn: dict[str, tuple[Kind, int]] = {}
-        kept = set()
+    def _parameters_to_draw(self, state: State) -> dict[str, tuple[Kind, int]]:
+        """Return the parameters that the scheme draws: canonical name to kind and the layer's number of inputs."""
+        parameters: dict[str, tuple[Kind, int]] = {}
+        excluded = set()
         for path, module in self.named_modules():
-            kept |= {f"{path}.{name}" for name in getattr(module, "keeps_init", ())}
+            excluded |= {f"{path}.{name}" for name in getattr(module, "keeps_init", ())}
             kind: Literal["linear", "conv"] | None = (
                 "linear" if isinstance(module, nn.Linear) else "conv" if isinstance(module, nn.Conv2d) else None
             )
             if kind is not None:
                 fan_in = module.weight[0].numel()
-                drawn[f"{path}.weight"] = (kind, fan_in)
-                drawn[f"{path}.bias"] = ("linear_bias" if kind == "linear" else "conv_bias", fan_in)
-        drawn = {self._canonical(name): how for name, how in drawn.items()}
+                parameters[f"{path}.weight"] = (kind, fan_in)
+                parameters[f"{path}.bias"] = ("linear_bias" if kind == "linear" else "conv_bias", fan_in)
+        parameters = {self._canonical(name): how for name, how in parameters.items()}
         for path in (f"blocks.{i}.attn" for i in range(self.geometry.depth)):
             for layer in ("qkv", "proj"):
                 weight = state.get(f"{path}.{layer}.weight")
                 if weight is not None and weight.ndim == 2:
-                    drawn[f"{path}.{layer}.weight"] = ("linear", weight.shape[1])
-                    drawn[f"{path}.{layer}.bias"] = ("linear_bias", weight.shape[1])
-        parameters = {self._canonical(name) for name, _ in self.named_parameters()}
-        drawn |= dict.fromkeys(("cls_token", "dist_token", "reg_token"), ("token", 0))
-        if "pos_embed" in parameters:
-            drawn["pos_embed"] = ("position", 0)
-        kept = {self._canonical(name) for name in kept}
-        return {name: how for name, how in drawn.items() if name in state and name not in kept}
+                    parameters[f"{path}.{layer}.weight"] = ("linear", weight.shape[1])
+                    parameters[f"{path}.{layer}.bias"] = ("linear_bias", weight.shape[1])
+        existing = {self._canonical(name) for name, _ in self.named_parameters()}
+        parameters |= dict.fromkeys(("cls_token", "dist_token", "reg_token"), ("token", 0))
+        if "pos_embed" in existing:
+            parameters["pos_embed"] = ("position", 0)
+        excluded = {self._canonical(name) for name in excluded}
+        return {name: how for name, how in parameters.items() if name in state and name not in excluded}
 
     # -- the canonical checkpoint -----------------------------------------------------------------------------------
 
     def _canonical(self, name: str) -> str:
-        """timm's name of a parameter outside of attention."""
+        """Return timm's name of a parameter outside of attention."""
         if name == "position.pos_embed":
             return "pos_embed"
         for own, theirs in self.head.canonical.items():
@@ -326,16 +326,16 @@ class ViT(Model):
         return cast(Block, self.blocks[i]).attn
 
     def to_canonical(self, state: State) -> dict[str, Tensor]:
-        outside, attentions = _apart(state)
+        outside, attentions = _split_attention(state)
         canonical = {self._canonical(name): value for name, value in outside.items()}
         for i, own in attentions.items():
-            found = self._attention(i).to_canonical(own)
-            canonical |= {f"blocks.{i}.attn.{name}": value for name, value in found.items()}
+            converted = self._attention(i).to_canonical(own)
+            canonical |= {f"blocks.{i}.attn.{name}": value for name, value in converted.items()}
         return canonical
 
     def from_canonical(self, state: State) -> dict[str, Tensor]:
         native = {self._canonical(name): name for name in self.state_dict()}
-        outside, attentions = _apart(state)
+        outside, attentions = _split_attention(state)
         own = {native.get(name, name): value for name, value in outside.items()}
         for i, theirs in attentions.items():
             if i < self.geometry.depth:
@@ -348,7 +348,7 @@ _NOT_ANATOMY = ("size", "layer_scale", "drop", "drop_path", "init")
 
 
 def _token(g: Geometry, name: str) -> nn.Parameter | None:
-    """(1, R, D) for the R tokens of that name, None for none."""
+    """Return a parameter (1, R, D) for the R tokens of that name, or None if there are none."""
     count = g.prefix.count(name)
     return nn.Parameter(torch.zeros(1, count, g.dim)) if count else None
 
@@ -358,8 +358,8 @@ def _get(module: nn.Module, name: str) -> Tensor:
     return cast(Tensor, getattr(module.get_submodule(path), last))
 
 
-def _apart(state: State) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
-    """What stands outside of the attentions, and what each attention has, by block."""
+def _split_attention(state: State) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
+    """Split a state into entries outside of attention and those of each block's attention."""
     outside: dict[str, Tensor] = {}
     attentions: dict[int, dict[str, Tensor]] = {}
     for name, value in state.items():

@@ -2,7 +2,7 @@
 
 One kernel call for all trials saves time if a call does little work: measured on a CPU, 16 seeds of a ViT with 17
 tokens of width 32 take 0.7 of the time of training them one after another at batch size 64, and 0.5 at 16; at width 64
-and batch size 128 there is no gain.  With the batch innermost (:mod:`vitlab.models.innermost`), in batches of 128,
+and batch size 128 there is no gain.  With the batch innermost (:mod:`vitlab.models.batch_last`), in batches of 128,
 those of a ViT of 5 tokens take 0.3 at 3 channels of a head, 0.5 at 8 and 0.7 at 16; of 10 tokens and 8 channels 0.5, of
 17 and 4 channels 0.6: 0.5 to 0.8 of what ``vmap`` takes.  At 17 tokens and 8 channels the two are alike.
 """

@@ -58,7 +58,7 @@ def check_engines(who: str, choice: Resolved) -> None:
 def _batch_last_logits(
     model: Any, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x_KBCHW: Tensor
 ) -> dict[str, Tensor]:
-    passes, tensors = model.innermost(), {**parameters, **buffers}
+    passes, tensors = model.batch_last(), {**parameters, **buffers}
     keys_K = torch.arange(K)
     draws = noise.Draws(dropout=keys_K, drop_path=keys_K, sample_B=torch.arange(B).expand(K, B))
 

@@ -2,7 +2,7 @@
 
 Most of a step of a small model is kernel launch overhead.  A cohort stacks the weights of its members and launches
 every kernel once for all of them.  ``torch.func.vmap`` does this for any model; for small ViTs the batch-last forward
-pass of :mod:`vitlab.models.innermost` is twice as fast again.
+pass of :mod:`vitlab.models.batch_last` is twice as fast again.
 
 The order of steps, evaluations and checkpoints is that of :mod:`vitlab.training.loop`.  Only forward, backward and
 evaluation are batched over trials; each member keeps its own batches, random draws, learning rate, optimizer, history
@@ -252,7 +252,7 @@ class Cohort:
     def _losses_innermost(self, rows: Rows, x_KBCHW: Tensor, y_KB: Tensor, draws: noise.Draws) -> Value:
         """Return the losses of all members: batch-last up to the head, then vmap."""
         first = self.trainings[0]
-        passes = self.model.innermost()
+        passes = self.model.batch_last()
 
         def loss(rows: Rows, x_BTD: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:
             with noise.drawing(draws):
