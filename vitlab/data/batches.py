@@ -204,7 +204,7 @@ class Normalize:
         Args:
             mean: per channel.
             std: per channel.
-            device: where the images lie.
+            device: of the images.
             dtype: of the result; anything narrower than float32 is computed in float32 and rounded at the end.
         """
         self.dtype = dtype

@@ -90,7 +90,7 @@ def describe_storage(choice: Choice | str | Mapping[str, Any]) -> str | None:
         f"The {count:,} pictures of {resolved.type} are decoded again for every batch: {size} decoded, "
         f"on a machine with {image_cache.memory() / 2**30:,.1f} GiB of memory."
     )
-    if _of_picture(resolved):
+    if _crops_pictures(resolved):
         return message  # a cache on disk does not help: crops are taken from the files
     return f"{message} 'decoded: disk' keeps them in {image_cache.folder()}, which is many times as fast."
 
@@ -296,7 +296,7 @@ def _raw(resolved: Resolved) -> _Raw:
     own = {name: value for name, value in plain.items() if name not in DataOptions.model_fields}
     shape = {name: plain[name] for name in shaping}
     code = [_code(resolved), sorted(registry.plugin_files.modules())]
-    key = json.dumps([str(resolved.origin), own, shape, _of_picture(resolved), code], sort_keys=True)
+    key = json.dumps([str(resolved.origin), own, shape, _crops_pictures(resolved), code], sort_keys=True)
     info = dataset.info()
     key += f" {info.identity}"
     if key in _cache:
@@ -372,7 +372,7 @@ def _read_splits(dataset: Dataset, resolved: Resolved, info: DataInfo, check: Ca
     """Return both official splits, in memory or in storage."""
     pictures = _pictures(dataset)
     where = _place(pictures, info)[0] if pictures else "memory"
-    if where == "memory" and not _of_picture(resolved):
+    if where == "memory" and not _crops_pictures(resolved):
         return [_apply_options(dataset.read(split), resolved) for split in SPLITS]
     name, subsets = _name(resolved, info, (*NON_PIXEL_OPTIONS, "classes")), []
     for split, one in zip(SPLITS, pictures, strict=True):
@@ -382,7 +382,7 @@ def _read_splits(dataset: Dataset, resolved: Resolved, info: DataInfo, check: Ca
             pixels = image_cache.on_disk(source, f"{name}.{split}", f"{resolved.type}: its {split} split", check)
         elif where == "memory":
             pixels = image_cache.in_memory(source, f"{resolved.type}: the pictures of its {split} split")
-        id_N, y_N = _of_classes(one.y_N, resolved)
+        id_N, y_N = _select_classes(one.y_N, resolved)
         subsets.append(Subset(pixels, id_N, y_N, id_N))
     return subsets
 
@@ -398,7 +398,7 @@ def _place(pictures: Sequence[Pictures], info: DataInfo) -> tuple[image_cache.Pl
     return image_cache.place(pictures[0].decoded, size_bytes), size_bytes
 
 
-def _of_picture(resolved: Resolved) -> bool:
+def _crops_pictures(resolved: Resolved) -> bool:
     """Return True if training images are crops of full-size pictures."""
     return any(slot("augment").build(choice).of_picture for choice in resolved.options["augment"])
 
@@ -407,7 +407,7 @@ def _apply_options(images: Images, resolved: Resolved) -> Subset:
     """Return an official split after ``classes``, ``channels`` and ``size``."""
     options = resolved.options
     x_NCHW, y_N = images
-    id_N, y_N = _of_classes(y_N, resolved)
+    id_N, y_N = _select_classes(y_N, resolved)
     if options["classes"]:
         x_NCHW = x_NCHW[id_N]
     if options["channels"]:
@@ -418,7 +418,7 @@ def _apply_options(images: Images, resolved: Resolved) -> Subset:
     return Subset.of(x_NCHW, y_N, id_N)
 
 
-def _of_classes(y_N: torch.Tensor, resolved: Resolved) -> tuple[torch.Tensor, torch.Tensor]:
+def _select_classes(y_N: torch.Tensor, resolved: Resolved) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the indices of the images of the selected classes, and their new labels."""
     classes = resolved.options["classes"]
     if not classes:
