@@ -34,7 +34,7 @@ from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Result
 from vitlab.training import cohort as cohorts
 from vitlab.training.cohort import Cohort, Member, Stacking, require_stackable, stacking_incompatibility, train_cohort
-from vitlab.training.loop import Trained, Training, complete
+from vitlab.training.loop import Training, TrainingResult, complete
 from vitlab.weights.transfer import start_from
 
 DATA = {"type": "synthetic", "image_size": 8, "train_images": 90, "test_images": 30, "num_classes": 6}
@@ -243,7 +243,7 @@ def test_the_engines_agree_in_float64(model: dict[str, Any], train: dict[str, An
 
 def test_in_float32_it_is_the_loop_but_for_rounding() -> None:
     alone, together = [training(seed) for seed in range(3)], [training(seed) for seed in range(3)]
-    wanted: list[Trained | None] = [complete(one) for one in alone]
+    wanted: list[TrainingResult | None] = [complete(one) for one in alone]
     found = train_cohort([Member(one) for one in together])
     for before, after in zip(wanted, found, strict=True):
         assert before is not None and after is not None
@@ -256,7 +256,7 @@ def test_averages_of_weights_follow_the_stack(engine: Stacking, count: int) -> N
     """Averages, their evaluations and what a checkpoint holds of them, against those of the loop."""
     how: dict[str, Any] = {"precision": "fp64", "ema": {"decay": 0.9}}
     alone, together = ([training(seed, **how) for seed in range(count)] for _ in range(2))
-    wanted: list[Trained | None] = [complete(one) for one in alone]
+    wanted: list[TrainingResult | None] = [complete(one) for one in alone]
     kept: list[list[Any]] = [[] for _ in range(count)]
     members = [Member(one, save=kept[m].append) for m, one in enumerate(together)]
     calls = iter(range(4))
@@ -542,7 +542,7 @@ def test_a_cohort_that_is_too_large_for_memory_is_halved(tmp_path: Path, monkeyp
     tried = []
     real = cohorts.train_cohort
 
-    def small(members: list[Member], **rest: Any) -> list[Trained | None]:
+    def small(members: list[Member], **rest: Any) -> list[TrainingResult | None]:
         tried.append(len(members))
         if len(members) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")

@@ -152,7 +152,7 @@ def test_a_teacher_that_gives_probabilities_teaches_by_its_logits_and_other_clas
     teacher = slot("model").build({"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2}, COLOUR)
     how = Distill.model_validate({"teacher": {"trial": {}}})
     seven = InputSpec(DataInfo(image=(8, 8), channels=3, classes=7, identity=None), NORMAL.mean, NORMAL.std)
-    with pytest.raises(WeightsError, match="10 classes apart, and this trial 7"):
+    with pytest.raises(WeightsError, match="has 10 classes and this trial has 7"):
         Distillation(how, teacher, NORMAL, seven, "fp32")
     output = {"type": "linear", "output": "probabilities"}
     says = slot("model").build(
@@ -682,9 +682,9 @@ def test_a_share_of_validation_said_is_the_same_as_one_unsaid(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"data": {"type": "synthetic", "num_classes": 7}}, "the teacher tells 7 classes apart, and this trial 10"),
+        ({"data": {"type": "synthetic", "num_classes": 7}}, "the teacher has 7 classes and this trial has 10"),
         ({"data": {"type": "digits", "validation": 0.1}}, "the teacher's data.validation is 0.1, and here it is 0.2"),
-        ({"data": {"type": "digits", "classes": [1, 2, 3]}}, "the teacher tells 3 classes apart, and this trial 10"),
+        ({"data": {"type": "digits", "classes": [1, 2, 3]}}, "the teacher has 3 classes and this trial has 10"),
         (
             {"data": {"type": "digits", "classes": [1, 0, 2, 3, 4, 5, 6, 7, 8, 9]}},
             "the teacher's classes are 1, 0, 2, 3, ..., and those here 0, 1, 2, 3",

@@ -403,7 +403,7 @@ def test_a_cohort_of_which_one_was_taken_over_as_it_began_is_not_taken_to_be_imp
         raise LockLost("was taken over")
 
     monkeypatch.setattr(*((room, at, taken) if at == "require_stackable" else (Attempt, at, taken)))
-    monkeypatch.setattr(Attempt, "failed", lambda self, error: failed.append(self))
+    monkeypatch.setattr(Attempt, "record_failure", lambda self, error: failed.append(self))
     with pytest.raises(LockLost):
         room.run_cohort(work, room.Settings(device="cpu"))
     for _, folder in work:

@@ -30,7 +30,7 @@ from vitlab.spec.trial import Ema, Mix
 from vitlab.spec.yaml import parse_document
 from vitlab.store.folders import TrialFolder
 from vitlab.training.ema import Average
-from vitlab.training.loop import Trained, evaluate, train
+from vitlab.training.loop import TrainingResult, evaluate, train
 from vitlab.training.mixup import Mixing
 
 torchvision()  # where torch has no operators for it, timm cannot import it alone
@@ -56,7 +56,7 @@ def built(data: Prepared, dtype: torch.dtype = torch.float32) -> Model:
     return model.to(dtype)
 
 
-def run(train_spec: TrainSpec, seeds: Mapping[str, int] = SEEDS, **options: Any) -> tuple[Trained | None, Model]:
+def run(train_spec: TrainSpec, seeds: Mapping[str, int] = SEEDS, **options: Any) -> tuple[TrainingResult | None, Model]:
     data = prepare(DATA, SEEDS)
     model = built(data)
     return train(model, Feed(data, [], seeds), train_spec, seeds, **options), model
@@ -292,7 +292,7 @@ def test_the_average_is_what_is_evaluated_and_kept_and_the_training_knows_nothin
     data = prepare(DATA, SEEDS)
     feed, steps = Feed(data, [], SEEDS), 8
 
-    def seen(**options: Any) -> tuple[Trained, Model, list[dict[str, Tensor]]]:
+    def seen(**options: Any) -> tuple[TrainingResult, Model, list[dict[str, Tensor]]]:
         """A training, and its weights after every step."""
         states: dict[int, dict[str, Tensor]] = {}
 

@@ -23,7 +23,15 @@ from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.store.result import Measurement
 from vitlab.training import checkpoint, loop
-from vitlab.training.loop import EVALUATION_BATCH, Trained, evaluate, evaluation_steps, peak_memory, steps_of, train
+from vitlab.training.loop import (
+    EVALUATION_BATCH,
+    TrainingResult,
+    evaluate,
+    evaluation_steps,
+    peak_memory,
+    steps_of,
+    train,
+)
 
 DATA = {
     "type": "synthetic",
@@ -54,7 +62,7 @@ def built(data: Prepared, dtype: torch.dtype = torch.float32, **options: Any) ->
     return model.to(dtype)
 
 
-def run(train_spec: TrainSpec, *, model: Model | None = None, **options: Any) -> tuple[Trained | None, Model]:
+def run(train_spec: TrainSpec, *, model: Model | None = None, **options: Any) -> tuple[TrainingResult | None, Model]:
     data = prepared()
     model = model or built(data)
     return train(model, Feed(data, [], SEEDS), train_spec, SEEDS, **options), model

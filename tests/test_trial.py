@@ -625,10 +625,10 @@ def test_flipped_bit_of_weights_is_refused_wherever_it_is(folder: Any) -> None:
         except WeightsError as error:
             assert str(where.weights) in str(error) and "\n" not in str(error)
         else:
-            assert theirs.sight == transform.sight, whole[at - 9 : at + 9]
+            assert theirs.input_spec == transform.input_spec, whole[at - 9 : at + 9]
             assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     where.weights.write_bytes(whole)
-    assert load_model(where)[1].sight == transform.sight
+    assert load_model(where)[1].input_spec == transform.input_spec
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------

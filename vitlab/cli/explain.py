@@ -99,10 +99,10 @@ def command(
         for image in images:
             picture, shown, label = _image(image, spec)
             x_BCHW = transform(picture)
-            seen_HWC = transform.seen(x_BCHW)[0].permute(1, 2, 0)
+            seen_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
             folder = target / _image_name(image) / _folder_name(name)
             subject = Subject(title, shown, label)
-            labels = transform.sight.info.labels
+            labels = transform.input_spec.info.labels
             explanation = explain(model, x_BCHW, seen_HWC, labels, folder, subject, fusion=fusion, discard=discard)
             explained[image][name] = explanation
             for file in explanation.files:

@@ -72,9 +72,9 @@ def examine(folder: TrialFolder, images: Sequence[int]) -> None:
         temporary = folder.path / f".explain.{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)
         x_BCHW = transform(pixels_CHW)
-        image_HWC = transform.seen(x_BCHW)[0].permute(1, 2, 0)
+        image_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
         subject = Subject(trial, f"test image {index}", label)
-        explain(model, x_BCHW, image_HWC, transform.sight.info.labels, temporary, subject)
+        explain(model, x_BCHW, image_HWC, transform.input_spec.info.labels, temporary, subject)
         place.parent.mkdir(exist_ok=True)
         os.replace(temporary, place)
         folder.emit("artifact", path=str(place.relative_to(folder.path)))

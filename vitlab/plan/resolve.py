@@ -236,7 +236,7 @@ class Resolver:
         if choices and len(choices) == len(values) and info is not None:
             # Imported by name, because planning does not import components.
             room: Any = importlib.import_module(SLOT_MODULES["metric"])
-            indices, metric_faults = room.settled(info, [choice.choice for choice in choices])
+            indices, metric_faults = room.resolve_metrics(info, [choice.choice for choice in choices])
             faults += [((*METRICS, index), sentence) for index, sentence in metric_faults]
         metrics = [choices[index] for index in indices]
         if metrics:
@@ -313,7 +313,7 @@ def _unsuitable(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial
     mine, theirs = plain["data"], teacher.plain["data"]
     same = mine["type"] == theirs["type"]
     if teacher.info.classes != info.classes:
-        yield f"the teacher tells {teacher.info.classes} classes apart, and this trial {info.classes}"
+        yield f"the teacher has {teacher.info.classes} classes and this trial has {info.classes}"
     elif teacher.info.labels and info.labels and teacher.info.labels != info.labels:
         yield f"the teacher's classes are {_listed(teacher.info.labels)}, and those here {_listed(info.labels)}"
     elif same and mine["classes"] != theirs["classes"]:

@@ -32,7 +32,7 @@ from vitlab.training import checkpoint
 from vitlab.training.artifacts import InputSpec, write_predictions, write_weights
 from vitlab.training.cohort import Stacking, stacking_incompatibility
 from vitlab.training.distributed import SingleProcess
-from vitlab.training.loop import EVALUATION_BATCH, Trained, Training, complete, peak_memory
+from vitlab.training.loop import EVALUATION_BATCH, Training, TrainingResult, complete, peak_memory
 from vitlab.training.microbatch import microbatches_of
 
 
@@ -121,7 +121,7 @@ class Attempt:
         read_note = "images are read as batches ask for them" if feed.stored else ""
         self.log_start(training, "; ".join(filter(None, (damage, note, read_note, *notes))))
         self.kernels = kernels_of_first_pass(model, engine != "loop")
-        self.sight = InputSpec(prepared.info, prepared.mean, prepared.std)
+        self.input_spec = InputSpec(prepared.info, prepared.mean, prepared.std)
         return training
 
     def open(self) -> None:
@@ -142,12 +142,12 @@ class Attempt:
             **({"note": note} if note else {}),
         )
 
-    def failed(self, error: Exception) -> None:
+    def record_failure(self, error: Exception) -> None:
         """Record the failure in the folder."""
         record(error, self.trial, self.folder)
         self.over = True  # only now: if recording raises, the caller must see the error
 
-    def finish(self, training: Training, trained: Trained, members: int = 1) -> Result:
+    def finish(self, training: Training, trained: TrainingResult, members: int = 1) -> Result:
         """Write the files of a trial that has ended, the result last: its presence means that all others exist.
 
         Args:
@@ -200,7 +200,7 @@ class Attempt:
                 metrics={**measurement.metrics, **utilisation(measurement.metrics, self.size[1], self.rate)},
             )
 
-    def write_result(self, trained: Trained, model: Model, circumstances: Circumstances) -> Result:
+    def write_result(self, trained: TrainingResult, model: Model, circumstances: Circumstances) -> Result:
         """Write the predictions, the weights and the result."""
         self.folder.require()
         state = model.state_dict()
@@ -208,7 +208,7 @@ class Attempt:
         if status == "done":
             write_predictions(self.folder.predictions, trained.predictions)
             if self.settings.keep == "last":
-                write_weights(self.folder.weights, state, self.sight)
+                write_weights(self.folder.weights, state, self.input_spec)
         outcome = Outcome(
             metrics=trained.metrics,
             history=trained.history,

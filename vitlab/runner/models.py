@@ -34,7 +34,7 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
     Raises:
         WeightsError: If the trial has not ended, kept no weights, or its weights have changed since.
     """
-    state, sight = read_weights(folder.weights)
+    state, input_spec = read_weights(folder.weights)
     result = folder.result()
     if result is not None and result.outcome.weights not in ("", digest(state)):
         raise WeightsError(
@@ -44,10 +44,10 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
     trial = read_json(folder.spec, Trial.from_json)
     if trial is None:
         raise WeightsError(f"{folder.spec} does not exist or is damaged; 'vitlab run' writes it again")
-    model: Model = slot("model").build(trial.spec["model"], sight.info)
+    model: Model = slot("model").build(trial.spec["model"], input_spec.info)
     dtype = dtype_of(trial.spec["train"])
     model.to(dtype).load_state_dict(state)
-    return model.eval(), Transform(sight, dtype=dtype)
+    return model.eval(), Transform(input_spec, dtype=dtype)
 
 
 def initial_model(
@@ -94,7 +94,7 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
         teacher, theirs, notes = loaded.model, InputSpec(loaded.info, loaded.mean, loaded.std), loaded.notes
     elif how.teacher is not None:
         teacher, transform = _load_dependency("teacher", trial, folder)
-        theirs = transform.sight
+        theirs = transform.input_spec
     for note in notes:
         print(f"of the teacher's weights: {note}", file=sys.stderr)
     if teacher is not None:

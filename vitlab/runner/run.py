@@ -23,7 +23,7 @@ from vitlab.runner.sharing import train_shared
 from vitlab.store.folders import Busy, TrialFolder
 from vitlab.store.result import Result
 from vitlab.training.cohort import Member, require_stackable, train_cohort
-from vitlab.training.loop import Trained, Training
+from vitlab.training.loop import Training, TrainingResult
 
 __all__ = ["Settings", "begin_trial", "run_cohort", "run_trial"]
 
@@ -49,7 +49,7 @@ def check_trial(trial: Trial) -> None:
         code = code_of(trial.spec, trial.needs, trial.versions, source.loaded)
         modules = closure({RUNNER, *modules_of_spec(trial.spec)}, source.loaded)
     except VitlabError as error:
-        raise Refused(f"what this trial is made of is not here as it was planned: {error}") from error
+        raise Refused(f"the components of this trial differ from its plan: {error}") from error
     sentence = source.mixed(modules)
     if code != trial.code:
         sentence = (
@@ -146,7 +146,7 @@ def run_cohort(
                 unfinished = [attempt for attempt in attempts if not attempt.over]
                 if not out_of_memory(error) or len(attempts) == 1:
                     for attempt in unfinished:
-                        attempt.failed(error)
+                        attempt.record_failure(error)
                     return
     half = len(work) // 2
     run_cohort(work[:half], settings, stop)
@@ -182,7 +182,7 @@ def _train_together(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> No
         except Exception as error:
             if out_of_memory(error):
                 raise
-            attempt.failed(error)
+            attempt.record_failure(error)
     steps = [training.step for _, training in started]
     try:
         for _, training in started:
@@ -202,17 +202,17 @@ def _train_together(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> No
             except Busy:  # it was taken over
                 raise
             except Exception as own:
-                attempt.failed(own)
+                attempt.record_failure(own)
         return
 
-    def finish(attempt: Attempt, training: Training, trained: Trained | None) -> None:
+    def finish(attempt: Attempt, training: Training, trained: TrainingResult | None) -> None:
         if trained is not None:
             try:
                 attempt.finish(training, trained, len(started))
             except Busy:  # it was taken over
                 raise
             except Exception as error:  # such as a full disk; the other members are not affected
-                attempt.failed(error)
+                attempt.record_failure(error)
 
     with ThreadPoolExecutor(len(started)) as threads:  # one thread per member, so that they wait for the disk together
         list(threads.map(finish, *zip(*started, strict=True), results))

@@ -22,7 +22,7 @@ from vitlab.runner.settings import Settings, device_of, torch_settings
 from vitlab.store.folders import Busy, TrialFolder
 from vitlab.store.result import Circumstances, Measurement, Outcome, Result
 from vitlab.training.distributed import PeerDied, RankMismatch, rendezvous
-from vitlab.training.loop import Trained, Training
+from vitlab.training.loop import Training, TrainingResult
 
 
 def train_shared(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]) -> Result | None:
@@ -100,7 +100,7 @@ class _ReadOnlyAttempt(Attempt):
     def save(self, state: Mapping[str, Any]) -> None:
         pass
 
-    def write_result(self, trained: Trained, model: Model, circumstances: Circumstances) -> Result:
+    def write_result(self, trained: TrainingResult, model: Model, circumstances: Circumstances) -> Result:
         return Result(self.trial.key, self.trial.code, "done", _NO_OUTCOME, circumstances)
 
 

@@ -55,7 +55,7 @@ def hold(file: Path) -> Iterator[None]:
         lock = _acquire(file)
     except OSError as error:
         why = error.strerror or error
-        raise UserError(f"{file} cannot be written ({why}), and who writes there has to hold it") from None
+        raise UserError(f"{file} cannot be written ({why}), so no process can lock it") from None
     with lock:
         yield
 

@@ -25,7 +25,7 @@ from vitlab.data.prepare import Normalize
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.store.folders import write_bytes
-from vitlab.training.checkpoint import packed
+from vitlab.training.checkpoint import pack
 from vitlab.training.metrics import Columns
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ class Transform:
     """Conversion of images to a model's input: channels, size and normalisation."""
 
     def __init__(
-        self, sight: InputSpec, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+        self, input_spec: InputSpec, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> None:
-        self.sight = sight
-        self._normalize = Normalize(sight.mean, sight.std, device, dtype)
+        self.input_spec = input_spec
+        self._normalize = Normalize(input_spec.mean, input_spec.std, device, dtype)
         self.device = torch.device(device)
 
     def __call__(self, images: Image | Tensor | Sequence[Image]) -> Tensor:
@@ -70,27 +70,27 @@ class Transform:
         else:
             pictures = images if isinstance(images, Sequence) else [images]
             batch = [_pixels(picture) for picture in pictures]
-        info = self.sight.info
+        info = self.input_spec.info
         x_BCHW = torch.cat([resize(with_channels(x_1CHW, info.channels), info.image) for x_1CHW in batch])
         return self._normalize(x_BCHW.to(self.device))
 
     def __repr__(self) -> str:
-        height, width = self.sight.info.image
-        size = f"channels={self.sight.info.channels}, image={height}x{width}"
-        return f"Transform({size}, mean={self.sight.mean}, std={self.sight.std}, device={str(self.device)!r})"
+        height, width = self.input_spec.info.image
+        size = f"channels={self.input_spec.info.channels}, image={height}x{width}"
+        return f"Transform({size}, mean={self.input_spec.mean}, std={self.input_spec.std}, device={str(self.device)!r})"
 
-    def seen(self, x_BCHW: Tensor) -> Tensor:
+    def denormalize(self, x_BCHW: Tensor) -> Tensor:
         """Invert the normalisation: return the images of a batch, (B, C, H, W), float64 in [0, 1], for display."""
         mean_C11, std_C11 = (
-            torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (self.sight.mean, self.sight.std)
+            torch.tensor(v, dtype=torch.float64)[:, None, None] for v in (self.input_spec.mean, self.input_spec.std)
         )
         return (x_BCHW.cpu().double() * std_C11 + mean_C11).clamp(0, 1)
 
 
-def write_weights(file: Path, state: Mapping[str, Tensor], sight: InputSpec) -> None:
+def write_weights(file: Path, state: Mapping[str, Tensor], input_spec: InputSpec) -> None:
     """Write the weights and the input description of a model, without fsync; the trial's result is synced last."""
-    header = json.dumps({"info": asdict(sight.info), "mean": sight.mean, "std": sight.std})
-    write_bytes(file, packed(state, {_HEADER: header, _DIGEST: _sha256(header)}), fsync=False)
+    header = json.dumps({"info": asdict(input_spec.info), "mean": input_spec.mean, "std": input_spec.std})
+    write_bytes(file, pack(state, {_HEADER: header, _DIGEST: _sha256(header)}), fsync=False)
 
 
 def read_weights(file: Path) -> tuple[dict[str, Tensor], InputSpec]:
@@ -107,12 +107,12 @@ def read_weights(file: Path) -> tuple[dict[str, Tensor], InputSpec]:
                 raise ValueError("its header is not what was written")
             header = json.loads(text)
             state = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118  # it is not a mapping
-        sight = InputSpec(_info(header["info"]), tuple(header["mean"]), tuple(header["std"]))
+        input_spec = InputSpec(_info(header["info"]), tuple(header["mean"]), tuple(header["std"]))
     except FileNotFoundError:
         raise WeightsError(f"there is no {file}: the trial has not ended, or kept no weights (run.keep)") from None
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise WeightsError(f"{file} is not a file of trained weights: {error}") from None
-    return state, sight
+    return state, input_spec
 
 
 def _sha256(text: str) -> str:

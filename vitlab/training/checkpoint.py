@@ -44,7 +44,7 @@ def write(folder: Path, state: Mapping[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     rest = json.dumps(_to_json(dict(state), "", tensors))
     metadata = {_JSON: rest, _DIGEST: _digest_of_file(tensors, rest)}
-    write_bytes(folder / FILE, packed(tensors, metadata))
+    write_bytes(folder / FILE, pack(tensors, metadata))
 
 
 def read(folder: Path) -> dict[str, Any] | None:
@@ -72,7 +72,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     return state
 
 
-def packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """Return the bytes of a safetensors file.  Tensors are copied, since the format rejects shared memory."""
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     data: bytes = safetensors.torch.save(copies, dict(metadata))

@@ -38,8 +38,8 @@ from vitlab.training.loop import (
     EvaluationResult,
     Split,
     State,
-    Trained,
     Training,
+    TrainingResult,
     evaluation_batches,
     evaluation_steps,
     forward_logits,
@@ -72,7 +72,7 @@ def train_cohort(
     engine: Stacking = "vmap",
     stop: Callable[[], bool] = lambda: False,
     every_s: float = 60.0,
-) -> list[Trained | None]:
+) -> list[TrainingResult | None]:
     """Train models together, in place.
 
     Members may differ in whatever does not affect shapes, such as seeds and learning rates.  They share the validation
@@ -88,7 +88,7 @@ def train_cohort(
     Returns:
         The results of each member, or None if it was stopped before its last step.
     """
-    results: dict[Member, Trained] = {}
+    results: dict[Member, TrainingResult] = {}
     active = list(members)
     cohort: Cohort | None = None
     first = members[0].training
@@ -142,9 +142,9 @@ def require_stackable(model: Model) -> None:
 def stacking_incompatibility(model: Model, precision: str, device: torch.device) -> str | None:
     """Return in one sentence why the engine ``stack`` does not support a training; None if it does."""
     if device.type != "cpu":
-        return f"the batch is innermost on CPUs alone, and this is {device.type}"
+        return f"engine stack runs on CPUs only, and this is {device.type}"
     if precision not in ("fp32", "fp64"):
-        return f"precision {precision} is not known with the batch innermost"
+        return f"engine stack does not support precision {precision}"
     return model.batch_last_incompatibility()
 
 
@@ -240,7 +240,7 @@ class Cohort:
                     evaluations.append(EvaluationResult(split, accumulator.metrics(), accumulator.columns()))
         self.model.train()
         for training in self.trainings:
-            training.leave_out(time.perf_counter() - began)
+            training.exclude_time(time.perf_counter() - began)
         return results
 
     def _loss(self, rows: Rows, x_BCHW: Tensor, y_B: Tensor, draws: noise.Draws) -> Value:

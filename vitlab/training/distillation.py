@@ -46,9 +46,7 @@ class Distillation:
             WeightsError: If the teacher has another number of classes.
         """
         if theirs.info.classes != mine.info.classes:
-            raise WeightsError(
-                f"the teacher tells {theirs.info.classes} classes apart, and this trial {mine.info.classes}"
-            )
+            raise WeightsError(f"the teacher has {theirs.info.classes} classes and this trial has {mine.info.classes}")
         self.how = how
         self.precision = precision
         self.teacher = teacher

@@ -62,7 +62,7 @@ class EvaluationResult(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """The results of a training."""
 
     metrics: Mapping[str, float]  #: of the last measurement, test included; empty if the training diverged
@@ -87,7 +87,7 @@ def train(
     save: Callable[[State], None] = lambda state: None,
     stop: Callable[[], bool] = lambda: False,
     every_s: float = 60.0,
-) -> Trained | None:
+) -> TrainingResult | None:
     """Train a model in place.
 
     With ``spec.ema`` the model holds the averaged weights afterwards.
@@ -123,7 +123,7 @@ def complete(
     save: Callable[[State], None] = lambda state: None,
     stop: Callable[[], bool] = lambda: False,
     every_s: float = 60.0,
-) -> Trained | None:
+) -> TrainingResult | None:
     """Run the remaining steps of a training; see :func:`train`."""
     saved_at, worth_s = time.monotonic(), min(every_s, WORTH_S)
     try:
@@ -406,9 +406,9 @@ class Training:
                 "losses": {name: torch.stack(values) for name, values in self.losses.items()},
             }
         )
-        self.leave_out(time.perf_counter() - began)
+        self.exclude_time(time.perf_counter() - began)
 
-    def leave_out(self, seconds: float) -> None:
+    def exclude_time(self, seconds: float) -> None:
         """Exclude time spent on saving or evaluating from the interval."""
         self._interval_began += seconds
 
@@ -424,15 +424,15 @@ class Training:
             self.losses[name] = list(values.to(self.feed.device))
         self._interval_began, self._interval_images = time.perf_counter(), self.images
 
-    def finish(self, predictions: Mapping[str, Columns]) -> Trained:
+    def finish(self, predictions: Mapping[str, Columns]) -> TrainingResult:
         """Return the results after the last measurement, and give the model the weights that were evaluated."""
         if self.average is not None:
             self.average.replace()
-        return Trained(self.history[-1].metrics, tuple(self.history), self.step, self.images, predictions)
+        return TrainingResult(self.history[-1].metrics, tuple(self.history), self.step, self.images, predictions)
 
-    def diverged(self, why: Diverged) -> Trained:
+    def diverged(self, why: Diverged) -> TrainingResult:
         """Return the results of a diverged training."""
-        return Trained({}, tuple(self.history), self.step, self.images, {}, str(why))
+        return TrainingResult({}, tuple(self.history), self.step, self.images, {}, str(why))
 
     def _check(self, losses: Tensor) -> None:
         infinite = (~losses.isfinite()).nonzero()

@@ -265,7 +265,7 @@ def metrics_of(data: DataInfo, chosen: Sequence[Choice] = ()) -> dict[str, Metri
     return {_name(choice): metric.build(choice) for choice in [*_standard(data), *map(metric.resolve, chosen)]}
 
 
-def settled(data: DataInfo, chosen: Sequence[Resolved]) -> tuple[list[int], list[tuple[int, str]]]:
+def resolve_metrics(data: DataInfo, chosen: Sequence[Resolved]) -> tuple[list[int], list[tuple[int, str]]]:
     """Return the indices of the metrics a trial adds to those of its task, and the errors by index.
 
     Standard metrics and duplicates are dropped, so that equal trials have equal keys.
@@ -331,22 +331,22 @@ class MetricAccumulator:
         values: dict[str, float] = {}
         for name, one in self._metrics.items():
             for view, parts in self._rows[name].items():
-                values[f"{name}_{view}" if view else name] = float(one.value(_joined(parts)))
+                values[f"{name}_{view}" if view else name] = float(one.value(_concatenate(parts)))
             if not math.isfinite(values.get("loss", 0.0)):
                 break
         return values
 
     def columns(self) -> Columns:
         """Return the values per image, on the CPU."""
-        columns = {name: _joined(parts) for name, parts in self._columns.items()}
+        columns = {name: _concatenate(parts) for name, parts in self._columns.items()}
         for name, one in self._metrics.items():
-            column_N = one.column(_joined(self._rows[name][""]))
+            column_N = one.column(_concatenate(self._rows[name][""]))
             if column_N is not None:
                 columns[name] = column_N
         return columns
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _concatenate(parts: list[Tensor]) -> Tensor:
     """Concatenate ``parts`` on the CPU, in place, so that later calls copy nothing."""
     parts[:] = [torch.cat(parts).cpu()]
     return parts[0]
