@@ -66,7 +66,7 @@ class Dropout(nn.Module):
         self.place: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) to (B, ...); the identity in evaluation mode."""
+        """Return ``x``, (B, ...), with values dropped in training mode and unchanged in evaluation mode."""
         if not self.training or self.p == 0:
             return x
         draws = noise.current()
@@ -94,7 +94,7 @@ class DropPath(nn.Module):
         self.place: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) to (B, ...); the identity in evaluation mode."""
+        """Return ``x``, (B, ...), with values dropped in training mode and unchanged in evaluation mode."""
         if not self.training or self.p == 0:
             return x
         shape = (x.shape[0], *(1,) * (x.ndim - 1))

@@ -177,7 +177,7 @@ class Torchvision(Init):
 
 @init.register("torch")
 class Torch(Init):
-    """What torch's layers do by themselves: uniform within 1 / sqrt(fan_in), biases too.  Tokens as in timm."""
+    """torch's defaults: uniform within 1 / sqrt(fan_in), biases too.  Tokens as in timm."""
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
         nn.init.kaiming_uniform_(x, a=math.sqrt(5), generator=g)

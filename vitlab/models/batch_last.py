@@ -111,7 +111,7 @@ class BatchLastForward:
     """The passes of models of one shape; see :class:`vitlab.models.contract.BatchLast`."""
 
     def __init__(self, model: ViT) -> None:
-        """``model`` is one of them; :func:`incompatibility` must return None for it."""
+        """Create the passes of models like ``model``, for which :func:`incompatibility` must return None."""
         self.model = model
         self.rest: Model = HeadOnly(model)
 

@@ -66,7 +66,7 @@ def architecture(
     known: ModelFacts,
     classes: int | None = None,
     *,
-    usual: ModelFacts = ModelFacts(),  # noqa: B008
+    defaults: ModelFacts = ModelFacts(),  # noqa: B008
     title: str = "",
     unknown: Collection[str] = (),
 ) -> Architecture:
@@ -76,7 +76,7 @@ def architecture(
         state: tensors under canonical names.
         known: facts that are stated beside them.
         classes: outputs of a new head; by default those of the head in ``state``.
-        usual: defaults for unknown facts, by the convention of a format.
+        defaults: facts to assume for unknown ones, by the convention of a format.
         title: the format's library.
         unknown: names in the file that have no canonical one.
 
@@ -84,7 +84,7 @@ def architecture(
         WeightsError: if they belong to no Vision Transformer, or a fact without a default is unknown.
     """
     tensors = _Tensors(state, unknown)
-    facts = _Facts(known, usual, title)
+    facts = _Facts(known, defaults, title)
     dim, channels, patch_size, patch, reduction = _patches(tensors)
     depth = 1 + max((int(match[1]) for name in state if (match := _BLOCK.match(name))), default=-1)
     if not depth:
@@ -154,7 +154,7 @@ class _Facts:
     """Known facts, defaults for the others, and a sentence for each default that was used."""
 
     known: ModelFacts
-    usual: ModelFacts
+    defaults: ModelFacts
     title: str
     assumed: list[str] = field(default_factory=list)
 
@@ -162,7 +162,7 @@ class _Facts:
         """Return the fact ``name``; a default is recorded as an assumption, in the words of ``sentence``."""
         value = getattr(self.known, name)
         if value is None:
-            value = getattr(self.usual, name)
+            value = getattr(self.defaults, name)
             if value is not None:
                 self.assumed.append(sentence(value))
         return value
@@ -311,7 +311,7 @@ def _oblong_grid(count: int) -> Pair | None:
 
 def _position(state: State, rows: str, facts: _Facts) -> Any:
     """Return the options of the position encoding; an encoding other than learned rows may leave no tensor."""
-    encoding = facts.known.position or facts.usual.position
+    encoding = facts.known.position or facts.defaults.position
     if encoding is None:
         kind = "no rotary positions" if "pos_embed" in state else "no positions, neither rotary nor computed ones"
         order = "" if facts.known.blocks else ", and norms before attention and MLP"
@@ -376,7 +376,7 @@ def _head(
     sentence = ""
     if "attn_pool.latent" in state:
         pool = "map"
-        more = {"approximate": facts.known.gelu or facts.usual.gelu or "none"}
+        more = {"approximate": facts.known.gelu or facts.defaults.gelu or "none"}
         sentence = "attention pooling reads the patches alone" if before else ""
     elif pool_option == "map":
         if not headless:
@@ -390,7 +390,7 @@ def _head(
         pool = "gap"
         sentence = f"the head reads the mean of the patches{', without the tokens before them' if before else ''}"
     else:
-        pool = facts.usual.pool or "cls"
+        pool = facts.defaults.pool or "cls"
         sentence = "the head reads the class token"
     if pool_option is None and sentence and not headless:
         facts.assumed.append(sentence)
@@ -409,7 +409,7 @@ def _normalisation(facts: _Facts, channels: int) -> tuple[tuple[float, ...], tup
             return mean, std
         if len(mean) == len(std) == 1:
             return mean * channels, std * channels
-    mean, std = facts.usual.mean, facts.usual.std
+    mean, std = facts.defaults.mean, facts.defaults.std
     if facts.known.mean is None and mean is not None and std is not None and len(mean) == len(std) == channels:
         whose = "DeiT" if mean == IMAGENET[0] and facts.title not in ("DeiT", "torchvision") else facts.title
         numbers = (" ".join(f"{value:g}" for value in values) for values in (mean, std))

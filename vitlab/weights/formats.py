@@ -234,8 +234,8 @@ class HuggingFace(Format):
                 out[f"distillation_classifier.{kind}"] = value
             else:
                 body[name] = value
-        written = self._writes.from_canonical(body, heads, self.title)
-        return {**{prefix + name: value for name, value in written.items()}, **out}
+        renamed = self._writes.from_canonical(body, heads, self.title)
+        return {**{prefix + name: value for name, value in renamed.items()}, **out}
 
     def infer_facts(self, state: State) -> ModelFacts:
         # DeiT was trained with ImageNet's normalisation; no file states that of transformers' own class.

@@ -44,7 +44,7 @@ class Checkpoint:
     unknown: tuple[str, ...]  #: keys that the format does not have
     dropped: tuple[str, ...]  #: keys that are not part of the model
     known: ModelFacts
-    usual: ModelFacts = ModelFacts()  # noqa: RUF009  #: defaults by the convention of the format
+    defaults: ModelFacts = ModelFacts()  # noqa: RUF009  #: defaults by the convention of the format
     notes: tuple[str, ...] = ()  #: one sentence for each config file that was not read
     trial: TrialModel | None = None  #: the model, if the file is that of a trial of vitlab
 
@@ -64,10 +64,12 @@ class Checkpoint:
         Raises:
             WeightsError: without the name of the file.
         """
-        known = self.known.merge(facts, "the file")
+        merged = self.known.merge(facts, "the file")
         if self.trial is not None:
             return self.trial.architecture()
-        return architecture(self.state, known, classes, usual=self.usual, title=self.form.title, unknown=self.unknown)
+        return architecture(
+            self.state, merged, classes, defaults=self.defaults, title=self.form.title, unknown=self.unknown
+        )
 
 
 class OpenedModel(NamedTuple):
@@ -106,19 +108,19 @@ def interpret(contents: WeightFile, form: str | None = None) -> Checkpoint:
         config = read_config(
             contents.config, contents.preprocessor, canonical.state, str(file.with_name("config.json"))
         )
-        known = _header_facts(contents.header).or_else(config.facts)
-        usual = _wrapper_facts(contents, fmt).or_else(fmt.infer_facts(contents.tensors)).or_else(fmt.convention)
-        if usual.pool == "cls" and "cls_token" not in canonical.state:
-            usual = usual.model_copy(update={"pool": None})
-        fixed = ModelFacts(**{name: getattr(usual, name) for name in fmt.fixed})
-        known = known.or_else(fixed)
+        facts = _header_facts(contents.header).or_else(config.facts)
+        defaults = _wrapper_facts(contents, fmt).or_else(fmt.infer_facts(contents.tensors)).or_else(fmt.convention)
+        if defaults.pool == "cls" and "cls_token" not in canonical.state:
+            defaults = defaults.model_copy(update={"pool": None})
+        fixed = ModelFacts(**{name: getattr(defaults, name) for name in fmt.fixed})
+        facts = facts.or_else(fixed)
         state = canonical.state
-        if known.position is not None and known.heads is not None:
-            state = to_native_rotation(state, known.position, known.heads)
+        if facts.position is not None and facts.heads is not None:
+            state = to_native_rotation(state, facts.position, facts.heads)
     except WeightsError as error:
         raise WeightsError(f"{file}: {error}") from None
     dropped = (*contents.other_keys, *canonical.dropped)
-    return Checkpoint(contents, fmt, state, canonical.unknown, dropped, known, usual, config.notes)
+    return Checkpoint(contents, fmt, state, canonical.unknown, dropped, facts, defaults, config.notes)
 
 
 def open_model(
