@@ -23,7 +23,7 @@ from vitlab import lab
 from vitlab.components.base import Part, stacked
 from vitlab.data.prepare import Feed, prepare
 from vitlab.geometry import Work
-from vitlab.plan.cohorts import LARGEST, MOST, NARROW, engine_of, grouped, shape, stack_key
+from vitlab.plan.cohorts import LARGEST, MOST, NARROW, engine_of, group_trials, shape, stack_key
 from vitlab.plan.values import Planned, Trial
 from vitlab.registry import listing, slot
 from vitlab.runner.run import Settings, run_cohort, run_trial
@@ -565,7 +565,7 @@ def planned(seed: int, **options: Any) -> Planned:
 def test_members_have_one_shape_and_places_are_filled() -> None:
     todo = [planned(seed) for seed in range(20)] + [planned(seed, model={"dim": 24}) for seed in range(3)]
     todo += [planned(seed, optimizer={"type": "sgd", "lr": 0.1}) for seed in (30, 31)]
-    groups = grouped(todo, 2, "vmap", lambda _: None)
+    groups = group_trials(todo, 2, "vmap", lambda _: None)
     assert [[item.seed for item in group] for _, group in groups] == [
         list(range(11)),
         [*range(11, 20), 30, 31],
@@ -573,7 +573,7 @@ def test_members_have_one_shape_and_places_are_filled() -> None:
         [1, 2],
     ]
     assert (
-        max(len(group) for _, group in grouped([planned(seed) for seed in range(40)], 1, "vmap", lambda _: None))
+        max(len(group) for _, group in group_trials([planned(seed) for seed in range(40)], 1, "vmap", lambda _: None))
         <= MOST
     )
     assert stack_key(trial(0)) != stack_key(trial(0, batch_size=8))

@@ -150,7 +150,7 @@ def probed(folder: Path, **changes: Any) -> tuple[EngineBenchmark, list[str]]:
     store = Store(folder / "out")
     run = plan_study(write(folder, design=None))[0].run
     (probe,) = benchmark.probe({"shape": plan.trials}, store, run, (), said.append).values()
-    assert said == [f"baseline: {probe.said}"] and not store.root.exists()
+    assert said == [f"baseline: {probe.summary}"] and not store.root.exists()
     return probe, said
 
 
@@ -182,7 +182,7 @@ def test_a_long_step_is_not_tried_as_a_cohort(tmp_path: Path, monkeypatch: pytes
 
 def test_what_a_probe_says_and_what_is_kept_of_it() -> None:
     probe = EngineBenchmark("vmap", 16, {"loop": 900.0, "vmap": 12000.0}, {"stack": "it is not known"})
-    assert probe.said == (
+    assert probe.summary == (
         "engine vmap: 12,000 images/s of a worker, as a cohort of 16, 900 by loop; not stack: it is not known."
     )
     kept = {"new": asdict(probe), "old": {"engine": "vmap", "members": 2, "loop": 1.0, "vmap": 2.0, "because": ""}}

@@ -360,7 +360,7 @@ def test_what_is_changed_after_the_first_run_is_exploratory(tmp_path):
     plan, store = study(tmp_path)
     folder = store.study(plan.study) / "plan.json"
     ended = [item.trial.key for item in plan.trials[:1]]
-    first = registration.registered(plan, None, lambda key, code: False)
+    first = registration.with_registration(plan, None, lambda key, code: False)
     assert first.registered == {
         **{"metric": "val/accuracy", "goal": "max", "at": "last", "margin": None, "correction": "holm"},
         **{"alpha": 0.05, "sides": 2, "seeds": [0, 1, 2, 3, 4], "escalate_to": None},
@@ -374,9 +374,9 @@ def test_what_is_changed_after_the_first_run_is_exploratory(tmp_path):
     write_json(folder, first.to_json())
     changed = dataclasses.replace(plan, analysis=Analysis(alpha=0.1, correction="none"), registered=None)
     # Nothing had ended: there was nothing to learn from.
-    fresh = registration.registered(changed, read_json(folder), lambda key, code: False)
+    fresh = registration.with_registration(changed, read_json(folder), lambda key, code: False)
     assert fresh.registered["alpha"] == 0.1
-    later = registration.registered(changed, read_json(folder), lambda key, code: key in ended)
+    later = registration.with_registration(changed, read_json(folder), lambda key, code: key in ended)
     assert later.registered == first.registered and later.analysis.alpha == 0.1
     doc = document(later, store)
     assert any(
@@ -392,7 +392,7 @@ def test_what_is_changed_after_the_first_run_is_exploratory(tmp_path):
 def test_what_was_registered_stays_though_a_later_run_was_stopped_at_once(tmp_path):
     """Its trials, of changed code, have no results; those of the run before had."""
     plan, _ = study(tmp_path)
-    first = registration.registered(plan, None, lambda key, code: False)
+    first = registration.with_registration(plan, None, lambda key, code: False)
     edited = dataclasses.replace(
         plan,
         trials=tuple(dataclasses.replace(p, trial=dataclasses.replace(p.trial, code="edited")) for p in plan.trials),
@@ -401,9 +401,9 @@ def test_what_was_registered_stays_though_a_later_run_was_stopped_at_once(tmp_pa
     def ended(key, code):
         return code != "edited"
 
-    stopped = registration.registered(edited, first.to_json(), ended)
+    stopped = registration.with_registration(edited, first.to_json(), ended)
     other = dataclasses.replace(edited, analysis=Analysis(metric="val/loss", goal="min"))
-    assert registration.changes(registration.registered(other, stopped.to_json(), ended)) == [
+    assert registration.changes(registration.with_registration(other, stopped.to_json(), ended)) == [
         "metric was val/accuracy and is val/loss",
         "goal was max and is min",
     ]
@@ -412,9 +412,9 @@ def test_what_was_registered_stays_though_a_later_run_was_stopped_at_once(tmp_pa
 @pytest.mark.parametrize("which", ["position=none", "baseline"])
 def test_an_arm_that_was_exchanged_under_its_name_is_exploratory(tmp_path, which):
     plan, store = study(tmp_path, identities={arm: f"{arm} as it was" for arm in POSITIONS})
-    first = registration.registered(plan, None, lambda key, code: False)
+    first = registration.with_registration(plan, None, lambda key, code: False)
     now = dataclasses.replace(plan, identities={**plan.identities, which: "another"})
-    later = registration.registered(now, first.to_json(), lambda key, code: True)
+    later = registration.with_registration(now, first.to_json(), lambda key, code: True)
     doc = document(later, store)
     assert f"Exploratory: arm '{which}' was changed after results were seen." in doc["notes"]
     rows = {row["arm"]: row["exploratory"] for row in doc["arms"]}
@@ -422,7 +422,7 @@ def test_an_arm_that_was_exchanged_under_its_name_is_exploratory(tmp_path, which
     assert touched == ({"position=none"} if which == "position=none" else set(POSITIONS) - {"baseline"})
     assert doc["answers"][0].startswith("exploratory: position=none is 3.1 points below")
     every = dataclasses.replace(plan, identities=dict.fromkeys(POSITIONS, "another"))
-    later = registration.registered(every, first.to_json(), lambda key, code: True)
+    later = registration.with_registration(every, first.to_json(), lambda key, code: True)
     assert "Exploratory: every arm was changed after results were seen." in document(later, store)["notes"]
 
 
@@ -430,7 +430,7 @@ def test_a_comparison_whose_results_were_there_before_it_was_registered_is_explo
     """As those of a second study, with more seeds, that takes the trials of the first from the store."""
     plan, store = study(tmp_path)
     none = {item.trial.key for item in plan.trials if item.arm in ("baseline", "position=none") and item.seed < 2}
-    again = registration.registered(plan, None, lambda key, code: key in none)
+    again = registration.with_registration(plan, None, lambda key, code: key in none)
     doc = document(again, store)
     assert (
         "Exploratory: 4 of 20 trials had results before this plan was registered, those of position=none on both "
@@ -438,7 +438,7 @@ def test_a_comparison_whose_results_were_there_before_it_was_registered_is_explo
     ) in doc["notes"]
     assert [bool(row["exploratory"]) for row in doc["arms"]] == [False, True, False, False]
     base = {item.trial.key for item in plan.trials if item.arm == "baseline"}
-    shared = registration.registered(plan, None, lambda key, code: key in base)
+    shared = registration.with_registration(plan, None, lambda key, code: key in base)
     doc = document(shared, store)
     assert "5 of 20 trials had results before this plan was registered, of no comparison on both sides." in doc["notes"]
     assert not any(row["exploratory"] for row in doc["arms"])
@@ -446,7 +446,7 @@ def test_a_comparison_whose_results_were_there_before_it_was_registered_is_explo
 
 def test_a_plan_of_an_earlier_version_is_read_and_an_earlier_version_reads_this_one(tmp_path):
     plan, store = study(tmp_path, identities={arm: arm for arm in POSITIONS})
-    plan = registration.registered(plan, None, lambda key, code: False)
+    plan = registration.with_registration(plan, None, lambda key, code: False)
     data = plan.to_json()
     # An earlier version reads arms and looks by exactly these names, and leaves alone what else a plan holds.
     fields = {"name", "values", "baseline", "aliases", "skip", "note", "classes", "engine"}
@@ -457,8 +457,10 @@ def test_a_plan_of_an_earlier_version_is_read_and_an_earlier_version_reads_this_
     assert not any(
         "xploratory" in text for text in (*document(read, store)["notes"], *document(read, store)["answers"])
     )
-    later = registration.registered(dataclasses.replace(plan, analysis=Analysis(alpha=0.1)), old, lambda *_: True)
-    assert registration.changes(later) == ["alpha was 0.05 and is 0.1"] and registration.altered(later) == []
+    later = registration.with_registration(
+        dataclasses.replace(plan, analysis=Analysis(alpha=0.1)), old, lambda *_: True
+    )
+    assert registration.changes(later) == ["alpha was 0.05 and is 0.1"] and registration.altered_arms(later) == []
 
 
 def test_an_arm_that_joins_later_is_corrected_for_all_and_one_that_left_still_counts(tmp_path):

@@ -17,7 +17,7 @@ from scipy import stats
 import vitlab
 from vitlab import lab
 from vitlab.errors import SpecError
-from vitlab.plan.registration import changes, registered, registration
+from vitlab.plan.registration import changes, registration, with_registration
 from vitlab.plan.values import Arm, InterimAnalysis, Plan
 from vitlab.report.comparison import judge, refusals
 from vitlab.report.escalation import inconclusive_arms
@@ -140,8 +140,8 @@ def test_a_second_look_that_was_thought_of_later_is_exploratory(tmp_path):
     _, before = lab.plan_study(study(tmp_path, 2), out=tmp_path)
     _, after = lab.plan_study(study(tmp_path, {"count": 2, "escalate_to": 3}), out=tmp_path)
     earlier = {**before.to_json(), "registered": registration(before)}
-    assert changes(registered(after, earlier, lambda key, code: True)) == ["escalate_to was none and is 3"]
-    assert changes(registered(after, earlier, lambda key, code: False)) == []
+    assert changes(with_registration(after, earlier, lambda key, code: True)) == ["escalate_to was none and is 3"]
+    assert changes(with_registration(after, earlier, lambda key, code: False)) == []
 
 
 def test_seeds_that_make_no_sense_are_refused_where_they_stand(tmp_path):

@@ -180,7 +180,7 @@ def test_a_run_killed_as_it_begins_leaves_the_kept_version_as_it_was(
 
     write(here / "third.yaml", steps=3)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(lab, "began", killed)
+        patch.setattr(lab, "record_run", killed)
         lab.run("third.yaml", out="out")
     for _ in range(2):
         for file, steps in (("first.yaml", {4}), ("other.yaml", {2})):

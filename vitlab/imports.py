@@ -43,10 +43,10 @@ _imports: dict[str, Import] = {}
 def stamp_of(file: str | os.PathLike[str]) -> Stamp | None:
     """Return the stamp of a file, or None if there is no such file."""
     try:
-        found = os.stat(file)
+        state = os.stat(file)
     except (OSError, ValueError):
         return None
-    return Stamp(found.st_mtime_ns, found.st_size, found.st_ino)
+    return Stamp(state.st_mtime_ns, state.st_size, state.st_ino)
 
 
 def last_import(module: str) -> Import | None:
@@ -92,10 +92,10 @@ class _Witness:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        asked: set[str] = self._searching.__dict__.setdefault("names", set())
-        if name in asked:
+        searching: set[str] = self._searching.__dict__.setdefault("names", set())
+        if name in searching:
             return None
-        asked.add(name)
+        searching.add(name)
         try:
             for finder in list(sys.meta_path):
                 if finder is self or not hasattr(finder, "find_spec"):
@@ -107,5 +107,5 @@ class _Witness:
                         note(name, spec.origin, reloaded)
                     return spec
         finally:
-            asked.discard(name)
+            searching.discard(name)
         return None

@@ -23,14 +23,14 @@ from vitlab.driver import trust
 from vitlab.driver.scheduler import Watch, distinct, execute, with_prerequisites
 from vitlab.driver.study_lock import sole_driver
 from vitlab.errors import DataError, Problem, SpecError, TrialFailed, UserError, VitlabError, nearest
-from vitlab.plan.cohorts import unprobed
-from vitlab.plan.registration import registered
+from vitlab.plan.cohorts import without_benchmark
+from vitlab.plan.registration import with_registration
 from vitlab.plan.values import Plan, Planned, Trial, Tuning, probes_of
-from vitlab.plan.versions import began, content, content_of, differences, keep, name_of, rooted
+from vitlab.plan.versions import content, content_of, differences, full_path, keep, name_of, record_run
 from vitlab.plan.written import plan_data, read_plan
 from vitlab.report.api import OUT, study_path
 from vitlab.spec import Choice, RunSpec, Study, read_document, read_study
-from vitlab.spec.changes import blamed, is_known, unknown
+from vitlab.spec.changes import attribute_to_changes, is_known, unknown
 from vitlab.spec.trial import SOURCES
 from vitlab.store.folders import Store, TrialFolder, mapping, read_json, write_bytes, write_json
 from vitlab.store.result import Result
@@ -246,7 +246,7 @@ def plan_study(
             return error.problems
         return ()
 
-    raise SpecError(blamed(problems, changes, mistakes))
+    raise SpecError(attribute_to_changes(problems, changes, mistakes))
 
 
 def _study_and_plan(
@@ -259,7 +259,7 @@ def _study_and_plan(
     """Read and plan a study, see :func:`plan_study`."""
     loaded = [registry.load_file(plugin) for plugin in plugins]
     valid = {path: value for path, value in changes.items() if is_known(path)}
-    study, document, problems = read_study(file, {rooted(path): value for path, value in valid.items()})
+    study, document, problems = read_study(file, {full_path(path): value for path, value in valid.items()})
     problems += [unknown(path, changes[path], document) for path in changes if path not in valid]
     if study is not None:
         study = study.model_copy(update={"run": _with_builtins(study.run)})
@@ -306,7 +306,7 @@ def smoke(
 
     watch = watch or Watch()
     # Matching and tuning do not affect whether components run.
-    base = read_study(file, {rooted(path): value for path, value in changes.items()})[1].data.get("base")
+    base = read_study(file, {full_path(path): value for path, value in changes.items()})[1].data.get("base")
     short = {**changes, **_two_steps(base), "seeds": 1, "match": None, "tune": None}
     study, plan = plan_study(file, changes=short, plugins=plugins)
     store = Store(Path(out).resolve())
@@ -498,7 +498,7 @@ def _with_benchmarks(
 ) -> Plan:
     """Benchmark the engines of the missing trials if the study asks for it, and return the plan."""
     missing = [planned for planned in (*plan.trials, *plan.pending) if not _folder(store, planned).done()]
-    shapes = unprobed(missing, plan.probes) if study.run.engine == "measured" else {}
+    shapes = without_benchmark(missing, plan.probes) if study.run.engine == "measured" else {}
     if not shapes:
         return plan
     from vitlab.driver.benchmark import probe
@@ -632,7 +632,7 @@ def _write_study(
         "plugins": [str(Path(plugin).resolve()) for plugin in plugins],
         "commit": commit_of(source.parent),
     }
-    began(folder, plan.version, circumstances)
+    record_run(folder, plan.version, circumstances)
     if latest is not None and latest.name != plan.version:
         previous = latest.run.get("file", "")
         place = f" from {previous}," if previous and previous != str(source) else ""
@@ -655,7 +655,7 @@ def _write_plan(store: Store, plan: Plan) -> Plan:
 def _with_registration(plan: Plan, store: Store) -> Plan:
     """Return the plan with the analysis registered at the first run."""
     earlier = plan_data(store.study(plan.study) / "plan.json")
-    return registered(plan, earlier, lambda *trial: store.trial(*trial).done())
+    return with_registration(plan, earlier, lambda *trial: store.trial(*trial).done())
 
 
 def _without_memory() -> Any:
@@ -679,7 +679,7 @@ def _without_password(changes: Mapping[str, Any]) -> dict[str, Any]:
 def _run_spec(folder: Path) -> RunSpec:
     """Return the run section of a study's stored file with the stored changes of the command line."""
     changes = read_json(folder / "changes.json", mapping) or {}
-    study, _, problems = read_study(folder / "study.yaml", {rooted(path): value for path, value in changes.items()})
+    study, _, problems = read_study(folder / "study.yaml", {full_path(path): value for path, value in changes.items()})
     if study is None or problems:
         raise SpecError(problems)
     return _with_builtins(study.run)

@@ -226,7 +226,7 @@ def _priced(plan: Any, costs: dict[str, dict[str, Any]], device_tflops: float) -
 
 def _probed(plan: Any) -> Iterator[str]:
     """What was measured of engines, and what is still to be."""
-    from vitlab.plan.cohorts import shape, unprobed
+    from vitlab.plan.cohorts import shape, without_benchmark
 
     trials = (*plan.trials, *plan.pending)
     arms: dict[str, list[str]] = {}
@@ -234,8 +234,8 @@ def _probed(plan: Any) -> Iterator[str]:
         arms.setdefault(shape(planned.trial), []).append(planned.arm)
     for known, probe in plan.probes.items():
         if known in arms:
-            yield f"{', '.join(arms[known])}: {probe.said}"
-    if left := unprobed(trials, plan.probes):
+            yield f"{', '.join(arms[known])}: {probe.summary}"
+    if left := without_benchmark(trials, plan.probes):
         names = dict.fromkeys(planned.arm for some in left.values() for planned in some)
         yield f"{'; '.join(names)}: the engine is measured when the study is run; until then it is as the rule has it."
 

@@ -74,7 +74,7 @@ def _row(version: Version, store: Store) -> dict[str, Any] | None:
         "version": version.name,
         "run": version.when,
         "file": version.run.get("file", ""),
-        "set": version.given,
+        "set": version.set_options,
         "differs": differences(latest.content or {}, version.content or {}) if known else "",
         **{name: states[name] for name in COUNTS[:-1]},
         "missing": len(plan.pending) + states.total() - states["done"] - states["failed"],

@@ -112,7 +112,7 @@ def probe(
             benchmarks[shape] = EngineBenchmark(
                 max(speeds, key=speeds.__getitem__), members, speeds, outcome["why_not"]
             )
-            say(f"{', '.join(dict.fromkeys(planned.arm for planned in trials))}: {benchmarks[shape].said}")
+            say(f"{', '.join(dict.fromkeys(planned.arm for planned in trials))}: {benchmarks[shape].summary}")
     return benchmarks
 
 

@@ -13,7 +13,7 @@ from vitlab import registry
 from vitlab.errors import Interrupted, Refused, TrialFailed
 from vitlab.executors import Companion, Executor, How, Job, trial_endings
 from vitlab.geometry import Work
-from vitlab.plan.cohorts import engine_of, grouped
+from vitlab.plan.cohorts import engine_of, group_trials
 from vitlab.plan.values import EngineBenchmark, Plan, Planned, Trial
 from vitlab.spec import RunSpec
 from vitlab.spec.run import Abort
@@ -81,7 +81,8 @@ def execute(
     )
     elsewhere = {folder for job in running for folder in job.folders}
     rest = [planned for folder, planned in planned_of.items() if folder not in elsewhere]
-    jobs = [job(engine, group) for engine, group in grouped(rest, executor.slots, run.effective_engine, _work, probes)]
+    groups = group_trials(rest, executor.slots, run.effective_engine, _work, probes)
+    jobs = [job(engine, group) for engine, group in groups]
     return _drive(executor, running, jobs, planned_of, run, tracker, watch)
 
 

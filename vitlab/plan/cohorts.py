@@ -95,7 +95,7 @@ def shape(trial: Trial) -> str:
     return key_of(spec)[:32]
 
 
-def unprobed(trials: Iterable[Planned], probes: Mapping[str, EngineBenchmark]) -> dict[str, list[Planned]]:
+def without_benchmark(trials: Iterable[Planned], probes: Mapping[str, EngineBenchmark]) -> dict[str, list[Planned]]:
     """Return the stackable trials whose shape has no benchmark, by shape."""
     by_shape: dict[str, list[Planned]] = {}
     for planned in trials:
@@ -114,7 +114,7 @@ def stack_key(trial: Trial) -> str:
     return json.dumps([spec, trial.seeds["split"], trial.data, trial.code], sort_keys=True)
 
 
-def grouped(
+def group_trials(
     todo: Sequence[Planned], places: int, chosen: Engine, works: Works, probes: Mapping[str, EngineBenchmark] = {}
 ) -> list[tuple[str, list[Planned]]]:
     """Group trials that are trained together; return each group with its engine, ordered by its first trial.

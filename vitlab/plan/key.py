@@ -128,7 +128,7 @@ def modules_of_class(component: type) -> frozenset[str]:
 
     A base class from an installed distribution counts as a requirement, such as ``timm==1.0.20``.
     """
-    bases = {source.standing(base.__module__, component.__module__) for base in component.__mro__[1:]}
+    bases = {source.dependency_name(base.__module__, component.__module__) for base in component.__mro__[1:]}
     return frozenset({component.__module__, *bases} - {""})
 
 
@@ -179,6 +179,6 @@ def closure(modules: Iterable[str], reader: source.Reader = source.expected) -> 
             digests[module] = ""
             continue
         digests[module] = reader(module).digest
-        queue += source.followed(module, reader)
+        queue += source.dependencies(module, reader)
     source.remember()
     return digests

@@ -36,7 +36,7 @@ def family(plan: Plan) -> list[list[str]]:
     return [[arm.name, arm.baseline] for arm in plan.arms if arm.baseline is not None and not arm.skip]
 
 
-def registered(plan: Plan, earlier: Mapping[str, Any] | None, ended: Callable[[str, str], bool]) -> Plan:
+def with_registration(plan: Plan, earlier: Mapping[str, Any] | None, ended: Callable[[str, str], bool]) -> Plan:
     """Return the plan with the registration of its first run.
 
     Args:
@@ -76,7 +76,7 @@ def changes(plan: Plan) -> list[str]:
     return clauses
 
 
-def added(plan: Plan) -> set[str]:
+def added_comparisons(plan: Plan) -> set[str]:
     """Return the arms whose comparison was not registered at the first run."""
     if plan.registered is None:
         return set()
@@ -84,13 +84,13 @@ def added(plan: Plan) -> set[str]:
     return {arm for arm, baseline in family(plan) if (arm, baseline) not in registered_pairs}
 
 
-def altered(plan: Plan) -> list[str]:
+def altered_arms(plan: Plan) -> list[str]:
     """Return the arms that train something else than the arm registered under the same name."""
     identities = (plan.registered or {}).get("arms", {})
     return [arm for arm, identity in plan.identities.items() if identities.get(arm, identity) != identity]
 
 
-def known_before(plan: Plan) -> tuple[int, int, list[str]]:
+def results_before_registration(plan: Plan) -> tuple[int, int, list[str]]:
     """Return the results that existed before registration.
 
     Returns:
@@ -100,7 +100,7 @@ def known_before(plan: Plan) -> tuple[int, int, list[str]]:
     return earlier["results"], earlier["trials"], earlier["comparisons"]
 
 
-def removed(plan: Plan) -> list[str]:
+def removed_comparisons(plan: Plan) -> list[str]:
     """Return the arms whose comparison was registered and is no longer in the plan; it still counts in the family."""
     if plan.registered is None:
         return []

@@ -4,7 +4,7 @@ No module is imported for this.  The digest is of the syntax tree without docstr
 and code does.  A compiled module is digested by its bytes; a module without a file, such as a notebook, gets a digest
 that no other process has.
 
-Imports are followed from text to text (:func:`followed`).  A distribution installed from an index is not read: it
+Imports are followed from text to text (:func:`dependencies`).  A distribution installed from an index is not read: it
 counts as ``name==version``.
 
 Parsed texts are cached in the user's cache folder under the digest of the text, so that entries are never out of date.
@@ -110,7 +110,7 @@ def remember() -> None:
         _unsaved.clear()
 
 
-def followed(module: str, reader: Reader) -> Iterator[str]:
+def dependencies(module: str, reader: Reader) -> Iterator[str]:
     """Yield the direct dependencies of a module.
 
     For modules of vitlab, these are the modules of vitlab that they import.  For other modules, these are all imports
@@ -123,7 +123,7 @@ def followed(module: str, reader: Reader) -> Iterator[str]:
         yield from (above for above in _packages_above(module) if not reader(above).passed_on)
 
 
-def standing(module: str, importer: str) -> str:
+def dependency_name(module: str, importer: str) -> str:
     """Return how a module counts as a dependency of its importer: its name, ``name==version``, or ``""``.
 
     Modules of the importer's own package are read as text wherever they are, and others unless they are installed from
@@ -135,7 +135,7 @@ def standing(module: str, importer: str) -> str:
     return "" if _top(importer) == BUILT_IN else requirement_of(module)
 
 
-def home(module: str, name: str, reader: Reader) -> str:
+def defining_module(module: str, name: str, reader: Reader) -> str:
     """Return the module that defines the name in ``from module import name``, through re-exporting packages."""
     file = file_of(module)
     if name in ("", "*") or file is None or file.name != PACKAGE:
@@ -143,10 +143,10 @@ def home(module: str, name: str, reader: Reader) -> str:
     if file_of(f"{module}.{name}"):
         return f"{module}.{name}"
     passed_on = reader(module).passed_on.get(name, (module, name))
-    return module if passed_on == (module, name) else home(*passed_on, reader)
+    return module if passed_on == (module, name) else defining_module(*passed_on, reader)
 
 
-def edited(modules: Iterable[str]) -> str:
+def edited_module_message(modules: Iterable[str]) -> str:
     """Return an error message about the first module edited since this process imported it, or ``""``."""
     for module in modules:
         if "==" not in module and loaded(module).digest != expected(module).digest:
@@ -157,7 +157,7 @@ def edited(modules: Iterable[str]) -> str:
     return ""
 
 
-def mixed(modules: Iterable[str]) -> str:
+def mixed_versions_message(modules: Iterable[str]) -> str:
     """Return an error message if this process mixes two versions of code, or ``""``.
 
     After ``b`` alone is reloaded, a module with ``from b import f`` still has the old ``f``; after an upgrade of a
@@ -267,13 +267,13 @@ def _targets(module: str, place: tuple[str, str], reader: Reader) -> Iterator[st
     base, name = place
     if name and file_of(base) is None:  # a namespace package
         base, name = f"{base}.{name}", ""
-    dependency = standing(base, module)
+    dependency = dependency_name(base, module)
     if dependency and dependency != base:
         yield dependency
     elif dependency:
-        target = home(base, name, reader)
+        target = defining_module(base, name, reader)
         if _top(target) != _top(base):
-            target = standing(target, module)
+            target = dependency_name(target, module)
         if target and ("==" in target or file_of(target) or target in sys.modules):
             yield target
 

@@ -104,7 +104,7 @@ class EngineBenchmark:
     why_not: Mapping[str, str] = field(default_factory=dict)  #: engine to the reason why it was not measured
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """The result in one sentence.
 
         Example: ``engine vmap: 12,000 images/s of a worker, as a cohort of 16, 9,000 by loop; not stack: ...``

@@ -52,7 +52,7 @@ class Version:
         return datetime.fromtimestamp(self.time, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
     @property
-    def given(self) -> str:
+    def set_options(self) -> str:
         """The changes of the command line as ``--set`` options, without those of ``run`` and ``check``."""
         return " ".join(
             f"--set {shlex.quote(f'{path}={value if isinstance(value, str) else json.dumps(value)}')}"
@@ -61,7 +61,7 @@ class Version:
         )
 
 
-def rooted(path: str) -> str:
+def full_path(path: str) -> str:
     """Return the full path of a ``--set`` option: ``data.root`` is short for ``base.data.root``."""
     return path if path.split(".")[0] in Study.model_fields else f"base.{path}"
 
@@ -77,7 +77,7 @@ def content_of(file: Path, changes: Mapping[str, Any] = {}) -> dict[str, Any]:
     Raises:
         SpecError: if the file cannot be read as a study.
     """
-    study, document, problems = read_study(file, {rooted(path): value for path, value in changes.items()})
+    study, document, problems = read_study(file, {full_path(path): value for path, value in changes.items()})
     if study is None or problems:
         raise SpecError(problems)
     return content(document.data)
@@ -129,7 +129,7 @@ def keep(study: Path, new: str) -> Version | None:
     return latest
 
 
-def began(study: Path, version: str, circumstances: Mapping[str, Any]) -> None:
+def record_run(study: Path, version: str, circumstances: Mapping[str, Any]) -> None:
     """Write run.json of a version that is now the latest: its ``time, file, folder, plugins, commit``."""
     write_json(study / "run.json", {"version": version, **circumstances})
     (study / EARLIER / version / "plan.json").unlink(missing_ok=True)  # study.yaml there may be the file being run

@@ -211,7 +211,7 @@ def _version_of(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
     found = [version.folder for version in known if version.name == name_of(wanted)]
     if found:
         return found[0]
-    name, given = study.name, f" with {known[0].given}" if known[0].given else ""
+    name, given = study.name, f" with {known[0].set_options}" if known[0].set_options else ""
     latest = known[0].content
     differ = "" if latest is None else f": {differences(wanted, latest)}"
     raise UserError(

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitlab import statistics
-from vitlab.plan.registration import added, altered, changes, known_before
+from vitlab.plan.registration import added_comparisons, altered_arms, changes, results_before_registration
 from vitlab.plan.values import Plan
 from vitlab.report.frame import STATUSES, usable
 from vitlab.report.verdict import Verdict, decide
@@ -295,15 +295,15 @@ class _Family:
 
     @classmethod
     def of(cls, plan: Plan, compared: Mapping[str, str]) -> _Family:
-        later = added(plan)
+        later = added_comparisons(plan)
         first = 0 if plan.registered is None else len(plan.registered["family"])
         here = sum(arm not in later for arm in compared)
         reasons = {
             "this comparison was added after the first run": later,
-            "results of it were there before it was registered": known_before(plan)[2],
+            "results of it were there before it was registered": results_before_registration(plan)[2],
         }
         why = {arm: [*changes(plan), *(text for text, arms in reasons.items() if arm in arms)] for arm in compared}
-        for changed in altered(plan):
+        for changed in altered_arms(plan):
             for arm in (arm for arm, baseline in compared.items() if changed in (arm, baseline)):
                 why[arm].append(f"arm '{changed}' was changed after results were seen")
         return cls(plan, list(compared), list(later), max(0, first - here), why)

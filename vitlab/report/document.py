@@ -189,7 +189,7 @@ def of_version(plan: Plan, store: Store) -> list[str]:
     this, latest = versions.version(study, plan.version), versions.version(study)
     if this is None or latest is None:
         return []
-    notes = [f"Version {this.name[:8]} of this study was run with {this.given}."] if this.given else []
+    notes = [f"Version {this.name[:8]} of this study was run with {this.set_options}."] if this.set_options else []
     if this.name != latest.name:
         known = this.content is not None and latest.content is not None
         differ = f": {versions.differences(this.content or {}, latest.content or {})}" if known else ""
@@ -226,6 +226,6 @@ def _source(version: versions.Version | None, store: Store) -> dict[str, str]:
     if version is not None:
         words += [shown(version.folder.resolve() / "study.yaml"), f"--out {shown(store.root)}"]
         words += [f"--plugin {shown(Path(plugin))}" for plugin in run.get("plugins", ())]
-        words += [version.given] if version.given else []
+        words += [version.set_options] if version.set_options else []
     holds = f"In the folder that holds {store.root.name}" if place == store.root.parent else f"In {place}"
     return {"command": " ".join(words), "place": holds, "commit": str(run.get("commit", ""))}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vitlab.plan.registration import added
+from vitlab.plan.registration import added_comparisons
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.comparison import summary
@@ -35,7 +35,7 @@ def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> t
     rows = plain(summary(table(plan, gather(plan, store)), plan))
     waiting = {row["arm"] for row in rows if row["awaited"]}
     known = {row["arm"] for row in rows if row["arm"] in before} - waiting
-    if not waiting - added(plan):
+    if not waiting - added_comparisons(plan):
         failed = {row["arm"]: row["failed"] for row in rows}
         known |= {row["arm"] for row in rows if row["arm"] not in waiting and may_be_settled(row, plan, failed)}
     return tuple(row["arm"] for row in rows if row["arm"] in known)

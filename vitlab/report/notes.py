@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitlab.plan.match import overlap
-from vitlab.plan.registration import added, altered, changes, known_before, removed
+from vitlab.plan.registration import (
+    added_comparisons,
+    altered_arms,
+    changes,
+    removed_comparisons,
+    results_before_registration,
+)
 from vitlab.plan.tune import edges
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
@@ -248,7 +254,7 @@ def _exploratory(plan: Plan) -> list[str]:
         f"Exploratory: since the study was first run, {change}; every verdict was reached with the results known."
         for change in changes(plan)
     ]
-    later, gone, changed = sorted(added(plan)), removed(plan), altered(plan)
+    later, gone, changed = sorted(added_comparisons(plan)), removed_comparisons(plan), altered_arms(plan)
     if len(changed) > 1 and set(changed) == set(plan.identities):
         said.append("Exploratory: every arm was changed after results were seen.")
     else:
@@ -264,7 +270,7 @@ def _exploratory(plan: Plan) -> list[str]:
         said.append(
             f"{_names(gone)} left the family of comparisons after the first run; it still counts in the correction."
         )
-    results, trials, compared = known_before(plan)
+    results, trials, compared = results_before_registration(plan)
     if results:
         before = f"{results:,} of {phrasing.count(trials, 'trial')} had results before this plan was registered"
         said.append(

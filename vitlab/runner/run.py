@@ -50,11 +50,11 @@ def check_trial(trial: Trial) -> None:
         modules = closure({RUNNER, *modules_of_spec(trial.spec)}, source.loaded)
     except VitlabError as error:
         raise Refused(f"the components of this trial differ from its plan: {error}") from error
-    sentence = source.mixed(modules)
+    sentence = source.mixed_versions_message(modules)
     if code != trial.code:
         sentence = (
             sentence
-            or source.edited(modules)
+            or source.edited_module_message(modules)
             or (
                 f"the code here ({code[:12]}) is not the code this trial was planned under ({trial.code[:12]}); "
                 "plan it again with 'vitlab run'"

@@ -26,10 +26,10 @@ def unknown(path: str, value: Any, document: Document) -> Problem:
     close = closest(first, [*Study.model_fields, *TrialSpec.model_fields]) or closest(first, names)
     hint = f" Did you mean '{names[close]}'?" if close is not None else ""
     keys = ", ".join([*Study.model_fields, *TrialSpec.model_fields])
-    return Problem(written(path, value), 0, 0, f"unknown key '{first}'.{hint} A path begins with one of: {keys}.")
+    return Problem(format_change(path, value), 0, 0, f"unknown key '{first}'.{hint} A path begins with one of: {keys}.")
 
 
-def blamed(
+def attribute_to_changes(
     problems: Sequence[Problem], changes: Mapping[str, Any], mistakes: Callable[[Mapping[str, Any]], Sequence[Problem]]
 ) -> list[Problem]:
     """Attribute each mistake to the changes without which it does not occur.
@@ -47,12 +47,12 @@ def blamed(
         if not causes and not _among(problem, unchanged):
             causes = list(changes)
         if causes and not problem.file.startswith("--set "):
-            problem = Problem(" ".join(written(path, changes[path]) for path in causes), 0, 0, problem.message)
+            problem = Problem(" ".join(format_change(path, changes[path]) for path in causes), 0, 0, problem.message)
         attributed.append(problem)
     return attributed
 
 
-def written(path: str, value: Any) -> str:
+def format_change(path: str, value: Any) -> str:
     """Format a change as an option of the command line."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return f"--set {path}={text:.100}"
