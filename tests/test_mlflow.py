@@ -393,10 +393,29 @@ def test_points_and_artifacts_that_were_deleted_are_delivered_again(runs: Runs) 
     with sqlite3.connect(runs.out / "mlflow.db") as connection:
         connection.execute("delete from metrics where step = 2 and key = 'val/accuracy'")
     connection.close()
-    assert runs.tracker().close()
+    assert runs.tracker().sync()
     holds_all_once(runs)
     for run in runs.runs():
         assert set(artifacts(runs, run.info.run_id)) >= {"history.csv", "spec.json"}
+
+
+def test_only_sync_asks_for_what_each_run_holds_unless_a_run_lacks_something(runs: Runs, monkeypatch: Patch) -> None:
+    assert runs.tracker().close()
+    asked: list[str] = []
+    genuine = MlflowClient.get_metric_history
+
+    def noted(self: Any, run: str, name: str) -> Any:
+        asked.append(run)
+        return genuine(self, run, name)
+
+    monkeypatch.setattr(MlflowClient, "get_metric_history", noted)
+    assert runs.tracker().close() and asked == []
+    assert runs.tracker().sync() and len(asked) == 4
+    asked.clear()
+    runs.client.delete_run(runs.runs()[0].info.run_id)
+    assert runs.tracker().close() and len(set(asked)) == 3, "the other three runs"
+    monkeypatch.undo()
+    holds_all_once(runs)
 
 
 def test_a_journal_whose_first_line_is_damaged_has_its_run(runs: Runs) -> None:
@@ -469,8 +488,16 @@ def test_a_file_that_the_user_names_is_not_replaced(runs: Runs, tmp_path: Path, 
 
 
 def test_deliveries_leave_the_environment_alone(runs: Runs, monkeypatch: Patch) -> None:
-    """Another thread copies it to start a worker, which fails where a variable comes or goes meanwhile."""
+    """Another thread copies it to start a worker, which fails where a variable comes or goes meanwhile.
+
+    Once nothing more is delivered, it is as before.
+    """
+    service.restore()  # what trackers of other tests have left that were not closed
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "33")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    before = dict(os.environ)
     tracker = runs.tracker()
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "0" and os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "33"
     touched: list[str] = []
     for name in ("__setitem__", "__delitem__"):
         genuine = getattr(os._Environ, name)
@@ -481,7 +508,8 @@ def test_deliveries_leave_the_environment_alone(runs: Runs, monkeypatch: Patch) 
 
         monkeypatch.setattr(os._Environ, name, noted)
     tracker.update()
-    assert tracker.close() and touched == []
+    assert touched == []
+    assert tracker.close() and dict(os.environ) == before
 
 
 def test_an_output_folder_that_moves_and_one_that_begins_anew(runs: Runs) -> None:

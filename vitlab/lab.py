@@ -396,7 +396,7 @@ def sync(
                 run_spec = run_spec.model_copy(update={"tracking_uri": None})
         delivery = _tracker(plan, store, run_spec)
         if delivery.title:
-            links.append((plan.study, delivery.close(sorted((file.parent / "report").glob("*")))))
+            links.append((plan.study, delivery.sync(sorted((file.parent / "report").glob("*")))))
     if unreadable:
         raise UserError("\n".join(unreadable))
     return links

@@ -27,6 +27,14 @@ class BackgroundTracker(Tracker):
             self._thread.start()
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
+        self._join()
+        return self.tracker.close(report)
+
+    def sync(self, report: Sequence[Path] = ()) -> str | None:
+        self._join()
+        return self.tracker.sync(report)
+
+    def _join(self) -> None:
+        """Wait for the delivery that is under way."""
         if self._thread is not None:
             self._thread.join()
-        return self.tracker.close(report)

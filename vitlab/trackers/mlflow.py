@@ -64,7 +64,6 @@ class MlflowTracker(Tracker):
         """
         super().__init__(plan, store, run)
         self.address = locate(run.tracking_uri, store.root)
-        service.configure(self.address)
         self._trials = tracked_trials(plan)
         self._models = select_trials(self._trials, model_seed) if models == "arms" else []
         if models == "arms" and run.keep == "none":
@@ -78,6 +77,19 @@ class MlflowTracker(Tracker):
         self._session: TrialRuns | None = None
         self._committed = b""  #: the offsets file as last written by this process
         self._viewed: Any = None  #: metrics and images in the saved views
+        self._verifies = False  #: True if all runs are compared with the journals
+        service.configure(self.address)
+
+    def close(self, report: Sequence[Path] = ()) -> str | None:
+        service.configure(self.address)
+        try:
+            return super().close(report)
+        finally:
+            service.restore()
+
+    def sync(self, report: Sequence[Path] = ()) -> str | None:
+        self._verifies = True
+        return self.close(report)
 
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str:
         database = self.address.database
@@ -106,7 +118,7 @@ class MlflowTracker(Tracker):
                 log.warning("%s was deleted or emptied; a new database is filled from the trials.", database)
         if self._session is None or self._account() != self._committed:  # or another process has delivered since
             self._session = self._open()
-            if final:  # other processes delivered the trials, so the runs are compared with the journals
+            if final and (self._verifies or self._session.lost):
                 self._session.verify(self._trials)
         session = self._session
         first_error: Exception | None = None

@@ -45,13 +45,26 @@ LOGGERS = {
 
 
 def configure(address: Address) -> None:
-    """Set MLflow's settings for this process.
+    """Set MLflow's settings for this process, until :func:`restore`.
 
-    Do not call while another thread may copy the environment, as starting a worker does: a copy fails if the
+    Call neither while another thread may copy the environment, as starting a worker does: a copy fails if the
     environment changes meanwhile.
     """
     for name, value in {**SETTINGS, **(SQLITE if address.database is not None else {})}.items():
-        os.environ.setdefault(name, value)
+        if name not in os.environ:
+            os.environ[name] = value
+            _configured[name] = value
+
+
+def restore() -> None:
+    """Unset MLflow's settings that :func:`configure` has set, for the user's own calls of MLflow in this process."""
+    for name, value in _configured.items():
+        if os.environ.get(name) == value:  # otherwise the user has set it since
+            del os.environ[name]
+    _configured.clear()
+
+
+_configured: dict[str, str] = {}  # variables that the user had not set
 
 
 @contextmanager

@@ -59,6 +59,7 @@ class TrialRuns:
         self.root = root
         self.source = source
         self.created = False  #: True if a run was created since the last :meth:`settle`
+        self.lost = False  #: True if the last :meth:`settle` found that MLflow lacks something that was delivered
         self._runs: dict[str, Any] = {}  #: runs that are not described yet
         self._earlier: dict[str, list[str]] = {}  #: runs of earlier trainings of trials that have not restarted
         self._colours = records.colours(plan)
@@ -70,7 +71,7 @@ class TrialRuns:
         this output folder that belong to no trial are marked as superseded; those of a trial whose folder is gone, once
         the trial restarts.  A run that lacks delivered data, as on a server restored from a backup, is filled again.
         """
-        self.created = False
+        self.created = self.lost = False
         self._runs = {}
         self._earlier = {}
         by_identity: dict[str, list[Any]] = {}
@@ -102,11 +103,13 @@ class TrialRuns:
                 if run.data.tags.get("vitlab.began", "") == matching[0].data.tags.get("vitlab.began", ""):
                     self.client.delete_run(run.info.run_id)
             if not matching:
+                self.lost |= state is not None and bool(began)
                 self.offsets.runs.pop(item.identity, None)
                 continue
             run = matching[0]
             current |= {run.info.run_id for run in matching}
             if state is None or state.run != run.info.run_id or _lacks_data(run, state):
+                self.lost |= state is not None
                 state = self.offsets.runs[item.identity] = RunState(run.info.run_id, status=run.info.status)
             state.began = int(run.data.tags.get("vitlab.began") or 0)
             if not state.described:
