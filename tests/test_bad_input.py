@@ -665,13 +665,14 @@ def test_a_hostile_file_runs_nothing_and_writes_nowhere(here: Path, said: str, i
 
 
 @pytest.mark.parametrize(
-    "where", ["MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY", "netrc", "file"]
+    "where", ["MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY", "netrc", ".mlflow", ".aws"]
 )
 def test_credentials_go_to_no_server_that_only_a_study_file_names(
     where: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(here / "home"))
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name in ("MLFLOW_TRACKING_URI", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.delenv(name, raising=False)
     uri = "http://127.0.0.1:9"
     (here / "s.yaml").write_text(STUDY.replace("study: small", f"study: small\nrun: {{tracking_uri: '{uri}'}}"))
     assert call("validate", "s.yaml")[0] == 0, "a server of this machine, and nothing to give away"
@@ -679,9 +680,9 @@ def test_credentials_go_to_no_server_that_only_a_study_file_names(
         (here / "netrc").write_text("machine 127.0.0.1 login me password hush\n")
         (here / "netrc").chmod(0o600)
         monkeypatch.setenv("NETRC", str(here / "netrc"))
-    elif where == "file":
-        (here / "home" / ".mlflow").mkdir(parents=True)
-        (here / "home" / ".mlflow" / "credentials").touch()
+    elif where.startswith("."):
+        (here / "home" / where).mkdir(parents=True)
+        (here / "home" / where / "credentials").touch()
     else:
         monkeypatch.setenv(where, "hush")
     code, _, err = call("validate", "s.yaml")

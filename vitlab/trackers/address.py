@@ -184,7 +184,8 @@ _CREDENTIALS = (
 def _credentials(host: str) -> str:
     """Return the variable or file in which MLflow would find credentials for a host; empty if there is none."""
     sources = [name for name in _CREDENTIALS if os.environ.get(name)]
-    sources += [name for name in ("~/.mlflow/credentials",) if Path(name).expanduser().exists()]
+    aws = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials"
+    sources += [name for name in ("~/.mlflow/credentials", aws) if Path(name).expanduser().exists()]
     for name in (os.environ.get("NETRC") or "~/.netrc", "~/_netrc"):  # the files that requests reads
         with suppress(OSError, netrc.NetrcParseError):
             if netrc.netrc(str(Path(name).expanduser())).authenticators(host):
