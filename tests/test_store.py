@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import handmade
@@ -30,6 +31,25 @@ def test_a_result_comes_back_bit_for_bit(tmp_path: Path) -> None:
     folder.finish(result())
     back = folder.result()
     assert back is not None and repr(back) == repr(result()) and folder.done()
+
+
+def test_when_an_old_result_ended_is_the_time_of_its_file_unless_that_was_copied(tmp_path: Path) -> None:
+    folder = Store(tmp_path).trial("key", "code")
+    started, wall_s = 1.7e9, 3600.0
+    circumstances = replace(result().circumstances, started=started, wall_s=wall_s)
+    folder.finish(replace(result(), circumstances=circumstances))
+    file = folder.path / "result.json"
+    stored = read_json(file)
+    del stored["circumstances"]["ended"]
+    write_json(file, stored)
+    for written, ended in (
+        (started + wall_s + 60, started + wall_s + 60),
+        (started + 10, started + wall_s),
+        (started + 90 * 24 * 3600, started + wall_s),
+    ):
+        os.utime(file, (written, written))
+        found = folder.result()
+        assert found is not None and found.circumstances.ended == ended
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -323,13 +343,22 @@ def test_temporary_files_are_abandoned_once_their_process_has_ended(tmp_path: Pa
     mine = temporary(tmp_path / "plan.json")
     mine.touch()
     elsewhere = mine.with_name(".plan.json.otherhost~1~2~3.0123456789abcdef")
-    old = mine.with_name(".study.yaml.0123456789abcdef")
-    for file in (elsewhere, old, tmp_path / ".hidden", tmp_path / ".mlflow.lock", tmp_path / "plan.json"):
+    earlier = [".study.yaml.0123456789abcdef", ".report.html.71", ".mlflow.db.71", ".mlflow.db.71.1790000000123456789"]
+    earlier += [".mlflow.db.71.1790000000123456789-journal", ".mlflow-offsets.json.0123456789abcdef"]
+    old = [mine.with_name(name) for name in earlier]
+    for file in (
+        elsewhere,
+        *old,
+        tmp_path / ".hidden",
+        tmp_path / ".mlflow.lock",
+        tmp_path / ".notes.1",
+        tmp_path / "plan.json",
+    ):
         file.touch()
     assert abandoned(tmp_path) == sorted([*dead, journal])
-    for file in (elsewhere, old, mine):
+    for file in tmp_path.iterdir():
         os.utime(file, (0, 0))
-    assert abandoned(tmp_path) == sorted([*dead, journal, elsewhere, old]), "that of a living process never is"
+    assert abandoned(tmp_path) == sorted([*dead, journal, elsewhere, *old]), "that of a living process never is"
 
 
 def test_clear_deletes_what_killed_drivers_left_and_nothing_else(tmp_path: Path) -> None:

@@ -55,6 +55,9 @@ DAMAGED = ".damaged-"
 ABANDONED_S = 24 * 3600.0
 """Age in seconds from which a temporary file of another machine or an unknown process counts as abandoned."""
 
+COPIED_S = 7 * 24 * 3600.0
+"""Age of a result when its file was written from which on the file is taken for a copy."""
+
 
 class Damaged(VitlabError):
     """A damaged stored file."""
@@ -97,7 +100,11 @@ class TrialFolder:
         result = read_json(file, self._own_result)
         if result is None or result.circumstances.ended:
             return result
-        return replace(result, circumstances=replace(result.circumstances, ended=file.stat().st_mtime))
+        ended, around = file.stat().st_mtime, result.circumstances
+        earliest = around.started + around.wall_s
+        if not earliest <= ended <= earliest + COPIED_S:
+            ended = earliest
+        return replace(result, circumstances=replace(around, ended=ended))
 
     def done(self) -> bool:
         """Return True if the trial has a result."""
@@ -583,7 +590,12 @@ _Signature = tuple[int, int, int] | None
 _checked: dict[Path, tuple[_Signature, bool]] = {}  #: files that were read, their state, and True if whole
 _reported: dict[Path, _Signature] = {}  #: damaged files that were reported, and their state
 
-_TEMPORARY = re.compile(r"\..+?\.(?:(?P<owner>[^/.~]+~[^/.]*)\.)?[0-9a-f]{16}(?:-journal|-wal|-shm)?")
+# Earlier versions named them without an owner, and some by numbers: .NAME.PID and .mlflow.db.PID.TIME_NS.
+_TEMPORARY = re.compile(
+    r"\.(?:.+?\.(?:(?P<owner>[^/.~]+~[^/.]*)\.)?[0-9a-f]{16}"
+    r"|(?:plan\.json|study\.yaml|changes\.json|report\.\w+|mlflow-offsets\.json|mlflow\.db)\.[0-9]+(?:\.[0-9]{18,20})?)"
+    r"(?:-journal|-wal|-shm)?"
+)
 
 _PROGRESS = TypeAdapter(Progress)
 _TIME = TypeAdapter(Millis)
