@@ -196,6 +196,13 @@ def test_every_module_behind_a_star_is_followed(tmp_path: Path) -> None:
     assert {"starry.one", "starry.two", "starry.three"} <= set(closure(["star_gazer"]))
 
 
+def test_packages_that_pass_one_name_to_each_other_end(tmp_path: Path) -> None:
+    write(tmp_path / "ring_a" / "__init__.py", "from ring_b import name\n")
+    write(tmp_path / "ring_b" / "__init__.py", "from ring_a import name\n")
+    write(tmp_path / "ring_user.py", "from ring_a import name\n")
+    assert {"ring_user", "ring_a"} <= set(closure(["ring_user"]))
+
+
 def install(site: Path, name: str, version: str, recorded: Mapping[str, Any] | None = None) -> Path:
     """Lay a package and its metadata down as pip would, in the place of an earlier version."""
     for old in site.glob(f"{name}-*.dist-info"):

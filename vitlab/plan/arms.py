@@ -151,7 +151,9 @@ def notes_on_files(arms: Iterable[ResolvedArm], seeds: Seeds) -> list[str]:
 _SEEN_BY = {"init_from": "Validation seen in pretraining", "teacher": "Validation seen by teacher"}
 
 
-def _has_seen(file: FilePath, trial: ResolvedTrial, seeds: Seeds) -> str | None:
+def _has_seen(
+    file: FilePath, trial: ResolvedTrial, seeds: Seeds, visited: frozenset[FilePath] = frozenset()
+) -> str | None:
     """Return how the weights in a file may have been trained on a trial's validation images.
 
     Returns:
@@ -168,8 +170,12 @@ def _has_seen(file: FilePath, trial: ResolvedTrial, seeds: Seeds) -> str | None:
                 return f"{file.parent.name[:8]}/{file.name} was trained on another split of {mine['type']}{why}"
     except (KeyError, TypeError, ValueError):
         return None  # the file is missing or is not a trial's spec
+    if len(file.parents) < 3:  # not in a trial's folder: the trials that it needed cannot be located
+        return ""
+    visited |= {file}
     for source_key in source.needs.values():
-        if clause := _has_seen(file.parents[2] / source_key / file.name, trial, seeds):
+        needed = file.parents[2] / source_key / file.name
+        if needed not in visited and (clause := _has_seen(needed, trial, seeds, visited)):
             return clause
     return ""
 

@@ -137,13 +137,16 @@ def dependency_name(module: str, importer: str) -> str:
 
 def defining_module(module: str, name: str, reader: Reader) -> str:
     """Return the module that defines the name in ``from module import name``, through re-exporting packages."""
-    file = file_of(module)
-    if name in ("", "*") or file is None or file.name != PACKAGE:
-        return module
-    if file_of(f"{module}.{name}"):
-        return f"{module}.{name}"
-    passed_on = reader(module).passed_on.get(name, (module, name))
-    return module if passed_on == (module, name) else defining_module(*passed_on, reader)
+    visited: set[tuple[str, str]] = set()
+    while (module, name) not in visited:  # packages may pass one name to each other
+        visited.add((module, name))
+        file = file_of(module)
+        if name in ("", "*") or file is None or file.name != PACKAGE:
+            break
+        if file_of(f"{module}.{name}"):
+            return f"{module}.{name}"
+        module, name = reader(module).passed_on.get(name, (module, name))
+    return module
 
 
 def edited_module_message(modules: Iterable[str]) -> str:
