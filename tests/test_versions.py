@@ -231,6 +231,9 @@ def test_where_a_study_runs_and_where_its_data_lies_is_no_other_version() -> Non
     assert name_of(content(plain)) == name_of(content(elsewhere)) != name_of(content({**plain, "seeds": 3}))
     assert name_of(content(plain)) == name_of(content(dict(reversed(plain.items()))))
     assert differences(content(plain), content({**plain, "question": "Why?"})) == "question (absent) -> Why?"
+    cut = {**plain, "base": {"data": {"type": "digits", "fraction": 0.5}}}
+    assert differences(content(plain), content(cut)) == "train.steps 4 -> (absent); data.fraction (absent) -> 0.5"
+    assert differences(content(cut), content(plain)) == "data.fraction 0.5 -> (absent); train.steps (absent) -> 4"
 
 
 def test_a_store_of_an_earlier_vitlab_is_read_and_goes_on(here: Path) -> None:

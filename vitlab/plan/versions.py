@@ -153,6 +153,7 @@ def find(study: Path, version: str) -> Version:
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     """Format the differences of two contents: ``train.epochs 10 -> 1; seeds 5 -> 2``."""
     before, after = flat(first), flat(second)
+    before, after = _with_types(before, after), _with_types(after, before)
     paths = [path for path in {**before, **after} if before.get(path, _ABSENT) != after.get(path, _ABSENT)]
     parts = [
         f"{path.removeprefix('base.')} {_text(before.get(path, _ABSENT))} -> {_text(after.get(path, _ABSENT))}"
@@ -214,6 +215,14 @@ def _canonical(value: Any, name: str = "") -> Any:
         rest = {key: _canonical(item, str(key)) for key, item in value.items() if (name, key) != ("data", "root")}
         return rest["type"] if set(rest) == {"type"} else rest
     return [_canonical(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _with_types(leaves: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the leaves with a component in its long form, ``data.type``, where that is what others name it by."""
+    return {
+        f"{path}.type" if path not in others and f"{path}.type" in others and isinstance(value, str) else path: value
+        for path, value in leaves.items()
+    }
 
 
 def _text(value: Any) -> str:
