@@ -26,6 +26,7 @@ from vitlab.geometry import Work
 from vitlab.plan.cohorts import LARGEST, MOST, NARROW, engine_of, group_trials, shape, stack_key
 from vitlab.plan.values import Planned, Trial
 from vitlab.registry import listing, slot
+from vitlab.runner.attempt import Attempt
 from vitlab.runner.run import Settings, run_cohort, run_trial
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.spec.run import Engine
@@ -476,6 +477,8 @@ def test_what_cannot_be_stacked_is_trained_by_itself_and_says_why(
     assert results(items)[0].circumstances.numerics["engine"] == "loop"
     starts = [event for event in items[1][1].events()[0] if event.kind == "start"]
     assert re.search(r"could not be stacked: .*blocks.0.mlp.* not to be safe for vmap", starts[-1].body["note"])
+    assert [event.body["attempt"] for event in starts] == [1, 1], "one attempt, which falls back"
+    assert Attempt(*items[1], SETTINGS, torch.device("cpu")).number == 2
 
 
 def test_one_that_cannot_begin_fails_alone(tmp_path: Path) -> None:

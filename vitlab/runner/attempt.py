@@ -67,7 +67,8 @@ class Attempt:
         )  # wall-clock time may be adjusted; monotonic time may not
         events, _ = folder.events()
         starts = [event for event in events if event.kind == "start"]
-        self.number = len(starts) + 1
+        numbers = [number for event in starts if isinstance(number := event.body.get("attempt"), int)]
+        self.number = max(numbers, default=0) + 1  # an attempt that falls back to the loop starts twice
         self.first_began = starts[0].t / 1000 if starts else self.began
         self.last_logged_step = max((event.body["step"] for event in events if event.kind == "metrics"), default=-1)
         self.size = 0, 0  #: parameters and multiply-accumulates
