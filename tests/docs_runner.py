@@ -227,7 +227,14 @@ def _vitlab(words: list[str], reader: Reader) -> None:
         changes = APART | ({} if "--smoke" in words else SMALL)
         words = [*words, *(part for path, value in changes.items() for part in ("--set", f"{path}={value}"))]
         return _apart(lambda: _main(words) if reader.drawn else _undrawn(words), reader)
+    if words[0] == "explain":  # the version that was trained in small is the study's latest
+        words = [_study_name(reader.here / word) or word for word in words]
     return _apart(lambda: _main(words), reader)
+
+
+def _study_name(file: Path) -> str:
+    """Return the name of the study in a file; empty for anything else."""
+    return yaml.safe_load(file.read_text())["study"] if file.suffix == ".yaml" and file.is_file() else ""
 
 
 def _read(words: list[str]) -> None:

@@ -30,10 +30,12 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import SpecError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.lab import Answer, plan_study
+from vitlab.plan import arms
 from vitlab.plan.key import DISTILLATION, code_of
 from vitlab.plan.values import Plan
 from vitlab.registry import slot
 from vitlab.runner.run import Settings, run_trial
+from vitlab.spec import Seeds
 from vitlab.spec.trial import Distill
 from vitlab.store.folders import Store
 from vitlab.training.artifacts import InputSpec
@@ -574,10 +576,18 @@ def test_weights_that_torchvision_publishes(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_plan_with_published_weights_fetches_nothing(tmp_path: Path) -> None:
+    from torchvision.models import ResNet18_Weights
+
+    from vitlab.weights import open_pretrained
+
     data = {"type": "synthetic", "num_classes": 1000}
     taught = {**base(teacher={"pretrained": RESNET18}), "data": data}
     plan = planned(tmp_path, base=taught, design=None)
     assert any("Validation seen by teacher" in note and RESNET18 in note for note in plan.notes)
+    digest = ResNet18_Weights.IMAGENET1K_V1.url.rpartition("-")[2].removesuffix(".pth")
+    assert plan.trials[0].trial.files == {"teacher": {RESNET18: digest}}
+    with pytest.raises(WeightsError, match=f"publishes other weights .*{digest}.* than the plan names .0123abcd"):
+        open_pretrained(RESNET18, "0123abcd")
     other = planned(
         tmp_path, base={**base(teacher={"pretrained": "ResNet50_Weights.IMAGENET1K_V2"}), "data": data}, design=None
     )
@@ -606,6 +616,23 @@ def test_of_a_file_that_a_trial_left_it_is_known_what_it_has_seen(taught: Answer
     again = answer.results().iloc[0]
     if teacher.seeds["init"] == 0:
         assert again["test/loss"] == first["test/loss"], "by file or by trial, it is the same teacher"
+
+
+def test_trials_that_need_each_other_and_files_in_no_folder_of_a_trial_end(
+    taught: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As specs beside files that came from elsewhere may have it."""
+    teacher = taught.plan.prerequisites[0]
+    trial: Any = SimpleNamespace(plain={"data": {"type": "synthetic"}}, info=SimpleNamespace(identity="other"))
+    for file, needed in (("/out/trials/a/c/w.safetensors", "a/c"), ("/w.safetensors", "b/c")):
+        spec = {**teacher.to_json(), "needs": {"init_from": needed}}
+        monkeypatch.setattr(arms, "read_json", lambda path, spec=spec: spec)
+        assert arms._has_seen(Path(file), trial, Seeds()) == ""
+    around = {"a": "b/c", "b": "a/c"}
+    monkeypatch.setattr(
+        arms, "read_json", lambda path: {**teacher.to_json(), "needs": {"teacher": around[path.parts[3]]}}
+    )
+    assert arms._has_seen(Path("/out/trials/a/c/w.safetensors"), trial, Seeds()) == ""
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------

@@ -346,11 +346,12 @@ def test_an_arm_whose_trial_is_being_written_is_named_and_not_passed_over(tmp_pa
 
     from vitlab.driver.explanations import examine_arms
     from vitlab.store.folders import Store
+    from vitlab.store.result import Circumstances, Outcome, Result
 
     store = Store(tmp_path)
     folder = store.trial("k", "c")
-    folder.path.mkdir(parents=True)
-    (folder.path / "result.json").touch()
+    outcome = Outcome({"val/accuracy": 0.5}, (), "", 1, 8)
+    folder.finish(Result("k", "c", "done", outcome, Circumstances(1.0, 1.0, "here", 1, 1, 1, 1, {}, {}, 2.0)))
     trial = SimpleNamespace(key="k", code="c")
     plan: Any = SimpleNamespace(
         trials=[SimpleNamespace(arm="plain", trial=trial)], arms=[SimpleNamespace(name="plain")]

@@ -197,6 +197,8 @@ class Resolver:
                     pass  # without torchvision, the name alone identifies the weights
                 else:
                     identified["pretrained"] = {"name": source["pretrained"], "sha256": digest}
+                    if digest is not None:
+                        files[role] = {source["pretrained"]: digest}
             elif isinstance(source.get("trial"), Mapping):
                 tree = source["trial"]
                 if role == "teacher" and "data" not in tree:

@@ -44,7 +44,10 @@ class Trial:
     needs: Mapping[str, Annotated[str, Field(pattern=r"^[\w-]*/?[\w-]*$")]] = field(default_factory=dict)
     """Role to key and code of the trial whose weights this one starts from."""
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Role to file name to SHA-256, for the checkpoints of the plan; compared when the files are opened."""
+    """Role to file name to SHA-256, for the checkpoints of the plan; compared when the files are opened.
+
+    Published weights stand under their name, with the beginning of their SHA-256.
+    """
     key: FolderName = ""
     code: FolderName = ""
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -90,7 +90,8 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
         teacher, theirs, notes = loaded.model, InputSpec(loaded.info, loaded.mean, loaded.std), loaded.notes
     elif how.teacher is not None and how.teacher.pretrained is not None:
         weights: Any = importlib.import_module(READER)
-        loaded = weights.open_pretrained(how.teacher.pretrained)
+        name = how.teacher.pretrained
+        loaded = weights.open_pretrained(name, trial.files.get("teacher", {}).get(name))
         teacher, theirs, notes = loaded.model, InputSpec(loaded.info, loaded.mean, loaded.std), loaded.notes
     elif how.teacher is not None:
         teacher, transform = _load_dependency("teacher", trial, folder)

@@ -7,6 +7,7 @@ it before it is opened, even one from the cache.
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -19,17 +20,24 @@ from vitlab.weights.known import ModelFacts
 from vitlab.weights.opening import OpenedModel, open_model
 
 
-def open_pretrained(name: str) -> OpenedModel:
+def open_pretrained(name: str, planned: str | None = None) -> OpenedModel:
     """Return the model of published weights, with torchvision's facts on its images and classes.
 
     Args:
         name: as ``torchvision.models.get_weight`` takes it: ``RegNet_Y_16GF_Weights.IMAGENET1K_V2``.
+        planned: the beginning of their SHA-256 in the plan, as :func:`digest_of` returned it there.
 
     Raises:
-        WeightsError: if there are none of this name, they cannot be downloaded, differ from the published ones, or are
-            those of an unsupported network.
+        WeightsError: if there are none of this name, they cannot be downloaded, differ from the published or
+            planned ones, or are those of an unsupported network.
     """
     weights = _published_weights(name)
+    digest = digest_of(name)
+    if planned is not None and digest != planned:
+        raise WeightsError(
+            f"{name}: the torchvision here publishes other weights (SHA-256 {digest}...) than the plan names "
+            f"({planned}...). Install the version of torchvision that the study was planned with, or plan it again."
+        )
     file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(weights.url).path).name
     if not file.is_file():
         try:
@@ -41,7 +49,6 @@ def open_pretrained(name: str) -> OpenedModel:
     facts = ModelFacts(
         image=(side, side), mean=tuple(sees.mean), std=tuple(sees.std), labels=tuple(weights.meta["categories"])
     )
-    digest = digest_of(name)
     return open_model(file, facts=facts, digests=None if digest is None else {file.name: digest})
 
 
@@ -59,6 +66,7 @@ _DIGEST = re.compile(r"-([0-9a-f]{8,64})\.")
 """The beginning of a digest in a file name, in torch.hub's convention."""
 
 
+@cache
 def _published_weights(name: str) -> Any:
     models: Any = torchvision("torchvision.models")
     try:
