@@ -11,7 +11,7 @@ import pytest
 from vitlab.errors import VitlabError
 from vitlab.executors import mirror
 from vitlab.executors.base import Companion, Job
-from vitlab.executors.mirror import FileChunk, FileReceiver, FileSender, input_files, moved
+from vitlab.executors.mirror import FileChunk, FileReceiver, FileSender, input_files, relocate
 from vitlab.plan.values import Trial
 from vitlab.store.folders import Store, TrialFolder, write_bytes
 
@@ -136,7 +136,7 @@ def test_what_a_job_needs_goes_where_it_looks_for_it(tmp_path: Path) -> None:
         "trials/teacher/c/spec.json",
         "trials/teacher/c/weights.safetensors",
     ]
-    there = moved(job, tmp_path / "scratch")
+    there = relocate(job, tmp_path / "scratch")
     assert there.folders == [tmp_path / "scratch/trials/one/c", tmp_path / "scratch/trials/two/c"]
     assert there.plugins == (str(tmp_path / "scratch/plugins/0/blocks.py"),)
     assert there.trial == job.trial and there.companions[0].trial == job.companions[0].trial

@@ -47,7 +47,7 @@ def test_two_hundred_requests_never_exceed_a_gpu() -> None:
             busy = [(gpu, name) for gpu in GPUS for name in there[gpu]]
             if busy and rng.random() < 0.5:
                 gpu, name = rng.choice(busy)
-                placement.begun(name)
+                placement.mark_started(name)
                 new[gpu].discard(name)
             if busy and rng.random() < 0.3:
                 gpu, name = rng.choice(busy)
@@ -55,7 +55,7 @@ def test_two_hundred_requests_never_exceed_a_gpu() -> None:
                 there[gpu].pop(name)
                 new[gpu].discard(name)
             for gpu in GPUS:
-                assert float(placement.taken(gpu)) <= 1.0
+                assert float(placement.used_share(gpu)) <= 1.0
                 assert sum(r.memory for r in there[gpu].values()) <= MEMORY.get(gpu, 10**15)
                 assert len(new[gpu]) <= 1
         assert placed == 200
@@ -65,8 +65,8 @@ def test_ten_tenths_fit_and_eleven_do_not() -> None:
     placement = Placement(["0"])
     for name in range(10):
         assert placement.place(name, Request(0.1)) == "0"
-        placement.begun(name)
-    assert placement.taken("0") == 1
+        placement.mark_started(name)
+    assert placement.used_share("0") == 1
     assert placement.place(10, Request(0.1)) is None
     assert Placement(["0", "1"]).capacity(Request(0.4)) == 4  # two on each: no trial is spread over two GPUs
     assert Placement(["0"]).capacity(Request(1 / 3)) == 3
@@ -77,7 +77,7 @@ def test_the_next_waits_for_the_first_step_of_the_last() -> None:
     placement = Placement(["0", "1"])
     quarter = Request(0.25)
     assert [placement.place(name, quarter) for name in "abc"] == ["0", "1", None]
-    placement.begun("b")
+    placement.mark_started("b")
     assert placement.place("c", quarter) == "1"
     assert placement.place("d", quarter) is None
     placement.leave("a")  # it died before its first step
@@ -89,6 +89,6 @@ def test_memory_counts_where_it_is_known() -> None:
     assert placement.capacity(Request(0.01, 20 * GIB)) == 2 + 4
     assert not placement.possible(Request(0.01, 100 * GIB))
     assert placement.place("x", Request(0.01, 50 * GIB)) == "GPU-b"
-    placement.begun("x")
+    placement.mark_started("x")
     assert placement.place("y", Request(0.01, 50 * GIB)) is None
     assert Placement(["MIG-1"], MEMORY).possible(Request(0.5, 100 * GIB))  # nobody knows what a slice holds

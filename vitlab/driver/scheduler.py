@@ -172,9 +172,8 @@ def _drive(
                     if how == "refused":
                         refusals.append(detail)
                     elif successor is not None:
-                        TrialFolder(
-                            folder
-                        ).clear_failure()  # otherwise the next driver would skip the trial, should this one die
+                        # Otherwise the next driver would skip the trial, should this one die.
+                        TrialFolder(folder).clear_failure()
                         _add(retries, successor, folder)
                         label = "error" if how == "failed" else how  # the trial has not finally failed
                         detail += "; it goes on" if how == "preempted" else "; it is tried again"

@@ -1,4 +1,4 @@
-"""Executors: where trials run.  Importing this room imports no torch; the trial is imported where it runs."""
+"""Executors, which run jobs.  Importing this package imports no torch; training code is imported where a job runs."""
 
 from vitlab.executors.base import Companion as Companion
 from vitlab.executors.base import Ended as Ended

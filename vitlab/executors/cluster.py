@@ -1,4 +1,4 @@
-"""A Ray cluster: found, or started here; what a trial takes of its machines, and how many trials they hold."""
+"""Connection to a Ray cluster, the resources of one trial, and the number of trials that fit."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from vitlab.executors.base import one_sentence
 from vitlab.executors.machine import budget
 from vitlab.spec import RunSpec
 
-STORE_BYTES = 256 * 2**20  #: of the object store of a Ray that is started here; it spills to the disk
+STORE_BYTES = 256 * 2**20  #: size of the object store of a locally started Ray, which spills to disk
 
 
 class Demand(NamedTuple):
-    """What one trial takes of one machine, where all its processes are."""
+    """Resources of one trial on one machine, which runs all its processes."""
 
     cpus: int
-    gpus: float  #: a share of one, or whole ones
+    gpus: float  #: a share of one GPU, or a number of whole GPUs
 
 
 def demand(ray: Any, run: RunSpec) -> Demand:
-    """What a trial of a study takes of this cluster.
+    """Return the resources that a trial of a study requires from this cluster.
 
     Raises:
-        UserError: if no machine of it could ever give that.
+        UserError: if no machine of the cluster has these resources.
     """
     machines = _machines(ray)
     cpus = [int(machine.get("CPU", 0)) for machine in machines]
     if not any(cpus):
         raise UserError("no machine of the Ray cluster offers a CPU; 'ray start' takes --num-cpus")
     gpus = [int(machine.get("GPU", 0)) for machine in machines] if run.device != "cpu" else [0]
-    asked = run.resources.gpu or 1.0
-    if asked > 1 and max(gpus) < asked:
+    gpu_share = run.resources.gpu or 1.0
+    if gpu_share > 1 and max(gpus) < gpu_share:
         raise UserError(
-            f"run.resources.gpu is {asked:g}, and the largest machine of the Ray cluster has {max(gpus)}; "
+            f"run.resources.gpu is {gpu_share:g}, and the largest machine of the Ray cluster has {max(gpus)}; "
             "the processes of one trial are on one machine"
         )
     if run.device == "cuda" and not any(gpus):
         raise UserError("run.device is cuda, and no machine of the Ray cluster has a GPU")
     if any(gpus):
-        cpus = [count for count, own in zip(cpus, gpus, strict=True) if own >= max(1.0, asked)]
+        cpus = [count for count, own in zip(cpus, gpus, strict=True) if own >= max(1.0, gpu_share)]
     # As elsewhere, a trial may have more threads than there are cores.
-    return Demand(min(run.resources.cores(run.threads), max(cpus)), asked if any(gpus) else 0.0)
+    return Demand(min(run.resources.cores(run.threads), max(cpus)), gpu_share if any(gpus) else 0.0)
 
 
 def room(ray: Any, each: Demand) -> int:
-    """How many trials the machines that are there now hold at a time."""
+    """Return the number of trials that fit on the current machines at a time."""
     return sum(_fit(machine, each) for machine in _machines(ray))
 
 
@@ -67,9 +67,9 @@ def daemon(ray: Any) -> tuple[str, int]:
 
 
 def listens(address: str, port: int) -> bool:
-    """Return whether a process of this machine listens on a port.
+    """Return True if a process of this machine listens on a port.
 
-    Ray itself takes half a minute to find out that a daemon has died, and streams from its workers never end.
+    Ray itself needs half a minute to detect that a daemon has died, and streams from its workers never end.
     """
     try:
         with socket.create_connection((address, port), timeout=5.0):
@@ -89,18 +89,18 @@ def _fit(machine: Mapping[str, float], each: Demand) -> int:
     if not each.gpus:
         return fit
     gpus = int(machine.get("GPU", 0))
-    # Ray puts a share on one GPU, never on two halves.
+    # Ray places a share on one GPU and never splits it over two.
     return min(fit, int(gpus // each.gpus) if each.gpus >= 1 else gpus * int(1 / each.gpus + 1e-9))
 
 
 def connected(address: str) -> Any:
-    """Ray, connected to the cluster at ``address``."""
+    """Return the ``ray`` module, connected to the cluster at ``address``."""
     if address.startswith("ray://"):
         raise UserError(
             f"run.executor.address is {address}, and trials cannot stream through Ray's client; "
             "run vitlab on a machine of the cluster, with address: auto"
         )
-    # Zero GPUs mean none, as vitlab asks for, and Ray neither warns of that nor reports that it is used.
+    # num_gpus=0 hides all GPUs, without a warning; usage reports are disabled.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -111,7 +111,7 @@ def connected(address: str) -> Any:
         return ray
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
-        # Ray's sockets lie in it, and the path of a socket may have 107 characters; a TMPDIR may have more.
+        # Ray creates sockets in this folder, whose paths are limited to 107 characters; TMPDIR may be too long.
         temporary = tempfile.mkdtemp(prefix="vitlab-", dir="/tmp")
         atexit.register(_hang_up, temporary)
         options |= {
@@ -121,10 +121,10 @@ def connected(address: str) -> Any:
             "_temp_dir": temporary,
         }
     is_main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM)
+    old_handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, **options)
-    except Exception as error:  # of no type of its own where Ray does not come up in time
+    except Exception as error:  # Ray raises no specific type if it does not start in time
         if address == "local":
             raise UserError(f"Ray does not start on this machine: {one_sentence(error)}") from None
         at = "on this machine, and RAY_ADDRESS names none" if address == "auto" else f"at {address}"
@@ -134,21 +134,21 @@ def connected(address: str) -> Any:
         ) from None
     finally:
         if is_main:
-            signal.signal(signal.SIGTERM, before)  # Ray takes it; how a driver ends is for the driver to say
+            signal.signal(signal.SIGTERM, old_handler)  # Ray replaces the handler; the driver needs its own
     return ray
 
 
 def _hang_up(temporary: str) -> None:
-    """Stop the Ray that was started here, and leave nothing of it."""
+    """Stop the locally started Ray and delete its files."""
     import ray
 
-    with suppress(Exception):  # the interpreter is at its end, and Ray may have ended before
+    with suppress(Exception):  # at interpreter exit, Ray may have stopped already
         ray.shutdown()
     shutil.rmtree(temporary, ignore_errors=True)
 
 
 def at(node: str) -> Any:
-    """Where Ray is to put something: on this machine, or nowhere."""
+    """Return the scheduling strategy that requires a given node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node, soft=False)

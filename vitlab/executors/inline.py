@@ -1,8 +1,8 @@
-"""Inline: trials run in the driver's own process, one at a time.
+"""Inline executor: trials run in the driver's own process, one at a time.
 
-For a debugger, a profiler or a notebook, and where processes cannot be started.  A trial that kills its process takes
-the driver along.  The first Ctrl-C asks the trial to write a checkpoint and stop, the second ends it at once; output
-goes to the terminal rather than to ``log.txt``.
+For debuggers, profilers and notebooks, and where processes cannot be started.  A trial that kills its process kills
+the driver too.  The first Ctrl-C makes the trial write a checkpoint and stop, the second ends it at once; output goes
+to the terminal rather than to ``log.txt``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vitlab.spec import RunSpec
 
 @executor.register("inline")
 class Inline(Executor):
-    """In the driver's process, one trial at a time; ``poll`` returns when the trial has ended."""
+    """Executor in the driver's process, one trial at a time; ``poll`` returns when the trial has ended."""
 
     in_driver = True
 
@@ -42,7 +42,7 @@ class Inline(Executor):
         """Run the next job to its end.
 
         Raises:
-            KeyboardInterrupt: after Ctrl-C, once the trial has stopped.  How it ended is told by the next call.
+            KeyboardInterrupt: after Ctrl-C, once the trial has stopped.  The next call returns its ending.
         """
         if self._jobs and not self._ended:
             self._stop.clear()
@@ -55,7 +55,7 @@ class Inline(Executor):
         return ended
 
     def cancel(self, grace_s: float) -> None:
-        """Forget what has not begun; called from another thread, also stop what runs."""
+        """Drop jobs that have not started; called from another thread, also stop the running one."""
         self._stop.set()
         self._ended += [Ended(job, "stopped") for job in self._jobs]
         self._jobs.clear()
@@ -63,9 +63,9 @@ class Inline(Executor):
 
 @contextmanager
 def _ctrl_c_sets(stop: threading.Event) -> Iterator[None]:
-    """The first Ctrl-C sets ``stop``, the next interrupts; so does SIGTERM where it is to be like Ctrl-C.
+    """Handle signals so that the first Ctrl-C sets ``stop`` and the next interrupts, likewise SIGTERM if so configured.
 
-    Only the main thread may say what a signal does.
+    Only the main thread can set signal handlers; in another thread nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

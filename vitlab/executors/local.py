@@ -1,25 +1,25 @@
-"""Local: each trial in a process of its own on this machine.
+"""Local executor: each trial runs in its own process on this machine.
 
 **Processes.**  A fork server imports torch and the built-in components once (:mod:`vitlab.executors.preload`), and
 every trial is a fork of it: nothing of one trial (CUDA context, memory, random state, environment) reaches the next,
-and a worker that dies harms no other.  A worker killed by a signal or by the kernel for its memory is ``lost``; one
-whose trial raises is ``failed``.  Its output goes to ``log.txt`` in the trial's folder.
+and the death of one worker affects no other.  A worker killed by a signal or by the kernel's OOM killer is ``lost``;
+one whose trial raises is ``failed``.  Its output goes to ``log.txt`` in the trial's folder.
 
-**Placement.**  A worker sees its GPU alone.  A trial takes a whole one, or what ``run.resources`` says: a share, some
-of its memory, or several GPUs, on each of which the worker starts a process; with more ``run.workers`` than GPUs these
-are shared evenly.  A GPU that was given a trial takes the next when that one has done its first step
-(:mod:`vitlab.executors.placement`).  On the CPU there are as many slots as fit the cores at ``run.threads`` for each
-process, or at ``run.resources.cpu``, counting what a container may use, and each worker stays on its share of the cores
-where all workers fit, so that none takes time from another.
+**Placement.**  A worker sees only its GPU.  A trial takes a whole GPU, or what ``run.resources`` requests: a share, an
+amount of memory, or several GPUs with one process on each; with more ``run.workers`` than GPUs, the GPUs are shared
+evenly.  A GPU accepts the next trial after the previous one has done its first step
+(:mod:`vitlab.executors.placement`).  On the CPU, the number of slots is the number of usable cores (within a
+container's limit) divided by ``run.threads`` per process, or by ``run.resources.cpu``; if all workers fit, each is
+pinned to its share of the cores.
 
-**Stopping.**  ``cancel`` asks the workers to write a checkpoint and leave, waits, then terminates, then kills; Ctrl-C
-while it waits goes straight to the last.  A worker ignores Ctrl-C itself, and takes SIGTERM for a wish to stop.  When
-the driver dies without a word the workers see their pipe close, write a checkpoint and leave within 30 seconds.  A
-worker whose ``run.timeout`` is over ends its trial itself; one that cannot, because it is stopped or stuck, is killed.
+**Stopping.**  ``cancel`` makes the workers write a checkpoint and exit, waits, then terminates, then kills them; Ctrl-C
+during the wait kills them at once.  A worker ignores Ctrl-C, and stops on SIGTERM.  If the driver dies, the workers see
+their pipe close, write a checkpoint and exit within 30 seconds.  A worker ends its trial itself after ``run.timeout``;
+one that cannot, because it is stopped or stuck, is killed.
 
-**The next driver** finds trials whose worker still holds the lease (an orphan about to leave, or another study that
-trains the same trial): it waits until the lease is free, and reads from the folder what came of it.  An orphan that
-does not leave is killed.
+**The next driver** may find trials whose worker still holds the lease (an exiting orphan, or another study that trains
+the same trial): it waits until the lease is free and reads the result from the folder.  An orphan that does not exit
+is killed.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ from vitlab.store.folders import DRIVER, TrialFolder, process
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
-TERMINATE_S = 2.0  #: how long a terminated worker has before it is killed
+TERMINATE_S = 2.0  #: time between terminating and killing a worker
 
 
 @dataclass
 class _Worker:
-    """A running process, its slot, its GPU, the driver's end of its pipe, and what came through that."""
+    """A running process with its slot, its GPU, the driver's end of its pipe, and its last message."""
 
     job: Job
     place: int
-    gpu: str  #: or several, with commas between
+    gpu: str  #: one GPU, or several separated by commas
     process: ForkServerProcess
     pipe: Connection
-    said: bytes = b""  #: the last it said
-    silent: bool = False  #: whether it has closed its end
-    due: float = math.inf  #: when, by ``time.monotonic()``, it is killed unless it says something before
-    killed: bool = False  #: for that reason
+    message: bytes = b""  #: its last message
+    silent: bool = False  #: True if it has closed its end
+    due: float = math.inf  #: time, by ``time.monotonic()``, at which it is killed unless it sends a message before
+    killed: bool = False  #: True if it was killed for that reason
 
 
 @executor.register("local")
@@ -82,34 +82,34 @@ class Local(Executor):
                 "(CUDA_VISIBLE_DEVICES and nvidia-smi name none, or this torch is built for the CPU alone)"
             )
         cores, budget = machine.cores(), machine.budget()
-        each = run.resources.cores(run.threads)
+        cores_per_trial = run.resources.cores(run.threads)
         self._placement = Placement(self._gpus, machine.gpu_memory() if run.resources.gpu_mem else {})
-        self._request = self._requested()
+        self._request = self._gpu_request()
         if self._gpus:
             places = self._placement.capacity(self._request)
             if run.resources.cpu is not None:
-                places = max(1, min(places, budget // each))
+                places = max(1, min(places, budget // cores_per_trial))
         else:
-            places = run.workers or max(1, budget // each)
+            places = run.workers or max(1, budget // cores_per_trial)
         self._slots = min(run.workers or places, places)
         shared_out = not self._gpus or run.resources.cpu is not None
-        fits = shared_out and each * self._slots <= budget
+        fits = shared_out and cores_per_trial * self._slots <= budget
         self._shares = _shares(cores, self._slots) if fits else [[]] * self._slots
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["vitlab.executors.preload"])
         self._waiting: deque[Job] = deque()  # for a GPU with room
         self._workers: dict[int, _Worker] = {}  # by sentinel
-        self._elsewhere: list[Job] = []  # trained by workers that are not ours
-        self._since = 0.0  # when these were found
+        self._elsewhere: list[Job] = []  # trained by workers of other drivers
+        self._since = 0.0  # time at which these were detected
         self._ended: list[Ended] = []
-        atexit.register(self._hang_up)  # or the interpreter would wait at its exit for workers nobody told to stop
+        atexit.register(self._hang_up)  # otherwise the interpreter would wait at exit for workers that nothing stops
 
     @property
     def slots(self) -> int:
         return self._slots
 
     def submit(self, job: Job) -> None:
-        """Begin a job once a GPU has room.  The first waits for the fork server to import torch, some seconds."""
+        """Start a job once a GPU has room.  The first job waits until the fork server has imported torch."""
         self._waiting.append(job)
         self._admit()
 
@@ -117,8 +117,8 @@ class Local(Executor):
         deadline = time.monotonic() + timeout_s
         while True:
             self._look_elsewhere()
-            left = 0.0 if self._ended else max(0.0, deadline - time.monotonic())
-            self._collect(min(left, 0.2) if self._elsewhere else left)
+            wait_s = 0.0 if self._ended else max(0.0, deadline - time.monotonic())
+            self._collect(min(wait_s, 0.2) if self._elsewhere else wait_s)
             if self._ended or time.monotonic() >= deadline:
                 ended, self._ended = self._ended, []
                 return ended
@@ -137,13 +137,13 @@ class Local(Executor):
                 running.process.terminate()
             self._await_all(TERMINATE_S)
         except KeyboardInterrupt:
-            pass  # asked again: no more waiting
+            pass  # second Ctrl-C: stop waiting
         for running in self._workers.values():
             running.process.kill()
         self._await_all(TERMINATE_S)
 
     def reattach(self, jobs: Sequence[Job]) -> list[Job]:
-        """The jobs whose folder somebody holds.  They end as their result says, and as ``lost`` where there is none."""
+        """Return the jobs whose lease another process holds; they end with their result, or as ``lost`` without one."""
         self._elsewhere += [job for job in jobs if TrialFolder(job.folder).is_locked()]
         self._since = time.monotonic()
         return list(self._elsewhere)
@@ -152,12 +152,10 @@ class Local(Executor):
         share = job.gpu or self._request.share
         return replace(job, gpu=min(1.0, 2 * share)) if share < 1 and self._wants_gpu(job) else None
 
-    # -- how it is done -----------------------------------------------------------------------------------------------
-
-    def _requested(self) -> Request:
-        """What one trial of this study takes of a GPU."""
+    def _gpu_request(self) -> Request:
+        """Return the GPU request of one trial of this study."""
         resources = self.run.resources
-        memory, known = resources.gpu_mem or 0, self._placement.memory
+        memory, gpu_memory = resources.gpu_mem or 0, self._placement.memory
         share, count = resources.gpu, 1
         if share is not None and share > 1:
             share, count = 1.0, int(share)
@@ -165,13 +163,13 @@ class Local(Executor):
                 raise UserError(
                     f"run.resources.gpu is {count}, and this machine has {len(self._gpus)} that torch could use"
                 )
-        elif share is None and memory and known:
-            share = min(1.0, memory / max(known.values()))
+        elif share is None and memory and gpu_memory:
+            share = min(1.0, memory / max(gpu_memory.values()))
         elif share is None:
             share = 1 / math.ceil(max(1, (self.run.workers or 1) / max(1, len(self._gpus))))
         request = Request(share, memory, count)
         if self._gpus and not self._placement.possible(request):
-            largest = max(known[gpu] for gpu in self._gpus) / (1 << 30)
+            largest = max(gpu_memory[gpu] for gpu in self._gpus) / (1 << 30)
             raise UserError(
                 f"run.resources.gpu_mem is {memory / (1 << 30):.3g} GiB, and no GPU of this machine has as much; "
                 f"the largest holds {largest:.3g} GiB"
@@ -182,20 +180,22 @@ class Local(Executor):
         return bool(self._gpus) and job.device != "cpu"
 
     def _admit(self) -> None:
-        """Begin the jobs that have waited longest, as far as GPUs have room for them; none overtakes another."""
+        """Start waiting jobs in order as far as GPUs have room for them."""
         while self._waiting:
             job, gpu = self._waiting[0], ""
             if self._wants_gpu(job):
-                found = self._placement.place(job.folder, replace(self._request, share=job.gpu or self._request.share))
-                if found is None:
+                assigned = self._placement.place(
+                    job.folder, replace(self._request, share=job.gpu or self._request.share)
+                )
+                if assigned is None:
                     return
-                gpu = found
+                gpu = assigned
             self._waiting.popleft()
             self._start(job, gpu)
 
     def _start(self, job: Job, gpu: str) -> None:
-        taken = {running.place for running in self._workers.values()}
-        place = min(set(range(len(taken) + 1)) - taken)
+        used = {running.place for running in self._workers.values()}
+        place = min(set(range(len(used) + 1)) - used)
         ours, theirs = self._context.Pipe()
         environment = self._environment(job, gpu)
         share = self._shares[place] if place < self._slots else []
@@ -216,12 +216,12 @@ class Local(Executor):
         self._workers[process.sentinel] = _Worker(job, place, gpu, process, ours, due=_due(job) + base.START_S)
 
     def _environment(self, job: Job, gpu: str) -> dict[str, str]:
-        """The driver's environment, with the worker's threads and its GPU, and whom it works for."""
+        """Return the driver's environment with the worker's threads, its GPU and the name of its driver."""
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.threads))
         return {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": gpu, DRIVER: process(os.getpid())}
 
     def _collect(self, timeout_s: float) -> None:
-        """Wait for workers to exit or to say how far they are, and note how their jobs ended."""
+        """Wait for workers to exit or to send messages, and record the endings of their jobs."""
         if not self._workers:
             time.sleep(timeout_s)
             return
@@ -239,16 +239,16 @@ class Local(Executor):
         self._admit()
 
     def _hear(self, running: _Worker) -> None:
-        """Take in what a worker has said since; one that has gone says nothing more."""
+        """Read the new messages of a worker; a closed pipe ends reading."""
         try:
             while running.pipe.poll():
-                running.said = running.pipe.recv_bytes()
-                if running.said == b"tries":
+                running.message = running.pipe.recv_bytes()
+                if running.message == b"tries":
                     running.due = _due(running.job)
-                if running.said == b"waits":
+                if running.message == b"waits":
                     running.due = math.inf
-                if running.said in (b"begun", b"waits"):
-                    self._placement.begun(running.job.folder)
+                if running.message in (b"begun", b"waits"):
+                    self._placement.mark_started(running.job.folder)
         except (EOFError, OSError):
             running.silent = True
 
@@ -256,8 +256,8 @@ class Local(Executor):
         running.process.join()
         self._hear(running)
         how: How
-        if running.said.startswith(b"["):
-            how, detail = json.loads(running.said)
+        if running.message.startswith(b"["):
+            how, detail = json.loads(running.message)
         elif running.killed:
             why = "and its process, stopped or stuck, was killed"
             how, detail = "timeout", f"it trained longer than run.timeout allows, {why}"
@@ -265,14 +265,14 @@ class Local(Executor):
             how, detail = _death(running.process.exitcode)
         self._ended.append(Ended(running.job, how, detail))
         self._placement.leave(running.job.folder)
-        # Closing tells a worker that outlived the fork server, and so looks dead from here, to stop.
+        # A worker that outlived the fork server looks dead from here; closing the pipe stops it.
         running.pipe.close()
         running.process.close()
 
     def _await_all(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while self._workers and (left := deadline - time.monotonic()) > 0:
-            self._collect(left)
+        while self._workers and (remaining_s := deadline - time.monotonic()) > 0:
+            self._collect(remaining_s)
 
     def _look_elsewhere(self) -> None:
         for job in list(self._elsewhere):
@@ -293,7 +293,7 @@ class Local(Executor):
 
 
 def start_server() -> None:
-    """Start the fork server where it does not run, so that no Ctrl-C reaches it before it ignores them itself.
+    """Start the fork server if it is not running, with Ctrl-C blocked until it ignores that signal itself.
 
     It inherits the signals that are blocked here, and :mod:`vitlab.executors.preload` unblocks them.
     """
@@ -305,18 +305,18 @@ def start_server() -> None:
 
 
 def _shares(cores: Sequence[int], workers: int) -> list[list[int]]:
-    """The cores, dealt out as evenly as they go."""
+    """Divide the cores among workers as evenly as possible."""
     cuts = [index * len(cores) // workers for index in range(workers + 1)]
     return [list(cores[begin:end]) for begin, end in pairwise(cuts)]
 
 
 def _due(job: Job) -> float:
-    """When a worker that tries a job from now on has said something, unless it is stopped or stuck."""
+    """Return the time by which a worker that starts a job now must send a message, or else is stopped or stuck."""
     return math.inf if job.timeout_s is None else time.monotonic() + job.timeout_s + base.FROZEN_S
 
 
 def _death(code: int | None) -> tuple[How, str]:
-    """How a job ended whose worker did not say, as far as its exit code tells."""
+    """Return the ending of a job whose worker sent none, based on its exit code."""
     if code == worker.OVERDUE:
         return "timeout", f"it trained longer than run.timeout allows, and had not stopped {base.OVERDUE_S:g} s later"
     if code == -signal.SIGKILL:

@@ -1,12 +1,12 @@
-"""Folders of trials on a machine that does not see the driver's: what is sent there, and what comes back as it changes.
+"""Copies of trial folders on machines that do not share the driver's file system.
 
-The worker's copy is written by the trial as any other; an :class:`FileSender` there looks what has changed, and an
-:class:`FileReceiver` at the driver does the same to the true folder.  The journal and the log grow, every other file is
-replaced whole or not at all, and what is left at the driver when the worker dies is a state that the trial was in:
+The trial writes to the worker's copy; a :class:`FileSender` there detects changes, and a :class:`FileReceiver` at the
+driver applies them to the original folder.  The journal and the log are appended to, every other file is replaced
+atomically, and if the worker dies, the driver's folder holds a consistent state of the trial:
 
-- a checkpoint comes after the journal's lines that were written before it, or a trial resumed from it would never say
-  them;
-- the result comes last, for where it is, everything is.
+- a checkpoint arrives after the journal's lines that were written before it, because a trial resumed from it would not
+  write them again;
+- the result arrives last, because it implies that everything else is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vitlab.errors import VitlabError
 from vitlab.executors.base import Job
 from vitlab.store.folders import TrialFolder, temporary, write_bytes
 
-CHUNK = 16 * 2**20  #: bytes of a file that travel together
+CHUNK = 16 * 2**20  #: maximum number of bytes per message
 JOURNAL = "events.jsonl"
 LOG = "log.txt"
 RESULT = "result.json"
@@ -36,32 +36,32 @@ Signature = tuple[int, int, int]
 class FileChunk:
     """A change to one file of a job's trials."""
 
-    member: int  #: which of the job's folders
-    path: str  #: in it
+    member: int  #: index among the job's folders
+    path: str  #: path within the folder
     how: Literal["append", "write", "remove"]
     data: bytes = b""
-    begin: int = 0  #: of ``data`` in a file that is written
-    last: bool = True  #: whether the file is then complete
+    begin: int = 0  #: offset of ``data`` in a written file
+    last: bool = True  #: True if the file is then complete
 
 
 def input_files(job: Job) -> list[tuple[str, Path]]:
-    """The files that a worker elsewhere needs, each with its path below the folder it will work in.
+    """Return the files that a remote worker needs, each with its path below the worker's folder.
 
-    Those are the files of the job's trials, what the trials they start from have left, and the plugins.  The caller
-    holds the leases.
+    These are the files of the job's trials, the results and weights of their prerequisites, and the plugins.  The
+    caller holds the leases.
     """
     root = job.folder.parents[1]
-    found = [(path, folder / path) for folder in job.folders for path in [*_files(folder), JOURNAL]]
+    files = [(path, folder / path) for folder in job.folders for path in [*_files(folder), JOURNAL]]
     for name in sorted({name for trial, _ in job.work for name in trial.needs.values()}):
-        needed = TrialFolder(root / name)
-        found += [(path.name, path) for path in (needed.spec, needed.weights, needed.path / RESULT)]
-    sent = [("trials" / file.relative_to(root), file) for _, file in found if file.exists()]
-    sent += [(Path("plugins", str(index), Path(file).name), Path(file)) for index, file in enumerate(job.plugins)]
-    return [(path.as_posix(), file) for path, file in sent]
+        prerequisite = TrialFolder(root / name)
+        files += [(path.name, path) for path in (prerequisite.spec, prerequisite.weights, prerequisite.path / RESULT)]
+    inputs = [("trials" / file.relative_to(root), file) for _, file in files if file.exists()]
+    inputs += [(Path("plugins", str(index), Path(file).name), Path(file)) for index, file in enumerate(job.plugins)]
+    return [(path.as_posix(), file) for path, file in inputs]
 
 
-def moved(job: Job, root: Path) -> Job:
-    """The job as it is at a worker whose folder is ``root``."""
+def relocate(job: Job, root: Path) -> Job:
+    """Return the job with its paths relocated to a worker's folder ``root``."""
     trials = job.folder.parents[1]
 
     def there(folder: Path) -> Path:
@@ -76,7 +76,7 @@ def moved(job: Job, root: Path) -> Job:
 
 
 class FileSender:
-    """At the worker: what has changed since it was looked last, or since the files came here."""
+    """Detector of file changes at the worker, since the last call or since the files arrived."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
@@ -89,23 +89,24 @@ class FileSender:
         }
 
     def changes(self, *, ended: bool = False) -> Iterator[FileChunk]:
-        """The changes, in an order in which each may be the last to arrive; results only once the job has ``ended``."""
+        """Yield changes in an order that is consistent if cut off anywhere; results only once the job has ``ended``."""
         marks = {(member, path): mark for member, path, mark in self._marks() if ended or path != RESULT}
         changed = sorted(
             (place for place, mark in marks.items() if self._sent.get(place) != mark),
             key=lambda place: place[1] == RESULT,
         )
         with ExitStack() as files:
-            # Opened before the journal is read, and sent after it.  They are replaced by rename: what is open stays.
-            opened: list[tuple[tuple[int, str], BinaryIO]] = []
+            # Files are opened before the journal is read, and sent after it.  They are replaced by rename, so an open
+            # file does not change.
+            open_files: list[tuple[tuple[int, str], BinaryIO]] = []
             for place in changed:
                 with suppress(FileNotFoundError):
-                    opened.append((place, files.enter_context(open(self._folders[place[0]] / place[1], "rb"))))
+                    open_files.append((place, files.enter_context(open(self._folders[place[0]] / place[1], "rb"))))
             for member, folder in enumerate(self._folders):
                 for path in GROW:
                     if data := self._growth(member, folder, path, ended):
                         yield FileChunk(member, path, "append", data)
-            for place, file in opened:
+            for place, file in open_files:
                 yield from _pieces(*place, file)
                 self._sent[place] = _mark(os.fstat(file.fileno()))
         for place in [place for place in self._sent if place not in marks and (ended or place[1] != RESULT)]:
@@ -113,7 +114,7 @@ class FileSender:
             yield FileChunk(*place, "remove")
 
     def _growth(self, member: int, folder: Path, path: str, ended: bool) -> bytes:
-        """What was appended to a file; only whole lines of it while it may still grow."""
+        """Return the bytes appended to a file; only whole lines while it may still grow."""
         begin = self._grown.get((member, path), 0)
         try:
             with open(folder / path, "rb") as file:
@@ -134,18 +135,18 @@ class FileSender:
 
 
 class FileReceiver:
-    """At the driver: does to the true folders what was done to their copies.  The caller holds the leases."""
+    """Applier of a worker's file changes to the driver's folders.  The caller holds the leases."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
-        self._incomplete: dict[Path, Path] = {}  #: file to where it is put together
+        self._incomplete: dict[Path, Path] = {}  #: file to the temporary file that collects its chunks
 
     def take(self, piece: FileChunk) -> None:
         """Apply a change.
 
         Raises:
-            Busy: if another process has taken the trial over.
-            VitlabError: if it is to a file outside of the trial's folder.
+            Busy: if another process has taken over the trial.
+            VitlabError: if the file is outside of the trial's folder.
         """
         folder, inside = self._folders[piece.member], PurePosixPath(piece.path)
         TrialFolder(folder).require()
@@ -165,9 +166,9 @@ class FileReceiver:
                     path.parent.rmdir()
 
     def close(self) -> None:
-        """Forget the files of which only a part has come."""
-        for unfinished in self._incomplete.values():
-            unfinished.unlink(missing_ok=True)
+        """Delete the partially received files."""
+        for file in self._incomplete.values():
+            file.unlink(missing_ok=True)
         self._incomplete.clear()
 
     def _write(self, path: Path, piece: FileChunk) -> None:
@@ -176,20 +177,20 @@ class FileReceiver:
             return
         if not piece.begin:
             self._incomplete[path] = temporary(path)
-        unfinished = self._incomplete[path]
-        with open(unfinished, "ab" if piece.begin else "wb") as file:
+        partial = self._incomplete[path]
+        with open(partial, "ab" if piece.begin else "wb") as file:
             file.write(piece.data)
             file.flush()
             os.fsync(file.fileno())
         if piece.last:
-            os.replace(unfinished, path)
+            os.replace(partial, path)
             del self._incomplete[path]
 
 
 def _files(folder: Path) -> list[str]:
-    """The files of a trial that are replaced rather than grow, without those half written."""
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return sorted(path.as_posix() for path in found if path.name not in STAY and not path.name.startswith("."))
+    """Return the files of a trial that are replaced rather than appended to, without temporary files."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(path.as_posix() for path in paths if path.name not in STAY and not path.name.startswith("."))
 
 
 def _pieces(member: int, path: str, file: BinaryIO) -> Iterator[FileChunk]:
@@ -203,5 +204,5 @@ def _pieces(member: int, path: str, file: BinaryIO) -> Iterator[FileChunk]:
 
 
 def _mark(stat: os.stat_result) -> Signature:
-    """What differs between a file and the one that replaces it."""
+    """Return a signature that differs between a file and its replacement."""
     return stat.st_ino, stat.st_mtime_ns, stat.st_size

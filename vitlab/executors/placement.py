@@ -1,9 +1,9 @@
-"""Placement: which trial goes to which GPU.  Arithmetic alone, without a process or a device.
+"""Placement of trials on GPUs, as pure arithmetic without processes or devices.
 
-A trial asks for a share of a GPU, for some of its memory, or both; or for several GPUs, each whole.  The shares on a
-GPU never sum to more than 1, nor the memory to more than it has.  What a trial really takes is known once it has done a
-step, so a GPU that was given a trial takes no other before that one has begun in earnest: two that are too large for
-one GPU then do not meet in their first step, where both would die.
+A trial requests a share of a GPU, an amount of its memory, or both; or several whole GPUs.  The shares on a GPU never
+sum to more than 1, nor the memory to more than it has.  A trial's actual memory use is known after its first step, so
+a GPU accepts no other trial before that: two trials that do not fit together would otherwise both fail in their first
+step.
 """
 
 from __future__ import annotations
@@ -15,67 +15,67 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class Request:
-    """What a trial asks of a GPU."""
+    """GPU request of a trial."""
 
     share: float = 1.0  #: from 0, exclusive, to 1
-    memory: int = 0  #: bytes; 0 where nobody has said
-    count: int = 1  #: of GPUs of which it asks that
+    memory: int = 0  #: bytes; 0 if unspecified
+    count: int = 1  #: number of GPUs
 
 
 @dataclass
-class _Guest:
+class _Tenant:
     gpus: tuple[str, ...]
     request: Request
-    begun: bool = False
+    started: bool = False
 
 
 class Placement:
-    """The GPUs of a machine and who is on them.
+    """GPUs of a machine and the trials placed on them.
 
     Args:
-        gpus: their names.
-        memory: what each holds, in bytes; of those not named, nobody knows, and their memory is not counted.
+        gpus: names of the GPUs.
+        memory: bytes of each GPU; the memory of GPUs not named is unknown and not counted.
     """
 
     def __init__(self, gpus: Sequence[str], memory: Mapping[str, int] = {}) -> None:
         self.gpus = tuple(gpus)
         self.memory = dict(memory)
-        self._guests: dict[Hashable, _Guest] = {}
+        self._tenants: dict[Hashable, _Tenant] = {}
 
     def place(self, name: Hashable, request: Request) -> str | None:
-        """Give a trial a GPU: of those that have room and wait for nobody's first step, the one least taken.
+        """Assign a trial to the least used GPU that has room and awaits no trial's first step.
 
         Returns:
-            the GPU, or as many as it asks for with commas between; None if there is no room yet.
+            The GPU, or as many as requested, separated by commas; None if there is no room yet.
         """
-        assert name not in self._guests
-        open_ones = [gpu for gpu in self.gpus if self._has_room(gpu, request) and not self._waits(gpu)]
-        if len(open_ones) < request.count:
+        assert name not in self._tenants
+        available = [gpu for gpu in self.gpus if self._has_room(gpu, request) and not self._waits(gpu)]
+        if len(available) < request.count:
             return None
-        chosen = sorted(open_ones, key=lambda gpu: (self.taken(gpu), self.gpus.index(gpu)))[: request.count]
-        self._guests[name] = _Guest(tuple(chosen), request)
-        return ",".join(chosen)
+        selected = sorted(available, key=lambda gpu: (self.used_share(gpu), self.gpus.index(gpu)))[: request.count]
+        self._tenants[name] = _Tenant(tuple(selected), request)
+        return ",".join(selected)
 
-    def begun(self, name: Hashable) -> None:
-        """The trial has done a step: what it takes, it has."""
-        if name in self._guests:
-            self._guests[name].begun = True
+    def mark_started(self, name: Hashable) -> None:
+        """Record that a trial has done its first step and holds all its memory."""
+        if name in self._tenants:
+            self._tenants[name].started = True
 
     def leave(self, name: Hashable) -> None:
-        """The trial is gone."""
-        self._guests.pop(name, None)
+        """Remove a trial."""
+        self._tenants.pop(name, None)
 
-    def taken(self, gpu: str) -> Fraction:
-        """The sum of the shares on a GPU."""
-        return sum((_exact(guest.request.share) for guest in self._on(gpu)), Fraction(0))
+    def used_share(self, gpu: str) -> Fraction:
+        """Return the sum of the shares on a GPU."""
+        return sum((_exact(tenant.request.share) for tenant in self._on(gpu)), Fraction(0))
 
     def possible(self, request: Request) -> bool:
-        """Whether some GPU could ever take such a trial."""
+        """Return True if the GPUs, when empty, can hold such a trial."""
         fit = [gpu for gpu in self.gpus if request.memory <= self.memory.get(gpu, request.memory)]
         return len(fit) >= request.count
 
     def capacity(self, request: Request) -> int:
-        """How many trials of one kind the GPUs take together."""
+        """Return the number of equal trials that the GPUs hold together."""
         return sum(self._holds(gpu, request) for gpu in self.gpus) // request.count
 
     def _holds(self, gpu: str, request: Request) -> int:
@@ -85,16 +85,16 @@ class Placement:
         return by_share
 
     def _has_room(self, gpu: str, request: Request) -> bool:
-        memory = request.memory + sum(guest.request.memory for guest in self._on(gpu))
-        return self.taken(gpu) + _exact(request.share) <= 1 and memory <= self.memory.get(gpu, memory)
+        memory = request.memory + sum(tenant.request.memory for tenant in self._on(gpu))
+        return self.used_share(gpu) + _exact(request.share) <= 1 and memory <= self.memory.get(gpu, memory)
 
     def _waits(self, gpu: str) -> bool:
-        return any(not guest.begun for guest in self._on(gpu))
+        return any(not tenant.started for tenant in self._on(gpu))
 
-    def _on(self, gpu: str) -> list[_Guest]:
-        return [guest for guest in self._guests.values() if gpu in guest.gpus]
+    def _on(self, gpu: str) -> list[_Tenant]:
+        return [tenant for tenant in self._tenants.values() if gpu in tenant.gpus]
 
 
 def _exact(share: float) -> Fraction:
-    """A share as it was meant: ten times 0.1 is 1, and three times 0.3333 is no more than that."""
+    """Convert a share to a nearby simple fraction, so that ten times 0.1 is 1."""
     return Fraction(share).limit_denominator(10_000)

@@ -1,27 +1,26 @@
-"""Ray: trials as tasks of a Ray cluster, on as many machines as it has (``pip install 'vitlab[ray]'``).
+"""Ray executor: trials as tasks on all machines of a Ray cluster (``pip install 'vitlab[ray]'``).
 
-**Processes.**  Every trial is one Ray task in a fresh process, with ``run.threads`` CPUs, or ``run.resources.cpu``,
-and a GPU, or the share of one that ``run.resources.gpu`` says; Ray finds the machine and sets ``CUDA_VISIBLE_DEVICES``.
-A trial that several processes train, each on a GPU or with its CPUs, is one task that takes all of these on one
-machine, and starts the processes there itself.  Slots are counted again and again, so a machine that joins is used.
-Ray tries nothing again: a worker that dies is ``lost``, and what is done about that is the same as for every executor.
-vitlab, the plugins installed by pip and the data have to be on every machine; a trial refuses other code than it was
-planned under.
+**Processes.**  Every trial is one Ray task in a fresh process, with ``run.threads`` CPUs, or ``run.resources.cpu``, and
+a GPU, or the share set by ``run.resources.gpu``; Ray selects the machine and sets ``CUDA_VISIBLE_DEVICES``.  A trial
+with several processes, each on a GPU or with its CPUs, is one task that takes all of these on one machine and starts
+the processes itself.  Slots are recounted regularly, so a machine that joins is used.  Ray's own retries are disabled:
+a worker that dies is ``lost`` and handled as for every executor.  vitlab, the plugins installed by pip and the data
+must be on every machine; a trial refuses to run with other code than planned.
 
-**Files.**  The task is a stream.  Where the machines see the driver's output folder (``files: shared``), workers write
-there and the stream carries only how the job ended.  Elsewhere (``files: copy``) the trial's checkpoint and the trials
-it starts from go out as objects, and the stream brings back every line of the journal and every file when it is
-written (:mod:`vitlab.executors.mirror`); the driver holds the lease meanwhile.  What was sent before a worker died has
-arrived, so the trial goes on from its last checkpoint on any machine.
+**Files.**  The task is a stream.  If the machines see the driver's output folder (``files: shared``), workers write
+there and the stream carries only the job's ending.  Otherwise (``files: copy``) the trial's checkpoint and its
+prerequisites are sent as objects, and the stream returns every line of the journal and every file as it is written
+(:mod:`vitlab.executors.mirror`); the driver holds the lease meanwhile.  Files sent before a worker died have arrived,
+so the trial resumes from its last checkpoint on any machine.
 
-**Stopping.**  ``cancel`` tells a small actor, on which every worker waits; they write a checkpoint and leave, and those
-that have not after the grace are ended by force.  The actor lives beside the driver, so that no other machine's end
-takes it along.  A worker whose ``run.timeout`` is over ends its trial itself; one that cannot, because it is stopped or
-stuck, is killed on its machine.  When the driver dies, Ray ends its tasks at once, and the next driver goes on from the
-last checkpoints, which are at most a minute old.
+**Stopping.**  ``cancel`` signals a small actor, on which every worker waits; the workers write a checkpoint and exit,
+and those still running after the grace period are killed.  The actor runs on the driver's machine, so that it survives
+the loss of other machines.  A worker ends its trial itself after ``run.timeout``; one that cannot, because it is
+stopped or stuck, is killed on its machine.  When the driver dies, Ray ends its tasks at once, and the next driver
+resumes from the last checkpoints, which are at most a minute old.
 
-**Address.**  ``auto`` is the cluster that runs on this machine or that RAY_ADDRESS names, ``HOST:PORT`` another, and
-``local`` starts Ray here and stops it with the driver.  Ray so started listens on the network and asks for a token.
+**Address.**  ``auto`` is the cluster on this machine or the one named by RAY_ADDRESS, ``HOST:PORT`` another one, and
+``local`` starts Ray here and stops it with the driver.  Such a Ray listens on the network and requires a token.
 """
 
 from __future__ import annotations
@@ -46,27 +45,27 @@ from vitlab.executors.task import End, ProgressMessage, Started, StopSignal, str
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Busy
 
-POLL_S = 0.2  #: how often the driver looks for a lease
-FORCE_S = 10.0  #: how long Ray has to end a task by force
-COUNT_S = 5.0  #: how often the machines are counted, and the daemon of this one is looked for
+POLL_S = 0.2  #: interval at which the driver tries to take a lease
+FORCE_S = 10.0  #: time limit for Ray to kill a task
+COUNT_S = 5.0  #: interval at which machines are counted and this machine's daemon is checked
 
 
 @dataclass
 class _Running:
-    """A job that Ray has: its stream, what the stream's items are done with, and what is held until its end."""
+    """A job submitted to Ray: its stream, the receiver of its files, and the leases and objects held until its end."""
 
     job: Job
     stream: Any
     inbox: FileReceiver | None
     leases: ExitStack
     sent: Sequence[Any]
-    begun: Started | None = None  #: where it runs, once it does
-    due: float = math.inf  #: when, by ``time.monotonic()``, it is killed unless it says something before
-    killed: bool = False  #: for that reason
+    started: Started | None = None  #: where it runs; None while queued
+    due: float = math.inf  #: time, by ``time.monotonic()``, at which it is killed unless it sends an item before
+    killed: bool = False  #: True if it was killed for that reason
 
     @property
     def host(self) -> str:
-        return self.begun.host if self.begun is not None else ""
+        return self.started.host if self.started is not None else ""
 
 
 @executor.register("ray")
@@ -100,10 +99,10 @@ class Ray(Executor):
         self._slots, self._counted = 0, -math.inf
         self._bell: Any = None
         self._stopping = False
-        self._waiting: list[Job] = []  #: trials that somebody else holds
+        self._waiting: list[Job] = []  #: trials whose lease another process holds
         self._running: dict[Any, _Running] = {}  #: by stream
         self._ended: list[Ended] = []
-        self._needed: dict[Path, Any] = {}  #: what trials start from, in the object store once
+        self._shared: dict[Path, Any] = {}  #: files of prerequisites, each stored once in the object store
 
     @classmethod
     def cli_only_option(cls, options: Mapping[str, Any]) -> str | None:
@@ -111,13 +110,13 @@ class Ray(Executor):
 
     @property
     def slots(self) -> int:
-        """What ``run.workers`` says, or what the machines hold that the cluster has by now."""
+        """Value of ``run.workers``, or the number of trials that fit on the cluster's current machines."""
         if self.run.workers is None and time.monotonic() - self._counted > COUNT_S:
             self._slots, self._counted = room(self._ray, self._each), time.monotonic()
         return self.run.workers or max(1, self._slots)
 
     def submit(self, job: Job) -> None:
-        """Hand a job to Ray, which queues it until a machine has room."""
+        """Submit a job to Ray, which queues it until a machine has room."""
         if not self._begin(job):
             self._waiting.append(job)
 
@@ -128,8 +127,8 @@ class Ray(Executor):
                 self._looked = time.monotonic()
                 self._require_daemon()
             self._waiting = [job for job in self._waiting if not self._begin(job)]
-            left = 0.0 if self._ended else max(0.0, deadline - time.monotonic())
-            self._collect(min(left, POLL_S) if self._waiting else left)
+            wait_s = 0.0 if self._ended else max(0.0, deadline - time.monotonic())
+            self._collect(min(wait_s, POLL_S) if self._waiting else wait_s)
             if self._ended or time.monotonic() >= deadline:
                 ended, self._ended = self._ended, []
                 return ended
@@ -138,34 +137,32 @@ class Ray(Executor):
         self._stopping = True
         self._ended += [Ended(job, "stopped") for job in self._waiting]
         self._waiting = []
-        if not listens(*self._daemon):  # Ray answers nothing any more, and its workers leave by themselves
+        if not listens(*self._daemon):  # Ray does not respond any more, and its workers exit by themselves
             for running in list(self._running.values()):
                 self._end(running, "stopped")
         try:
             if self._running:
-                self._bell.ring.remote()
+                self._bell.set.remote()
                 self._collect(0.0)
             for running in [running for running in self._running.values() if not running.host]:
                 self._ray.cancel(running.stream)  # still in the queue
             self._await_all(grace_s)
         except KeyboardInterrupt:
-            pass  # asked again: no more waiting
+            pass  # second Ctrl-C: stop waiting
         for running in self._running.values():
             self._ray.cancel(running.stream, force=True)
         self._await_all(FORCE_S)
         for running in self._running.values():
-            self._kill(running)  # Ray asks the process itself, and one that is stopped does not hear it
+            self._kill(running)  # Ray relies on the process itself, which cannot react while stopped
         self._await_all(FORCE_S)
         for running in list(self._running.values()):
             self._end(running, "lost", f"its worker on {running.host} could not be ended")
         self._bell, self._stopping = None, False
 
-    # -- how it is done -----------------------------------------------------------------------------------------------
-
     def _begin(self, job: Job) -> bool:
-        """Hand a job over; False if its files are to be copied and somebody else writes them."""
+        """Submit a job; return False if its files are to be copied and another process holds a lease."""
         with ExitStack() as leases:
-            token, sent, inbox = uuid.uuid4().hex, None, None
+            token, files, inbox = uuid.uuid4().hex, None, None
             if self._copies():
                 try:
                     for _, folder in job.work:
@@ -175,7 +172,7 @@ class Ray(Executor):
                 for _, folder in job.work:
                     folder.recover_journal()
                 worker.note_companions(job)
-                sent = [(path, self._object(file, job)) for path, file in input_files(job)]
+                files = [(path, self._object(file, job)) for path, file in input_files(job)]
                 inbox = FileReceiver(job.folders)
             else:
                 job.folder.mkdir(parents=True, exist_ok=True)
@@ -187,13 +184,13 @@ class Ray(Executor):
                 )
                 here = self._ray.get_runtime_context().get_node_id()
                 self._bell = bell.options(scheduling_strategy=at(here)).remote()
-            # max_calls stands here because a task's options cannot say it: without it Ray would use a process again.
+            # Without max_calls Ray would reuse the process; task.options() does not support it.
             share = 0.0 if job.device == "cpu" else job.gpu or self._each.gpus
             task = self._ray.remote(
                 num_cpus=self._each.cpus, num_gpus=share, max_calls=1, max_retries=0, num_returns="streaming"
             )(stream)
-            handed = task.remote(job, self.runner, token, sent, share > 0, self._bell)
-            self._running[handed] = _Running(job, handed, inbox, leases.pop_all(), sent or ())
+            items = task.remote(job, self.runner, token, files, share > 0, self._bell)
+            self._running[items] = _Running(job, items, inbox, leases.pop_all(), files or ())
         return True
 
     def _copies(self) -> bool:
@@ -203,21 +200,21 @@ class Ray(Executor):
         return any(node["NodeManagerAddress"] != here for node in self._ray.nodes() if node["Alive"])
 
     def _object(self, file: Path, job: Job) -> Any:
-        """A file in the object store; what several trials start from is put there once."""
+        """Put a file into the object store; files of prerequisites, which several trials may share, only once."""
         if file.parent in job.folders or file.parent.parent in job.folders:
             return self._ray.put(file.read_bytes())
-        if file not in self._needed:
-            self._needed[file] = self._ray.put(file.read_bytes())
-        return self._needed[file]
+        if file not in self._shared:
+            self._shared[file] = self._ray.put(file.read_bytes())
+        return self._shared[file]
 
     def _collect(self, timeout_s: float) -> None:
-        """Wait for an item of any stream, and take one of each that has some."""
+        """Wait for an item of any stream, and take one item of each stream that has some."""
         if not self._running:
             time.sleep(timeout_s)
             return
         due = min(running.due for running in self._running.values())
-        left = max(0.0, min(timeout_s, due - time.monotonic()))
-        if self._ray.wait(list(self._running), num_returns=1, timeout=left)[0]:
+        wait_s = max(0.0, min(timeout_s, due - time.monotonic()))
+        if self._ray.wait(list(self._running), num_returns=1, timeout=wait_s)[0]:
             count = len(self._running)
             for ready in self._ray.wait(list(self._running), num_returns=count, timeout=0)[0]:
                 self._take(self._running[ready])
@@ -254,7 +251,7 @@ class Ray(Executor):
         else:
             match item:
                 case Started():
-                    running.begun = item
+                    running.started = item
                     self._hear(running, "tries")
                     running.due += base.START_S
                 case ProgressMessage():
@@ -280,15 +277,15 @@ class Ray(Executor):
 
     def _kill(self, running: _Running) -> None:
         """Kill the process of a task, by another task on its machine."""
-        if running.begun is not None:
+        if running.started is not None:
             task = self._ray.remote(num_cpus=0, max_calls=1, max_retries=0)(base.kill)
-            task.options(scheduling_strategy=at(running.begun.node)).remote(running.begun.process)
+            task.options(scheduling_strategy=at(running.started.node)).remote(running.started.process)
 
     def _require_daemon(self) -> None:
-        """Pass while Ray's daemon on this machine lives.
+        """Raise an error if Ray's daemon on this machine has died.
 
         Raises:
-            VitlabError: if it has died: nothing is wrong with the trials, and no attempt at one counts.
+            VitlabError: if it has died; the trials are intact, and no attempt counts.
         """
         if not self._stopping and not listens(*self._daemon):
             raise VitlabError(
@@ -307,5 +304,5 @@ class Ray(Executor):
 
     def _await_all(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while self._running and (left := deadline - time.monotonic()) > 0:
-            self._collect(left)
+        while self._running and (remaining_s := deadline - time.monotonic()) > 0:
+            self._collect(remaining_s)

@@ -1,20 +1,20 @@
-"""Slurm: packs of trials as jobs of a Slurm cluster, through submitit (``pip install 'vitlab[slurm]'``).
+"""Slurm executor: packs of trials as jobs of a Slurm cluster, through submitit (``pip install 'vitlab[slurm]'``).
 
-**Packs.**  A Slurm job is given ``pack`` trials and what they need together: their cores, and their GPUs, where
-``run.resources.gpu`` or ``run.device: cuda`` asks for any.  In the job they are run as on any machine, by the local
-executor: each in a process of its own, on its share of a GPU.  The output folder, the data and this Python environment
-have to be on a file system that the nodes see.
+**Packs.**  A Slurm job receives ``pack`` trials and the resources for all of them: their cores, and their GPUs if
+``run.resources.gpu`` or ``run.device: cuda`` requests any.  Within the job, the local executor runs the trials, each in
+its own process, on its share of a GPU.  The output folder, the data and this Python environment must be on a file
+system that the nodes see.
 
 **Pre-emption and time limits.**  ``SIGNAL_S`` before Slurm ends a job it sends SIGUSR2, and where ``PreemptParameters``
-has ``send_user_signal``, also when it pre-empts one.  The trials then write a checkpoint and the job puts itself back
-into the queue; no attempt is lost by it.  A job that reaches its time limit does so ``requeues`` times.
+has ``send_user_signal``, also when it pre-empts one.  The trials then write a checkpoint and the job requeues itself,
+which counts as no attempt.  A job that reaches its time limit is requeued up to ``requeues`` times.
 
 **Files.**  A pack has a folder ``slurm/PACK`` in the output folder: ``pack.json`` names the Slurm job and the trials,
-``ends.jsonl`` says how each trial ended, as it ends, ``stop`` asks for a checkpoint and the end; submitit keeps there
-what it hands to the job.
+``ends.jsonl`` lists the ending of each trial as it ends, ``stop`` requests a checkpoint and the end of the job;
+submitit stores its own files there too.
 
-**Stopping.**  ``cancel`` takes jobs that wait out of the queue and asks those that run to write a checkpoint.  When the
-driver dies, the jobs go on, and the next driver finds them by their folders, or by their names in the queue.
+**Stopping.**  ``cancel`` removes pending jobs from the queue and makes running ones write a checkpoint.  When the
+driver dies, the jobs continue, and the next driver finds them by their folders, or by their names in the queue.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from vitlab.executors.local import Local
 from vitlab.spec import RunSpec
 from vitlab.store.folders import append_json, cut_torn_line, read_json, read_lines, write_json
 
-POLL_S = 1.0  #: how often the driver and a pack look for each other's files
-STATE_S = 60.0  #: how often Slurm is asked for the state of its jobs
-SIGNAL_S = 90  #: how long before the end Slurm warns a job
-PACK_GRACE_S = 60.0  #: of that, how long its trials may take to write their checkpoints
+POLL_S = 1.0  #: interval at which driver and pack check for each other's files
+STATE_S = 60.0  #: interval at which the states of Slurm jobs are queried
+SIGNAL_S = 90  #: time before the end of a job at which Slurm signals it
+PACK_GRACE_S = 60.0  #: part of that time for the trials' checkpoints
 
 STATES: Mapping[str, How] = {
     "OUT_OF_MEMORY": "oom",
@@ -51,20 +51,20 @@ STATES: Mapping[str, How] = {
     "PREEMPTED": "preempted",
     "CANCELLED": "stopped",
 }
-"""How the trials of a Slurm job ended that did not say so; in any other state they are lost."""
+"""Ending of trials whose Slurm job ended without reporting them, by the job's state; otherwise they are lost."""
 
-RankResult = Annotated[str, Field(pattern=r"^\S+$")]
-"""What stands in a line of the script that sbatch is given; a line of its own would be run."""
+ShellWord = Annotated[str, Field(pattern=r"^\S+$")]
+"""Value on a line of the sbatch script; without white space, because a line of its own would be executed."""
 
 
 @dataclass
-class _Sent:
-    """A pack that Slurm has."""
+class _SubmittedPack:
+    """A pack submitted to Slurm."""
 
     folder: Path
     slurm: Any  #: submitit's job
-    jobs: dict[str, Job]  #: those that have not ended, by the name they go by in ``ends.jsonl``
-    read: int = 0  #: bytes of ``ends.jsonl``
+    jobs: dict[str, Job]  #: jobs that have not ended, by their name in ``ends.jsonl``
+    offset: int = 0  #: bytes read of ``ends.jsonl``
 
 
 @executor.register("slurm")
@@ -79,10 +79,10 @@ class Slurm(Executor):
         jobs: Annotated[int, Field(ge=1)] = 16,
         minutes: Annotated[int, Field(ge=1)] = 240,
         mem_gb: Annotated[float, Field(gt=0)] | None = None,
-        partition: RankResult | None = None,
-        account: RankResult | None = None,
-        qos: RankResult | None = None,
-        constraint: RankResult | None = None,
+        partition: ShellWord | None = None,
+        account: ShellWord | None = None,
+        qos: ShellWord | None = None,
+        constraint: ShellWord | None = None,
         setup: tuple[str, ...] = (),
         requeues: Annotated[int, Field(ge=0)] = 20,
     ) -> None:
@@ -117,7 +117,7 @@ class Slurm(Executor):
         if setup:
             self._parameters["setup"] = list(setup)
         self._waiting: list[Job] = []
-        self._sent: list[_Sent] = []
+        self._sent: list[_SubmittedPack] = []
         self._ended: list[Ended] = []
         self._asked_at = time.monotonic()
 
@@ -130,9 +130,9 @@ class Slurm(Executor):
         return self._slots
 
     def submit(self, job: Job) -> None:
-        """Queue a job for the next pack, which :meth:`poll` sends when fewer than ``jobs`` are with Slurm.
+        """Queue a job for the next pack, which :meth:`poll` submits when fewer than ``jobs`` packs are in Slurm.
 
-        A driver submits a job for each that has ended, so by the time that a whole pack has, the next one is full.
+        The driver submits a new job for each ended one, so when a whole pack has ended, the next one is full.
         """
         self._waiting.append(job)
 
@@ -143,29 +143,29 @@ class Slurm(Executor):
         deadline = time.monotonic() + timeout_s
         while True:
             self._look()
-            if self._ended or (left := deadline - time.monotonic()) <= 0:
+            if self._ended or (remaining_s := deadline - time.monotonic()) <= 0:
                 ended, self._ended = self._ended, []
                 return ended
-            time.sleep(min(POLL_S, left))
+            time.sleep(min(POLL_S, remaining_s))
 
     def cancel(self, grace_s: float) -> None:
         self._ended += [Ended(job, "stopped") for job in self._waiting]
         self._waiting.clear()
-        for sent in self._sent:
-            (sent.folder / "stop").touch()
-            if not (sent.folder / "started").exists():
-                sent.slurm.cancel(check=False)
-                self._end(sent, "stopped", "")
+        for pack in self._sent:
+            (pack.folder / "stop").touch()
+            if not (pack.folder / "started").exists():
+                pack.slurm.cancel(check=False)
+                self._end(pack, "stopped", "")
         try:
             deadline = time.monotonic() + grace_s
             while self._running() and time.monotonic() < deadline:
                 time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
                 self._look()
         except KeyboardInterrupt:
-            pass  # asked again: no more waiting
-        for sent in self._running():
-            sent.slurm.cancel(check=False)
-            self._end(sent, "lost", "it did not stop when asked to, and its Slurm job was cancelled")
+            pass  # second Ctrl-C: stop waiting
+        for pack in self._running():
+            pack.slurm.cancel(check=False)
+            self._end(pack, "lost", "it did not stop when asked to, and its Slurm job was cancelled")
         self._sent.clear()
 
     def reattach(self, jobs: Sequence[Job]) -> list[Job]:
@@ -174,45 +174,44 @@ class Slurm(Executor):
             record = read_json(folder / "pack.json")
             if record is None or (folder / "ended").exists():
                 continue
-            found = {}
+            matching = {}
             for name, folders in record["trials"].items():
-                mine = [by_folder[Path(item)] for item in folders if Path(item) in by_folder]
-                if mine:
-                    others = tuple(Companion(job.name, job.folder, job.trial) for job in mine[1:])
-                    found[name] = replace(mine[0], companions=others)
-            if not found:
-                continue  # another study's, whose driver may be about to submit it
-            job_id = record["job"] or _found(folder)
-            sent = _Sent(folder, self._submitit.SlurmJob(folder=folder, job_id=job_id or "0"), found)
-            if job_id is None or sent.slurm.done(force_check=True):
-                (folder / "ended").touch()  # what became of its trials stands in their folders
+                own_jobs = [by_folder[Path(item)] for item in folders if Path(item) in by_folder]
+                if own_jobs:
+                    others = tuple(Companion(job.name, job.folder, job.trial) for job in own_jobs[1:])
+                    matching[name] = replace(own_jobs[0], companions=others)
+            if not matching:
+                continue  # a pack of another study, whose driver may be about to submit it
+            job_id = record["job"] or _query_job_id(folder)
+            pack = _SubmittedPack(folder, self._submitit.SlurmJob(folder=folder, job_id=job_id or "0"), matching)
+            if job_id is None or pack.slurm.done(force_check=True):
+                (folder / "ended").touch()  # the trials' folders hold their results
             else:
-                self._sent.append(sent)
-        return [job for sent in self._sent for job in sent.jobs.values()]
-
-    # -- how it is done -----------------------------------------------------------------------------------------------
+                self._sent.append(pack)
+        return [job for pack in self._sent for job in pack.jobs.values()]
 
     def _send(self, jobs: Sequence[Job]) -> None:
-        """Hand a pack to Slurm.
+        """Submit a pack to Slurm.
 
         Raises:
-            UserError: if Slurm does not take it.
+            UserError: if Slurm rejects it.
         """
         folder = _root(jobs[0]) / "slurm" / uuid.uuid4().hex[:12]
         trials = {str(job.folder): [str(item) for item in job.folders] for job in jobs}
-        write_json(folder / "pack.json", {"job": None, "trials": trials})  # should this driver die as it submits
+        # Written before the submission, in case this driver dies meanwhile.
+        write_json(folder / "pack.json", {"job": None, "trials": trials})
         slurm = self._submitit.SlurmExecutor(folder, max_num_timeout=self._requeues)
         slurm.update_parameters(job_name=_name(folder), **self._parameters, **self._needs(jobs))
         try:
-            sent = slurm.submit(Pack(folder, self.run, tuple(jobs), self.runner))
+            submission = slurm.submit(Pack(folder, self.run, tuple(jobs), self.runner))
         except (self._submitit.core.utils.FailedJobError, OSError) as error:
             (folder / "ended").touch()
             raise UserError(f"Slurm did not take the job: {one_sentence(error)}") from error
-        write_json(folder / "pack.json", {"job": sent.job_id, "trials": trials})
-        self._sent.append(_Sent(folder, sent, {str(job.folder): job for job in jobs}))
+        write_json(folder / "pack.json", {"job": submission.job_id, "trials": trials})
+        self._sent.append(_SubmittedPack(folder, submission, {str(job.folder): job for job in jobs}))
 
     def _needs(self, jobs: Sequence[Job]) -> dict[str, int]:
-        """What a pack takes of a node."""
+        """Return the resources of a pack on a node."""
         resources = self.run.resources
         needs = {"nodes": 1, "ntasks_per_node": 1, "cpus_per_task": len(jobs) * resources.cores(self.run.threads)}
         shares = [
@@ -222,50 +221,50 @@ class Slurm(Executor):
         ]
         return {**needs, "gpus_per_node": math.ceil(sum(shares) - 1e-6)} if shares else needs
 
-    def _running(self) -> list[_Sent]:
-        return [sent for sent in self._sent if sent.jobs]
+    def _running(self) -> list[_SubmittedPack]:
+        return [pack for pack in self._sent if pack.jobs]
 
     def _look(self) -> None:
-        """Collect the trials that have ended, and forget the packs whose Slurm job has ended."""
+        """Collect the trials that have ended, and remove the packs whose Slurm job has ended."""
         due = time.monotonic() - self._asked_at >= STATE_S
         remaining = []
-        for sent in self._sent:
-            over = sent.slurm.paths.result_pickle.exists() or (due and sent.slurm.done(force_check=True))
-            self._read(sent)
-            if not sent.jobs:
-                (sent.folder / "ended").touch()
+        for pack in self._sent:
+            over = pack.slurm.paths.result_pickle.exists() or (due and pack.slurm.done(force_check=True))
+            self._read(pack)
+            if not pack.jobs:
+                (pack.folder / "ended").touch()
             elif over:
-                state = str(sent.slurm.state).split(" ")[0]
-                because = f"its Slurm job {sent.slurm.job_id} ended ({state}) before it did; see {sent.folder}"
-                self._end(sent, STATES.get(state, "lost"), because)
+                state = str(pack.slurm.state).split(" ")[0]
+                because = f"its Slurm job {pack.slurm.job_id} ended ({state}) before it did; see {pack.folder}"
+                self._end(pack, STATES.get(state, "lost"), because)
             if not over:
-                remaining.append(sent)
+                remaining.append(pack)
         if due:
             self._asked_at = time.monotonic()
         self._sent = remaining
 
-    def _read(self, sent: _Sent) -> None:
-        lines, sent.read = read_lines(sent.folder / "ends.jsonl", sent.read)
+    def _read(self, pack: _SubmittedPack) -> None:
+        lines, pack.offset = read_lines(pack.folder / "ends.jsonl", pack.offset)
         for name, how, detail in map(json.loads, lines):
-            job = sent.jobs.pop(name, None)
+            job = pack.jobs.pop(name, None)
             if job is not None:
                 self._ended.append(Ended(job, how, detail))
 
-    def _end(self, sent: _Sent, how: How, detail: str) -> None:
-        self._ended += [Ended(job, how, detail) for job in sent.jobs.values()]
-        sent.jobs.clear()
-        (sent.folder / "ended").touch()
+    def _end(self, pack: _SubmittedPack, how: How, detail: str) -> None:
+        self._ended += [Ended(job, how, detail) for job in pack.jobs.values()]
+        pack.jobs.clear()
+        (pack.folder / "ended").touch()
 
 
 class Pack:
-    """What a Slurm job does: run its trials by the local executor, and say how each ended.
+    """Callable of a Slurm job, which runs its trials with the local executor and records their endings.
 
-    submitit calls it, and on SIGUSR2 its ``checkpoint``, which gives what the requeued job is to do.
+    submitit calls it, and on SIGUSR2 its ``checkpoint``, which returns the submission of the requeued job.
     """
 
     def __init__(self, folder: Path, run: RunSpec, jobs: tuple[Job, ...], runner: str) -> None:
         self.folder = folder
-        # The job sets the limit here, not the driver's workers; and a URI with a password is not pickled to disk.
+        # The job's resources limit the workers, not run.workers; and no URI with a password is pickled to disk.
         self.run = run.model_copy(update={"workers": None, "tracking_uri": None})
         self.jobs = jobs
         self.runner = runner
@@ -276,11 +275,11 @@ class Pack:
 
     def __call__(self) -> None:
         (self.folder / "started").write_text(os.environ.get("SLURM_JOB_ID", ""))
-        cut_torn_line(self.folder / "ends.jsonl")  # Slurm may have killed an earlier one in the middle of it
+        cut_torn_line(self.folder / "ends.jsonl")  # Slurm may have killed an earlier run in the middle of a line
         local = self._local = Local(self.run)
         local.runner = self.runner  # type: ignore[misc]
-        ended = {name for name, _, _ in self._said()}
-        waiting = [job for job in self.jobs if str(job.folder) not in ended]
+        finished = {name for name, _, _ in self._recorded()}
+        waiting = [job for job in self.jobs if str(job.folder) not in finished]
         running = 0
         while waiting or running:
             if (self.folder / "stop").exists():
@@ -291,12 +290,12 @@ class Pack:
             while waiting and running < local.slots:
                 local.submit(waiting.pop(0))
                 running += 1
-            ended_now = local.poll(POLL_S)
-            running -= len(ended_now)
-            self._say(ended_now)
+            ends = local.poll(POLL_S)
+            running -= len(ends)
+            self._say(ends)
 
     def checkpoint(self) -> Any:
-        """Have every trial write a checkpoint; what is left is this pack again, less the trials that have ended."""
+        """Make every trial write a checkpoint, and return this pack for requeueing; it skips ended trials."""
         if self._local is not None:
             self._local.cancel(PACK_GRACE_S)
             self._say([ended for ended in self._local.poll(0.0) if ended.how in ("done", "failed", "oom", "refused")])
@@ -306,36 +305,36 @@ class Pack:
         for ended in ends:
             append_json(self.folder / "ends.jsonl", [str(ended.job.folder), ended.how, ended.detail])
 
-    def _said(self) -> list[list[str]]:
+    def _recorded(self) -> list[list[str]]:
         return [json.loads(line) for line in read_lines(self.folder / "ends.jsonl")[0]]
 
 
 def _name(folder: Path) -> str:
-    """What a pack's job is called, as no other is."""
+    """Return the unique name of a pack's Slurm job."""
     return f"vitlab-{folder.name}"
 
 
-def _found(folder: Path) -> str | None:
-    """The number of a pack's job whose driver died before it could note it; None where Slurm never had it.
+def _query_job_id(folder: Path) -> str | None:
+    """Return the id of a pack's job whose driver died before recording it; None if it was never submitted.
 
     Raises:
-        UserError: if Slurm does not say: what it has would be submitted twice.
+        UserError: if the queue cannot be queried, because the pack might then be submitted twice.
     """
     with suppress(FileNotFoundError):
         return (folder / "started").read_text() or None
-    asked = ["squeue", "--noheader", "--format=%A", f"--name={_name(folder)}"]
+    command = ["squeue", "--noheader", "--format=%A", f"--name={_name(folder)}"]
     try:
-        said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+        ids = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     except (OSError, subprocess.CalledProcessError) as error:
         because = " ".join((getattr(error, "stderr", None) or str(error)).split())
         raise UserError(
             f"Slurm does not say whether it has the job {_name(folder)} ({because}); run again when squeue answers"
         ) from error
-    return said[0] if said else None
+    return ids[0] if ids else None
 
 
 def _root(job: Job) -> Path:
-    """The output folder that a job's folder lies in."""
+    """Return the output folder that contains a job's folder."""
     return job.folder.parents[2]
 
 

@@ -1,4 +1,4 @@
-"""The worker's side of the executor ray: one task, one trial, and what the task says of it while it lasts."""
+"""Worker side of the Ray executor: one task runs one job and streams its progress."""
 
 from __future__ import annotations
 
@@ -16,61 +16,62 @@ from typing import Any, NamedTuple
 
 from vitlab.executors import base, worker
 from vitlab.executors.base import How, Job, Stage, attempt
-from vitlab.executors.mirror import FileChunk, FileSender, moved
+from vitlab.executors.mirror import FileChunk, FileSender, relocate
 from vitlab.store.folders import process, write_bytes
 
-POLL_S = 0.2  #: how often a worker looks for changed files
+POLL_S = 0.2  #: interval at which a worker checks for changed files
 
 
 class Started(NamedTuple):
-    """The first item of a stream: the task has a process."""
+    """First item of a stream: the process of the task."""
 
     host: str
-    process: str = ""  #: its name, as of :func:`vitlab.store.folders.process`
-    node: str = ""  #: Ray's name for the machine
+    process: str = ""  #: name of the process, see :func:`vitlab.store.folders.process`
+    node: str = ""  #: Ray's id of the machine
 
 
 class ProgressMessage(NamedTuple):
-    """How far the attempt is."""
+    """Stage of the attempt."""
 
     stage: Stage
 
 
 class End(NamedTuple):
-    """The last item of a stream."""
+    """Last item of a stream: the ending of the job."""
 
     how: How
     detail: str
 
 
 class StopSignal:
-    """An actor that tells every worker at once to stop."""
+    """Actor that signals all workers to stop."""
 
     def __init__(self) -> None:
-        self._rung = asyncio.Event()
+        self._event = asyncio.Event()
 
-    async def ring(self) -> None:
-        self._rung.set()
+    async def set(self) -> None:
+        """Send the signal."""
+        self._event.set()
 
-    async def rung(self) -> None:
-        """Return when it has been rung."""
-        await self._rung.wait()
+    async def wait(self) -> None:
+        """Wait for the signal."""
+        await self._event.wait()
 
 
 def stream(
     job: Job, runner: str, token: str, sent: Sequence[tuple[str, Any]] | None, on_gpu: bool, bell: Any
 ) -> Iterator[Started | ProgressMessage | FileChunk | End]:
-    """Run one job in this process: the task.
+    """Run one job in this process, as a Ray task.
 
-    The trial runs in a thread, because what the task yields it must yield from its own.
+    The trial runs in a background thread, because the task's own thread yields the items.
 
     Args:
-        job: what to run.
+        job: the job to run.
         runner: see ``Executor.runner``.
-        token: stands in the log of a folder that is shared.
-        sent: files and where they go, of a folder that is not.
-        on_gpu: whether Ray has given this process a GPU.
-        bell: the actor.
+        token: text in the log of a shared folder, by which the worker recognises it.
+        sent: destination paths and contents of the files of a folder that is not shared; None for a shared folder.
+        on_gpu: True if Ray has assigned a GPU to this process.
+        bell: the actor that signals the stop.
     """
     import ray
 
@@ -79,14 +80,14 @@ def stream(
     host = socket.gethostname()
     yield Started(host, process(os.getpid()), ray.get_runtime_context().get_node_id())
     stop = threading.Event()
-    bell.rung.remote().future().add_done_callback(lambda _: stop.set())  # also when the actor is gone
+    bell.wait.remote().future().add_done_callback(lambda _: stop.set())  # also when the actor is gone
     with ExitStack() as scratch:
         outbox = None
         if sent is not None:
             root = Path(scratch.enter_context(tempfile.TemporaryDirectory(prefix="vitlab-")))
             for path, reference in sent:
                 write_bytes(root / path, ray.get(reference))
-            job = moved(job, root)
+            job = relocate(job, root)
             outbox = FileSender(job.folders)
         elif not _sees(job.folder, token):
             hint = "without a shared folder, set run.executor.files: copy"
@@ -95,26 +96,28 @@ def stream(
         worker.log_to(job.folder)
         if outbox is None:
             worker.note_companions(job)
-        ended: list[tuple[How, str]] = []
-        told: queue.SimpleQueue[Stage] = queue.SimpleQueue()
+        endings: list[tuple[How, str]] = []
+        stages: queue.SimpleQueue[Stage] = queue.SimpleQueue()
         late = f"it trained longer than run.timeout allows, and had not stopped {base.OVERDUE_S:g} s later"
 
         def run() -> None:
-            ended.append(attempt(job, runner, stop.is_set, told.put, overdue=lambda: ended.append(("timeout", late))))
+            endings.append(
+                attempt(job, runner, stop.is_set, stages.put, overdue=lambda: endings.append(("timeout", late)))
+            )
 
         trial = threading.Thread(target=run, daemon=True)  # one that does not stop ends with the process
         trial.start()
-        while trial.is_alive() and not ended:
+        while trial.is_alive() and not endings:
             trial.join(POLL_S)
-            while not told.empty():
-                yield ProgressMessage(told.get())
+            while not stages.empty():
+                yield ProgressMessage(stages.get())
             if outbox is not None:
                 yield from outbox.changes()
         if outbox is not None:
             yield from outbox.changes(ended=True)
-    for left in multiprocessing.active_children():  # of a trial that does not stop; its exit would wait for them
-        left.kill()
-    yield End(*ended[0]) if ended else End("lost", "the trial's thread was ended; see log.txt")
+    for child in multiprocessing.active_children():  # of a hung trial; the process would wait for them at exit
+        child.kill()
+    yield End(*endings[0]) if endings else End("lost", "the trial's thread was ended; see log.txt")
 
 
 def _sees(folder: Path, token: str) -> bool:

@@ -1,11 +1,11 @@
-"""The worker's side of the local executor: one process, one trial.
+"""Worker side of the local executor: one process runs one job.
 
-The worker holds one end of a pipe whose other end only the driver holds.  ``stop`` on it asks for a checkpoint and the
-end; its closing says that the driver is dead, which asks for the same and ends the process after ``ORPHAN_S`` in any
-case.  Before it exits, the worker says on the pipe how its job ended; one that dies says nothing, and the driver draws
-its conclusion.  Between, it says in a word how far it is: see :data:`vitlab.executors.base.Stage`.
+The worker holds one end of a pipe whose other end only the driver holds.  The message ``stop`` requests a checkpoint
+and exit; a closed pipe means that the driver is dead, which requests the same and ends the process after ``ORPHAN_S``
+in any case.  Before it exits, the worker sends the ending of its job; if it dies without one, the driver infers the
+ending from the exit code.  Meanwhile it sends its stages: see :data:`vitlab.executors.base.Stage`.
 
-SIGTERM, as schedulers send it before they take a machine away, is a wish to stop, too: the trial is ``preempted``.
+SIGTERM, which schedulers send before they reclaim a machine, stops the trial too, as ``preempted``.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from typing import NoReturn
 
 from vitlab.executors.base import Job, Stage, attempt
 
-ORPHAN_S = 30.0  #: seconds a worker outlives its driver at most
-ORPHANED = 75  #: its exit code then
-OVERDUE = 76  #: its exit code when a trial whose time is up does not stop
+ORPHAN_S = 30.0  #: maximum time that a worker outlives its driver
+ORPHANED = 75  #: exit code of a worker that reached this time
+OVERDUE = 76  #: exit code of a worker whose trial does not stop after its time limit
 
 
 def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[int], driver: Connection) -> NoReturn:
-    """Run one job and leave.
+    """Run one job and exit.
 
     Args:
-        job: what to run.
+        job: the job to run.
         runner: see ``Executor.runner``.
-        environment: the whole environment, threads and GPU included; set before anything reads it.
-        cores: cores to stay on; empty for all.
-        driver: the pipe.
+        environment: the complete environment, including threads and GPU; set before anything reads it.
+        cores: cores to pin the process to; empty for all.
+        driver: the pipe to the driver.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the driver handles Ctrl-C
     os.environ.clear()
     os.environ.update(environment)
     if cores and sys.platform == "linux":
@@ -48,18 +48,18 @@ def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[
             os.sched_setaffinity(0, cores)
     log_to(job.folder)
     note_companions(job)
-    asked, preempted = threading.Event(), threading.Event()
+    stop_requested, preempted = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: preempted.set())
-    threading.Thread(target=_listen, args=(driver, asked), daemon=True).start()
+    threading.Thread(target=_listen, args=(driver, stop_requested), daemon=True).start()
 
-    def tell(stage: Stage) -> None:
-        with suppress(OSError):  # an orphan has nobody to tell
+    def report(stage: Stage) -> None:
+        with suppress(OSError):  # the driver may be dead
             driver.send_bytes(stage.encode())
 
     how, detail = attempt(
-        job, runner, lambda: asked.is_set() or preempted.is_set(), tell, overdue=lambda: os._exit(OVERDUE)
+        job, runner, lambda: stop_requested.is_set() or preempted.is_set(), report, overdue=lambda: os._exit(OVERDUE)
     )
-    if how == "stopped" and not asked.is_set():
+    if how == "stopped" and not stop_requested.is_set():
         how, detail = "preempted", "its worker was asked by SIGTERM to leave"
     try:
         driver.send_bytes(json.dumps([how, detail]).encode())
@@ -67,11 +67,11 @@ def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[
         print(f"the driver is gone; the trial is {how}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # without waiting for threads that a guest may have left behind
+    os._exit(0)  # without waiting for threads that a plugin may have started
 
 
 def log_to(folder: Path) -> None:
-    """Send all output of this process, that of C libraries and the traces of crashes included, to ``log.txt``."""
+    """Redirect all output of this process, including C libraries and crash traces, to ``log.txt``."""
     folder.mkdir(parents=True, exist_ok=True)
     log = os.open(folder / "log.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for descriptor in (1, 2):
@@ -83,7 +83,7 @@ def log_to(folder: Path) -> None:
 
 
 def note_companions(job: Job) -> None:
-    """Append to the logs of a cohort's other members where they are trained."""
+    """Append to the logs of a cohort's other members a reference to the log of the job."""
     for companion in job.companions:
         companion.folder.mkdir(parents=True, exist_ok=True)
         with open(companion.folder / "log.txt", "a", encoding="utf-8") as log:
