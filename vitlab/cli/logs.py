@@ -49,7 +49,7 @@ def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[T
         if len(keys) > 1:
             raise UserError(f"'{trial}' begins {len(keys)} keys: {', '.join(key[:16] for key in keys)}")
         return [TrialFolder(path) for path in paths]
-    if arm is None and seed is None and not (Path(trial).exists() or (out / "studies" / trial).is_dir()):
+    if arm is None and seed is None and not _is_study(trial, out):
         raise UserError(f"no trial whose key begins with '{trial}' in {out}, and no study of that name")
     from vitlab.report.api import open_study
 
@@ -59,6 +59,12 @@ def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[T
     if not folder.path.is_dir():
         raise UserError(f"this trial has not begun; 'vitlab run' trains it, in {folder.path}")
     return [folder]
+
+
+def _is_study(name: str, out: Path) -> bool:
+    """Return True for a study's file, its folder, or the name of one in the output folder."""
+    path = Path(name)
+    return path.is_file() or (path / "plan.json").is_file() or name in {item.name for item in out.glob("studies/*")}
 
 
 def _line(event: Event) -> str:
