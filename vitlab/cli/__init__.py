@@ -1,7 +1,8 @@
-"""The command line.  Opening it imports neither torch nor mlflow, ray or pandas; a command imports what it needs.
+"""The command line, which imports neither torch nor mlflow, ray or pandas until a command needs them.
 
 Results go to stdout, progress and warnings to stderr.  Exit codes: 0 done or pass, 1 regressed, 2 usage or a mistake in
-a file, 3 internal or plugin error, 4 trials failed or missing, 5 inconclusive where that is to fail, 130 interrupted.
+a file, 3 internal or plugin error, 4 trials failed or missing, 5 inconclusive if the file makes that a failure,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ COMMANDS = {
     "weights": "convert and inspect checkpoints",
     "explain": "show what a trained model looks at",
 }
-"""Command to the line ``vitlab --help`` shows; each stands in the module of its name."""
+"""Command to its line in ``vitlab --help``; each command is in the module of its name."""
 
 
 class _Commands(click.Group):
-    """Imports a command's module when the command is called, not before."""
+    """A click group that imports a command's module when the command is called."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return [*COMMANDS]  # 'list' is the module of that command here, once it has been called
+        return [*COMMANDS]  # not list(COMMANDS): 'list' is the module of that command once it has been imported
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
@@ -56,7 +57,7 @@ class _Commands(click.Group):
     def invoke(self, context: click.Context) -> object:
         try:
             return super().invoke(context)
-        except KeyboardInterrupt:  # to which click would answer with an empty line
+        except KeyboardInterrupt:  # click would print an empty line
             raise Interrupted("interrupted") from None
 
     def resolve_command(
@@ -78,9 +79,9 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point of the ``vitlab`` command."""
+    """Run the ``vitlab`` command and exit with its code."""
     try:
-        code = cli.main(standalone_mode=False)  # what a command gave to Context.exit, which click hands back
+        code = cli.main(standalone_mode=False)  # the argument of Context.exit, which click returns
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -93,7 +94,7 @@ def main() -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except SystemExit as exit_:
-        # So click and rich leave, quietly, where whoever read our output has seen enough; nothing else leaves with 1.
+        # click and rich exit with 1 when the reader of a pipe has closed it; nothing else exits with 1 here.
         sys.exit(0 if exit_.code == 1 else exit_.code)
     except Exception as error:
         sys.exit(_unexpected(error))
@@ -102,12 +103,12 @@ def main() -> None:
 
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
-"""Errors of a disk, or of who may use it, and not of a program."""
+"""Error numbers of disks and permissions, as opposed to faults of a program."""
 
 
 def _unexpected(error: Exception) -> int:
-    """Report an exception that was not raised on purpose, and return the exit code."""
-    if interrupts.state.raised:  # a library has turned Ctrl-C into an error of its own
+    """Report an unexpected exception and return the exit code."""
+    if interrupts.state.raised:  # a library has converted Ctrl-C to its own error
         click.echo("interrupted", err=True)
         return interrupts.EXIT_CODE
     if isinstance(error, OSError) and error.errno in DISK:
@@ -120,10 +121,10 @@ def _unexpected(error: Exception) -> int:
         return UserError.exit_code
     from vitlab.registry.blame import culprit
 
-    if (found := culprit(error)) is not None:
+    if (source := culprit(error)) is not None:
         notes = "".join(f", {note}" for note in getattr(error, "__notes__", ()))
-        click.echo(f"{found.place}: {type(error).__name__}: {error}{notes}\n{found}", err=True)
-        click.echo(f"This is a fault of the plugin in {found.file}.", err=True)
+        click.echo(f"{source.place}: {type(error).__name__}: {error}{notes}\n{source}", err=True)
+        click.echo(f"This is a fault of the plugin in {source.file}.", err=True)
         return VitlabError.exit_code
     traceback.print_exception(error)
     click.echo("This is a fault of vitlab or of a plugin, not of yours; the lines above say where.", err=True)

@@ -1,4 +1,4 @@
-"""``vitlab check FILE``: whether a change of the code has made a study's trials worse."""
+"""``vitlab check FILE``: compare the trials of a study with its baseline after a change of the code."""
 
 from __future__ import annotations
 
@@ -81,15 +81,15 @@ def command(
     from vitlab.driver.progress import watch_on
     from vitlab.regression import check, phrasing
 
-    asked = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on())
+    request = check.CheckRequest(file, baseline, out, parse_changes(changes), plugins, watch_on())
     if plan_only:
-        click.echo(phrasing.outlook_table(check.outlook(asked)))
+        click.echo(phrasing.outlook_table(check.outlook(request)))
         return
     if accept:
-        check.accept(asked, str(reason).strip(), tiers or TIERS, anchor)
+        check.accept(request, str(reason).strip(), tiers or TIERS, anchor)
         click.echo(f"{baseline} is written; review it, and commit it.")
         return
-    checked = check.check(asked, tiers or TIERS)
+    checked = check.check(request, tiers or TIERS)
     if junit is not None:
         junit.parent.mkdir(parents=True, exist_ok=True)
         junit.write_text(phrasing.junit(checked), encoding="utf-8")
@@ -104,7 +104,7 @@ def command(
 
 
 def _workflow(file: Path, baseline: Path) -> str:
-    """The workflow, with the torch that the baseline was made with, or else the one that is here."""
+    """Return the workflow with the torch version of the baseline, or the installed one if there is no baseline."""
     import shlex
     from importlib.metadata import version
 
@@ -114,6 +114,6 @@ def _workflow(file: Path, baseline: Path) -> str:
 
     facts = read_baseline(baseline).facts if baseline.exists() else None
     torch = version("torch").partition("+")[0] if facts is None else facts.torch
-    # No HTML, so nothing is escaped as such; what stands in a shell is quoted, and YAML is told its strings.
+    # The template is YAML and not HTML: values used in a shell are quoted instead of escaped.
     template = Environment(autoescape=False, keep_trailing_newline=False).from_string(WORKFLOW.read_text())
     return template.render(file=shlex.quote(str(file)), baseline=shlex.quote(str(baseline)), torch=shlex.quote(torch))

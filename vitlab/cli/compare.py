@@ -30,5 +30,5 @@ def command(first: Path, second: Path, out: Path, form: str) -> None:
     from vitlab.report.api import open_study
     from vitlab.report.between import between
 
-    found = between(open_study(first, out=out), open_study(second, out=out))
-    sys.stdout.buffer.write(render_between(found, form).encode())
+    comparison = between(open_study(first, out=out), open_study(second, out=out))
+    sys.stdout.buffer.write(render_between(comparison, form).encode())

@@ -1,4 +1,4 @@
-"""How mistakes are printed: each with its line of the file and a caret, in colour on a terminal, and their number."""
+"""Printing of mistakes: each with its line of the file and a caret, in colour on a terminal, and their number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitlab.errors import Problem, SpecError, UserError, VitlabError
 def show(error: VitlabError) -> None:
     """Print an error on stderr.
 
-    Colours and wrapped lines are for terminals alone; elsewhere a mistake is one line, and its source two more.
+    Colours and wrapped lines are for terminals only; elsewhere a mistake is one line, followed by two of its source.
     """
     terminal = sys.stderr.isatty()
     colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -60,7 +60,7 @@ def _excerpt(problem: Problem, width: int) -> str:
         cut = "..." if first else ""
         source, start = cut + source[first:], start - first + len(cut)
         source = source if len(source) <= room else f"{source[: room - 3]}..."
-    source = re.sub(r"[^\t\S]", " ", source)  # of invisible separators none may break the line
+    source = re.sub(r"[^\t\S]", " ", source)  # an invisible separator must not break the line
     length = max(1, len(match[0]) if (match := re.match(r"[\w.+/-]+|\S", source[start:])) else 1)
     before = "".join("\t" if character == "\t" else " " * _columns(character) for character in source[:start])
     carets = click.style("^" * _columns(source[start : start + length] or " "), fg="red", bold=True)
@@ -69,7 +69,7 @@ def _excerpt(problem: Problem, width: int) -> str:
 
 
 def _columns(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
+    """Return the width of a text in terminal columns."""
     return sum(
         0 if unicodedata.combining(character) else 1 + (unicodedata.east_asian_width(character) in "WF")
         for character in text

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitlab.store.folders import TrialFolder
     from vitlab.training.artifacts import Transform
 
-LONGEST = 80  #: letters of an arm's or image's name that a folder's name holds
+MAX_NAME = 80  #: letters of an arm's or image's name that a folder's name holds
 
 
 @click.command()
@@ -97,11 +97,11 @@ def command(
     explained: dict[str, dict[str, Explanation]] = {image: {} for image in images}
     for name, title, model, transform, spec in models:
         for image in images:
-            picture, shown, label = _image(image, spec)
+            picture, caption, label = _image(image, spec)
             x_BCHW = transform(picture)
             seen_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
             folder = target / _image_name(image) / _folder_name(name)
-            subject = Subject(title, shown, label)
+            subject = Subject(title, caption, label)
             labels = transform.input_spec.info.labels
             explanation = explain(model, x_BCHW, seen_HWC, labels, folder, subject, fusion=fusion, discard=discard)
             explained[image][name] = explanation
@@ -166,7 +166,7 @@ def _open_trial(path: Path) -> OpenedModel:
 
     folder = TrialFolder(path)
     model, transform = load_model(folder)
-    _need_attention(model)
+    _require_attention(model)
     name = f"trial {folder.path.parent.name[:12]}"
     return name, name, model, transform, read_json(folder.spec)
 
@@ -178,14 +178,14 @@ def _open_file(file: Path, heads: int | None, grid: str | None, normalize: str |
     from vitlab.weights import ModelFacts, open_model
 
     mean, std = NORMALIZATIONS[normalize] if normalize else (None, None)
-    opened = open_model(file, facts=ModelFacts(heads=heads, grid=parse_size("--grid", grid), mean=mean, std=std))
-    for note in opened.notes:
+    loaded = open_model(file, facts=ModelFacts(heads=heads, grid=parse_size("--grid", grid), mean=mean, std=std))
+    for note in loaded.notes:
         click.echo(note, err=True)
-    _need_attention(opened.model)
-    return file.stem, file.name, opened.model, Transform(InputSpec(opened.info, opened.mean, opened.std)), None
+    _require_attention(loaded.model)
+    return file.stem, file.name, loaded.model, Transform(InputSpec(loaded.info, loaded.mean, loaded.std)), None
 
 
-def _need_attention(model: Model) -> None:
+def _require_attention(model: Model) -> None:
     from vitlab.models.vit import ViT
 
     if not isinstance(model, ViT):
@@ -223,6 +223,6 @@ def _image_name(image: str) -> str:
 def _folder_name(name: str) -> str:
     """Return a name without separators of paths; two names never share a folder's name."""
     clean = re.sub(r"[^\w=., -]", "_", name).strip(" .")
-    if clean == name and len(name) <= LONGEST:
+    if clean == name and len(name) <= MAX_NAME:
         return name
-    return f"{clean[:LONGEST]}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
+    return f"{clean[:MAX_NAME]}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"

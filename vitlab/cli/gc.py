@@ -1,4 +1,4 @@
-"""``vitlab gc``: delete what no study needs any more."""
+"""``vitlab gc``: delete trials that no study needs."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
     the versions.
     """
     dropped = [_earlier(out, version) for version in drop]
-    needed, names = set(), dict[str, str]()
+    required, names = set(), dict[str, str]()
     for file in _plans(out):
         try:
             plan = read_plan(file)
         except UserError as error:
             raise UserError(f"nobody knows which trials a study needs, so nothing is deleted: {error}") from None
         if plan is None:
-            continue  # it went while this looked
-        trials = _named(plan)
+            continue  # deleted meanwhile
+        trials = _trial_names(plan)
         names |= {key: name for (key, _), name in trials.items()}
         if file.parent not in dropped:
-            needed |= set(trials)
+            required |= set(trials)
     leftovers = Store(out).leftovers()
     freed = sum(_size(path) for path in leftovers)
     for path in leftovers:
@@ -49,7 +49,7 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
         if yes:
             remove(path)
     for path in sorted((out / "trials").glob("*/*")):
-        if (path.parent.name, path.name) in needed:
+        if (path.parent.name, path.name) in required:
             continue
         if TrialFolder(path).is_locked():
             continue
@@ -57,9 +57,9 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
         click.echo(f"{path}\t{names.get(path.parent.name, 'of no version that is kept')}")
         if not yes:
             continue
-        with suppress(Busy), TrialFolder(path).lease():  # or somebody could begin to train it just now
+        with suppress(Busy), TrialFolder(path).lease():  # so that no process starts to train it now
             shutil.rmtree(path, ignore_errors=True)
-            with suppress(OSError):  # it holds the results of other code
+            with suppress(OSError):  # not empty: it has the results of other code
                 path.parent.rmdir()
     for folder in dropped:
         freed += _size(folder)
@@ -73,12 +73,12 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
 
 
 def _plans(out: Path) -> Iterator[Path]:
-    """Yield every plan that is kept; the latest ones twice, because a run that begins meanwhile replaces one."""
+    """Yield every stored plan; the latest ones twice, because a run that starts meanwhile replaces one."""
     for pattern in ("studies/*/plan.json", f"studies/*/{EARLIER}/*/plan.json", "studies/*/plan.json"):
         yield from out.glob(pattern)
 
 
-def _named(plan: Plan) -> dict[tuple[str, str], str]:
+def _trial_names(plan: Plan) -> dict[tuple[str, str], str]:
     """Return the study, arm and seed of every trial that a plan needs, by its key and code."""
     names = {(trial.key, trial.code): f"study {plan.study}, prerequisite" for trial in plan.prerequisites}
     tuned = [item for tuning in plan.tuning for item in tuning.trials]
@@ -91,17 +91,17 @@ def _earlier(out: Path, version: str) -> Path:
     """Return the folder of an earlier version.
 
     Raises:
-        UserError: if there is none of that name, or it is the latest of its study.
+        UserError: if no version has that name, or it is the latest of its study.
     """
-    name, _, wanted = version.partition("@")
+    name, _, selected = version.partition("@")
     study = out / "studies" / Path(name).name
-    found = find(study, wanted)
-    if found.folder == study:
+    earlier = find(study, selected)
+    if earlier.folder == study:
         raise UserError(
             f"--drop {version}: this is the latest version of study '{name}', which stays; delete the folder {study} "
             "to drop the study itself"
         )
-    return found.folder
+    return earlier.folder
 
 
 def _size(path: Path) -> int:

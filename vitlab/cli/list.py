@@ -1,4 +1,4 @@
-"""``vitlab list [SLOT]``: what can be named, and where it comes from.  Imports no component."""
+"""``vitlab list [SLOT]``: list component names and origins without importing components."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def command(slot: str | None, plugins: tuple[Path, ...], as_json: bool) -> None:
         click.echo(json.dumps(rows, indent=1))
         return
     for name in names:
-        mine = [entry.name for entry in entries if entry.slot == name]
-        click.echo(f"{name:12} {', '.join(mine)}")
+        components = [entry.name for entry in entries if entry.slot == name]
+        click.echo(f"{name:12} {', '.join(components)}")
 
 
 def show_components(slot: str) -> None:
@@ -42,5 +42,5 @@ def show_components(slot: str) -> None:
     entries = registry.listing(slot)
     clashes = Counter(entry.name for entry in entries)
     for entry in entries:
-        shown = f"{entry.origin.source}:{entry.name}" if clashes[entry.name] > 1 else entry.name
-        click.echo(f"{shown:20} {entry.origin!s:20} {entry.summary or entry.target}")
+        label = f"{entry.origin.source}:{entry.name}" if clashes[entry.name] > 1 else entry.name
+        click.echo(f"{label:20} {entry.origin!s:20} {entry.summary or entry.target}")

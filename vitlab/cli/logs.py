@@ -1,4 +1,4 @@
-"""``vitlab logs``: what a trial wrote while it ran, and why it failed."""
+"""``vitlab logs``: print the events, output and failure of a trial."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[T
     """Return the folders of a trial, one for each version of the code.
 
     Raises:
-        UserError: if there is none, or several keys begin so.
+        UserError: if no trial matches, or several keys start with ``trial``.
     """
     paths = sorted(path for path in (out / "trials").glob("*/*") if path.parent.name.startswith(trial))
     if arm is None and seed is None and trial.isalnum() and paths:
@@ -54,8 +54,8 @@ def _folders(trial: str, arm: str | None, seed: int | None, out: Path) -> list[T
     from vitlab.report.api import open_study
 
     plan, store = open_study(Path(trial), out=out)
-    wanted = plan.find("baseline" if arm is None else arm, 0 if seed is None else seed)
-    folder = store.trial(wanted.key, wanted.code)
+    selected = plan.find("baseline" if arm is None else arm, 0 if seed is None else seed)
+    folder = store.trial(selected.key, selected.code)
     if not folder.path.is_dir():
         raise UserError(f"this trial has not begun; 'vitlab run' trains it, in {folder.path}")
     return [folder]

@@ -1,4 +1,4 @@
-"""``vitlab new plugin NAME --slot SLOT``: a package with a component of your own, complete and working.
+"""``vitlab new plugin NAME --slot SLOT``: create a complete, working package with a component.
 
 What is written stands in ``templates/``: a component per slot under ``components/``, and around it the files that are
 alike for all.
@@ -27,7 +27,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Kind:
-    """What differs from slot to slot, apart from the component itself; ``NAME`` stands for its name."""
+    """The texts of a plugin template that depend on the slot; ``NAME`` is replaced by the component's name."""
 
     contract: str  #: last part of the class's name
     what: str  #: what the component does as it is written
@@ -37,7 +37,7 @@ class Kind:
 
 
 def _swap(path: str, contract: str, what: str, built_in: str) -> Kind:
-    """A guest in the place of a built-in."""
+    """Return the texts for a component that replaces a built-in one."""
     return Kind(
         contract,
         what,
@@ -181,12 +181,12 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
         "use": kind.use.replace("NAME", component),
         "vitlab": __version__,
     }
-    _write(folder, _rendered(values))
+    _write(folder, _render(values))
     return folder
 
 
-def _rendered(values: Mapping[str, str]) -> dict[str, str]:
-    """Path inside the package to text."""
+def _render(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the text of each file by its path inside the package."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     component = values["component"]
@@ -199,7 +199,7 @@ def _rendered(values: Mapping[str, str]) -> dict[str, str]:
         f"tests/test_{component}.py": "test.py.j2",
         f"studies/{component}.yaml": "study.yaml.j2",
     }
-    # Nothing is escaped, for none of it is HTML: names have been checked, and all else is ours.
+    # No autoescape: the files are not HTML, and the names have been checked.
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
@@ -211,16 +211,16 @@ def _rendered(values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """All of the files, or nothing: they are written beside the folder, which then gets its name."""
+    """Write all files or none: write them to a temporary folder beside ``folder`` and rename it."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".vitlab-new-", dir=folder.parent) as temporary:
-            made = Path(temporary) / folder.name
+            package = Path(temporary) / folder.name
             for path, text in files.items():
-                file = made / path
+                file = package / path
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(text, encoding="utf-8")
-            os.rename(made, folder)
+            os.rename(package, folder)
     except OSError as error:
         raise UserError(f"{folder}: {error.strerror or error}") from None
 
@@ -244,6 +244,6 @@ def _check_component(name: str, slot: str) -> None:
         )
     if not isinstance(read_value(name), str):
         raise UserError(f"YAML would read the name '{name}' as {read_value(name)!r}; --component says another")
-    taken = [entry.name for entry in registry.listing(slot) if entry.origin.source == registry.BUILT_IN]
-    if name in taken:
+    existing = [entry.name for entry in registry.listing(slot) if entry.origin.source == registry.BUILT_IN]
+    if name in existing:
         raise UserError(f"there is a built-in {slot} called '{name}'; --component says another name")

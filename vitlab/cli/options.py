@@ -1,4 +1,4 @@
-"""What several commands share: options, and how paths are printed."""
+"""Options and path formatting shared by several commands."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ plugin_option = click.option(
 )
 
 
-def _keep_out(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> None:
-    """Keep guests out while the command runs; its workers, which have its environment, do as well."""
+def _disable_plugins(context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> None:
+    """Disable plugins while the command runs, in its workers too, which inherit its environment."""
     before = os.environ.get(plugins.VARIABLE)
 
     def restore() -> None:
@@ -57,30 +57,30 @@ no_plugin_option = click.option(
     multiple=True,
     metavar="NAME",
     expose_value=False,
-    callback=_keep_out,
+    callback=_disable_plugins,
     help=f"An installed plugin to do without; {plugins.VARIABLE}=1 does without any.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def as_written(context: click.Context, *, without: str) -> Iterator[str]:
-    """The options that were given to a command but for one, in words that give them to it again."""
-    given = {"no_plugin": context.meta.get(__name__, ()), **context.params}
+    """Yield the words of the command line that repeat the options of a command, except ``without``."""
+    values = {"no_plugin": context.meta.get(__name__, ()), **context.params}
     for option in context.command.params:
         name = str(option.name)
         if not isinstance(option, click.Option) or without in option.opts:
             continue
         if context.get_parameter_source(name) is ParameterSource.DEFAULT:
             continue
-        for value in given[name] if option.multiple else [given[name]]:
+        for value in values[name] if option.multiple else [values[name]]:
             yield from [option.opts[0]] if option.is_flag else [option.opts[0], str(value)]
 
 
 def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
-    """``PATH=VALUE`` pairs; values are read as in a study file.
+    """Return ``PATH=VALUE`` pairs as a mapping; values are parsed as in a study file.
 
     Raises:
-        UserError: for what is not such a pair.
+        UserError: if a change is not such a pair.
     """
     values = {}
     for change in changes:
@@ -94,6 +94,6 @@ def parse_changes(changes: tuple[str, ...]) -> dict[str, Any]:
     return values
 
 
-def shown(path: Path) -> str:
-    """A path as it is printed: relative where it lies below the working directory."""
+def display_path(path: Path) -> str:
+    """Return a path for display, relative if it is below the working directory."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

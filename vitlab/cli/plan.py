@@ -50,55 +50,55 @@ def command(
     study, plan = lab.plan_study(file, changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
     rivals = [planned for tuning in plan.tuning for planned in tuning.trials]
-    done = {
+    cached = {
         (planned.arm, planned.seed): store.trial(planned.trial.key, planned.trial.code).done()
         for planned in (*plan.trials, *rivals)
     }
     costs = _costs(plan, device_tflops) if cost else {}
     if form == "json":
         data = plan.to_json()
-        tried = [trial for tuning in data["tuning"] for rival in tuning["rivals"] for trial in rival["trials"]]
-        for trial in (*data["trials"], *tried):
-            trial["cached"] = done[trial["arm"], trial["seed"]]
+        rival_trials = [trial for tuning in data["tuning"] for rival in tuning["rivals"] for trial in rival["trials"]]
+        for trial in (*data["trials"], *rival_trials):
+            trial["cached"] = cached[trial["arm"], trial["seed"]]
         for arm in data["arms"]:
             arm["cost"] = costs.get(arm["name"])
         click.echo(json.dumps(data, indent=1))
         return
-    _table(plan, done, costs, device_tflops, study.run.engine == "measured")
+    _table(plan, cached, costs, device_tflops, study.run.engine == "measured")
     if full:
         for arm, spec in plan.to_json()["specs"].items():
             click.echo(f"\n# {arm}\n{json.dumps(spec, indent=1)}")
 
 
 def _costs(plan: Any, tflops: float) -> dict[str, dict[str, Any]]:
-    """Return what each arm costs: its model, and one training of it, where it is known how many images that sees."""
+    """Return the costs of each arm's model and of one training, which are None if the number of images is unknown."""
     from vitlab import lab
     from vitlab.data.prepare import examples
     from vitlab.plan.price import gpu_hours, images_seen, train_macs
 
     trials = {planned.arm: planned.trial for planned in reversed((*plan.trials, *plan.pending))}
-    known: dict[str, int | None] = {}
-    found: dict[str, dict[str, Any]] = {}
+    images_by_data: dict[str, int | None] = {}
+    by_arm: dict[str, dict[str, Any]] = {}
     for arm, cost in lab.costs(plan).items():
         trial = trials[arm]
-        seen = images_seen(trial.spec["train"])
-        if seen is None:
+        images = images_seen(trial.spec["train"])
+        if images is None:
             data = json.dumps([trial.spec["data"], trial.seeds["split"], trial.seeds["subset"]], sort_keys=True)
-            if data not in known:
-                known[data] = examples(trial.spec["data"], trial.seeds)
-            seen = images_seen(trial.spec["train"], known[data])
-        work = None if seen is None else train_macs(cost["macs"], seen)
+            if data not in images_by_data:
+                images_by_data[data] = examples(trial.spec["data"], trial.seeds)
+            images = images_seen(trial.spec["train"], images_by_data[data])
+        work = None if images is None else train_macs(cost["macs"], images)
         hours = None if work is None else gpu_hours(work, tflops)
-        found[arm] = {**cost, "images": seen, "train_macs": work, "gpu_hours": hours}
-    return found
+        by_arm[arm] = {**cost, "images": images, "train_macs": work, "gpu_hours": hours}
+    return by_arm
 
 
 def _table(
     plan: Any,
-    done: dict[tuple[str, int], bool],
+    is_cached: dict[tuple[str, int], bool],
     costs: dict[str, dict[str, Any]],
     device_tflops: float,
-    measured: bool,
+    benchmarked: bool,
 ) -> None:
     from rich.console import Console
     from rich.text import Text
@@ -108,8 +108,8 @@ def _table(
     console = Console()
     if plan.question:
         console.print(Text(plan.question), style="italic")
-    cached = sum(done[planned.arm, planned.seed] for planned in plan.trials)
-    console.print(_arms(plan, done, costs, console))
+    cached = sum(is_cached[planned.arm, planned.seed] for planned in plan.trials)
+    console.print(_arms(plan, is_cached, costs, console))
     for arm in _ends(plan.arms):
         if arm is not None and arm.skip:
             console.print(Text(f"{arm.name}: skipped: {arm.skip}"), style="dim")
@@ -117,11 +117,11 @@ def _table(
     for note in _ends(notes):
         console.print(Text(note if note is not None else f"... {len(notes) - 2 * ROWS:,} more notes ..."))
     for tuning in plan.tuning:
-        console.print(Text(_tuning(tuning, done)))
-    for sentence in _probed(plan) if measured else ():
+        console.print(Text(_tuning(tuning, is_cached)))
+    for sentence in _describe_benchmarks(plan) if benchmarked else ():
         console.print(Text(sentence))
     if costs:
-        console.print(Text(_priced(plan, costs, device_tflops)))
+        console.print(Text(_describe_costs(plan, costs, device_tflops)))
     waiting = f", {len(plan.pending)} more once their knobs are tuned" if plan.pending else ""
     if plan.looks is not None and not plan.looks.open and cached < len(plan.trials):
         waiting += f", up to {len(plan.looks.second)} seeds of what {len(plan.looks.first)} leave open"
@@ -130,17 +130,17 @@ def _table(
     )
 
 
-MOST_ROWS = 60  #: of the table; of more arms only the first and the last are shown
-ROWS = 20  #: of either then
+MAX_ROWS = 60  #: rows of the table; with more arms only the first and the last are shown
+ROWS = 20  #: number of first and of last rows then
 
 
 def _ends(items: Sequence[Any]) -> list[Any]:
-    """Return the items, or the first and the last of many with None between them."""
-    return [*items] if len(items) <= MOST_ROWS else [*items[:ROWS], None, *items[-ROWS:]]
+    """Return the items, or if there are many, the first and the last with None between them."""
+    return [*items] if len(items) <= MAX_ROWS else [*items[:ROWS], None, *items[-ROWS:]]
 
 
-def _arms(plan: Any, done: dict[tuple[str, int], bool], costs: dict[str, dict[str, Any]], console: Any) -> Any:
-    """Return the table of the arms, without the columns that can be spared where the terminal is too narrow."""
+def _arms(plan: Any, is_cached: dict[tuple[str, int], bool], costs: dict[str, dict[str, Any]], console: Any) -> Any:
+    """Return the table of the arms, without less important columns if the terminal is too narrow."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -151,24 +151,28 @@ def _arms(plan: Any, done: dict[tuple[str, int], bool], costs: dict[str, dict[st
 
     paths = plan.paths
     trials = Counter(planned.arm for planned in plan.trials)
-    cached = Counter(planned.arm for planned in plan.trials if done[planned.arm, planned.seed])
+    cached = Counter(planned.arm for planned in plan.trials if is_cached[planned.arm, planned.seed])
     pending = Counter(planned.arm for planned in plan.pending)
-    shown = _ends(plan.arms)
-    values = {path: [text(_short(paths, path, arm.values[path])) if arm else "" for arm in shown] for path in paths}
+    displayed = _ends(plan.arms)
+    values = {path: [text(_short(paths, path, arm.values[path])) if arm else "" for arm in displayed] for path in paths}
     columns: list[tuple[str, Literal["left", "right"], list[str]]] = [
-        ("arm", "left", [arm.name if arm else f"... {count(len(plan.arms) - 2 * ROWS, 'arm')} ..." for arm in shown]),
+        (
+            "arm",
+            "left",
+            [arm.name if arm else f"... {count(len(plan.arms) - 2 * ROWS, 'arm')} ..." for arm in displayed],
+        ),
         *((path.rpartition(".")[2], "left", cells) for path, cells in values.items()),
-        ("against", "left", [(arm.baseline or "") if arm else "" for arm in shown]),
-        ("trials", "right", [str(pending[arm.name] or trials[arm.name]) if arm else "" for arm in shown]),
+        ("against", "left", [(arm.baseline or "") if arm else "" for arm in displayed]),
+        ("trials", "right", [str(pending[arm.name] or trials[arm.name]) if arm else "" for arm in displayed]),
         (
             "cached",
             "right",
-            [PENDING if arm and pending[arm.name] else str(cached[arm.name]) if arm else "" for arm in shown],
+            [PENDING if arm and pending[arm.name] else str(cached[arm.name]) if arm else "" for arm in displayed],
         ),
-        ("engine", "left", [arm.engine if arm else "" for arm in shown]),
+        ("engine", "left", [arm.engine if arm else "" for arm in displayed]),
     ]
     if costs:
-        priced = [costs.get(arm.name) if arm else None for arm in shown]
+        priced = [costs.get(arm.name) if arm else None for arm in displayed]
         columns += [
             ("params", "right", [compact(cost["params"]) if cost else "" for cost in priced]),
             ("MACs", "right", [compact(cost["macs"]) if cost else "" for cost in priced]),
@@ -176,26 +180,28 @@ def _arms(plan: Any, done: dict[tuple[str, int], bool], costs: dict[str, dict[st
         ]
 
     def table(without: Sequence[str]) -> Any:
-        made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        kept = [column for index, column in enumerate(columns) if column[0] not in without or not index]
-        for name, side, _ in kept:
-            made.add_column(name, justify=side, no_wrap=name != "arm", overflow="fold")
-        for row, arm in enumerate(shown):
-            made.add_row(*(Text(cells[row]) for _, _, cells in kept), style="dim" if arm is None or arm.skip else "")
-        return made
+        result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        visible = [column for index, column in enumerate(columns) if column[0] not in without or not index]
+        for name, side, _ in visible:
+            result.add_column(name, justify=side, no_wrap=name != "arm", overflow="fold")
+        for row, arm in enumerate(displayed):
+            result.add_row(
+                *(Text(cells[row]) for _, _, cells in visible), style="dim" if arm is None or arm.skip else ""
+            )
+        return result
 
-    # What an arm's name says already is the first to go.
+    # Drop the columns that repeat an arm's name first.
     spare: list[str] = []
     for names in ([path.rpartition(".")[2] for path in paths], ["engine"], ["against"]):
-        made = table(spare)
-        if console.measure(made, options=console.options.update(max_width=10_000)).maximum <= console.width:
-            return made
+        result = table(spare)
+        if console.measure(result, options=console.options.update(max_width=10_000)).maximum <= console.width:
+            return result
         spare += names
     return table(spare)
 
 
 def _short(paths: Sequence[str], path: str, value: Any) -> Any:
-    """A value for its cell: of a component whose options have columns of their own, only the name."""
+    """Return the value of a cell; only the name of a component whose options have columns of their own."""
     apart = isinstance(value, Mapping) and any(other.startswith(f"{path}.") for other in paths)
     return value.get("type", value) if apart else value
 
@@ -204,49 +210,49 @@ def _hours(hours: float | None) -> str:
     return "?" if hours is None else f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"
 
 
-def _priced(plan: Any, costs: dict[str, dict[str, Any]], device_tflops: float) -> str:
-    """What the GPU-hours are, and how many the whole study takes."""
+def _describe_costs(plan: Any, costs: dict[str, dict[str, Any]], device_tflops: float) -> str:
+    """Return a sentence that defines the GPU-hours and gives those of the whole study."""
     from vitlab.plan.price import UTILISATION
 
-    told = (
+    sentence = (
         f"GPU-hours are those of one training: 3 x MACs x images seen, of 2 operations each, at "
         f"{100 * UTILISATION:g} % of {device_tflops:g} TFLOP/s (--device-tflops)"
     )
     if any(cost["gpu_hours"] is None for cost in costs.values()):
-        return f"{told}; '?' where the length is in epochs of data that is not read for this."
+        return f"{sentence}; '?' where the length is in epochs of data that is not read for this."
     arms = [planned.arm for planned in (*plan.trials, *plan.pending)]
     total = sum(costs[arm]["gpu_hours"] for arm in arms)
     for tuning in plan.tuning:
         of_tuning = costs[tuning.arm]["gpu_hours"] if tuning.arm in costs else None
-        if of_tuning is None:  # at the base, for all arms
-            return f"{told}; in all {_hours(total)}, and the tuning."
+        if of_tuning is None:  # tuned once, at the base, for all arms
+            return f"{sentence}; in all {_hours(total)}, and the tuning."
         total += len(tuning.trials) * of_tuning
-    return f"{told}; in all {_hours(total)}."
+    return f"{sentence}; in all {_hours(total)}."
 
 
-def _probed(plan: Any) -> Iterator[str]:
-    """What was measured of engines, and what is still to be."""
+def _describe_benchmarks(plan: Any) -> Iterator[str]:
+    """Yield the results of engine benchmarks, and the arms that still need one."""
     from vitlab.plan.cohorts import shape, without_benchmark
 
     trials = (*plan.trials, *plan.pending)
     arms: dict[str, list[str]] = {}
     for planned in {planned.arm: planned for planned in trials}.values():
         arms.setdefault(shape(planned.trial), []).append(planned.arm)
-    for known, probe in plan.probes.items():
-        if known in arms:
-            yield f"{', '.join(arms[known])}: {probe.summary}"
-    if left := without_benchmark(trials, plan.probes):
-        names = dict.fromkeys(planned.arm for some in left.values() for planned in some)
+    for name, probe in plan.probes.items():
+        if name in arms:
+            yield f"{', '.join(arms[name])}: {probe.summary}"
+    if remaining := without_benchmark(trials, plan.probes):
+        names = dict.fromkeys(planned.arm for some in remaining.values() for planned in some)
         yield f"{'; '.join(names)}: the engine is measured when the study is run; until then it is as the rule has it."
 
 
-def _tuning(tuning: Any, done: dict[tuple[str, int], bool]) -> str:
+def _tuning(tuning: Any, is_cached: dict[tuple[str, int], bool]) -> str:
     from vitlab.plan.tune import name_of
 
     whom = tuning.arm or "all arms"
     if tuning.winner is not None:
         return f"{whom}: {name_of(tuning.rivals[tuning.winner].values)} was chosen by {tuning.select}."
-    trained = sum(done[planned.arm, planned.seed] for planned in tuning.trials)
+    trained = sum(is_cached[planned.arm, planned.seed] for planned in tuning.trials)
     rivals = "; ".join(name_of(rival.values) for rival in tuning.rivals)
     return tuning.failure or (
         f"{whom}: tuned first, by {tuning.select}, among {rivals}: {len(tuning.trials)} trials, {trained} of them "

@@ -1,4 +1,4 @@
-"""``vitlab plugins``: who is a guest here, where from, and whether what they offer works."""
+"""``vitlab plugins``: list installed plugins, their origin, and whether their components load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitlab.registry import plugins
 
 @dataclass(frozen=True)
 class Offer:
-    """A component that a distribution offers."""
+    """A component offered by a distribution."""
 
     slot: str
     name: str
@@ -42,12 +42,12 @@ class Offer:
 @json_option
 def command(strict: bool, as_json: bool) -> None:
     """List what installed plugins offer, loading each to see whether it works."""
-    found = list(offers())
+    offered = list(offers())
     if as_json:
-        click.echo(json.dumps([asdict(offer) for offer in found], indent=1))
+        click.echo(json.dumps([asdict(offer) for offer in offered], indent=1))
     else:
-        _tell(found)
-    broken = [offer for offer in found if offer.broken]
+        _print(offered)
+    broken = [offer for offer in offered if offer.broken]
     if broken and strict:
         for offer in broken:
             click.echo(f"\n{offer.reason}\n{offer.detail}".rstrip(), err=True)
@@ -56,7 +56,7 @@ def command(strict: bool, as_json: bool) -> None:
 
 
 def offers() -> Iterator[Offer]:
-    """What every installed distribution offers, slot by slot; imports those that are not kept out."""
+    """Yield the components of every installed distribution, slot by slot, importing those that are not disabled."""
     for slot in registry.SLOT_MODULES:
         for point in sorted(plugins.offered(slot), key=lambda point: (plugins.source(point), point.name)):
             health, text = _health(slot, point)
@@ -73,10 +73,10 @@ def _health(slot: str, point: EntryPoint) -> tuple[str, str]:
         return "refused", reason
     others = {entry.origin.source for entry in registry.listing(slot) if entry.name == point.name} - {name}
     try:
-        # What a guest prints while it is imported is no part of the list.
+        # Output of a plugin while it is imported must not mix with the list.
         with contextlib.redirect_stdout(sys.stderr):
-            room = registry.slot(slot)
-            room.options(room.find(f"{name}:{point.name}")[0])
+            component_slot = registry.slot(slot)
+            component_slot.options(component_slot.find(f"{name}:{point.name}")[0])
     except (BrokenComponent, ClashError) as error:
         return "broken", str(error)
     if others:
@@ -84,25 +84,25 @@ def _health(slot: str, point: EntryPoint) -> tuple[str, str]:
     return "works", ""
 
 
-def _tell(found: list[Offer]) -> None:
-    if not found:
+def _print(offered: list[Offer]) -> None:
+    if not offered:
         click.echo("no plugins are installed")
-    for plugin in sorted({offer.plugin for offer in found}):
-        mine = [offer for offer in found if offer.plugin == plugin]
-        click.echo(f"{plugin} {mine[0].version}   {mine[0].origin}")
-        for offer in mine:
-            said = f"{offer.health}: {offer.reason}" if offer.reason else offer.health
-            click.echo(f"  {offer.slot:12} {offer.name:20} {said}")
+    for plugin in sorted({offer.plugin for offer in offered}):
+        own = [offer for offer in offered if offer.plugin == plugin]
+        click.echo(f"{plugin} {own[0].version}   {own[0].origin}")
+        for offer in own:
+            detail = f"{offer.health}: {offer.reason}" if offer.reason else offer.health
+            click.echo(f"  {offer.slot:12} {offer.name:20} {detail}")
 
 
-def _origin(found: Distribution | None) -> str:
-    """The folder or address a distribution was installed from where that was recorded, else where it lies."""
-    if found is None:
+def _origin(dist: Distribution | None) -> str:
+    """Return the recorded folder or address a distribution was installed from, or else its location."""
+    if dist is None:
         return "unknown"
-    recorded = found.read_text("direct_url.json")
+    recorded = dist.read_text("direct_url.json")
     if recorded is None:
-        return str(found.locate_file(""))
+        return str(dist.locate_file(""))
     try:
         return str(json.loads(recorded)["url"])
     except (ValueError, KeyError, TypeError):
-        return str(found.locate_file(""))
+        return str(dist.locate_file(""))

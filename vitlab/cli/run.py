@@ -1,4 +1,4 @@
-"""``vitlab run FILE``: bring a study to its answer."""
+"""``vitlab run FILE``: train, track and report a study."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import click
 
 from vitlab.cli.options import (
     as_written,
+    display_path,
     file_argument,
     json_option,
     no_plugin_option,
@@ -22,7 +23,6 @@ from vitlab.cli.options import (
     parse_changes,
     plugin_option,
     set_option,
-    shown,
 )
 from vitlab.errors import TrialFailed, UserError
 
@@ -82,7 +82,7 @@ def command(
             raise UserError("--smoke is over in moments; leave out --detach")
         _detach(file, out, values, changes, plugins, list(as_written(context, without=DETACH)))
         return
-    # A scheduler that ends the job asks by SIGTERM; it is answered like Ctrl-C, by checkpoints.
+    # A scheduler ends a job with SIGTERM; handle it like Ctrl-C, with checkpoints.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     watch = watch_on()
     if smoke:
@@ -108,25 +108,25 @@ def command(
         click.echo(report.render(answer.plan, answer.store, "terminal"))
         click.echo(_epilogue(answer))
     if answer.failed:
-        said = f"{answer.failed} trial{'s' if answer.failed != 1 else ''}"
+        failures = f"{answer.failed} trial{'s' if answer.failed != 1 else ''}"
         why = logs_command(answer.plan, answer.store)
-        raise TrialFailed(f"{said} failed; '{why}' shows why, --retry-failed trains them again.")
+        raise TrialFailed(f"{failures} failed; '{why}' shows why, --retry-failed trains them again.")
 
 
 def _detach(
     file: Path,
     out: Path,
     changes: Mapping[str, Any],
-    given: tuple[str, ...],
+    set_options: tuple[str, ...],
     plugins: tuple[Path, ...],
     options: list[str],
 ) -> None:
-    """Run in a session of its own, which no terminal ends; return when it has begun.
+    """Start the run in a session of its own, detached from the terminal, and return when it has started.
 
     Raises:
-        SpecError: with every mistake of the file; nothing is begun then.
-        UserError: if the study is being run.
-        TrialFailed: if it ended at once, with the end of its log.
+        SpecError: if the file is wrong, with every mistake; nothing is started.
+        UserError: if the study is already running.
+        TrialFailed: if the run ended at once, with the end of its log.
     """
     from vitlab import lab
     from vitlab.driver.study_lock import driver_of
@@ -152,16 +152,23 @@ def _detach(
             break
         time.sleep(0.1)
     if driver.returncode:
-        said = log.read_bytes()[begin:].decode(errors="replace").splitlines()
+        lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()
         raise TrialFailed(
-            "\n".join([*said[-TAIL:], f"it ended at once, with exit code {driver.returncode}; see {log}"])
+            "\n".join([*lines[-TAIL:], f"it ended at once, with exit code {driver.returncode}; see {log}"])
         )
     if driver.returncode == 0:
-        click.echo(f"{plan.study} is answered; the answer is at the end of {shown(log)}")
+        click.echo(f"{plan.study} is answered; the answer is at the end of {display_path(log)}")
         return
-    look = ["vitlab", "status", str(file), "--out", str(out), *(word for change in given for word in ("--set", change))]
+    look = [
+        "vitlab",
+        "status",
+        str(file),
+        "--out",
+        str(out),
+        *(word for change in set_options for word in ("--set", change)),
+    ]
     click.echo(
-        f"{plan.study} runs in the background, as process {driver.pid}; its log is {shown(log)}\n"
+        f"{plan.study} runs in the background, as process {driver.pid}; its log is {display_path(log)}\n"
         f"watch   {again}\n"
         f"look    {shlex.join(look)}\n"
         f"stop    kill {driver.pid}   (running trials write a checkpoint)"
@@ -182,7 +189,7 @@ def _epilogue(answer: Any) -> str:
     failed = f", {answer.failed} failed" if answer.failed else ""
     lines = [
         f"{answer.trained} trained, {answer.cached} taken from earlier runs{failed}.",
-        f"{'Report':{width}}{shown(answer.folder / 'report' / 'report.html')}",
+        f"{'Report':{width}}{display_path(answer.folder / 'report' / 'report.html')}",
     ]
     if answer.link:
         started = answer.tracker == "MLflow" and "127.0.0.1" in answer.link

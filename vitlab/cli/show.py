@@ -43,7 +43,7 @@ def command(slot: str, name: str | None, plugins: tuple[str, ...]) -> None:
 
 
 def _place(component: type) -> str:
-    """File and line; the module of what was compiled."""
+    """Return file and line of a class, or its module if it has no source."""
     try:
         return f"{inspect.getsourcefile(component)}:{inspect.getsourcelines(component)[1]}"
     except (OSError, TypeError):
@@ -59,12 +59,12 @@ def _print(title: str, options: dict[str, Any], schema: dict[str, Any]) -> None:
 
 
 def shown_default(value: Any) -> str:
-    """A default as YAML would name it."""
+    """Return a default as it is written in YAML."""
     return str(value["type"]) if isinstance(value, dict) and set(value) == {"type"} else str(value)
 
 
 def shown_type(field: dict[str, Any]) -> str:
-    """A JSON Schema field in few words: ``number > 0``, ``one of cls, gap``, ``a norm``."""
+    """Return a short description of a JSON Schema field: ``number > 0``, ``one of cls, gap``, ``choice of norm``."""
     if registry.SLOT_MARK in field:
         return f"choice of {field[registry.SLOT_MARK]}"
     if "$ref" in field:

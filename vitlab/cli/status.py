@@ -1,4 +1,4 @@
-"""``vitlab status``: how far a study is."""
+"""``vitlab status``: show the progress of a study."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitlab.cli.options import json_option, out_option, parse_changes, set_option, shown
+from vitlab.cli.options import display_path, json_option, out_option, parse_changes, set_option
 
 if TYPE_CHECKING:
     from vitlab.store.folders import TrialFolder
 
 STATES = ("done", "running", "paused", "failed", "missing")
-SHOWN = 20  #: trials that run or are paused and are listed one by one
+MAX_LISTED = 20  #: running and paused trials that are listed one by one
 
 
 @click.command()
@@ -42,13 +42,13 @@ def command(study: Path, out: Path, changes: tuple[str, ...], as_json: bool) -> 
     rivals = [planned for item in plan.tuning if item.open for planned in item.trials]
     for planned in (*plan.trials, *rivals):
         folder = store.trial(planned.trial.key, planned.trial.code)
-        found = state_of(folder)
-        if found in ("running", "paused"):
-            progress.append(f"{planned.arm} s{planned.seed}: {found}{_reached(folder)}")
-        if found == "failed":
-            log = shown(folder.path / "log.txt")
+        state = state_of(folder)
+        if state in ("running", "paused"):
+            progress.append(f"{planned.arm} s{planned.seed}: {state}{_reached(folder)}")
+        if state == "failed":
+            log = display_path(folder.path / "log.txt")
             failures.append(f"{planned.arm} s{planned.seed}: {folder.kind()}: {folder.failure()} ({log})")
-        counts.get(planned.arm, tuning)[found] += 1
+        counts.get(planned.arm, tuning)[state] += 1
     for planned in plan.pending:
         counts[planned.arm]["pending"] += 1
     driver = driver_of(plan.study, store)
@@ -70,8 +70,11 @@ def command(study: Path, out: Path, changes: tuple[str, ...], as_json: bool) -> 
     console.print(table)
     if driver:
         file = store.study(plan.study) / "driver.log"
-        console.print(Text(f"run by {driver}" + (f"; its log is {shown(file)}" if file.exists() else "")))
-    for line in (*progress[:SHOWN], *([f"... and {len(progress) - SHOWN:,} more"] if len(progress) > SHOWN else [])):
+        console.print(Text(f"run by {driver}" + (f"; its log is {display_path(file)}" if file.exists() else "")))
+    for line in (
+        *progress[:MAX_LISTED],
+        *([f"... and {len(progress) - MAX_LISTED:,} more"] if len(progress) > MAX_LISTED else []),
+    ):
         console.print(Text(line))
     for failure in failures:
         console.print(Text(failure))
@@ -89,6 +92,6 @@ def state_of(folder: TrialFolder) -> str:
 
 
 def _reached(folder: TrialFolder) -> str:
-    """Return how far the journal of a trial says that it has got; empty before its first evaluation."""
+    """Return the last evaluated step and epoch in a trial's journal, or nothing before the first evaluation."""
     reached = [event.body for event in folder.events()[0] if event.kind == "metrics"]
     return f", at step {reached[-1]['step']:,}, epoch {reached[-1]['epoch']:.3g}" if reached else ""

@@ -1,4 +1,4 @@
-"""``vitlab studies``: which studies an output folder holds, in which versions, and what each of them found."""
+"""``vitlab studies``: list the studies of an output folder with their versions and answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitlab.cli.options import json_option, out_option, shown
+from vitlab.cli.options import display_path, json_option, out_option
 
 if TYPE_CHECKING:
     from vitlab.plan.values import Plan
@@ -31,13 +31,13 @@ def command(out: Path, as_json: bool) -> None:
     from vitlab.store.folders import Store
 
     store = Store(out.resolve())
-    found = [item for file in sorted(out.glob("studies/*/plan.json")) if (item := _study(file.parent, store))]
+    studies = [item for file in sorted(out.glob("studies/*/plan.json")) if (item := _study(file.parent, store))]
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(studies))
         return
-    if not found:
+    if not studies:
         click.echo(f"no study has been run in {out}", err=True)
-    for study in found:
+    for study in studies:
         _show(study)
 
 
@@ -50,7 +50,7 @@ def _study(folder: Path, store: Store) -> dict[str, Any] | None:
 
 
 def _row(version: Version, store: Store) -> dict[str, Any] | None:
-    """What is listed of a version, or None where its plan went while this looked."""
+    """Return the row of a version, or None if its plan has been deleted meanwhile."""
     from dataclasses import replace
 
     from vitlab.cli.status import state_of
@@ -68,14 +68,14 @@ def _row(version: Version, store: Store) -> dict[str, Any] | None:
         for trial in {(item.trial.key, item.trial.code): item.trial for item in plan.trials}.values()
     )
     latest = versions(study)[0]
-    known = version.content is not None and latest.content is not None
+    comparable = version.content is not None and latest.content is not None
     return {
         "question": plan.question,
         "version": version.name,
         "run": version.when,
         "file": version.run.get("file", ""),
         "set": version.set_options,
-        "differs": differences(latest.content or {}, version.content or {}) if known else "",
+        "differs": differences(latest.content or {}, version.content or {}) if comparable else "",
         **{name: states[name] for name in COUNTS[:-1]},
         "missing": len(plan.pending) + states.total() - states["done"] - states["failed"],
         "answer": _answer(plan, store),
@@ -83,7 +83,7 @@ def _row(version: Version, store: Store) -> dict[str, Any] | None:
 
 
 def _answer(plan: Plan, store: Store) -> str:
-    """How many comparisons came to which verdict, in a word each; from the report, where it is up to date."""
+    """Return the number of comparisons by verdict, from the stored report if it is up to date."""
     from vitlab import report
 
     text = report.stored(plan, store, "json")
@@ -106,11 +106,11 @@ def _show(study: dict[str, Any]) -> None:
 
     from vitlab.report.phrasing import states
 
-    console = Console(highlight=False, width=10_000)  # lines are as long as they are: they are searched and cut
+    console = Console(highlight=False, width=10_000)  # never wrap: lines are piped to grep and cut
     console.print(Text(study["study"], style="bold") + Text(f"  {study['question']}"))
     table = Table(box=None, show_header=False, pad_edge=False)
     for row in study["versions"]:
-        source = " ".join(text for text in (shown(Path(row["file"])) if row["file"] else "", row["set"]) if text)
+        source = " ".join(text for text in (display_path(Path(row["file"])) if row["file"] else "", row["set"]) if text)
         trials = states({"diverged": 0, "running": 0, **row})
         table.add_row(*(Text(f" {cell}") for cell in (row["version"][:8], row["run"], trials, row["answer"], source)))
     console.print(table)

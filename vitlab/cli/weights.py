@@ -1,4 +1,4 @@
-"""``vitlab weights``: read the files of weights of other libraries, and write them."""
+"""``vitlab weights``: inspect and convert weight files of other libraries."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def inspect(file: Path, form: str | None, heads: int | None, source_grid: str | 
     """Show what is in FILE: its format, the model it belongs to, and what does not fit."""
     from vitlab.weights import inspect as look
 
-    found = look(file, form, _said(heads, source_grid))
-    rows = _rows(found)
+    inspected = look(file, form, _model_facts(heads, source_grid))
+    rows = _rows(inspected)
     if as_json:
         import json
 
@@ -91,29 +91,29 @@ def convert(
     """
     from vitlab.weights import convert as write
 
-    written = write(
+    result = write(
         source,
         target,
         to,
         form=form,
-        facts=_said(heads, source_grid),
+        facts=_model_facts(heads, source_grid),
         grid=parse_size("--grid", grid),
         image=parse_size("--image", image),
         resample=resample,
         head=head,
         pre_logits=pre_logits,
     )
-    for note in written.notes:
+    for note in result.notes:
         click.echo(note, err=True)
-    for file in written.files:
+    for file in result.files:
         click.echo(str(file))
 
 
 def parse_size(option: str, text: str | None) -> tuple[int, int] | None:
-    """``14x14``, or ``14`` for a square.
+    """Parse a size such as ``14x14``, or ``14`` for a square.
 
     Raises:
-        UserError: for anything else.
+        UserError: if the text is not a size.
     """
     if text is None:
         return None
@@ -123,15 +123,15 @@ def parse_size(option: str, text: str | None) -> tuple[int, int] | None:
     return int(sides[0]), int(sides[-1])
 
 
-def _said(heads: int | None, source_grid: str | None) -> ModelFacts:
+def _model_facts(heads: int | None, source_grid: str | None) -> ModelFacts:
     from vitlab.weights import ModelFacts
 
     return ModelFacts(heads=heads, grid=parse_size("--source-grid", source_grid))
 
 
-def _rows(found: Inspection) -> dict[str, Any]:
-    """What is shown, line by line."""
-    checkpoint, model = found.checkpoint, found.architecture
+def _rows(inspected: Inspection) -> dict[str, Any]:
+    """Return the lines to print, by label."""
+    checkpoint, model = inspected.checkpoint, inspected.architecture
     options = model.options
     contents = checkpoint.contents
     dtypes = sorted({str(value.dtype).removeprefix("torch.") for value in contents.tensors.values()})
@@ -164,7 +164,7 @@ def _rows(found: Inspection) -> dict[str, Any]:
         "not read": list(checkpoint.notes),
         "assumed": list(model.assumed),
         "left out": list(checkpoint.dropped),
-        **found.faults,
+        **inspected.faults,
     }
     return rows | {name: value for name, value in lists.items() if value}
 
@@ -174,10 +174,10 @@ def _type(choice: Any) -> str:
 
 
 def _detail(choice: Any, *names: str) -> str:
-    """A choice and some of its options."""
+    """Return a choice and some of its options as text."""
     options = {} if isinstance(choice, str) else choice
-    said = [f"{name} {_value(options[name])}" for name in names if options.get(name) is not None]
-    return f"{_type(choice)} ({', '.join(said)})" if said else _type(choice)
+    details = [f"{name} {_value(options[name])}" for name in names if options.get(name) is not None]
+    return f"{_type(choice)} ({', '.join(details)})" if details else _type(choice)
 
 
 def _value(value: Any) -> str:
