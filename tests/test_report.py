@@ -39,7 +39,7 @@ from vitlab.store.folders import Store, read_json, write_json
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without pictures, for what does not depend on them."""
-    monkeypatch.setattr(sys.modules["vitlab.report.render"]._Made, "figures", lambda self: {})
+    monkeypatch.setattr(sys.modules["vitlab.report.render"]._Content, "figures", lambda self: {})
 
 
 # -- the frames -------------------------------------------------------------------------------------------------------
@@ -594,7 +594,7 @@ def test_a_prerequisite_that_failed_is_said(tmp_path, undrawn):
     assert fresh.status == "missing"
     report.write(plan, store, store.study(plan.study) / "report")
     store.trial(teacher.key, teacher.code).fail("the worker ran out of memory")
-    assert report.stored(plan, store, "json") is None
+    assert report.read_report(plan, store, "json") is None
     said = document(plan, store)["notes"]
     assert f"prerequisite {teacher.key[:8]}, seed 0, failed: the worker ran out of memory." in said
     assert said[0] == "Preliminary: of 11 trials, 5 done, 1 failed, 5 missing."
@@ -679,7 +679,7 @@ def test_the_page_fetches_nothing_and_runs_nothing(tmp_path):
 def test_write_leaves_every_file_and_stored_gives_them_back(tmp_path):
     plan, store = study(tmp_path)
     folder = store.study(plan.study) / "report"
-    assert report.stored(plan, store, "md") is None
+    assert report.read_report(plan, store, "md") is None
     files = report.write(plan, store, folder)
     assert {file.name for file in files} == {
         *("report.md", "report.html", "report.tex", "report.json", "results.csv", "results.parquet", "history.parquet"),
@@ -690,20 +690,20 @@ def test_write_leaves_every_file_and_stored_gives_them_back(tmp_path):
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "results.parquet"), frame.results(plan, store))
     pd.testing.assert_frame_equal(pd.read_parquet(folder / "history.parquet"), frame.history(plan, store))
     for form in ("csv", "json", "terminal", "latex", "latex-all", "html", "md"):
-        assert report.stored(plan, store, form) == report.render(plan, store, form)
+        assert report.read_report(plan, store, form) == report.render(plan, store, form)
     assert "![arms](arms.png)" in (folder / "report.md").read_text()
-    assert report.stored(plan, store, "parquet") == (folder / "results.parquet").read_bytes()
+    assert report.read_report(plan, store, "parquet") == (folder / "results.parquet").read_bytes()
 
 
 def test_a_stored_report_is_old_once_a_trial_has_ended(tmp_path, undrawn):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
     report.write(plan, store, store.study(plan.study) / "report")
-    assert report.stored(plan, store, "terminal") is not None
+    assert report.read_report(plan, store, "terminal") is not None
     last = plan.trials[-1].trial
     store.trial(last.key, last.code).finish(result_of(last, {"val/accuracy": 0.9}))
-    assert report.stored(plan, store, "terminal") is None
+    assert report.read_report(plan, store, "terminal") is None
     (store.study(plan.study) / "report" / "report.json").write_text("{torn")
-    assert report.stored(plan, store, "terminal") is None
+    assert report.read_report(plan, store, "terminal") is None
 
 
 def test_a_trial_that_ends_while_a_report_is_made_makes_it_old(tmp_path, monkeypatch, undrawn):
@@ -718,7 +718,7 @@ def test_a_trial_that_ends_while_a_report_is_made_makes_it_old(tmp_path, monkeyp
 
     monkeypatch.setattr(frame, "gather", then_ends)
     report.write(plan, store, store.study(plan.study) / "report")
-    assert report.stored(plan, store, "csv") is None
+    assert report.read_report(plan, store, "csv") is None
 
 
 def test_of_many_comparisons_an_overview_comes_first(tmp_path, monkeypatch):
@@ -747,7 +747,7 @@ def test_what_models_look_at_stands_in_the_page(tmp_path, undrawn):
         place.mkdir(parents=True)
         (place / "rollout_class.png").write_bytes(pixels)
         (place / "heads_class.png").write_bytes(b"")
-    assert report.stored(plan, store, "html") is None  # it was made before they were
+    assert report.read_report(plan, store, "html") is None  # it was made before they were
     said = document(plan, store)["explained"]
     assert [(row["arm"], row["image"], row["of"]) for row in said] == [
         ("baseline", 3, "class"), ("baseline", 12, "class"), ("position=none", 3, "class"),
@@ -889,7 +889,7 @@ def test_labels_hold_what_differs_and_nothing_else():
         "position=rope2d, attention=linear(eps=1, dim=2), seedless",
     ]
     assert list(labels.short_labels(names).values()) == ["position=none", "position=rope2d"]
-    assert labels.microbatches_of(names[0]) == ("position=none", "attention=linear(eps=1, dim=2)", "seedless")
+    assert labels.name_parts(names[0]) == ("position=none", "attention=linear(eps=1, dim=2)", "seedless")
     assert labels.short_labels(["a=1"]) == {"a=1": "a=1"} and labels.short_labels(["a, b", "a"]) == {
         "a, b": "b",
         "a": "a",
@@ -1141,7 +1141,7 @@ def test_a_stored_report_is_said_without_pandas(tmp_path, undrawn):
         "import sys\nfrom vitlab import report\nfrom vitlab.plan.values import Plan\n"
         "from vitlab.store.folders import Store, read_json\nfrom pathlib import Path\n"
         f"store = Store(Path({str(tmp_path)!r}))\nplan = Plan.from_json(read_json(store.study('positions') / 'plan.json'))\n"
-        "assert all(report.stored(plan, store, form) for form in report.FORMATS)\n"
+        "assert all(report.read_report(plan, store, form) for form in report.FORMATS)\n"
         "sys.exit(bool({'pandas', 'scipy', 'matplotlib', 'torch'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

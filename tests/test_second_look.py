@@ -21,7 +21,7 @@ from vitlab.plan.registration import changes, registration, with_registration
 from vitlab.plan.values import Arm, InterimAnalysis, Plan
 from vitlab.report.comparison import judge, refusals
 from vitlab.report.escalation import inconclusive_arms
-from vitlab.report.render import _Made
+from vitlab.report.render import _Content
 from vitlab.spec import Analysis, Study
 from vitlab.store.folders import Store
 
@@ -108,7 +108,7 @@ def test_until_all_further_seeds_have_ended_the_first_look_is_what_was_seen(valu
 
 
 def test_what_the_first_look_leaves_open_is_trained_on_and_what_it_settles_is_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(_Made, "figures", lambda self: {})
+    monkeypatch.setattr(_Content, "figures", lambda self: {})
     file, out = study(tmp_path, {"count": 2, "escalate_to": 4}), tmp_path / "out"
     plan = lab.run(file, out=out, only="baseline").plan
     assert (len(plan.trials), plan.looks.open) == (6, ()), "not before all have ended"

@@ -54,7 +54,7 @@ class Ear(Watch):
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without pictures, which say nothing of versions."""
-    monkeypatch.setattr(sys.modules["vitlab.report.render"]._Made, "figures", lambda self: {})
+    monkeypatch.setattr(sys.modules["vitlab.report.render"]._Content, "figures", lambda self: {})
 
 
 def write(file: Path, steps: int = 4, **changes: Any) -> Path:
@@ -68,7 +68,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the files ``first.yaml`` and ``other.yaml`` of one study, run in this order, and what was said."""
     folder, ear = tmp_path_factory.mktemp("ran"), Ear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["vitlab.report.render"]._Made, "figures", lambda self: {})
+        patch.setattr(sys.modules["vitlab.report.render"]._Content, "figures", lambda self: {})
         lab.run(write(folder / "first.yaml"), out=folder / "out", watch=ear)
         assert ear.said == []
         lab.run(write(folder / "other.yaml", steps=2, seeds=1), out=folder / "out", watch=ear)

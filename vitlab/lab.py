@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from vitlab.geometry import DataInfo
     from vitlab.models.cost import Cost
-    from vitlab.report.notebook import Compared, Results
+    from vitlab.report.notebook import Comparison, Results
     from vitlab.trackers import Tracker
 
 
@@ -84,11 +84,11 @@ class Answer:
 
         return Results(frame.results(self.plan, self.store))
 
-    def compare(self) -> Compared:
+    def compare(self) -> Comparison:
         """Return one row per arm, see :func:`vitlab.compare`."""
-        from vitlab.report.notebook import Compared
+        from vitlab.report.notebook import Comparison
 
-        return Compared.of_study(self.plan, self.store)
+        return Comparison.of_study(self.plan, self.store)
 
     def history(self) -> pd.DataFrame:
         """Return the curves, see :func:`vitlab.history`."""

@@ -30,12 +30,12 @@ def command(study: Path, out: Path, changes: tuple[str, ...], form: str, output:
 
     NAME@VERSION is an earlier version; 'vitlab studies' lists them.
     """
-    from vitlab.report import stored
+    from vitlab.report import read_report
     from vitlab.report.api import open_study
     from vitlab.store.folders import write_bytes
 
     plan, store = open_study(study, out=out, changes=parse_changes(changes))
-    rendered = stored(plan, store, form)
+    rendered = read_report(plan, store, form)
     if rendered is None:
         # Something ended since the last report, so it is made anew; only this needs pandas.
         from vitlab.report import render

@@ -86,7 +86,7 @@ def _answer(plan: Plan, store: Store) -> str:
     """Return the number of comparisons by verdict, from the stored report if it is up to date."""
     from vitlab import report
 
-    text = report.stored(plan, store, "json")
+    text = report.read_report(plan, store, "json")
     if text is not None:
         rows = json.loads(text)["arms"]
     else:  # only this needs pandas

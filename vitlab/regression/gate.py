@@ -320,7 +320,7 @@ def _differing_versions(recorded: Mapping[str, str], installed: Mapping[str, str
     return [f"{name} {version}" for name, version in recorded.items() if installed.get(name, version) != version]
 
 
-def _versions(outcomes: Sequence[frame.Found]) -> dict[str, str]:
+def _versions(outcomes: Sequence[frame.StoredTrial]) -> dict[str, str]:
     """Return the version, or versions, of each distribution that results were trained under."""
     versions: dict[str, set[str]] = defaultdict(set)
     for item in outcomes:
@@ -339,7 +339,7 @@ def _margins(study: Study, values: Values, metric: str) -> tuple[float, float]:
     return study.check.margin.get(metric, max(study.check.margin_sd * sd, steps, min_abs)), min_abs
 
 
-def _images(outcomes: Sequence[frame.Found]) -> Mapping[str, int]:
+def _images(outcomes: Sequence[frame.StoredTrial]) -> Mapping[str, int]:
     """Return the number of images per split, from one trial that has stored its predictions."""
     from pyarrow import parquet
 

@@ -1,4 +1,4 @@
-"""What studies that have been run hold: their plans, results, judgements, predictions and trained models."""
+"""Public functions that read studies: results, comparisons, predictions and trained models."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from vitlab.store.folders import Store, TrialFolder, read_stored
 if TYPE_CHECKING:
     import pandas as pd
 
-    from vitlab.report.notebook import Compared, Results
+    from vitlab.report.notebook import Comparison, Results
 
 OUT = Path("vitlab-runs")
-"""Where everything is written unless told otherwise."""
+"""Default output folder."""
 PREDICTIONS = {
     "split": ("string", "val or test"),
     "id": ("int64", "index of the image in the official split"),
@@ -63,8 +63,8 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
             folder = find(study, version).folder
     plan = read_plan(folder / "plan.json")
     if plan is None:
-        known = sorted(item.parent.name for item in Path(out).glob("studies/*/plan.json"))
-        studies = f" Studies there: {', '.join(known)}.{nearest(study.name, known)}" if known else ""
+        names = sorted(item.parent.name for item in Path(out).glob("studies/*/plan.json"))
+        studies = f" Studies there: {', '.join(names)}.{nearest(study.name, names)}" if names else ""
         raise UserError(f"study '{study.name}' has not been run in {out}; 'vitlab run' runs it.{studies}")
     if folder != study:
         plan = replace(plan, version=folder.name)
@@ -72,12 +72,12 @@ def open_study(path: str | Path, *, out: str | Path = OUT, changes: Mapping[str,
 
 
 def results(path: str | Path, *, out: str | Path = OUT) -> Results:
-    """The results of a study as a frame, one row per trial, whatever became of it.
+    """Return the results of a study as a frame, one row per trial, whatever its status.
 
     Columns: ``study, arm, baseline, seed, trial, code, status, failure_kind, failure``, one per varied path,
     ``val/...``, ``test/...`` and ``train/...``, and ``params, macs, steps, images, wall_s, ended, engine, threads,
     device, origins``.  Types and meanings stand in ``BEFORE`` and ``AFTER`` of :mod:`vitlab.report.frame`.  In a
-    notebook the frame shows what a reader looks up about each trial.
+    notebook the frame is shown as the table of trials of a report.
 
     Raises:
         UserError: if the study has not been run in ``out``.
@@ -88,24 +88,24 @@ def results(path: str | Path, *, out: str | Path = OUT) -> Results:
     return Results(frame.results(*open_study(path, out=out)))
 
 
-def compare(first: str | Path, second: str | Path | None = None, *, out: str | Path = OUT) -> Compared:
-    """The judgement of a study as a frame, one row per arm, or that of two studies.
+def compare(first: str | Path, second: str | Path | None = None, *, out: str | Path = OUT) -> Comparison:
+    """Return the comparison of a study's arms as a frame, one row per arm, or that of two studies.
 
-    Of two studies, every arm of ``second`` is compared with its namesake in ``first``.  The columns are those of
-    ``MEANINGS`` in :mod:`vitlab.report.comparison`, whatever the study.  In a notebook the frame shows the answers
-    first; ``.answers`` holds them as text, and ``.notes`` what the reader must know before believing them.
+    With two studies, every arm of ``second`` is compared with the arm of the same name in ``first``.  The columns are
+    those of ``MEANINGS`` in :mod:`vitlab.report.comparison`, whatever the study.  In a notebook the frame shows the
+    answers first; ``.answers`` holds them as text, and ``.notes`` the caveats.
 
     Raises:
         UserError: if a study has not been run in ``out``, or the two have no metric or no arm in common.
     """
     from vitlab.report.between import between
-    from vitlab.report.notebook import Compared
+    from vitlab.report.notebook import Comparison
 
     plan, store = open_study(first, out=out)
     if second is None:
-        return Compared.of_study(plan, store)
-    found = between((plan, store), open_study(second, out=out))
-    return Compared.of(found.summary, found.plan.analysis, found.notes)
+        return Comparison.of_study(plan, store)
+    comparison = between((plan, store), open_study(second, out=out))
+    return Comparison.of(comparison.summary, comparison.plan.analysis, comparison.notes)
 
 
 def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
@@ -148,7 +148,7 @@ def predictions(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:
 
 
 def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | Path = OUT) -> Any:
-    """A trained model and the transform that turns images into what it reads: ``model, transform = vitlab.load(...)``.
+    """Return a trained model and the transform of its input images: ``model, transform = vitlab.load(...)``.
 
     Args:
         path: of a study, or a folder that MLflow gave back for a model stored there.
@@ -172,16 +172,15 @@ def load(path: str | Path, *, arm: str = "baseline", seed: int = 0, out: str | P
 def logs_command(plan: Plan, store: Store) -> str:
     """Return the command that prints what the first failed trial of a plan wrote."""
     root = store.root.relative_to(Path.cwd()) if store.root.is_relative_to(Path.cwd()) else store.root
-    where = [] if root == OUT else ["--out", str(root)]
+    options = [] if root == OUT else ["--out", str(root)]
     for planned in (*plan.trials, *(item for tuning in plan.tuning for item in tuning.trials)):
         if store.trial(planned.trial.key, planned.trial.code).failure() is not None:
-            own = planned in plan.trials
-            named = [plan.study, "--arm", planned.arm, "--seed", str(planned.seed)] if own else [planned.trial.key[:16]]
-            return shlex.join(["vitlab", "logs", *named, *where])
-    return shlex.join(["vitlab", "status", plan.study, *where])
-
-
-# -- how it is done ---------------------------------------------------------------------------------------------------
+            in_arm = planned in plan.trials
+            arguments = (
+                [plan.study, "--arm", planned.arm, "--seed", str(planned.seed)] if in_arm else [planned.trial.key[:16]]
+            )
+            return shlex.join(["vitlab", "logs", *arguments, *options])
+    return shlex.join(["vitlab", "status", plan.study, *options])
 
 
 def study_path(path: str | Path) -> Path:
@@ -204,19 +203,19 @@ def _version_of(file: Path, changes: Mapping[str, Any], study: Path) -> Path:
     Raises:
         UserError: if other versions of the study have been run, but not this one.
     """
-    known = versions(study)
-    if all(version.content is None for version in known):  # nothing says of which version the results are
+    stored = versions(study)
+    if all(version.content is None for version in stored):  # the version of the results is not recorded
         return study
-    wanted = content_of(file, changes)
-    found = [version.folder for version in known if version.name == name_of(wanted)]
-    if found:
-        return found[0]
-    name, given = study.name, f" with {known[0].set_options}" if known[0].set_options else ""
-    latest = known[0].content
-    differ = "" if latest is None else f": {differences(wanted, latest)}"
+    requested = content_of(file, changes)
+    folders = [version.folder for version in stored if version.name == name_of(requested)]
+    if folders:
+        return folders[0]
+    name, options = study.name, f" with {stored[0].set_options}" if stored[0].set_options else ""
+    latest = stored[0].content
+    difference = "" if latest is None else f": {differences(requested, latest)}"
     raise UserError(
         f"{file}: this version of study '{name}' has not been run. The latest one that has been, {name}@"
-        f"{known[0].name[:8]} ({known[0].when}{given}), differs from it{differ}. "
+        f"{stored[0].name[:8]} ({stored[0].when}{options}), differs from it{difference}. "
         f"'vitlab run {file}' runs the file; the name '{name}' in place of the file stands for the latest run, "
         "'vitlab studies' lists all versions."
     )

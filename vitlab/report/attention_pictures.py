@@ -1,4 +1,4 @@
-"""Pictures of what models look at, as explanations left them in the folders of trials."""
+"""Attention-rollout pictures that ``vitlab explain`` stored in the folders of trials."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from typing import Any
 from vitlab.plan.values import Plan
 from vitlab.store.folders import Store
 
-MOST = 12  #: pictures that stand in a page; all are named in report.json
+MAX_EMBEDDED = 12  #: pictures embedded in a page; report.json lists all
 
 
-def explained(plan: Plan, store: Store) -> list[dict[str, Any]]:
-    """Every rollout of the first seed of every arm: ``arm, seed, image`` (its number in the test split), the token
-    ``of`` which it is, and the ``file`` below the output folder.
+def rollouts(plan: Plan, store: Store) -> list[dict[str, Any]]:
+    """Return every rollout of each arm's first seed as a row.
+
+    Columns: ``arm, seed, image`` (index in the test split), ``of`` (the token) and ``file`` (below the output folder).
     """
     first = {planned.arm: planned for planned in reversed(plan.trials)}
-    found = []
+    rows = []
     for arm in (arm.name for arm in plan.arms if arm.name in first):
         planned = first[arm]
         folder = store.trial(planned.trial.key, planned.trial.code).path
-        for image, file in sorted(_rollouts(folder)):
-            found.append(
+        for image, file in sorted(_rollout_files(folder)):
+            rows.append(
                 {
                     "arm": arm,
                     "seed": planned.seed,
@@ -33,23 +34,27 @@ def explained(plan: Plan, store: Store) -> list[dict[str, Any]]:
                     "file": file.relative_to(store.root).as_posix(),
                 }
             )
-    return found
+    return rows
 
 
 def pictures(rows: Sequence[Mapping[str, Any]], root: Path) -> Iterator[tuple[str, str, str]]:
-    """The first of :func:`explained` for a page: address that holds the picture itself, alternative text, caption."""
-    for row in rows[:MOST]:
+    """Yield data URL, alternative text and caption of the first :func:`rollouts`."""
+    for row in rows[:MAX_EMBEDDED]:
         try:
             data = (root / row["file"]).read_bytes()
         except OSError:
-            continue  # gone since; a page does without
-        said = f"{row['arm']}, seed {row['seed']}, test image {row['image']}"
-        shown = "the image, attention of the " + ("patches" if row["of"] == "mean" else f"{row['of']} token")
-        shown += " rolled out over all blocks, the image seen through it, and the most probable classes"
-        yield f"data:image/png;base64,{base64.b64encode(data).decode()}", f"{said}: {shown}", f"{said}: {shown}."
+            continue  # deleted since; the page omits it
+        subject = f"{row['arm']}, seed {row['seed']}, test image {row['image']}"
+        description = "the image, attention of the " + ("patches" if row["of"] == "mean" else f"{row['of']} token")
+        description += " rolled out over all blocks, the image seen through it, and the most probable classes"
+        yield (
+            f"data:image/png;base64,{base64.b64encode(data).decode()}",
+            f"{subject}: {description}",
+            f"{subject}: {description}.",
+        )
 
 
-def _rollouts(folder: Path) -> Iterator[tuple[int, Path]]:
+def _rollout_files(folder: Path) -> Iterator[tuple[int, Path]]:
     for file in folder.glob("explain/test-*/rollout_*.png"):
         if number := re.fullmatch(r"test-(\d+)", file.parent.name):
             yield int(number[1]), file

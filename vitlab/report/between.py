@@ -1,4 +1,4 @@
-"""Two studies side by side: every arm of the second against the arm of that name in the first, at equal seeds."""
+"""Comparison of two studies: every arm of the second with the arm of that name in the first, at equal seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitlab.store.folders import Store
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = 8  #: differences of two arms that are listed one by one
+MAX_LISTED = 8  #: differences of two arms that are listed one by one
 UNREGISTERED = "neither study registered this comparison"
 
 
@@ -30,7 +30,7 @@ class Between:
     notes: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
-        """As :func:`vitlab.report.document.document`, with what only one study has left empty."""
+        """Return the report document; sections that need a single study are empty."""
         rows = plain(self.summary)
         return {
             "study": self.plan.study,
@@ -54,10 +54,12 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
     import pandas as pd
 
     plans = first[0], second[0]
-    ways = [(plan.analysis.metric, plan.analysis.goal, plan.analysis.at) for plan in plans]
-    if ways[0] != ways[1]:
-        said = [f"{plan.study} by {' '.join(way)}" for plan, way in zip(plans, ways, strict=True)]
-        raise UserError(f"two studies are compared by one metric; found {' and '.join(said)}")
+    criteria = [(plan.analysis.metric, plan.analysis.goal, plan.analysis.at) for plan in plans]
+    if criteria[0] != criteria[1]:
+        descriptions = [
+            f"{plan.study} by {' '.join(criterion)}" for plan, criterion in zip(plans, criteria, strict=True)
+        ]
+        raise UserError(f"two studies are compared by one metric; found {' and '.join(descriptions)}")
     names = [[arm.name for arm in plan.arms if not arm.skip] for plan in plans]
     common = [name for name in names[1] if name in names[0]]
     if not common:
@@ -76,11 +78,11 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
         trials += [Planned(own[item.arm], item.seed, item.trial) for item in plan.trials if item.arm in own]
         frame = results(plan, store)
         frame = frame[frame["arm"].isin(common)]
-        named = {
+        renamed = {
             "baseline": frame["arm"].map(against).astype("string"),
             "arm": frame["arm"].map(own).astype("string"),
         }
-        frames.append(frame.assign(**named))
+        frames.append(frame.assign(**renamed))
     both = Plan(
         " and ".join(labels),
         f"How does {labels[1]} differ from {labels[0]}?",
@@ -97,16 +99,13 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
     notes = [f"{UNREGISTERED[0].upper()}{UNREGISTERED[1:]}: it is exploratory."]
     for arm, (old, new) in pairs.items():
         notes += _differences(arm, old, new)
-    for label, here, there in ((labels[0], names[0], names[1]), (labels[1], names[1], names[0])):
-        alone = [name for name in here if name not in there]
-        if alone:
-            notes.append(f"In {label} alone, and not compared: {'; '.join(alone)}.")
-    found = summary(pd.concat(frames, ignore_index=True), both, refused)
-    found["exploratory"] = found["exploratory"].mask(found["baseline"].notna(), UNREGISTERED)
-    return Between(both, found, tuple(notes))
-
-
-# -- how it is done ---------------------------------------------------------------------------------------------------
+    for label, own_names, other_names in ((labels[0], names[0], names[1]), (labels[1], names[1], names[0])):
+        unmatched = [name for name in own_names if name not in other_names]
+        if unmatched:
+            notes.append(f"In {label} alone, and not compared: {'; '.join(unmatched)}.")
+    comparison = summary(pd.concat(frames, ignore_index=True), both, refused)
+    comparison["exploratory"] = comparison["exploratory"].mask(comparison["baseline"].notna(), UNREGISTERED)
+    return Between(both, comparison, tuple(notes))
 
 
 def _one(plan: Plan, arm: str) -> Trial | None:
@@ -114,14 +113,16 @@ def _one(plan: Plan, arm: str) -> Trial | None:
 
 
 def _differences(arm: str, old: Trial | None, new: Trial | None) -> list[str]:
-    """In what the trials of an arm differ, beside what they reached."""
+    """Describe how the specs and the code of an arm's trials differ."""
     if old is None or new is None:
         return []
     before, after = flat(old.spec), flat(new.spec)
     paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
-    said = [f"{path} {before.get(path, 'absent')} and {after.get(path, 'absent')}" for path in paths[:SHOWN]]
-    if len(paths) > SHOWN:
-        said.append(f"{len(paths) - SHOWN} more")
+    differences = [
+        f"{path} {before.get(path, 'absent')} and {after.get(path, 'absent')}" for path in paths[:MAX_LISTED]
+    ]
+    if len(paths) > MAX_LISTED:
+        differences.append(f"{len(paths) - MAX_LISTED} more")
     if old.code != new.code:
-        said.append(f"code {old.code[:8]} and {new.code[:8]}")
-    return [f"{arm} differs from its counterpart by {'; '.join(said)}."] if said else []
+        differences.append(f"code {old.code[:8]} and {new.code[:8]}")
+    return [f"{arm} differs from its counterpart by {'; '.join(differences)}."] if differences else []

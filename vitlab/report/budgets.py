@@ -1,4 +1,4 @@
-"""Figures of what size and cost buy: power laws, and the arms that no other one beats."""
+"""Figures of scaling and cost: power laws and Pareto fronts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
-from vitlab.report.costs import Row, beside
+from vitlab.report.costs import Row, with_costs
 from vitlab.report.figures import GREY, INK, PAPER, RULE, SERIES, WIDE, style
 from vitlab.report.frame import usable
 from vitlab.report.labels import wrapped_labels, wrapped_line
-from vitlab.report.tradeoff import COSTS, SIZES, fallen, fronts, scalings
+from vitlab.report.tradeoff import COSTS, SIZES, as_error, fronts, scalings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,14 +27,14 @@ LABELLED = 12  #: arms of a picture that are named in it
 
 
 def scaling(plan: Plan, frame: pd.DataFrame, width: float = WIDE) -> Figure | None:
-    """Draw a panel per size, with a power law per series; None where there are not sizes enough."""
-    found = scalings(plan, frame)
-    if not found:
+    """Draw a panel per size, with a power law per series; None if there are too few sizes."""
+    laws = scalings(plan, frame)
+    if not laws:
         return None
     scale = phrasing.Scale.of(plan.analysis.metric)
     values = usable(frame, plan.analysis)
-    sizes = [size for size in SIZES if any(item.size == size for item in found)]
-    series = list(dict.fromkeys(item.series for item in found))
+    sizes = [size for size in SIZES if any(item.size == size for item in laws)]
+    series = list(dict.fromkeys(item.series for item in laws))
     with style():
         from matplotlib.figure import Figure
 
@@ -43,16 +43,18 @@ def scaling(plan: Plan, frame: pd.DataFrame, width: float = WIDE) -> Figure | No
         figure = Figure(figsize=(min(width, WIDE if across > 1 else 4.6), 3.2 * down), layout="constrained")
         panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
         for axes, size in zip(panels, sizes, strict=True):
-            for item in (item for item in found if item.size == size):
+            for item in (item for item in laws if item.size == size):
                 colour = SERIES[series.index(item.series) % len(SERIES)]
                 for arm in item.arms:
                     x = float(frame.loc[frame["arm"] == arm, size].max())
-                    fall = [scale.factor * fallen(plan, value) for value in values[arm].values()]
-                    axes.plot([x] * len(fall), fall, "o", markersize=3, markerfacecolor="none", color=colour, alpha=0.6)
-                    axes.plot([x], [math.exp(np.mean(np.log(fall)))], "o", markersize=5.5, color=colour)
-                said = f"{wrapped_line(item.series, 30)}\n" if item.series else ""
-                said += f"exponent {item.law.exponent:.2f}".replace("-", phrasing.MINUS)
-                axes.plot(item.law.x, scale.factor * np.array(item.law.y), color=colour, linewidth=1.4, label=said)
+                    errors = [scale.factor * as_error(plan, value) for value in values[arm].values()]
+                    axes.plot(
+                        [x] * len(errors), errors, "o", markersize=3, markerfacecolor="none", color=colour, alpha=0.6
+                    )
+                    axes.plot([x], [math.exp(np.mean(np.log(errors)))], "o", markersize=5.5, color=colour)
+                label = f"{wrapped_line(item.series, 30)}\n" if item.series else ""
+                label += f"exponent {item.law.exponent:.2f}".replace("-", phrasing.MINUS)
+                axes.plot(item.law.x, scale.factor * np.array(item.law.y), color=colour, linewidth=1.4, label=label)
                 low, high = (scale.factor * np.array(end) for end in (item.law.low, item.law.high))
                 axes.fill_between(item.law.x, low, high, color=colour, alpha=0.14, linewidth=0)
             axes.set_xscale("log")
@@ -68,32 +70,32 @@ def scaling(plan: Plan, frame: pd.DataFrame, width: float = WIDE) -> Figure | No
 
 
 def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = (), width: float = WIDE) -> Figure | None:
-    """Draw a panel per cost in which arms differ; None where they differ in none.
+    """Draw a panel per cost in which arms differ; None if they differ in none.
 
-    ``costs`` are what was measured of the arms.
+    ``costs`` are the measured costs of the arms.
     """
     from vitlab.report.document import plain
 
-    rows = {row["arm"]: row for row in beside(plain(summary), costs)}
-    found = fronts(plan, list(rows.values()))
-    if not found:
+    rows = {row["arm"]: row for row in with_costs(plain(summary), costs)}
+    fronts_by_cost = fronts(plan, list(rows.values()))
+    if not fronts_by_cost:
         return None
     scale = phrasing.Scale.of(plan.analysis.metric)
     with style():
         from matplotlib.figure import Figure
 
-        most = ACROSS if width >= WIDE else 1
-        across = -(-len(found) // -(-len(found) // most))  # rows as even as they go
-        down = -(-len(found) // across)
+        columns = ACROSS if width >= WIDE else 1
+        across = -(-len(fronts_by_cost) // -(-len(fronts_by_cost) // columns))  # rows as even as they go
+        down = -(-len(fronts_by_cost) // across)
         figure = Figure(figsize=(min(width, WIDE if across > 1 else 4.6), 3.2 * down), layout="constrained")
         panels = figure.subplots(down, across, sharey=True, squeeze=False).ravel()
-        for axes in panels[len(found) :]:
+        for axes in panels[len(fronts_by_cost) :]:
             axes.set_visible(False)
-        for axes, (cost, stands) in zip(panels, found.items(), strict=False):
-            at = {arm: (float(rows[arm][cost]), scale.factor * rows[arm]["mean"]) for arm in stands}
-            front = sorted(at[arm] for arm, on in stands.items() if on)
+        for axes, (cost, on_front) in zip(panels, fronts_by_cost.items(), strict=False):
+            at = {arm: (float(rows[arm][cost]), scale.factor * rows[arm]["mean"]) for arm in on_front}
+            front = sorted(at[arm] for arm, on in on_front.items() if on)
             axes.plot([x for x, _ in front], [y for _, y in front], color=GREY, linewidth=0.9, zorder=1)
-            for arm, on in stands.items():
+            for arm, on in on_front.items():
                 axes.plot(*at[arm], "o", markersize=5.5, color=INK, markerfacecolor=INK if on else PAPER)
             if max(x for x, _ in at.values()) > 10 * min(x for x, _ in at.values()):
                 axes.set_xscale("log")
@@ -104,27 +106,27 @@ def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = (), width: 
             axes.set_axisbelow(True)
         for axes in panels[::across]:
             axes.set_ylabel(scale.title)
-        figure.draw_without_rendering()  # which places the panels, and so the points
-        for axes, (cost, stands) in zip(panels, found.items(), strict=False):
-            at = {arm: (float(rows[arm][cost]), scale.factor * rows[arm]["mean"]) for arm in stands}
-            _name_points(axes, at, sorted(stands, key=lambda arm: not stands[arm]), stands)
+        figure.draw_without_rendering()  # fixes the layout, and so the positions of points
+        for axes, (cost, on_front) in zip(panels, fronts_by_cost.items(), strict=False):
+            at = {arm: (float(rows[arm][cost]), scale.factor * rows[arm]["mean"]) for arm in on_front}
+            _name_points(axes, at, sorted(on_front, key=lambda arm: not on_front[arm]), on_front)
         return figure
 
 
 def _name_points(
-    axes: Axes, at: Mapping[str, tuple[float, float]], names: Sequence[str], stands: Mapping[str, bool]
+    axes: Axes, at: Mapping[str, tuple[float, float]], names: Sequence[str], on_front: Mapping[str, bool]
 ) -> None:
-    """Names beside their points, where they cover neither a point nor each other.
+    """Label points where the label covers neither a point nor another label.
 
-    Those of the front come first; where there is no room left, the table of fronts has the name, or none is needed.
+    Points of the front come first; a label without room is left out, because the table of fronts names the arm.
     """
     from matplotlib.transforms import Bbox
 
     points = {arm: axes.transData.transform(place) for arm, place in at.items()}
     dots = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in points.values()]
-    taken: list[Bbox] = []
-    labels = wrapped_labels(list(stands), 22)
-    for arm in names if len(stands) <= LABELLED else [arm for arm in names if stands[arm]]:
+    occupied: list[Bbox] = []
+    labels = wrapped_labels(list(on_front), 22)
+    for arm in names if len(on_front) <= LABELLED else [arm for arm in names if on_front[arm]]:
         for right, above in itertools.product((True, False), (4, -4)):
             label = axes.annotate(
                 labels[arm],
@@ -141,14 +143,14 @@ def _name_points(
             box = label.get_window_extent()
             inside = axes.bbox.containsx(box.x0) and axes.bbox.containsx(box.x1)
             inside = inside and axes.bbox.containsy(box.y0) and axes.bbox.containsy(box.y1)
-            if inside and not box.count_overlaps([*dots, *taken]):
-                taken.append(box)
+            if inside and not box.count_overlaps([*dots, *occupied]):
+                occupied.append(box)
                 break
             label.remove()
 
 
 def _plain_ticks(axes: Axes) -> None:
-    """Sizes as ``1.2 M``; numbers of other axes as they are, without an exponent set by mathematics."""
+    """Format sizes as ``1.2 M`` and other numbers without mathematical exponents."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _whole(phrasing.compact(x))))
@@ -163,7 +165,7 @@ def _plain_ticks(axes: Axes) -> None:
         axes.tick_params(axis="y", which="minor", labelsize=7)
 
 
-def _whole(said: str) -> str:
-    """``20 k`` of ``20.0 k``: a tick is where it says."""
-    number, space, prefix = said.partition(" ")
-    return f"{number.rstrip('0').rstrip('.')}{space}{prefix}" if "." in number else said
+def _whole(label: str) -> str:
+    """Return ``20 k`` for ``20.0 k``: ticks are at exact values."""
+    number, space, prefix = label.partition(" ")
+    return f"{number.rstrip('0').rstrip('.')}{space}{prefix}" if "." in number else label

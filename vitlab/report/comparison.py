@@ -1,12 +1,12 @@
-"""The judgement: one row per arm, with what it reached and how it differs from its baseline.
+"""Comparison of arms: one row per arm, with its mean and its difference from the baseline.
 
-A seed that diverged or failed has no value.  Every comparison it belongs to is made twice: over the pairs that are
-complete, and with what chance reaches in the place of what is missing; only what both support is claimed.
+A seed that diverged or failed has no value.  Every comparison with such a seed is made twice: over the complete pairs,
+and with chance level in place of the missing values; a verdict must hold in both.
 
-Where a study may look twice (``seeds.escalate_to``), either look spends half of alpha over the whole family.  What the
-first decides stands as it was decided, at its seeds; what it leaves open is judged again once all further seeds have
-ended, and counts those that were decided as comparisons that say nothing.  So the chance of any false claim is at most
-alpha, whatever the first look saw: the p values of either look are valid by themselves, and Bonferroni joins the looks.
+With two looks (``seeds.escalate_to``), each look spends half of alpha over the whole family.  What the first look
+decides is final.  What it leaves open is judged again once all further seeds have ended, with the decided comparisons
+counted in the family as NaN.  The chance of any false claim is at most alpha, because the p values of each look are
+valid on their own and Bonferroni's correction covers the two looks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Values = Mapping[int, float]
 """Seed to value."""
 
-LEAST_PREREQUISITES = 3  #: distinct trials that must stand behind each arm where arms differ by them
+MIN_PREREQUISITES = 3  #: distinct prerequisites that each arm needs if arms differ by them
 MEANINGS = {
     "arm": ("string", "the arm"),
     "baseline": ("string", "the arm it is compared with; missing where there is none, as is all that compares"),
@@ -91,38 +91,38 @@ MEANINGS = {
     "wall_s": ("float64", "seconds of all trials together"),
     "images_per_s": ("float64", "training images per second, of the median trial"),
 }
-"""Columns of :func:`summary`, whatever the study, with their types and what they say."""
+"""Columns of :func:`summary` with their types and meanings; the same for every study."""
 COLUMNS = tuple(MEANINGS)
 
 
 def refusals(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, str]:
-    """Arm to the reason why its comparison is not judged at some seeds, or at all there are, where it is not.
+    """Return the reasons why comparisons are refused, by arm, at the given seeds or at all.
 
-    Arms that differ by the trial they start from (a teacher, a pre-trained body) are compared by samples of that
-    trial: five students of one teacher are one sample of the teacher.
+    If two arms differ by their prerequisite (a teacher, a pre-trained body), the sample is that of the prerequisites:
+    five students of one teacher are one sample of the teacher.
     """
-    behind: dict[str, dict[str, set[str]]] = {}
+    prerequisites: dict[str, dict[str, set[str]]] = {}
     for planned in plan.trials:
         if seeds is not None and planned.seed not in seeds:
             continue
-        for role, needed in planned.trial.needs.items():
-            behind.setdefault(planned.arm, {}).setdefault(role, set()).add(needed.partition("/")[0])
-    found = {}
+        for role, trial in planned.trial.needs.items():
+            prerequisites.setdefault(planned.arm, {}).setdefault(role, set()).add(trial.partition("/")[0])
+    reasons = {}
     for arm in plan.arms:
-        first, second = behind.get(arm.name, {}), behind.get(arm.baseline or "", {})
+        first, second = prerequisites.get(arm.name, {}), prerequisites.get(arm.baseline or "", {})
         for role in sorted(first.keys() & second.keys()):
             fewest = min(len(first[role]), len(second[role]))
-            if first[role] != second[role] and fewest < LEAST_PREREQUISITES:
+            if first[role] != second[role] and fewest < MIN_PREREQUISITES:
                 trained = "training" if fewest == 1 else "trainings"
-                found[arm.name] = (
+                reasons[arm.name] = (
                     f"the arms differ by their {role}, of which {fewest} {trained} stand{'s' * (fewest == 1)} behind "
-                    f"an arm: fewer than {LEAST_PREREQUISITES} are no sample"
+                    f"an arm: fewer than {MIN_PREREQUISITES} are no sample"
                 )
-    return found
+    return reasons
 
 
 def chance_level(metric: str, classes: int | None) -> float:
-    """What guessing reaches in a metric, each class as likely as the others; NaN where that is not known."""
+    """Return the chance level of a metric for equally likely classes; NaN if it is not known."""
     name = metric.partition("/")[2].partition("@")[0]
     if classes is None or classes < 1:
         return math.nan
@@ -133,37 +133,37 @@ def chance_level(metric: str, classes: int | None) -> float:
     return math.log(classes) if name == "loss" else math.nan
 
 
-def broken(frame: pd.DataFrame, analysis: Analysis) -> dict[str, list[int]]:
-    """Arm to the seeds that diverged or failed, or ended without a finite value where the arm's others have one."""
-    found = {}
+def broken_seeds(frame: pd.DataFrame, analysis: Analysis) -> dict[str, list[int]]:
+    """Return the seeds of each arm that diverged or failed, or lack a finite value that other seeds of the arm have."""
+    broken = {}
     values = usable(frame, analysis)
     for arm, rows in frame.drop_duplicates(["arm", "trial"]).groupby("arm", sort=False):
-        known = values[str(arm)]
-        lost = rows["status"].isin(["diverged", "failed"]) | ((rows["status"] == "done") & bool(known))
-        found[str(arm)] = [int(seed) for seed in rows.loc[lost, "seed"] if seed not in known]
-    return found
+        usable_seeds = values[str(arm)]
+        is_broken = rows["status"].isin(["diverged", "failed"]) | ((rows["status"] == "done") & bool(usable_seeds))
+        broken[str(arm)] = [int(seed) for seed in rows.loc[is_broken, "seed"] if seed not in usable_seeds]
+    return broken
 
 
 def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}) -> pd.DataFrame:
-    """One row per arm: what it reached, and how it differs from its baseline.
+    """Return one row per arm: its mean and its difference from the baseline.
 
     Columns are those of ``MEANINGS``, followed by the mean of the test metric of the same name and its standard
     deviation (``test/NAME``, ``test/NAME_sd``), if there is one.
 
     Args:
         frame: see :func:`vitlab.report.frame.results`.
-        plan: says how to judge, and what was registered.
-        refused: arm to a reason why its comparison is not judged, beside those of :func:`refusals`.
+        plan: the plan with the analysis and the registration.
+        refused: arm to a reason why its comparison is refused, in addition to :func:`refusals`.
     """
     import pandas as pd
 
     analysis, values = plan.analysis, usable(frame, plan.analysis)
     grouped = {str(arm): rows for arm, rows in frame.groupby("arm", sort=False)}
     compared = {arm: str(rows["baseline"].iloc[0]) for arm, rows in grouped.items() if rows["baseline"].notna().all()}
-    waiting = awaited(frame, plan, compared)
-    judgements = judge(plan, compared, values, broken(frame, analysis), refused, waiting)
+    pending = pending_trials(frame, plan, compared)
+    judgements = judge(plan, compared, values, broken_seeds(frame, analysis), refused, pending)
     test = f"test/{analysis.metric.partition('/')[2]}"
-    rows_out = []
+    out_rows = []
     for arm, rows in grouped.items():
         counts = {status: int((rows["status"] == status).sum()) for status in STATUSES}
         mean = statistics.mean_interval(list(values[arm].values()), analysis.alpha)
@@ -176,23 +176,23 @@ def summary(frame: pd.DataFrame, plan: Plan, refused: Mapping[str, str] = {}) ->
         if test in rows:
             tested = rows.loc[rows["seed"].isin(list(values[arm])), test]
             row |= {test: tested.mean(), f"{test}_sd": tested.std()}
-        rows_out.append(row)
+        out_rows.append(row)
     tests = [test, f"{test}_sd"] if test in frame else []
     types = {name: kind for name, (kind, _) in MEANINGS.items()} | dict.fromkeys(tests, "float64")
-    return pd.DataFrame(rows_out, columns=list(types)).astype(types)
+    return pd.DataFrame(out_rows, columns=list(types)).astype(types)
 
 
-def awaited(frame: pd.DataFrame, plan: Plan, compared: Mapping[str, str]) -> dict[str, int]:
-    """Arm to how many trials of its comparison have not ended; those of a second look count where it is to have one."""
+def pending_trials(frame: pd.DataFrame, plan: Plan, compared: Mapping[str, str]) -> dict[str, int]:
+    """Return the number of trials per comparison that have not ended, second look included if the arm has one."""
     open_ = frame[frame["status"].isin(["running", "missing"])]
     seeds: dict[str, set[int]] = {str(arm): set(rows["seed"]) for arm, rows in open_.groupby("arm")}
     first = None if plan.looks is None else set(plan.looks.first)
-    found = {}
+    counts = {}
     for arm, baseline in compared.items():
-        decided = plan.looks is not None and arm not in plan.looks.open
+        is_decided = plan.looks is not None and arm not in plan.looks.open
         sides = [seeds.get(arm, set()), seeds.get(baseline, set())]
-        found[arm] = sum(len(side & first if decided and first is not None else side) for side in sides)
-    return found
+        counts[arm] = sum(len(side & first if is_decided and first is not None else side) for side in sides)
+    return counts
 
 
 def judge(
@@ -201,32 +201,34 @@ def judge(
     values: Mapping[str, Values],
     lost: Mapping[str, Sequence[int]],
     refused: Mapping[str, str],
-    waiting: Mapping[str, int],
+    pending: Mapping[str, int],
 ) -> dict[str, dict[str, Any]]:
-    """Arm to its part of a row of :func:`summary`, for every arm that is compared with another.
+    """Return the comparison columns of :func:`summary` for every arm that has a baseline.
 
     Args:
-        plan: says how to judge, and what was registered.
+        plan: the plan with the analysis and the registration.
         compared: arm to its baseline.
-        values: arm to what its seeds reached.
+        values: arm to the values of its seeds.
         lost: arm to its seeds that diverged or failed.
         refused: see :func:`summary`.
-        waiting: see :func:`awaited`.
+        pending: see :func:`pending_trials`.
     """
     family = _Family.of(plan, compared)
     if plan.looks is None:
-        rows = _look(plan, compared, values, lost, refusals(plan) | dict(refused), family)
+        rows = _judge_look(plan, compared, values, lost, refusals(plan) | dict(refused), family)
     else:
         first = set(plan.looks.first)
-        early = {arm: {seed: value for seed, value in known.items() if seed in first} for arm, known in values.items()}
-        gone = {arm: [seed for seed in seeds if seed in first] for arm, seeds in lost.items()}
-        rows = _look(plan, compared, early, gone, refusals(plan, first) | dict(refused), family)
-        ready = {arm: compared[arm] for arm in plan.looks.open if arm in compared and not waiting[arm]}
-        rows |= _look(plan, ready, values, lost, refusals(plan) | dict(refused), family, look=2)
-    return {arm: {**row, "awaited": waiting[arm]} for arm, row in rows.items()}
+        first_values = {
+            arm: {seed: value for seed, value in by_seed.items() if seed in first} for arm, by_seed in values.items()
+        }
+        first_lost = {arm: [seed for seed in seeds if seed in first] for arm, seeds in lost.items()}
+        rows = _judge_look(plan, compared, first_values, first_lost, refusals(plan, first) | dict(refused), family)
+        complete = {arm: compared[arm] for arm in plan.looks.open if arm in compared and not pending[arm]}
+        rows |= _judge_look(plan, complete, values, lost, refusals(plan) | dict(refused), family, look=2)
+    return {arm: {**row, "awaited": pending[arm]} for arm, row in rows.items()}
 
 
-def _look(
+def _judge_look(
     plan: Plan,
     compared: Mapping[str, str],
     values: Mapping[str, Values],
@@ -235,103 +237,105 @@ def _look(
     family: _Family,
     look: int = 1,
 ) -> dict[str, dict[str, Any]]:
-    """:func:`judge` at some of the comparisons, and some of the seeds."""
+    """Judge the comparisons of one look at the given seeds, see :func:`judge`."""
     analysis = plan.analysis
-    guess = {arm.name: chance_level(analysis.metric, arm.classes) for arm in plan.arms}
-    whole = {
-        arm: {**known, **dict.fromkeys(lost.get(arm, ()), guess.get(arm, math.nan))} for arm, known in values.items()
+    chance = {arm.name: chance_level(analysis.metric, arm.classes) for arm in plan.arms}
+    imputed = {
+        arm: {**by_seed, **dict.fromkeys(lost.get(arm, ()), chance.get(arm, math.nan))}
+        for arm, by_seed in values.items()
     }
-    contrasts, again = {}, {}
+    contrasts, imputed_contrasts = {}, {}
     for arm, baseline in compared.items():
         first, second, level = values[arm], values.get(baseline, {}), family.level(arm)
-        contrasts[arm] = again[arm] = statistics.compare(first, second, level)
-        filled = whole[arm], whole.get(baseline, {})
-        if filled != (first, second):
-            known = all(math.isfinite(value) for side in filled for value in side.values())
-            again[arm] = statistics.compare(*filled, level) if known else _unjudged(contrasts[arm], math.nan)
+        contrasts[arm] = imputed_contrasts[arm] = statistics.compare(first, second, level)
+        sides = imputed[arm], imputed.get(baseline, {})
+        if sides != (first, second):
+            chance_known = all(math.isfinite(value) for side in sides for value in side.values())
+            imputed_contrasts[arm] = (
+                statistics.compare(*sides, level) if chance_known else _without_test(contrasts[arm], math.nan)
+            )
         if arm in refused:
-            contrasts[arm], again[arm] = (_unjudged(c[arm], c[arm].difference) for c in (contrasts, again))
+            contrasts[arm], imputed_contrasts[arm] = (
+                _without_test(c[arm], c[arm].difference) for c in (contrasts, imputed_contrasts)
+            )
     rows: dict[str, dict[str, Any]] = {arm: {"look": look, "looks": family.looks} for arm in compared}
-    p = family.corrected({arm: found.p for arm, found in contrasts.items()})
-    p_again = family.corrected({arm: found.p for arm, found in again.items()})
+    p = family.adjust({arm: contrast.p for arm, contrast in contrasts.items()})
+    imputed_p = family.adjust({arm: contrast.p for arm, contrast in imputed_contrasts.items()})
     for arm, baseline in compared.items():
         missing = len(lost.get(arm, ())) + len(lost.get(baseline, ()))
-        rows[arm] |= _of_contrast(contrasts[arm], family.level(arm), analysis)
+        rows[arm] |= _contrast_columns(contrasts[arm], family.level(arm), analysis)
         rows[arm] |= {"p_corrected": p[arm], "family": family.size(arm), "broken": missing, "refused": refused.get(arm)}
         rows[arm]["exploratory"] = "; ".join(family.why[arm]) or None
         if missing:
-            found = again[arm]
-            rows[arm] |= {"chance": guess.get(arm, math.nan), "chance_difference": found.difference}
-            rows[arm] |= {"chance_low": found.low, "chance_high": found.high, "chance_p": p_again[arm]}
+            contrast = imputed_contrasts[arm]
+            rows[arm] |= {"chance": chance.get(arm, math.nan), "chance_difference": contrast.difference}
+            rows[arm] |= {"chance_low": contrast.low, "chance_high": contrast.high, "chance_p": imputed_p[arm]}
         if arm not in refused:
-            rows[arm] |= _of_seeds(values[arm], values.get(baseline, {}), family.level(arm), analysis)
+            rows[arm] |= _seed_columns(values[arm], values.get(baseline, {}), family.level(arm), analysis)
     if analysis.margin is not None:
-        equal, equal_again = (
+        equal, imputed_equal = (
             {arm: statistics.equivalence(one, analysis.margin, family.level(arm)) for arm, one in side.items()}
-            for side in (contrasts, again)
+            for side in (contrasts, imputed_contrasts)
         )
-        p = family.corrected({arm: found.p for arm, found in equal.items()})
-        p_again = family.corrected({arm: found.p for arm, found in equal_again.items()})
-        for arm, shown in equal.items():
-            rows[arm] |= {"equal_low": shown.low, "equal_high": shown.high, "p_equal": shown.p}
+        p = family.adjust({arm: contrast.p for arm, contrast in equal.items()})
+        imputed_p = family.adjust({arm: contrast.p for arm, contrast in imputed_equal.items()})
+        for arm, test in equal.items():
+            rows[arm] |= {"equal_low": test.low, "equal_high": test.high, "p_equal": test.p}
             rows[arm] |= {"p_equal_corrected": p[arm]}
             if rows[arm]["broken"]:
-                rows[arm]["chance_p_equal"] = p_again[arm]
+                rows[arm]["chance_p_equal"] = imputed_p[arm]
     return rows
 
 
 class _Family:
-    """Comparisons that are judged together: those registered by themselves, those added later along with them."""
+    """Comparisons that are corrected together: the registered ones alone, added ones along with the registered."""
 
     def __init__(
-        self, plan: Plan, arms: Sequence[str], later: Sequence[str], gone: int, why: Mapping[str, Sequence[str]]
+        self, plan: Plan, arms: Sequence[str], later: Sequence[str], n_dropped: int, why: Mapping[str, Sequence[str]]
     ) -> None:
         self.alpha, self.correction = plan.level, plan.analysis.correction
         self.looks = plan.sharing
         self.first = [arm for arm in arms if arm not in later]
         self.all = list(arms)
-        self.gone = gone  # comparisons that were registered and are not made: they have had their chance
+        self.n_dropped = n_dropped  # registered comparisons that were dropped; they still count in the correction
         self.why = why
 
     @classmethod
     def of(cls, plan: Plan, compared: Mapping[str, str]) -> _Family:
         later = added_comparisons(plan)
         first = 0 if plan.registered is None else len(plan.registered["family"])
-        here = sum(arm not in later for arm in compared)
+        n_registered = sum(arm not in later for arm in compared)
         reasons = {
             "this comparison was added after the first run": later,
             "results of it were there before it was registered": results_before_registration(plan)[2],
         }
         why = {arm: [*changes(plan), *(text for text, arms in reasons.items() if arm in arms)] for arm in compared}
-        for changed in altered_arms(plan):
-            for arm in (arm for arm, baseline in compared.items() if changed in (arm, baseline)):
-                why[arm].append(f"arm '{changed}' was changed after results were seen")
-        return cls(plan, list(compared), list(later), max(0, first - here), why)
+        for altered_arm in altered_arms(plan):
+            for arm in (arm for arm, baseline in compared.items() if altered_arm in (arm, baseline)):
+                why[arm].append(f"arm '{altered_arm}' was changed after results were seen")
+        return cls(plan, list(compared), list(later), max(0, first - n_registered), why)
 
     def size(self, arm: str) -> int:
-        return len(self.first if arm in self.first else self.all) + self.gone
+        return len(self.first if arm in self.first else self.all) + self.n_dropped
 
     def level(self, arm: str) -> float:
         return statistics.simultaneous_alpha(self.alpha, self.size(arm), self.correction)
 
-    def corrected(self, p: Mapping[str, float]) -> dict[str, float]:
-        """Of some of its comparisons: the others count as comparisons that say nothing."""
-        found: dict[str, float] = {}
+    def adjust(self, p: Mapping[str, float]) -> dict[str, float]:
+        """Return the adjusted p values of some comparisons; the others count in the family as NaN."""
+        adjusted: dict[str, float] = {}
         for family in (self.all, self.first) if self.all != self.first else (self.all,):
-            values = [*(p.get(arm, math.nan) for arm in family), *[math.nan] * self.gone]
-            found |= dict(zip(family, statistics.adjust_p_values(values, self.correction, self.looks), strict=False))
-        return found
+            values = [*(p.get(arm, math.nan) for arm in family), *[math.nan] * self.n_dropped]
+            adjusted |= dict(zip(family, statistics.adjust_p_values(values, self.correction, self.looks), strict=False))
+        return adjusted
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
-def _unjudged(contrast: Contrast, difference: float) -> Contrast:
+def _without_test(contrast: Contrast, difference: float) -> Contrast:
     return Contrast(difference, math.nan, math.nan, math.nan, "none", contrast.pairs)
 
 
-def _of_contrast(contrast: Contrast, level: float, analysis: Analysis) -> dict[str, Any]:
-    wanted = contrast.difference if analysis.margin is None else analysis.margin
+def _contrast_columns(contrast: Contrast, level: float, analysis: Analysis) -> dict[str, Any]:
+    target = contrast.difference if analysis.margin is None else analysis.margin
     paired = contrast.test == "paired t"
     sd = contrast.se * math.sqrt(contrast.pairs) if paired else math.nan
     return {
@@ -345,20 +349,20 @@ def _of_contrast(contrast: Contrast, level: float, analysis: Analysis) -> dict[s
         "sign_flip_p": contrast.sign_flip_p,
         "effect": contrast.effect,
         "detectable": statistics.detectable_difference(contrast.se, contrast.df, level),
-        "seeds_needed": statistics.required_pairs(wanted, sd, level) if paired else math.nan,
+        "seeds_needed": statistics.required_pairs(target, sd, level) if paired else math.nan,
     }
 
 
-def _of_seeds(first: Values, second: Values, level: float, analysis: Analysis) -> dict[str, float]:
-    """What needs the single seeds: how often one arm beats the other, and a bootstrap interval."""
+def _seed_columns(first: Values, second: Values, level: float, analysis: Analysis) -> dict[str, float]:
+    """Return the columns computed from single seeds: probability of superiority and bootstrap interval."""
     sign = 1 if analysis.goal == "max" else -1
     common = sorted(first.keys() & second.keys())
     if len(common) >= 2:
         x, y = ([sign * values[seed] for seed in common] for values in (first, second))
-        found = statistics.superiority_of_pairs(x, y, analysis.alpha)
+        superiority = statistics.superiority_of_pairs(x, y, analysis.alpha)
     else:
         x, y = ([sign * value for value in values.values()] for values in (first, second))
-        found = statistics.superiority(x, y, analysis.alpha)
+        superiority = statistics.superiority(x, y, analysis.alpha)
     low, high = statistics.bca([first[seed] - second[seed] for seed in common], level)
-    beats = {"better": found.probability, "better_low": found.low, "better_high": found.high}
-    return {**beats, "bca_low": low, "bca_high": high}
+    columns = {"better": superiority.probability, "better_low": superiority.low, "better_high": superiority.high}
+    return {**columns, "bca_low": low, "bca_high": high}

@@ -12,43 +12,45 @@ from vitlab.store.folders import Store, read_stored
 FILE = "cost.parquet"
 SPEEDS = {"train_images_per_s": "images/s in training", "infer_images_per_s": "images/s in inference"}
 MEMORY = {"peak_bytes": "bytes of memory at most"}
-MEASURED = {name: f"{what}, alone" for name, what in {**SPEEDS, **MEMORY}.items()}
-"""What can be traded for what an arm reaches."""
+COST_COLUMNS = {name: f"{what}, alone" for name, what in {**SPEEDS, **MEMORY}.items()}
+"""Measured cost columns with their labels."""
 
 Row = Mapping[str, Any]
 
 
 def file_of(plan: Plan, store: Store) -> Path:
-    """Where the measurements of a study stand, if there are any."""
+    """Return the path of a study's measurements, which may not exist."""
     return store.study(plan.study) / FILE
 
 
-def changed(plan: Plan, store: Store) -> int:
-    """When the measurements were written; 0 where there are none."""
+def modified_ns(plan: Plan, store: Store) -> int:
+    """Return the modification time of the measurements in ns; 0 if there are none."""
     file = file_of(plan, store)
     return file.stat().st_mtime_ns if file.exists() else 0
 
 
-def measured(plan: Plan, store: Store) -> tuple[list[dict[str, Any]], list[str]]:
-    """The measurements of a plan's arms, and the arms that were measured as something else than they are now."""
+def read_costs(plan: Plan, store: Store) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the measurements of a plan's arms, and the arms whose measurements are outdated."""
     rows = read_stored(file_of(plan, store), _rows)
     if rows is None:
         return [], []
     firsts = {planned.arm: planned.trial for planned in reversed(plan.trials)}
-    known = {row["arm"]: {str(name): value for name, value in row.items()} for row in rows}
-    now = [arm for arm, trial in firsts.items() if arm in known and _is(known[arm], trial.key, trial.code)]
+    by_arm = {row["arm"]: {str(name): value for name, value in row.items()} for row in rows}
+    current = [arm for arm, trial in firsts.items() if arm in by_arm and _is(by_arm[arm], trial.key, trial.code)]
     order = [arm.name for arm in plan.arms]
-    return [known[arm] for arm in order if arm in now], [arm for arm in order if arm in known and arm not in now]
+    return [by_arm[arm] for arm in order if arm in current], [
+        arm for arm in order if arm in by_arm and arm not in current
+    ]
 
 
-def beside(rows: Sequence[Row], costs: Sequence[Row]) -> list[Row]:
-    """The rows of a summary with what was measured beside them, where anything was."""
-    by_arm = {row["arm"]: {name: row[name] for name in MEASURED} for row in costs}
+def with_costs(rows: Sequence[Row], costs: Sequence[Row]) -> list[Row]:
+    """Return the rows of a summary with the measured costs added."""
+    by_arm = {row["arm"]: {name: row[name] for name in COST_COLUMNS} for row in costs}
     return [{**row, **by_arm.get(row["arm"], {})} for row in rows]
 
 
 def notes(outdated: Sequence[str]) -> list[str]:
-    """That measurements were left out."""
+    """Return a note about outdated measurements, if there are any."""
     if not outdated:
         return []
     return [
@@ -66,7 +68,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
     import pandas as pd
 
     frame = pd.read_parquet(file)
-    frame[["arm", "trial", "code", *MEASURED]]
+    frame[["arm", "trial", "code", *COST_COLUMNS]]
     rows: list[Any] = frame.astype({"measured": "string"}).astype(object).to_dict(orient="records")
     return rows
 

@@ -1,6 +1,6 @@
-"""The report as plain data: answers, rows, notes and how it was made.  Every format is a rendering of it.
+"""The report as plain data: answers, rows, notes and provenance.  Every format is a rendering of it.
 
-It is also ``report.json``, from which the terminal and LaTeX forms are said again without pandas.
+It is stored as ``report.json``, from which the terminal and LaTeX formats are rendered without pandas.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from vitlab.plan import versions
 from vitlab.plan.tune import edges, name_of
 from vitlab.plan.values import Plan
 from vitlab.report import attention_pictures, costs, phrasing, tradeoff
-from vitlab.report.frame import Found, prerequisites, rivals
+from vitlab.report.frame import StoredTrial, prerequisites, rivals
 from vitlab.report.notes import notes
 from vitlab.store.folders import Store
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FORM = 9  #: counts changes of this document; a stored one of another form is made anew
+FORM = 9  #: version of this document; a stored one of another version is rendered anew
 BUILT_IN = "vitlab"
 
 
 def document(
-    plan: Plan, store: Store, found: Sequence[Found], frame: pd.DataFrame, summary: pd.DataFrame, at: str
+    plan: Plan, store: Store, trials: Sequence[StoredTrial], frame: pd.DataFrame, summary: pd.DataFrame, at: str
 ) -> dict[str, Any]:
-    """Everything a report says, as JSON values; ``at`` is the :func:`state` from before anything was read."""
-    rows, needed = plain(summary), prerequisites(plan, store)
-    cost, outdated = costs.measured(plan, store)
+    """Return the content of a report as JSON values; ``at`` is the :func:`state` from before anything was read."""
+    rows, prerequisite_trials = plain(summary), prerequisites(plan, store)
+    cost, outdated = costs.read_costs(plan, store)
     return {
         "vitlab": __version__,
         "state": at,
@@ -48,38 +48,42 @@ def document(
         "skipped": [{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],
         "tuning": tuning(plan),
         "heads": heads(plan, frame),
-        **tradeoff.document(plan, frame, costs.beside(rows, cost)),
+        **tradeoff.document(plan, frame, costs.with_costs(rows, cost)),
         "cost": cost,
-        "explained": attention_pictures.explained(plan, store),
-        "notes": [*of_version(plan, store), *notes(plan, [*needed, *found], frame, rows), *costs.notes(outdated)],
-        "made": made(plan, store, [*needed, *rivals(plan, store), *found]),
+        "explained": attention_pictures.rollouts(plan, store),
+        "notes": [
+            *of_version(plan, store),
+            *notes(plan, [*prerequisite_trials, *trials], frame, rows),
+            *costs.notes(outdated),
+        ],
+        "made": provenance(plan, store, [*prerequisite_trials, *rivals(plan, store), *trials]),
         "trials": plain(frame),
     }
 
 
 def state(plan: Plan, store: Store) -> str:
-    """A digest of the plan, of which of its trials have ended, and of what is explained: equal states, equal reports.
+    """Return a digest of the plan, its ended trials, pictures and costs: equal states have equal reports.
 
-    Taken before trials are read: what ends in between makes a report old, never one that is taken for new.
+    It is taken before trials are read, so that a trial that ends in between makes the report outdated.
     """
-    ends = []
+    endings = []
     tuned = (planned.trial for tuning in plan.tuning for planned in tuning.trials)
     for trial in (*(planned.trial for planned in plan.trials), *plan.prerequisites, *tuned):
         folder = store.trial(trial.key, trial.code)
-        ended = [(folder.path / name) for name in ("result.json", "failure.json")]
-        ends.append([path.stat().st_mtime_ns if path.exists() else 0 for path in ended] + [folder.is_locked()])
+        files = [(folder.path / name) for name in ("result.json", "failure.json")]
+        endings.append([path.stat().st_mtime_ns if path.exists() else 0 for path in files] + [folder.is_locked()])
     latest = versions.version(store.study(plan.study))
-    beside = (
-        attention_pictures.explained(plan, store),
-        costs.changed(plan, store),
+    extras = (
+        attention_pictures.rollouts(plan, store),
+        costs.modified_ns(plan, store),
         latest.name if latest is not None else "",
     )
-    said = json.dumps(
-        [__version__, FORM, plan.to_json(), ends, *beside],
+    text = json.dumps(
+        [__version__, FORM, plan.to_json(), endings, *extras],
         sort_keys=True,
         default=str,
     )
-    return hashlib.sha256(said.encode()).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -93,12 +97,12 @@ def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def tuning(plan: Plan) -> list[dict[str, Any]]:
-    """Every rival of every tuning: whose it was, what it reached by which metric, what it took, and who won."""
+    """Return a row for every candidate of every tuning: its arm, score, cost and outcome."""
     rows = []
     for item in plan.tuning:
         for index, rival in enumerate(item.rivals):
-            won = f"chosen, at the edge of {', '.join(edges(item))}" if edges(item) else "chosen"
-            lost = "" if item.open or rival.score is not None else "diverged"
+            win = f"chosen, at the edge of {', '.join(edges(item))}" if edges(item) else "chosen"
+            other = "" if item.open or rival.score is not None else "diverged"
             rows.append(
                 {
                     "arm": item.arm or "all arms",
@@ -107,14 +111,14 @@ def tuning(plan: Plan) -> list[dict[str, Any]]:
                     "score": rival.score,
                     "trials": len(rival.trials),
                     "wall_s": rival.wall_s,
-                    "outcome": won if index == item.winner else lost,
+                    "outcome": win if index == item.winner else other,
                 }
             )
     return rows
 
 
 def heads(plan: Plan, frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The mean accuracy of every head, and of every fusion, of the arms that have more than one; cosine of tokens."""
+    """Return the mean accuracy of every head and fusion of arms with several heads, and the token cosine."""
     group = plan.analysis.metric.partition("/")[0]
     names = [name for name in frame.columns if name.startswith(f"{group}/accuracy_")]
     extra = f"{group}/token_cosine"
@@ -128,57 +132,57 @@ def heads(plan: Plan, frame: pd.DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def made(plan: Plan, store: Store, found: Sequence[Found]) -> dict[str, Any]:
-    """Return how it was made: command, versions, data, time, and what became of each distinct training."""
-    found = list({(item.planned.trial.key, item.planned.trial.code): item for item in found}.values())
-    ended = [item.result for item in found if item.result is not None]
+def provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) -> dict[str, Any]:
+    """Return the provenance: command, versions, data, time, and counts of distinct trainings."""
+    trials = list({(item.planned.trial.key, item.planned.trial.code): item for item in trials}.values())
+    results = [item.result for item in trials if item.result is not None]
     version = versions.version(store.study(plan.study), plan.version)
-    fresh = sum(version is not None and result.circumstances.ended >= version.time for result in ended)
+    fresh = sum(version is not None and result.circumstances.ended >= version.time for result in results)
     installed: dict[str, set[str]] = {}
     numerics: dict[str, set[str]] = {}
-    for result in ended:
+    for result in results:
         for name, value in result.circumstances.versions.items():
             installed.setdefault(name, set()).add(str(value))
         for name, value in result.circumstances.numerics.items():
-            if str(value):  # what has no attention names no kernel of it
+            if str(value):  # a model without attention has no kernel
                 numerics.setdefault(name, set()).add(str(value))
-    data = {(str(item.planned.trial.spec["data"]["type"]), item.planned.trial.data) for item in found}
-    last = max((result.circumstances.ended for result in ended), default=None)
+    data = {(str(item.planned.trial.spec["data"]["type"]), item.planned.trial.data) for item in trials}
+    last = max((result.circumstances.ended for result in results), default=None)
     return {
         **_source(version, store),
-        "versions": {name: ", ".join(sorted(known)) for name, known in sorted(installed.items())},
-        "numerics": {name: ", ".join(sorted(known)) for name, known in sorted(numerics.items())},
-        "components": sorted({origin for item in found for origin in item.planned.trial.origins}),
+        "versions": {name: ", ".join(sorted(values)) for name, values in sorted(installed.items())},
+        "numerics": {name: ", ".join(sorted(values)) for name, values in sorted(numerics.items())},
+        "components": sorted({origin for item in trials for origin in item.planned.trial.origins}),
         "data": [{"set": name, "identity": identity} for name, identity in sorted(data, key=str)],
-        "wall_s": sum(result.circumstances.wall_s for result in ended),
+        "wall_s": sum(result.circumstances.wall_s for result in results),
         "ended": None if last is None else datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "trained": fresh,
-        "cached": len(ended) - fresh,
-        "failed": sum(item.status == "failed" for item in found),
+        "cached": len(results) - fresh,
+        "failed": sum(item.status == "failed" for item in trials),
     }
 
 
-def made_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """:func:`made` as pairs of a heading and a text; nothing for what was made of two studies."""
-    made = doc["made"]
-    if made is None:
+def provenance_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return :func:`provenance` as pairs of heading and text; empty for a comparison of two studies."""
+    record = doc["made"]
+    if record is None:
         return []
-    total = made["trained"] + made["cached"] + made["failed"]
-    failed = f", {made['failed']} failed" if made["failed"] else ""
-    guests = [origin for origin in made["components"] if origin.split(" ")[1:2] != [BUILT_IN]]
-    data = [f"{item['set']} ({item['identity'] or 'not here yet'})" for item in made["data"]]
+    total = record["trained"] + record["cached"] + record["failed"]
+    failed = f", {record['failed']} failed" if record["failed"] else ""
+    plugins = [origin for origin in record["components"] if origin.split(" ")[1:2] != [BUILT_IN]]
+    data = [f"{item['set']} ({item['identity'] or 'not here yet'})" for item in record["data"]]
     lines = [
-        ("To reproduce", _again(made)),
+        ("To reproduce", _reproduction(record)),
         ("Data", "; ".join(data)),
         (
             "Training",
-            f"{phrasing.duration(made['wall_s'])} in all, {phrasing.count(total, 'trial')}: "
-            f"{made['trained']} trained in the last run, {made['cached']} taken from earlier runs{failed}"
-            + (f"; ended {made['ended']}" if made["ended"] else ""),
+            f"{phrasing.duration(record['wall_s'])} in all, {phrasing.count(total, 'trial')}: "
+            f"{record['trained']} trained in the last run, {record['cached']} taken from earlier runs{failed}"
+            + (f"; ended {record['ended']}" if record["ended"] else ""),
         ),
-        ("Numerics", ", ".join(f"{name} {value}" for name, value in made["numerics"].items())),
-        ("Versions", ", ".join(f"{name} {value}" for name, value in made["versions"].items())),
-        ("Plugins", "; ".join(guests)),
+        ("Numerics", ", ".join(f"{name} {value}" for name, value in record["numerics"].items())),
+        ("Versions", ", ".join(f"{name} {value}" for name, value in record["versions"].items())),
+        ("Plugins", "; ".join(plugins)),
     ]
     return [(head, text) for head, text in lines if text]
 
@@ -191,41 +195,41 @@ def of_version(plan: Plan, store: Store) -> list[str]:
         return []
     notes = [f"Version {this.name[:8]} of this study was run with {this.set_options}."] if this.set_options else []
     if this.name != latest.name:
-        known = this.content is not None and latest.content is not None
-        differ = f": {versions.differences(this.content or {}, latest.content or {})}" if known else ""
+        both_recorded = this.content is not None and latest.content is not None
+        difference = f": {versions.differences(this.content or {}, latest.content or {})}" if both_recorded else ""
         notes.append(
             f"This is an earlier version of the study ({this.name[:8]}, run {this.when}); the latest is "
-            f"{latest.name[:8]}, run {latest.when}{differ}."
+            f"{latest.name[:8]}, run {latest.when}{difference}."
         )
     return notes
 
 
-def _again(made: Mapping[str, Any]) -> str:
-    """Return what to do to have the same numbers again."""
-    commit = f" The folder of the study was at git commit {made['commit']}." if made["commit"] else ""
+def _reproduction(provenance: Mapping[str, Any]) -> str:
+    """Return how to reproduce the numbers."""
+    commit = f" The folder of the study was at git commit {provenance['commit']}." if provenance["commit"] else ""
     return (
-        f"{made['place']}: {made['command']}.{commit} Equal bits need the data, numerics and versions named here; what "
-        "is there is not trained again"
+        f"{provenance['place']}: {provenance['command']}.{commit} Equal bits need the data, numerics and versions "
+        "named here; what is there is not trained again"
     )
 
 
 def _source(version: versions.Version | None, store: Store) -> dict[str, str]:
-    """Return where and by which command the study is run again, and the git commit; :func:`_again` says them.
+    """Return the folder, the command and the git commit to run the study again; :func:`_reproduction` formats them.
 
-    Where it was to run, and whom it was told, are no part of what was found.
+    Executor and tracker options are left out, because they do not affect the results.
     """
     run = {} if version is None else version.run
     place = Path(run.get("folder", ""))
     if not place.is_absolute() or not place.is_dir():
         place = store.root.parent
 
-    def shown(path: Path) -> str:
+    def quoted(path: Path) -> str:
         return shlex.quote(str(path.relative_to(place)) if path.is_relative_to(place) else str(path))
 
-    words = ["vitlab run"]
+    command = ["vitlab run"]
     if version is not None:
-        words += [shown(version.folder.resolve() / "study.yaml"), f"--out {shown(store.root)}"]
-        words += [f"--plugin {shown(Path(plugin))}" for plugin in run.get("plugins", ())]
-        words += [version.set_options] if version.set_options else []
-    holds = f"In the folder that holds {store.root.name}" if place == store.root.parent else f"In {place}"
-    return {"command": " ".join(words), "place": holds, "commit": str(run.get("commit", ""))}
+        command += [quoted(version.folder.resolve() / "study.yaml"), f"--out {quoted(store.root)}"]
+        command += [f"--plugin {quoted(Path(plugin))}" for plugin in run.get("plugins", ())]
+        command += [version.set_options] if version.set_options else []
+    place_name = f"In the folder that holds {store.root.name}" if place == store.root.parent else f"In {place}"
+    return {"command": " ".join(command), "place": place_name, "commit": str(run.get("commit", ""))}

@@ -1,8 +1,8 @@
 """The second look of a study: which comparisons ``seeds.escalate_to`` gives more seeds.
 
-It is asked in planning, and answered from results and from what was answered before, so that whoever plans the same
-study from the same results plans the same trials, and a second look that was begun is not forgotten.  What a look costs
-stands in :mod:`vitlab.report.comparison`.
+Planning decides from the results and from the arms that were open before, so that the same study and results always
+give the same trials, and a second look that has begun continues.  :mod:`vitlab.report.comparison` describes the
+spending of alpha.
 """
 
 from __future__ import annotations
@@ -20,35 +20,37 @@ from vitlab.store.folders import Store
 
 
 def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> tuple[str, ...]:
-    """Arms whose comparison the first seeds have not decided, though they could be judged.
+    """Return the arms whose comparison is inconclusive at the first seeds.
 
-    The comparisons that were registered are judged together, so none of them is opened before all of them have ended.
-    What was open stays so once its first seeds have all ended: either look is sound by itself.
+    Registered comparisons are judged together, so none is opened before all of them have ended.  An arm that was open
+    stays open once its first seeds have all ended: each look is valid on its own.
 
     Args:
         plan: with the seeds of the first look alone, and with what was registered.
         store: where the results are.
-        before: what was open in the plan before this one, at the same first seeds.
+        before: arms that were open in the previous plan, at the same first seeds.
     """
     if plan.looks is None or plan.pending:
         return ()
     rows = plain(summary(table(plan, gather(plan, store)), plan))
-    waiting = {row["arm"] for row in rows if row["awaited"]}
-    known = {row["arm"] for row in rows if row["arm"] in before} - waiting
-    if not waiting - added_comparisons(plan):
+    pending = {row["arm"] for row in rows if row["awaited"]}
+    open_arms = {row["arm"] for row in rows if row["arm"] in before} - pending
+    if not pending - added_comparisons(plan):
         failed = {row["arm"]: row["failed"] for row in rows}
-        known |= {row["arm"] for row in rows if row["arm"] not in waiting and may_be_settled(row, plan, failed)}
-    return tuple(row["arm"] for row in rows if row["arm"] in known)
+        open_arms |= {
+            row["arm"] for row in rows if row["arm"] not in pending and may_become_conclusive(row, plan, failed)
+        }
+    return tuple(row["arm"] for row in rows if row["arm"] in open_arms)
 
 
-def may_be_settled(row: phrasing.Row, plan: Plan, failed: Mapping[str, int]) -> bool:
-    """Whether a comparison is open, and more seeds may settle it.
+def may_become_conclusive(row: phrasing.Row, plan: Plan, failed: Mapping[str, int]) -> bool:
+    """Return whether a comparison is inconclusive and more seeds may decide it.
 
-    Not where it is refused, and not where a trial of it failed: that is no result, and is to be trained again first.
+    False if it is refused, or if one of its trials failed, which must be retried first.
 
     Args:
         row: of its summary.
-        plan: says how it is judged.
+        plan: the plan with the analysis.
         failed: arm to how many of its trials failed.
     """
     if row["difference"] is None or failed[row["arm"]] or failed.get(row["baseline"]):

@@ -1,7 +1,7 @@
 """Figures of a study: learning curves, and arms with their intervals.
 
-Drawn on Figure objects of their own: no pyplot, no state shared with whoever imports this.  Colours are those of Okabe
-and Ito, told apart by colour-blind readers, and every line is labelled where it ends.
+Figures are drawn without pyplot, so that no global state is shared.  Colours are those of Okabe and Ito, which
+colour-blind readers can distinguish, and every line is labelled at its end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BETTER, WORSE = "#009e74", "#d55e01"  #: one step off the series, so that a page
 VARIABLES = {INK: "ink", GREY: "grey", RULE: "rule", PAPER: "paper", BETTER: "better", WORSE: "worse"} | {
     colour: f"series-{index}" for index, colour in enumerate(SERIES)
 }
-"""Colour to the CSS variable that stands for it in a page, which has a light and a dark side."""
+"""Colour to its CSS variable in a page, which has a light and a dark theme."""
 TOGETHER = 4  #: arms drawn into one panel, the baseline in ink among them
 BAND = 3  #: seeds from which on a mean has a band
 PANELS = 24
@@ -89,12 +89,12 @@ def figures(
         frame: see :func:`vitlab.report.frame.results`.
         summary: see :func:`vitlab.report.comparison.summary`.
         history: see :func:`vitlab.report.frame.history`.
-        costs: measured costs of the arms, see :func:`vitlab.report.costs.measured`.
+        costs: measured costs of the arms, see :func:`vitlab.report.costs.read_costs`.
         width: in inches, ``WIDE`` or ``NARROW``; panels of a narrow figure stand below each other.
     """
     from vitlab.report.budgets import pareto, scaling
 
-    drawn = {
+    candidates = {
         "arms": arms(plan, frame, summary, width),
         "interaction": interaction(plan, summary, width),
         "curves": curves(plan, frame, history, width),
@@ -102,11 +102,11 @@ def figures(
         "scaling": scaling(plan, frame, width),
         "pareto": pareto(plan, summary, costs, width),
     }
-    return {name: figure for name, figure in drawn.items() if figure is not None}
+    return {name: figure for name, figure in candidates.items() if figure is not None}
 
 
 def captions(plan: Plan) -> dict[str, str]:
-    """Return for each figure a sentence about what it shows."""
+    """Return the caption of each figure."""
     level = phrasing.percent(1 - plan.analysis.alpha)
     several = sum(arm.baseline is not None for arm in plan.arms) > 1 and plan.analysis.correction != "none"
     seeds = f"each seed (small) and the mean with its {level} t-interval"
@@ -143,13 +143,16 @@ def curves(
     """
     metric = metric or plan.analysis.metric
     scale = phrasing.Scale.of(metric)
-    ended = frame.loc[frame["status"].isin(["done", "diverged", "failed"]), ["arm", "seed", "status"]]
-    seen = history[(history["metric"] == metric) & np.isfinite(history["value"])]
-    seen = seen.merge(ended, on=["arm", "seed"])
-    seen, unit = _over_training(seen)
-    broken, seen = seen[seen["status"] != "done"], seen[seen["status"] == "done"]
-    names = [arm.name for arm in plan.arms if (seen["arm"] == arm.name).any()]
-    if not names or seen["step"].nunique() < 2:
+    endings = frame.loc[frame["status"].isin(["done", "diverged", "failed"]), ["arm", "seed", "status"]]
+    measurements = history[(history["metric"] == metric) & np.isfinite(history["value"])]
+    measurements = measurements.merge(endings, on=["arm", "seed"])
+    measurements, unit = _over_training(measurements)
+    broken, measurements = (
+        measurements[measurements["status"] != "done"],
+        measurements[measurements["status"] == "done"],
+    )
+    names = [arm.name for arm in plan.arms if (measurements["arm"] == arm.name).any()]
+    if not names or measurements["step"].nunique() < 2:
         return None
     baselines = {arm.name: arm.baseline for arm in plan.arms}
     families: dict[str | None, list[str]] = {}
@@ -158,53 +161,61 @@ def curves(
     panels = [sorted(family, key=lambda name: baselines[name] is not None) for family in families.values()]
     crowded = any(len(family) > TOGETHER for family in panels)
     panels = [[name] for name in names] if crowded else panels
-    shown = panels[:PANELS]
+    visible = panels[:PANELS]
     wide = width >= WIDE
     across = (4 if crowded else 2) if wide else (2 if crowded else 1)
-    lines = math.ceil(len(shown) / across)
-    columns = math.ceil(len(shown) / lines)
+    n_rows = math.ceil(len(visible) / across)
+    n_columns = math.ceil(len(visible) / n_rows)
     if crowded:
         titles = wrapped_labels(names, 26)
     else:
         everywhere = shared_parts(names)
         titles = {
             panel[0]: wrapped_line(", ".join(part for part in shared_parts(panel) if part not in everywhere), 44)
-            for panel in shown
+            for panel in visible
         }
-    high = 1.4 + 0.15 * max(titles[panel[0]].count("\n") + 1 for panel in shown) if crowded else 2.9
-    if len(shown) == 1 and wide:
-        high = 3.4
+    height = 1.4 + 0.15 * max(titles[panel[0]].count("\n") + 1 for panel in visible) if crowded else 2.9
+    if len(visible) == 1 and wide:
+        height = 3.4
     with style():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(width, 0.5 + high * lines), layout="constrained")
-        grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
-        for axes, panel in zip(grid, shown, strict=False):
-            behind = baselines[panel[0]]
-            if crowded and behind in names:
-                _curve(axes, seen[seen["arm"] == behind], scale, GREY, plan.analysis.alpha, "mean")
+        figure = Figure(figsize=(width, 0.5 + height * n_rows), layout="constrained")
+        grid = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
+        for axes, panel in zip(grid, visible, strict=False):
+            baseline = baselines[panel[0]]
+            if crowded and baseline in names:
+                _curve(axes, measurements[measurements["arm"] == baseline], scale, GREY, plan.analysis.alpha, "mean")
             labels = wrapped_labels(panel, 28 if wide else 36)
             kind: Literal["band", "seeds"] = "seeds" if len(panel) == 1 else "band"
             for name, colour in _colours(panel, baselines).items():
-                _curve(axes, seen[seen["arm"] == name], scale, colour, plan.analysis.alpha, kind, labels[name])
-                _broken(axes, broken[broken["arm"] == name], scale, colour)
-            if len(shown) > 1:
+                _curve(
+                    axes,
+                    measurements[measurements["arm"] == name],
+                    scale,
+                    colour,
+                    plan.analysis.alpha,
+                    kind,
+                    labels[name],
+                )
+                _unsuccessful_curves(axes, broken[broken["arm"] == name], scale, colour)
+            if len(visible) > 1:
                 axes.set_title(titles[panel[0]], loc="left", fontsize=8)
-        for axes in grid[len(shown) :]:
+        for axes in grid[len(visible) :]:
             axes.set_visible(False)
-        for axes in grid[max(0, len(shown) - columns) : len(shown)]:  # the lowest of every column
+        for axes in grid[max(0, len(visible) - n_columns) : len(visible)]:  # the lowest of every column
             axes.tick_params(axis="x", labelbottom=True)
-        _bounds(grid, seen, scale)
-        if not crowded and len(shown) == 1 and wide:
-            _label_ends(grid[0], seen, panels[0], scale, _colours(panels[0], baselines))
+        _bounds(grid, measurements, scale)
+        if not crowded and len(visible) == 1 and wide:
+            _label_ends(grid[0], measurements, panels[0], scale, _colours(panels[0], baselines))
         elif not crowded:
-            for axes, panel in zip(grid, shown, strict=False):
-                if len(panel) > 1 or len(shown) == 1:
+            for axes, panel in zip(grid, visible, strict=False):
+                if len(panel) > 1 or len(visible) == 1:
                     axes.legend(frameon=False, fontsize=7.5, loc="best", handlelength=1.4)
         figure.supxlabel(unit, fontsize=9)
         figure.supylabel(scale.title, fontsize=9)
-        if len(shown) < len(panels):
-            figure.suptitle(f"the first {len(shown)} of {len(panels)} arms", fontsize=8, color=GREY)
+        if len(visible) < len(panels):
+            figure.suptitle(f"the first {len(visible)} of {len(panels)} arms", fontsize=8, color=GREY)
         return figure
 
 
@@ -276,7 +287,7 @@ def interaction(plan: Plan, summary: pd.DataFrame, width: float = WIDE) -> Figur
 
 def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, width: float = WIDE) -> Figure | None:
     """Draw every arm with its seeds and interval, and beside it (below it, if narrow) its difference."""
-    values = {name: list(known.values()) for name, known in usable(frame, plan.analysis).items() if known}
+    values = {name: list(by_seed.values()) for name, by_seed in usable(frame, plan.analysis).items() if by_seed}
     if not values:
         return None
     from vitlab.report.document import plain
@@ -297,7 +308,7 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, width: float = 
             figure = Figure(figsize=(width, 0.95 + row * len(names)), layout="constrained")
             left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1))
         else:
-            heights = [0.7 + row * len(some) for some in (names, compared)]
+            heights = [0.7 + row * len(group) for group in (names, compared)]
             figure = Figure(figsize=(width, 0.4 + sum(heights)), layout="constrained")
             left, right = figure.subplots(2, 1, height_ratios=heights)
         place = {name: index for index, name in enumerate(names)}
@@ -306,7 +317,7 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, width: float = 
         marks = [
             _Mark(place[name], rows[name]["mean"], rows[name]["low"], rows[name]["high"], INK, INK) for name in names
         ]
-        _marks(left, marks, scale, [value for known in values.values() for value in known])
+        _marks(left, marks, scale, [value for by_seed in values.values() for value in by_seed])
         _name_rows(left, names, labels)
         left.set_xlabel(scale.title + (", best" if plan.analysis.at == "best" else ""))
         if right is not None:
@@ -358,7 +369,7 @@ def svg(figure: Figure, name: str) -> str:
 
 
 def element(svg: str, name: str, alternative: str) -> str:
-    """Return what :func:`svg` made as an element of a page, in the page's colours (``var(--ink)``, ...).
+    """Convert a file of :func:`svg` to an element of a page, in the page's colours (``var(--ink)``, ...).
 
     Args:
         svg: the file.
@@ -369,30 +380,27 @@ def element(svg: str, name: str, alternative: str) -> str:
     return re.sub(r"<[^>]+>", lambda tag: _tag_of_page(tag[0], name, alternative), svg)
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw in the style of the house."""
+    """Apply the style of the report's figures."""
     from matplotlib import rc_context
 
     with rc_context(STYLE), warnings.catch_warnings():
-        # Arms may be named in scripts the font lacks; a box in the picture is no reason to speak or to fail.
+        # Names of arms may use scripts that the font lacks; the picture then shows boxes, without a warning.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
 
 
 def _tag_of_page(tag: str, name: str, alternative: str) -> str:
-    """A tag of matplotlib's SVG as it stands in a page, which gives the face, the colours and the width."""
+    """Adapt a tag of matplotlib's SVG to a page, which sets font, colours and width."""
     tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
     label = f'<svg role="img" aria-label="{escape(alternative, quote=True)}"'
 
-    def sized(found: re.Match[str]) -> str:
-        """A narrow picture takes its share of the width, so that letters are of one size in all."""
-        return f'{label} style="--share: {float(found[1]) / (72 * WIDE):.3g}"'
+    def with_share(match: re.Match[str]) -> str:
+        """Set the share of the page width, so that text has the same size in all pictures."""
+        return f'{label} style="--share: {float(match[1]) / (72 * WIDE):.3g}"'
 
-    tag = re.sub(r'^<svg width="([\d.]+)pt" height="[^"]*"', sized, tag)
+    tag = re.sub(r'^<svg width="([\d.]+)pt" height="[^"]*"', with_share, tag)
     tag = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", tag)
     tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", tag)  # unique among the pictures of a page
     for colour, variable in VARIABLES.items():
@@ -411,20 +419,20 @@ def _loss_of(plan: Plan) -> str:
     return f"{plan.analysis.metric.partition('/')[0]}/loss"
 
 
-def _over_training(seen: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+def _over_training(measurements: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Return the measurements with their place on the axis (``x``), and its name.
 
     The place is the epoch if the epochs of all arms have equally many steps, else the optimizer step.
     """
-    first, last = seen.groupby("step")["epoch"].min(), seen.groupby("step")["epoch"].max()
-    if len(seen) and last.max() >= 1 and bool(np.allclose(first, last)):
-        return seen.assign(x=seen["epoch"]), "epoch"
-    return seen.assign(x=seen["step"].astype(float)), "optimizer step"
+    first, last = measurements.groupby("step")["epoch"].min(), measurements.groupby("step")["epoch"].max()
+    if len(measurements) and last.max() >= 1 and bool(np.allclose(first, last)):
+        return measurements.assign(x=measurements["epoch"]), "epoch"
+    return measurements.assign(x=measurements["step"].astype(float)), "optimizer step"
 
 
 def _curve(
     axes: Axes,
-    seen: pd.DataFrame,
+    measurements: pd.DataFrame,
     scale: phrasing.Scale,
     colour: str,
     alpha: float,
@@ -432,47 +440,47 @@ def _curve(
     label: str | None = None,
 ) -> None:
     """Draw the mean of an arm, with its interval as a band, or also with its seeds; seeds where there is no band."""
-    means = {float(str(x)): mean_interval(at["value"].tolist(), alpha) for x, at in seen.groupby("x")}
-    known = list(means.values())
-    if kind == "seeds" or (kind == "band" and all(mean.n < BAND for mean in known)):
-        for _, seed in seen.groupby("seed"):
+    means = {float(str(x)): mean_interval(at["value"].tolist(), alpha) for x, at in measurements.groupby("x")}
+    intervals = list(means.values())
+    if kind == "seeds" or (kind == "band" and all(mean.n < BAND for mean in intervals)):
+        for _, seed in measurements.groupby("seed"):
             line = seed.sort_values("x")
             axes.plot(line["x"], scale.factor * line["value"], color=colour, linewidth=0.5, alpha=0.35)
     thick = 1.2 if kind == "mean" else 1.7
-    axes.plot(list(means), [scale.factor * mean.mean for mean in known], color=colour, linewidth=thick, label=label)
+    axes.plot(list(means), [scale.factor * mean.mean for mean in intervals], color=colour, linewidth=thick, label=label)
     if kind != "mean":
-        low, high = ([scale.factor * getattr(mean, end) for mean in known] for end in ("low", "high"))
-        wide = [mean.n >= BAND for mean in known]
+        low, high = ([scale.factor * getattr(mean, end) for mean in intervals] for end in ("low", "high"))
+        wide = [mean.n >= BAND for mean in intervals]
         axes.fill_between(list(means), low, high, where=wide, color=colour, alpha=0.14, linewidth=0)
 
 
-def _broken(axes: Axes, broken: pd.DataFrame, scale: phrasing.Scale, colour: str) -> None:
-    """Trials that did not end well."""
+def _unsuccessful_curves(axes: Axes, broken: pd.DataFrame, scale: phrasing.Scale, colour: str) -> None:
+    """Draw the curves of trials that diverged or failed."""
     for _, seed in broken.groupby("seed"):
         line = seed.sort_values("x")
         axes.plot(line["x"], scale.factor * line["value"], color=colour, linewidth=0.7, linestyle=(0, (3, 2)))
 
 
-def _bounds(panels: Sequence[Axes], seen: pd.DataFrame, scale: phrasing.Scale) -> None:
-    """Limits from where arms differ: the curves after the first fifth, and not their bands, which may be wider."""
-    late = seen.loc[seen["x"] >= 0.2 * seen["x"].max(), "value"]
+def _bounds(panels: Sequence[Axes], measurements: pd.DataFrame, scale: phrasing.Scale) -> None:
+    """Set the limits to the range of the curves after the first fifth, bands excluded."""
+    late = measurements.loc[measurements["x"] >= 0.2 * measurements["x"].max(), "value"]
     low, high = scale.factor * late.min(), scale.factor * late.max()
     room = 0.05 * (high - low) or 0.5
     for axes in panels:
         axes.set_ylim(low - room, high + room)
-        axes.set_xlim(0, float(seen["x"].max()))
+        axes.set_xlim(0, float(measurements["x"].max()))
         axes.grid(axis="y", color=RULE, linewidth=0.5)
         axes.set_axisbelow(True)
 
 
 def _label_ends(
-    axes: Axes, seen: pd.DataFrame, names: Sequence[str], scale: phrasing.Scale, colours: Mapping[str, str]
+    axes: Axes, measurements: pd.DataFrame, names: Sequence[str], scale: phrasing.Scale, colours: Mapping[str, str]
 ) -> None:
     """Write each arm's name at the end of its curve, moved apart where curves end together."""
     low, high = axes.get_ylim()
     ends, labels = {}, wrapped_labels(names, 30)
     for name in names:
-        arm = seen[seen["arm"] == name]
+        arm = measurements[measurements["arm"] == name]
         last = arm["x"].max()
         ends[name] = min(max(scale.factor * float(arm.loc[arm["x"] == last, "value"].mean()), low), high)
     gap = 0.058 * (high - low) * max(label.count("\n") + 1 for label in labels.values())
@@ -501,7 +509,7 @@ def _label_ends(
 
 
 def _apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places for sorted values, at least ``gap`` apart, near the values and within bounds where that is possible."""
+    """Return positions for sorted values, at least ``gap`` apart, near the values and within bounds if possible."""
     places: list[float] = []
     for value in values:
         places.append(max(value, low, places[-1] + gap if places else -math.inf))
@@ -512,7 +520,7 @@ def _apart(values: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def _dots(axes: Axes, y: float, values: Sequence[float]) -> None:
-    """The single seeds, alternately a little above and below their line."""
+    """Draw single seeds, alternately a little above and below their line."""
     places = [y + (0.13 * (-1) ** index if len(values) > 1 else 0.0) for index in range(len(values))]
     axes.scatter(values, places, s=11, facecolors="none", edgecolors=GREY, linewidths=0.8)
 
@@ -540,11 +548,11 @@ def _marks(axes: Axes, marks: Sequence[_Mark], scale: phrasing.Scale, points: Se
 
     Intervals count as far as they leave the values room; one that goes on beyond the picture ends in an arrow.
     """
-    held = [scale.factor * value for value in [*points, *(mark.value for mark in marks)]]
+    points_to_hold = [scale.factor * value for value in [*points, *(mark.value for mark in marks)]]
     ends = [scale.factor * end for mark in marks for end in (mark.low, mark.high) if end is not None]
-    low, high = min(held), max(held)
+    low, high = min(points_to_hold), max(points_to_hold)
     span, room = high - low, 0.05
-    if span <= 1e-9 * max(abs(low), abs(high)):  # all alike: a picture as wide as would hold a difference to speak of
+    if span <= 1e-9 * max(abs(low), abs(high)):  # equal values: use the width of a notable difference
         span, room = max(1.0 if scale.unit else 1e-3, abs(high) * 0.02), 0.5
     low, high = (
         min([low, *(max(end, low - 1.2 * span) for end in ends)]),
@@ -572,7 +580,7 @@ def _marks(axes: Axes, marks: Sequence[_Mark], scale: phrasing.Scale, points: Se
 
 
 def _few_ticks(axes: Axes) -> None:
-    """As many ticks as have room beside each other: numbers that hardly differ are long."""
+    """Set as many ticks as have room: numbers that differ little have long labels."""
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
     axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))

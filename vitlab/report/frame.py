@@ -1,6 +1,6 @@
 """Results as pandas frames: one row per trial, one row per measurement.
 
-Nothing is dropped: a trial that diverged, failed, runs or was never begun has its row, with a status that says so.
+No trial is dropped: one that diverged, failed, is running or was never started has a row with that status.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BEFORE = {
     ),
     "failure": ("string", "the same in a sentence; empty where nothing went wrong"),
 }
-"""Columns of :func:`results` before those of the study, with their types and what they say."""
+"""Columns of :func:`results` before those of the study, with their types and meanings."""
 AFTER = {
     "params": ("Int64", "parameters of the model"),
     "macs": ("Int64", "multiply-accumulates of one image, forward"),
@@ -68,8 +68,8 @@ HISTORY = {
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the store knows of a planned trial."""
+class StoredTrial:
+    """A planned trial with its stored status and result."""
 
     planned: Planned
     folder: TrialFolder
@@ -79,31 +79,31 @@ class Found:
     kind: str | None = None  #: ``failure_kind`` of :func:`results`; None where nothing went wrong
 
 
-def gather(plan: Plan, store: Store) -> list[Found]:
-    """Every planned trial with what became of it, in the order of the plan."""
-    return _finder(plan, store, plan.trials)
+def gather(plan: Plan, store: Store) -> list[StoredTrial]:
+    """Return every planned trial with its status and result, in the order of the plan."""
+    return _stored_trials(plan, store, plan.trials)
 
 
-def prerequisites(plan: Plan, store: Store) -> list[Found]:
-    """The trials that others start from and that stand in no arm, with what became of them."""
-    named = [
+def prerequisites(plan: Plan, store: Store) -> list[StoredTrial]:
+    """Return the prerequisites that belong to no arm, with their status and result."""
+    planned = [
         Planned(f"prerequisite {trial.key[:8]}", trial.seeds.get("init", 0), trial) for trial in plan.prerequisites
     ]
-    return _finder(plan, store, named)
+    return _stored_trials(plan, store, planned)
 
 
-def rivals(plan: Plan, store: Store) -> list[Found]:
-    """Return the trials by which knobs are tuned, with what became of them."""
-    return _finder(plan, store, [planned for tuning in plan.tuning for planned in tuning.trials])
+def rivals(plan: Plan, store: Store) -> list[StoredTrial]:
+    """Return the trials of tunings, with their status and result."""
+    return _stored_trials(plan, store, [planned for tuning in plan.tuning for planned in tuning.trials])
 
 
-def judged(analysis: Analysis) -> str:
-    """The column by which arms are judged: the metric, or its best over the training as ``METRIC@best``."""
+def metric_column(analysis: Analysis) -> str:
+    """Return the column by which arms are judged: the metric, or its best over the training as ``METRIC@best``."""
     return analysis.metric if analysis.at == "last" else f"{analysis.metric}@best"
 
 
 def results(plan: Plan, store: Store) -> pd.DataFrame:
-    """One row per trial of the plan.
+    """Return one row per trial of the plan.
 
     Columns: those of ``BEFORE``; one per varied path, of whole numbers (int64), numbers (float64) or short text
     (string); ``val/...``, ``test/...`` and ``train/...`` (float64), final values, the judged metric among them whether
@@ -113,13 +113,13 @@ def results(plan: Plan, store: Store) -> pd.DataFrame:
     return table(plan, gather(plan, store))
 
 
-def table(plan: Plan, found: Sequence[Found]) -> pd.DataFrame:
-    """:func:`results` of what :func:`gather` found."""
+def table(plan: Plan, trials: Sequence[StoredTrial]) -> pd.DataFrame:
+    """Return :func:`results` of trials from :func:`gather`."""
     import pandas as pd
 
     arms = {arm.name: arm for arm in plan.arms}
     rows = []
-    for item in found:
+    for item in trials:
         arm, trial = arms[item.planned.arm], item.planned.trial
         row: dict[str, Any] = {
             "study": plan.study,
@@ -138,7 +138,7 @@ def table(plan: Plan, found: Sequence[Found]) -> pd.DataFrame:
             row |= _of_result(item.result, plan.analysis)
         rows.append(row)
     metrics = sorted(
-        {name for row in rows for name in row if is_metric(name)} | {judged(plan.analysis)},
+        {name for row in rows for name in row if is_metric(name)} | {metric_column(plan.analysis)},
         key=lambda name: (GROUPS.index(name.partition("/")[0]), name),
     )
     frame = pd.DataFrame(rows, columns=[*BEFORE, *plan.paths, *metrics, *AFTER])
@@ -150,36 +150,36 @@ def table(plan: Plan, found: Sequence[Found]) -> pd.DataFrame:
 
 
 def is_metric(name: str) -> bool:
-    """Whether a column holds a metric; an arm may vary ``train`` as a whole, which is none."""
+    """Return whether a column holds a metric; a varied path ``train`` has no slash and does not."""
     group, slash, _ = name.partition("/")
     return bool(slash) and group in GROUPS
 
 
 def history(plan: Plan, store: Store) -> pd.DataFrame:
-    """Every measurement, in the columns of ``HISTORY``.
+    """Return every measurement, in the columns of ``HISTORY``.
 
     Trials without a result have what their journal holds so far.
     """
     return curves(gather(plan, store))
 
 
-def curves(found: Sequence[Found]) -> pd.DataFrame:
-    """:func:`history` of what :func:`gather` found."""
+def curves(trials: Sequence[StoredTrial]) -> pd.DataFrame:
+    """Return :func:`history` of trials from :func:`gather`."""
     import pandas as pd
 
     rows: list[tuple[Any, ...]] = []
-    for item in found:
+    for item in trials:
         journal = [event for event in item.folder.events()[0] if event.kind == "metrics"]
         times: dict[int, int] = {}
         for event in journal:
             times.setdefault(event.body["step"], event.t)
         if item.result is not None:
-            measured = [(moment.step, moment.epoch, moment.metrics) for moment in item.result.outcome.history]
+            measurements = [(moment.step, moment.epoch, moment.metrics) for moment in item.result.outcome.history]
         else:
-            measured = [(event.body["step"], event.body["epoch"], event.body["metrics"]) for event in journal]
+            measurements = [(event.body["step"], event.body["epoch"], event.body["metrics"]) for event in journal]
         rows += [
             (item.planned.trial.key, item.planned.arm, item.planned.seed, step, epoch, name, value, times.get(step))
-            for step, epoch, metrics in measured
+            for step, epoch, metrics in measurements
             for name, value in metrics.items()
             if not name.startswith("system/")
         ]
@@ -190,13 +190,13 @@ def curves(found: Sequence[Found]) -> pd.DataFrame:
 
 
 def usable(frame: pd.DataFrame, analysis: Analysis) -> dict[str, dict[int, float]]:
-    """Arm to seed to judged value, of the trials that can be judged.
+    """Return the judged values by arm and seed.
 
-    Left out are trials that are not done, values that are not finite, and seeds whose trial is one and the same as
-    that of an earlier seed (nothing the seed varies is used), because one training counted twice is no replicate.
+    Left out are trials that are not done, values that are not finite, and seeds that share the trial of an earlier seed
+    (nothing that the seed varies is used), because one training counted twice is no replicate.
     """
     values: dict[str, dict[int, float]] = {}
-    column = judged(analysis)
+    column = metric_column(analysis)
     for arm, rows in frame.groupby("arm", sort=False):
         done = rows[rows["status"] == "done"].drop_duplicates("trial")
         pairs = zip(done["seed"].tolist(), done[column].tolist(), strict=True)
@@ -205,44 +205,41 @@ def usable(frame: pd.DataFrame, analysis: Analysis) -> dict[str, dict[int, float
 
 
 def parquet(frame: pd.DataFrame) -> bytes:
-    """A frame as a Parquet file."""
+    """Return a frame as the bytes of a Parquet file."""
     with io.BytesIO() as file:
         frame.to_parquet(file, index=False)
         return file.getvalue()
 
 
 def write_parquet(frame: pd.DataFrame, path: Path) -> None:
-    """Write a frame whole or not at all."""
+    """Write a frame to a Parquet file atomically."""
     write_bytes(path, parquet(frame))
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
+def _stored_trials(plan: Plan, store: Store, trials: Sequence[Planned]) -> list[StoredTrial]:
+    specs = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
+    specs |= {f"{planned.trial.key}/{planned.trial.code}": planned.trial for planned in plan.trials}
+    return [_stored_trial(planned, store, specs) for planned in trials]
 
 
-def _finder(plan: Plan, store: Store, wanted: Sequence[Planned]) -> list[Found]:
-    known = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
-    known |= {f"{planned.trial.key}/{planned.trial.code}": planned.trial for planned in plan.trials}
-    return [_found(planned, store, known) for planned in wanted]
-
-
-def _found(planned: Planned, store: Store, known: Mapping[str, Trial]) -> Found:
+def _stored_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) -> StoredTrial:
     folder = store.trial(planned.trial.key, planned.trial.code)
     result = folder.result()
     if result is not None:
         kind = {"done": None, "diverged": "diverged"}.get(result.status, "error")
-        return Found(planned, folder, result.status, result.failure, result, kind)
+        return StoredTrial(planned, folder, result.status, result.failure, result, kind)
     if folder.is_locked():
-        return Found(planned, folder, "running", "", None)
+        return StoredTrial(planned, folder, "running", "", None)
     failure = folder.failure()
     if failure is not None:
-        return Found(planned, folder, "failed", failure, None, folder.kind())
-    if reason := _kept_out(planned.trial, store, known):
-        return Found(planned, folder, "failed", reason, None, "prerequisite")
-    return Found(planned, folder, "missing", "", None)
+        return StoredTrial(planned, folder, "failed", failure, None, folder.kind())
+    if reason := _prerequisite_failure(planned.trial, store, specs):
+        return StoredTrial(planned, folder, "failed", reason, None, "prerequisite")
+    return StoredTrial(planned, folder, "missing", "", None)
 
 
-def _kept_out(trial: Trial, store: Store, known: Mapping[str, Trial]) -> str:
-    """Why a trial cannot begin: what it starts from diverged or failed, or cannot begin itself."""
+def _prerequisite_failure(trial: Trial, store: Store, specs: Mapping[str, Trial]) -> str:
+    """Return why a trial cannot start: a prerequisite diverged or failed, or cannot start itself."""
     for role, name in trial.needs.items():
         key, _, code = name.partition("/")
         folder = store.trial(key, code)
@@ -251,8 +248,13 @@ def _kept_out(trial: Trial, store: Store, known: Mapping[str, Trial]) -> str:
             return f"its {role} ({key[:8]}) {result.status}: {result.failure}"
         if result is None and failure is not None and not folder.is_locked():
             return f"its {role} ({key[:8]}) failed: {failure}"
-        if result is None and failure is None and name in known and (why := _kept_out(known[name], store, known)):
-            return f"its {role} ({key[:8]}) cannot begin: {why}"
+        if (
+            result is None
+            and failure is None
+            and name in specs
+            and (reason := _prerequisite_failure(specs[name], store, specs))
+        ):
+            return f"its {role} ({key[:8]}) cannot begin: {reason}"
     return ""
 
 
@@ -271,15 +273,15 @@ def _of_result(result: Result, analysis: Analysis) -> dict[str, Any]:
         "device": numerics.get("device"),
     }
     if analysis.at == "best":
-        seen = [moment.metrics.get(analysis.metric, math.nan) for moment in outcome.history]
-        finite = [value for value in seen if math.isfinite(value)]
+        values = [moment.metrics.get(analysis.metric, math.nan) for moment in outcome.history]
+        finite = [value for value in values if math.isfinite(value)]
         best = max if analysis.goal == "max" else min
-        row[judged(analysis)] = best(finite) if finite else math.nan
+        row[metric_column(analysis)] = best(finite) if finite else math.nan
     return row
 
 
 def _column(values: list[Any]) -> pd.Series[Any]:
-    """A varied path's values: whole numbers, numbers, or short text."""
+    """Return the values of a varied path as integers, floats or short text."""
     import pandas as pd
 
     if all(isinstance(value, int) and not isinstance(value, bool) for value in values):

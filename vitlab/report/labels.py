@@ -1,15 +1,15 @@
-"""Labels of arms in figures and narrow tables: without what all arms share, wrapped, and always unique."""
+"""Labels of arms in figures and narrow tables: without shared parts, wrapped, and unique."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
 
-LINES = 4  #: of one label; a longer one is cut in its middle
+LINES = 4  #: most lines of a label; a longer one is cut in its middle
 
 
-def microbatches_of(name: str) -> tuple[str, ...]:
-    """Return the parts of an arm's name, which are joined by commas; commas in brackets do not part them."""
+def name_parts(name: str) -> tuple[str, ...]:
+    """Split an arm's name at its commas, except within brackets."""
     parts, depth, current = [], 0, ""
     for char in " ".join(name.split()):
         depth += (char in "([{") - (char in ")]}")
@@ -25,19 +25,17 @@ def shared_parts(names: Sequence[str]) -> tuple[str, ...]:
     """Return the parts that several names have in common, in the order of the first; none for a single name."""
     if len(names) < 2:
         return ()
-    common = set.intersection(*(set(microbatches_of(name)) for name in names))
-    return tuple(part for part in microbatches_of(names[0]) if part in common)
+    common = set.intersection(*(set(name_parts(name)) for name in names))
+    return tuple(part for part in name_parts(names[0]) if part in common)
 
 
 def short_labels(names: Sequence[str]) -> dict[str, str]:
-    """Return for each name what tells it from the others: on one line, without the parts that all of them share."""
+    """Return each name on one line, without the parts that all names share."""
     shared = shared_parts(names)
     labels = {}
     for name in names:
         line = " ".join(name.split())
-        labels[name] = (
-            ", ".join(part for part in microbatches_of(name) if part not in shared) or line if shared else line
-        )
+        labels[name] = ", ".join(part for part in name_parts(name) if part not in shared) or line if shared else line
     return _unique(labels)
 
 
@@ -53,7 +51,7 @@ def wrapped_line(text: str, width: int) -> str:
 
 def _wrapped(label: str, width: int) -> str:
     lines: list[str] = []
-    *parts, last = microbatches_of(label) or (label,)
+    *parts, last = name_parts(label) or (label,)
     for part in (*(f"{part}," for part in parts), last):
         if lines and len(lines[-1]) + 1 + len(part) <= width:
             lines[-1] += f" {part}"
@@ -66,7 +64,7 @@ def _wrapped(label: str, width: int) -> str:
 
 
 def _unique(labels: Mapping[str, str]) -> dict[str, str]:
-    """Number labels that would be equal, by their place among all."""
+    """Number equal labels by their position."""
     counts: dict[str, int] = {}
     for label in labels.values():
         counts[label] = counts.get(label, 0) + 1

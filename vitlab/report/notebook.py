@@ -1,4 +1,4 @@
-"""Frames that show in a notebook what a reader wants to see first, and are ordinary frames otherwise."""
+"""Frames with a notebook display of their own; otherwise ordinary pandas frames."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ ROWS = 60  #: trials that a notebook shows
 
 
 class Results(pd.DataFrame):
-    """The columns of :func:`vitlab.report.frame.results`.  What is cut from it is an ordinary frame."""
+    """A frame of :func:`vitlab.report.frame.results`; slices of it are ordinary frames."""
 
     @property
     def _constructor(self) -> type[pd.DataFrame]:
         return pd.DataFrame
 
     def _repr_html_(self) -> str | None:
-        """How many trials came to what, and what is looked up about each; every text is escaped."""
+        """Return the counts per status and the table of trials as HTML; every text is escaped."""
         if not {*frames.BEFORE, *frames.AFTER} <= set(self.columns):
             return pd.DataFrame(self)._repr_html_()  # type: ignore[operator,no-any-return]
         states = {name: int((self["status"] == name).sum()) for name in frames.STATUSES}
-        said = [f"{phrasing.count(len(self), 'trial')}: {phrasing.states(states)}"]
-        hidden = f"... and {len(self) - ROWS:,} more." if len(self) > ROWS else ""
-        return _html(said, trial_columns(plain(self.head(ROWS))), [hidden] if hidden else [])
+        summary = [f"{phrasing.count(len(self), 'trial')}: {phrasing.states(states)}"]
+        remainder = f"... and {len(self) - ROWS:,} more." if len(self) > ROWS else ""
+        return _html(summary, trial_columns(plain(self.head(ROWS))), [remainder] if remainder else [])
 
 
-class Compared(pd.DataFrame):
-    """The columns of :func:`vitlab.report.comparison.summary`.  What is cut from it is an ordinary frame."""
+class Comparison(pd.DataFrame):
+    """A frame of :func:`vitlab.report.comparison.summary`; slices of it are ordinary frames."""
 
     _metadata = ("analysis", "notes")
     analysis: Analysis
     notes: tuple[str, ...]
 
     @classmethod
-    def of_study(cls, plan: Plan, store: Store) -> Compared:
-        """The judgement of a study, with the notes of its report."""
-        found = frames.gather(plan, store)
-        table = frames.table(plan, found)
-        judged = comparison.summary(table, plan)
-        said = notes(plan, [*frames.prerequisites(plan, store), *found], table, plain(judged))
-        return cls.of(judged, plan.analysis, (*of_version(plan, store), *said))
+    def of_study(cls, plan: Plan, store: Store) -> Comparison:
+        """Return the comparison of a study's arms, with the notes of its report."""
+        trials = frames.gather(plan, store)
+        table = frames.table(plan, trials)
+        summary = comparison.summary(table, plan)
+        trial_notes = notes(plan, [*frames.prerequisites(plan, store), *trials], table, plain(summary))
+        return cls.of(summary, plan.analysis, (*of_version(plan, store), *trial_notes))
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, analysis: Analysis, notes: tuple[str, ...] = ()) -> Compared:
-        """The frame, with how it was judged."""
-        made = cls(frame)
-        made.analysis, made.notes = analysis, notes
-        return made
+    def of(cls, frame: pd.DataFrame, analysis: Analysis, notes: tuple[str, ...] = ()) -> Comparison:
+        """Return a summary as a comparison with its analysis and notes."""
+        comparison_frame = cls(frame)
+        comparison_frame.analysis, comparison_frame.notes = analysis, notes
+        return comparison_frame
 
     @property
     def _constructor(self) -> type[pd.DataFrame]:
@@ -65,21 +65,21 @@ class Compared(pd.DataFrame):
 
     @property
     def answers(self) -> list[str]:
-        """One sentence per comparison."""
+        """The answers, one sentence per comparison."""
         return phrasing.answers(plain(self), self.analysis)
 
     def _repr_html_(self) -> str:
-        """Answers, the table as the report has it, and notes; every text is escaped."""
+        """Return answers, the table of arms and notes as HTML; every text is escaped."""
         return _html(self.answers, columns(plain(self), self.analysis), self.notes)
 
 
-def _html(said: Sequence[str], table: Sequence[Column], below: Sequence[str]) -> str:
-    answers = "".join(f"<li>{escape(text)}</li>" for text in said)
+def _html(sentences: Sequence[str], table: Sequence[Column], notes_below: Sequence[str]) -> str:
+    answers = "".join(f"<li>{escape(text)}</li>" for text in sentences)
     head = "".join(f'<th scope="col">{escape(column.title)}</th>' for column in table)
     body = "".join(
         f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in rest)}</tr>'
         for first, *rest in zip(*(column.cells for column in table), strict=True)
     )
-    notes = "".join(f"<p>{escape(note)}</p>" for note in below)
-    shown = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f"<div><ul>{answers}</ul>{shown}{notes}</div>"
+    notes = "".join(f"<p>{escape(note)}</p>" for note in notes_below)
+    table_html = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div><ul>{answers}</ul>{table_html}{notes}</div>"

@@ -1,7 +1,7 @@
-"""Numbers and sentences: how a result is said.
+"""Formatting of numbers and sentences.
 
-Works on plain rows (an arm's row of :func:`vitlab.report.comparison.summary` as a mapping, None where there is no
-value), so that a stored report is said again without pandas.
+Inputs are plain rows (an arm's row of :func:`vitlab.report.comparison.summary` as a mapping, None for missing values),
+so that a stored report is rendered without pandas.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from vitlab.spec import Analysis
 
 MINUS, TIMES, DASH = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
-FEW = 12  #: comparisons that are read one by one; of more, an overview comes first
+FEW = 12  #: above this number of comparisons, an overview comes first
 SHARES = frozenset({"accuracy", "top", "ece", "miou", "iou", "precision", "recall", "f1"})
-"""Words in the name of a metric that is a share of one."""
+"""Words in the names of metrics that are shares of one."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How the judged metric is shown.  Shares of one are shown in percent, and their differences in points."""
+    """The display scale of a metric.  Shares of one are shown in percent, their differences in points."""
 
     metric: str
     factor: float
@@ -39,48 +39,48 @@ class Scale:
 
     @property
     def title(self) -> str:
-        """``val accuracy (%)``."""
+        """The label of the metric, as in ``val accuracy (%)``."""
         name = self.metric.replace("/", " ")
         return f"{name} ({self.unit})" if self.unit else name
 
     def decimals(self, widths: Sequence[float | None]) -> int:
-        """Decimals that suit intervals of these half-widths: one figure that stands, one that wavers."""
-        known = sorted(self.factor * width for width in widths if width is not None and width > 0)
+        """Return the number of decimals for intervals of these half-widths: about one uncertain digit."""
+        half_widths = sorted(self.factor * width for width in widths if width is not None and width > 0)
         least = 1 if self.unit else 0
-        if not known:
+        if not half_widths:
             return 1 if self.unit else 4
-        return min(6, max(least, math.ceil(-math.log10(known[len(known) // 2] / 3))))
+        return min(6, max(least, math.ceil(-math.log10(half_widths[len(half_widths) // 2] / 3))))
 
     def number(self, value: float | None, decimals: int, *, sign: bool = False) -> str:
-        """A value of the metric without its unit; a dash where there is none."""
+        """Format a value without its unit; a dash if it is missing."""
         if value is None:
             return DASH
-        said = f"{self.factor * value:{'+' if sign else ''}.{decimals}f}"
-        if float(said) == 0:
-            said = f"{0:.{decimals}f}"
-        return said.replace("-", MINUS)
+        text = f"{self.factor * value:{'+' if sign else ''}.{decimals}f}"
+        if float(text) == 0:
+            text = f"{0:.{decimals}f}"
+        return text.replace("-", MINUS)
 
     def end(self, value: float, decimals: int) -> str:
-        """An end of an interval: with more digits where rounding would hide on which side of 0 it lies."""
+        """Format an end of an interval, with more digits if rounding would hide its sign."""
         while decimals < 9 and value != 0 and float(f"{self.factor * value:.{decimals}f}") == 0:
             decimals += 1
         return self.number(value, decimals)
 
     def amount(self, value: float, decimals: int) -> str:
-        """The size of a difference with its unit: ``3.1 points``."""
+        """Format the size of a difference with its unit: ``3.1 points``."""
         return f"{self.number(abs(value), decimals)} {self.points}".rstrip()
 
 
 def widths(rows: Sequence[Row], low: str, high: str) -> list[float | None]:
-    """Half-widths of the intervals of all arms."""
+    """Return the half-widths of the intervals of all arms."""
     return [None if row[low] is None or row[high] is None else (row[high] - row[low]) / 2 for row in rows]
 
 
 def p_value(p: float | None, alpha: float) -> str:
-    """``< 0.001``, ``0.034``, ``0.61``; more digits where rounding would hide on which side of alpha it lies."""
+    """Format a p value as ``< 0.001``, ``0.034`` or ``0.61``; more digits if rounding would cross alpha."""
     if p is None:
         return DASH
-    most = max(3, math.ceil(-math.log10(alpha)))  # decimals: what is smaller than the last of them is below alpha
+    most = max(3, math.ceil(-math.log10(alpha)))  # decimals: a p value below the last one is below alpha
     if p < 10.0**-most:
         return f"< {10.0**-most:.{most}f}"
     digits = 2 if p >= 0.1 else 3 if p >= 0.001 else most
@@ -90,23 +90,23 @@ def p_value(p: float | None, alpha: float) -> str:
 
 
 def percent(share: float) -> str:
-    """``95 %``."""
+    """Format a share as ``95 %``."""
     return f"{100 * share:g} %"
 
 
 def interval_name(row: Row, analysis: Analysis, alpha: float | None = None) -> str:
-    """``95 % interval``; ``simultaneous`` where it holds for several comparisons at once."""
+    """Return ``95 % interval``, preceded by ``simultaneous`` if it holds for several comparisons at once."""
     several = row["family"] is not None and row["family"] > 1 and analysis.correction != "none"
     return f"{'simultaneous ' * several}{percent(1 - (alpha or analysis.alpha))} interval"
 
 
 def count(n: int, what: str) -> str:
-    """``1 seed``, ``5 seeds``."""
+    """Format a count with its noun: ``1 seed``, ``5 seeds``."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def compact(n: float | None) -> str:
-    """``950``, ``1.23 M``: three figures and a prefix."""
+    """Format a number as ``950`` or ``1.23 M``: three figures and a prefix."""
     if n is None:
         return DASH
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -116,7 +116,7 @@ def compact(n: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``42 s``, ``3 min 05 s``, ``2 h 07 min``."""
+    """Format seconds as ``42 s``, ``3 min 05 s`` or ``2 h 07 min``."""
     whole = round(seconds)
     hours, minutes = divmod(whole // 60, 60)
     if hours:
@@ -124,117 +124,118 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {whole % 60:02} s" if minutes else f"{seconds:.3g} s"
 
 
-def undone(row: Row, analysis: Analysis) -> Verdict | None:
-    """Return the verdict of the complete pairs, if seeds that diverged or failed have undone it."""
+def overturned_verdict(row: Row, analysis: Analysis) -> Verdict | None:
+    """Return the verdict of the complete pairs, if seeds that diverged or failed have overturned it."""
     if not row["broken"] or row["verdict"] == Verdict.REFUSED:
         return None
     complete = of_complete_pairs(row, analysis)
     return complete if complete != row["verdict"] else None
 
 
-def answer(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
-    """One sentence about one comparison."""
-    said = _sentence(row, analysis, scale, decimals)
+def describe_comparison(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
+    """Return one sentence about one comparison."""
+    sentence = _sentence(row, analysis, scale, decimals)
     if row["verdict"] in (Verdict.CANNOT_TELL, Verdict.REFUSED):
-        return f"{row['verdict']}: {said}"
+        return f"{row['verdict']}: {sentence}"
     hedges = [*(["preliminary"] if row["awaited"] else []), *(["exploratory"] if row["exploratory"] else [])]
-    return f"{' and '.join(hedges)}: {said}" if hedges else said
+    return f"{' and '.join(hedges)}: {sentence}" if hedges else sentence
 
 
 def _sentence(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
-    arm, baseline, found = row["arm"], row["baseline"], row["verdict"]
+    arm, baseline, verdict = row["arm"], row["baseline"], row["verdict"]
     if row["n"] == 0:
-        return _none_of(row)
+        return _no_values(row)
     if row["difference"] is None:
         return f"{baseline}, with which {arm} is compared, has no trial that can be judged."
-    if found == Verdict.SAME:
+    if verdict == Verdict.SAME:
         return f"{arm} and {baseline} reached the same {scale.metric} at each of {count(row['pairs'], 'seed')}."
-    said = f"{arm} is {_distance(row['difference'], scale, decimals)} {baseline}"
-    if analysis.goal == "min" and found in (Verdict.BETTER, Verdict.WORSE):
-        said += f", which is {found}"
+    sentence = f"{arm} is {_distance(row['difference'], scale, decimals)} {baseline}"
+    if analysis.goal == "min" and verdict in (Verdict.BETTER, Verdict.WORSE):
+        sentence += f", which is {verdict}"
     if row["refused"]:
-        return f"{said}, but {row['refused']}."
+        return f"{sentence}, but {row['refused']}."
     if row["test"] == "none":
-        return f"{said}, and {_too_few(row)} to judge that by."
-    over = _correction(row, analysis)
+        return f"{sentence}, and {_too_few_clause(row)} to judge that by."
+    correction = _correction(row, analysis)
     if row["test"] == "sign flip":
-        said += (
+        sentence += (
             f" at each of {count(row['pairs'], 'seed')} alike, which gives no interval"
-            f" (sign-flip p {_equals(row['p_corrected'], analysis.alpha)}{over})"
+            f" (sign-flip p {_equals(row['p_corrected'], analysis.alpha)}{correction})"
         )
-        return f"{said}{_with_chance(row, analysis, scale, decimals)}."
+        return f"{sentence}{_chance_clause(row, analysis, scale, decimals)}."
     low, high = (scale.end(row[end], decimals) for end in ("difference_low", "difference_high"))
-    said += f" ({interval_name(row, analysis)} {low} to {high}, p {_equals(row['p_corrected'], analysis.alpha)}{over})"
+    sentence += f" ({interval_name(row, analysis)} {low} to {high}, "
+    sentence += f"p {_equals(row['p_corrected'], analysis.alpha)}{correction})"
     if analysis.margin is not None and row["p_equal"] is not None:
         low, high = (scale.number(row[end], decimals) for end in ("equal_low", "equal_high"))
-        shown = "" if is_equivalent(row, analysis) else "not "
-        said += (
-            f"; {shown}shown to be equivalent within {scale.amount(analysis.margin, decimals)} "
+        negation = "" if is_equivalent(row, analysis) else "not "
+        sentence += (
+            f"; {negation}shown to be equivalent within {scale.amount(analysis.margin, decimals)} "
             f"({interval_name(row, analysis, 2 * analysis.alpha)} {low} to {high})"
         )
-    said += _with_chance(row, analysis, scale, decimals)
-    if found != Verdict.CANNOT_TELL or undone(row, analysis) is not None:
-        return f"{said}."
-    said += f"; {count(row['pairs'] or row['n'], 'seed')} could have detected"
-    said += f" {scale.amount(row['detectable'], decimals)} with 80 % power"
+    sentence += _chance_clause(row, analysis, scale, decimals)
+    if verdict != Verdict.CANNOT_TELL or overturned_verdict(row, analysis) is not None:
+        return f"{sentence}."
+    sentence += f"; {count(row['pairs'] or row['n'], 'seed')} could have detected"
+    sentence += f" {scale.amount(row['detectable'], decimals)} with 80 % power"
     if row["seeds_needed"] is not None and row["seeds_needed"] > row["pairs"]:
-        wanted = (
+        target = (
             "a difference of this size"
             if analysis.margin is None
             else f"a difference of {scale.amount(analysis.margin, decimals)}"
         )
-        said += f", and {wanted} needs {count(round(row['seeds_needed']), 'seed')}"
-    return f"{said}."
+        sentence += f", and {target} needs {count(round(row['seeds_needed']), 'seed')}"
+    return f"{sentence}."
 
 
-def _with_chance(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
-    """The comparison again, where seeds diverged or failed."""
+def _chance_clause(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
+    """Return the clause about the comparison with chance in place of seeds that diverged or failed."""
     if not row["broken"]:
         return ""
-    lost = f"{count(row['broken'], 'seed')} that diverged or failed"
+    seeds = f"{count(row['broken'], 'seed')} that diverged or failed"
     if row["chance_difference"] is None:
-        return f"; {lost} cannot be accounted for, because what chance reaches in {scale.metric} is not known"
-    there = f"; with chance ({scale.number(row['chance'], 1 if scale.unit else 3)} {scale.unit}".rstrip() + ")"
-    there += f" in the place of {lost}, {_distance(row['chance_difference'], scale, decimals)}"
+        return f"; {seeds} cannot be accounted for, because what chance reaches in {scale.metric} is not known"
+    clause = f"; with chance ({scale.number(row['chance'], 1 if scale.unit else 3)} {scale.unit}".rstrip() + ")"
+    clause += f" in the place of {seeds}, {_distance(row['chance_difference'], scale, decimals)}"
     if row["chance_p"] is None:
-        return f"{there}, which cannot be judged"
-    said = f"p {_equals(row['chance_p'], analysis.alpha)}"
+        return f"{clause}, which cannot be judged"
+    interval = f"p {_equals(row['chance_p'], analysis.alpha)}"
     if row["chance_low"] is not None:
         low, high = (scale.end(row[end], decimals) for end in ("chance_low", "chance_high"))
-        said = f"{interval_name(row, analysis)} {low} to {high}, {said}"
-    return f"{there} ({said})"
+        interval = f"{interval_name(row, analysis)} {low} to {high}, {interval}"
+    return f"{clause} ({interval})"
 
 
-def reached(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
-    """One sentence about one arm where nothing is compared."""
+def describe_arm(row: Row, analysis: Analysis, scale: Scale, decimals: int) -> str:
+    """Return one sentence about an arm, for studies without comparisons."""
     if row["n"] == 0:
-        return _none_of(row)
-    said = f"{row['arm']} reaches {scale.number(row['mean'], decimals)} {scale.unit}".rstrip() + f" {scale.metric}"
+        return _no_values(row)
+    sentence = f"{row['arm']} reaches {scale.number(row['mean'], decimals)} {scale.unit}".rstrip() + f" {scale.metric}"
     if row["low"] is None:
-        return f"{said} with one seed, which gives no interval."
+        return f"{sentence} with one seed, which gives no interval."
     low, high = (scale.number(row[end], decimals) for end in ("low", "high"))
-    return f"{said} ({percent(1 - analysis.alpha)} interval {low} to {high}, {count(row['n'], 'seed')})."
+    return f"{sentence} ({percent(1 - analysis.alpha)} interval {low} to {high}, {count(row['n'], 'seed')})."
 
 
 def states(row: Row) -> str:
-    """``3 failed, 2 missing``: what became of the trials of an arm, or of a study."""
+    """Format the numbers of trials per status: ``3 failed, 2 missing``."""
     names = ("done", "diverged", "failed", "running", "missing")
     return ", ".join(f"{row[name]} {name}" for name in names if row[name]) or "none planned"
 
 
 def answers(rows: Sequence[Row], analysis: Analysis) -> list[str]:
-    """One sentence per comparison; where nothing is compared, one per arm."""
+    """Return one sentence per comparison, or one per arm if there are no comparisons."""
     scale = Scale.of(analysis.metric)
     compared = [row for row in rows if row["baseline"] is not None]
     if compared:
         decimals = scale.decimals(widths(compared, "difference_low", "difference_high"))
-        return [answer(row, analysis, scale, decimals) for row in compared]
+        return [describe_comparison(row, analysis, scale, decimals) for row in compared]
     decimals = scale.decimals(widths(rows, "low", "high"))
-    return [reached(row, analysis, scale, decimals) for row in rows]
+    return [describe_arm(row, analysis, scale, decimals) for row in rows]
 
 
 def overview(rows: Sequence[Row]) -> str:
-    """Return the number of comparisons per verdict; nothing where there are so few that each is read."""
+    """Return the number of comparisons per verdict; empty if there are few."""
     counts = Counter(row["verdict"] for row in rows if row["baseline"] is not None)
     if counts.total() <= FEW:
         return ""
@@ -242,8 +243,8 @@ def overview(rows: Sequence[Row]) -> str:
     return f"Of {count(counts.total(), 'comparison')}: {', '.join(verdicts)}."
 
 
-def _none_of(row: Row) -> str:
-    """That nothing of an arm can be judged, and whether that may change."""
+def _no_values(row: Row) -> str:
+    """Return the sentence for an arm without judged values."""
     yet = " yet" if row["running"] or row["missing"] else ""
     return f"no trial of {row['arm']} can be judged{yet} ({states(row)})."
 
@@ -251,21 +252,21 @@ def _none_of(row: Row) -> str:
 def _distance(difference: float, scale: Scale, decimals: int) -> str:
     if difference == 0:
         return "level with"
-    said, where = scale.amount(difference, decimals), "above" if difference > 0 else "below"
+    amount, direction = scale.amount(difference, decimals), "above" if difference > 0 else "below"
     if float(scale.number(abs(difference), decimals)) == 0:
-        said = f"less than {scale.amount(10.0**-decimals / scale.factor, decimals)}"
-    return f"{said} {where}"
+        amount = f"less than {scale.amount(10.0**-decimals / scale.factor, decimals)}"
+    return f"{amount} {direction}"
 
 
-def _too_few(row: Row) -> str:
+def _too_few_clause(row: Row) -> str:
     if row["pairs"] == 1 or row["n"] == 1:
         return "one seed has no spread"
     return "there are too few values, or none that differ,"
 
 
 def _equals(p: float | None, alpha: float) -> str:
-    said = p_value(p, alpha)
-    return said if said.startswith("<") else f"= {said}"
+    text = p_value(p, alpha)
+    return text if text.startswith("<") else f"= {text}"
 
 
 def _correction(row: Row, analysis: Analysis) -> str:

@@ -1,4 +1,4 @@
-"""The report in every form: terminal, Markdown, HTML, LaTeX, JSON, CSV, Parquet."""
+"""Renderings of a report: terminal, Markdown, HTML, LaTeX, JSON, CSV, Parquet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitlab.errors import UserError, nearest
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import folder_of
 from vitlab.report import attention_pictures, phrasing, tables
-from vitlab.report.document import document, made_lines, plain, state
+from vitlab.report.document import document, plain, provenance_lines, state
 from vitlab.report.verdict import Verdict
 from vitlab.spec import Analysis
 from vitlab.store.folders import Store, read_json, write_bytes
@@ -36,15 +36,15 @@ FILES = {
     "csv": "results.csv",
     "parquet": "results.parquet",
 }
-"""What the formats are called in the study's folder."""
+"""File names of the formats in the study's folder."""
 FORMATS = ("terminal", *FILES, "latex-all")
-SECONDARY = 4  #: rank from which on a column of the table of arms is behind a summary in a page
-LONG = 40  #: arms from which on the picture of them is opened on demand
+SECONDARY = 4  #: from this rank on, columns of the table of arms are folded in a page
+LONG = 40  #: from this number of arms on, their picture is folded in a page
 
 
 @dataclass(frozen=True)
-class _Made:
-    """Everything that formats are made of, computed once."""
+class _Content:
+    """The content shared by all formats, computed once."""
 
     plan: Plan
     store: Store
@@ -63,7 +63,7 @@ class _Made:
 
 
 def render(plan: Plan, store: Store, format: str) -> str | bytes:
-    """The report of a study in one format; text, but for parquet.
+    """Render the report of a study in one format; bytes for parquet, otherwise text.
 
     Args:
         format: terminal (fitted to the width of this one), md, html, json, csv, parquet, latex (the arms, in the width
@@ -72,46 +72,46 @@ def render(plan: Plan, store: Store, format: str) -> str | bytes:
     Raises:
         UserError: if there is no such format.
     """
-    _known(format)
-    made = _make(plan, store)
+    _check_format(format)
+    content = _collect(plan, store)
     if format in _FROM_DOCUMENT:
-        return _FROM_DOCUMENT[format](made.doc)
+        return _FROM_DOCUMENT[format](content.doc)
     if format == "html":
-        return _html(made, _svgs(made.figures()))
+        return _html(content, _svgs(content.figures()))
     if format == "csv":
-        return _csv(made.results)
+        return _csv(content.results)
     from vitlab.report.frame import parquet
 
-    return parquet(made.results)
+    return parquet(content.results)
 
 
-def render_between(found: Between, format: str) -> str:
+def render_between(comparison: Between, format: str) -> str:
     """Return the comparison of two studies in one format: terminal, md, latex, latex-all, json or csv."""
-    return _csv(found.summary) if format == "csv" else _FROM_DOCUMENT[format](found.document())
+    return _csv(comparison.summary) if format == "csv" else _FROM_DOCUMENT[format](comparison.document())
 
 
-def stored(plan: Plan, store: Store, format: str) -> str | bytes | None:
-    """The report as :func:`write` left it, without pandas; None where a trial has ended since, or none was written.
+def read_report(plan: Plan, store: Store, format: str) -> str | bytes | None:
+    """Return the report that :func:`write` stored, without pandas; None if it is missing or outdated.
 
     Raises:
         UserError: if there is no such format.
     """
-    _known(format)
+    _check_format(format)
     folder = folder_of(store.study(plan.study), plan.version) / "report"
     try:
         doc = read_json(folder / FILES["json"])
         if not isinstance(doc, dict) or doc.get("state") != state(plan, store):
             return None
-        if format in _FROM_DOCUMENT:  # the file of Markdown names pictures, which lie beside it alone
+        if format in _FROM_DOCUMENT:  # report.md refers to pictures that lie beside that file only
             return _FROM_DOCUMENT[format](doc)
         data = (folder / FILES[format]).read_bytes()
         return data if format == "parquet" else data.decode()
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # damaged, and rendered anew
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # a damaged file is rendered anew
         return None
 
 
 def answers(plan: Plan, frame: pd.DataFrame) -> list[str]:
-    """The answers to a study's question, one sentence per comparison, given :func:`vitlab.report.frame.results`."""
+    """Return one sentence per comparison, given the frame of :func:`vitlab.report.frame.results`."""
     from vitlab.report.comparison import summary
 
     return phrasing.answers(plain(summary(frame, plan)), plan.analysis)
@@ -127,48 +127,48 @@ def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
     from vitlab.report.figures import pdf, png
     from vitlab.report.frame import write_parquet
 
-    made = _make(plan, store)
-    drawn = made.figures()
-    svgs = _svgs(drawn)
+    content = _collect(plan, store)
+    pictures_by_name = content.figures()
+    svgs = _svgs(pictures_by_name)
     texts = {
-        FILES["md"]: _markdown(made.doc, tuple(drawn)),
-        FILES["html"]: _html(made, svgs),
-        FILES["latex"]: _latex(made.doc),
-        FILES["csv"]: _csv(made.results),
-        "summary.csv": _csv(made.summary),
+        FILES["md"]: _markdown(content.doc, tuple(pictures_by_name)),
+        FILES["html"]: _html(content, svgs),
+        FILES["latex"]: _latex(content.doc),
+        FILES["csv"]: _csv(content.results),
+        "summary.csv": _csv(content.summary),
         **{f"{name}.svg": wide for name, (wide, _) in svgs.items()},
     }
-    frames = {FILES["parquet"]: made.results, "history.parquet": made.history}
+    frames = {FILES["parquet"]: content.results, "history.parquet": content.history}
     for name, text in texts.items():
         write_bytes(folder / name, text.encode())
     for name, frame in frames.items():
         write_parquet(frame, folder / name)
-    pictures = {f"{name}.png": png(wide) for name, (wide, _) in drawn.items()}
-    pictures |= {f"{name}.pdf": pdf(wide) for name, (wide, _) in drawn.items()}
+    pictures = {f"{name}.png": png(wide) for name, (wide, _) in pictures_by_name.items()}
+    pictures |= {f"{name}.pdf": pdf(wide) for name, (wide, _) in pictures_by_name.items()}
     for name, data in pictures.items():
         write_bytes(folder / name, data)
-    # Last, because it vouches for the others.
-    write_bytes(folder / FILES["json"], _json(made.doc).encode())
+    # Written last, because its state marks the other files as current.
+    write_bytes(folder / FILES["json"], _json(content.doc).encode())
     return [folder / name for name in (*texts, *frames, *pictures, FILES["json"])]
 
 
-def _svgs(drawn: Mapping[str, tuple[Figure, Figure]]) -> dict[str, tuple[str, str]]:
+def _svgs(figures: Mapping[str, tuple[Figure, Figure]]) -> dict[str, tuple[str, str]]:
     from vitlab.report.figures import svg
 
-    return {name: (svg(wide, name), svg(narrow, name)) for name, (wide, narrow) in drawn.items()}
+    return {name: (svg(wide, name), svg(narrow, name)) for name, (wide, narrow) in figures.items()}
 
 
-def _make(plan: Plan, store: Store) -> _Made:
+def _collect(plan: Plan, store: Store) -> _Content:
     from vitlab.report import comparison, frame
 
     at = state(plan, store)
-    found = frame.gather(plan, store)
-    results, history = frame.table(plan, found), frame.curves(found)
+    trials = frame.gather(plan, store)
+    results, history = frame.table(plan, trials), frame.curves(trials)
     summary = comparison.summary(results, plan)
-    return _Made(plan, store, document(plan, store, found, results, summary, at), results, history, summary)
+    return _Content(plan, store, document(plan, store, trials, results, summary, at), results, history, summary)
 
 
-def _known(format: str) -> None:
+def _check_format(format: str) -> None:
     if format not in FORMATS:
         raise UserError(f"no report format '{format}'.{nearest(format, FORMATS)} Formats: {', '.join(FORMATS)}.")
 
@@ -181,7 +181,7 @@ def _columns(doc: Mapping[str, Any]) -> list[tables.Column]:
 
 
 def _terminal(doc: Mapping[str, Any]) -> str:
-    """Fitted to the width of the terminal: columns that matter least go first, then text folds."""
+    """Return the report fitted to the terminal: columns of the highest rank are dropped, then text is folded."""
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
@@ -206,7 +206,7 @@ def _terminal(doc: Mapping[str, Any]) -> str:
             console.print(table)
     for note in doc["notes"]:
         console.print(Padding(Text(_printable(note), style="dim"), (0, 0, 0, 2)))
-    for head, text in made_lines(doc):
+    for head, text in provenance_lines(doc):
         if head in ("Data", "Training"):
             console.print(Text(f"{head:<9}{_printable(text)}", style="dim"))
     assert isinstance(console.file, io.StringIO)
@@ -230,7 +230,7 @@ def _rich_table(columns: Sequence[tables.Column]) -> Any:
 
 
 def _printable(text: str) -> str:
-    """Text without control characters: what an arm is called does not steer the terminal."""
+    """Replace control characters, so that the name of an arm cannot control the terminal."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 
@@ -249,7 +249,7 @@ def _markdown(doc: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         lines += ["", f"## {name}", "", _md(caption), "", *_md_table(table)]
     if doc["notes"]:
         lines += ["", "## Notes", "", *(f"- {_md(note)}" for note in doc["notes"])]
-    lines += ["", "## How it was made", "", *(f"- {head}: {_md(text)}" for head, text in made_lines(doc))]
+    lines += ["", "## How it was made", "", *(f"- {head}: {_md(text)}" for head, text in provenance_lines(doc))]
     return "\n".join(lines) + "\n"
 
 
@@ -261,9 +261,9 @@ def _md_table(columns: Sequence[tables.Column]) -> list[str]:
 
 
 def _md(text: str) -> str:
-    """Text that Markdown, and the HTML it allows, take for nothing but text."""
-    said = "".join(f"\\{char}" if char in "\\`*_[]<>|#~$&" else char for char in _line(text))
-    return re.sub(r"^(\d*)([-+.)])(?=\s|$)", r"\1\\\2", said)  # at the beginning of a line these would begin a list
+    """Escape text for Markdown and the HTML it allows."""
+    escaped = "".join(f"\\{char}" if char in "\\`*_[]<>|#~$&" else char for char in _line(text))
+    return re.sub(r"^(\d*)([-+.)])(?=\s|$)", r"\1\\\2", escaped)  # at the start of a line these would start a list
 
 
 def _latex(doc: Mapping[str, Any]) -> str:
@@ -276,22 +276,22 @@ def _latex(doc: Mapping[str, Any]) -> str:
 def _latex_all(doc: Mapping[str, Any]) -> str:
     """Return every table of the report with all its columns."""
     others = tables.tables(doc, Analysis.model_validate(doc["analysis"]))
-    found = [("arms", doc["question"] or doc["study"], _columns(doc))]
+    arms = [("arms", doc["question"] or doc["study"], _columns(doc))]
     return _latex_file(
-        doc, [*found, *((name.lower(), f"{name}. {caption}", columns) for name, caption, columns in others)]
+        doc, [*arms, *((name.lower(), f"{name}. {caption}", columns) for name, caption, columns in others)]
     )
 
 
-def _latex_file(doc: Mapping[str, Any], found: Sequence[tuple[str, str, Sequence[tables.Column]]]) -> str:
+def _latex_file(doc: Mapping[str, Any], parts: Sequence[tuple[str, str, Sequence[tables.Column]]]) -> str:
     """Return tables with their labels and captions; the answers and notes of the report stand in comments."""
     notes = [f"% {_line(note)}" for note in (*doc["answers"], *doc["notes"])]
-    notes += [f"% {_line(head)}: {_line(text)}" for head, text in made_lines(doc)]
+    notes += [f"% {_line(head)}: {_line(text)}" for head, text in provenance_lines(doc)]
     lines = ["% \\usepackage{booktabs}", *notes]
-    written = {char for *_, columns in found for column in columns for cell in column.cells for char in cell}
-    if any(ord(char) > LATIN for char in written - _TEX.keys()):
+    characters = {char for *_, columns in parts for column in columns for cell in column.cells for char in cell}
+    if any(ord(char) > LATIN for char in characters - _TEX.keys()):
         lines.insert(1, "% Names in other scripts than Latin want lualatex or xelatex, and a font that has them.")
     study = re.sub(r"[^A-Za-z0-9.-]+", "-", doc["study"])
-    for name, caption, columns in found:
+    for name, caption, columns in parts:
         rows = zip(*(column.cells for column in columns), strict=True)
         lines += [
             "",
@@ -312,7 +312,7 @@ def _latex_file(doc: Mapping[str, Any], found: Sequence[tuple[str, str, Sequence
 
 
 def _tex_column(column: tables.Column) -> str:
-    """Return the layout of a column: a text that is long wraps."""
+    """Return the column specification: long text wraps."""
     if column.right:
         return "r"
     return rf"p{{{TEX_WRAP}\linewidth}}" if max(map(len, column.cells), default=0) > TEX_LINE else "l"
@@ -322,7 +322,7 @@ TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and it
 
 
 def _line(text: str) -> str:
-    """Text on one line of a comment, which no character of it can end."""
+    """Return text on one line, so that it cannot end a comment."""
     return " ".join(_printable(text).split())
 
 
@@ -334,12 +334,14 @@ _TEX |= {char: f"\\{char}" for char in "&%$#_{}"}
 
 
 def _tex(text: str) -> str:
-    said = "".join(_TEX.get(char, char) for char in re.sub(r"-(?=-)", "-\0", _line(text))).replace("\0", "{}")
-    return f"{{}}{said}" if said.startswith(("[", "*")) else said  # after \\ these would be read as its arguments
+    escaped = "".join(_TEX.get(char, char) for char in re.sub(r"-(?=-)", "-\0", _line(text))).replace("\0", "{}")
+    return (
+        f"{{}}{escaped}" if escaped.startswith(("[", "*")) else escaped
+    )  # after \\ these would be parsed as its arguments
 
 
 def _csv(frame: pd.DataFrame) -> str:
-    """Text that a spreadsheet would take for a formula begins with an apostrophe, as OWASP advises; numbers do not."""
+    """Return a frame as CSV; text that a spreadsheet would evaluate is prefixed by an apostrophe, as OWASP advises."""
     texts = frame.select_dtypes(exclude="number").columns
     plain = frame.assign(**{str(name): frame[name].map(_no_formula, na_action="ignore") for name in texts})
     return str(plain.rename(columns=_no_formula).to_csv(index=False))
@@ -360,7 +362,7 @@ def _json(doc: Mapping[str, Any]) -> str:
 # -- HTML -------------------------------------------------------------------------------------------------------------
 
 
-def _html(made: _Made, svgs: Mapping[str, tuple[str, str]]) -> str:
+def _html(content: _Content, svgs: Mapping[str, tuple[str, str]]) -> str:
     """Return one file without scripts or anything fetched; every text is escaped, figures are inline.
 
     Args:
@@ -375,35 +377,37 @@ def _html(made: _Made, svgs: Mapping[str, tuple[str, str]]) -> str:
     environment = Environment(
         loader=PackageLoader("vitlab", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    analysis, rows = made.plan.analysis, made.doc["arms"]
-    said = captions(made.plan)
+    analysis, rows = content.plan.analysis, content.doc["arms"]
+    captions_by_name = captions(content.plan)
     kinds = [(row["verdict"] or "").replace(" ", "-") for row in rows]
-    marks = [kind for kind in kinds if kind] or [""] * len(made.doc["answers"])
-    answers = list(zip(made.doc["answers"], marks, strict=True))
+    marks = [kind for kind in kinds if kind] or [""] * len(content.doc["answers"])
+    answers = list(zip(content.doc["answers"], marks, strict=True))
     claims = [answer for answer in answers if answer[1] not in ("cannot-tell", "refused")]
-    columns = _columns(made.doc)
+    columns = _columns(content.doc)
     page = environment.get_template("report.html.j2").render(
-        doc=made.doc,
-        # Of many answers, those that claim something come first, and the rest waits behind them.
-        answers=claims if made.doc["overview"] else answers,
+        doc=content.doc,
+        # Of many answers, those with a verdict come first; the others are folded.
+        answers=claims if content.doc["overview"] else answers,
         few=phrasing.FEW,
-        all_answers=answers if made.doc["overview"] else [],
+        all_answers=answers if content.doc["overview"] else [],
         arms=_table([column for column in columns if column.rank < SECONDARY], kinds),
         more=_table([column for column in columns if column.rank >= SECONDARY or column is columns[0]]),
-        tables=[(name, note, _table(columns)) for name, note, columns in tables.tables(made.doc, analysis)],
+        tables=[(name, note, _table(columns)) for name, note, columns in tables.tables(content.doc, analysis)],
         figures=[
             (
                 name,
-                Markup(element(wide, name, said[name])),
-                Markup(element(narrow, f"{name}-narrow", said[name])),
-                said[name],
+                Markup(element(wide, name, captions_by_name[name])),
+                Markup(element(narrow, f"{name}-narrow", captions_by_name[name])),
+                captions_by_name[name],
             )
             for name, (wide, narrow) in svgs.items()
         ],
         folded={"arms": f"Picture of all {len(rows)} arms"} if len(rows) > LONG else {},
-        looks=list(attention_pictures.pictures(made.doc["explained"], made.store.root)),
-        trials=_table(tables.trial_columns(made.doc["trials"]), [trial["status"] for trial in made.doc["trials"]]),
-        made=made_lines(made.doc),
+        looks=list(attention_pictures.pictures(content.doc["explained"], content.store.root)),
+        trials=_table(
+            tables.trial_columns(content.doc["trials"]), [trial["status"] for trial in content.doc["trials"]]
+        ),
+        made=provenance_lines(content.doc),
         judged=f"{analysis.metric} ({analysis.goal}, {analysis.at})",
         series=SERIES,
     )
@@ -411,11 +415,11 @@ def _html(made: _Made, svgs: Mapping[str, tuple[str, str]]) -> str:
 
 
 _NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-"""Characters that no page may hold, and those that would turn the direction of the text around them."""
+"""Characters that are invalid in HTML, and those that change the direction of surrounding text."""
 
 
 def _table(columns: Sequence[tables.Column], classes: Sequence[str] = ()) -> dict[str, Any]:
-    """A table as the template takes it: the cells of a row, the first of which names it, and the row's class."""
+    """Return a table for the template: the cells of each row, the first of them its heading, and the row's class."""
     rows = list(zip(*(column.cells for column in columns), strict=True))
     return {"columns": columns, "rows": list(zip(rows, classes or [""] * len(rows), strict=True))}
 

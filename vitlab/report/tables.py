@@ -1,6 +1,6 @@
 """Tables of a report as text: titles and cells, for every format to lay out.
 
-Like :mod:`vitlab.report.phrasing`, made of plain rows.
+Like :mod:`vitlab.report.phrasing`, it works on plain rows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab.report.costs import MEASURED, SPEEDS
+from vitlab.report.costs import COST_COLUMNS, SPEEDS
 from vitlab.report.labels import short_labels
 from vitlab.report.phrasing import (
     DASH,
@@ -21,9 +21,9 @@ from vitlab.report.phrasing import (
     count,
     duration,
     interval_name,
+    overturned_verdict,
     p_value,
     percent,
-    undone,
     widths,
 )
 from vitlab.report.verdict import Verdict
@@ -32,7 +32,7 @@ from vitlab.spec import Analysis
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table of arms, as text.  Where space is short, columns of the highest ``rank`` go first."""
+    """A column of a table as text.  If space is short, columns of the highest ``rank`` are dropped first."""
 
     title: str
     cells: tuple[str, ...]
@@ -41,7 +41,7 @@ class Column:
 
 
 def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
-    """The table of arms: what each reached, how it differs from its baseline, what it costs."""
+    """Return the table of arms: mean, difference from the baseline, verdict, cost."""
     scale = Scale.of(analysis.metric)
     own = scale.decimals(widths(rows, "low", "high"))
     apart = scale.decimals(widths(rows, "difference_low", "difference_high"))
@@ -56,7 +56,7 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
             return DASH
         return f"[{scale.end(row[low], decimals)}, {scale.end(row[high], decimals)}]"
 
-    found = [
+    table = [
         Column("arm", cells(lambda row: row["arm"]), right=False),
         Column("n", cells(lambda row: f"{row['n']}" if row["n"] == row["planned"] else f"{row['n']}/{row['planned']}")),
         Column(scale.title + best, cells(lambda row: scale.number(row["mean"], own))),
@@ -65,16 +65,16 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
     ]
     compared = [row for row in rows if row["baseline"] is not None]
     if len({row["baseline"] for row in compared}) > 1:
-        found.append(Column("compared with", cells(lambda row: row["baseline"] or ""), right=False))
+        table.append(Column("compared with", cells(lambda row: row["baseline"] or ""), right=False))
     if compared:
-        widest = max(compared, key=lambda row: row["family"])  # what was added later stands in a larger family
+        widest = max(compared, key=lambda row: row["family"])  # comparisons added later belong to a larger family
         p = "p" if analysis.correction == "none" or widest["family"] < 2 else f"p ({analysis.correction.capitalize()})"
         blank = {row["arm"] for row in rows if row["baseline"] is None}
 
         def versus(cell: Any) -> tuple[str, ...]:
             return cells(lambda row: "" if row["arm"] in blank else cell(row))
 
-        found += [
+        table += [
             Column("difference", versus(lambda row: scale.number(row["difference"], apart, sign=True))),
             Column(
                 interval_name(widest, analysis),
@@ -88,12 +88,12 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
     test = f"test/{analysis.metric.partition('/')[2]}"
     if test != analysis.metric and any(row.get(test) is not None for row in rows):
         title = f"{Scale.of(test).title}, mean {PLUS_MINUS} sd"
-        found.append(Column(title, cells(lambda row: spread(scale, row.get(test), row.get(f"{test}_sd"), own)), rank=4))
-    found += [
+        table.append(Column(title, cells(lambda row: spread(scale, row.get(test), row.get(f"{test}_sd"), own)), rank=4))
+    table += [
         Column("parameters", cells(lambda row: compact(row["params"])), rank=5),
         Column("MACs", cells(lambda row: compact(row["macs"])), rank=7),
     ]
-    return found
+    return table
 
 
 def paper_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
@@ -106,25 +106,25 @@ def paper_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
     def difference(row: Row) -> str:
         if row["baseline"] is None:
             return ""
-        shown = scale.number(row["difference"], apart, sign=True)
+        text = scale.number(row["difference"], apart, sign=True)
         if row["difference_low"] is None:
-            return shown
+            return text
         low, high = (scale.end(row[end], apart) for end in ("difference_low", "difference_high"))
-        return f"{shown} [{low}, {high}]"
+        return f"{text} [{low}, {high}]"
 
-    found = [Column("arm", tuple(labels[row["arm"]] for row in rows), right=False)]
+    table = [Column("arm", tuple(labels[row["arm"]] for row in rows), right=False)]
     if len({row["n"] for row in rows}) > 1:
-        found.append(Column("n", tuple(str(row["n"]) for row in rows)))
-    found.append(Column(scale.title, tuple(spread(scale, row["mean"], row["sd"], own) for row in rows)))
+        table.append(Column("n", tuple(str(row["n"]) for row in rows)))
+    table.append(Column(scale.title, tuple(spread(scale, row["mean"], row["sd"], own) for row in rows)))
     if any(row["baseline"] is not None for row in rows):
         title = f"difference ({scale.points})" if scale.points else "difference"
-        found.append(Column(title, tuple(map(difference, rows))))
-        found.append(Column("verdict", tuple(_verdict_cell(row, analysis) for row in rows), right=False))
-    return found
+        table.append(Column(title, tuple(map(difference, rows))))
+        table.append(Column("verdict", tuple(_verdict_cell(row, analysis) for row in rows), right=False))
+    return table
 
 
 def paper_caption(question: str, rows: Sequence[Row], analysis: Analysis) -> str:
-    """Return what a reader of :func:`paper_columns` must know."""
+    """Return the caption of :func:`paper_columns`."""
     counts = {row["n"] for row in rows}
     seeds = f" over {count(max(counts), 'seed')}" if len(counts) == 1 else " over n seeds"
     sentences = [question, f"Mean {PLUS_MINUS} standard deviation of {Scale.of(analysis.metric).title}{seeds}."]
@@ -141,21 +141,21 @@ def paper_caption(question: str, rows: Sequence[Row], analysis: Analysis) -> str
 
 
 def spread(scale: Scale, mean: float | None, sd: float | None, decimals: int) -> str:
-    """Return ``94.1 ± 0.6``; the mean alone where there is no standard deviation."""
-    shown = scale.number(mean, decimals)
-    return shown if sd is None else f"{shown} {PLUS_MINUS} {scale.number(sd, decimals)}"
+    """Return ``94.1 ± 0.6``; the mean alone if there is no standard deviation."""
+    text = scale.number(mean, decimals)
+    return text if sd is None else f"{text} {PLUS_MINUS} {scale.number(sd, decimals)}"
 
 
 def _verdict_cell(row: Row, analysis: Analysis) -> str:
     verdict = row["verdict"] or ""
-    if verdict == Verdict.CANNOT_TELL and undone(row, analysis) is not None:
+    if verdict == Verdict.CANNOT_TELL and overturned_verdict(row, analysis) is not None:
         return f"{verdict} ({count(row['broken'], 'broken seed')})"
     claimed = verdict not in ("", Verdict.CANNOT_TELL, Verdict.REFUSED)
     return f"{verdict} (exploratory)" if row["exploratory"] and claimed else verdict
 
 
 def detail_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
-    """The table of comparisons: what stands behind each verdict.  Columns that say nothing are left out."""
+    """Return the table of comparisons with the statistics of each verdict; columns without values are left out."""
     compared = [row for row in rows if row["baseline"] is not None and row["difference"] is not None]
     if not compared:
         return []
@@ -174,7 +174,7 @@ def detail_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
         return tuple(cell(row) for row in compared)
 
     alpha, level = analysis.alpha, percent(1 - analysis.alpha)
-    found = [
+    table = [
         Column("arm", cells(lambda row: row["arm"]), right=False),
         Column("compared with", cells(lambda row: row["baseline"]), right=False),
         Column("test", cells(lambda row: row["test"]), right=False),
@@ -191,26 +191,26 @@ def detail_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
         Column("difference with chance", cells(lambda row: scale.number(row["chance_difference"], apart, sign=True))),
         Column("p with chance", cells(lambda row: p_value(row["chance_p"], alpha))),
     ]
-    return [column for column in found if not set(column.cells) <= ({"0"} if column.title == "broken" else {DASH})]
+    return [column for column in table if not set(column.cells) <= ({"0"} if column.title == "broken" else {DASH})]
 
 
 def head_columns(rows: Sequence[Row]) -> list[Column]:
-    """The table of heads: what each head of an arm reaches alone, and fused with the other."""
+    """Return the table of heads: the mean of each head of an arm, alone and fused."""
     if not rows:
         return []
-    found = [Column("arm", tuple(row["arm"] for row in rows), right=False)]
+    table = [Column("arm", tuple(row["arm"] for row in rows), right=False)]
     for name in rows[0]:
         if name == "arm" or all(row[name] is None for row in rows):
             continue
         scale = Scale.of(name)
         decimals = 1 if scale.unit else 3
         cells = tuple(DASH if row[name] is None else scale.number(row[name], decimals) for row in rows)
-        found.append(Column(scale.title, cells))
-    return found
+        table.append(Column(scale.title, cells))
+    return table
 
 
 def interaction_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
-    """The table of two-way effects: what two changes do together beyond the sum of what each does alone."""
+    """Return the table of two-way interactions."""
     if not rows:
         return []
     scale = Scale.of(analysis.metric)
@@ -235,7 +235,7 @@ def interaction_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]
 
 
 def scaling_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
-    """The table of power laws: how fast the error or the loss falls with size."""
+    """Return the table of power laws of the error or the loss over size."""
     if not rows:
         return []
     names = {"params": "parameters", "macs": "MACs", "images": "images seen"}
@@ -251,7 +251,7 @@ def scaling_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
     def r2(row: Row) -> str:
         return DASH if row["r2"] is None else f"{row['r2']:.3f}"
 
-    found = [
+    table = [
         Column("over", tuple(names[row["size"]] for row in rows), right=False),
         Column("arms with", tuple(row["series"] for row in rows), right=False),
         Column("sizes", tuple(str(len(row["arms"])) for row in rows), rank=1),
@@ -259,23 +259,26 @@ def scaling_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
         Column(f"{percent(1 - analysis.alpha)} interval", tuple(map(bracket, rows))),
         Column("R\N{SUPERSCRIPT TWO}", tuple(map(r2, rows)), rank=2),
     ]
-    return found if any(row["series"] for row in rows) else [found[0], *found[2:]]
+    return table if any(row["series"] for row in rows) else [table[0], *table[2:]]
 
 
 def front_columns(fronts: Mapping[str, Mapping[str, bool]], rows: Sequence[Row]) -> list[Column]:
-    """Return the table of fronts: the arms that no other one beats both in cost and in what is reached.
+    """Return the table of Pareto fronts in cost and result.
 
     An arm whose mean lacks seeds that diverged or failed is marked.
     """
-    names = {"params": "parameters", "macs": "MACs", **MEASURED}
+    names = {"params": "parameters", "macs": "MACs", **COST_COLUMNS}
     broken = {row["arm"]: row["diverged"] + row["failed"] for row in rows}
-    marked = {arm: f"{arm} ({count(lost, 'broken seed')})" if lost else arm for arm, lost in broken.items()}
+    labels = {
+        arm: f"{arm} ({count(count_broken, 'broken seed')})" if count_broken else arm
+        for arm, count_broken in broken.items()
+    }
     return (
         [
             Column("cheapest for what they reach, by", tuple(names[cost] for cost in fronts), right=False),
             Column(
                 "arms",
-                tuple("; ".join(marked[arm] for arm, on in stands.items() if on) for stands in fronts.values()),
+                tuple("; ".join(labels[arm] for arm, on in on_front.items() if on) for on_front in fronts.values()),
                 right=False,
             ),
         ]
@@ -285,22 +288,22 @@ def front_columns(fronts: Mapping[str, Mapping[str, bool]], rows: Sequence[Row])
 
 
 def cost_columns(rows: Sequence[Row]) -> list[Column]:
-    """The table of what was measured of each arm alone."""
+    """Return the table of costs measured for each arm alone."""
     if not rows:
         return []
 
     def spread(name: str) -> tuple[str, ...]:
         return tuple(f"{row[f'{name}_q1']:,.0f} to {row[f'{name}_q3']:,.0f}" for row in rows)
 
-    found = [Column("arm", tuple(row["arm"] for row in rows), right=False)]
+    table = [Column("arm", tuple(row["arm"] for row in rows), right=False)]
     for name, what in SPEEDS.items():
-        found.append(Column(what, tuple(f"{row[name]:,.0f}" for row in rows)))
-        found.append(Column("quartiles", spread(name), rank=1))
-    return [*found, Column("memory", tuple(f"{row['peak_bytes'] / (1 << 20):,.0f} MiB" for row in rows))]
+        table.append(Column(what, tuple(f"{row[name]:,.0f}" for row in rows)))
+        table.append(Column("quartiles", spread(name), rank=1))
+    return [*table, Column("memory", tuple(f"{row['peak_bytes'] / (1 << 20):,.0f} MiB" for row in rows))]
 
 
 def cost_caption(rows: Sequence[Row]) -> str:
-    """How it was measured."""
+    """Return the caption of :func:`cost_columns`: the measurement conditions."""
     if not rows:
         return ""
     first = rows[0]
@@ -312,8 +315,8 @@ def cost_caption(rows: Sequence[Row]) -> str:
 
 
 def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, list[Column]]]:
-    """Every table beside that of the arms, with its heading and a caption, where it has something to say."""
-    found = [
+    """Return the non-empty tables other than that of arms, each with heading and caption."""
+    entries = [
         (
             "Comparisons",
             "What stands behind each verdict. Intervals and p values in this table are of one comparison, but for "
@@ -343,11 +346,11 @@ def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, l
         ("Heads", "Means of what each head reaches alone, and fused.", head_columns(doc["heads"])),
         ("Tuning", "Who stood against whom.", tuning_columns(doc["tuning"])),
     ]
-    return [table for table in found if table[2]]
+    return [table for table in entries if table[2]]
 
 
 def tuning_columns(rows: Sequence[Row]) -> list[Column]:
-    """The table of rivals: who stood against whom in a tuning, what each reached and took, and who won."""
+    """Return the table of tuning candidates: value, score, cost and outcome."""
     if not rows:
         return []
     scale = Scale.of(rows[0]["metric"])
@@ -367,21 +370,21 @@ def tuning_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def trial_columns(rows: Sequence[Row]) -> list[Column]:
-    """The table of trials: what a reader looks up, not all that results.csv holds."""
+    """Return the table of trials: a selection of the columns of results.csv."""
     metrics = [name for name in (rows[0] if rows else ()) if name.startswith(("val/", "test/"))]
-    found = [
+    table = [
         Column("arm", tuple(row["arm"] for row in rows), right=False),
         Column("seed", tuple(str(row["seed"]) for row in rows)),
         Column("status", tuple(row["status"] for row in rows), right=False),
     ]
     if any(row["failure_kind"] for row in rows):
-        found.append(Column("failure", tuple(row["failure_kind"] or "" for row in rows), right=False))
+        table.append(Column("failure", tuple(row["failure_kind"] or "" for row in rows), right=False))
     for metric in metrics:
         scale = Scale.of(metric)
-        shown = tuple(scale.number(row[metric], 2 if scale.unit else 4) for row in rows)
-        found.append(Column(scale.title, shown))
+        cells = tuple(scale.number(row[metric], 2 if scale.unit else 4) for row in rows)
+        table.append(Column(scale.title, cells))
     return [
-        *found,
+        *table,
         Column("time", tuple(DASH if row["wall_s"] is None else duration(row["wall_s"]) for row in rows)),
         Column("trial", tuple(row["trial"][:12] for row in rows), right=False),
     ]
