@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -24,6 +25,25 @@ def _torch_draws_the_same() -> None:
     torch = sys.modules.get("torch")  # where a test needs none, none is imported
     if torch is not None:
         torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _plugin_files_end_with_the_test() -> Iterator[None]:
+    """Forget plugin files that a test has loaded: they are part of the code of every later trial of the process."""
+    name = "vitlab.registry.plugin_files"
+    before = sys.modules.get(name)
+    files, texts, components = (
+        ({}, {}, []) if before is None else (dict(before._files), dict(before._texts), list(before._from_files))
+    )
+    yield
+    after = sys.modules.get(name)
+    if after is None:
+        return
+    for component in [item for item in after._from_files if item not in components]:
+        component.unregister()
+    for stored, earlier in ((after._files, files), (after._texts, texts)):
+        stored.clear()
+        stored.update(earlier)
 
 
 @pytest.fixture
