@@ -480,7 +480,7 @@ def opened(folder: Path, state: Any, **said: Any) -> Any:
     from vitlab.weights import ModelFacts, open_model
 
     torch.save(state, folder / "teacher.pth")
-    return open_model(folder / "teacher.pth", said=ModelFacts(**said))
+    return open_model(folder / "teacher.pth", facts=ModelFacts(**said))
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])

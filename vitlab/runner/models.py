@@ -142,4 +142,4 @@ def _open_weights(
         digests: Digests from the trial's plan; None for plans of older versions.
     """
     weights: Any = importlib.import_module(READER)
-    return weights.open_model(Path(file), said=weights.ModelFacts(**facts), head=head, digests=digests)
+    return weights.open_model(Path(file), facts=weights.ModelFacts(**facts), head=head, digests=digests)
