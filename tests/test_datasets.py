@@ -458,7 +458,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has 2 classes, num_classes says 7"):
         data_info({"type": "image_folder", "root": str(tmp_path / "d"), "num_classes": 7})
     (tmp_path / "d" / "train" / "cat" / "1.png").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"cat.1\.png is not a picture"):
+    with pytest.raises(DataError, match=r"cat.1\.png cannot be read as a picture: cannot identify image file"):
         prepare({"type": "image_folder", "root": str(tmp_path / "d"), "image_size": 4}, SEEDS)
     (tmp_path / "d" / "test" / "cow").mkdir()
     with pytest.raises(DataError, match="class 'cow'"):
@@ -529,7 +529,7 @@ def test_options_change_what_the_model_sees() -> None:
         ({"normalize": {"mean": [0.5], "std": [1, 2]}}, "mean has 1 numbers and std 2"),
         ({"size": 0}, r"one number of pixels or \[height, width\], found 0"),
         ({"size": "big"}, "found 'big'"),
-        ({"size": True}, "found True"),
+        ({"size": True}, "size: a number belongs here, and YAML reads this as true or false; found true"),
         ({"fraction": 0}, "greater than 0"),
         ({"validation": 1.0}, "less than 1"),
         ({"classes": [1, 1]}, "listed twice"),
