@@ -224,17 +224,27 @@ def _vitlab(words: list[str], reader: Reader) -> None:
     if words[0] in ONLY_READ or (words[0] == "run" and (ours or small)):
         return _apart(lambda: _read(words), reader)
     if words[0] == "run":
-        changes = APART | ({} if "--smoke" in words else SMALL)
-        words = [*words, *(part for path, value in changes.items() for part in ("--set", f"{path}={value}"))]
+        if "--smoke" not in words:
+            _shorten([reader.here / word for word in words])
+        words = [*words, *(part for path, value in APART.items() for part in ("--set", f"{path}={value}"))]
         return _apart(lambda: _main(words) if reader.drawn else _undrawn(words), reader)
-    if words[0] == "explain":  # the version that was trained in small is the study's latest
-        words = [_study_name(reader.here / word) or word for word in words]
     return _apart(lambda: _main(words), reader)
 
 
-def _study_name(file: Path) -> str:
-    """Return the name of the study in a file; empty for anything else."""
-    return yaml.safe_load(file.read_text())["study"] if file.suffix == ".yaml" and file.is_file() else ""
+def _shorten(files: list[Path]) -> None:
+    """Make the studies among some files small, in the files: what later blocks ask of them is then what was run."""
+    for file in files:
+        if file.suffix == ".yaml" and file.is_file():
+            study = yaml.safe_load(file.read_text())
+            for path, value in SMALL.items():
+                *above, name = path.split(".")
+                place = study
+                for key in ["base", *above] if above else []:
+                    if not isinstance(place.get(key), dict):
+                        place[key] = {} if place.get(key) is None else {"type": place[key]}
+                    place = place[key]
+                place[name] = value
+            file.write_text(yaml.safe_dump(study, sort_keys=False))
 
 
 def _read(words: list[str]) -> None:
