@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from vitlab import imports
@@ -41,6 +42,17 @@ class FromFile:
         """Remove the component from its slot."""
         self.slot._remove(self.name, self.origin)
         _from_files.remove(self)
+
+
+class _TextLoader(SourceFileLoader):
+    """Loader of text that has been read: the digested text runs, not a newer file or older code in __pycache__."""
+
+    def __init__(self, name: str, path: Path, text: bytes) -> None:
+        super().__init__(name, str(path))
+        self._text = text
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self._text, self.path)
 
 
 _running: dict[str, tuple[Path, Origin]] = {}  # module to file and origin, while a file runs
@@ -99,9 +111,11 @@ def load_file(file: Path | str) -> Origin:
     if _files.get(path) == origin:
         return origin
     name = module_of(origin)
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or not isinstance(spec.loader, SourceFileLoader):
+    if path.suffix != ".py":
         raise BrokenComponent(f"plugin file {file}: the name of a Python file ends in .py")
+    loader = _TextLoader(name, path, text)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     replaced = [item for item in _from_files if item.origin == _files.get(path)]
@@ -111,8 +125,7 @@ def load_file(file: Path | str) -> Origin:
     _running[name] = path, origin
     imports.note(name, path)
     try:
-        # Compile the text that was digested: the loader would read the file again or use older code in __pycache__.
-        exec(spec.loader.source_to_code(text, str(path)), vars(module))
+        loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
         for new in _from_files[count_before:]:
