@@ -220,7 +220,7 @@ def test_what_the_file_may_say() -> None:
     assert "resources ask for 2 processes" in refused(resources={"processes": 2}, device="cpu", engine="vmap")
     assert "has a result and is not tried again" in refused(retries={"diverged": 1})
     assert "Extra inputs" in refused(retries={"crashed": 1})
-    assert "must be a mapping" in refused(retries=True)
+    assert "retries\n  Input should be a valid dictionary" in refused(retries=True)
 
 
 def test_kinds_of_old_folders(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class Here(Inline):
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(benchmark, "_Measuring", Here)
+    monkeypatch.setattr(benchmark, "_BenchmarkExecutor", Here)
     monkeypatch.setattr(benchmark, "BLOCK_S", 0.01)
     monkeypatch.setattr(benchmark, "ROUNDS", 2)
     monkeypatch.setattr(benchmark, "PROBES", 1)
