@@ -125,7 +125,10 @@ def test_versions_that_a_study_requires(tmp_path: Path) -> None:
             assert said["code"] == 0 and "1 arm, 3 trials" in said["out"], (text, said)
         else:
             assert said["code"] == 2 and said["err"].startswith(f"{n}.yaml:3:21: {sentence}"), (text, said)
-            assert said["err"].count("\n") == 1
+            assert said["err"].count("\n") == 3 and said["err"].splitlines()[-1].strip() == "^"[:1] * len(
+                said["err"].splitlines()[-1].strip()
+            )
+            assert said["err"].count("\n") == 3 and said["err"].endswith("^\n")
 
 
 @pytest.mark.parametrize("specifier", [">=0.3,<1", "==1.*", "~=0.3", "!=0.3.1", ">1"])
@@ -164,7 +167,7 @@ def test_guests_that_are_kept_out_are_not_there(tmp_path: Path) -> None:
     assert clash in told[0]["err"] and clash in told[2]["err"]  # --no-plugin is for one command
     assert "norm 'layernorm' is offered by other-vit and vitlab" in told[3]["err"]
     kept_out = "this study needs other-vit, which is kept out by --no-plugin or VITLAB_DISABLE_PLUGINS\n"
-    assert told[5]["err"] == f"needs.yaml:3:21: {kept_out}"
+    assert told[5]["err"].startswith(f"needs.yaml:3:21: {kept_out} 3 | plugins: ")
     assert "no norm called 'same'." in told[6]["err"]
     assert "acme-vit and other-vit would offer it and are kept out: see VITLAB_DISABLE_PLUGINS." in told[6]["err"]
     assert told[7]["err"].startswith(
