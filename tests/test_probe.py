@@ -236,7 +236,7 @@ def test_few_images_are_drawn_by_the_stream_of_fractions() -> None:
 
 
 def test_labels_of_pixels_have_no_images_of_a_class() -> None:
-    with pytest.raises(DataError, match="'per_class' chooses images by their class"):
+    with pytest.raises(DataError, match="'per_class' selects images by class"):
         data_info({"type": "digit_scenes", "per_class": 5})
 
 
