@@ -94,11 +94,11 @@ def test_every_other_template_keeps_its_contract_and_its_study_is_valid(tmp_path
     for slot in others:
         lay_down(write_plugin(f"acme-{slot}", slot, out=tmp_path), tmp_path / "site")
     script = f"""
-from vitlab import lab, slots
+from vitlab import lab, registry
 from vitlab.testing import check_component
 for slot in {others!r}:
     check_component(slot, "acme")
-    assert str(slots.slot(slot).find("acme")[1]) == f"acme-{{slot}} 0.1.0"
+    assert str(registry.slot(slot).find("acme")[1]) == f"acme-{{slot}} 0.1.0"
     _, plan = lab.plan_study(f"acme-{{slot}}/studies/acme.yaml")
     print(slot, len(plan.arms), sum(bool(arm.skip) for arm in plan.arms))
 print("ran", lab.smoke("acme-executor/studies/acme.yaml", changes=dict(design=None)))
@@ -322,14 +322,14 @@ def test_every_other_block_of_the_page_does_what_it_says(tmp_path: Path) -> None
     commands = [line.partition("#")[0].split()[1:] for line in shell.splitlines() if line.startswith("vitlab ")]
     script = f"""
 import runpy
-from vitlab import lab, slots
+from vitlab import lab, registry
 from vitlab.cli import cli
 for words in {commands!r}:
     cli.main(words, standalone_mode=False)
 runpy.run_path("test_polar.py")["test_polar_keeps_the_contract"]()
 _, plan = lab.plan_study("page.yaml")
 print("ARMS", [arm.name for arm in plan.arms])
-slots.load_file("my_blocks.py")
+registry.load_file("my_blocks.py")
 print("FILE", registry.slot("position").get("my_blocks.py:polar").__name__)
 """
     printed = python(script, site, tmp_path)
