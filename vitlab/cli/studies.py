@@ -44,17 +44,18 @@ def command(out: Path, as_json: bool) -> None:
 def _study(folder: Path, store: Store) -> dict[str, Any] | None:
     from vitlab.plan.versions import versions
 
-    rows = [row for version in versions(folder.resolve()) if (row := _row(version, store))]
+    recorded = versions(folder.resolve())
+    rows = [row for version in recorded if (row := _row(version, recorded[0], store))]
     questions = [row.pop("question") for row in rows]
     return {"study": folder.name, "question": questions[0], "versions": rows} if rows else None
 
 
-def _row(version: Version, store: Store) -> dict[str, Any] | None:
+def _row(version: Version, latest: Version, store: Store) -> dict[str, Any] | None:
     """Return the row of a version, or None if its plan has been deleted meanwhile."""
     from dataclasses import replace
 
     from vitlab.cli.status import state_of
-    from vitlab.plan.versions import differences, versions
+    from vitlab.plan.versions import differences
     from vitlab.plan.written import read_plan
 
     plan = read_plan(version.folder / "plan.json")
@@ -67,7 +68,6 @@ def _row(version: Version, store: Store) -> dict[str, Any] | None:
         state_of(store.trial(trial.key, trial.code))
         for trial in {(item.trial.key, item.trial.code): item.trial for item in plan.trials}.values()
     )
-    latest = versions(study)[0]
     comparable = version.content is not None and latest.content is not None
     return {
         "question": plan.question,
