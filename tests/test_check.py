@@ -33,7 +33,7 @@ from vitlab.regression.baseline import read_baseline
 from vitlab.regression.gate import learning
 from vitlab.regression.traces import trace
 from vitlab.report import api
-from vitlab.runner.run import circumstances
+from vitlab.runner import circumstances
 from vitlab.store.folders import Store, read_json
 from vitlab.store.result import Result
 from vitlab.training.loop import Training

@@ -83,6 +83,11 @@ def parsed(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
+def relative(path: Path) -> Path:
+    """Return a path as messages print it: relative to the working directory if it is below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def write(folder: Path, **changes: Any) -> Path:
     file = folder / "tiny.yaml"
     file.write_text(yaml.safe_dump({**STUDY, **changes}, sort_keys=False))
@@ -136,7 +141,7 @@ def test_failed_trials_exit_with_4_and_the_answer_still_stands(tmp_path: Path, m
     assert code == 4 and "\n1 trained, 0 taken from earlier runs, 1 failed.\n" in printed
     code, printed, err = call(*command, "--retry-failed")
     assert code == 4 and parsed(printed)["study"] == "tiny"
-    why = f"vitlab logs tiny --arm optimizer=sour --seed 0 --out {tmp_path / 'out'}"
+    why = f"vitlab logs tiny --arm optimizer=sour --seed 0 --out {relative(tmp_path / 'out')}"
     assert f"1 trial failed; '{why}' shows why" in err and "RuntimeError: not today, at " in err and "sour.py:9" in err
     code, logs, err = call(*why.split()[1:])
     assert (code, err) == (0, "") and "RuntimeError: not today" in logs
@@ -232,8 +237,9 @@ def test_what_plugins_get_wrong_exits_with_3(tmp_path: Path) -> None:
     code, printed, err = call("validate", write(tmp_path), "--plugin", broken)
     assert (code, printed) == (3, "")
     assert err.splitlines() == [
-        f"plugin file {broken} failed: ModuleNotFoundError: No module named 'nothing_of_that_name', at {broken}:1",
-        f"  {broken}:1, in <module>",
+        f"plugin file {broken} failed: ModuleNotFoundError: No module named 'nothing_of_that_name', "
+        f"at {relative(broken)}:1",
+        f"  {relative(broken)}:1, in <module>",
         "    import nothing_of_that_name",
     ]
 
@@ -273,11 +279,13 @@ def test_failure_inside_a_plugin_file_names_its_line(tmp_path: Path, words: list
     code, printed, err = call(*words, file, "--plugin", plugin)
     assert code == 3, printed
     first = err.splitlines()[0]
-    assert first.startswith(f"{plugin}:{line}: RuntimeError: ") and f"position={name}" in first, err
+    assert first.startswith(f"{relative(plugin)}:{line}: RuntimeError: ") and f"position={name}" in first, err
     assert err.splitlines()[-1] == f"This is a fault of the plugin in {plugin}." and "torch/" not in err
     assert len(err.splitlines()) <= 6, err
     code, _, err = call("run", file, "--out", tmp_path / "out", "--plugin", plugin)
-    assert code == 4 and re.search(rf"failed: RuntimeError: The size of tensor a .*, at {plugin}:{line}", err), err
+    assert code == 4 and re.search(
+        rf"failed: RuntimeError: The size of tensor a .*, at {relative(plugin)}:{line}", err
+    ), err
 
 
 @pytest.mark.parametrize(

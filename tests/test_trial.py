@@ -25,8 +25,9 @@ from vitlab.plan.checkpoints import digests_of, identity_of
 from vitlab.plan.key import code_of
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
+from vitlab.runner import attempt, circumstances, utilisation
 from vitlab.runner.models import load_model
-from vitlab.runner.run import Settings, attempt, circumstances, run_cohort, run_trial, utilisation
+from vitlab.runner.run import Settings, run_cohort, run_trial
 from vitlab.spec import STREAMS
 from vitlab.store.folders import Busy, TrialFolder, read_json
 from vitlab.store.result import Result

@@ -16,7 +16,7 @@ from vitlab.errors import WeightsError
 from vitlab.weights import ModelFacts, convert, open_model
 from vitlab.weights import config as tables
 from vitlab.weights import inspect as look
-from vitlab.weights.config import stated
+from vitlab.weights.config import read_config
 from vitlab.weights.timm_models import architectures, entry_point
 
 torchvision("torchvision.models")
@@ -86,11 +86,11 @@ def test_every_other_architecture_of_timm_is_refused_by_name() -> None:
     assert len(others) > 500
     for name in sorted(others):
         with pytest.raises(WeightsError, match=f"config.json names the architecture '{name}'"):
-            stated({"architecture": name, "pretrained_cfg": {}}, {}, {}, "config.json")
+            read_config({"architecture": name, "pretrained_cfg": {}}, {}, {}, "config.json")
 
 
 def test_every_argument_of_timms_classes_is_in_one_table() -> None:
-    parts = [tables._MAPPED, tables._SHOWN, tables._WITHOUT_EFFECT, tables._ONE_VALUE.keys()]
+    parts = [tables._MAPPED, tables._IN_TENSORS, tables._WITHOUT_EFFECT, tables._ONE_VALUE.keys()]
     for kind in (VisionTransformer, Eva):
         for argument in inspect.signature(kind).parameters:
             assert sum(argument in part for part in parts) == 1, argument
@@ -100,7 +100,7 @@ def test_every_argument_of_timms_classes_is_in_one_table() -> None:
 
 @pytest.mark.parametrize("kind", [transformers.ViTConfig, transformers.DeiTConfig, transformers.ViTMSNConfig])
 def test_every_key_of_transformers_is_in_a_table(kind: Any) -> None:
-    assert set(kind().to_dict()) <= tables._OF_THE_MODEL | tables._OF_EVERY_CONFIG
+    assert set(kind().to_dict()) <= tables._MODEL_KEYS | tables._COMMON_KEYS
     assert tables._MODEL_TYPES[kind.model_type] == kind().layer_norm_eps
 
 
