@@ -308,7 +308,7 @@ def test_what_is_inconclusive_is_trained_with_more_seeds(tmp_path: Path, monkeyp
     assert results.groupby("arm")["status"].value_counts().to_dict() == {
         ("crops", "done"): 5, ("none", "done"): 3, ("none", "missing"): 2
     }  # fmt: skip
-    assert not (new / "studies" / "gate").exists() and check.lab.plan_study(file)[0].seeds.values == (0, 1, 2)
+    assert not (new / "studies" / "gate").exists() and lab.plan_study(file)[0].seeds.values == (0, 1, 2)
 
 
 def test_where_nothing_is_left_everything_has_regressed(

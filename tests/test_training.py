@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,11 +19,13 @@ from vitlab import noise
 from vitlab.components.base import DropPath
 from vitlab.data.prepare import Feed, Prepared, prepare
 from vitlab.errors import VitlabError
+from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.store.result import Measurement
 from vitlab.training import checkpoint, loop
+from vitlab.training.artifacts import InputSpec, read_weights, write_weights
 from vitlab.training.loop import (
     EVALUATION_BATCH,
     TrainingResult,
@@ -32,6 +35,7 @@ from vitlab.training.loop import (
     steps_of,
     train,
 )
+from vitlab.weights.files import write_file
 
 DATA = {
     "type": "synthetic",
@@ -450,6 +454,26 @@ def test_a_damaged_checkpoint_is_never_taken_for_a_whole_one(tmp_path: Path) -> 
         file.write_bytes(whole[:length])
         with pytest.raises(checkpoint.Damaged):
             checkpoint.read(tmp_path)
+
+
+def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
+    """safetensors writes the keys of the metadata in another order at each call."""
+    state = {"head.weight": torch.arange(6.0).view(2, 3), "b": torch.ones(1, dtype=torch.float16)}
+    input_spec = InputSpec(DataInfo(image=(8, 8), channels=1, classes=2, labels=("ä", "b")), (0.5,), (0.2,))
+    trained, converted = tmp_path / "weights.safetensors", tmp_path / "converted.safetensors"
+    written, exported = set(), set()
+    for _ in range(20):
+        write_weights(trained, state, input_spec)
+        write_file(converted, state, {"one": "1", "two": "2"})
+        written.add(trained.read_bytes())
+        exported.add(converted.read_bytes())
+    assert len(written) == len(exported) == 1
+    with safetensors.safe_open(converted, framework="pt") as file:
+        assert file.metadata() == {"format": "pt", "one": "1", "two": "2"}
+    for file in (trained, converted):
+        tensors = safetensors.torch.load_file(file)
+        assert tensors.keys() == state.keys() and all(tensors[name].equal(state[name]) for name in state)
+    assert read_weights(trained)[1] == input_spec
 
 
 def test_what_a_killed_writer_left_is_swept_away(tmp_path: Path) -> None:

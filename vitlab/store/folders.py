@@ -507,6 +507,19 @@ def check_weights(file: Path) -> bool:
     return True
 
 
+def sort_metadata(data: bytes) -> bytes:
+    """Return a safetensors file with its metadata sorted by key.
+
+    The library writes them in an order that changes from call to call; sorted, equal contents are equal bytes.
+    """
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8 bytes
+    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(data)[8 + length :]))
+
+
 def report_damage(path: Path, reason: str) -> None:
     """Log a damaged file, once per process for each state of it."""
     signature = _signature(path)

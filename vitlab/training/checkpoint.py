@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import VitlabError
-from vitlab.store.folders import write_bytes
+from vitlab.store.folders import sort_metadata, write_bytes
 
 FILE = "last.safetensors"
 _JSON = "vitlab"
@@ -75,8 +75,7 @@ def read(folder: Path) -> dict[str, Any] | None:
 def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """Return the bytes of a safetensors file.  Tensors are copied, since the format rejects shared memory."""
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-    data: bytes = safetensors.torch.save(copies, dict(metadata))
-    return data
+    return sort_metadata(safetensors.torch.save(copies, dict(metadata)))
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

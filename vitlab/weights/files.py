@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitlab.errors import WeightsError
 from vitlab.plan.checkpoints import DESCRIPTIONS, files_of
-from vitlab.store.folders import write_bytes
+from vitlab.store.folders import sort_metadata, write_bytes
 from vitlab.weights.known import some
 
 Container = Literal["safetensors", "torch", "npz"]
@@ -115,7 +115,7 @@ def write_file(file: Path, tensors: Mapping[str, Tensor], header: Mapping[str, s
     container = container_of(file)
     own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     if container == "safetensors":
-        data = safetensors.torch.save(own, {"format": "pt", **header})
+        data = sort_metadata(safetensors.torch.save(own, {"format": "pt", **header}))
     elif container == "torch":
         buffer = io.BytesIO()
         torch.save(own, buffer)
