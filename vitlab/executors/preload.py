@@ -28,6 +28,8 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "
 # Otherwise Arrow's allocator starts a thread, and a process that forks must have only one.
 os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
 
+SLOTS = [name for name in SLOT_MODULES if name != "tracker"]  # only the driver uses trackers
+
 # torch.optim imports dynamo on first use, and files are written by pyarrow and ctypes: importing them here saves each
 # trial a second.
 for module in (
@@ -36,13 +38,13 @@ for module in (
     "numpy.ctypeslib",
     "pyarrow.parquet",
     "vitlab.runner.run",
-    *SLOT_MODULES.values(),
+    *(SLOT_MODULES[name] for name in SLOTS),
 ):
     with suppress(Exception):  # a failing import is repeated, and reported, by the worker that needs it
         importlib.import_module(module)
 
 read_ahead()  # every worker compares the installed code with that of its plan
-for entry in (entry for name in SLOT_MODULES for entry in listing(name) if entry.origin.source == BUILT_IN):
+for entry in (entry for name in SLOTS for entry in listing(name) if entry.origin.source == BUILT_IN):
     with suppress(Exception):  # it has options without a default, or shares its name with a plugin
         slot(entry.slot).resolve(entry.name)
 
