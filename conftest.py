@@ -1,4 +1,4 @@
-"""What holds for every test, of vitlab and of the plugins beside it: it draws the same whatever ran before it."""
+"""Fixtures of all tests, of vitlab and of its plugins: random draws do not depend on the tests that ran before."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# Trials that run in this process are to round as those of workers do, whatever was multiplied here before the first.
+# Makes trials in this process round as trials in workers do.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
-# A push is not to fail of examples that another one was not shown; whoever looks for new ones says so:
-# pytest --hypothesis-profile=default
+# The same examples in every run.  To search for new ones: pytest --hypothesis-profile=default
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("same")
 
 
 @pytest.fixture(autouse=True)
 def _torch_draws_the_same() -> None:
-    """A test that draws without a seed of its own fails again when it is run again, alone or among others."""
-    torch = sys.modules.get("torch")  # where a test needs none, none is imported
+    """Seed torch, so that a test that draws without a seed of its own is reproducible."""
+    torch = sys.modules.get("torch")  # not imported for tests that do not need it
     if torch is not None:
         torch.manual_seed(0)
 

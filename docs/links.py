@@ -1,6 +1,6 @@
 """Check of the built site: every link inside it leads to a page, a file or a heading that exists.
 
-A hook of MkDocs, whose own validation does not see the anchors of generated pages.
+This is a hook of MkDocs, whose own validation does not see the anchors of generated pages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def dead_links(site: Path) -> list[tuple[str, str]]:
-    """Return the links of a built site that lead nowhere, as page and address; addresses of other sites are not tried.
+    """Return the dead links of a built site, as page and address; links to other sites are not tried.
 
     Args:
         site: the folder the site was built into.
@@ -50,7 +50,7 @@ def dead_links(site: Path) -> list[tuple[str, str]]:
 
 
 class _Page(HTMLParser):
-    """The links of a page, and the anchors that links can lead to."""
+    """Links of a page, and the anchors that links can lead to."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()

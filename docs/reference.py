@@ -1,6 +1,6 @@
-"""The reference: pages made from the slots, the signatures and the commands, each time the site is built.
+"""Reference pages, generated from the slots, the signatures and the commands each time the site is built.
 
-A hook of MkDocs.  :func:`pages` needs nothing but vitlab, so that tests read the pages without building the site.
+This is a hook of MkDocs.  :func:`pages` needs only vitlab, so that tests can read the pages without building the site.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 
 CAPABILITIES = ("needs_bias", "needs_rotation", "takes_bias", "takes_rotation", "vmap_safe", "goal")
-"""Class variables that say what a component can be combined with, and of a metric which way is better."""
+"""Class variables that say what a component can be combined with, and whether more of a metric is better."""
 
 
 # -- hooks of MkDocs --------------------------------------------------------------------------------------------------
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Name the pages under "Reference"."""
+    """List the generated pages under "Reference"."""
     assert config.nav is not None
     (section,) = [entry for entry in config.nav if "Reference" in entry]
     section["Reference"] = [{_title(text): path} for path, text in pages().items()]
@@ -46,7 +46,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Put the pages beside those that are written by hand."""
+    """Add the generated pages to those that are written by hand."""
     from mkdocs.structure.files import File
 
     for path, text in pages().items():
@@ -58,13 +58,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def pages() -> dict[str, str]:
-    """Path below the pages to Markdown: the study file, the commands, and every slot with its built-in components."""
+    """Return generated Markdown by path: the study file, the commands, and every slot with its built-in components."""
     study = (ROOT / "pipelines" / "README.md").read_text(encoding="utf-8")
-    found = {"reference/study.md": study, "reference/commands.md": "\n".join(_commands())}
-    found["reference/python.md"] = "\n".join(_python())
+    generated = {"reference/study.md": study, "reference/commands.md": "\n".join(_commands())}
+    generated["reference/python.md"] = "\n".join(_python())
     for name in registry.SLOT_MODULES:
-        found[f"reference/{name}.md"] = "\n".join(_slot(name))
-    return found
+        generated[f"reference/{name}.md"] = "\n".join(_slot(name))
+    return generated
 
 
 def _title(text: str) -> str:
@@ -81,20 +81,20 @@ def _slot(name: str) -> Iterator[str]:
     yield "| name | in one line |\n| --- | --- |"
     for entry in built_in:
         first = (inspect.getdoc(room.get(f"{registry.BUILT_IN}:{entry.name}")) or "").partition("\n")[0]
-        said = _inline(first.partition("  Reference:")[0]).replace("|", "&#124;")
-        yield f"| [`{entry.name}`](#{entry.name}) | {said} |"
+        summary = _inline(first.partition("  Reference:")[0]).replace("|", "&#124;")
+        yield f"| [`{entry.name}`](#{entry.name}) | {summary} |"
     yield ""
     shared = set(room.shared.model_fields) if room.shared else set()
     for entry in built_in:
         component = room.get(f"{registry.BUILT_IN}:{entry.name}")
         yield f"## `{entry.name}` {{#{entry.name}}}\n"
-        yield f"{_prose(inspect.getdoc(component) or '')}\n"
+        yield f"{_prose(_split_sections(inspect.getdoc(component) or '')[0])}\n"
         schema = room.options(component).model_json_schema()
         own = {option: field for option, field in schema.get("properties", {}).items() if option not in shared}
         yield from _options(own, schema, _meanings(component))
         marks = [(mark, getattr(component, mark, None)) for mark in CAPABILITIES]
-        if said := [f"`{mark} = {value}`" for mark, value in marks if isinstance(value, bool | str)]:
-            yield f"Says of itself: {', '.join(said)}.\n"
+        if properties := [f"`{mark} = {value}`" for mark, value in marks if isinstance(value, bool | str)]:
+            yield f"Properties: {', '.join(properties)}.\n"
         yield f"Class `{entry.target.replace(':', '.')}`.\n"
     if room.shared:
         yield f"## Options of every {name}\n"
@@ -107,37 +107,43 @@ def _options(fields: dict[str, Any], schema: dict[str, Any], meanings: dict[str,
     if not fields:
         yield "No options.\n"
         return
-    known = any(option in meanings for option in fields)
-    yield "| option | type | default |" + (" meaning |" if known else "")
-    yield "| --- | --- | --- |" + (" --- |" if known else "")
+    has_meanings = any(option in meanings for option in fields)
+    yield "| option | type | default |" + (" meaning |" if has_meanings else "")
+    yield "| --- | --- | --- |" + (" --- |" if has_meanings else "")
     for option, field in fields.items():
         default = "required" if option in schema.get("required", []) else f"`{shown_default(field.get('default'))}`"
-        meaning = f" {_inline(meanings.get(option, ''))} |" if known else ""
+        meaning = f" {_inline(meanings.get(option, ''))} |" if has_meanings else ""
         yield f"| `{option}` | {shown_type(field)} | {default} |{meaning}"
     yield ""
 
 
 def _meanings(component: type) -> dict[str, str]:
-    """What the constructor's docstring says of its arguments."""
-    return _arguments(inspect.getdoc(component.__init__) or "")  # type: ignore[misc]
+    """Return the documented constructor arguments of a class, with those that it inherits."""
+    docs = [inspect.cleandoc(base.__doc__ or "") for base in reversed(component.__mro__)]
+    return {name: meaning for text in docs for name, meaning in _arguments(text).items()}
+
+
+def _split_sections(text: str) -> tuple[str, dict[str, str]]:
+    """Return a docstring's prose and the entries of its "Args:" section."""
+    return re.split(r"\n(?:Args|Raises|Returns):\n", text)[0], _arguments(text)
 
 
 def _arguments(text: str) -> dict[str, str]:
-    """The entries of a docstring's "Args:" section."""
-    _, found, arguments = text.partition("Args:\n")
-    if not found:
+    """Return the entries of a docstring's "Args:" section."""
+    _, section, arguments = text.partition("Args:\n")
+    if not section:
         return {}
     arguments = re.split(r"\n(?=\S)", arguments)[0]
     entries = re.findall(r"(?ms)^    (\w+): (.*?)(?=^    \w+: |\Z)", arguments)
-    return {name: " ".join(said.split()) for name, said in entries}
+    return {name: " ".join(meaning.split()) for name, meaning in entries}
 
 
 def _python() -> Iterator[str]:
     yield "# Python API\n"
     yield (
-        "`import vitlab` takes no time: a name is loaded when it is first used. A study is named by its file or its "
-        "folder in the output folder. Frames are pandas frames; they have the columns named here whatever the study, "
-        "in this order and of these types.\n"
+        "`import vitlab` loads nothing: a name is imported when it is first used. A study is named by its file or "
+        "by its folder in the output folder. Frames are pandas frames; every study has the columns named here, in "
+        "this order and of these types.\n"
     )
     yield from _function("run")
     yield "`repr(answer)` is one line; in a notebook an answer shows its sentences and a link to the report.\n"
@@ -150,41 +156,41 @@ def _python() -> Iterator[str]:
         yield f"| `{field.name}` | {ANSWER[field.name]} |"
     yield ""
     yield from _function("results")
-    yield "Also `results.parquet` and `results.csv` of a report. A row for every trial, whatever became of it.\n"
+    yield "Also `results.parquet` and `results.csv` of a report. One row per trial, failed trials included.\n"
     between = {
-        "PATH": ("int64, float64 or string", "one for every path the study varies, such as `model.patch_size`"),
+        "PATH": ("int64, float64 or string", "one column per path the study varies, such as `model.patch_size`"),
         "val/NAME, test/NAME, train/NAME": (
             "float64",
-            "final values; with `at: best`, the best value of the judged metric stands in `METRIC@best`",
+            "final values; with `at: best`, the best value of the study's metric is in `METRIC@best`",
         ),
     }
     yield from _meanings_of(frame.BEFORE | between | frame.AFTER)
     yield from _function("compare")
     yield (
-        "Also `summary.csv` of a report. A row for every arm. Values are shares of one where the report shows percent. "
-        "After these columns follow the mean and the standard deviation of `test/NAME`, if it was measured.\n"
+        "Also `summary.csv` of a report. One row per arm. Shares are between 0 and 1 where the report shows percent. "
+        "The mean and the standard deviation of `test/NAME` follow these columns if it was measured.\n"
     )
     yield from _meanings_of(comparison.MEANINGS)
-    yield "The column `verdict` has the word that the sentences and the tables of the report have:\n"
+    yield "The column `verdict` has the word used in the sentences and tables of the report:\n"
     yield "| verdict | meaning |\n| --- | --- |"
     for word, meaning in verdict.MEANINGS.items():
         yield f"| `{word}` | {meaning} |"
     yield ""
     yield from _function("history")
-    yield "Also `history.parquet` of a report. A row for every measurement.\n"
+    yield "Also `history.parquet` of a report. One row per measurement.\n"
     yield from _meanings_of(frame.HISTORY)
     yield from _function("predictions")
     yield from _meanings_of(api.PREDICTIONS)
     yield from _function("load")
     yield f"`transform` is a `Transform`: {_inline(inspect.getdoc(Transform) or '')}\n"
-    yield "`model(transform(image))` is a NamedTuple, as the arm's head has it:\n"
+    yield "`model(transform(image))` is a NamedTuple that depends on the arm's head:\n"
     yield "| NamedTuple | fields | meaning |\n| --- | --- | --- |"
     for logits in (Logits, Probabilities, DistilledLogits, DistilledProbabilities):
         fields = ", ".join(f"`{name}`" for name in logits._fields)
         yield f"| `{logits.__name__}` | {fields} | {_inline(' '.join((inspect.getdoc(logits) or '').split()))} |"
     yield '\n`model.views(output)[""]` are the logits of the prediction, whatever the head.\n'
     yield "## Errors {#errors}\n"
-    yield "Everything raised on purpose is a `vitlab.VitlabError`.\n"
+    yield "Every error that vitlab raises on purpose is a `vitlab.VitlabError`.\n"
     yield "| error | meaning |\n| --- | --- |"
     for error in (vitlab.VitlabError, vitlab.UserError, vitlab.SpecError):
         yield f"| `vitlab.{error.__name__}` | {_inline((inspect.getdoc(error) or '').partition(chr(10))[0])} |"
@@ -204,10 +210,10 @@ ANSWER = {
 
 
 def _function(name: str) -> Iterator[str]:
-    """A public function: its signature, its docstring, and a table of its arguments."""
+    """Yield a public function's signature, its docstring and a table of its arguments."""
     function = getattr(vitlab, name)
     text = inspect.getdoc(function) or ""
-    prose, arguments = re.split(r"\n(?:Args|Raises|Returns):\n", text)[0], _arguments(text)
+    prose, arguments = _split_sections(text)
     yield f"## `vitlab.{name}` {{#{name}}}\n"
     parameters = ",\n".join(f"    {parameter}" for parameter in _parameters(function))
     yield f"```python\nvitlab.{name}(\n{parameters},\n)\n```\n"
@@ -226,12 +232,12 @@ def _parameters(function: Any) -> Iterator[str]:
             star = True
             yield "*"
         default = parameter.default
-        shown = "" if default is parameter.empty else f" = {(str(default) if isinstance(default, Path) else default)!r}"
-        yield f"{parameter.name}: {parameter.annotation}{shown}"
+        text = "" if default is parameter.empty else f" = {(str(default) if isinstance(default, Path) else default)!r}"
+        yield f"{parameter.name}: {parameter.annotation}{text}"
 
 
 def _meanings_of(columns: Mapping[str, tuple[str, str]]) -> Iterator[str]:
-    yield "| column | type | says |\n| --- | --- | --- |"
+    yield "| column | type | meaning |\n| --- | --- | --- |"
     for name, (kind, meaning) in columns.items():
         yield f"| `{name}` | {kind} | {meaning} |"
     yield ""
@@ -240,7 +246,7 @@ def _meanings_of(columns: Mapping[str, tuple[str, str]]) -> Iterator[str]:
 def _commands() -> Iterator[str]:
     yield "# Commands\n"
     yield "Results go to stdout, progress and warnings to stderr.\n"
-    yield "| exit code | means |\n| --- | --- |"
+    yield "| exit code | meaning |\n| --- | --- |"
     (codes,) = re.findall(
         r"Exit codes: (.*?)\.", " ".join((inspect.getdoc(importlib.import_module("vitlab.cli")) or "").split())
     )
@@ -263,18 +269,18 @@ def _command(name: str, command: click.Command) -> Iterator[str]:
     yield f"{_prose(inspect.cleandoc(command.help or ''))}\n"
     options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
     if options:
-        yield "| option | says |\n| --- | --- |"
+        yield "| option | meaning |\n| --- | --- |"
     for option in options:
-        names, said = option.get_help_record(click.Context(command)) or ("", "")
-        yield f"| `{names}` | {said} |"
+        names, help = option.get_help_record(click.Context(command)) or ("", "")
+        yield f"| `{names}` | {help} |"
     yield ""
 
 
-# -- from docstrings to Markdown --------------------------------------------------------------------------------------
+# -- docstrings to Markdown -------------------------------------------------------------------------------------------
 
 
 def _prose(text: str) -> str:
-    """A docstring as Markdown: roles and double backticks become code, and papers links."""
+    """Return a docstring as Markdown: roles and double backticks become code, and papers links."""
     text = re.sub(r"::\n\n((?:    .*\n?|\n)+)", lambda code: ":\n\n" + code.group(1), text)
     return _inline(text)
 

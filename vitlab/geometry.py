@@ -97,6 +97,7 @@ class Geometry:
 
     @property
     def head_dim(self) -> int:
+        """Width of one attention head."""
         return self.dim // self.heads
 
     @property

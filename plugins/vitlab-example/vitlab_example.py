@@ -36,7 +36,9 @@ class Polar(Position):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        """Return why this geometry has no polar code, or None."""
         return None if g.dim % 4 == 0 else f"position 'polar' needs a dim that is a multiple of 4; found {g.dim}"
 
     def add(self, x_BTD: Tensor, layer: int) -> Tensor:
+        """Add the rows before the first block."""
         return x_BTD + self.get_buffer("rows_TD").to(x_BTD.dtype) if layer == 0 else x_BTD

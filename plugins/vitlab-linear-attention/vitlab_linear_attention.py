@@ -104,6 +104,13 @@ class Performer(_Kernel):
     paper's code in that it needs no small number added to features: what keeps them from underflow cancels.
 
     Reference: arXiv:2009.14794, lemma 1 and section 2.4; without the redrawing of section 4.2.
+
+    Args:
+        g: sizes.
+        features: how many; more estimate better.  By default K log K, rounded up, for K channels of a head.
+        qkv_bias: whether queries, keys and values have one.
+        qk_norm: of queries and keys.
+        proj_drop: dropout after the last matrix.
     """
 
     features_FK: Tensor
@@ -117,14 +124,6 @@ class Performer(_Kernel):
         qk_norm: Norm = "none",
         proj_drop: Probability = 0.0,
     ) -> None:
-        """
-        Args:
-            g: sizes.
-            features: how many; more estimate better.  By default K log K, rounded up, for K channels of a head.
-            qkv_bias: whether queries, keys and values have one.
-            qk_norm: of queries and keys.
-            proj_drop: dropout after the last matrix.
-        """
         super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, proj_drop=proj_drop)
         count = features or max(1, math.ceil(g.head_dim * math.log(g.head_dim)))
         self.register_buffer("features_FK", orthogonal(count, g.head_dim))
@@ -174,6 +173,14 @@ class Neighborhood(_Projected):
 
     Reference: arXiv:2204.07143, equations 1 to 3 (neighborhood attention); tokens that look at everything are those of
     arXiv:2004.05150, section 3.1.
+
+    Args:
+        g: sizes.
+        window: rows and columns of patches that a patch looks at.
+        qkv_bias: whether queries, keys and values have one.
+        qk_norm: of queries and keys.
+        drop: dropout of weights.
+        proj_drop: dropout after the last matrix.
     """
 
     key_NS: Tensor
@@ -188,15 +195,6 @@ class Neighborhood(_Projected):
         drop: Probability = 0.0,
         proj_drop: Probability = 0.0,
     ) -> None:
-        """
-        Args:
-            g: sizes.
-            window: rows and columns of patches that a patch looks at.
-            qkv_bias: whether queries, keys and values have one.
-            qk_norm: of queries and keys.
-            drop: dropout of weights.
-            proj_drop: dropout after the last matrix.
-        """
         super().__init__(g, qkv_bias=qkv_bias, qk_norm=qk_norm, proj_drop=proj_drop)
         self.prefix = len(g.prefix)
         self.scale = g.head_dim**-0.5
@@ -225,6 +223,7 @@ class Neighborhood(_Projected):
         return near_BHXK.reshape(*x_BHTK.shape[:2], *self.key_NS.shape, x_BHTK.shape[-1])
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        """Attend to the window around each patch; prefix tokens attend to all."""
         prefix_BHPT, patches_BHNS, v_BHTK = self._logits(x_BTD, rotation, bias_HTT)
         prefix_BHPK = self.global_drop(prefix_BHPT.softmax(-1)) @ v_BHTK
         weights_BHN1S = self.window_drop(patches_BHNS.softmax(-1))[:, :, :, None]

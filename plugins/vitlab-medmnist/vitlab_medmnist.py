@@ -108,15 +108,14 @@ class MedMNIST(Dataset):
     the study gives a share with ``validation``, which is then drawn from all of them.
 
     Reference: Yang et al., MedMNIST v2, Scientific Data 2023, doi:10.1038/s41597-022-01721-8.
+
+    Args:
+        name: which of the sets.
+        root: folder that has ``<name>.npz``, or has it in ``medmnist``.  None: ``$VITLAB_DATA``, ``data``, the
+            user's cache, ``/usr/share/datasets``.
     """
 
     def __init__(self, *, name: Name = "bloodmnist", root: Annotated[str | None, Unhashed()] = None) -> None:
-        """
-        Args:
-            name: which of the sets.
-            root: folder that has ``<name>.npz``, or has it in ``medmnist``.  None: ``$VITLAB_DATA``, ``data``, the
-                user's cache, ``/usr/share/datasets``.
-        """
         self.name = name
         self.root = root
         self.facts = SETS[name]
@@ -126,6 +125,7 @@ class MedMNIST(Dataset):
         return next((path for folder in folders if (path := folder / f"{self.name}.npz").is_file()), None)
 
     def missing(self) -> str | None:
+        """Return the sentence that says where the file belongs, or None if it is there."""
         if self._find() is not None:
             return None
         looked = ", ".join(map(str, files.roots(self.root)))
@@ -135,6 +135,7 @@ class MedMNIST(Dataset):
         )
 
     def info(self) -> DataInfo:
+        """Return the facts of the data set, with the checksum of the local file if there is one."""
         found = self._find()
         checksum = self.facts.md5 if found is None else files.checksum(found)
         return DataInfo(
@@ -146,6 +147,7 @@ class MedMNIST(Dataset):
         )
 
     def read(self, split: Split) -> Images:
+        """Read a split: the training and validation images together, or the test images."""
         parts = [self._images(part) for part in (("train", "val") if split == "train" else ("test",))]
         return Images(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 

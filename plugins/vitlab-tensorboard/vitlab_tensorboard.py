@@ -38,7 +38,14 @@ def _inside(folder: str) -> str:
 
 
 class TensorBoard(Replay):
-    """Event files of TensorBoard: curves by step, final values, hyperparameters, and every trial's spec as text."""
+    """Event files of TensorBoard: curves by step, final values, hyperparameters, and every trial's spec as text.
+
+    Args:
+        plan: the study.
+        store: where its trials are.
+        run: how they run.
+        folder: of all studies' event files, inside the output folder.
+    """
 
     title = "TensorBoard"
 
@@ -50,23 +57,18 @@ class TensorBoard(Replay):
         *,
         folder: Annotated[str, AfterValidator(_inside)] = "tensorboard",
     ) -> None:
-        """
-        Args:
-            plan: the study.
-            store: where its trials are.
-            run: how they run.
-            folder: of all studies' event files, inside the output folder.
-        """
         super().__init__(plan, store, run)
         self.into = folder
         self.root = store.root / folder / plan.study
 
     def place(self) -> str:
+        """Return the directory of the event files."""
         return self.into
 
     # -- trials -------------------------------------------------------------------------------------------------------
 
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
+        """Append the update to the trial's event file and return the new cursor."""
         name = _file(news)
         if mark is None:
             mark = {"file": name, "bytes": 0}
@@ -82,6 +84,7 @@ class TensorBoard(Replay):
             return {"file": mark["file"], "bytes": file.tell()}
 
     def holds(self, mark: Cursor) -> bool:
+        """Return True if the event file still has every byte up to the cursor."""
         path = self._path(mark)
         return path.exists() and path.stat().st_size >= mark["bytes"]
 

@@ -54,6 +54,18 @@ class Timm(Model):
     Its dropout draws from torch's generator, so replicates are trained one by one.
 
     Reference: R. Wightman, PyTorch Image Models, doi:10.5281/zenodo.4414861; each model names its own.
+
+    Args:
+        data: what the model sees.
+        name: such as ``resnet26d`` or ``vit_small_patch16_dinov3``; ``timm.list_models()`` has all.
+        options: further arguments of the model, such as ``{drop_path_rate: 0.1}``.
+        weights: timm's tag of published weights to start from, such as ``augreg_in21k_ft_in1k``: timm writes name
+            and tag as ``vit_tiny_patch16_224.augreg_in21k_ft_in1k``.  They are fetched into timm's cache when the
+            trial begins.  Positions and the first layer are fitted to other sizes and channels as timm does; the
+            classifier is a new one unless the number of classes is the same.
+
+    Raises:
+        OptionError: for a name, a tag or an option that timm does not have, and what :meth:`incompatibility` says.
     """
 
     def __init__(
@@ -64,19 +76,6 @@ class Timm(Model):
         options: Mapping[str, Setting] = {},
         weights: Annotated[str, Field(min_length=1)] | None = None,
     ) -> None:
-        """
-        Args:
-            data: what the model sees.
-            name: such as ``resnet26d`` or ``vit_small_patch16_dinov3``; ``timm.list_models()`` has all.
-            options: further arguments of the model, such as ``{drop_path_rate: 0.1}``.
-            weights: timm's tag of published weights to start from, such as ``augreg_in21k_ft_in1k``: timm writes name
-                and tag as ``vit_tiny_patch16_224.augreg_in21k_ft_in1k``.  They are fetched into timm's cache when the
-                trial begins.  Positions and the first layer are fitted to other sizes and channels as timm does; the
-                classifier is a new one unless the number of classes is the same.
-
-        Raises:
-            OptionError: for a name, a tag or an option that timm does not have, and what :meth:`incompatibility` says.
-        """
         super().__init__()
         self.complete({"name": name, "options": options, "weights": weights})
         if reason := self.incompatibility(data, {"name": name, "options": options}):
@@ -118,6 +117,7 @@ class Timm(Model):
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+        """Return why timm's model does not suit the data, or None."""
         name = options.get("name", DEFAULT)
         if data.task != "classification":
             return f"timm's {name} has one prediction per image, and the task is {data.task}"
@@ -125,6 +125,7 @@ class Timm(Model):
 
     @property
     def vmap_safe(self) -> bool:
+        """Return False: timm's modules are not checked for vmap."""
         return False  # its dropout and its drop-path are torch's, and batch norm updates itself in place
 
     # -- the network ------------------------------------------------------------------------------------------------
@@ -136,6 +137,7 @@ class Timm(Model):
         return found if isinstance(found, nn.Module) else None
 
     def forward(self, x_BCHW: Tensor) -> Logits:
+        """Return the logits of a batch of images."""
         return Logits(self.net(x_BCHW))
 
     def train(self, mode: bool = True) -> Self:
@@ -169,20 +171,23 @@ class Timm(Model):
         self.net.load_state_dict(fresh.state_dict())
 
     def no_weight_decay(self) -> set[str]:
+        """Return the names that timm's model exempts from weight decay."""
         theirs: Any = self.net.no_weight_decay() if hasattr(self.net, "no_weight_decay") else ()
         return super().no_weight_decay() | {NET + name for name, _ in self.net.named_parameters() if name in theirs}
 
     def layer_of(self, name: str) -> int:
-        """timm's group; a buffer has that of the parameters beside it."""
+        """Return timm's layer of a parameter; a buffer has that of the parameters beside it."""
         path = name.removeprefix(NET)
         while path not in self._layers and path:
             path = path.rpartition(".")[0]
         return self._layers.get(path, 0)
 
     def to_canonical(self, state: State) -> dict[str, Tensor]:
+        """Return the weights under timm's names."""
         return {name.removeprefix(NET): value for name, value in state.items()}
 
     def from_canonical(self, state: State) -> dict[str, Tensor]:
+        """Return the weights under this model's names."""
         return {NET + name: value for name, value in state.items()}
 
 

@@ -32,6 +32,7 @@ class Offer:
 
     @property
     def broken(self) -> bool:
+        """True if the plugin could not be loaded or was refused."""
         return self.health in ("broken", "refused")
 
 

@@ -168,6 +168,7 @@ class SDPA(_Fused):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        """Refuse attention dropout, which the kernel cannot repeat, and what the base refuses."""
         if options.get("drop", 0.0) > 0:
             return (
                 f"attention 'sdpa' cannot drop attention weights (drop is {options['drop']:g}): its kernel draws from "
@@ -181,7 +182,9 @@ class SDPA(_Fused):
 
 @attention.register("auto")
 class Auto(_Fused):
-    """Fused or explicit product, by this rule; the first line that applies decides:
+    """Fused or explicit product, chosen by a rule.
+
+    The first line that applies decides:
 
     1. weights are dropped in this step: explicit, because draws are keyed;
     2. inside ``torch.func.vmap``: explicit, because the fused kernel has no batching rule
@@ -244,6 +247,7 @@ class Split(_Softmax):
         return q_BTHK.transpose(1, 2), k_BTHK.transpose(1, 2), v_BTHK.transpose(1, 2)
 
     def to_canonical(self, state: State) -> dict[str, Tensor]:
+        """Fuse the weights of q, k and v into one qkv projection."""
         out = {name: value for name, value in state.items() if name[:2] not in ("q.", "k.", "v.")}
         for kind in ("weight", "bias"):
             if f"q.{kind}" in state:
@@ -251,6 +255,7 @@ class Split(_Softmax):
         return out
 
     def from_canonical(self, state: State) -> dict[str, Tensor]:
+        """Split the qkv projection into q, k and v."""
         out = {name: value for name, value in state.items() if not name.startswith("qkv.")}
         for kind in ("weight", "bias"):
             if f"qkv.{kind}" in state:
@@ -303,6 +308,7 @@ class PerHead(_Softmax):
         return torch.stack([dropped_BHTT[:, head] @ v_BHTK[:, head] for head in range(self.num_heads)], 1)
 
     def to_canonical(self, state: State) -> dict[str, Tensor]:
+        """Fuse the projections of all heads into one qkv projection."""
         out = {name: value for name, value in state.items() if not name.startswith("heads.")}
         for kind in ("weight", "bias"):
             if f"heads.0.q.{kind}" in state:
@@ -311,6 +317,7 @@ class PerHead(_Softmax):
         return out
 
     def from_canonical(self, state: State) -> dict[str, Tensor]:
+        """Split the qkv projection by head."""
         out = {name: value for name, value in state.items() if not name.startswith("qkv.")}
         for kind in ("weight", "bias"):
             if f"qkv.{kind}" in state:

@@ -77,6 +77,7 @@ class Dropout(nn.Module):
         return x * mask.view(x.shape).to(x.dtype) / (1 - self.p)
 
     def extra_repr(self) -> str:
+        """Return the probability, for ``repr``."""
         return f"p={self.p:g}"
 
 
@@ -106,6 +107,7 @@ class DropPath(nn.Module):
         return x * (mask.view(shape).to(x.dtype) / (1 - self.p))
 
     def extra_repr(self) -> str:
+        """Return the probability, for ``repr``."""
         return f"p={self.p:g}"
 
 

@@ -70,12 +70,15 @@ class Head(Part):
     """Names of the prefix tokens it predicts from: empty if it reads patches, None if unknown."""
 
     def pool(self, x_BTD: Tensor) -> Tensor:
+        """Pool the tokens into the rows that are classified, BTD to BSD."""
         raise NotImplementedError
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
+        """Return the logits of the pooled rows."""
         raise NotImplementedError
 
     def forward(self, x_BTD: Tensor) -> NamedTuple:
+        """Pool the tokens and classify the result."""
         return self.classify(self.pool(x_BTD))
 
     def views(self, output: Any) -> dict[str, Tensor]:
@@ -104,6 +107,7 @@ class AttentionPool(nn.Module):
         nn.init.trunc_normal_(self.latent, std=g.dim**-0.5, a=-2 * g.dim**-0.5, b=2 * g.dim**-0.5)
 
     def forward(self, x_BND: Tensor) -> Tensor:
+        """Attend from the latent query to all tokens, BND to BSD."""
         k_BNHK, v_BNHK = self.kv(x_BND).unflatten(-1, (2, self.heads, -1)).unbind(2)
         q_1HSK = self.q(self.latent).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         # One query has one row of weights, so a fused kernel saves nothing.
@@ -151,6 +155,13 @@ class Linear(_Pooled):
     """One linear layer on the pooled tokens.  Reference: arXiv:2010.11929.
 
     ``pool`` is the class token, the mean of the patch tokens, or attention pooling of them (arXiv:2106.04560).
+
+    Args:
+        g: the sizes of the model.
+        pool: ``cls``, ``gap`` or ``map``.
+        approximate: the GELU of attention pooling, as that of the blocks' MLP.
+        weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
+        output: what a caller of the model gets; the loss and the metrics read logits in either case.
     """
 
     def __init__(
@@ -162,20 +173,13 @@ class Linear(_Pooled):
         weights: Weights = "drawn",
         output: Output = "logits",
     ) -> None:
-        """
-        Args:
-            g: the sizes of the model.
-            pool: ``cls``, ``gap`` or ``map``.
-            approximate: the GELU of attention pooling, as that of the blocks' MLP.
-            weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
-            output: what a caller of the model gets; the loss and the metrics read logits in either case.
-        """
         super().__init__(g, pool, approximate)
         self.fc = nn.Linear(g.dim, g.classes)
         self.output = output
         self.keeps_init = _zeroed(self, "fc") if weights == "zero" else frozenset()
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
+        """Project the pooled row to one score per class."""
         return _scores(self.fc(x_BSD[:, 0]), self.output)
 
 
@@ -202,6 +206,7 @@ class MLPHead(_Pooled):
         self.keeps_init = _zeroed(self, "fc") if weights == "zero" else frozenset()
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
+        """Apply the hidden tanh layer, then project to one score per class."""
         x_BR = torch.tanh(self.pre_logits(x_BSD[:, 0]))
         return _scores(self.fc(x_BR), self.output)
 
@@ -232,6 +237,7 @@ class Distilled(Head):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        """Refuse a geometry without a class token or a distillation token."""
         missing = [token for token in ("class", "distillation") if token not in g.prefix]
         if missing:
             return (
@@ -245,6 +251,7 @@ class Distilled(Head):
         return torch.stack([x_BTD[:, at] for at in self.at], 1)
 
     def classify(self, x_BSD: Tensor) -> NamedTuple:
+        """Classify both tokens with their own projections; report their mean."""
         logits = DistilledLogits(self.fc(x_BSD[:, 0]), self.fc_dist(x_BSD[:, 1]))
         if self.output == "logits":
             return logits

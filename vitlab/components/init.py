@@ -33,14 +33,13 @@ class Init:
 
     ``x`` is float32 on the CPU, ``name`` canonical, ``fan_in`` the number of inputs of the layer (for a bias, of the
     layer it belongs to).
+
+    Args:
+        token_std: deviation of class, distillation and register tokens, instead of the scheme's.
+        position_std: deviation of the learned position table, instead of the scheme's.
     """
 
     def __init__(self, *, token_std: Scale | None = None, position_std: Scale | None = None) -> None:
-        """
-        Args:
-            token_std: deviation of class, distillation and register tokens, instead of the scheme's.
-            position_std: deviation of the learned position table, instead of the scheme's.
-        """
         self.token_std = token_std
         self.position_std = position_std
 
@@ -64,19 +63,24 @@ class Init:
                 nn.init.trunc_normal_(x, std=0.02 if self.position_std is None else self.position_std, generator=g)
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
+        """Draw from a truncated normal, std 0.02."""
         # timm and torchvision truncate at an absolute ±2, torch's default, for any deviation; at 0.02 a plain normal.
         nn.init.trunc_normal_(x, std=0.02, generator=g)
 
     def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
+        """Set to zero."""
         nn.init.zeros_(x)
 
     def conv(self, x: Tensor, g: Generator) -> None:
+        """Draw from a Kaiming uniform, as torch's Conv2d does."""
         nn.init.kaiming_uniform_(x, a=math.sqrt(5), generator=g)
 
     def conv_bias(self, x: Tensor, fan_in: int, g: Generator) -> None:
+        """Draw uniformly within 1 / sqrt(fan_in), as torch's Conv2d does."""
         nn.init.uniform_(x, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=g)
 
     def token(self, x: Tensor, name: str, g: Generator) -> None:
+        """Draw from a truncated normal, std 1e-6 (0.02 for the distillation token)."""
         nn.init.trunc_normal_(x, std=0.02 if name == "dist_token" else 1e-6, generator=g)
 
 
@@ -93,6 +97,7 @@ class DeiT(Init):
     """DeiT's: as timm's, with all tokens of deviation 0.02.  Reference: arXiv:2012.12877."""
 
     def token(self, x: Tensor, name: str, g: Generator) -> None:
+        """Draw from a truncated normal, std 0.02."""
         nn.init.trunc_normal_(x, std=0.02, generator=g)
 
 
@@ -111,12 +116,14 @@ class Jax(Init):
         self.head_bias = head_bias
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
+        """Draw from a Xavier uniform; set the head to zero."""
         if _is_head(name):
             nn.init.zeros_(x)
         else:
             nn.init.xavier_uniform_(x, generator=g)
 
     def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
+        """Draw biases of MLPs, std 1e-6; set the head's to its constant and others to zero."""
         if _is_head(name):
             nn.init.constant_(x, self.head_bias)
         elif "mlp." in name:
@@ -125,11 +132,13 @@ class Jax(Init):
             nn.init.zeros_(x)
 
     def conv(self, x: Tensor, g: Generator) -> None:
+        """Draw from LeCun's truncated normal."""
         # LeCun normal, truncated at two deviations and scaled so that the variance is 1 / fan_in.
         nn.init.trunc_normal_(x, a=-2.0, b=2.0, generator=g)
         x.mul_(1 / math.sqrt(x[0].numel()) / 0.87962566103423978)
 
     def conv_bias(self, x: Tensor, fan_in: int, g: Generator) -> None:
+        """Set to zero."""
         nn.init.zeros_(x)
 
 
@@ -138,6 +147,7 @@ class MoCo(Init):
     """MoCo v3's: Xavier, with query, key and value as three matrices.  Reference: arXiv:2104.02057."""
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
+        """Draw qkv from a Xavier uniform over each third of its rows."""
         if "qkv" in name:
             bound = math.sqrt(6 / (x.shape[0] // 3 + x.shape[1]))
             nn.init.uniform_(x, -bound, bound, generator=g)
@@ -150,6 +160,7 @@ class Torchvision(Init):
     """torchvision's: Xavier (attention's output as in torch), LeCun convolutions, class token and head of zeros."""
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
+        """Set the head to zero and draw the others as torchvision does."""
         if _is_head(name):
             nn.init.zeros_(x)
         elif name.endswith("attn.proj.weight"):
@@ -160,18 +171,22 @@ class Torchvision(Init):
             nn.init.xavier_uniform_(x, generator=g)
 
     def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
+        """Draw biases of MLPs, std 1e-6; set others to zero."""
         if "mlp." in name:
             nn.init.normal_(x, std=1e-6, generator=g)
         else:
             nn.init.zeros_(x)
 
     def conv(self, x: Tensor, g: Generator) -> None:
+        """Draw from a truncated normal, std 1 / sqrt(fan_in)."""
         nn.init.trunc_normal_(x, std=1 / math.sqrt(x[0].numel()), generator=g)
 
     def conv_bias(self, x: Tensor, fan_in: int, g: Generator) -> None:
+        """Set to zero."""
         nn.init.zeros_(x)
 
     def token(self, x: Tensor, name: str, g: Generator) -> None:
+        """Set to zero."""
         nn.init.zeros_(x)
 
 
@@ -180,9 +195,11 @@ class Torch(Init):
     """torch's defaults: uniform within 1 / sqrt(fan_in), biases too.  Tokens as in timm."""
 
     def linear(self, x: Tensor, name: str, g: Generator) -> None:
+        """Draw from a Kaiming uniform, as torch's Linear does."""
         nn.init.kaiming_uniform_(x, a=math.sqrt(5), generator=g)
 
     def linear_bias(self, x: Tensor, name: str, fan_in: int, g: Generator) -> None:
+        """Draw uniformly within 1 / sqrt(fan_in), as torch's Linear does."""
         nn.init.uniform_(x, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in), generator=g)
 
 

@@ -23,6 +23,7 @@ class MLP(Part):
     """Contract: ``MLP(g, *, options)``; (B, T, D) to (B, T, D)."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return the output for tokens, BTD to BTD."""
         raise NotImplementedError
 
 
@@ -34,6 +35,13 @@ class GeluMLP(MLP):
     """Two linear layers with a GELU between.  Reference: arXiv:2010.11929, arXiv:1606.08415.
 
     Dropout follows both layers, as in the ViT paper.
+
+    Args:
+        g: the sizes of the model.
+        ratio: hidden width over ``g.dim``; the hidden width is rounded down.
+        drop: dropout after both layers.
+        approximate: ``none`` is the exact GELU of the PyTorch ports; ``tanh`` the approximation that JAX
+            computes by default, and with it Google's checkpoints.
     """
 
     def __init__(
@@ -44,14 +52,6 @@ class GeluMLP(MLP):
         drop: Probability = 0.0,
         approximate: Literal["none", "tanh"] = "none",
     ) -> None:
-        """
-        Args:
-            g: the sizes of the model.
-            ratio: hidden width over ``g.dim``; the hidden width is rounded down.
-            drop: dropout after both layers.
-            approximate: ``none`` is the exact GELU of the PyTorch ports; ``tanh`` the approximation that JAX
-                computes by default, and with it Google's checkpoints.
-        """
         super().__init__()
         hidden = int(g.dim * ratio)
         self.fc1 = nn.Linear(g.dim, hidden)
@@ -61,6 +61,7 @@ class GeluMLP(MLP):
         self.drop2 = Dropout(drop)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Apply two linear layers with a GELU between them, BTD to BTD."""
         x_BTD = self.drop2(self.fc2(self.drop1(self.act(self.fc1(x_BTD)))))
         return x_BTD
 
@@ -83,6 +84,7 @@ class SwiGLU(MLP):
         self.drop2 = Dropout(drop)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Apply the SiLU-gated linear unit, BTD to BTD."""
         x_BTM = self.drop1(F.silu(self.fc1_g(x_BTD)) * self.fc1_x(x_BTD))
         x_BTD = self.drop2(self.fc2(x_BTM))
         return x_BTD

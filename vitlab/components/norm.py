@@ -22,6 +22,7 @@ class Norm(Part):
     """Contract: ``Norm(dim, *, options)``; (..., D) to (..., D), each vector by itself."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return the normalised tokens, BTD to BTD."""
         raise NotImplementedError
 
 
@@ -40,6 +41,7 @@ class LayerNorm(Norm):
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Normalise by mean and variance over D."""
         return F.layer_norm(x_BTD, self.weight.shape, self.weight, self.bias, self.eps)
 
 
@@ -53,6 +55,7 @@ class RMSNorm(Norm):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Normalise by the root mean square over D."""
         # Under autocast the input may be bf16; torch's fused kernel requires one dtype.
         return F.rms_norm(x_BTD, self.weight.shape, self.weight.to(x_BTD.dtype), self.eps)
 
@@ -65,4 +68,5 @@ class NoNorm(Norm):
         super().__init__()
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return the tokens unchanged."""
         return x_BTD

@@ -47,20 +47,20 @@ class Linear(PatchEmbedding):
 
     It is a convolution whose stride equals its kernel.  Inside of ``vmap`` it is computed as a matrix product, because
     vectorised convolutions are slow.
+
+    Args:
+        g: the sizes.
+        bias: whether the map has a bias.
+        norm: normalisation of the resulting tokens.
     """
 
     def __init__(self, g: Geometry, *, bias: bool = True, norm: Annotated[Choice | str, Pick("norm")] = "none") -> None:
-        """
-        Args:
-            g: the sizes.
-            bias: whether the map has a bias.
-            norm: normalisation of the resulting tokens.
-        """
         super().__init__()
         self.proj = nn.Conv2d(g.channels, g.dim, kernel_size=g.patch, stride=g.patch, bias=bias)
         self.norm = slot("norm").build(norm, g.dim)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Project each patch, BCHW to BND."""
         x_BND: Tensor = self.norm(self._product(x_BCHW) if stacked() else _tokens(self.proj(x_BCHW)))
         return x_BND
 
@@ -83,15 +83,14 @@ class ConvStem(PatchEmbedding):
     The shorter side of a patch continues with stride 1, so patches need not be square.
 
     Reference: arXiv:2106.14881 (Early Convolutions Help Transformers See Better).
+
+    Args:
+        g: the sizes.
+        norm: what follows each 3x3; the paper's ``batchnorm`` mixes the samples of a batch, ``groupnorm`` (one
+            group) does not.
     """
 
     def __init__(self, g: Geometry, *, norm: Literal["batchnorm", "groupnorm"] = "batchnorm") -> None:
-        """
-        Args:
-            g: the sizes.
-            norm: what follows each 3x3; the paper's ``batchnorm`` mixes the samples of a batch, ``groupnorm`` (one
-                group) does not.
-        """
         super().__init__()
         if reason := self.incompatibility(g, {}):
             raise GeometryError("patch_size", reason)
@@ -109,12 +108,14 @@ class ConvStem(PatchEmbedding):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        """Refuse patch sizes that are no powers of two."""
         for side in g.patch:
             if side & (side - 1):
                 return f"patch 'conv_stem' halves the image again and again, and patch_size {side} is no power of 2"
         return None
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Apply the strided convolutions and the projection, BCHW to BND."""
         return _tokens(self.proj(self.convs(x_BCHW)))
 
 
@@ -127,6 +128,11 @@ class ResNet(PatchEmbedding):
     ``patch_size: 1``.  Parameters are named as in timm's hybrids, and padding is that of TensorFlow, as theirs.
 
     Reference: arXiv:2010.11929; arXiv:1912.11370 (Big Transfer); arXiv:1903.10520 (weight standardisation).
+
+    Args:
+        g: the sizes.
+        layers: bottlenecks in each of up to four stages.
+        width_factor: factor on the channels, 64 after the stem and 256 after the first stage.
     """
 
     reduction: ClassVar[int] = 16
@@ -138,12 +144,6 @@ class ResNet(PatchEmbedding):
         layers: Annotated[Sequence[Annotated[int, Field(ge=1)]], Field(max_length=4)] = (3, 4, 9),
         width_factor: Annotated[float, Field(gt=0)] = 1.0,
     ) -> None:
-        """
-        Args:
-            g: the sizes.
-            layers: bottlenecks in each of up to four stages.
-            width_factor: factor on the channels, 64 after the stem and 256 after the first stage.
-        """
         super().__init__()
         if reason := self.incompatibility(g, {"layers": layers}):
             raise GeometryError("patch", reason)
@@ -161,10 +161,12 @@ class ResNet(PatchEmbedding):
 
     @classmethod
     def reduction_of(cls, options: Mapping[str, Any]) -> int:
+        """Return the backbone's reduction: 4, doubled for each stage after the first."""
         return int(4 * 2 ** max(len(options.get("layers", (3, 4, 9))) - 1, 0))
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        """Refuse an image that the backbone and the patches do not tile."""
         reduction = cls.reduction_of(options)
         if g.image != (g.grid[0] * g.patch[0] * reduction, g.grid[1] * g.patch[1] * reduction):
             return (
@@ -174,6 +176,7 @@ class ResNet(PatchEmbedding):
         return None
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Apply the backbone and project its map, BCHW to BND."""
         return _tokens(self.proj(self.backbone(x_BCHW)))
 
 

@@ -42,6 +42,10 @@ class Feed:
     device.  The i-th augmentation draws from the stream ``augment``, the epoch, i and the identity of the image, so
     its result does not depend on the batch size or the batch's other images.  Each repeat of an image in an epoch is
     augmented differently.
+
+    Args:
+        augment: choices of the slot ``augment`` in order; ``options["augment"]`` of the resolved data.
+        seeds: of the streams ``order`` and ``augment``.
     """
 
     def __init__(
@@ -52,11 +56,6 @@ class Feed:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """
-        Args:
-            augment: choices of the slot ``augment`` in order; ``options["augment"]`` of the resolved data.
-            seeds: of the streams ``order`` and ``augment``.
-        """
         self.device = torch.device(device)
         self.info = prepared.info
         self._subsets = {
@@ -191,7 +190,14 @@ class Feed:
 
 
 class Normalize:
-    """Conversion of uint8 images to float, normalised by the mean and standard deviation of pixels in [0, 1]."""
+    """Conversion of uint8 images to float, normalised by the mean and standard deviation of pixels in [0, 1].
+
+    Args:
+        mean: per channel.
+        std: per channel.
+        device: of the images.
+        dtype: of the result; anything narrower than float32 is computed in float32 and rounded at the end.
+    """
 
     def __init__(
         self,
@@ -200,13 +206,6 @@ class Normalize:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """
-        Args:
-            mean: per channel.
-            std: per channel.
-            device: of the images.
-            dtype: of the result; anything narrower than float32 is computed in float32 and rounded at the end.
-        """
         self.dtype = dtype
         self._wide = torch.promote_types(dtype, torch.float32)
         std_C = torch.tensor(std, dtype=torch.float64)
@@ -215,6 +214,7 @@ class Normalize:
         self._shift_C11 = shift_C[:, None, None].to(device, self._wide)
 
     def __call__(self, x_BCHW: Tensor) -> Tensor:
+        """Return the images, standardised per channel, in the working dtype."""
         return torch.addcmul(self._shift_C11, x_BCHW.to(self._wide), self._scale_C11).to(self.dtype)
 
 

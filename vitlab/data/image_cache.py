@@ -79,19 +79,20 @@ class StoredImages(ABC):
 
 
 class LazyDecode(StoredImages):
-    """Images that are decoded from their files at every read."""
+    """Images that are decoded from their files at every read.
+
+    Args:
+        pictures: of the split.
+        channels: of the images.
+        size: rows and columns of the images.
+    """
 
     def __init__(self, pictures: Pictures, channels: int, size: Pair) -> None:
-        """
-        Args:
-            pictures: of the split.
-            channels: of the images.
-            size: rows and columns of the images.
-        """
         self.pictures = pictures
         self.shape = (len(pictures), channels, *size)
 
     def fill(self, out_BCHW: np.ndarray, request: Request) -> None:
+        """Decode the requested rows into ``out_BCHW``."""
         channels, size = self.shape[1], self.shape[2:]
         rows, corners = request.row_B.tolist(), []
         if request.crop is not None:
@@ -107,19 +108,20 @@ class LazyDecode(StoredImages):
 
 
 class DecodedCache(StoredImages):
-    """Images that were decoded once, into memory or into a file."""
+    """Images that were decoded once, into memory or into a file.
+
+    Args:
+        x_MCHW: the images; a memory-mapped file shares its pages between all processes of the machine.
+        source: the pictures, for crops.
+    """
 
     def __init__(self, x_MCHW: np.ndarray, source: LazyDecode) -> None:
-        """
-        Args:
-            x_MCHW: the images; a memory-mapped file shares its pages between all processes of the machine.
-            source: the pictures, for crops.
-        """
         self.x_MCHW = x_MCHW
         self.source = source
         self.shape = source.shape
 
     def fill(self, out_BCHW: np.ndarray, request: Request) -> None:
+        """Copy the requested rows into ``out_BCHW``; decode and store rows that are new."""
         if request.crop is not None:
             self.source.fill(out_BCHW, request)
             return
@@ -128,14 +130,14 @@ class DecodedCache(StoredImages):
 
 
 class Prefetcher:
-    """Reader of batches that also reads the following ones in the background."""
+    """Reader of batches that also reads the following ones in the background.
+
+    Args:
+        images: to read from.
+        device: of the batches; for a GPU, they are read into pinned memory.
+    """
 
     def __init__(self, images: StoredImages, device: torch.device) -> None:
-        """
-        Args:
-            images: to read from.
-            device: of the batches; for a GPU, they are read into pinned memory.
-        """
         self.images = images
         self.device = device
         self._pool = _pool(max(1, torch.get_num_threads()))

@@ -46,6 +46,7 @@ class PlainLines(Watch):
         self._since = time.monotonic()
 
     def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+        """Print the size of the plan and start counting."""
         self._total, self._done, self._since = len(todo), 0, time.monotonic()
         skipped = sum(1 for arm in plan.arms if arm.skip)
         click.echo(
@@ -53,6 +54,7 @@ class PlainLines(Watch):
         )
 
     def ended(self, planned: Planned, how: str, detail: str) -> None:
+        """Print one line for the trial that ended."""
         self._done += how in ("done", "failed")
         time_left = _time_left(self._since, self._done, self._total)
         text = f"[{self._done}/{self._total}] {planned.arm} s{planned.seed} {how}"
@@ -62,6 +64,7 @@ class PlainLines(Watch):
         )
 
     def say(self, sentence: str) -> None:
+        """Print the sentence to stderr."""
         click.echo(sentence, err=True)
 
 
@@ -102,6 +105,7 @@ class LiveView(_Board):
         self._live: Live | None = None
 
     def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+        """Print the size of the plan and start the live table."""
         super().planned(plan, todo, store)
         self._console.print(f"[bold]{plan.study}[/]  {_size(plan, todo)}")
         if todo:
@@ -109,14 +113,17 @@ class LiveView(_Board):
             self._live.start()
 
     def tick(self) -> None:
+        """Redraw the table when it is due."""
         if self._live and time.monotonic() - self._drawn > REFRESH_S:
             self._live.update(self._draw(), refresh=True)
             self._drawn = time.monotonic()
 
     def say(self, sentence: str) -> None:
+        """Print the sentence above the table."""
         self._console.print(Text(sentence))
 
     def close(self) -> None:
+        """Stop the live table."""
         if self._live:
             self._live.stop()
             self._live = None
@@ -142,19 +149,23 @@ class NotebookView(_Board):
         self._handle: Any = None
 
     def planned(self, plan: Plan, todo: Sequence[Planned], store: Store) -> None:
+        """Show the table in the notebook's output cell."""
         super().planned(plan, todo, store)
         self._head = f"{plan.study}: {_size(plan, todo)}"
         self._handle = sys.modules["IPython"].display.display(self._draw(), display_id=True)
 
     def tick(self) -> None:
+        """Redraw the table when it is due."""
         if self._handle is not None and time.monotonic() - self._drawn > NOTEBOOK_REFRESH_S:
             self._handle.update(self._draw())
             self._drawn = time.monotonic()
 
     def say(self, sentence: str) -> None:
+        """Print the sentence."""
         print(sentence)
 
     def close(self) -> None:
+        """Draw the table a last time."""
         if self._handle is not None:
             self._running.clear()
             self._handle.update(self._draw())

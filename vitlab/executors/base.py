@@ -168,6 +168,7 @@ class AttemptClock:
         self._steps = -1
 
     def stop(self) -> bool:
+        """Count a step and return True if the attempt has to stop."""
         self._steps += 1
         if self._steps == 1:
             self._begun()

@@ -33,9 +33,11 @@ class Inline(Executor):
 
     @property
     def slots(self) -> int:
+        """Return 1: jobs run one after another in this process."""
         return 1
 
     def submit(self, job: Job) -> None:
+        """Queue the job; :meth:`poll` runs it."""
         self._jobs.append(job)
 
     def poll(self, timeout_s: float) -> list[Ended]:

@@ -106,6 +106,7 @@ class Local(Executor):
 
     @property
     def slots(self) -> int:
+        """Return how many worker processes run at once."""
         return self._slots
 
     def submit(self, job: Job) -> None:
@@ -114,6 +115,7 @@ class Local(Executor):
         self._admit()
 
     def poll(self, timeout_s: float) -> list[Ended]:
+        """Wait for ended jobs, at most ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._look_elsewhere()
@@ -124,6 +126,7 @@ class Local(Executor):
                 return ended
 
     def cancel(self, grace_s: float) -> None:
+        """Stop all jobs; those of another driver go on there."""
         self._ended += [Ended(job, "stopped", "it goes on under another driver") for job in self._elsewhere]
         self._elsewhere = []
         self._ended += [Ended(job, "stopped") for job in self._waiting]
@@ -149,6 +152,7 @@ class Local(Executor):
         return list(self._elsewhere)
 
     def with_more_memory(self, job: Job) -> Job | None:
+        """Return the job with twice its share of a GPU, or None if it has a whole one."""
         share = job.gpu or self._request.share
         return replace(job, gpu=min(1.0, 2 * share)) if share < 1 and self._wants_gpu(job) else None
 

@@ -70,7 +70,17 @@ class _Running:
 
 @executor.register("ray")
 class Ray(Executor):
-    """Tasks of a Ray cluster, one per trial, each with its CPUs and its share of a GPU."""
+    """Tasks of a Ray cluster, one per trial, each with its CPUs and its share of a GPU.
+
+    Args:
+        run: where and how trials run.
+        address: ``auto``, ``local`` or ``HOST:PORT``, the last not from a study file, for what a cluster sends is
+            run here; a Ray that this process is connected to is used as it is.
+        files: whether workers see the driver's output folder; ``auto`` is shared where the cluster is this machine.
+
+    Raises:
+        UserError: if Ray is not installed, there is no such cluster, or it has no machine for a trial.
+    """
 
     def __init__(
         self,
@@ -79,16 +89,6 @@ class Ray(Executor):
         address: Annotated[str, Field(min_length=1)] = "auto",
         files: Literal["auto", "shared", "copy"] = "auto",
     ) -> None:
-        """
-        Args:
-            run: where and how trials run.
-            address: ``auto``, ``local`` or ``HOST:PORT``, the last not from a study file, for what a cluster sends is
-                run here; a Ray that this process is connected to is used as it is.
-            files: whether workers see the driver's output folder; ``auto`` is shared where the cluster is this machine.
-
-        Raises:
-            UserError: if Ray is not installed, there is no such cluster, or it has no machine for a trial.
-        """
         super().__init__(run)
         if run.resources.gpu_mem is not None:
             raise UserError("Ray does not know how much memory a GPU has: say run.resources.gpu in place of gpu_mem")
@@ -106,6 +106,7 @@ class Ray(Executor):
 
     @classmethod
     def cli_only_option(cls, options: Mapping[str, Any]) -> str | None:
+        """Refuse a cluster's address that only a study file names."""
         return None if options.get("address", "auto") in ("auto", "local") else "address"
 
     @property
@@ -121,6 +122,7 @@ class Ray(Executor):
             self._waiting.append(job)
 
     def poll(self, timeout_s: float) -> list[Ended]:
+        """Wait for ended jobs, at most ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
         while True:
             if time.monotonic() - self._looked > COUNT_S:
@@ -134,6 +136,7 @@ class Ray(Executor):
                 return ended
 
     def cancel(self, grace_s: float) -> None:
+        """Drop queued jobs and ask running ones to stop."""
         self._stopping = True
         self._ended += [Ended(job, "stopped") for job in self._waiting]
         self._waiting = []

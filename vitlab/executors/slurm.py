@@ -69,7 +69,24 @@ class _SubmittedPack:
 
 @executor.register("slurm")
 class Slurm(Executor):
-    """Jobs of a Slurm cluster, each with several trials; checkpoints and requeues when its time is up."""
+    """Jobs of a Slurm cluster, each with several trials; checkpoints and requeues when its time is up.
+
+    Args:
+        run: where and how trials run; ``workers`` is trials at a time.
+        pack: trials of one Slurm job.
+        jobs: Slurm jobs at a time; trials that are ready meanwhile wait for the next pack.
+        minutes: time limit of a Slurm job; trials may take longer.
+        mem_gb: memory of a Slurm job; by default what the partition gives.
+        partition: as of sbatch; by default the site's.
+        account: as of sbatch.
+        qos: as of sbatch.
+        constraint: as of sbatch, such as ``a100``.
+        setup: shell lines before the trials begin, such as ``module load cuda``; not from a study file.
+        requeues: how often a job that reached its time limit is put back into the queue.
+
+    Raises:
+        UserError: if submitit is not installed, or this is no machine of a Slurm cluster.
+    """
 
     def __init__(
         self,
@@ -86,23 +103,6 @@ class Slurm(Executor):
         setup: tuple[str, ...] = (),
         requeues: Annotated[int, Field(ge=0)] = 20,
     ) -> None:
-        """
-        Args:
-            run: where and how trials run; ``workers`` is trials at a time.
-            pack: trials of one Slurm job.
-            jobs: Slurm jobs at a time; trials that are ready meanwhile wait for the next pack.
-            minutes: time limit of a Slurm job; trials may take longer.
-            mem_gb: memory of a Slurm job; by default what the partition gives.
-            partition: as of sbatch; by default the site's.
-            account: as of sbatch.
-            qos: as of sbatch.
-            constraint: as of sbatch, such as ``a100``.
-            setup: shell lines before the trials begin, such as ``module load cuda``; not from a study file.
-            requeues: how often a job that reached its time limit is put back into the queue.
-
-        Raises:
-            UserError: if submitit is not installed, or this is no machine of a Slurm cluster.
-        """
         super().__init__(run)
         self._submitit = _submitit()
         self._pack = pack
@@ -123,10 +123,12 @@ class Slurm(Executor):
 
     @classmethod
     def cli_only_option(cls, options: Mapping[str, Any]) -> str | None:
+        """Refuse shell commands that only a study file names."""
         return "setup" if options.get("setup") else None
 
     @property
     def slots(self) -> int:
+        """Return how many trials run at once."""
         return self._slots
 
     def submit(self, job: Job) -> None:
@@ -137,6 +139,7 @@ class Slurm(Executor):
         self._waiting.append(job)
 
     def poll(self, timeout_s: float) -> list[Ended]:
+        """Send waiting jobs and collect ended ones, at most ``timeout_s`` seconds."""
         while self._waiting and len(self._sent) < self._jobs:
             self._send(self._waiting[: self._pack])
             del self._waiting[: self._pack]
@@ -149,6 +152,7 @@ class Slurm(Executor):
             time.sleep(min(POLL_S, remaining_s))
 
     def cancel(self, grace_s: float) -> None:
+        """Drop queued jobs and ask running ones to stop."""
         self._ended += [Ended(job, "stopped") for job in self._waiting]
         self._waiting.clear()
         for pack in self._sent:
@@ -169,6 +173,7 @@ class Slurm(Executor):
         self._sent.clear()
 
     def reattach(self, jobs: Sequence[Job]) -> list[Job]:
+        """Find jobs that an earlier driver left in the queue."""
         by_folder = {job.folder: job for job in jobs}
         for folder in sorted({folder for job in jobs for folder in _root(job).glob("slurm/*")}):
             record = read_json(folder / "pack.json")
@@ -274,6 +279,7 @@ class Pack:
         return {**vars(self), "_local": None}
 
     def __call__(self) -> None:
+        """Run the pack's jobs on the node."""
         (self.folder / "started").write_text(os.environ.get("SLURM_JOB_ID", ""))
         cut_torn_line(self.folder / "ends.jsonl")  # Slurm may have killed an earlier run in the middle of a line
         local = self._local = Local(self.run)

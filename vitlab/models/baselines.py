@@ -29,12 +29,15 @@ class Prior(Model):
         self.bias = nn.Parameter(torch.zeros(data.classes))
 
     def forward(self, x_BCHW: Tensor) -> Logits:
+        """Return the same logits for every image."""
         shape = (len(self.bias), *(1 for _ in self.pixels))
         return Logits(self.bias.view(shape).expand(len(x_BCHW), -1, *self.pixels))
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
+        """Set the bias to zero."""
         self.bias.zero_()
 
     def layer_of(self, name: str) -> int:
+        """Return 0: there is one layer."""
         return 0

@@ -101,9 +101,11 @@ class HeadOnly(Model):
         self.model = model
 
     def forward(self, x_BTD: Tensor) -> Any:
+        """Return the model's output for the tokens after its last block."""
         return self.model.forward_head(x_BTD)
 
     def views(self, output: Any) -> dict[str, Tensor]:
+        """Return the model's logits by head."""
         return self.model.views(output)
 
 
@@ -116,6 +118,7 @@ class BatchLastForward:
         self.rest: Model = HeadOnly(model)
 
     def rest_of(self, rows: Rows) -> dict[str, Tensor]:
+        """Return the rows of the head's parameters, under the names of :class:``HeadOnly``."""
         return {f"model.{name}": row for name, row in rows.items() if name.startswith(("fc_norm.", "head."))}
 
     def features(self, rows: Rows, draws: noise.Draws, x_KBCHW: Tensor) -> Tensor:

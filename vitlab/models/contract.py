@@ -52,6 +52,7 @@ class Model(nn.Module):
         return {}
 
     def forward(self, x_BCHW: Tensor) -> NamedTuple:
+        """Return the output for a batch of images, BCHW."""
         raise NotImplementedError
 
     def views(self, output: Any) -> dict[str, Tensor]:

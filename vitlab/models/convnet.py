@@ -47,6 +47,7 @@ class ConvNet(Model):
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+        """Refuse tasks with more than one prediction per image, and what the stem cannot take."""
         if data.task != "classification":
             return f"a convolutional network here has one prediction per image, and the task is {data.task}"
         stem: Stem = model.options(cls).model_validate(dict(options)).stem  # type: ignore[attr-defined]
@@ -63,6 +64,7 @@ class ConvNet(Model):
 
     @property
     def vmap_safe(self) -> bool:
+        """Return False: batch normalisation updates its running statistics in place."""
         return False  # batch norm updates its running statistics in place
 
     @property
@@ -71,6 +73,7 @@ class ConvNet(Model):
         return self.fc
 
     def forward(self, x_BCHW: Tensor) -> Logits:
+        """Return the logits, channels last on a CPU where that is safe."""
         first, *body, fc = self.children()
         x_BCHW = first(x_BCHW)
         if x_BCHW.device.type == "cpu" and self._is_safe_channels_last():
@@ -97,6 +100,7 @@ class ConvNet(Model):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
+        """Draw the weights as torchvision does."""
         for path, module in self.named_modules():
             if isinstance(module, nn.BatchNorm2d):
                 module.reset_parameters()  # scale 1, shift 0, fresh running statistics
@@ -189,6 +193,14 @@ class ResNet8(_ResNet):
 
     Reference: arXiv:1512.03385, section 4.2, with n = 1.  Differs from the paper in its shortcuts, which are
     projections (option B) where the paper pads with zeros (A).
+
+    Args:
+        data: what the model sees.
+        stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
+        width_factor: factor on the channels, 16 after the stem.
+
+    Raises:
+        OptionError: for images too small to be halved that often.
     """
 
     block = "BasicBlock"
@@ -196,36 +208,27 @@ class ResNet8(_ResNet):
     channels = 16
 
     def __init__(self, data: DataInfo, *, stem: Stem = "small", width_factor: Factor = 1.0) -> None:
-        """
-        Args:
-            data: what the model sees.
-            stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
-            width_factor: factor on the channels, 16 after the stem.
-
-        Raises:
-            OptionError: for images too small to be halved that often.
-        """
         super().__init__(data, stem, width_factor)
 
 
 @model.register("resnet18")
 class ResNet18(_ResNet):
-    """ResNet-18, torchvision's.  Reference: arXiv:1512.03385."""
+    """ResNet-18, torchvision's.  Reference: arXiv:1512.03385.
+
+    Args:
+        data: what the model sees.
+        stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
+        width_factor: factor on the channels, 64 after the stem.
+
+    Raises:
+        OptionError: for images too small to be halved that often.
+    """
 
     block = "BasicBlock"
     layers = (2, 2, 2, 2)
     channels = 64
 
     def __init__(self, data: DataInfo, *, stem: Stem = "imagenet", width_factor: Factor = 1.0) -> None:
-        """
-        Args:
-            data: what the model sees.
-            stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
-            width_factor: factor on the channels, 64 after the stem.
-
-        Raises:
-            OptionError: for images too small to be halved that often.
-        """
         super().__init__(data, stem, width_factor)
 
 
@@ -234,6 +237,14 @@ class ResNet50(_ResNet):
     """ResNet-50, torchvision's: bottlenecks halve the map in their 3x3 convolution ("v1.5"), the paper's in the first.
 
     Reference: arXiv:1512.03385.
+
+    Args:
+        data: what the model sees.
+        stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
+        width_factor: factor on the channels, 64 after the stem and 256 after the first stage.
+
+    Raises:
+        OptionError: for images too small to be halved that often.
     """
 
     block = "Bottleneck"
@@ -241,15 +252,6 @@ class ResNet50(_ResNet):
     channels = 64
 
     def __init__(self, data: DataInfo, *, stem: Stem = "imagenet", width_factor: Factor = 1.0) -> None:
-        """
-        Args:
-            data: what the model sees.
-            stem: ``imagenet`` is 7x7 at stride 2 and a max-pool at stride 2; ``small`` is 3x3 at stride 1.
-            width_factor: factor on the channels, 64 after the stem and 256 after the first stage.
-
-        Raises:
-            OptionError: for images too small to be halved that often.
-        """
         super().__init__(data, stem, width_factor)
 
 
@@ -258,7 +260,15 @@ class ResNet50(_ResNet):
 
 @model.register("regnet_y_16gf")
 class RegNetY16GF(ConvNet):
-    """RegNetY-16GF, torchvision's: the teacher of DeiT.  Reference: arXiv:2003.13678; arXiv:2012.12877."""
+    """RegNetY-16GF, torchvision's: the teacher of DeiT.  Reference: arXiv:2003.13678; arXiv:2012.12877.
+
+    Args:
+        data: what the model sees.
+        stem: a 3x3 convolution, at stride 2 (``imagenet``) or 1 (``small``).
+
+    Raises:
+        OptionError: for images too small to be halved that often.
+    """
 
     scheme = _SmallHead()
     depths: ClassVar[tuple[int, ...]] = (2, 4, 11, 1)  #: blocks of each stage
@@ -266,14 +276,6 @@ class RegNetY16GF(ConvNet):
     group_width: ClassVar[int] = 112
 
     def __init__(self, data: DataInfo, *, stem: Stem = "imagenet") -> None:
-        """
-        Args:
-            data: what the model sees.
-            stem: a 3x3 convolution, at stride 2 (``imagenet``) or 1 (``small``).
-
-        Raises:
-            OptionError: for images too small to be halved that often.
-        """
         super().__init__(data, stem)
         regnet = torchvision("torchvision.models.regnet")
         stages = len(self.depths)
@@ -303,4 +305,5 @@ class RegNetY16GF(ConvNet):
 
     @classmethod
     def halvings(cls, stem: Stem) -> int:
+        """Return how often the network halves the image."""
         return len(cls.depths) + (1 if stem == "imagenet" else 0)

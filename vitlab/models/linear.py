@@ -27,16 +27,15 @@ class Linear(Model):
 
     Reference: D. R. Cox, "The regression analysis of binary sequences", J. R. Stat. Soc. B 20 (1958); for ten classes
     of clothes arXiv:1708.07747, Table 3.
+
+    Args:
+        data: what the model sees.
+
+    Raises:
+        OptionError: for a task other than classification.
     """
 
     def __init__(self, data: DataInfo) -> None:
-        """
-        Args:
-            data: what the model sees.
-
-        Raises:
-            OptionError: for a task other than classification.
-        """
         super().__init__()
         if reason := self.incompatibility(data, {}):
             raise OptionError([((), reason)])
@@ -44,17 +43,21 @@ class Linear(Model):
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+        """Refuse tasks with more than one prediction per image."""
         if data.task != "classification":
             return f"a linear model has one prediction per image, and the task is {data.task}"
         return None
 
     def forward(self, x_BCHW: Tensor) -> Logits:
+        """Return the logits of the flattened image."""
         return Logits(self.head(x_BCHW.flatten(1)))
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
+        """Set all weights to zero."""
         for parameter in self.parameters():
             parameter.zero_()
 
     def layer_of(self, name: str) -> int:
+        """Return 0: there is one layer."""
         return 0

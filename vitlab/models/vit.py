@@ -39,6 +39,7 @@ class LayerScale(nn.Module):
         self.gamma = nn.Parameter(torch.full((dim,), start))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Scale each channel."""
         return x_BTD * self.gamma
 
 
@@ -58,6 +59,7 @@ class Block(nn.Module):
         self.drop_path2 = DropPath(drop_path)
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        """Apply attention and MLP, each normalised before and added to its input."""
         x_BTD = x_BTD + self.drop_path1(self.ls1(self.attn(self.norm1(x_BTD), rotation, bias_HTT)))
         x_BTD = x_BTD + self.drop_path2(self.ls2(self.mlp(self.norm2(x_BTD))))
         return x_BTD
@@ -68,6 +70,33 @@ class ViT(Model):
     """The Vision Transformer, with every part a choice.  Reference: arXiv:2010.11929.
 
     The defaults are ViT-Ti/16.  Differs from the paper in nothing that is not an option.
+
+    Args:
+        data: what the model sees.
+        size: a named size, shorthand for dim, depth, heads and the ratio of the MLP; given beside it, these win.
+        patch_size: pixels, one number or height and width.
+        dim: width of the tokens; by default that of the size, and 192 without one.
+        depth: number of blocks; 12.
+        heads: heads of attention; 3.
+        prefix: tokens before the patches: class, distillation.
+        registers: further tokens after these that nothing reads (arXiv:2309.16588).
+        patch: from pixels to patch tokens.
+        position: how tokens know where they are.
+        attention: of every block.
+        mlp: of every block.
+        norm: of every block.
+        blocks: other choices for some of the blocks, ``{"0-3": {attention: split}}``.
+        layer_scale: the value layer scale starts from; none without one.
+        drop: dropout after the positions were added.
+        drop_path: stochastic depth (arXiv:1603.09382) of the last block; it grows linearly from 0 at the first.
+        final_norm: the norm after the last block.
+        final_norm_at: on all tokens, as in the paper, or on what the head has pooled, as timm does for means.
+        head: from tokens to predictions.
+        init: the scheme of initial values.
+
+    Raises:
+        OptionError: for components that do not work together, and what :meth:`Anatomy.of` raises.
+        GeometryError: for sizes that do not divide.
     """
 
     position: Position
@@ -98,34 +127,6 @@ class ViT(Model):
         head: Annotated[Choice | str, Pick("head")] = "linear",
         init: Annotated[Choice | str, Pick("init")] = "timm",
     ) -> None:
-        """
-        Args:
-            data: what the model sees.
-            size: a named size, shorthand for dim, depth, heads and the ratio of the MLP; given beside it, these win.
-            patch_size: pixels, one number or height and width.
-            dim: width of the tokens; by default that of the size, and 192 without one.
-            depth: number of blocks; 12.
-            heads: heads of attention; 3.
-            prefix: tokens before the patches: class, distillation.
-            registers: further tokens after these that nothing reads (arXiv:2309.16588).
-            patch: from pixels to patch tokens.
-            position: how tokens know where they are.
-            attention: of every block.
-            mlp: of every block.
-            norm: of every block.
-            blocks: other choices for some of the blocks, ``{"0-3": {attention: split}}``.
-            layer_scale: the value layer scale starts from; none without one.
-            drop: dropout after the positions were added.
-            drop_path: stochastic depth (arXiv:1603.09382) of the last block; it grows linearly from 0 at the first.
-            final_norm: the norm after the last block.
-            final_norm_at: on all tokens, as in the paper, or on what the head has pooled, as timm does for means.
-            head: from tokens to predictions.
-            init: the scheme of initial values.
-
-        Raises:
-            OptionError: for components that do not work together, and what :meth:`Anatomy.of` raises.
-            GeometryError: for sizes that do not divide.
-        """
         super().__init__()
         full = sizes.expand_size({"size": size, "dim": dim, "depth": depth, "heads": heads, "mlp": mlp})
         anatomy = Anatomy.of(
@@ -178,6 +179,7 @@ class ViT(Model):
     # -- the figure -------------------------------------------------------------------------------------------------
 
     def forward(self, x_BCHW: Tensor) -> NamedTuple:
+        """Return the output of the head."""
         return self.forward_head(self.forward_features(x_BCHW))
 
     def forward_features(self, x_BCHW: Tensor) -> Tensor:
@@ -202,9 +204,11 @@ class ViT(Model):
         return torch.cat([*(token.expand(x_BND.shape[0], -1, -1) for token in prefix), x_BND], 1)
 
     def views(self, output: Any) -> dict[str, Tensor]:
+        """Return the logits by head."""
         return self.head.views(output)
 
     def batch_last_incompatibility(self) -> str | None:
+        """Return why the batch-last engine cannot run this model, or None."""
         if any(getattr(type(self), name) is not getattr(ViT, name) for name in batch_last.SUPPORTED_METHODS):
             return super().batch_last_incompatibility()
         for path, block in self.blocks.named_children():
@@ -213,6 +217,7 @@ class ViT(Model):
         return batch_last.incompatibility(self)
 
     def batch_last(self) -> batch_last.BatchLastForward:
+        """Return the forward with the batch as the last axis."""
         return batch_last.BatchLastForward(self)
 
     # -- options ----------------------------------------------------------------------------------------------------
@@ -224,10 +229,12 @@ class ViT(Model):
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+        """Return why the parts do not fit each other or the data, or None."""
         return cls.anatomy(data, options).incompatibility()
 
     @classmethod
     def work(cls, data: DataInfo, options: Mapping[str, Any]) -> Work | None:
+        """Return the work per image, counted from the anatomy."""
         return cls.anatomy(data, options).work()
 
     @classmethod
@@ -241,6 +248,7 @@ class ViT(Model):
 
     @property
     def component_choices(self) -> Mapping[str, Resolved]:
+        """Components by the path of their option."""
         return {path: choice for path, (choice, _) in self._parts.items()}
 
     def _part(self, path: str, choice: Resolved, *context: Geometry | int) -> Any:
@@ -251,6 +259,7 @@ class ViT(Model):
     # -- parameters -------------------------------------------------------------------------------------------------
 
     def no_weight_decay(self) -> set[str]:
+        """Exempt the tokens, the position table and what each part exempts."""
         tokens = {"cls_token", "dist_token", "reg_token", "position.pos_embed"}
         return super().no_weight_decay() | {name for name, _ in self.named_parameters() if name in tokens}
 
@@ -326,6 +335,7 @@ class ViT(Model):
         return cast(Block, self.blocks[i]).attn
 
     def to_canonical(self, state: State) -> dict[str, Tensor]:
+        """Return the weights under timm's names and with a fused qkv."""
         outside, attentions = _split_attention(state)
         canonical = {self._canonical(name): value for name, value in outside.items()}
         for i, own in attentions.items():
@@ -334,6 +344,7 @@ class ViT(Model):
         return canonical
 
     def from_canonical(self, state: State) -> dict[str, Tensor]:
+        """Return the weights under this model's names and attention layout."""
         native = {self._canonical(name): name for name in self.state_dict()}
         outside, attentions = _split_attention(state)
         own = {native.get(name, name): value for name, value in outside.items()}

@@ -54,6 +54,7 @@ class Trial:
     """Package to the version required for training; empty for the installed versions."""
 
     def to_json(self) -> dict[str, Any]:
+        """Return the trial as plain data."""
         return asdict(self)
 
     @classmethod

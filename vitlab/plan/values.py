@@ -65,9 +65,11 @@ class Tuning:
 
     @property
     def trials(self) -> list[Planned]:
+        """Trials of all rivals."""
         return [planned for rival in self.rivals for planned in rival.trials]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the tuning as plain data; each rival keeps its spec once."""
         rivals = [
             {
                 "values": dict(rival.values),
@@ -206,6 +208,7 @@ class Plan:
         return list(dict.fromkeys(path for arm in self.arms for path in arm.values))
 
     def arm(self, name: str) -> Arm:
+        """Return the arm with this name."""
         return next(arm for arm in self.arms if arm.name == name)
 
     def find(self, arm: str, seed: int) -> Trial:

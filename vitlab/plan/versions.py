@@ -49,6 +49,7 @@ class Version:
 
     @property
     def when(self) -> str:
+        """Time of the version in UTC."""
         return datetime.fromtimestamp(self.time, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
     @property

@@ -29,16 +29,16 @@ _bare: dict[tuple[str, str, str, int], Resolved] = {}
 
 
 class Slot(Generic[T]):
-    """An axis of choice: a contract and the components that implement it."""
+    """An axis of choice: a contract and the components that implement it.
+
+    Args:
+        name: the slot's name in YAML, and the entry-point group ``vitlab.<name>``.
+        contract: the class every component derives from.
+        shared: options that every component of the slot takes in YAML, read by the slot's package and not by the
+            component.
+    """
 
     def __init__(self, name: str, contract: type[T], *, shared: type[BaseModel] | None = None) -> None:
-        """
-        Args:
-            name: the slot's name in YAML, and the entry-point group ``vitlab.<name>``.
-            contract: the class every component derives from.
-            shared: options that every component of the slot takes in YAML, read by the slot's package and not by the
-                component.
-        """
         self.name = name
         self.contract = contract
         self.shared = shared

@@ -166,8 +166,10 @@ def _imported_versions(plan: Plan) -> dict[str, str]:
 
 
 def _pinned_versions(request: CheckRequest, study: Study, installed: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the versions that the gate's trials record: none if every stored result was trained under the versions
-    installed here, so that it can be reused."""
+    """Return the versions that the gate's trials record.
+
+    None are recorded if every stored result was trained under the installed versions, so that it can be reused.
+    """
     changes = _changes(request, study, gate.more_seeds(study))
     _, plan = lab.plan_study(request.file, changes=changes, plugins=request.plugins, out=request.out)
     others = gate.foreign_result_versions(plan, Store(request.out.resolve()), installed)

@@ -64,7 +64,7 @@ def _wrapped(label: str, width: int) -> str:
 
 
 def _unique(labels: Mapping[str, str]) -> dict[str, str]:
-    """Number equal labels by their position."""
+    """Append a number to labels that occur more than once."""
     counts: dict[str, int] = {}
     for label in labels.values():
         counts[label] = counts.get(label, 0) + 1

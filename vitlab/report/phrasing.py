@@ -33,6 +33,7 @@ class Scale:
 
     @classmethod
     def of(cls, metric: str) -> Scale:
+        """Return the scale of a metric by its name."""
         name = metric.partition("/")[2]
         share = not SHARES.isdisjoint(word if word in SHARES else word.rstrip("0123456789") for word in name.split("_"))
         return cls(metric, 100.0, "%", "points") if share else cls(metric, 1.0, "", "")

@@ -66,6 +66,8 @@ def render(plan: Plan, store: Store, format: str) -> str | bytes:
     """Render the report of a study in one format; bytes for parquet, otherwise text.
 
     Args:
+        plan: the study.
+        store: the output folder.
         format: terminal (fitted to the width of this one), md, html, json, csv, parquet, latex (the arms, in the width
             of a paper) or latex-all (every table with all its columns).
 
@@ -366,7 +368,7 @@ def _html(content: _Content, svgs: Mapping[str, tuple[str, str]]) -> str:
     """Return one file without scripts or anything fetched; every text is escaped, figures are inline.
 
     Args:
-        made: the content.
+        content: the content of the report.
         svgs: name to figure, as wide as a page and as wide as a phone; a page shows the one that fits.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined

@@ -186,6 +186,7 @@ class Attempt:
         return content["training"], ""
 
     def save(self, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint of the training."""
         self.folder.require()
         content = {"training": state, "wall_s": self._spent_s(), "engine": self.engine}
         checkpoint.write(self.folder.checkpoint, content)

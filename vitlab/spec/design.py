@@ -106,4 +106,5 @@ class Node(Frozen):
 
     @property
     def kind(self) -> str:
+        """Name of the design that is set."""
         return next(name for name in type(self).model_fields if getattr(self, name) is not None)

@@ -146,7 +146,6 @@ def parse_document(text: str, name: str) -> Document:
     Raises:
         SpecError: if it is too large, is not YAML, or repeats a key.
     """
-
     # Lines as YAML counts them; str.splitlines has other separators.
     lines = tuple(re.split(r"\r\n|[\n\r\x85\u2028\u2029]", text))
 

@@ -1,0 +1,1 @@
+"""Trial folders, locks, results and caches on disk."""

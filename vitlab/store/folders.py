@@ -80,18 +80,22 @@ class TrialFolder:
 
     @property
     def checkpoint(self) -> Path:
+        """Path of the checkpoint."""
         return self.path / "checkpoint"
 
     @property
     def weights(self) -> Path:
+        """Path of the weights."""
         return self.path / "weights.safetensors"
 
     @property
     def predictions(self) -> Path:
+        """Path of the predictions."""
         return self.path / "predictions.parquet"
 
     @property
     def spec(self) -> Path:
+        """Path of the spec."""
         return self.path / "spec.json"
 
     def result(self) -> Result | None:
@@ -195,6 +199,7 @@ class TrialFolder:
 
     @property
     def lock(self) -> Path:
+        """Path of the lock."""
         return self.path / "lock"
 
     @contextmanager
@@ -270,9 +275,11 @@ class Store:
     root: Path
 
     def trial(self, key: str, code: str) -> TrialFolder:
+        """Return the folder of a trial under a digest of the code."""
         return TrialFolder(self.root / "trials" / key / code)
 
     def study(self, name: str) -> Path:
+        """Return the path of a study's folder."""
         return self.root / "studies" / name
 
     def driver(self, study: str) -> Path:

@@ -16,14 +16,14 @@ from vitlab.store.folders import write_bytes
 
 
 class Memo:
-    """A cache file, read on construction."""
+    """A cache file, read on construction.
+
+    Args:
+        name: Name of the file.
+        most: Maximum number of entries; the latest are kept.
+    """
 
     def __init__(self, name: str, most: int) -> None:
-        """
-        Args:
-            name: Name of the file.
-            most: Maximum number of entries; the latest are kept.
-        """
         self.name, self.most = name, most
         self.entries: dict[str, Any] = {}
         with suppress(OSError, RuntimeError, ValueError, TypeError):  # missing or damaged

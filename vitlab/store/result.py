@@ -108,6 +108,7 @@ class Result:
     failure: str = ""
 
     def to_json(self) -> dict[str, Any]:
+        """Return the result as plain data."""
         return asdict(self)
 
     @classmethod

@@ -18,6 +18,7 @@ class BackgroundTracker(Tracker):
         self._thread: threading.Thread | None = None
 
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
+        """Deliver through the tracker, while the thread waits."""
         return self.tracker.deliver(final=final, until=until, report=report)
 
     def update(self) -> None:
@@ -27,10 +28,12 @@ class BackgroundTracker(Tracker):
             self._thread.start()
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
+        """Wait for the thread, then close the tracker."""
         self._join()
         return self.tracker.close(report)
 
     def sync(self, report: Sequence[Path] = ()) -> str | None:
+        """Wait for the thread, then deliver everything again."""
         self._join()
         return self.tracker.sync(report)
 

@@ -168,10 +168,12 @@ class Untracked(Tracker):
         pass
 
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
+        """Do nothing."""
         return None
 
     def update(self) -> None:
         """Do nothing."""
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
+        """Do nothing."""
         return None

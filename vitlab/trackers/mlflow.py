@@ -38,7 +38,18 @@ PAUSES_S = (1.0, 2.0)  #: before retries of the final delivery to a reachable se
 
 @tracker.register("mlflow")
 class MlflowTracker(Tracker):
-    """MLflow experiment in a database under the output folder, or at ``run.tracking_uri``."""
+    """MLflow experiment in a database under the output folder, or at ``run.tracking_uri``.
+
+    Args:
+        plan: the study.
+        store: the store of its trials.
+        run: the run settings.
+        models: ``arms`` to store one trained model per arm as an MLflow logged model as well.
+        model_seed: seed of the stored models; by default each arm's first.
+
+    Raises:
+        UserError: if MLflow does not support the URI, or the models to store are not kept.
+    """
 
     title = "MLflow"
 
@@ -51,17 +62,6 @@ class MlflowTracker(Tracker):
         models: Literal["none", "arms"] = "none",
         model_seed: Annotated[int, Field(ge=0)] | None = None,
     ) -> None:
-        """
-        Args:
-            plan: the study.
-            store: the store of its trials.
-            run: the run settings.
-            models: ``arms`` to store one trained model per arm as an MLflow logged model as well.
-            model_seed: seed of the stored models; by default each arm's first.
-
-        Raises:
-            UserError: if MLflow does not support the URI, or the models to store are not kept.
-        """
         super().__init__(plan, store, run)
         self.address = locate(run.tracking_uri, store.root)
         self._trials = tracked_trials(plan)
@@ -81,6 +81,7 @@ class MlflowTracker(Tracker):
         service.configure(self.address)
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
+        """Deliver the rest with MLflow's settings in place, then restore them."""
         service.configure(self.address)
         try:
             return super().close(report)
@@ -88,10 +89,12 @@ class MlflowTracker(Tracker):
             service.restore()
 
     def sync(self, report: Sequence[Path] = ()) -> str | None:
+        """Deliver everything again and verify what the server has."""
         self._verifies = True
         return self.close(report)
 
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str:
+        """Deliver new values; on the last delivery try a server again after pauses."""
         database = self.address.database
         pauses = [0.0] if database is not None else list(PAUSES_S) if final else []
         while True:

@@ -85,6 +85,7 @@ class Replay(Tracker):
     # -- delivery -----------------------------------------------------------------------------------------------------
 
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
+        """Write what the journals have beyond the stored cursors."""
         account = _Account.read(self.folder / f"{self.title.lower()}-offsets.json", self.place())
         items = tracked_trials(self.plan)
         first_error: Exception | None = None

@@ -25,6 +25,7 @@ class TrackedTrial:
 
     @property
     def identity(self) -> str:
+        """Identity under which a tracker stores the trial."""
         trial = self.planned.trial
         return identity_of(trial.key, trial.code, self.planned.arm)
 

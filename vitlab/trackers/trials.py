@@ -28,7 +28,17 @@ KINDS = ("trial", "prerequisite", TUNING, SUPERSEDED)
 
 
 class TrialRuns:
-    """Runs of one study's trials.  Every method may raise MLflow's exceptions."""
+    """Runs of one study's trials.  Every method may raise MLflow's exceptions.
+
+    Args:
+        client: MLflow's client.
+        offsets: the delivery state of the study.
+        plan: the study.
+        store: the store of its trials.
+        local: True if artifacts are files of this machine, so that delivering them is quick.
+        root: identifies this output folder among those that deliver to the same server.
+        source: tags of the delivering user and commit.
+    """
 
     def __init__(
         self,
@@ -41,16 +51,6 @@ class TrialRuns:
         root: str,
         source: Mapping[str, str],
     ) -> None:
-        """
-        Args:
-            client: MLflow's client.
-            offsets: the delivery state of the study.
-            plan: the study.
-            store: the store of its trials.
-            local: True if artifacts are files of this machine, so that delivering them is quick.
-            root: identifies this output folder among those that deliver to the same server.
-            source: tags of the delivering user and commit.
-        """
         self.client = client
         self.offsets = offsets
         self.plan = plan

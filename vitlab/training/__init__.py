@@ -1,1 +1,1 @@
-
+"""One training: loop, optimizers, schedules, losses, metrics and checkpoints."""

@@ -31,20 +31,20 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 class Distillation:
-    """The distillation loss; without a teacher, both tokens are trained on labels (a control)."""
+    """The distillation loss; without a teacher, both tokens are trained on labels (a control).
+
+    Args:
+        how: Settings of the loss.
+        teacher: Model on the device and in the dtype of the student, which is frozen here; None for labels alone.
+        theirs: Input of the teacher.
+        mine: Input of the student.
+        precision: Precision of the student, used for the teacher too.
+
+    Raises:
+        WeightsError: If the teacher has another number of classes.
+    """
 
     def __init__(self, how: Distill, teacher: Model | None, theirs: InputSpec, mine: InputSpec, precision: str) -> None:
-        """
-        Args:
-            how: Settings of the loss.
-            teacher: Model on the device and in the dtype of the student, which is frozen here; None for labels alone.
-            theirs: Input of the teacher.
-            mine: Input of the student.
-            precision: Precision of the student, used for the teacher too.
-
-        Raises:
-            WeightsError: If the teacher has another number of classes.
-        """
         if theirs.info.classes != mine.info.classes:
             raise WeightsError(f"the teacher has {theirs.info.classes} classes and this trial has {mine.info.classes}")
         self.how = how
@@ -115,18 +115,18 @@ class Distillation:
 
 
 class InputAdapter:
-    """Conversion of one model's input images to another's: channels, normalisation and size."""
+    """Conversion of one model's input images to another's: channels, normalisation and size.
+
+    Args:
+        mine: Input of the model that the images were prepared for.
+        theirs: Input of the other model.
+        like: A tensor of the images' device and dtype.
+
+    Raises:
+        WeightsError: If the channels cannot be converted.
+    """
 
     def __init__(self, mine: InputSpec, theirs: InputSpec, like: Tensor) -> None:
-        """
-        Args:
-            mine: Input of the model that the images were prepared for.
-            theirs: Input of the other model.
-            like: A tensor of the images' device and dtype.
-
-        Raises:
-            WeightsError: If the channels cannot be converted.
-        """
         mean_C11, std_C11 = (_channels(values) for values in (mine.mean, mine.std))
         luma_C11 = None
         if mine.info.channels != theirs.info.channels:

@@ -72,6 +72,7 @@ class ProcessGroup(SingleProcess):
         self.count = count
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter], numbers: Tensor) -> None:
+        """Sum gradients and numbers over all ranks."""
         # A part of a model that no image of this process used has no gradient here, but may have one elsewhere.
         has = self._reduce(torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32), "max")
         updated = [p for p, some in zip(parameters, has.tolist(), strict=True) if some]
@@ -83,9 +84,11 @@ class ProcessGroup(SingleProcess):
         numbers.copy_(numbers_sum)
 
     def any_rank(self, stop: Callable[[], bool]) -> Callable[[], bool]:
+        """Return a function that is true on every rank if ``stop`` is true on one."""
         return lambda: bool(self._reduce(torch.tensor(int(stop()), dtype=torch.int32), "max"))
 
     def require_equal(self, model: nn.Module, step: int) -> None:
+        """Raise if the weights or the step differ between ranks."""
         weights = int(checkpoint.digest(model.state_dict())[:15], 16)
         here = torch.tensor([step, -step, weights, -weights])
         if (self._reduce(here.clone(), "max") != here).any():

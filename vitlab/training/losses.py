@@ -65,20 +65,20 @@ class CrossEntropy(Loss):
     """Negative log-likelihood of the class, under the softmax of the prediction.
 
     Label smoothing mixes the target with the uniform distribution over all classes.  Reference: arXiv:1512.00567.
+
+    Args:
+        label_smoothing: Weight of the uniform distribution.
+        reads: ``probabilities`` applies softmax to the prediction before the loss, so that softmax is applied
+            twice, as for a network ending in softmax under torch's ``CrossEntropyLoss``.  It exists to study that
+            mistake: with K classes the loss is bounded below by ln(e + K - 1) - 1, which is 1.46 for ten.
     """
 
     def __init__(self, *, label_smoothing: Smoothing = 0.0, reads: Reads = "logits") -> None:
-        """
-        Args:
-            label_smoothing: Weight of the uniform distribution.
-            reads: ``probabilities`` applies softmax to the prediction before the loss, so that softmax is applied
-                twice, as for a network ending in softmax under torch's ``CrossEntropyLoss``.  It exists to study that
-                mistake: with K classes the loss is bounded below by ln(e + K - 1) - 1, which is 1.46 for ten.
-        """
         self.label_smoothing = label_smoothing
         self.reads = reads
 
     def __call__(self, views: Mapping[str, Tensor], target: Tensor) -> Value:
+        """Return the mean cross-entropy over labelled targets."""
         logits_MK, target_M = flat(views[""], target)
         if self.reads == "probabilities":
             logits_MK = logits_MK.softmax(1)
@@ -99,6 +99,7 @@ class BinaryCrossEntropy(Loss):
         self.label_smoothing = label_smoothing
 
     def __call__(self, views: Mapping[str, Tensor], target: Tensor) -> Value:
+        """Return the mean binary cross-entropy over labelled targets and classes."""
         logits_MK, target_M = flat(views[""], target)
         classes = logits_MK.shape[1]
         hot_MK = target_M if target_M.is_floating_point() else F.one_hot(target_M.clamp(min=0), classes)

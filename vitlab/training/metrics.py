@@ -92,6 +92,7 @@ class OfDecisions(Metric):
     """A mean over decisions (images or their pixels); a row per image holds the sum and the number of decisions."""
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the sum and the count of each image's decisions, B2."""
         logits_MK, target_M = flat(logits, target)
         shape = (len(logits), -1)
         value_BP = self.of_each(logits_MK, target_M).double().view(shape)
@@ -103,6 +104,7 @@ class OfDecisions(Metric):
         """Return the value of each decision, (M,); values of unlabelled decisions are ignored."""
 
     def value(self, rows_N: Tensor) -> float:
+        """Return the mean over all decisions."""
         sums_N, counts_N = rows_N.T.contiguous()
         return float(sums_N.sum() / counts_N.sum())
 
@@ -123,6 +125,7 @@ class NegativeLogLikelihood(OfDecisions):
     bounds = (0.0, math.inf)
 
     def of_each(self, logits_MK: Tensor, target_M: Tensor) -> Tensor:
+        """Return the cross-entropy of each decision."""
         return F.cross_entropy(logits_MK, target_M, ignore_index=IGNORED, reduction="none")
 
 
@@ -136,6 +139,7 @@ class PixelAccuracy(OfDecisions):
     tasks = ("segmentation",)
 
     def of_each(self, logits_MK: Tensor, target_M: Tensor) -> Tensor:
+        """Return which decisions are correct."""
         return logits_MK.argmax(1) == target_M
 
 
@@ -149,6 +153,7 @@ class Accuracy(Metric):
     every_view = True
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return which images are classified correctly."""
         return logits.argmax(1) == target
 
 
@@ -161,11 +166,13 @@ class TopK(Metric):
         self.name = f"top{k}"
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return which images have their class among the top ``k``."""
         top_BK = logits.topk(self.k, 1).indices
         return (top_BK == target[:, None]).any(1)
 
     @classmethod
     def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+        """Refuse data with no more than ``k`` classes."""
         k = options["k"]
         return None if data.classes > k else f"the class is always among {k} of {data.classes}"
 
@@ -179,9 +186,11 @@ class BalancedAccuracy(Metric):
     """
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the class of each image and whether it was recognised, B2."""
         return torch.stack([target, logits.argmax(1) == target], 1)
 
     def value(self, rows_N: Tensor) -> float:
+        """Return the mean of the accuracies of the classes."""
         target_N, correct_N = rows_N.unbind(1)
         count_K = torch.bincount(target_N)
         correct_K = torch.bincount(target_N, weights=correct_N.double())
@@ -198,10 +207,12 @@ class ExpectedCalibrationError(Metric):
         self.bins = bins
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the confidence of each image and whether it is correct, B2."""
         probability_B, correct_B = logits.softmax(1).amax(1), logits.argmax(1) == target
         return torch.stack([probability_B.double(), correct_B.double()], 1)
 
     def value(self, rows_N: Tensor) -> float:
+        """Return the weighted gap between confidence and accuracy over the bins."""
         probability_N, correct_N = rows_N.unbind(1)
         return calibration_error(probability_N, correct_N, self.bins)
 
@@ -217,6 +228,7 @@ class Brier(Metric):
     bounds = (0.0, 2.0)
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the squared distance between probabilities and target per image."""
         probability_BK = logits.double().softmax(1)
         return (probability_BK - F.one_hot(target, logits.shape[1])).square().sum(1)
 
@@ -235,9 +247,11 @@ class MeanIoU(Metric):
     left_out: ClassVar[int | None] = None
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the batch's confusion matrix as one row."""
         return confusion(logits, target)[None]
 
     def value(self, rows_N: Tensor) -> float:
+        """Return the mean IoU of the summed confusion matrix."""
         return mean_iou(rows_N.sum(0), self.left_out)
 
 
@@ -304,13 +318,13 @@ def _name(choice: Resolved) -> str:
 
 
 class MetricAccumulator:
-    """Accumulates the metrics of an evaluation batch by batch; nothing is read back from the device before the end."""
+    """Accumulates the metrics of an evaluation batch by batch; nothing is read back from the device before the end.
+
+    Args:
+        metrics: Metrics by name, ``loss`` first; see :func:`metrics_of`.
+    """
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
-        """
-        Args:
-            metrics: Metrics by name, ``loss`` first; see :func:`metrics_of`.
-        """
         self._metrics = metrics
         self._rows: defaultdict[str, defaultdict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
         self._columns: defaultdict[str, list[Tensor]] = defaultdict(list)

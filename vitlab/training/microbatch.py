@@ -69,18 +69,19 @@ class FullBatch:
 
 
 class MicroBatches(FullBatch):
-    """A step's batch in microbatches."""
+    """A step's batch in microbatches.
+
+    Args:
+        size: Maximum images of a microbatch; None for all images of this process.
+        peers: The processes that share a batch.
+    """
 
     def __init__(self, size: int | None, peers: SingleProcess) -> None:
-        """
-        Args:
-            size: Maximum images of a microbatch; None for all images of this process.
-            peers: The processes that share a batch.
-        """
         self.size = size
         self.peers = peers
 
     def require(self, model: nn.Module, count: int) -> None:
+        """Raise if a module's result depends on the whole batch."""
         for path, module in model.named_modules():
             if isinstance(module, _BatchNorm) and module.training:  # a frozen one uses its running statistics
                 raise UserError(
@@ -91,20 +92,25 @@ class MicroBatches(FullBatch):
             raise UserError(f"batches of {count} images cannot be shared by {self.peers.count} processes")
 
     def synchronise(self, model: nn.Module, step: int) -> None:
+        """Raise if the ranks differ."""
         self.peers.require_equal(model, step)
 
     def rows(self, count: int) -> list[range]:
+        """Return the rows of this rank's micro-batches."""
         own = self.peers.rows(count)
         size = self.size or len(own)
         return [range(begin, min(begin + size, own.stop)) for begin in range(own.start, own.stop, size)]
 
     def weight(self, loss: Loss, target: Tensor) -> Tensor:
+        """Return the loss's weight of a micro-batch."""
         return loss.weight(target)
 
     def weights(self, loss: Loss, targets: Sequence[Tensor]) -> Tensor:
+        """Return the loss's weight of each trial's micro-batch."""
         return torch.stack([loss.weight(target) for target in targets])
 
     def combine(self, parts: Sequence[WeightedLoss], parameters: Sequence[nn.Parameter]) -> Value:
+        """Turn summed gradients and losses into means over the whole batch."""
         sums = _sums(parts)
         self.peers.sum_gradients(parameters, sums)
         weight, loss = _means(sums, parts[0].loss)
@@ -114,6 +120,7 @@ class MicroBatches(FullBatch):
         return loss
 
     def combine_stacked(self, parts: Sequence[WeightedLoss], gradients: list[Tensor]) -> tuple[Value, list[Tensor]]:
+        """Turn summed gradients of stacked trials into means over the whole batch."""
         weight_K, loss = _means(_sums(parts), parts[0].loss)
         return loss, [gradient / weight_K.view(-1, *(1,) * (gradient.ndim - 1)) for gradient in gradients]
 

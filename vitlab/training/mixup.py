@@ -40,15 +40,15 @@ class Mixed(NamedTuple):
 
 
 class Mixing:
-    """The mixing of a training, a pure function of the step."""
+    """The mixing of a training, a pure function of the step.
+
+    Args:
+        how: Methods and strengths.
+        seed: Seed of the stream ``mixup``.
+        classes: Number of classes.
+    """
 
     def __init__(self, how: Mix, seed: int, classes: int) -> None:
-        """
-        Args:
-            how: Methods and strengths.
-            seed: Seed of the stream ``mixup``.
-            classes: Number of classes.
-        """
         self.how = how
         self.seed = seed
         self.classes = classes

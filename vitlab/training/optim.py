@@ -66,6 +66,7 @@ class AdamW(Optimizer):
         self.weight_decay = weight_decay
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
+        """Build torch's AdamW."""
         return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused(groups))
 
 
@@ -87,6 +88,7 @@ class Adam(Optimizer):
         self.weight_decay = weight_decay
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
+        """Build torch's Adam."""
         return torch.optim.Adam(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused(groups))
 
 
@@ -108,6 +110,7 @@ class SGD(Optimizer):
         self.weight_decay = weight_decay
 
     def build(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
+        """Build torch's SGD with momentum."""
         return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, fused=fused(groups))
 
 
@@ -228,50 +231,53 @@ class _Warm(Schedule):
 
 @schedule.register("cosine")
 class Cosine(_Warm):
-    """Half a cosine from 1 to ``final``.  Reference: arXiv:1608.03983, without restarts."""
+    """Half a cosine from 1 to ``final``.  Reference: arXiv:1608.03983, without restarts.
+
+    Args:
+        warmup: share of the run in which the rate rises.
+        final: factor towards which it then falls.
+    """
 
     def __init__(self, *, warmup: Share = 0.0, final: Share = 0.0) -> None:
-        """
-        Args:
-            warmup: share of the run in which the rate rises.
-            final: factor towards which it then falls.
-        """
         self.warmup = warmup
         self.final = final
 
     def after(self, progress: float) -> float:
+        """Return the factor along half a cosine, from 1 to ``final``."""
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
 
 
 @schedule.register("linear")
 class Linear(_Warm):
-    """A straight line from 1 to ``final``, as ViT was pre-trained on ImageNet-21k.  Reference: arXiv:2010.11929."""
+    """A straight line from 1 to ``final``, as ViT was pre-trained on ImageNet-21k.  Reference: arXiv:2010.11929.
+
+    Args:
+        warmup: share of the run in which the rate rises.
+        final: factor towards which it then falls.
+    """
 
     def __init__(self, *, warmup: Share = 0.0, final: Share = 0.0) -> None:
-        """
-        Args:
-            warmup: share of the run in which the rate rises.
-            final: factor towards which it then falls.
-        """
         self.warmup = warmup
         self.final = final
 
     def after(self, progress: float) -> float:
+        """Return the factor along a line, from 1 to ``final``."""
         return self.final + (1 - self.final) * (1 - progress)
 
 
 @schedule.register("constant")
 class Constant(_Warm):
-    """Always 1, after the warm-up."""
+    """Always 1, after the warm-up.
+
+    Args:
+        warmup: share of the run in which the rate rises.
+    """
 
     def __init__(self, *, warmup: Share = 0.0) -> None:
-        """
-        Args:
-            warmup: share of the run in which the rate rises.
-        """
         self.warmup = warmup
 
     def after(self, progress: float) -> float:
+        """Return 1."""
         return 1.0
 
 

@@ -228,7 +228,7 @@ def _verify_round_trip(
         tensors: its tensors.
         descriptions: files that are written beside it, and their contents.
         state: the canonical tensors.
-        found: the model.
+        architecture: the model.
 
     Raises:
         WeightsError: if the format cannot hold the model.

@@ -33,9 +33,11 @@ class Timm(Format):
     fixed = frozenset({"pre_logits"})
 
     def recognise(self, names: Collection[str]) -> bool:
+        """Return True for timm's names without DeiT III's gammas."""
         return _is_timm(names) and not any(_GAMMA.fullmatch(name) for name in names)
 
     def to_canonical(self, state: State) -> Canonical:
+        """Fuse the biases of q and v where the file has them apart."""
         return Canonical(_fuse_qv_bias(state))
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
@@ -56,15 +58,18 @@ class DeiT(Format):
     fixed = frozenset({"pre_logits", "prefix_rows"})
 
     def recognise(self, names: Collection[str]) -> bool:
+        """Return True for timm's names, with or without DeiT III's gammas."""
         return _is_timm(names)
 
     def to_canonical(self, state: State) -> Canonical:
+        """Rename DeiT III's gammas and fuse the biases of q and v."""
         return Canonical(_fuse_qv_bias({_GAMMA.sub(r"\1.ls\2.gamma", name): x for name, x in state.items()}))
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
         return {_SCALE.sub(r"\1.gamma_\2", name): value for name, value in state.items()}
 
     def infer_facts(self, state: State) -> ModelFacts:
+        """Return that prefix tokens have no position rows in DeiT III, and have them in DeiT."""
         third = any(_GAMMA.fullmatch(name) for name in state)
         return ModelFacts(prefix_rows="none" if third else "own")
 
@@ -116,11 +121,13 @@ class Torchvision(Format):
     _names = KeyMap(_TORCHVISION)
 
     def recognise(self, names: Collection[str]) -> bool:
+        """Return True for the names of torchvision's encoder."""
         return "encoder.pos_embedding" in names or any(
             name.startswith("encoder.layers.encoder_layer_") for name in names
         )
 
     def to_canonical(self, state: State) -> Canonical:
+        """Rename the weights."""
         return self._names.to_canonical(state)
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:
@@ -199,9 +206,11 @@ class HuggingFace(Format):
         self._writes = KeyMap(_hugging_face(self.spelling))
 
     def recognise(self, names: Collection[str]) -> bool:
+        """Return True for the patch projection's name in transformers."""
         return any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in names)
 
     def to_canonical(self, state: State) -> Canonical:
+        """Rename the weights, fuse qkv, and drop what a classifier does not use."""
         body, dropped = {}, []
         heads: dict[str, Tensor] = {}
         has_classifier = any(name.rpartition(".")[0].endswith("classifier") for name in state)
@@ -238,6 +247,7 @@ class HuggingFace(Format):
         return {**{prefix + name: value for name, value in renamed.items()}, **out}
 
     def infer_facts(self, state: State) -> ModelFacts:
+        """Return ImageNet's normalisation for distilled models."""
         # DeiT was trained with ImageNet's normalisation; no file states that of transformers' own class.
         distilled = any(name.endswith("distillation_token") for name in state)
         return ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]) if distilled else ModelFacts()
@@ -251,6 +261,7 @@ class HuggingFaceMemory(HuggingFace):
     spelling = "memory"
 
     def recognise(self, names: Collection[str]) -> bool:
+        """Return True for the names that transformers has in memory since version 5."""
         return super().recognise(names) and any(name.endswith("layers.0.attention.q_proj.weight") for name in names)
 
 

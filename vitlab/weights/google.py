@@ -134,9 +134,11 @@ class Google(Format):
     _names = KeyMap(_ENTRIES)
 
     def recognise(self, names: Collection[str]) -> bool:
+        """Return True for the names of Google's JAX checkpoints."""
         return any(f"{root}embedding/kernel" in names for root in _ROOTS)
 
     def to_canonical(self, state: State) -> Canonical:
+        """Rename and transpose the weights, and fuse qkv."""
         root = _root(state)
         dropped = tuple(name for name in state if not name.startswith(root))
         inside = {name.removeprefix(root): value for name, value in state.items() if name.startswith(root)}
@@ -160,6 +162,7 @@ class Google(Format):
         return self._names.from_canonical(out, heads, self.title)
 
     def infer_facts(self, state: State) -> ModelFacts:
+        """Return the facts that the shapes and names give away."""
         kernel = next((value for name, value in state.items() if _HAS_HEADS.fullmatch(name)), None)
         root = _root(state)
         learned = {f"{root}{name}" for name in ("pos_embedding", "Transformer/posembed_input/pos_embedding")}

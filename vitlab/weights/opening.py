@@ -50,6 +50,7 @@ class Checkpoint:
 
     @property
     def file(self) -> Path:
+        """Path of the weight file."""
         return self.contents.file
 
     @property

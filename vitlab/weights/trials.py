@@ -39,9 +39,11 @@ class Native(Format):
     convention = ModelFacts()
 
     def recognise(self, names: Collection[str]) -> bool:
+        """Return False: this format is only read where a trial names it."""
         return False
 
     def to_canonical(self, state: State) -> Canonical:
+        """Return the weights unchanged."""
         return Canonical(dict(state))
 
     def _from_canonical(self, state: State, heads: int) -> dict[str, Tensor]:

@@ -49,6 +49,7 @@ class Additive(Position):
         raise NotImplementedError
 
     def add(self, x_BTD: Tensor, layer: int) -> Tensor:
+        """Add the layer's rows to the tokens, in the layers that have them."""
         if layer not in self.layers:
             return x_BTD
         rows = self.rows(max(layer - 1, 0) if self.tables > 1 else 0)
@@ -71,12 +72,15 @@ class Learned(Additive):
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
 
     def no_weight_decay(self) -> frozenset[str]:
+        """Exempt the table."""
         return frozenset({"pos_embed"})
 
     def rows(self, table: int) -> Tensor:
+        """Return the rows of a table, TD."""
         return self.pos_embed[table]
 
     def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> dict[str, Tensor]:
+        """Interpolate each table's grid bicubically; keep the rows of prefix tokens."""
         prefix = len(old.prefix) if self.prefix_rows == "own" else 0
         tables = []
         for rows_TD in state["pos_embed"]:
@@ -107,18 +111,22 @@ class Learned2D(Additive):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        """Refuse an odd width."""
         return f"position 'learned2d' halves the width, and dim {g.dim} is odd" if g.dim % 2 else None
 
     def no_weight_decay(self) -> frozenset[str]:
+        """Exempt both tables."""
         return frozenset(name for name, _ in self.named_parameters())
 
     def rows(self, table: int) -> Tensor:
+        """Return the concatenated rows of column and row, TD."""
         x_CE, y_RE = self.x_embed[table], self.y_embed[table]
         shape = (y_RE.shape[0], x_CE.shape[0], -1)
         rows_ND = torch.cat([x_CE[None].expand(shape), y_RE[:, None].expand(shape)], 2).flatten(0, 1)
         return rows_ND if self.prefix_embed is None else torch.cat([self.prefix_embed[table], rows_ND])
 
     def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> dict[str, Tensor]:
+        """Interpolate both tables to the new grid."""
         out = dict(state)
         for name, size in (("x_embed", new.grid[1]), ("y_embed", new.grid[0])):
             out[name] = torch.stack([resample_grid(axis[None], (1, size), how)[0] for axis in state[name]])
@@ -216,6 +224,7 @@ class SinCos2D(_Fixed):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        """Refuse widths that are no multiple of 4."""
         if g.dim % 4:
             return f"position 'sincos2d' has four blocks of channels, and dim {g.dim} is not a multiple of 4"
         if options.get("convention") == "big_vision" and g.dim == 4:
@@ -267,9 +276,11 @@ class Fourier(Additive):
         self.encoders = nn.ModuleList([_Fourier(g.dim, features, hidden, gamma) for _ in range(self.tables)])
 
     def no_weight_decay(self) -> frozenset[str]:
+        """Exempt the frequencies."""
         return frozenset(f"encoders.{table}.frequencies" for table in range(self.tables))
 
     def rows(self, table: int) -> Tensor:
+        """Return the encoded places of a table, ND."""
         rows_ND: Tensor = self.encoders[table](self.place_N2)
         return rows_ND
 

@@ -36,15 +36,18 @@ class Conditional(Position):
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
+        """Refuse an even kernel, which has no centre."""
         kernel_size = options.get("kernel_size", 3)
         if kernel_size % 2 == 0:
             return f"position 'conditional' centres its kernel on each patch, and kernel_size {kernel_size} is even"
         return None
 
     def no_weight_decay(self) -> frozenset[str]:
+        """Exempt the kernel."""
         return frozenset({"proj.weight"})
 
     def mix(self, x_BTD: Tensor, layer: int) -> Tensor:
+        """Add a depthwise convolution over the patches after the first block."""
         if layer != 1:
             return x_BTD
         prefix_BPD, patches_BND = x_BTD[:, : self.prefix], x_BTD[:, self.prefix :]

@@ -26,17 +26,16 @@ class RelativeBias(Position):
     to a patch, from a patch to the prefix, and within the prefix; several prefix tokens share them.
 
     Reference: arXiv:2103.14030 (Swin), arXiv:2106.08254 (BEiT: prefix, a table per block).
+
+    Args:
+        g: the sizes.
+        where: a table for each block, or one for all.
     """
 
     needs_bias: ClassVar[bool] = True
     index: Tensor
 
     def __init__(self, g: Geometry, *, where: Literal["every_layer", "every_layer_shared"] = "every_layer") -> None:
-        """
-        Args:
-            g: the sizes.
-            where: a table for each block, or one for all.
-        """
         super().__init__()
         self.tables = g.depth if where == "every_layer" else 1
         rows, columns = g.grid
@@ -55,13 +54,16 @@ class RelativeBias(Position):
         self.register_buffer("index", index, persistent=False)
 
     def no_weight_decay(self) -> frozenset[str]:
+        """Exempt the table."""
         return frozenset({"relative_position_bias_table"})
 
     def bias(self, layer: int) -> Tensor:
+        """Return the layer's bias per head and pair of tokens, HTT."""
         table = self.relative_position_bias_table[layer - 1 if self.tables > 1 else 0]
         return table[self.index].permute(2, 0, 1)
 
     def resample(self, state: State, old: Geometry, new: Geometry, how: Resampling) -> dict[str, Tensor]:
+        """Interpolate the table to the offsets of the new grid."""
         if new.prefix and not old.prefix:
             raise WeightsError("the table of relative positions has no rows for prefix tokens")
         source = (2 * old.grid[0] - 1, 2 * old.grid[1] - 1)
@@ -96,6 +98,7 @@ class ALiBi2D(Position):
         self.register_buffer("penalty", penalty_HTT.to(torch.get_default_dtype()), persistent=False)
 
     def bias(self, layer: int) -> Tensor:
+        """Return the fixed penalty on distance, HTT."""
         return self.penalty
 
 

@@ -51,6 +51,12 @@ class RoPE2D(_Rotary):
     Pair i of a half turns by theta^(-4i/K) per unit of its coordinate.  Prefix tokens are not turned.
 
     Reference: arXiv:2403.13298 (axial); arXiv:2104.09864; arXiv:2508.10104 (DINOv3, centred).
+
+    Args:
+        g: the sizes of the model.
+        theta: the base of the frequencies.
+        coordinates: ``patches`` counts rows and columns from 0.  ``centred`` runs from -1 to 1 over each side of
+            the image, whatever the grid, at the centres of the patches, and turns by 2 pi per unit, as in DINOv3.
     """
 
     cos: Tensor
@@ -63,13 +69,6 @@ class RoPE2D(_Rotary):
         theta: Annotated[float, Field(gt=0)] = 100.0,
         coordinates: Literal["patches", "centred"] = "patches",
     ) -> None:
-        """
-        Args:
-            g: the sizes of the model.
-            theta: the base of the frequencies.
-            coordinates: ``patches`` counts rows and columns from 0.  ``centred`` runs from -1 to 1 over each side of
-                the image, whatever the grid, at the centres of the patches, and turns by 2 pi per unit, as in DINOv3.
-        """
         super().__init__(g)
         row_N, column_N = (place.to(torch.float64) for place in places(g))
         if coordinates == "centred":
@@ -83,6 +82,7 @@ class RoPE2D(_Rotary):
         self.register_buffer("sin", sin.to(torch.get_default_dtype()), persistent=False)
 
     def rotation(self, layer: int) -> Rotation:
+        """Return the fixed cosines and sines."""
         return self.cos, self.sin
 
 
@@ -112,9 +112,11 @@ class RoPE2DMixed(_Rotary):
         self.register_buffer("row", row_N.to(torch.get_default_dtype()), persistent=False)
 
     def no_weight_decay(self) -> frozenset[str]:
+        """Exempt the frequencies."""
         return frozenset({"freqs"})
 
     def rotation(self, layer: int) -> Rotation:
+        """Return cosines and sines of the layer's learned frequencies."""
         # Angles grow with the grid and are wrapped by the cosine: 16 bits would not separate neighbours.
         freqs = self.freqs if self.freqs.dtype.itemsize >= 4 else self.freqs.float()
         fx_HK, fy_HK = freqs[0, layer - 1], freqs[1, layer - 1]

@@ -25,6 +25,12 @@ class ColorJitter(Augment):
 
     Factors are uniform in [max(0, 1 - v), 1 + v] and hue shifts in [-v, v], as in torchvision; a property with v = 0 is
     not changed.  Reference: arXiv:1312.5402.
+
+    Args:
+        brightness: largest change of the factor.
+        contrast: largest change of the factor.
+        saturation: largest change of the factor.
+        hue: largest shift of the hue, as a share of the colour circle.
     """
 
     def __init__(
@@ -35,17 +41,11 @@ class ColorJitter(Augment):
         saturation: Strength = 0.3,
         hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0,
     ) -> None:
-        """
-        Args:
-            brightness: largest change of the factor.
-            contrast: largest change of the factor.
-            saturation: largest change of the factor.
-            hue: largest shift of the hue, as a share of the colour circle.
-        """
         self.factors = {"brightness": brightness, "contrast": contrast, "saturation": saturation}
         self.hue = hue
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Change brightness, contrast, saturation and hue in a drawn order."""
         amount_B4, order_B4 = self.draws(key, id_B)
         changes = (pixels.brightness, pixels.contrast, pixels.saturation, pixels.hue)
         strengths = (*self.factors.values(), self.hue)
@@ -56,6 +56,7 @@ class ColorJitter(Augment):
         return x_BCHW
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Return the masks unchanged."""
         return y_BHW
 
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,6 +76,7 @@ class ThreeAugment(Augment):
     """
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Apply one of greyscale, solarisation and blur to each image."""
         which_B, sigma_B = self.draws(key, id_B)
         middle_B = torch.full_like(sigma_B, 128)
         x_BCHW = pixels.apply_where(x_BCHW, which_B == 0, pixels.grey)
@@ -82,6 +84,7 @@ class ThreeAugment(Augment):
         return pixels.apply_where(x_BCHW, which_B == 2, pixels.blur, sigma_B)
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Return the masks unchanged."""
         return y_BHW
 
     def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,6 +128,10 @@ class RandAugment(Augment):
     Operations, ranges and pixel values are torchvision's (nearest neighbour, black outside); float images are
     quantised to 256 levels and back.  Unlike torchvision, every image of a batch has its own draws.  timm's and
     DeiT's ``rand-m9-mstd0.5-inc1`` is another policy, ``rand_augment_timm``.
+
+    Args:
+        num_ops: operations applied in sequence.
+        magnitude: strength, 0 to 30.
     """
 
     def __init__(
@@ -133,15 +140,11 @@ class RandAugment(Augment):
         num_ops: Annotated[int, Field(ge=1)] = 2,
         magnitude: Annotated[int, Field(ge=0, lt=LEVELS)] = 9,
     ) -> None:
-        """
-        Args:
-            num_ops: operations applied in sequence.
-            magnitude: strength, 0 to 30.
-        """
         self.num_ops = num_ops
         self.magnitude = magnitude
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Apply ``num_ops`` drawn operations to each image."""
         which_BT, sign_BT = self.draws(key, id_B)
         level_BCHW = (x_BCHW * 255).round().to(torch.uint8) if x_BCHW.is_floating_point() else x_BCHW
         for turn in range(self.num_ops):
@@ -149,6 +152,7 @@ class RandAugment(Augment):
         return level_BCHW.to(x_BCHW.dtype) / 255 if x_BCHW.is_floating_point() else level_BCHW
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Apply the geometric operations to the masks."""
         which_BT, sign_BT = self.draws(key, id_B)
         # The affine transform fills with 0, so the XOR swaps VOID and 0 meanwhile.
         level_BCHW = y_BHW[:, None] ^ VOID

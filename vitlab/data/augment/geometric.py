@@ -39,40 +39,44 @@ Ratio = Annotated[tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt
 
 @augment.register("flip")
 class Flip(Augment):
-    """Flip images left to right."""
+    """Flip images left to right.
+
+    Args:
+        p: probability that an image is flipped.
+    """
 
     def __init__(self, *, p: Annotated[float, Field(ge=0, le=1)] = 0.5) -> None:
-        """
-        Args:
-            p: probability that an image is flipped.
-        """
         self.p = p
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Mirror each image with probability ``p``."""
         flip_B = noise.uniform(key, id_B, 1)[:, 0] < self.p
         return torch.where(flip_B[:, None, None, None], x_BCHW.flip(-1), x_BCHW)
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Mirror the masks of mirrored images."""
         return self(y_BHW[:, None], key, id_B)[:, 0]
 
 
 @augment.register("crop")
 class Crop(Augment):
-    """Pad on every side, then crop the original size at a uniformly drawn position.  Reference: arXiv:1512.03385."""
+    """Pad on every side, then crop the original size at a uniformly drawn position.  Reference: arXiv:1512.03385.
+
+    Args:
+        padding: pixels on every side.
+        mode: ``zero`` pads with black, ``reflect`` mirrors without repeating the border pixel.
+    """
 
     def __init__(self, *, padding: Annotated[int, Field(ge=1)] = 4, mode: Literal["zero", "reflect"] = "zero") -> None:
-        """
-        Args:
-            padding: pixels on every side.
-            mode: ``zero`` pads with black, ``reflect`` mirrors without repeating the border pixel.
-        """
         self.padding = padding
         self.mode: Literal["zero", "reflect"] = mode
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Cut each padded image at a drawn offset."""
         return self._cut(x_BCHW, key, id_B, 0)
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Cut the masks at the same offsets; padding is void."""
         return self._cut(y_BHW[:, None], key, id_B, VOID)[:, 0]
 
     def _cut(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor, outside: int) -> Tensor:
@@ -95,6 +99,14 @@ class RandomResizedCrop(Augment):
 
     The distribution is torchvision's: area uniform, logarithm of the aspect ratio uniform, ten attempts to fit, then
     the largest centred rectangle within the range of ratios.
+
+    Args:
+        scale: smallest and largest share of the area.
+        ratio: smallest and largest width over height.
+        interpolation: of the resize.
+        of: what is cropped: the ``image``, already resized to the model's input size, or the full-size ``picture``
+            in its file, as in ImageNet recipes.  With ``picture``, every crop decodes the file again, downsizing
+            is antialiased, and this must be the first augmentation.
     """
 
     def __init__(
@@ -105,26 +117,19 @@ class RandomResizedCrop(Augment):
         interpolation: Literal["bilinear", "bicubic"] = "bilinear",
         of: Literal["image", "picture"] = "image",
     ) -> None:
-        """
-        Args:
-            scale: smallest and largest share of the area.
-            ratio: smallest and largest width over height.
-            interpolation: of the resize.
-            of: what is cropped: the ``image``, already resized to the model's input size, or the full-size ``picture``
-                in its file, as in ImageNet recipes.  With ``picture``, every crop decodes the file again, downsizing
-                is antialiased, and this must be the first augmentation.
-        """
         self.scale = scale
         self.ratio = ratio
         self.of_picture = of == "picture"
         self.interpolation: Literal["bilinear", "bicubic"] = interpolation
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Cut a drawn box from each image and resize it."""
         height, width = x_BCHW.shape[-2:]
         box = self.boxes(key, id_B, height, width)
         return pixels.resized_crop(x_BCHW, box.top_B, box.left_B, box.height_B, box.width_B, self.interpolation)
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Cut the same boxes from the masks, nearest neighbour."""
         height, width = y_BHW.shape[-2:]
         box = self.boxes(key, id_B, height, width)
         row_BH = box.top_B[:, None] + nearest(box.height_B[:, None], height)
@@ -162,6 +167,12 @@ class Erasing(Augment):
     """Cover a rectangle of the normalised image.  Reference: arXiv:1708.04896.
 
     The distribution is torchvision's: area uniform, logarithm of the aspect ratio uniform, ten attempts to fit.
+
+    Args:
+        p: probability that a rectangle of an image is covered.
+        scale: smallest and largest share of the image's area.
+        ratio: smallest and largest width over height.
+        fill: ``mean`` covers with the mean colour, ``noise`` with standard normal noise, as in DeiT.
     """
 
     normalized = True
@@ -174,19 +185,13 @@ class Erasing(Augment):
         ratio: Ratio = (0.3, 10 / 3),
         fill: Literal["mean", "noise"] = "noise",
     ) -> None:
-        """
-        Args:
-            p: probability that a rectangle of an image is covered.
-            scale: smallest and largest share of the image's area.
-            ratio: smallest and largest width over height.
-            fill: ``mean`` covers with the mean colour, ``noise`` with standard normal noise, as in DeiT.
-        """
         self.p = p
         self.scale = scale
         self.ratio = ratio
         self.fill: Literal["mean", "noise"] = fill
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Erase a drawn box of each image with probability ``p``."""
         channels, height, width = x_BCHW.shape[1:]
         covered_B = noise.uniform(noise.fold(key, 1), id_B, 1)[:, 0] < self.p
         # A rectangle must be shorter than the image in both directions, as in torchvision.
@@ -202,6 +207,7 @@ class Erasing(Augment):
         return torch.where(hidden_BHW[:, None], grain_BD.view(x_BCHW.shape).to(x_BCHW.dtype), x_BCHW)
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Return the masks unchanged."""
         return y_BHW  # covered pixels keep their labels, as in torchvision
 
 

@@ -56,6 +56,12 @@ class RandAugmentTimm(Augment):
     clamped to 0..10, and every operation grows stronger with it.  Ranges and pixel values match timm on Pillow to a
     level or two; interpolation is always bilinear, where DeiT uses bicubic and timm draws one of the two.
     Reference: arXiv:1909.13719, arXiv:2012.12877.
+
+    Args:
+        num_ops: operations drawn for an image.
+        magnitude: mean level of their strength, 0 to 10.
+        magnitude_std: standard deviation of the level.
+        p: probability that a drawn operation is applied.
     """
 
     def __init__(
@@ -66,19 +72,13 @@ class RandAugmentTimm(Augment):
         magnitude_std: Annotated[float, Field(ge=0)] = 0.5,
         p: Annotated[float, Field(ge=0, le=1)] = 0.5,
     ) -> None:
-        """
-        Args:
-            num_ops: operations drawn for an image.
-            magnitude: mean level of their strength, 0 to 10.
-            magnitude_std: standard deviation of the level.
-            p: probability that a drawn operation is applied.
-        """
         self.num_ops = num_ops
         self.magnitude = magnitude
         self.magnitude_std = magnitude_std
         self.p = p
 
     def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Apply ``num_ops`` drawn operations to each image."""
         which_BT, level_BT, sign_BT = self.draws(key, id_B)
         out_BCHW = (x_BCHW * 255).round().to(torch.uint8) if x_BCHW.is_floating_point() else x_BCHW
         for turn in range(self.num_ops):
@@ -86,6 +86,7 @@ class RandAugmentTimm(Augment):
         return out_BCHW.to(x_BCHW.dtype) / 255 if x_BCHW.is_floating_point() else out_BCHW
 
     def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Apply the geometric operations to the masks."""
         which_BT, level_BT, sign_BT = self.draws(key, id_B)
         # The affine transform fills with 0, so the XOR swaps VOID and 0 meanwhile.
         out_BCHW = y_BHW[:, None] ^ VOID

@@ -32,7 +32,13 @@ wardrobe whale willow_tree wolf woman worm
 
 
 class Cifar(Dataset):
-    """Base of data sets of pickled 32x32 colour batches; see :mod:`vitlab.data.datasets.files` for the identity."""
+    """Base of data sets of pickled 32x32 colour batches; see :mod:`vitlab.data.datasets.files` for the identity.
+
+    Args:
+        root: folder that has the batches, or has them in the folder the published archive unpacks to.
+            None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
+        download: ``missing`` fetches batches that are not found, through torchvision, which verifies checksums.
+    """
 
     name: ClassVar[str]
     torchvision_name: ClassVar[str]
@@ -48,12 +54,6 @@ class Cifar(Dataset):
         root: Annotated[str | None, Unhashed()] = None,
         download: Annotated[files.Download, Unhashed()] = "never",
     ) -> None:
-        """
-        Args:
-            root: folder that has the batches, or has them in the folder the published archive unpacks to.
-                None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
-            download: ``missing`` fetches batches that are not found, through torchvision, which verifies checksums.
-        """
         self.root = root
         self.download: files.Download = download
 
@@ -62,11 +62,13 @@ class Cifar(Dataset):
         return files.find(folders, tuple(self.published))
 
     def missing(self) -> str | None:
+        """Return where the files belong, or None if they are there or may be downloaded."""
         if self.download == "missing" or self._find() is not None:
             return None
         return files.not_here(self.name, self.root, [self.folder], list(self.published))
 
     def info(self) -> DataInfo:
+        """Return the facts of the data set, with the checksums of its files."""
         paths = self._find()
         checksums = self.published if paths is None else {name: files.checksum(path) for name, path in paths.items()}
         return DataInfo(
@@ -78,6 +80,7 @@ class Cifar(Dataset):
         )
 
     def read(self, split: Split) -> Images:
+        """Read a split, and download the files first where that is allowed."""
         reason = self.missing()
         if reason is not None:
             raise DataError(reason)

@@ -31,11 +31,13 @@ class Digits(Dataset):
     validation = 0.2
 
     def info(self) -> DataInfo:
+        """Return the facts of the data set."""
         return DataInfo(
             image=(8, 8), channels=1, classes=10, identity=f"digits:{DIGEST}", labels=tuple(map(str, range(10)))
         )
 
     def read(self, split: Split) -> Images:
+        """Read a split; the last images are the test images."""
         level_NHW, y_N = _load()
         part = slice(None, -TEST) if split == "train" else slice(-TEST, None)
         x_NHW = (level_NHW[part].astype(np.int32) * 255 + 8) // 16

@@ -37,6 +37,15 @@ class ImageFolder(Dataset):
     Pictures may be in subfolders of their class's folder.  A set that is too large for memory is not decoded as a
     whole, see ``decoded``.  The identity is a digest over the relative path, size and content of every picture; it is
     cached between processes until a picture is written to.
+
+    Args:
+        root: the folder with ``train`` and ``test`` (or ``val``).
+        image_size: pixels of every picture after an antialiased bilinear resize.
+        fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
+        num_classes: number of classes; required only to plan on a machine without the folder.
+        decoded: place for decoded pictures: ``memory``, of every worker; ``disk``, one copy for all workers in the
+            user's cache; or ``never``: each batch is decoded anew by the trial's threads.  ``auto``: memory if the
+            set fits into a quarter of it, else never.  Batches do not depend on it.
     """
 
     def __init__(
@@ -48,16 +57,6 @@ class ImageFolder(Dataset):
         num_classes: Annotated[int, Field(ge=2)] | None = None,
         decoded: Annotated[Decoded, Unhashed()] = "auto",
     ) -> None:
-        """
-        Args:
-            root: the folder with ``train`` and ``test`` (or ``val``).
-            image_size: pixels of every picture after an antialiased bilinear resize.
-            fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
-            num_classes: number of classes; required only to plan on a machine without the folder.
-            decoded: place for decoded pictures: ``memory``, of every worker; ``disk``, one copy for all workers in the
-                user's cache; or ``never``: each batch is decoded anew by the trial's threads.  ``auto``: memory if the
-                set fits into a quarter of it, else never.  Batches do not depend on it.
-        """
         self.root = Path(os.path.expanduser(root))
         self.image_size: Pair = image_size
         self.fit: Fit = fit
@@ -65,6 +64,7 @@ class ImageFolder(Dataset):
         self.decoded: Decoded = decoded
 
     def missing(self) -> str | None:
+        """Return which folder is missing, or None."""
         if not self.root.is_dir():
             return f"image_folder: there is no folder {self.root}"
         if not (self.root / "train").is_dir():
@@ -74,6 +74,7 @@ class ImageFolder(Dataset):
         return None
 
     def info(self) -> DataInfo:
+        """Return the facts of the data set; without a folder, ``num_classes`` says how many there are."""
         reason = self.missing()
         if reason is not None:
             if self.num_classes is None:
@@ -85,6 +86,7 @@ class ImageFolder(Dataset):
         )
 
     def read(self, split: Split) -> Images:
+        """Decode and resize a split into memory."""
         pictures = self.pictures(split)
         required = len(pictures) * 3 * self.image_size[0] * self.image_size[1]
         check_memory(required, f"image_folder: the pictures of {self.root}")
@@ -94,6 +96,7 @@ class ImageFolder(Dataset):
         return Images(x_NCHW, pictures.y_N)
 
     def pictures(self, split: Split) -> Pictures:
+        """Return the paths and labels of a split."""
         reason = self.missing()
         if reason is not None:
             raise DataError(reason)

@@ -78,7 +78,13 @@ def _size(path: Path) -> tuple[int, int]:
 
 
 class Idx(Dataset):
-    """Base of data sets of four IDX files; see :mod:`vitlab.data.datasets.files` for the identity."""
+    """Base of data sets of four IDX files; see :mod:`vitlab.data.datasets.files` for the identity.
+
+    Args:
+        root: folder that has the four files, or has them in ``raw``, in torchvision's ``<Name>/raw`` or in
+            ``<name>`` as Debian does.  None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
+        download: ``missing`` fetches files that are not found, through torchvision, which verifies checksums.
+    """
 
     name: ClassVar[str]
     torchvision_name: ClassVar[str]
@@ -91,12 +97,6 @@ class Idx(Dataset):
         root: Annotated[str | None, Unhashed()] = None,
         download: Annotated[files.Download, Unhashed()] = "never",
     ) -> None:
-        """
-        Args:
-            root: folder that has the four files, or has them in ``raw``, in torchvision's ``<Name>/raw`` or in
-                ``<name>`` as Debian does.  None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
-            download: ``missing`` fetches files that are not found, through torchvision, which verifies checksums.
-        """
         self.root = root
         self.download: files.Download = download
 
@@ -108,11 +108,13 @@ class Idx(Dataset):
         return files.find(folders, ALL)
 
     def missing(self) -> str | None:
+        """Return where the files belong, or None if they are there or may be downloaded."""
         if self.download == "missing" or self._find() is not None:
             return None
         return files.not_here(self.name, self.root, self._layouts(), [f"{name}[.gz]" for name in ALL])
 
     def info(self) -> DataInfo:
+        """Return the facts of the data set, with the checksums of its files."""
         paths = self._find()
         checksums = self.published if paths is None else {name: files.checksum(paths[name]) for name in ALL}
         return DataInfo(
@@ -124,6 +126,7 @@ class Idx(Dataset):
         )
 
     def read(self, split: Split) -> Images:
+        """Read a split, and download the files first where that is allowed."""
         reason = self.missing()
         if reason is not None:
             raise DataError(reason)

@@ -38,6 +38,13 @@ class MaskedPictures(Dataset):
     All are decoded into memory and resized to one size, so metrics are of pixels at that size, and of the centre of
     the pictures if ``fit`` is ``crop``; published metrics of whole pictures differ.  The identity is a digest over
     every listed picture and mask; there is none if the data is not here.
+
+    Args:
+        root: folder that has the data set, or has it in the folder the published archive unpacks to.
+            None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
+        download: ``missing`` fetches it if it is not found, through torchvision, which verifies the archive.
+        image_size: pixels that of every picture and mask.
+        fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
     """
 
     name: ClassVar[str]
@@ -54,14 +61,6 @@ class MaskedPictures(Dataset):
         image_size: Size = (224, 224),
         fit: Fit = "crop",
     ) -> None:
-        """
-        Args:
-            root: folder that has the data set, or has it in the folder the published archive unpacks to.
-                None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
-            download: ``missing`` fetches it if it is not found, through torchvision, which verifies the archive.
-            image_size: pixels that of every picture and mask.
-            fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
-        """
         self.root = root
         self.download: files.Download = download
         self.image_size: Pair = image_size
@@ -76,11 +75,13 @@ class MaskedPictures(Dataset):
         raise NotImplementedError
 
     def missing(self) -> str | None:
+        """Return where the files belong, or None if they are there or may be downloaded."""
         if self.download == "missing" or self._find() is not None:
             return None
         return files.not_here(self.name, self.root, list(self.layouts), list(self.lists.values()))
 
     def info(self) -> DataInfo:
+        """Return the facts of the data set; classes include the background."""
         labels = self.labels()
         base = self._find()
         return DataInfo(
@@ -93,6 +94,7 @@ class MaskedPictures(Dataset):
         )
 
     def read(self, split: Split) -> Images:
+        """Decode a split's images and masks into memory."""
         reason = self.missing()
         if reason is not None:
             raise DataError(reason)
@@ -165,6 +167,7 @@ class VOCSegmentation(MaskedPictures):
     meaning: ClassVar = {**{label: label for label in range(21)}, VOID: VOID}
 
     def labels(self) -> tuple[str, ...]:
+        """Return the background and the 20 classes of Pascal VOC."""
         return (
             "background",
             *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -173,6 +176,7 @@ class VOCSegmentation(MaskedPictures):
         )
 
     def item(self, base: Path, line: str) -> Item | None:
+        """Return the image and mask that a line of the list names."""
         name = line.strip()
         if len(name.split()) != 1:
             return None
@@ -187,6 +191,15 @@ class Pets(MaskedPictures):
     A trimap marks the pet (1), the background (2), and an ambiguous border between them (3).
 
     Reference: Parkhi, Vedaldi, Zisserman and Jawahar, Cats and dogs, CVPR 2012.
+
+    Args:
+        root: folder that has ``images`` and ``annotations``, or has them in ``oxford-iiit-pet``.
+            None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
+        download: ``missing`` fetches it if it is not found, through torchvision, which verifies the archives.
+        image_size: pixels that of every picture and mask.
+        fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
+        target: ``pet`` against background, or ``species``: cats and dogs are two classes.
+        border: has no label (``ignored``), belongs to the ``pet``, or is a ``class`` of its own, the last.
     """
 
     name = "pets"
@@ -205,25 +218,17 @@ class Pets(MaskedPictures):
         target: Literal["pet", "species"] = "pet",
         border: Literal["ignored", "pet", "class"] = "ignored",
     ) -> None:
-        """
-        Args:
-            root: folder that has ``images`` and ``annotations``, or has them in ``oxford-iiit-pet``.
-                None: ``$VITLAB_DATA``, ``data``, the user's cache, ``/usr/share/datasets``.
-            download: ``missing`` fetches it if it is not found, through torchvision, which verifies the archives.
-            image_size: pixels that of every picture and mask.
-            fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
-            target: ``pet`` against background, or ``species``: cats and dogs are two classes.
-            border: has no label (``ignored``), belongs to the ``pet``, or is a ``class`` of its own, the last.
-        """
         super().__init__(root=root, download=download, image_size=image_size, fit=fit)
         self.target = target
         self.border = border
 
     def labels(self) -> tuple[str, ...]:
+        """Return the background, the pet or its species, and the border if it is a class."""
         pets = ("pet",) if self.target == "pet" else ("cat", "dog")
         return ("background", *pets, *(["border"] if self.border == "class" else []))
 
     def item(self, base: Path, line: str) -> Item | None:
+        """Return the image, mask and class that a line of the list names."""
         match line.split():
             case [name, _, "1" | "2" as species, *_]:
                 pet = 1 if self.target == "pet" else int(species)

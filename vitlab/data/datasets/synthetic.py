@@ -19,6 +19,9 @@ class Synthetic(Dataset):
 
     Labels cycle through the classes, so classes are balanced.  The images are a function of the options alone, which
     are therefore the identity.
+
+    Args:
+        contrast: share of the pattern in a pixel, the rest is noise; with 0 there is nothing to learn.
     """
 
     def __init__(
@@ -32,10 +35,6 @@ class Synthetic(Dataset):
         contrast: Annotated[float, Field(ge=0, le=1)] = 0.5,
         seed: int = 0,
     ) -> None:
-        """
-        Args:
-            contrast: share of the pattern in a pixel, the rest is noise; with 0 there is nothing to learn.
-        """
         self.image_size: Pair = image_size
         self.num_channels = num_channels
         self.num_classes = num_classes
@@ -44,11 +43,13 @@ class Synthetic(Dataset):
         self.seed = seed
 
     def info(self) -> DataInfo:
+        """Return the facts of the data set."""
         return DataInfo(
             image=self.image_size, channels=self.num_channels, classes=self.num_classes, identity="synthetic:1"
         )
 
     def read(self, split: Split) -> Images:
+        """Draw a split: one pattern per class, and noise."""
         n, channels, (height, width) = self.images[split], self.num_channels, self.image_size
         pattern_K = noise.uniform(
             noise.key(self.seed, "synthetic", "pattern"), torch.arange(self.num_classes), 16 * channels

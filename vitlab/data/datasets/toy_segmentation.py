@@ -51,6 +51,15 @@ class DigitScenes(Dataset):
     digits, so validation and test scenes show no training digit.  Every scene is a function of ``seed`` and its
     index, so a larger set begins with the scenes of a smaller one.  All arithmetic is in integers and equal on every
     machine, so the digits and the options are the identity.
+
+    Args:
+        image_size: pixels of the canvas.
+        train_images: scenes of training digits, including validation.
+        test_images: scenes of test digits.
+        digits_per_image: minimum and maximum number of digits in a scene, uniformly drawn.
+        digit_size: minimum and maximum side of a digit in pixels, uniformly drawn; the source digits have 8.
+        overlap: ``allowed``, or ``none``: a digit without a free position in twenty attempts is omitted.
+        seed: of all random draws.
     """
 
     validation = 0.2
@@ -66,16 +75,6 @@ class DigitScenes(Dataset):
         overlap: Literal["allowed", "none"] = "allowed",
         seed: int = 0,
     ) -> None:
-        """
-        Args:
-            image_size: pixels of the canvas.
-            train_images: scenes of training digits, including validation.
-            test_images: scenes of test digits.
-            digits_per_image: minimum and maximum number of digits in a scene, uniformly drawn.
-            digit_size: minimum and maximum side of a digit in pixels, uniformly drawn; the source digits have 8.
-            overlap: ``allowed``, or ``none``: a digit without a free position in twenty attempts is omitted.
-            seed: of all random draws.
-        """
         self.image_size: Pair = image_size
         self.images = {"train": train_images, "test": test_images}
         self.digits_per_image = digits_per_image
@@ -84,6 +83,7 @@ class DigitScenes(Dataset):
         self.seed = seed
 
     def info(self) -> DataInfo:
+        """Return the facts of the data set; refuse digits larger than the image."""
         if self.digit_size[1] > min(self.image_size):
             raise DataError(
                 f"digit_scenes: a digit of {self.digit_size[1]} pixels (digit_size) does not fit on a canvas of "
@@ -99,9 +99,11 @@ class DigitScenes(Dataset):
         )
 
     def groups(self) -> Tensor:
+        """Return the sheet of each training image."""
         return torch.arange(self.images["train"]) % SHEETS
 
     def read(self, split: Split) -> Images:
+        """Compose the scenes of a split."""
         self.info()  # checks the options
         source = digits.Digits().read(split)
         parts = [
