@@ -125,7 +125,7 @@ def _meanings(component: type) -> dict[str, str]:
 
 def _split_sections(text: str) -> tuple[str, dict[str, str]]:
     """Return a docstring's prose and the entries of its "Args:" section."""
-    return re.split(r"\n(?:Args|Raises|Returns):\n", text)[0], _arguments(text)
+    return re.split(r"\n+(?:Args|Raises|Returns):\n", text)[0], _arguments(text)
 
 
 def _arguments(text: str) -> dict[str, str]:

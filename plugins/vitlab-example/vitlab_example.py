@@ -1,4 +1,4 @@
-"""A position encoding in polar coordinates: how far from the centre of the image, and in which direction.
+"""A position encoding in polar coordinates: distance from the centre of the image, and direction.
 
 B images, T tokens, N patches, D width, Q = D / 4 frequencies.
 """
@@ -19,8 +19,8 @@ from vitlab.geometry import Geometry
 class Polar(Position):
     """Sines and cosines of the distance from the centre and of the direction.  Reference: Schwartz 1977 (retinotopy).
 
-    Half of the channels turn with the distance, at frequencies spaced as in arXiv:1706.03762; half with the direction,
-    at whole multiples, so that a full turn comes back to where it began.  Prefix tokens get nothing.
+    Half of the channels encode the distance, at frequencies spaced as in arXiv:1706.03762; the other half encode the
+    direction, at whole multiples, so that the encoding is periodic.  Prefix tokens get zeros.
     """
 
     def __init__(self, g: Geometry, *, temperature: Annotated[float, Field(gt=1)] = 100.0) -> None:

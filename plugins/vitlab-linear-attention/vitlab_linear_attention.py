@@ -1,9 +1,9 @@
-"""Attentions whose cost does not grow with the square of the number of tokens: two linear ones, and a sparse one.
+"""Attentions whose cost does not grow with the square of the number of tokens: two linear ones and a sparse one.
 
-A linear attention replaces exp(q k) by a product of features f(q) f(k), so that keys meet values first, and a matrix of
-weights never exists.  For the same reason nothing can be added to its logits: it takes no bias.  A sparse attention has
-logits, though few.  All three keep the canonical parameters, ``qkv`` and ``proj``: weights of any other attention
-can be loaded, and arms start from the same values.
+A linear attention replaces exp(q k) by a product of features f(q) f(k).  Keys are multiplied with values first, so
+that the matrix of weights is never computed.  It has no logits and therefore takes no bias.  A sparse attention has a
+few logits per query.  All three have the canonical parameters ``qkv`` and ``proj``, so that weights of any other
+attention can be loaded and arms start from the same values.
 
 B images, T tokens, P prefix tokens, N patches, D width, H heads, K channels of a head, F features, W keys of a window,
 S = P + W.
@@ -30,7 +30,7 @@ Norm = Annotated[Choice | str, Pick("norm")]
 
 
 class _Projected(Attention):
-    """Queries, keys and values from one matrix, and another after the heads."""
+    """Attention with one projection for queries, keys and values, and another after the heads."""
 
     def __init__(self, g: Geometry, *, qkv_bias: bool, qk_norm: Choice | str, proj_drop: float) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class _Projected(Attention):
         self.proj_drop = Dropout(proj_drop)
 
     def _qkv(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Each (B, H, T, K)."""
+        """Return queries, keys and values, each (B, H, T, K)."""
         q_BHTK, k_BHTK, v_BHTK = self.qkv(x_BTD).unflatten(-1, self.shape).permute(2, 0, 3, 1, 4).unbind(0)
         return self.q_norm(q_BHTK), self.k_norm(k_BHTK), v_BHTK
 
@@ -51,16 +51,16 @@ class _Projected(Attention):
         return out_BTD
 
 
-# -- linear -----------------------------------------------------------------------------------------------------------
+# -- linear attention -------------------------------------------------------------------------------------------------
 
 
 class _Kernel(_Projected):
-    """Attention with weights f(q) f(k) / sum of them, for features that are positive."""
+    """Attention with weights f(q) f(k), divided by their sum, for positive features f."""
 
     takes_bias = False  # a bias is added to logits, and there are none
 
     def _features(self, x_BTD: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of queries and of keys, each (B, H, T, F), and values."""
+        """Return the features of queries and of keys, each (B, H, T, F), and the values."""
         raise NotImplementedError
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
@@ -71,7 +71,7 @@ class _Kernel(_Projected):
         return self._out((sum_BHTK / _positive(total_BHT1)).to(x_BTD.dtype))
 
     def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """The weights that the forward pass does without."""
+        """Return the matrix of weights, which the forward pass does not compute."""
         q_BHTF, k_BHTF, _ = self._features(x_BTD, rotation)
         weights_BHTT = q_BHTF @ k_BHTF.transpose(-2, -1)
         return weights_BHTT / _positive(weights_BHTT.sum(-1, keepdim=True))
@@ -80,8 +80,8 @@ class _Kernel(_Projected):
 class Linear(_Kernel):
     """Linear attention with the features elu(x) + 1.  Reference: arXiv:2006.16236, equations 4 to 7.
 
-    It takes neither a bias nor a rotation: its features are not those of a softmax, whose logits a rotation is made
-    for.  No factor 1 / sqrt(K), as in the paper.
+    It takes neither a bias nor a rotation: a rotation is defined for the logits of a softmax, and these features do not
+    approximate them.  There is no factor 1 / sqrt(K), as in the paper.
     """
 
     takes_rotation = False
@@ -99,17 +99,18 @@ class Linear(_Kernel):
 class Performer(_Kernel):
     """FAVOR+: positive orthogonal random features, whose products are exp(q k / sqrt(K)) on average over draws.
 
-    An estimate of softmax attention, and of one with rotated queries and keys where the position rotates.  The features
-    are drawn once, with the initial values, and kept in the state; the heads of a block share them.  Differs from the
-    paper's code in that it needs no small number added to features: what keeps them from underflow cancels.
+    It estimates softmax attention, with rotated queries and keys if the position is a rotation.  The features are drawn
+    once, with the initial values, and are part of the state; the heads of a block share them.  The paper's code adds a
+    small number to the features; here the factors that prevent underflow cancel instead.
 
     Reference: arXiv:2009.14794, lemma 1 and section 2.4; without the redrawing of section 4.2.
 
     Args:
         g: sizes.
-        features: how many; more estimate better.  By default K log K, rounded up, for K channels of a head.
-        qkv_bias: whether queries, keys and values have one.
-        qk_norm: of queries and keys.
+        features: number of features; more give a better estimate.  Default: K log K, rounded up, for K channels of a
+            head.
+        qkv_bias: whether queries, keys and values have a bias.
+        qk_norm: normalisation of queries and keys.
         proj_drop: dropout after the last matrix.
     """
 
@@ -133,26 +134,26 @@ class Performer(_Kernel):
         if rotation is not None:
             q_BHTK, k_BHTK = rotate(q_BHTK, rotation), rotate(k_BHTK, rotation)
         log_q_BHTF, log_k_BHTF = self._logs(q_BHTK), self._logs(k_BHTK)
-        # The largest key of each feature moves to the queries, and the largest feature of each query out of both sums:
-        # no exponent is above 0, and the sum of weights is at least 1.
-        most_BH1F = log_k_BHTF.detach().amax(-2, keepdim=True)
-        log_q_BHTF = log_q_BHTF + most_BH1F
+        # Move the largest key of each feature to the queries, and divide each query by its largest feature, which
+        # cancels: no exponent is above 0, and the sum of weights is at least 1.
+        max_BH1F = log_k_BHTF.detach().amax(-2, keepdim=True)
+        log_q_BHTF = log_q_BHTF + max_BH1F
         log_q_BHTF = log_q_BHTF - log_q_BHTF.detach().amax(-1, keepdim=True)
-        return log_q_BHTF.exp(), (log_k_BHTF - most_BH1F).exp(), v_BHTK
+        return log_q_BHTF.exp(), (log_k_BHTF - max_BH1F).exp(), v_BHTK
 
     def _logs(self, x_BHTK: Tensor) -> Tensor:
-        """(B, H, T, F): logarithms of the features, but for a constant."""
+        """Return the logarithms of the features up to a constant, (B, H, T, F)."""
         x_BHTK = _wide(x_BHTK) * x_BHTK.shape[-1] ** -0.25
         product_BHTF: Tensor = x_BHTK @ self.features_FK.to(x_BHTK.dtype).T
         return product_BHTF - x_BHTK.square().sum(-1, keepdim=True) / 2
 
     def from_canonical(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """With its own features where the state, of another attention, has none."""
+        """Return the state, with this module's own features if it comes from another attention."""
         return {"features_FK": self.features_FK, **state}
 
 
 def orthogonal(features: int, channels: int) -> Tensor:
-    """(F, K): directions orthogonal to each other in groups of K, with the lengths of normal vectors."""
+    """Draw vectors (F, K) that are orthogonal in groups of K and as long as normal vectors."""
     directions = []
     for _ in range(math.ceil(features / channels)):
         q_KK, r_KK = torch.linalg.qr(torch.randn(channels, channels))
@@ -161,25 +162,25 @@ def orthogonal(features: int, channels: int) -> Tensor:
     return torch.cat(directions)[:features] * length_F1
 
 
-# -- sparse -----------------------------------------------------------------------------------------------------------
+# -- sparse attention -------------------------------------------------------------------------------------------------
 
 
 class Neighborhood(_Projected):
-    """Each patch looks at a window of patches around it, and at the prefix tokens; these look at everything.
+    """Attention of each patch to a window of patches and to the prefix tokens, which attend to all tokens.
 
-    At the edge of the grid the window is moved, not cut, so that every patch sees as many.  A grid with fewer rows or
-    columns than the window is seen whole along that axis.  Logits are there, for the pairs that are looked at: it takes
-    a bias and a rotation as softmax attention does.
+    At the edge of the grid the window is moved, not cut, so that every patch attends to the same number of tokens.  If
+    the grid has fewer rows or columns than the window, the window covers that axis.  It takes a bias and a rotation as
+    softmax attention does.
 
-    Reference: arXiv:2204.07143, equations 1 to 3 (neighborhood attention); tokens that look at everything are those of
-    arXiv:2004.05150, section 3.1.
+    Reference: arXiv:2204.07143, equations 1 to 3 (neighborhood attention); global tokens as in arXiv:2004.05150,
+    section 3.1.
 
     Args:
         g: sizes.
-        window: rows and columns of patches that a patch looks at.
-        qkv_bias: whether queries, keys and values have one.
-        qk_norm: of queries and keys.
-        drop: dropout of weights.
+        window: rows and columns of the window.
+        qkv_bias: whether queries, keys and values have a bias.
+        qk_norm: normalisation of queries and keys.
+        drop: dropout of attention weights.
         proj_drop: dropout after the last matrix.
     """
 
@@ -203,7 +204,7 @@ class Neighborhood(_Projected):
         self.register_buffer("key_NS", neighbours(g, window), persistent=False)
 
     def _logits(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> tuple[Tensor, ...]:
-        """Of prefix tokens (B, H, P, T), of patches (B, H, N, S), and values."""
+        """Return the logits of prefix tokens (B, H, P, T) and of patches (B, H, N, S), and the values."""
         q_BHTK, k_BHTK, v_BHTK = self._qkv(x_BTD)
         if rotation is not None:
             q_BHTK, k_BHTK = rotate(q_BHTK, rotation), rotate(k_BHTK, rotation)
@@ -218,7 +219,7 @@ class Neighborhood(_Projected):
         return prefix_BHPT, patches_BHNS, v_BHTK
 
     def _near(self, x_BHTK: Tensor) -> Tensor:
-        """(B, H, N, S, K): for each patch, the rows of the tokens it looks at."""
+        """Gather the rows of the tokens that each patch attends to, (B, H, N, S, K)."""
         near_BHXK = x_BHTK.index_select(2, self.key_NS.flatten())
         return near_BHXK.reshape(*x_BHTK.shape[:2], *self.key_NS.shape, x_BHTK.shape[-1])
 
@@ -231,7 +232,7 @@ class Neighborhood(_Projected):
         return self._out(torch.cat([prefix_BHPK, patches_BHNK], 2))
 
     def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
-        """Zero where a patch does not look."""
+        """Return the matrix of weights, with zeros outside the windows."""
         prefix_BHPT, patches_BHNS, _ = self._logits(x_BTD, rotation, bias_HTT)
         weights_BHNS = patches_BHNS.softmax(-1)
         zeros_BHNT = weights_BHNS.new_zeros(*weights_BHNS.shape[:3], prefix_BHPT.shape[-1])
@@ -240,7 +241,7 @@ class Neighborhood(_Projected):
 
 
 def neighbours(g: Geometry, window: int) -> Tensor:
-    """(N, S) int64: for each patch, the tokens it looks at: the prefix, then its window row by row."""
+    """Return the tokens that each patch attends to, (N, S) int64: the prefix, then its window row by row."""
     first, offset = [], []
     for length in g.grid:
         size = min(window, length)
@@ -253,16 +254,16 @@ def neighbours(g: Geometry, window: int) -> Tensor:
     return torch.cat([prefix_NP, patch_NW + len(g.prefix)], 1)
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
+# -- arithmetic -------------------------------------------------------------------------------------------------------
 
 
 def _wide(x: Tensor) -> Tensor:
-    """At least float32: sums over all tokens lose what is small."""
+    """Cast to at least float32, because sums over all tokens lose small terms."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _elu_plus_1(x: Tensor) -> Tensor:
-    """elu(x) + 1, written so that it does not round to 0 where x is far below 0."""
+    """Compute elu(x) + 1 without rounding to 0 for x far below 0."""
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 

@@ -1,4 +1,4 @@
-"""The MedMNIST family: eleven sets of small medical images, each one ``.npz`` file of its authors'.
+"""The MedMNIST family: eleven sets of small medical images, each published as one ``.npz`` file.
 
 N images, C channels, H rows, W columns.
 """
@@ -26,9 +26,9 @@ PUBLISHED = "https://zenodo.org/records/6496656"
 
 
 class Facts(NamedTuple):
-    """What is published of a set."""
+    """Published facts of a set."""
 
-    md5: str  #: of the file of version 2; a file of another version is another set, and has another identity
+    md5: str  #: checksum of the file of version 2; the file of another version has another identity
     channels: int
     labels: tuple[str, ...]
 
@@ -84,7 +84,7 @@ SETS: Mapping[str, Facts] = {
     "organcmnist": Facts("0afa5834fb105f7705a7d93372119a21", 1, ORGANS),
     "organsmnist": Facts("e5c39f1af030238290b9557d9503af9d", 1, ORGANS),
 }
-"""The sets whose images have one label each.  What is published of them stands in ``info.py`` of ``medmnist`` 2.1."""
+"""The sets whose images have one label each; the facts are those of ``info.py`` in ``medmnist`` 2.1."""
 
 Name = Literal[
     "pathmnist",
@@ -104,15 +104,15 @@ Name = Literal[
 class MedMNIST(Dataset):
     """Small medical images of one of eleven kinds, 28x28, grey or colour, with the authors' training and test split.
 
-    The training split is their training images, then their validation images.  These are what is validated on, unless
-    the study gives a share with ``validation``, which is then drawn from all of them.
+    The training split has the authors' training images, then their validation images.  The latter are held out for
+    validation, unless the study sets ``validation`` to a share, which is then drawn from both.
 
     Reference: Yang et al., MedMNIST v2, Scientific Data 2023, doi:10.1038/s41597-022-01721-8.
 
     Args:
-        name: which of the sets.
-        root: folder that has ``<name>.npz``, or has it in ``medmnist``.  None: ``$VITLAB_DATA``, ``data``, the
-            user's cache, ``/usr/share/datasets``.
+        name: name of the set.
+        root: folder with ``<name>.npz`` or with ``medmnist/<name>.npz``.  None: ``$VITLAB_DATA``, ``data``, the user's
+            cache, ``/usr/share/datasets``.
     """
 
     def __init__(self, *, name: Name = "bloodmnist", root: Annotated[str | None, Unhashed()] = None) -> None:
@@ -128,16 +128,16 @@ class MedMNIST(Dataset):
         """Return the sentence that says where the file belongs, or None if it is there."""
         if self._find() is not None:
             return None
-        looked = ", ".join(map(str, files.roots(self.root)))
+        searched = ", ".join(map(str, files.roots(self.root)))
         return (
-            f"{self.name} is not here: looked in {looked} (there directly, or in medmnist) for {self.name}.npz, which "
-            f"is published at {PUBLISHED}; give the folder that has it as 'root'."
+            f"{self.name} is not here: looked in {searched} (there directly, or in medmnist) for {self.name}.npz, "
+            f"which is published at {PUBLISHED}; give the folder that has it as 'root'."
         )
 
     def info(self) -> DataInfo:
         """Return the facts of the data set, with the checksum of the local file if there is one."""
-        found = self._find()
-        checksum = self.facts.md5 if found is None else files.checksum(found)
+        path = self._find()
+        checksum = self.facts.md5 if path is None else files.checksum(path)
         return DataInfo(
             image=(SIDE, SIDE),
             channels=self.facts.channels,
@@ -152,11 +152,9 @@ class MedMNIST(Dataset):
         return Images(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def held_out(self) -> Tensor:
-        """The authors' validation images, which stand behind their training images."""
+        """Return the rows of the authors' validation images, which follow their training images."""
         train, val = (len(self._array(f"{part}_labels")) for part in ("train", "val"))
         return torch.arange(train, train + val)
-
-    # -- the file -----------------------------------------------------------------------------------------------------
 
     def _images(self, part: str) -> Images:
         x_N, y_N1 = self._array(f"{part}_images"), self._array(f"{part}_labels")
@@ -185,12 +183,12 @@ class MedMNIST(Dataset):
         if path is None:
             raise DataError(str(self.missing()))
         try:
-            with open(path, "rb") as file:  # which np.load itself would leave open where it is no archive
+            with open(path, "rb") as file:  # np.load would leave it open if it is no archive
                 arrays = np.load(file, allow_pickle=False)
                 if not isinstance(arrays, np.lib.npyio.NpzFile) or key not in arrays:
                     raise DataError(f"{path} has no array '{key}'; is it {self.name}.npz as published at {PUBLISHED}?")
                 with arrays:
-                    found: np.ndarray = arrays[key]
-                    return found
+                    array: np.ndarray = arrays[key]
+                    return array
         except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(f"{path} cannot be read: {error}") from None

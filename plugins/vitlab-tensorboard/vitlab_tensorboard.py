@@ -1,8 +1,8 @@
 """TensorBoard as a tracker: one run per trial, in event files under the output folder.
 
-A mark is the name of a trial's event file and its length.  What stands behind the length is of a delivery that broke
-off; it is cut off and written again, byte for byte the same, because nothing in an event depends on when it is
-delivered.  So a TensorBoard that is looking on reads every point once, too.
+A cursor is the name of a trial's event file and its length.  Bytes beyond that length belong to an interrupted delivery
+and are cut off and written again.  The new bytes are the same, because no event depends on the time of its delivery, so
+a running TensorBoard reads every point once.
 
 tensorboard is imported with the first delivery.
 """
@@ -27,7 +27,7 @@ from vitlab.trackers import Cursor, Replay, TrackedTrial, TrialUpdate, public, r
 
 VERSION = "brain.Event:2"
 STUDY = "study"
-"""The run that holds the study file and the report, and no points."""
+"""The run with the study file and the report; it has no points."""
 
 
 def _inside(folder: str) -> str:
@@ -42,9 +42,9 @@ class TensorBoard(Replay):
 
     Args:
         plan: the study.
-        store: where its trials are.
-        run: how they run.
-        folder: of all studies' event files, inside the output folder.
+        store: the output folder.
+        run: where and how trials run.
+        folder: folder of all studies' event files, relative to the output folder.
     """
 
     title = "TensorBoard"
@@ -64,8 +64,6 @@ class TensorBoard(Replay):
     def place(self) -> str:
         """Return the directory of the event files."""
         return self.into
-
-    # -- trials -------------------------------------------------------------------------------------------------------
 
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         """Append the update to the trial's event file and return the new cursor."""
@@ -89,7 +87,7 @@ class TensorBoard(Replay):
         return path.exists() and path.stat().st_size >= mark["bytes"]
 
     def drop(self, mark: Cursor) -> None:
-        """Its event file is all there is of it; folders that are empty then are no runs."""
+        """Delete the trial's event file, and the folders that this leaves empty."""
         path = self._path(mark)
         path.unlink(missing_ok=True)
         for folder in (path.parent, path.parent.parent):
@@ -97,7 +95,7 @@ class TensorBoard(Replay):
                 folder.rmdir()
 
     def _path(self, mark: Cursor) -> Path:
-        """The event file of a mark; the account of them may have come with somebody else's results."""
+        """Return the path of a cursor's event file; a cursor of foreign results may not point outside the root."""
         path = self.root / mark["file"]
         if not path.resolve().is_relative_to(self.root.resolve()):
             raise ValueError(f"{mark['file']!r} is no event file of this study")
@@ -122,10 +120,8 @@ class TensorBoard(Replay):
             yield from map(_scalar, records.final_points(end.result, self.plan.analysis))
             yield Event(wall_time=end.t / 1000, summary=_session_end(end.how == "done"))
 
-    # -- the study ----------------------------------------------------------------------------------------------------
-
     def finish(self, report: Sequence[Path]) -> str:
-        """The study's run holds texts alone, and is written anew each time."""
+        """Write the study's run, which has texts only, from the beginning."""
         from tensorboard.compat.proto.event_pb2 import Event
 
         texts = {"question": self.plan.question or self.plan.study, "arms": records.note(self.plan)}
@@ -141,11 +137,8 @@ class TensorBoard(Replay):
         return f"tensorboard --logdir {self.root}"
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
 def _file(news: TrialUpdate) -> str:
-    """A trial's event file: its folder is the run's name, and the rest tells one training of it from another."""
+    """Return the path of a trial's event file: the run's name, then a name that is unique per training."""
     trial = news.item.planned.trial
     kind, seed = news.item.name.rsplit("/", 1)
     if news.item.kind != "trial":  # rivals of a tuning share a name
@@ -154,7 +147,7 @@ def _file(news: TrialUpdate) -> str:
 
 
 def _folder(name: str) -> str:
-    """A name that any file system takes; what had to be changed is told apart by a digest."""
+    """Return a name that any file system accepts; a changed name ends with a digest of the original."""
     plain = re.sub(r"[^\w\-.=,()+ \[\]]", "_", name).strip(". ")[:100]
     if plain == name and plain != STUDY:
         return plain
@@ -175,18 +168,18 @@ def _scalar(point: records.Point) -> Any:
 
 
 def _text(tag: str, text: str) -> Any:
-    from torch.utils.tensorboard.summary import text as summary_of
+    from torch.utils.tensorboard.summary import text as text_summary
 
-    return summary_of(tag, text)
+    return text_summary(tag, text)
 
 
 def _block(text: str) -> str:
-    """A text that Markdown leaves as it is."""
+    """Return the text as a Markdown code block."""
     return "".join(f"    {line}\n" for line in text.splitlines())
 
 
 def _introduction(item: TrackedTrial, headline: str) -> list[Any]:
-    """The trial's spec, and its hyperparameters for the table of them."""
+    """Return the trial's spec as text and its hyperparameters for the HParams table."""
     from torch.utils.tensorboard.summary import hparams
 
     trial = item.planned.trial
@@ -196,16 +189,16 @@ def _introduction(item: TrackedTrial, headline: str) -> list[Any]:
     return [_text("spec", _block(spec)), experiment, start]
 
 
-def _session_end(well: bool) -> Any:
+def _session_end(successful: bool) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.plugins.hparams import metadata
     from tensorboard.plugins.hparams.api_pb2 import Status
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
 
-    status = Status.Value("STATUS_SUCCESS" if well else "STATUS_FAILURE")
+    status = Status.Value("STATUS_SUCCESS" if successful else "STATUS_FAILURE")
     data = HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, session_end_info=SessionEndInfo(status=status))
-    told = SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME, content=data.SerializeToString())
-    value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=SummaryMetadata(plugin_data=told))
+    plugin_data = SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME, content=data.SerializeToString())
+    value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=SummaryMetadata(plugin_data=plugin_data))
     return Summary(value=[value])
 
 

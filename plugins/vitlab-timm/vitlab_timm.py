@@ -1,4 +1,4 @@
-"""Any model of timm's as an arm, with timm's weights by name.  timm is imported when a study names one.
+"""Models of timm as arms, with timm's weights by name.  timm is imported when a study names one of its models.
 
 B images, C channels, H and W pixels.
 """
@@ -23,10 +23,10 @@ from vitlab.models.contract import Model, State
 
 Scalar = bool | int | float | str
 Setting = Scalar | list[Scalar]
-"""What an argument of a timm model may be in YAML."""
+"""Values of a timm model's arguments in YAML."""
 
 FROM_DATA = ("num_classes", "in_chans", "img_size")
-BUILTIN_ORIGIN = (
+NOT_OPTIONS = (
     "pretrained",
     "pretrained_cfg",
     "pretrained_cfg_overlay",
@@ -41,31 +41,31 @@ BUILTIN_ORIGIN = (
     "device",
     "dtype",
 )
-"""Arguments that are no property of a model: where its values come from, where they are, what is asked of it."""
+"""Arguments of ``timm.create_model`` that are no property of a model."""
 
 DEFAULT = "vit_tiny_patch16_224"
 NET = "net."
 
 
 class Timm(Model):
-    """A model of timm's, by timm's name for it, as timm builds it for the images and classes of the data.
+    """A model of timm, built by timm for the images and classes of the data.
 
-    Its canonical checkpoint is timm's own file: weights pass between it and ``vit`` where the two are the same network.
+    Its canonical checkpoint has timm's names, so weights can be exchanged with ``vit`` where both are the same network.
     Its dropout draws from torch's generator, so replicates are trained one by one.
 
     Reference: R. Wightman, PyTorch Image Models, doi:10.5281/zenodo.4414861; each model names its own.
 
     Args:
-        data: what the model sees.
+        data: facts of the data set.
         name: such as ``resnet26d`` or ``vit_small_patch16_dinov3``; ``timm.list_models()`` has all.
         options: further arguments of the model, such as ``{drop_path_rate: 0.1}``.
-        weights: timm's tag of published weights to start from, such as ``augreg_in21k_ft_in1k``: timm writes name
-            and tag as ``vit_tiny_patch16_224.augreg_in21k_ft_in1k``.  They are fetched into timm's cache when the
-            trial begins.  Positions and the first layer are fitted to other sizes and channels as timm does; the
-            classifier is a new one unless the number of classes is the same.
+        weights: timm's tag of published weights to start from, such as ``augreg_in21k_ft_in1k``; timm writes name
+            and tag as ``vit_tiny_patch16_224.augreg_in21k_ft_in1k``.  They are downloaded to timm's cache when
+            the trial begins.  timm adapts positions and the first layer to other sizes and channels; the classifier is
+            new unless the number of classes is the same.
 
     Raises:
-        OptionError: for a name, a tag or an option that timm does not have, and what :meth:`incompatibility` says.
+        OptionError: if timm does not have the name, the tag or an option, or if :meth:`incompatibility` has a reason.
     """
 
     def __init__(
@@ -80,20 +80,18 @@ class Timm(Model):
         self.complete({"name": name, "options": options, "weights": weights})
         if reason := self.incompatibility(data, {"name": name, "options": options}):
             raise OptionError([((), reason)])
-        self._how = {"model_name": name, **_arguments(name, data, options)}
+        self._arguments = {"model_name": name, **_arguments(name, data, options)}
         self._weights = weights
-        self.net: Any = _timm().create_model(**self._how)
+        self.net: Any = _timm().create_model(**self._arguments)
         self._layers = _layers(self.net)
-
-    # -- what can be built ------------------------------------------------------------------------------------------
 
     @classmethod
     def complete(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options as they are, once timm knows the names in them."""
+        """Return the options unchanged after checking the names in them against timm."""
         name = options.get("name", DEFAULT)
-        given, tag = options.get("options") or {}, options.get("weights")
-        if not isinstance(name, str) or not isinstance(given, Mapping):
-            return dict(options)  # of another type, which the signature refuses
+        settings, tag = options.get("options") or {}, options.get("weights")
+        if not isinstance(name, str) or not isinstance(settings, Mapping):
+            return dict(options)  # the signature refuses these types
         timm = _timm()
         bare, _, dotted = name.partition(".")
         if not timm.is_model(bare):
@@ -106,13 +104,13 @@ class Timm(Model):
             raise OptionError(
                 [(("weights",), f"timm has no weights '{tag}' of {name}. It has: {', '.join(tags) or 'none'}.")]
             )
-        for key in given:
+        for key in settings:
             if key in FROM_DATA:
                 raise OptionError([(("options", key), f"{key} is what the data say; see data.size and data.channels")])
-            if key in BUILTIN_ORIGIN:
+            if key in NOT_OPTIONS:
                 raise OptionError([(("options", key), f"{key} is no option of a model")])
-        if unknown := _unknown(name, _text(given)):
-            raise OptionError([(("options",), f"timm's {name} refuses these options: {unknown}")])
+        if reason := _refused_options(name, _text(settings)):
+            raise OptionError([(("options",), f"timm's {name} refuses these options: {reason}")])
         return dict(options)
 
     @classmethod
@@ -121,59 +119,55 @@ class Timm(Model):
         name = options.get("name", DEFAULT)
         if data.task != "classification":
             return f"timm's {name} has one prediction per image, and the task is {data.task}"
-        return _why_not(name, _text(options.get("options") or {}), data)
+        return _incompatibility(name, _text(options.get("options") or {}), data)
 
     @property
     def vmap_safe(self) -> bool:
-        """Return False: timm's modules are not checked for vmap."""
-        return False  # its dropout and its drop-path are torch's, and batch norm updates itself in place
-
-    # -- the network ------------------------------------------------------------------------------------------------
+        """Return False: dropout and drop-path draw from torch's generator, and batch norm updates itself in place."""
+        return False
 
     @property
     def head(self) -> nn.Module | None:
-        """The classifier; None where there is not exactly one."""
-        found = self.net.get_classifier() if hasattr(self.net, "get_classifier") else None
-        return found if isinstance(found, nn.Module) else None
+        """The classifier, or None if the model does not have exactly one."""
+        classifier = self.net.get_classifier() if hasattr(self.net, "get_classifier") else None
+        return classifier if isinstance(classifier, nn.Module) else None
 
     def forward(self, x_BCHW: Tensor) -> Logits:
         """Return the logits of a batch of images."""
         return Logits(self.net(x_BCHW))
 
     def train(self, mode: bool = True) -> Self:
-        """As torch's, but a batch norm that is frozen keeps its running statistics, and uses them."""
+        """Set the mode as torch does, but keep frozen batch norms in evaluation mode."""
         super().train(mode)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d) and module.affine and not module.weight.requires_grad:
                 module.eval()
         return self
 
-    # -- parameters -------------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """As timm begins, by draws of this seed, or with its published weights.
+        """Set the weights to timm's initial values under this seed, or to the published weights.
 
         Raises:
-            WeightsError: if these are not to be had.
+            WeightsError: if timm cannot load the published weights.
         """
-        how = dict(self._how)
+        arguments = dict(self._arguments)
         if self._weights is not None:
-            how |= {"model_name": f"{how['model_name']}.{self._weights}", "pretrained": True}
+            arguments |= {"model_name": f"{arguments['model_name']}.{self._weights}", "pretrained": True}
         with seeded(seed, "timm"), torch.device("cpu"):
             try:
-                fresh = _timm().create_model(**how)
+                fresh = _timm().create_model(**arguments)
             except (OSError, RuntimeError, ValueError) as error:
                 if self._weights is None:
                     raise
                 first = " ".join(str(error).split())[:300]
-                raise WeightsError(f"timm's weights {how['model_name']} could not be had: {first}") from error
+                raise WeightsError(f"timm's weights {arguments['model_name']} could not be loaded: {first}") from error
         self.net.load_state_dict(fresh.state_dict())
 
     def no_weight_decay(self) -> set[str]:
         """Return the names that timm's model exempts from weight decay."""
-        theirs: Any = self.net.no_weight_decay() if hasattr(self.net, "no_weight_decay") else ()
-        return super().no_weight_decay() | {NET + name for name, _ in self.net.named_parameters() if name in theirs}
+        exempt: Any = self.net.no_weight_decay() if hasattr(self.net, "no_weight_decay") else ()
+        return super().no_weight_decay() | {NET + name for name, _ in self.net.named_parameters() if name in exempt}
 
     def layer_of(self, name: str) -> int:
         """Return timm's layer of a parameter; a buffer has that of the parameters beside it."""
@@ -191,12 +185,9 @@ class Timm(Model):
         return {NET + name: value for name, value in state.items()}
 
 
-# -- how it is done ---------------------------------------------------------------------------------------------------
-
-
 @cache
 def _timm() -> Any:
-    torchvision()  # which timm imports, and which may need help
+    torchvision()  # timm imports it, and its import may need a workaround
     import timm
 
     return timm
@@ -204,17 +195,17 @@ def _timm() -> Any:
 
 @cache
 def _tags(name: str) -> list[str]:
-    """Of the weights that timm knows of a model."""
+    """Return the tags of timm's published weights of a model."""
     return [full.partition(".")[2] for full in _timm().list_models(f"{name}.*", pretrained=True)]
 
 
 def _text(options: Mapping[str, Any]) -> str:
-    """Options as a text, for a cache."""
+    """Return the options as text that a cache can hash."""
     return json.dumps(dict(options), sort_keys=True, default=str)
 
 
 def _arguments(name: str, data: DataInfo, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What timm's model is built with: a network of a fixed size of images is told ours, any other takes what comes."""
+    """Return the arguments for timm's constructor; networks of a fixed image size get the size of the data."""
     cfg = _timm().get_pretrained_cfg(name)
     size = {"img_size": data.image} if cfg is not None and cfg.fixed_input_size else {}
     settings = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
@@ -222,44 +213,44 @@ def _arguments(name: str, data: DataInfo, options: Mapping[str, Any]) -> dict[st
 
 
 @cache
-def _unknown(name: str, options: str) -> str | None:
-    """Why a model takes no such arguments, whatever it sees; None where it does."""
+def _refused_options(name: str, options: str) -> str | None:
+    """Return why a model refuses these arguments for any data, or None."""
     try:
         with torch.device("meta"):
             _timm().create_model(name, **json.loads(options))
     except TypeError as error:
         if "unexpected keyword argument" in str(error):
             return str(error).rpartition("() ")[2]
-    except Exception:  # that depends on sizes, maybe: see _why_not
+    except Exception:  # may depend on sizes: see _incompatibility
         return None
     return None
 
 
 @cache
-def _why_not(name: str, options: str, data: DataInfo) -> str | None:
-    """What timm says when the model is built and run without memory."""
+def _incompatibility(name: str, options: str, data: DataInfo) -> str | None:
+    """Return timm's error when the model is built and run on the meta device, or None."""
     height, width = data.image
-    what = f"timm's {name} cannot be used for {height} by {width} pixels and {data.channels} channels"
+    prefix = f"timm's {name} cannot be used for {height} by {width} pixels and {data.channels} channels"
     try:
         with torch.device("meta"), torch.no_grad():
             net = _timm().create_model(name, **_arguments(name, data, json.loads(options))).eval()
             out = net(torch.zeros(2, data.channels, height, width))
-    except Exception as error:  # whatever it raises of sizes that do not fit
-        return f"{what}: {' '.join(str(error).split()) or type(error).__name__}"
+    except Exception as error:  # timm raises many types for sizes that do not fit
+        return f"{prefix}: {' '.join(str(error).split()) or type(error).__name__}"
     if not isinstance(out, Tensor) or tuple(out.shape) != (2, data.classes):
-        return f"{what}: it does not give {data.classes} logits per image"
+        return f"{prefix}: it does not give {data.classes} logits per image"
     patch = getattr(net, "patch_embed", None)
     if isinstance(patch, _timm().layers.PatchEmbed) and not patch.dynamic_img_pad:
         rows, columns = patch.patch_size
         if height % rows or width % columns:
-            return f"{what}: its patches of {rows} by {columns} do not divide them, and timm would drop the rest"
+            return f"{prefix}: its patches of {rows} by {columns} do not divide them, and timm would drop the rest"
     return None
 
 
 def _layers(net: Any) -> dict[str, int]:
-    """The layer of each parameter, and of each module whose parameters stand in one layer.
+    """Return the layer of each parameter, and of each module whose parameters are in one layer.
 
-    timm's groups; where a model has none, the body and the classifier.
+    Layers are timm's groups; a model without groups has two, the body and the classifier.
     """
     if hasattr(net, "group_matcher"):
         groups = _timm().models.group_parameters(net, net.group_matcher(coarse=False), reverse=True)

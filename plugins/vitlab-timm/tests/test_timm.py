@@ -226,7 +226,7 @@ def test_weights_that_are_not_to_be_had_are_said(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", away)
     net = model.build({"type": "timm", "name": "test_vit", "weights": "r160_in1k"}, DATA)
-    with pytest.raises(WeightsError, match=r"timm's weights test_vit.r160_in1k could not be had: no route"):
+    with pytest.raises(WeightsError, match=r"timm's weights test_vit.r160_in1k could not be loaded: no route"):
         net.initialise(0)
 
 
