@@ -77,7 +77,7 @@ def _slot(name: str) -> Iterator[str]:
     contract = f"{room.contract.__module__}.{room.contract.__qualname__}"
     yield f"# Slot `{name}`\n"
     yield f"Contract: `{contract}`. Entry-point group of plugins: `vitlab.{name}`.\n"
-    yield f"{_prose(inspect.getdoc(room.contract) or '')}\n"
+    yield f"{_prose(_split_sections(inspect.getdoc(room.contract) or '')[0])}\n"
     yield "| name | in one line |\n| --- | --- |"
     for entry in built_in:
         first = (inspect.getdoc(room.get(f"{registry.BUILT_IN}:{entry.name}")) or "").partition("\n")[0]
