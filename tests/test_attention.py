@@ -74,9 +74,7 @@ def extras(g: Geometry, what: str) -> tuple[Any, Tensor | None]:
 @pytest.mark.parametrize("what", ["none", "bias", "rotation", "per_head", "both"])
 @pytest.mark.parametrize("prefix", [(), ("class", "distillation", "register")])
 @pytest.mark.parametrize("options", [{}, {"qkv_bias": False}, {"qk_norm": "layernorm"}])
-def test_every_implementation_is_the_formula(
-    name: str, what: str, prefix: tuple[str, ...], options: dict[str, Any]
-) -> None:
+def test_implementations_equal_formula(name: str, what: str, prefix: tuple[str, ...], options: dict[str, Any]) -> None:
     g = geometry(prefix=prefix)
     module = build(name, g, **options)
     with torch.no_grad():
@@ -102,7 +100,7 @@ def test_every_implementation_is_the_formula(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_canonical_state_runs_everywhere(name: str) -> None:
+def test_implementations_share_canonical_state(name: str) -> None:
     """timm's own attention is the reference; its state loads strictly and comes back bit for bit."""
     torchvision()  # timm imports it, and it may need help
     timm_attention = pytest.importorskip("timm.layers").Attention
@@ -121,7 +119,7 @@ def test_one_canonical_state_runs_everywhere(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_conversion_leaves_its_argument_alone(name: str) -> None:
+def test_conversion_does_not_modify_argument(name: str) -> None:
     module = build(name, geometry())
     state = module.to_canonical(module.state_dict())
     before = {key: value.clone() for key, value in state.items()}
@@ -132,7 +130,7 @@ def test_conversion_leaves_its_argument_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_maps_are_the_weights_of_the_forward_pass(name: str) -> None:
+def test_maps_equal_forward_weights(name: str) -> None:
     g = geometry()
     module = build(name, g)
     rotation, bias = extras(g, "both")
@@ -149,7 +147,7 @@ def test_maps_are_the_weights_of_the_forward_pass(name: str) -> None:
     torch.testing.assert_close(again, module(x, rotation, bias), atol=1e-5, rtol=0)
 
 
-def test_dropped_weights_are_the_same_in_every_explicit_implementation() -> None:
+def test_explicit_implementations_drop_same_weights() -> None:
     g = geometry()
     x = torch.randn(4, g.tokens, g.dim)
     state = build("fused", g).state_dict()
@@ -165,7 +163,7 @@ def test_dropped_weights_are_the_same_in_every_explicit_implementation() -> None
         torch.testing.assert_close(output, outputs[0], atol=1e-6, rtol=0)
 
 
-def test_sdpa_refuses_to_drop_weights() -> None:
+def test_sdpa_with_attention_dropout_is_refused() -> None:
     reason = attention.get("sdpa").incompatibility(geometry(), {"drop": 0.1})  # type: ignore[attr-defined]
     assert reason is not None and "drop is 0.1" in reason
     assert attention.get("sdpa").incompatibility(geometry(), {"drop": 0.0}) is None  # type: ignore[attr-defined]
@@ -174,7 +172,7 @@ def test_sdpa_refuses_to_drop_weights() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_auto_follows_its_rule() -> None:
+def test_auto_follows_rule() -> None:
     g = geometry()
     module = build("auto", g, drop=0.5)
     x = torch.randn(3, g.tokens, g.dim)
@@ -221,7 +219,7 @@ def test_replicates_can_be_stacked(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bf16_and_meta(name: str) -> None:
+def test_forward_in_bf16_and_on_meta(name: str) -> None:
     g = geometry()
     rotation, bias = extras(g, "both")
     module = build(name, g).bfloat16()
@@ -232,12 +230,12 @@ def test_bf16_and_meta(name: str) -> None:
         assert away(torch.randn(2, g.tokens, g.dim), None, torch.zeros(3, g.tokens, g.tokens)).device.type == "meta"
 
 
-def test_rotation_turns_pairs_of_neighbouring_channels() -> None:
+def test_rotation_turns_neighbouring_channel_pairs() -> None:
     angle = torch.tensor([[0.3, 1.1]])
     x = torch.tensor([[1.0, 0.0, 0.0, 1.0]])
     expected = torch.tensor([[angle[0, 0].cos(), angle[0, 0].sin(), -angle[0, 1].sin(), angle[0, 1].cos()]])
     torch.testing.assert_close(rotate(x, (angle.cos(), angle.sin())), expected)
 
 
-def test_listing_reads_the_names_from_the_text() -> None:
+def test_listing_reads_names_from_source_text() -> None:
     assert [entry.name for entry in listing("attention") if entry.origin.source == "vitlab"] == sorted(NAMES)

@@ -20,7 +20,7 @@ ARMS = ("baseline", "attention=split", "attention=per_head", "attention=sdpa")
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-def test_step_0_logits_are_those_of_one_function(dtype: torch.dtype, tolerance: float) -> None:
+def test_step_0_logits_are_equal_across_arms(dtype: torch.dtype, tolerance: float) -> None:
     _, plan = plan_study(STUDY)
     assert [arm.name for arm in plan.arms] == list(ARMS)
     for seed in (0, 1):
@@ -43,7 +43,7 @@ def test_step_0_logits_are_those_of_one_function(dtype: torch.dtype, tolerance: 
         assert logits["baseline"].std() > 1e-3, "a model that says nothing equals any other"
 
 
-def test_in_float64_the_losses_of_50_steps_agree() -> None:
+def test_float64_losses_of_50_steps_agree() -> None:
     _, plan = plan_study(STUDY)
     losses: dict[str, torch.Tensor] = {}
     for arm in ARMS:

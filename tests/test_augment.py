@@ -45,14 +45,14 @@ def images(n: int = 40, channels: int = 3, height: int = 12, width: int = 16) ->
     return (mixed * gain * 255).round().to(torch.uint8)
 
 
-def test_the_listing_reads_every_built_in_from_the_text() -> None:
+def test_listing_reads_every_builtin_from_source_text() -> None:
     assert [entry.name for entry in listing("augment") if entry.origin.source == BUILT_IN] == EVERY
     assert set(EVERY) <= set(slot("augment").names())
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("name", EVERY)
-def test_a_samples_result_is_its_own(name: str, dtype: torch.dtype) -> None:
+def test_augmented_sample_does_not_depend_on_batch(name: str, dtype: torch.dtype) -> None:
     """Alone, in a batch, and in a batch of others in another order; nothing is written to what came in."""
     change = slot("augment").build(name)
     x_BCHW = images() if dtype == torch.uint8 else images().float() / 255
@@ -73,7 +73,7 @@ def test_a_samples_result_is_its_own(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_floats_stay_in_range_and_grey_images_are_taken(name: str) -> None:
+def test_float_and_grey_images_stay_in_range(name: str) -> None:
     change = slot("augment").build(name)
     x_BCHW = images(channels=1)
     assert change(x_BCHW if not change.normalized else x_BCHW.float(), KEY, torch.arange(40)).shape == x_BCHW.shape
@@ -96,7 +96,7 @@ def test_flip() -> None:
 
 
 @pytest.mark.parametrize(("mode", "theirs"), [("zero", "constant"), ("reflect", "reflect")])
-def test_crop_is_one_of_torchvisions_crops_and_each_equally_often(mode, theirs: str) -> None:
+def test_crop_equals_torchvision_crops_with_equal_frequency(mode, theirs: str) -> None:
     x_1CHW = images(1, 3, 5, 6)
     out_BCHW = Crop(padding=2, mode=mode)(x_1CHW.expand(len(MANY), -1, -1, -1), KEY, MANY)
     padded = F.pad(x_1CHW, [2, 2, 2, 2], padding_mode=theirs)
@@ -109,7 +109,7 @@ def test_crop_is_one_of_torchvisions_crops_and_each_equally_often(mode, theirs: 
     assert stats.chisquare(counts.flatten()).pvalue > 1e-3
 
 
-def test_reflection_wider_than_the_image_goes_on_mirroring() -> None:
+def test_crop_reflection_wider_than_image_keeps_mirroring() -> None:
     x_1CHW = images(1, 1, 3, 4)
     out_BCHW = Crop(padding=7, mode="reflect")(x_1CHW.expand(500, -1, -1, -1), KEY, MANY[:500])
     padded = np.pad(x_1CHW[0, 0].numpy(), 7, mode="reflect")
@@ -119,7 +119,7 @@ def test_reflection_wider_than_the_image_goes_on_mirroring() -> None:
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.uint8])
-def test_random_resized_crop_is_torchvisions_for_the_same_rectangle(interpolation, dtype: torch.dtype) -> None:
+def test_random_resized_crop_equals_torchvision_for_same_box(interpolation, dtype: torch.dtype) -> None:
     x_BCHW = images(60) if dtype == torch.uint8 else images(60).double() / 255
     change = RandomResizedCrop(interpolation=interpolation)
     id_B = torch.arange(60)
@@ -137,7 +137,7 @@ def test_random_resized_crop_is_torchvisions_for_the_same_rectangle(interpolatio
             torch.testing.assert_close(ours, theirs.clamp(0, 1), rtol=0, atol=2e-6)
 
 
-def test_random_resized_crop_is_distributed_as_torchvisions() -> None:
+def test_random_resized_crop_boxes_are_distributed_like_torchvision() -> None:
     size = 1000  # large, so that whole pixels do not matter
     box = RandomResizedCrop().boxes(KEY, MANY, size, size)
     source = torchvision("torchvision.transforms").RandomResizedCrop
@@ -165,7 +165,7 @@ def test_random_resized_crop_is_distributed_as_torchvisions() -> None:
 
 
 @pytest.mark.parametrize(("height", "width"), [(10, 40), (40, 10), (20, 20)])
-def test_what_never_fits_is_torchvisions_middle(height: int, width: int) -> None:
+def test_random_resized_crop_fallback_is_torchvision_centre_crop(height: int, width: int) -> None:
     change = RandomResizedCrop(scale=(0.9999, 1.0), ratio=(0.9, 0.9001) if height == width else (0.9, 1.1))
     box = change.boxes(KEY, torch.arange(50), height, width)
     assert not box.fits_B.any()
@@ -174,7 +174,7 @@ def test_what_never_fits_is_torchvisions_middle(height: int, width: int) -> None
     assert [int(side_B[0]) for side_B in box[:4]] == list(theirs)
 
 
-def test_erasing_is_distributed_as_torchvisions() -> None:
+def test_erasing_boxes_are_distributed_like_torchvision() -> None:
     size, n = 100, len(MANY)
     change = Erasing(p=0.6, scale=(0.02, 0.33), ratio=(0.3, 3.3), fill="mean")
     covered = change(torch.ones(n, 1, size, size), KEY, MANY)[:, 0] == 0
@@ -197,7 +197,7 @@ def test_erasing_is_distributed_as_torchvisions() -> None:
         assert stats.ks_2samp(mine, other).pvalue > 1e-3, name
 
 
-def test_erasing_with_noise_is_standard_normal_and_elsewhere_nothing() -> None:
+def test_erasing_noise_is_standard_normal_and_leaves_rest() -> None:
     x_BCHW = torch.full((300, 2, 20, 20), 9.0)
     out_BCHW = Erasing(p=1.0)(x_BCHW, KEY, torch.arange(300))
     grain = out_BCHW[out_BCHW != 9].numpy()
@@ -218,7 +218,7 @@ FACTORS = [
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize(("name", "theirs"), FACTORS, ids=[name for name, _ in FACTORS])
-def test_factors_are_torchvisions(name: str, theirs, dtype: torch.dtype, channels: int) -> None:
+def test_color_factors_equal_torchvision(name: str, theirs, dtype: torch.dtype, channels: int) -> None:
     x_BCHW = images(channels=channels) if dtype == torch.uint8 else images(channels=channels).float() / 255
     factor_B = torch.linspace(0, 2, 40)
     out_BCHW = getattr(pixels, name)(x_BCHW, factor_B)
@@ -230,7 +230,7 @@ def test_factors_are_torchvisions(name: str, theirs, dtype: torch.dtype, channel
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_hue_is_torchvisions(dtype: torch.dtype) -> None:
+def test_hue_equals_torchvision(dtype: torch.dtype) -> None:
     x_BCHW = images() if dtype == torch.uint8 else images().float() / 255
     x_BCHW[0] = x_BCHW[0, :1]  # no colour to turn
     turn_B = torch.linspace(-0.5, 0.5, 40)
@@ -241,7 +241,7 @@ def test_hue_is_torchvisions(dtype: torch.dtype) -> None:
     assert (off > 1e-5).float().mean() < 0.02
 
 
-def test_levels_are_torchvisions_exactly() -> None:
+def test_levels_equal_torchvision_exactly() -> None:
     x_BCHW = images(60, height=24, width=24)
     x_BCHW[0], x_BCHW[1, 0], x_BCHW[2, :, :23] = 7, 200, 255
     for bits in range(9):
@@ -255,14 +255,14 @@ def test_levels_are_torchvisions_exactly() -> None:
     assert torch.equal(gray, F.rgb_to_grayscale(x_BCHW, 3))
 
 
-def test_blur_is_torchvisions() -> None:
+def test_blur_equals_torchvision() -> None:
     x_BCHW, sigma_B = images(height=20, width=18).float() / 255, torch.linspace(0.1, 2, 40)
     expected = torch.stack([F.gaussian_blur(x, [13, 13], [float(s)] * 2) for x, s in zip(x_BCHW, sigma_B, strict=True)])
     torch.testing.assert_close(pixels.blur(x_BCHW, sigma_B), expected, rtol=0, atol=1e-6)
     assert pixels.blur(images(height=3, width=2), sigma_B).shape == (40, 3, 3, 2)
 
 
-def test_color_jitter_is_torchvisions_operations_in_the_drawn_order() -> None:
+def test_color_jitter_applies_torchvision_operations_in_drawn_order() -> None:
     x_BCHW, id_B = images(), torch.arange(40)
     change = ColorJitter(brightness=0.5, contrast=0.4, saturation=1.5, hue=0.1)
     amount_B4, order_B4 = change.draws(KEY, id_B)
@@ -276,7 +276,7 @@ def test_color_jitter_is_torchvisions_operations_in_the_drawn_order() -> None:
     assert (off > 2).float().mean() < 0.005
 
 
-def test_color_jitter_draws_factors_evenly_and_every_order() -> None:
+def test_color_jitter_factors_and_orders_are_uniform() -> None:
     amount_B4, order_B4 = ColorJitter(brightness=0.5, contrast=0.4, saturation=1.5, hue=0.1).draws(KEY, MANY)
     bounds = ((0.5, 1.5), (0.6, 1.4), (0.0, 2.5), (-0.1, 0.1))
     for amount_B, (low, high) in zip(amount_B4.T.numpy(), bounds, strict=True):
@@ -288,7 +288,7 @@ def test_color_jitter_draws_factors_evenly_and_every_order() -> None:
     assert torch.equal(untouched(x_BCHW, KEY, torch.arange(40)), x_BCHW)
 
 
-def test_three_augment_is_one_of_three() -> None:
+def test_three_augment_applies_one_of_three() -> None:
     x_BCHW, id_B = images(), torch.arange(40)
     which_B, sigma_B = ThreeAugment().draws(KEY, id_B)
     out_BCHW = ThreeAugment()(x_BCHW, KEY, id_B)
@@ -313,7 +313,7 @@ NAMES = f"Identity {MOVES} Brightness Color Contrast Sharpness Posterize Solariz
 
 @pytest.mark.parametrize("magnitude", [0, 9, 14, 30])
 @pytest.mark.parametrize(("number", "theirs"), list(enumerate(NAMES.split())), ids=OPERATIONS)
-def test_rand_augments_operations_are_torchvisions(number: int, theirs: str, magnitude: int) -> None:
+def test_rand_augment_operations_equal_torchvision(number: int, theirs: str, magnitude: int) -> None:
     module = torchvision("torchvision.transforms.autoaugment")
     x_BCHW = images(20, height=16, width=20)
     space = module.RandAugment()._augmentation_space(31, (16, 20))
@@ -333,7 +333,7 @@ def test_rand_augments_operations_are_torchvisions(number: int, theirs: str, mag
             assert off.max() <= 1 and (off > 0).float().mean() < 1e-3
 
 
-def test_rand_augment_draws_operations_and_signs_evenly() -> None:
+def test_rand_augment_operations_and_signs_are_uniform() -> None:
     which_BT, sign_BT = RandAugment(num_ops=3).draws(KEY, MANY)
     for turn in range(3):
         assert stats.chisquare(which_BT[:, turn].bincount(minlength=14)).pvalue > 1e-3
@@ -349,7 +349,7 @@ def test_rand_augment_draws_operations_and_signs_evenly() -> None:
 
 
 @pytest.mark.parametrize("name", randaugment_timm.OPERATIONS)
-def test_timms_operations_are_timms(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_randaugment_timm_operations_equal_timm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
     from timm.data import auto_augment as theirs
 
@@ -378,7 +378,7 @@ def test_timms_operations_are_timms(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert changed >= 6
 
 
-def test_timms_draws() -> None:
+def test_randaugment_timm_draws_equal_timm() -> None:
     which_BT, level_BT, sign_BT = randaugment_timm.RandAugmentTimm(magnitude=6, magnitude_std=0.5).draws(KEY, MANY)
     for turn in range(2):
         counts = (which_BT[:, turn] + 1).bincount(minlength=16)
@@ -392,7 +392,7 @@ def test_timms_draws() -> None:
     assert torch.equal(never(images(), KEY, MANY[:40]), images())
 
 
-def test_timms_moves_take_the_labels_along() -> None:
+def test_randaugment_timm_moves_masks_with_pixels() -> None:
     change = randaugment_timm.RandAugmentTimm(p=1.0)
     y_BHW = images(40, 1, 24, 24)[:, 0] // 128 * 100
     which_BT, level_BT, sign_BT = change.draws(KEY, MANY[:40])
@@ -431,6 +431,6 @@ def test_timms_moves_take_the_labels_along() -> None:
         ({"type": "color_jitter", "hue": 0.6}, "less than or equal to 0.5"),
     ],
 )
-def test_a_wrong_option_is_a_sentence(choice: dict, said: str) -> None:
+def test_wrong_option_raises_one_sentence(choice: dict, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         slot("augment").resolve(choice)

@@ -183,7 +183,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("said", "instead", "place", "words"), KINDS)
-def test_a_mistake_is_one_sentence_at_its_place(
+def test_mistake_is_one_sentence_with_its_place(
     here: Path, said: str, instead: str, place: str, words: list[str]
 ) -> None:
     assert STUDY.count(said) == 1
@@ -194,13 +194,13 @@ def test_a_mistake_is_one_sentence_at_its_place(
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "validate"])
-def test_every_command_that_reads_a_study_says_the_same(here: Path, command: str) -> None:
+def test_commands_that_read_a_study_report_same_mistakes(here: Path, command: str) -> None:
     (here / "s.yaml").write_text(STUDY.replace("heads: 2", "heads: 3"))
     line = one(refused(here, command, "s.yaml"))
     assert line.startswith("s.yaml:4:55: dim 8 is not a multiple of heads 3"), line
 
 
-def test_what_is_said_in_a_shell_is_checked_like_a_file(here: Path) -> None:
+def test_command_line_values_are_checked_like_the_file(here: Path) -> None:
     (here / "s.yaml").write_text(STUDY)
     for change, words in {
         "model.dmi=4": ["no option 'dmi'", "'dim'"],
@@ -224,7 +224,7 @@ def test_what_is_said_in_a_shell_is_checked_like_a_file(here: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["1e-3", "1E-3", ".001", "0.001", "1.0e-3", "+1e-3", "1_0e-4"])
-def test_a_number_is_the_number_it_plainly_is(here: Path, number: str) -> None:
+def test_numbers_in_text_form_are_parsed(here: Path, number: str) -> None:
     (here / "s.yaml").write_text(STUDY.replace("1.0e-3", number))
     code, out, err = call("plan", "s.yaml", "--format", "json")
     assert code == 0, err
@@ -235,14 +235,14 @@ def test_a_number_is_the_number_it_plainly_is(here: Path, number: str) -> None:
 
 @pytest.mark.parametrize("truth", ["yes", "on", "true", "no", "[true, 3]"])
 @pytest.mark.parametrize("path", ["train.optimizer.lr", "model.dim", "train.batch_size", "seeds"])
-def test_true_and_false_are_no_numbers(here: Path, path: str, truth: str) -> None:
+def test_booleans_are_refused_as_numbers(here: Path, path: str, truth: str) -> None:
     (here / "s.yaml").write_text(STUDY)
     line = one(refused(here, "run", "s.yaml", "--set", f"{path}={truth}"))
     assert path.rpartition(".")[2] in line
     assert "true or false" in line or "[" in truth or path == "seeds", line
 
 
-def test_all_mistakes_of_a_file_are_said_at_once_in_its_order(here: Path) -> None:
+def test_all_mistakes_of_a_file_are_reported_in_order(here: Path) -> None:
     text = """\
 study: small
 qestion: Why?
@@ -259,7 +259,7 @@ analysis: {metric: accuracy, goal: maximum}
     assert all(re.match(r"s\.yaml:\d+:\d+: ", line) for line in lines)
 
 
-def test_mistakes_of_several_files_are_said_together(here: Path) -> None:
+def test_mistakes_of_several_files_are_reported_together(here: Path) -> None:
     (here / "good.yaml").write_text(STUDY)
     (here / "a.yaml").write_text(STUDY.replace("dim: 8", "dmi: 8"))
     (here / "b.yaml").write_text(STUDY.replace("heads: 2", "heads: 3"))
@@ -312,7 +312,7 @@ design:
         ({"study: small": "study: small\nseds: 3\ntune: {knobs: {train.optimizer.lr: [-1, 1]}}"}, ["'seeds'", "lr must be greater"]),
     ],
 )  # fmt: skip
-def test_no_mistake_hides_another(here: Path, changes: dict[str, str], words: list[str]) -> None:
+def test_mistake_does_not_hide_others(here: Path, changes: dict[str, str], words: list[str]) -> None:
     text = STUDY
     for said, instead in changes.items():
         assert text.count(said) == 1, said
@@ -333,7 +333,7 @@ def test_no_mistake_hides_another(here: Path, changes: dict[str, str], words: li
         ("[none]", "[none, 1]", "a component is a name"),
     ],
 )
-def test_no_mistake_makes_another(here: Path, said: str, instead: str, words: str) -> None:
+def test_mistake_does_not_cause_others(here: Path, said: str, instead: str, words: str) -> None:
     assert words in one(mistakes(here, STUDY.replace(said, instead)))
 
 
@@ -354,7 +354,7 @@ def test_no_mistake_makes_another(here: Path, said: str, instead: str, words: st
         ("nothing like it", ["patch", "position"], None),
     ],
 )
-def test_nearest_name_knows_case_and_synonyms(name: str, allowed: list[str], meant: str | None) -> None:
+def test_nearest_name_ignores_case_and_knows_synonyms(name: str, allowed: list[str], meant: str | None) -> None:
     assert closest(name, allowed) == meant
 
 
@@ -372,20 +372,20 @@ def test_nearest_name_knows_case_and_synonyms(name: str, allowed: list[str], mea
         (STUDY.replace("lr: 1.0e-3", "learning_rate: 1.0e-3"), ["no option 'learning_rate'", "'lr'"]),
     ],
 )  # fmt: skip
-def test_what_cannot_be_seen_is_named(here: Path, text: str, words: list[str]) -> None:
+def test_invisible_characters_are_named(here: Path, text: str, words: list[str]) -> None:
     line = one(mistakes(here, text))
     for word in words:
         assert word in line, line
 
 
-def test_what_is_wrong_with_several_values_is_said_once_and_lists_are_not_repeated(here: Path) -> None:
+def test_mistake_about_several_values_is_reported_once(here: Path) -> None:
     head = one(mistakes(here, STUDY.replace("model.position: [none]", "model.head.pol: [gap, cls]")))
     assert head.startswith("s.yaml:8:5: ") and "'pol'" in head
     first, second = mistakes(here, STUDY.replace("model.position: [none]", "model.position: [lerned, sincos]"))
     assert "Installed:" in first and "Installed:" not in second and "'sincos2d'" in second
 
 
-def test_a_mistake_is_shown_with_its_line_and_a_caret(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistake_shows_source_line_with_caret(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "s.yaml").write_text(STUDY.replace("dim: 8", "dmi: 8").replace("type: adamw", "type: admaw"))
     code, _, err = call("validate", "s.yaml")
     lines = err.splitlines()
@@ -413,7 +413,7 @@ def test_a_mistake_is_shown_with_its_line_and_a_caret(here: Path, monkeypatch: p
     ) - {""}
 
 
-def test_what_set_has_made_wrong_is_blamed_on_set(here: Path) -> None:
+def test_mistake_caused_by_set_names_set(here: Path) -> None:
     (here / "s.yaml").write_text(STUDY)
     for change, words in {
         "seed=5": ["unknown key 'seed'", "Did you mean 'seeds'?"],
@@ -441,7 +441,7 @@ def test_what_set_has_made_wrong_is_blamed_on_set(here: Path) -> None:
         ("0", ["greater than 0"]),
     ],
 )
-def test_a_margin_lies_within_its_metric(here: Path, margin: str, words: list[str]) -> None:
+def test_margin_outside_metric_bounds_is_refused(here: Path, margin: str, words: list[str]) -> None:
     line = one(mistakes(here, STUDY.replace("study: small", f"study: small\nanalysis: {{margin: {margin}}}")))
     for word in words:
         assert word in line, line
@@ -453,7 +453,7 @@ def test_a_margin_lies_within_its_metric(here: Path, margin: str, words: list[st
         assert "not judged" in line and "'val/loss'" in line
 
 
-def test_points_and_shares_are_the_same_margin(here: Path) -> None:
+def test_margin_in_points_equals_margin_in_shares(here: Path) -> None:
     (here / "s.yaml").write_text(
         STUDY + "check: {min_abs: {val/loss: 3, val/accuracy: 1 point}, metrics: {val/loss: min}}\n"
     )
@@ -469,14 +469,14 @@ def test_points_and_shares_are_the_same_margin(here: Path) -> None:
     assert plan_study("s.yaml", changes={"analysis": {"metric": "val/loss", "margin": 2}})[1].analysis.margin == 2
 
 
-def test_a_value_listed_twice_is_warned_of(here: Path) -> None:
+def test_duplicate_value_gives_warning(here: Path) -> None:
     (here / "s.yaml").write_text(STUDY.replace("[none]", "[none, none, learned2d]"))
     code, out, _ = call("validate", "s.yaml")
     assert code == 0 and "'position=none' stands in the design more than once" in out
 
 
 @pytest.mark.parametrize("command", ["plan", "validate"])
-def test_data_that_is_not_here_is_said_before_a_run(here: Path, command: str) -> None:
+def test_missing_data_is_reported_before_run(here: Path, command: str) -> None:
     (here / "s.yaml").write_text(STUDY.replace("type: digits", "type: cifar10, root: /nowhere"))
     code, out, _ = call(command, "s.yaml")
     assert code == 0 and out.count("data not here: cifar10") == 1 and "/nowhere" in out
@@ -502,12 +502,12 @@ def test_data_that_is_not_here_is_said_before_a_run(here: Path, command: str) ->
         (b"study: \xed\xa0\x80\n", "is not UTF-8 text"),
     ],
 )
-def test_a_file_that_is_no_study(here: Path, content: bytes, said: str) -> None:
+def test_file_without_study_is_refused(here: Path, content: bytes, said: str) -> None:
     (here / "s.yaml").write_bytes(content)
     assert said in one(refused(here, "run", "s.yaml"))
 
 
-def test_what_is_no_file(here: Path) -> None:
+def test_path_without_file_is_refused(here: Path) -> None:
     (here / "folder").mkdir()
     os.mkfifo(here / "pipe")
     with (here / "large.yaml").open("wb") as file:
@@ -524,7 +524,7 @@ def test_what_is_no_file(here: Path) -> None:
         assert said in one(refused(here, "run", name))
 
 
-def test_aliases_cannot_explode(here: Path) -> None:
+def test_alias_expansion_is_bounded(here: Path) -> None:
     layers = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     layers += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
     line = one(mistakes(here, "\n".join(layers) + "\n"))
@@ -533,7 +533,7 @@ def test_aliases_cannot_explode(here: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 50_000, "- " * 100_000, "? " * 100_000])
-def test_nesting_without_end(here: Path, text: str) -> None:
+def test_nesting_depth_is_bounded(here: Path, text: str) -> None:
     assert re.match(r"s\.yaml", one(mistakes(here, text)))
 
 
@@ -543,13 +543,13 @@ def test_nesting_without_end(here: Path, text: str) -> None:
 @pytest.mark.parametrize(
     "data", ["{type: mnist, root: %s}", "{type: image_folder, root: %s}", "{type: cifar10, root: %s}"]
 )
-def test_data_that_is_nowhere_is_found_out_before_anything_is_written(here: Path, data: str) -> None:
+def test_missing_data_is_reported_before_anything_is_written(here: Path, data: str) -> None:
     text = STUDY.replace("{type: digits}", data % (here / "nowhere")).replace("patch_size: 2", "patch_size: 4")
     line = one(mistakes(here, text))
     assert re.match(r"s\.yaml:3:\d+: ", line) and str(here / "nowhere") in line, line
 
 
-def test_weights_that_are_nowhere(here: Path) -> None:
+def test_missing_weights_are_reported(here: Path) -> None:
     text = STUDY.replace("design:", "  init_from: {checkpoint: nowhere.safetensors}\ndesign:")
     assert one(mistakes(here, text)) == "s.yaml:6:15: no such file: nowhere.safetensors"
 
@@ -579,14 +579,14 @@ def hostile(here: Path, suffix: str, *, zipped: bool) -> Path:
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("suffix", [".pth", ".pt", ".bin", ".safetensors", ".npz"])
-def test_a_pickle_in_the_place_of_weights_is_refused_and_not_run(tmp_path: Path, suffix: str, zipped: bool) -> None:
+def test_pickle_in_place_of_weights_is_refused(tmp_path: Path, suffix: str, zipped: bool) -> None:
     with pytest.raises(WeightsError, match="weights"):
         open_model(hostile(tmp_path, suffix, zipped=zipped))
     assert not (tmp_path / "pwned").exists()
 
 
 @pytest.mark.parametrize("place", ["init_from: {checkpoint: %s}", "distill: {teacher: {checkpoint: %s}, kind: hard}"])
-def test_no_study_has_a_pickle_run(here: Path, place: str) -> None:
+def test_study_cannot_run_a_pickle(here: Path, place: str) -> None:
     file = hostile(here, ".pth", zipped=True)
     one_arm = STUDY[: STUDY.index("design:")]
     (here / "s.yaml").write_text(f"{one_arm}  {place % file}\nseeds: 1\n")
@@ -595,14 +595,14 @@ def test_no_study_has_a_pickle_run(here: Path, place: str) -> None:
     assert not (here / "pwned").exists()
 
 
-def test_a_checkpoint_that_was_swapped_for_a_pickle_is_not_run(tmp_path: Path) -> None:
+def test_checkpoint_replaced_by_pickle_is_not_run(tmp_path: Path) -> None:
     (tmp_path / checkpoint.FILE).write_bytes(pickle.dumps(Deed(tmp_path / "pwned")))
     with pytest.raises(checkpoint.Damaged):
         checkpoint.read(tmp_path)
     assert not (tmp_path / "pwned").exists()
 
 
-def test_the_label_of_an_arm_is_a_label_wherever_it_stands(here: Path) -> None:
+def test_arm_label_is_shown_consistently(here: Path) -> None:
     names = [
         "../../up",
         "/tmp/up",
@@ -655,7 +655,7 @@ def test_the_label_of_an_arm_is_a_label_wherever_it_stands(here: Path) -> None:
         ("type: digits", "type: image_folder, root: ../..", ["image_folder: ../.. has no folder 'train'"]),
     ],
 )  # fmt: skip
-def test_a_hostile_file_runs_nothing_and_writes_nowhere(here: Path, said: str, instead: str, words: list[str]) -> None:
+def test_hostile_file_runs_nothing_and_writes_nowhere(here: Path, said: str, instead: str, words: list[str]) -> None:
     (here / "evil.py").write_text("open('pwned', 'w')\n")
     (here / "in").mkdir()
     (here / "in" / "s.yaml").write_text(STUDY.replace(said, instead).replace("patch_size: 2", "patch_size: 4"))
@@ -667,7 +667,7 @@ def test_a_hostile_file_runs_nothing_and_writes_nowhere(here: Path, said: str, i
 @pytest.mark.parametrize(
     "where", ["MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY", "netrc", ".mlflow", ".aws"]
 )
-def test_credentials_go_to_no_server_that_only_a_study_file_names(
+def test_credentials_are_not_sent_to_server_of_study_file(
     where: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(here / "home"))
@@ -692,7 +692,7 @@ def test_credentials_go_to_no_server_that_only_a_study_file_names(
     assert call("validate", "s.yaml")[0] == 0
 
 
-def test_who_starts_a_study_may_say_what_its_file_may_not(here: Path) -> None:
+def test_command_line_may_set_what_study_file_may_not(here: Path) -> None:
     (here / "s.yaml").write_text(
         STUDY.replace("study: small", "study: small\nrun: {executor: {type: slurm, setup: [ls]}}")
     )
@@ -710,7 +710,7 @@ def test_who_starts_a_study_may_say_what_its_file_may_not(here: Path) -> None:
         ("study: !!python/object/apply:os.system ['touch pwned']\n", "s.yaml:1:8: the tag !!python/object/apply"),
     ],
 )
-def test_a_process_of_its_own(here: Path, text: str, said: str) -> None:
+def test_separate_process_reports_mistake(here: Path, text: str, said: str) -> None:
     (here / "s.yaml").write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", "vitlab", "run", "s.yaml"], capture_output=True, text=True, check=False
@@ -758,7 +758,7 @@ def mutated(draw: st.DrawFn) -> str:
 @example(text=QUICKSTART.replace("15", "0x"))
 @example(text=QUICKSTART.replace("32", "1e400"))
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_accident_is_a_plan_or_a_mistake_of_the_user(tmp_path: Path, text: str) -> None:
+def test_random_damage_gives_plan_or_user_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "s.yaml"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
     code, out, err = call("validate", file)

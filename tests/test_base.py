@@ -22,7 +22,7 @@ def draws(samples: Tensor, dropout: noise.Key = 5, drop_path: noise.Key = 6) -> 
 
 @pytest.mark.parametrize("layer", [Dropout(0.3), DropPath(0.3)])
 @pytest.mark.parametrize("keyed", [True, False])
-def test_share_and_scale(layer: nn.Module, keyed: bool) -> None:
+def test_dropout_share_and_scale(layer: nn.Module, keyed: bool) -> None:
     torch.manual_seed(0)
     wrapped = nn.Sequential(layer)
     name_draws(wrapped)
@@ -41,7 +41,7 @@ def test_share_and_scale(layer: nn.Module, keyed: bool) -> None:
     wrapped.train()
 
 
-def test_a_sample_is_dropped_alike_alone_and_in_any_batch() -> None:
+def test_dropout_of_sample_does_not_depend_on_batch() -> None:
     net, x, samples = model(), torch.randn(6, 4, 5), torch.tensor([3, 900, 17, 4, 5, 2**40])
     with noise.drawing(draws(samples)):
         together = net(x)
@@ -54,7 +54,7 @@ def test_a_sample_is_dropped_alike_alone_and_in_any_batch() -> None:
         assert not torch.equal(net(x), together)
 
 
-def test_members_of_a_stack_are_dropped_as_alone() -> None:
+def test_dropout_of_stacked_trials_equals_single_trials() -> None:
     net, x, samples = model(), torch.randn(3, 6, 4, 5), torch.arange(18).view(3, 6)
     keys = torch.tensor([11, 12, 13])
 
@@ -68,7 +68,7 @@ def test_members_of_a_stack_are_dropped_as_alone() -> None:
             assert torch.equal(net(x[member]), stacked[member])
 
 
-def test_places_follow_the_path() -> None:
+def test_dropout_keys_follow_module_path() -> None:
     net, other = model(), model()
     places = [module.place for module in net if isinstance(module, Dropout | DropPath)]
     assert len(set(places)) == 3
@@ -77,6 +77,6 @@ def test_places_follow_the_path() -> None:
         assert not torch.equal(net[0](torch.ones(2, 50)), net[2](torch.ones(2, 50)))
 
 
-def test_a_model_without_places_does_not_draw() -> None:
+def test_model_without_named_draws_raises() -> None:
     with noise.drawing(draws(torch.arange(2))), pytest.raises(RuntimeError, match="name_draws"):
         Dropout(0.5)(torch.ones(2, 3))

@@ -82,7 +82,7 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_unchanged_code_passes_identically(accepted: Path) -> None:
+def test_unchanged_code_passes_exactly(accepted: Path) -> None:
     done = vitlab(accepted, "--json", "--tier", "exact", "--tier", "statistical")
     said = json.loads(done.stdout)
     assert done.exit_code == 0 and said["verdict"] == "pass"
@@ -94,7 +94,7 @@ def test_unchanged_code_passes_identically(accepted: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_second_look_of_the_study_is_no_affair_of_the_gates(accepted: Path) -> None:
+def test_second_interim_analysis_does_not_affect_gate(accepted: Path) -> None:
     """Its plan depends on results, which the store holds; the baseline was accepted before there were any."""
     twice = ("--set", "seeds={count: 2, escalate_to: 4}", "--set", "analysis.alpha=1e-9")
     changes = {"seeds": {"count": 2, "escalate_to": 4}, "analysis.alpha": 1e-9}
@@ -104,7 +104,7 @@ def test_a_second_look_of_the_study_is_no_affair_of_the_gates(accepted: Path) ->
     assert vitlab(accepted, "--json", "--tier", "exact", *twice).stdout == once.stdout
 
 
-def test_trained_again_it_passes_identically(accepted: Path, tmp_path: Path) -> None:
+def test_retraining_unchanged_code_passes_exactly(accepted: Path, tmp_path: Path) -> None:
     """A fresh store, as in CI: every trial is trained anew, and comes to the same."""
     shutil.copytree(accepted, tmp_path / "ci", ignore=shutil.ignore_patterns("out"))
     done = vitlab(tmp_path / "ci", "--json", "--tier", "statistical")
@@ -120,7 +120,7 @@ def test_trained_again_it_passes_identically(accepted: Path, tmp_path: Path) -> 
         ("no_augmentation", {"baseline", "position=none"}),
     ],
 )
-def test_a_bug_is_caught_though_the_store_is_full(
+def test_bug_is_detected_despite_full_store(
     accepted: Path, bug: str, arms: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     BUGS[bug](monkeypatch)
@@ -147,7 +147,7 @@ def other_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     circumstances.versions.cache_clear()
 
 
-def test_results_of_another_torch_are_not_taken(
+def test_results_of_other_torch_are_not_reused(
     accepted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_torch: str
 ) -> None:
     """A broken upgrade, and a store that is full of what the torch before it has computed."""
@@ -170,7 +170,7 @@ def test_results_of_another_torch_are_not_taken(
     assert len([*(tmp_path / "here" / "out").glob("trials/*/*/result.json")]) == 12
 
 
-def test_the_same_under_another_torch_is_said(accepted: Path, tmp_path: Path, other_torch: str) -> None:
+def test_other_torch_version_is_reported(accepted: Path, tmp_path: Path, other_torch: str) -> None:
     shutil.copytree(accepted, tmp_path / "here")
     exact = json.loads(vitlab(tmp_path / "here", "--json", "--tier", "exact").stdout)
     assert exact["verdict"] == "pass" and [
@@ -187,7 +187,7 @@ def test_the_same_under_another_torch_is_said(accepted: Path, tmp_path: Path, ot
     )
 
 
-def test_a_trial_that_names_versions_is_trained_under_no_other(
+def test_trial_with_recorded_versions_is_not_trained_under_others(
     accepted: Path, tmp_path: Path, other_torch: str
 ) -> None:
     file, versions = accepted / "gate.yaml", {"torch": "2.0.0"}
@@ -197,7 +197,7 @@ def test_a_trial_that_names_versions_is_trained_under_no_other(
         lab.run(file, out=tmp_path / "out", versions=versions)
 
 
-def test_a_process_ends_with_the_verdict_and_github_and_junit_are_told(
+def test_exit_code_github_and_junit_report_verdict(
     accepted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As from a shell: click's own runner would not notice an exit code that gets lost on the way out."""
@@ -214,7 +214,7 @@ def test_a_process_ends_with_the_verdict_and_github_and_junit_are_told(
     assert ElementTree.parse(tmp_path / "new" / "check.xml").getroot().get("failures") == "4"
 
 
-def test_the_engine_that_trains_the_seeds_is_traced(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_of_seeds_is_traced(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a cohort attention takes a kernel of its own; a fault in it shows in no training by itself."""
     from vitlab.models import batch_last
 
@@ -228,9 +228,7 @@ def test_the_engine_that_trains_the_seeds_is_traced(accepted: Path, monkeypatch:
     assert alone == pytest.approx(sound.losses, rel=1e-9) != pytest.approx(stacked, rel=1e-6)
 
 
-def test_another_option_in_the_file_is_named_though_trials_fail(
-    accepted: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_option_is_named_although_trials_fail(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
         raise TrialFailed("2 trials failed, so nothing is judged.")
 
@@ -244,7 +242,7 @@ def test_another_option_in_the_file_is_named_though_trials_fail(
     assert "3 seeds -> 1" in done.stdout
 
 
-def test_an_arm_that_learns_nothing_is_found(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untrained_arm_is_detected(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     easier = {"data.augment": [], "train.batch_size": 32, "train.optimizer.lr": 0.005, "train.steps": 100}
     easier |= {"design": None}
     _, plan = check.lab.plan_study(accepted / "gate.yaml", changes=easier)
@@ -255,7 +253,7 @@ def test_an_arm_that_learns_nothing_is_found(accepted: Path, monkeypatch: pytest
     assert "validation loss went from" in found[0].sentence
 
 
-def test_a_trace_is_the_beginning_of_the_training_that_is_run(accepted: Path) -> None:
+def test_trace_equals_start_of_real_training(accepted: Path) -> None:
     """The mean of its losses is what a trial of as many steps writes down."""
     _, plan = check.lab.plan_study(accepted / "gate.yaml")
     seen = trace(plan, plan.trials[0], 24)
@@ -264,7 +262,7 @@ def test_a_trace_is_the_beginning_of_the_training_that_is_run(accepted: Path) ->
     assert torch.tensor(seen.losses).isfinite().all() and len(trace(plan, plan.trials[0], 5).losses) == 5
 
 
-def test_what_starts_from_another_trial_is_traced_with_it(tmp_path: Path) -> None:
+def test_trial_with_prerequisite_is_traced_with_it(tmp_path: Path) -> None:
     body = {**CONTENT["base"], "train": {"steps": 400, "batch_size": 16}}
     file = write(tmp_path, base={**CONTENT["base"], "init_from": {"trial": body}}, design=None, seeds=1)
     _, plan = check.lab.plan_study(file)
@@ -273,20 +271,20 @@ def test_what_starts_from_another_trial_is_traced_with_it(tmp_path: Path) -> Non
     assert warm.losses != cold.losses and len(warm.losses) == 10
 
 
-def test_how_likely_an_unchanged_model_passes_is_said_before_training(accepted: Path, tmp_path: Path) -> None:
+def test_pass_probability_is_reported_before_training(accepted: Path, tmp_path: Path) -> None:
     done = vitlab(accepted, "--plan", "--out", str(tmp_path / "nothing"))
     assert done.exit_code == 0 and "passes with probability" in done.stdout and "Warning" in done.stdout
     assert not (tmp_path / "nothing" / "trials").exists()
 
 
-def test_what_is_inconclusive_fails_where_the_file_says_so(accepted: Path, tmp_path: Path) -> None:
+def test_inconclusive_fails_if_configured(accepted: Path, tmp_path: Path) -> None:
     write(tmp_path, check={"on_inconclusive": "fail"}, seeds=1)
     shutil.copy(accepted / "gate.baseline.yaml", tmp_path)
     done = vitlab(tmp_path, "--out", str(accepted / "out"), "--tier", "statistical")
     assert done.exit_code == 5 and "too few" in done.stdout
 
 
-def test_what_is_inconclusive_is_trained_with_more_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inconclusive_arms_get_more_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the file to the verdict: crops drawn otherwise are like other seeds, and the arm without crops is the same."""
     check = {"escalate_to": 5, "margin": {"val/accuracy": 1e-3}, "min_abs": {"val/accuracy": 1e-3}, "alpha": 1e-3}
     file = write(tmp_path, design={"arms": {"crops": {}, "none": {"data.augment": []}}}, check=check)
@@ -311,9 +309,7 @@ def test_what_is_inconclusive_is_trained_with_more_seeds(tmp_path: Path, monkeyp
     assert not (new / "studies" / "gate").exists() and lab.plan_study(file)[0].seeds.values == (0, 1, 2)
 
 
-def test_where_nothing_is_left_everything_has_regressed(
-    accepted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_surviving_arm_means_regression(accepted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No trial has the metric then, and that is no mistake of the file's."""
     write(tmp_path, design=None)
     shutil.copy(accepted / "gate.baseline.yaml", tmp_path)
@@ -322,7 +318,7 @@ def test_where_nothing_is_left_everything_has_regressed(
     assert done.exit_code == 1 and "3 of 3 seeds diverged" in done.stdout
 
 
-def test_reasons_are_kept_and_nothing_is_trained_for_what_is_exact(accepted: Path, tmp_path: Path) -> None:
+def test_reasons_are_stored_and_exact_results_not_retrained(accepted: Path, tmp_path: Path) -> None:
     write(tmp_path)
     baseline = tmp_path / "gate.baseline.yaml"
     assert vitlab(tmp_path, "--accept", "--reason", "only facts", "--tier", "exact").exit_code == 0
@@ -334,7 +330,7 @@ def test_reasons_are_kept_and_nothing_is_trained_for_what_is_exact(accepted: Pat
     assert first.values is not None and first.values.quanta == {"val/accuracy": pytest.approx(1 / 287, rel=0.01)}
 
 
-def test_what_cannot_be_meant_is_a_sentence(accepted: Path, tmp_path: Path) -> None:
+def test_contradictory_settings_are_refused(accepted: Path, tmp_path: Path) -> None:
     write(tmp_path, study="other")
     baseline = ("--baseline", str(accepted / "gate.baseline.yaml"))
     for words, said in [
@@ -353,7 +349,7 @@ def test_what_cannot_be_meant_is_a_sentence(accepted: Path, tmp_path: Path) -> N
         vitlab(tmp_path, "--accept", "--reason", "x")
 
 
-def test_the_workflow_installs_the_torch_of_the_baseline(accepted: Path, tmp_path: Path) -> None:
+def test_workflow_installs_torch_of_baseline(accepted: Path, tmp_path: Path) -> None:
     write(tmp_path)
     text = (accepted / "gate.baseline.yaml").read_text()
     said = f"\n  torch: {torch.__version__.partition('+')[0]}\n"
@@ -362,7 +358,7 @@ def test_the_workflow_installs_the_torch_of_the_baseline(accepted: Path, tmp_pat
     assert "pip install torch==2.11.9 torchvision " in vitlab(tmp_path, "--workflow").stdout
 
 
-def test_the_workflow_is_yaml_that_runs_this_check(accepted: Path) -> None:
+def test_workflow_is_valid_yaml_that_runs_check(accepted: Path) -> None:
     done = vitlab(accepted, "--workflow")
     jobs = yaml.safe_load(done.stdout)["jobs"]
     installed = [step["run"] for step in jobs["check"]["steps"] if "pip install torch" in step.get("run", "")]

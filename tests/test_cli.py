@@ -109,7 +109,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 # -- run --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_prints_its_answer_and_says_its_progress_elsewhere(
+def test_run_prints_answer_to_stdout_and_progress_to_stderr(
     ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, out = ran
@@ -122,14 +122,14 @@ def test_a_run_prints_its_answer_and_says_its_progress_elsewhere(
     assert "0 to train" in err and "0 to train" not in printed
 
 
-def test_smoke_trains_each_set_of_components_two_steps(tmp_path: Path) -> None:
+def test_smoke_trains_each_component_set_two_steps(tmp_path: Path) -> None:
     code, printed, err = call("run", write(tmp_path), "--out", tmp_path / "out", "--smoke")
     assert (code, printed) == (0, "2 distinct sets of components ran two steps each.\n"), err
     results = [json.loads(file.read_text()) for file in tmp_path.glob("out/trials/*/*/result.json")]
     assert len(results) == 2 and not (tmp_path / "out" / "studies").exists()
 
 
-def test_failed_trials_exit_with_4_and_the_answer_still_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_trials_exit_with_4_and_answer_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sour.py").write_text(
         "from vitlab.training.optim import AdamW, optimizer\n\n\n"
         "@optimizer.register('sour')\nclass Sour(AdamW):\n    '''Refuses.'''\n\n"
@@ -159,7 +159,7 @@ def test_failed_trials_exit_with_4_and_the_answer_still_stands(tmp_path: Path, m
     assert code == 0 and err == "" and "RuntimeError: not today" in printed and "Traceback" in printed
 
 
-def test_a_run_in_the_background_is_given_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_run_receives_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are added later as well: its command line is read from the options there are."""
     monkeypatch.setattr("vitlab.registry.plugins.disable", lambda names: None)  # none is installed here
     (tmp_path / "own.py").touch()
@@ -220,7 +220,7 @@ def test_only_takes_arms(ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
         (["weights", "convert", "{file}", "x.safetensors"], ["Missing option '--to'"]),
     ],
 )
-def test_what_the_user_gets_wrong_exits_with_2(ran: tuple[Path, Path], arguments: list[str], words: list[str]) -> None:
+def test_user_mistakes_exit_with_2(ran: tuple[Path, Path], arguments: list[str], words: list[str]) -> None:
     file, out = ran
     arguments = [argument.format(file=file, out=out) for argument in arguments]
     places = [] if arguments[0] in ("rnu", "list", "show", "sync", "weights") else ["--out", str(out)]
@@ -231,7 +231,7 @@ def test_what_the_user_gets_wrong_exits_with_2(ran: tuple[Path, Path], arguments
         assert word in " ".join(err.split()), err
 
 
-def test_what_plugins_get_wrong_exits_with_3(tmp_path: Path) -> None:
+def test_plugin_mistakes_exit_with_3(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("import nothing_of_that_name\n")
     code, printed, err = call("validate", write(tmp_path), "--plugin", broken)
@@ -244,7 +244,7 @@ def test_what_plugins_get_wrong_exits_with_3(tmp_path: Path) -> None:
     ]
 
 
-def test_endless_recursion_of_a_plugin_is_shown_in_a_few_lines(tmp_path: Path) -> None:
+def test_endless_recursion_of_plugin_is_abbreviated(tmp_path: Path) -> None:
     deep = tmp_path / "deep.py"
     deep.write_text("def f(n):\n    return f(n + 1)\nf(0)\n")
     code, _, err = call("validate", write(tmp_path), "--plugin", deep)
@@ -270,7 +270,7 @@ class Short(NoPosition):
 
 
 @pytest.mark.parametrize("words", [["validate", "--build"], ["plan", "--cost"]])
-def test_failure_inside_a_plugin_file_names_its_line(tmp_path: Path, words: list[str]) -> None:
+def test_failure_in_plugin_file_names_its_line(tmp_path: Path, words: list[str]) -> None:
     name = f"short_{words[0]}"
     plugin = tmp_path / f"{name}.py"
     plugin.write_text(BLOCKS.replace("short", name))
@@ -297,14 +297,14 @@ def test_failure_inside_a_plugin_file_names_its_line(tmp_path: Path, words: list
         (click.Abort(), 130, "interrupted"),
     ],
 )
-def test_what_is_nobodys_mistake(tmp_path: Path, error: BaseException, code: int, said: str) -> None:
+def test_external_errors_have_exit_codes(tmp_path: Path, error: BaseException, code: int, said: str) -> None:
     with mock.patch.object(lab, "plan_study", side_effect=error):
         found, printed, err = call("plan", write(tmp_path), "--out", tmp_path / "out")
     assert (found, printed) == (code, "") and said in err
     assert ("a wire came loose" in err and "Traceback" in err) == (code == 3)
 
 
-def test_a_reader_that_has_seen_enough(ran: tuple[Path, Path]) -> None:
+def test_closed_pipe_ends_quietly(ran: tuple[Path, Path]) -> None:
     """``vitlab plan | head -1`` closes the pipe early; neither a traceback nor an error follows."""
     file, out = ran
     command = f"{sys.executable} -m vitlab plan {file} --out {out} --full | head -1; echo ${{PIPESTATUS[0]}}"
@@ -327,7 +327,7 @@ def test_plan(ran: tuple[Path, Path], tmp_path: Path) -> None:
     assert code == 0 and "# baseline" in printed and '"patch_size"' in printed and not (tmp_path / "none").exists()
 
 
-def test_plan_at_80_columns_breaks_no_word_and_knows_gpu_hours(
+def test_plan_at_80_columns_breaks_no_word_and_shows_gpu_hours(
     ran: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -341,7 +341,7 @@ def test_plan_at_80_columns_breaks_no_word_and_knows_gpu_hours(
     assert f"{hours:.2g}" in printed and "?" not in printed.partition("GPU-hours")[0].partition("params")[2]
 
 
-def test_plan_of_many_arms_shows_the_first_and_the_last(
+def test_plan_of_many_arms_shows_first_and_last(
     ran: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
@@ -355,7 +355,7 @@ def test_plan_of_many_arms_shows_the_first_and_the_last(
     assert "lr=0.002 " in printed and "lr=0.1 " in printed and "lr=0.05 " not in printed
 
 
-def test_show_without_a_name_lists_and_list_takes_a_plugin(tmp_path: Path) -> None:
+def test_show_without_name_lists_and_list_takes_plugin(tmp_path: Path) -> None:
     code, printed, err = call("show", "position")
     assert (code, err) == (0, "") and printed == call("list", "position")[1]
     assert "Axial rotary encoding" in printed
@@ -439,7 +439,7 @@ def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", ["{torn", "{}", "[]", '{"study": "tiny"}', ""])
-def test_gc_deletes_nothing_where_a_plan_cannot_be_read(ran: tuple[Path, Path], tmp_path: Path, plan: str) -> None:
+def test_gc_deletes_nothing_if_a_plan_is_unreadable(ran: tuple[Path, Path], tmp_path: Path, plan: str) -> None:
     """Torn, or of another version; its trials would look as if nobody needed them."""
     shutil.copytree(ran[1], tmp_path / "out")
     file = tmp_path / "out" / "studies" / "tiny" / "plan.json"
@@ -453,14 +453,12 @@ def test_gc_deletes_nothing_where_a_plan_cannot_be_read(ran: tuple[Path, Path], 
         assert "\n" not in err.strip()
 
 
-def test_sync_says_what_it_could_not_reach(ran: tuple[Path, Path]) -> None:
+def test_sync_reports_unreachable_tracker(ran: tuple[Path, Path]) -> None:
     code, printed, _ = call("sync", ran[1])
     assert code == 0 and printed == "tiny   not reached\n"
 
 
-def test_explain_keeps_arms_and_images_apart_and_draws_them_side_by_side(
-    ran: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_explain_separates_arms_and_images_and_draws_side_by_side(ran: tuple[Path, Path], tmp_path: Path) -> None:
     file, out = ran
     target = tmp_path / "seen"
     images = ["--image", "test:3", "--image", "test:5"]
@@ -501,7 +499,7 @@ def test_plugins() -> None:
     assert code == 0 and err == "" and printed
 
 
-def test_schema_accepts_every_study_there_is_and_no_misspelt_one() -> None:
+def test_schema_accepts_all_studies_and_refuses_misspelling() -> None:
     code, printed, err = call("schema")
     schema = parsed(printed)
     assert (code, err) == (0, "") and schema == study_schema()
@@ -539,7 +537,7 @@ def commands() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("names", commands(), ids=" ".join)
-def test_help_says_what_every_option_is_for(names: list[str]) -> None:
+def test_help_documents_every_option(names: list[str]) -> None:
     code, printed, err = call(*names, "--help")
     assert (code, err) == (0, "") and f"vitlab {' '.join(names)} " in printed.splitlines()[0]
     command = importlib.import_module(f"vitlab.cli.{names[0]}").command
@@ -551,7 +549,7 @@ def test_help_says_what_every_option_is_for(names: list[str]) -> None:
             assert parameter.opts[-1] in printed
 
 
-def test_help_names_what_there_is() -> None:
+def test_help_names_existing_things() -> None:
     """Names are written out in the commands, so that help imports none of the rooms they are of."""
     command = {
         name: importlib.import_module(f"vitlab.cli.{name}") for name in ("weights", "report", "compare", "explain")
@@ -562,7 +560,7 @@ def test_help_names_what_there_is() -> None:
     assert set(choice.choices) == set(NORMALIZATIONS)
 
 
-def test_help_of_the_house_lists_every_command_there_is() -> None:
+def test_help_lists_every_command() -> None:
     code, printed, err = call("--help")
     assert (code, err) == (0, "")
     modules = {file.stem for file in (ROOT / "vitlab" / "cli").glob("*.py")} - {

@@ -94,7 +94,7 @@ def write(file: Path, text: str) -> Path:
 # -- what is followed -------------------------------------------------------------------------------------------------
 
 
-def test_the_helper_modules_of_a_plugin_file_are_followed(tmp_path: Path) -> None:
+def test_digest_follows_helper_modules_of_plugin_file(tmp_path: Path) -> None:
     write(tmp_path / "mylab" / "__init__.py", "")
     helper = write(tmp_path / "mylab" / "layers.py", "from mylab.numbers import SCALE\nscaled = SCALE\n")
     numbers = write(tmp_path / "mylab" / "numbers.py", "SCALE = 1\n")
@@ -114,7 +114,7 @@ def test_the_helper_modules_of_a_plugin_file_are_followed(tmp_path: Path) -> Non
     assert len({trial.code for trial in seen}) == 3 and seen[-1].code == seen[-2].code
 
 
-def test_an_edited_helper_is_trained_anew_by_workers(tmp_path: Path) -> None:
+def test_edited_helper_is_retrained_by_workers(tmp_path: Path) -> None:
     """Through the worker processes, which compute the digest again and would refuse another."""
     write(tmp_path / "workerlab.py", "SCALE = 1\n")
     plugin = write(
@@ -134,7 +134,7 @@ def test_an_edited_helper_is_trained_anew_by_workers(tmp_path: Path) -> None:
     assert loss(first) != loss(changed)
 
 
-def test_a_plugin_file_that_only_patches_is_part_of_every_trial(tmp_path: Path, monkeypatch: Any) -> None:
+def test_patching_plugin_file_is_part_of_every_trial(tmp_path: Path, monkeypatch: Any) -> None:
     from vitlab.components.mlp import GeluMLP
 
     monkeypatch.setattr(GeluMLP, "forward", GeluMLP.forward)  # put back what the file patches
@@ -155,7 +155,7 @@ def test_a_plugin_file_that_only_patches_is_part_of_every_trial(tmp_path: Path, 
     assert planned(elsewhere).code == first.plan.trials[0].trial.code, "a worker has not loaded it"
 
 
-def test_a_sister_package_and_a_base_class_elsewhere_are_followed(tmp_path: Path) -> None:
+def test_digest_follows_sister_packages_and_foreign_base_classes(tmp_path: Path) -> None:
     write(tmp_path / "acme_core" / "__init__.py", "from .parts import Base\n")
     base = write(
         tmp_path / "acme_core" / "parts.py",
@@ -188,7 +188,7 @@ def test_a_sister_package_and_a_base_class_elsewhere_are_followed(tmp_path: Path
     assert len(set(seen)) == 4
 
 
-def test_every_module_behind_a_star_is_followed(tmp_path: Path) -> None:
+def test_digest_follows_modules_behind_star_import(tmp_path: Path) -> None:
     write(tmp_path / "starry" / "__init__.py", "from .one import *\nfrom .two import *\nfrom .three import c\n")
     for number, name in (("one", "a"), ("two", "b"), ("three", "c")):
         write(tmp_path / "starry" / f"{number}.py", f"{name} = 1\n")
@@ -196,7 +196,7 @@ def test_every_module_behind_a_star_is_followed(tmp_path: Path) -> None:
     assert {"starry.one", "starry.two", "starry.three"} <= set(closure(["star_gazer"]))
 
 
-def test_packages_that_pass_one_name_to_each_other_end(tmp_path: Path) -> None:
+def test_digest_of_mutually_importing_packages_terminates(tmp_path: Path) -> None:
     write(tmp_path / "ring_a" / "__init__.py", "from ring_b import name\n")
     write(tmp_path / "ring_b" / "__init__.py", "from ring_a import name\n")
     write(tmp_path / "ring_user.py", "from ring_a import name\n")
@@ -224,7 +224,7 @@ def install(site: Path, name: str, version: str, recorded: Mapping[str, Any] | N
         ({"url": "https://example.org/base.git", "vcs_info": {"vcs": "git"}}, True),
     ],
 )
-def test_what_is_installed_counts_by_its_version(
+def test_installed_packages_count_by_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Any, as_text: bool
 ) -> None:
     site = tmp_path / "site-packages"
@@ -246,7 +246,7 @@ def test_what_is_installed_counts_by_its_version(
     assert (digest() != first) != as_text, "another version of equal text, or another version"
 
 
-def test_pinned_packages_are_those_that_vitlab_requires() -> None:
+def test_pinned_packages_are_requirements_of_vitlab() -> None:
     import tomllib
     from importlib.metadata import packages_distributions
 
@@ -260,7 +260,7 @@ def test_pinned_packages_are_those_that_vitlab_requires() -> None:
     assert all(of[package] & required for package in source.PINNED - {"mlflow"}) and of["mlflow"]
 
 
-def test_text_that_does_not_parse_counts_by_its_bytes(tmp_path: Path) -> None:
+def test_unparsable_text_counts_by_bytes(tmp_path: Path) -> None:
     write(tmp_path / "asker.py", "try:\n    import spoilt\nexcept SyntaxError:\n    pass\n")
     spoilt = write(tmp_path / "spoilt.py", "def (:\n")
     refresh()
@@ -277,7 +277,7 @@ def component(name: str, scale: int) -> str:
     return SCALED.format(imports=f"SCALE = {scale}", name=name, scale="SCALE")
 
 
-def test_code_edited_after_its_import_is_not_run_inline(tmp_path: Path) -> None:
+def test_code_edited_after_import_is_not_run_inline(tmp_path: Path) -> None:
     """As in a notebook: the old code must never be stored under the digest of the new text."""
     module = write(tmp_path / "noted.py", component("noted", 1))
     importlib.import_module("noted")
@@ -291,7 +291,7 @@ def test_code_edited_after_its_import_is_not_run_inline(tmp_path: Path) -> None:
     assert after.trained == 1
 
 
-def test_reloaded_code_is_trained_anew(tmp_path: Path) -> None:
+def test_reloaded_code_is_retrained(tmp_path: Path) -> None:
     module = write(tmp_path / "anew.py", component("anew", 1))
     importlib.import_module("anew")
     file = study(tmp_path, "anew")
@@ -307,7 +307,7 @@ def test_reloaded_code_is_trained_anew(tmp_path: Path) -> None:
     assert (third.trained, third.cached) == (0, 1) and loss(third) == loss(first)
 
 
-def test_a_reloaded_entry_point_is_the_new_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reloaded_entry_point_gives_new_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "from vitlab.components.mlp import GeluMLP\nclass Part(GeluMLP):\n    '''An MLP.'''\n    by = {}\n"
     module = write(tmp_path / "pointed.py", text.format(1))
     mlp._add("pointed", importlib.import_module("pointed").Part, registry.Origin("pointed", "1"))
@@ -329,7 +329,7 @@ class Shades(Synthetic):
 """
 
 
-def test_images_are_read_anew_by_a_reloaded_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reloaded_data_set_reads_images_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process remembers of a data set is of the code that has read it."""
     rooms.keep(monkeypatch, dataset)
     module = write(tmp_path / "shades.py", DATA.format(by=1))
@@ -346,7 +346,7 @@ def test_images_are_read_anew_by_a_reloaded_data_set(tmp_path: Path, monkeypatch
     assert brightest() <= 1
 
 
-def test_names_taken_from_a_module_before_its_reload_are_not_run(tmp_path: Path) -> None:
+def test_names_imported_before_reload_are_not_run(tmp_path: Path) -> None:
     helper = write(tmp_path / "taken.py", "SCALE = 1\n")
     write(tmp_path / "taker.py", SCALED.format(imports="from taken import SCALE", name="taker", scale="SCALE"))
     importlib.import_module("taker")
@@ -359,7 +359,7 @@ def test_names_taken_from_a_module_before_its_reload_are_not_run(tmp_path: Path)
     assert vitlab.run(file, out=tmp_path / "out").trained == 1
 
 
-def test_a_comment_after_the_import_changes_nothing(tmp_path: Path) -> None:
+def test_comment_edited_after_import_changes_nothing(tmp_path: Path) -> None:
     module = write(tmp_path / "remarked.py", component("remarked", 1))
     importlib.import_module("remarked")
     file = study(tmp_path, "remarked")
@@ -368,7 +368,7 @@ def test_a_comment_after_the_import_changes_nothing(tmp_path: Path) -> None:
     assert vitlab.run(file, out=tmp_path / "out").cached == 1
 
 
-def test_loaded_code_goes_on_where_its_digest_is_known(tmp_path: Path) -> None:
+def test_loaded_code_continues_if_digest_is_known(tmp_path: Path) -> None:
     """As in workers that were forked before a file of vitlab was edited: what was planned before that still runs."""
     module = write(tmp_path / "forked.py", component("forked", 1))
     importlib.import_module("forked")
@@ -380,7 +380,7 @@ def test_loaded_code_goes_on_where_its_digest_is_known(tmp_path: Path) -> None:
     assert code_digest(frozenset({"forked"}), source.loaded) == before != code_digest(frozenset({"forked"}))
 
 
-def test_an_edit_of_vitlab_does_not_disturb_a_study_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edit_of_vitlab_does_not_disturb_running_study(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its driver plans again after every stage, and its workers are forked from a process that began with the driver."""
     begun = closure({"vitlab.training.loop"})
     file = Path(sys.modules["vitlab.training.loop"].__file__ or "")
@@ -390,7 +390,7 @@ def test_an_edit_of_vitlab_does_not_disturb_a_study_that_runs(monkeypatch: pytes
     assert closure({"vitlab.training.loop"}, source.read) != begun
 
 
-def test_a_plugin_file_in_two_versions_is_no_plain_one(tmp_path: Path) -> None:
+def test_two_versions_of_plugin_file_are_distinguished(tmp_path: Path) -> None:
     """Inline, what an earlier version of the file has patched goes on."""
     plugin = write(tmp_path / "twice.py", "x = 1\n")
     file = study(tmp_path)
@@ -401,7 +401,7 @@ def test_a_plugin_file_in_two_versions_is_no_plain_one(tmp_path: Path) -> None:
     assert len({first.code, second.code, planned(file, plugin).code}) == 3 - 1 and first.code != second.code
 
 
-def test_finders_that_ask_all_finders_are_no_endless_loop() -> None:
+def test_recursive_import_finders_terminate() -> None:
     class Asks:
         def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
             return next(

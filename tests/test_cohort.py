@@ -76,7 +76,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize(
     ("engine", "precision"), [("vmap", "fp32"), ("vmap", "fp64"), ("vmap", "bf16"), ("stack", "fp32")]
 )
-def test_a_member_depends_on_nobody(engine: Stacking, precision: str) -> None:
+def test_trial_does_not_depend_on_batch_of_trials(engine: Stacking, precision: str) -> None:
     """Each has its own data order, augmentation, masks, mixing, rate, decay, clipping and even optimizer."""
     ways: list[dict[str, Any]] = [
         {},
@@ -127,14 +127,14 @@ for engine in ("vmap", "stack"):
 """
 
 
-def test_a_member_depends_on_nobody_wherever_it_lies_in_memory(tmp_path: Path) -> None:
+def test_trial_does_not_depend_on_memory_layout(tmp_path: Path) -> None:
     """In a process that has trained another by the loop before, as workers do: 9 numbers wide, 13 images."""
     program = SIZES_THAT_DO_NOT_ALIGN.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
 
 
-def test_one_that_diverges_leaves_the_others_untouched() -> None:
+def test_diverging_trial_leaves_others_untouched() -> None:
     good = training(0)
     train_cohort([Member(good)])
     together = [training(0), training(1, optimizer={"type": "sgd", "lr": 1e30}), training(2)]
@@ -148,7 +148,7 @@ def test_one_that_diverges_leaves_the_others_untouched() -> None:
 
 
 @pytest.mark.parametrize("engine", ["vmap", "stack"])
-def test_stopped_anywhere_and_resumed_from_different_steps_it_ends_as_if_never_stopped(engine: Stacking) -> None:
+def test_resume_from_different_steps_equals_uninterrupted(engine: Stacking) -> None:
     undisturbed = [training(seed) for seed in range(3)]
     wanted = train_cohort([Member(one) for one in undisturbed], engine=engine)
     draw = random.Random(0)
@@ -208,7 +208,7 @@ def options() -> list[Any]:
 
 
 @pytest.mark.parametrize(("model", "train"), options())
-def test_the_engines_agree_in_float64(model: dict[str, Any], train: dict[str, Any]) -> None:
+def test_engines_agree_in_float64(model: dict[str, Any], train: dict[str, Any]) -> None:
     """Gradients of the first step to 1e-12, losses to 1e-10."""
     prefix = {"prefix": ["class", "distillation"]} if model.get("head") == "distilled" else {}
     steps, size, data = 50, {}, {}
@@ -242,7 +242,7 @@ def test_the_engines_agree_in_float64(model: dict[str, Any], train: dict[str, An
     assert evaluated.metrics == pytest.approx(one.evaluate("val").metrics, rel=1e-8)
 
 
-def test_in_float32_it_is_the_loop_but_for_rounding() -> None:
+def test_vmap_equals_loop_up_to_rounding_in_float32() -> None:
     alone, together = [training(seed) for seed in range(3)], [training(seed) for seed in range(3)]
     wanted: list[TrainingResult | None] = [complete(one) for one in alone]
     found = train_cohort([Member(one) for one in together])
@@ -253,7 +253,7 @@ def test_in_float32_it_is_the_loop_but_for_rounding() -> None:
 
 @pytest.mark.parametrize("engine", ["vmap", "stack"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_averages_of_weights_follow_the_stack(engine: Stacking, count: int) -> None:
+def test_weight_averages_follow_stack(engine: Stacking, count: int) -> None:
     """Averages, their evaluations and what a checkpoint holds of them, against those of the loop."""
     how: dict[str, Any] = {"precision": "fp64", "ema": {"decay": 0.9}}
     alone, together = ([training(seed, **how) for seed in range(count)] for _ in range(2))
@@ -276,7 +276,7 @@ def test_averages_of_weights_follow_the_stack(engine: Stacking, count: int) -> N
             assert mine.metrics == pytest.approx(theirs.metrics, rel=1e-8, abs=1e-10)
 
 
-def test_a_training_with_a_teacher_is_not_stacked() -> None:
+def test_training_with_teacher_is_not_stacked() -> None:
     one = training()
     one.distillation = object()  # type: ignore[assignment]
     with pytest.raises(ValueError, match="distillation cannot be stacked"):
@@ -284,7 +284,7 @@ def test_a_training_with_a_teacher_is_not_stacked() -> None:
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap", "stack"])
-def test_a_frozen_body_is_in_evaluation_mode(engine: str) -> None:
+def test_frozen_body_is_in_evaluation_mode(engine: str) -> None:
     """Against logistic regression of torch's on features in evaluation mode: batch norm, dropout, drop path."""
     model = {
         "patch": "conv_stem",
@@ -402,7 +402,7 @@ def results(items: list[tuple[Trial, TrialFolder]]) -> list[Result]:
 SETTINGS = Settings(device="cpu", keep="last", every_s=0.0)
 
 
-def test_trials_of_a_cohort_leave_what_each_would_have_left(tmp_path: Path) -> None:
+def test_stacked_trials_write_same_files_as_single_trials(tmp_path: Path) -> None:
     together = work(tmp_path / "together", *(trial(seed) for seed in range(3)))
     run_cohort(together, SETTINGS)
     for seed, result in enumerate(results(together)):
@@ -418,7 +418,7 @@ def test_trials_of_a_cohort_leave_what_each_would_have_left(tmp_path: Path) -> N
         assert together[seed][1].weights.exists() and not together[seed][1].checkpoint.exists()
 
 
-def test_where_the_batch_cannot_be_innermost_it_is_vectorised_and_the_journal_says_why(tmp_path: Path) -> None:
+def test_unsupported_batch_last_falls_back_to_vmap_with_reason(tmp_path: Path) -> None:
     stack = replace(SETTINGS, engine="stack")
     known, unknown = (
         work(tmp_path / position, trial(0, model={"position": position})) for position in ("learned", "alibi2d")
@@ -433,7 +433,7 @@ def test_where_the_batch_cannot_be_innermost_it_is_vectorised_and_the_journal_sa
     assert results(alike)[0].outcome == results(unknown)[0].outcome
 
 
-def test_a_stopped_cohort_goes_on_and_says_nothing_twice(tmp_path: Path) -> None:
+def test_stopped_batch_resumes_without_duplicate_lines(tmp_path: Path) -> None:
     undisturbed, stopped = (
         work(tmp_path / name, *(trial(seed) for seed in range(3))) for name in ("undisturbed", "stopped")
     )
@@ -448,7 +448,7 @@ def test_a_stopped_cohort_goes_on_and_says_nothing_twice(tmp_path: Path) -> None
         assert steps_told == [3, 6, 9]
 
 
-def test_a_result_names_every_engine_that_had_a_part_in_it(tmp_path: Path) -> None:
+def test_result_names_every_engine_used(tmp_path: Path) -> None:
     def after(steps: int) -> Callable[[], bool]:
         calls = iter(range(steps))
         return lambda: next(calls, None) is None
@@ -460,9 +460,7 @@ def test_a_result_names_every_engine_that_had_a_part_in_it(tmp_path: Path) -> No
     assert results(items)[0].circumstances.numerics["engine"] == "loop+vmap"
 
 
-def test_what_cannot_be_stacked_is_trained_by_itself_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unstackable_trial_falls_back_to_loop_with_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Unsafe(slot("mlp").get("gelu")):  # type: ignore[misc]
         vmap_safe = False
 
@@ -481,7 +479,7 @@ def test_what_cannot_be_stacked_is_trained_by_itself_and_says_why(
     assert Attempt(*items[1], SETTINGS, torch.device("cpu")).number == 2
 
 
-def test_one_that_cannot_begin_fails_alone(tmp_path: Path) -> None:
+def test_trial_that_cannot_begin_fails_alone(tmp_path: Path) -> None:
     broken = trial(1)
     broken = Trial(**{**vars(broken), "data": "another set"})
     items = work(tmp_path, trial(0), broken, trial(2))
@@ -490,9 +488,7 @@ def test_one_that_cannot_begin_fails_alone(tmp_path: Path) -> None:
     assert "not the data this trial was planned for" in (items[1][1].failure() or "")
 
 
-def test_a_result_that_cannot_be_written_is_one_members_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_result_fails_one_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = TrialFolder.finish
 
     def finish(self: TrialFolder, result: Result) -> None:
@@ -511,7 +507,7 @@ def test_a_result_that_cannot_be_written_is_one_members_failure(
     assert items[1][1].checkpoint.exists(), "it goes on from its last step"
 
 
-def test_what_has_ended_is_not_failed_by_what_befalls_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_trial_is_not_failed_by_later_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Trial(**{**vars(trial(1)), "data": "another set"})
 
     def fall(*_: Any, **__: Any) -> None:
@@ -525,7 +521,7 @@ def test_what_has_ended_is_not_failed_by_what_befalls_the_rest(tmp_path: Path, m
     assert all("No space left" in (items[member][1].failure() or "") for member in (0, 2))
 
 
-def test_stacked_is_what_vmap_stacks() -> None:
+def test_stacked_is_true_only_inside_vmap() -> None:
     seen: list[bool] = []
 
     def look(x: Tensor) -> Tensor:
@@ -541,7 +537,7 @@ def test_stacked_is_what_vmap_stacks() -> None:
     assert seen == [False, False, True, True, True]
 
 
-def test_a_cohort_that_is_too_large_for_memory_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_too_large_for_memory_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
     real = cohorts.train_cohort
 
@@ -565,7 +561,7 @@ def planned(seed: int, **options: Any) -> Planned:
     return Planned("arm", seed, trial(seed, **options))
 
 
-def test_members_have_one_shape_and_places_are_filled() -> None:
+def test_batches_have_one_shape_and_are_filled() -> None:
     todo = [planned(seed) for seed in range(20)] + [planned(seed, model={"dim": 24}) for seed in range(3)]
     todo += [planned(seed, optimizer={"type": "sgd", "lr": 0.1}) for seed in (30, 31)]
     groups = group_trials(todo, 2, "vmap", lambda _: None)
@@ -583,7 +579,7 @@ def test_members_have_one_shape_and_places_are_filled() -> None:
     assert stack_key(trial(0)) != stack_key(trial(0, loss={"type": "cross_entropy", "label_smoothing": 0.1}))
 
 
-def test_speed_depends_on_whether_pictures_are_cut_and_on_no_other_augmentation() -> None:
+def test_speed_key_depends_on_picture_crops_only() -> None:
     cut = {"type": "random_resized_crop", "of": "picture"}
     augments: list[list[Any]] = [[], ["flip"], ["random_resized_crop"], [cut], [{**cut, "scale": [0.5, 1.0]}, "flip"]]
     data = {"type": "image_folder", "root": "nowhere", "num_classes": 2}
@@ -594,7 +590,7 @@ def test_speed_depends_on_whether_pictures_are_cut_and_on_no_other_augmentation(
     assert plain == flipped == cropped != pictures == others
 
 
-def test_the_engine_is_a_function_of_the_trial() -> None:
+def test_engine_is_function_of_trial() -> None:
     def engine(chosen: Engine, work: Work | None, **train: Any) -> str:
         return engine_of(trial(0, **train), chosen, lambda _: work)
 
@@ -622,7 +618,7 @@ def test_the_engine_is_a_function_of_the_trial() -> None:
         {"blocks": {"1": {"attention": "linear"}}},
     ],
 )
-def test_a_plan_knows_of_a_model_what_a_worker_will_find(model: dict[str, Any]) -> None:
+def test_plan_predicts_engine_of_worker(model: dict[str, Any]) -> None:
     info = prepare(DATA, dict.fromkeys(STREAMS, 0)).info
     choice = slot("model").resolve({**MODEL, **model})
     found = choice.component.work(info, choice.options)  # type: ignore[attr-defined]
@@ -633,7 +629,7 @@ def test_a_plan_knows_of_a_model_what_a_worker_will_find(model: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("engine", ["vmap", "stack"])
-def test_a_study_ends_the_same_however_it_is_cut(tmp_path: Path, engine: str) -> None:
+def test_study_ends_the_same_for_any_batching(tmp_path: Path, engine: str) -> None:
     """All at once, in two worker processes; one seed and then the others."""
     text = """
 study: cut

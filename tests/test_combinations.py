@@ -72,7 +72,9 @@ def prediction(built: ViT) -> Tensor:
 @pytest.mark.parametrize(("head", "pool"), poolings(), ids=lambda value: str(value))
 @pytest.mark.parametrize("attention", slot("attention").names())
 @pytest.mark.parametrize("position", slot("position").names())
-def test_works_or_is_refused_with_a_reason(position: str, attention: str, head: str, pool: str | None) -> None:
+def test_combination_works_or_is_refused_with_reason(
+    position: str, attention: str, head: str, pool: str | None
+) -> None:
     options = options_of(position, attention, head, pool)
     native = {("position", position), ("attention", attention), ("head", head)} <= BUILT_IN
     reason = ViT.incompatibility(data_of(head), {name: value for name, value in options.items() if name != "type"})

@@ -54,7 +54,7 @@ def change(out: Path, name: str, **values: object) -> None:
     write_json(out / "studies" / name / "plan.json", dataclasses.replace(plan, study=name, **values).to_json())
 
 
-def test_arms_of_one_name_are_compared_at_equal_seeds_as_one_family(out: Path) -> None:
+def test_arms_of_equal_name_are_compared_at_equal_seeds_as_one_family(out: Path) -> None:
     found = vitlab.compare("old", "new", out=out)
     rows = found.set_index("arm")
     assert list(rows.index) == ["old: baseline", "old: <b>=1", "new: baseline", "new: <b>=1"]
@@ -73,7 +73,7 @@ def test_arms_of_one_name_are_compared_at_equal_seeds_as_one_family(out: Path) -
     assert rows["exploratory"].isna().tolist()[:2] == [True, True]
 
 
-def test_columns_are_the_same_whatever_is_compared(out: Path) -> None:
+def test_columns_do_not_depend_on_comparison(out: Path) -> None:
     one, two = vitlab.compare("old", out=out), vitlab.compare("old", "new", out=out)
     assert tuple(one.columns) == tuple(two.columns) == COLUMNS
     promised = {name: kind for name, (kind, _) in MEANINGS.items()}
@@ -83,7 +83,7 @@ def test_columns_are_the_same_whatever_is_compared(out: Path) -> None:
     assert type(one[one["n"] > 0]) is pd.DataFrame
 
 
-def test_a_notebook_shows_answers_and_no_markup_of_names(out: Path) -> None:
+def test_notebook_shows_answers_and_escapes_names(out: Path) -> None:
     tags: list[str] = []
 
     class Reader(HTMLParser):
@@ -96,13 +96,13 @@ def test_a_notebook_shows_answers_and_no_markup_of_names(out: Path) -> None:
     assert "&lt;b&gt;=1 is 2.4 points below" in shown
 
 
-def test_a_notebook_is_told_what_a_reader_of_the_report_is(out: Path) -> None:
+def test_notebook_shows_notes_of_report(out: Path) -> None:
     found = vitlab.compare("old", out=out)
     assert any("5 seeds (0 to 4) vary" in note for note in found.notes)
     assert "5 seeds (0 to 4) vary" in found._repr_html_()
 
 
-def test_results_have_the_columns_promised_and_a_face_in_a_notebook(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_have_documented_columns_and_notebook_display(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = vitlab.results("old", out=out)
     names = list(found.columns)
     assert names[: len(frame.BEFORE)] == list(frame.BEFORE) and names[-len(frame.AFTER) :] == list(frame.AFTER)
@@ -116,7 +116,7 @@ def test_results_have_the_columns_promised_and_a_face_in_a_notebook(out: Path, m
     assert found.isna().sum()["failure_kind"] == 15
 
 
-def test_the_command_prints_every_format(out: Path) -> None:
+def test_command_prints_every_format(out: Path) -> None:
     def said(form: str) -> str:
         result = CliRunner().invoke(cli, ["compare", "old", "new", "--out", str(out), "--format", form])
         assert result.exit_code == 0, result.output
@@ -128,7 +128,7 @@ def test_the_command_prints_every_format(out: Path) -> None:
     assert pd.read_csv(io.StringIO(said("csv")))["difference"].notna().sum() == 2
 
 
-def test_what_cannot_be_compared_is_said(out: Path) -> None:
+def test_incomparable_arms_are_reported(out: Path) -> None:
     plan = Plan.from_json(json.loads((out / "studies" / "new" / "plan.json").read_text()))
     change(out, "loss", analysis=plan.analysis.model_copy(update={"metric": "val/loss", "goal": "min"}))
     with pytest.raises(UserError, match="compared by one metric; found old by val/accuracy max last and loss by"):
@@ -148,7 +148,7 @@ def test_what_cannot_be_compared_is_said(out: Path) -> None:
     assert found.answers[0].startswith("refused: ") and "different data" in found.answers[0]
 
 
-def test_a_study_beside_itself_is_the_same(out: Path) -> None:
+def test_study_compared_with_itself_is_equal(out: Path) -> None:
     found = vitlab.compare("old", "old", out=out)
     assert found["arm"].tolist()[0] == "old (first): baseline"
     assert all("reached the same val/accuracy at each of 5 seeds" in answer for answer in found.answers)

@@ -9,5 +9,5 @@ SMALLER = {("patch", "resnet"): {"type": "resnet", "layers": [1, 2, 1], "width_f
 
 
 @parametrize_components()
-def test_contract(slot: str, name: str) -> None:
+def test_component_passes_contract_test(slot: str, name: str) -> None:
     check_component(slot, SMALLER.get((slot, name), name))

@@ -77,7 +77,7 @@ def theirs_and_ours(name: str, classes: int = 10) -> tuple[nn.Module, ConvNet]:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "regnet_y_400mf"])
-def test_logits_are_torchvisions(name: str) -> None:
+def test_logits_equal_torchvision(name: str) -> None:
     theirs, ours = theirs_and_ours(name)
     x = images(data(40)).double()
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_logits_are_torchvisions(name: str) -> None:
     torch.testing.assert_close(found.logits, wanted, rtol=1e-10, atol=1e-10)
 
 
-def test_a_training_step_is_torchvisions() -> None:
+def test_training_step_equals_torchvision() -> None:
     theirs, ours = theirs_and_ours("resnet18")
     x = images(data()).double()
     for net in (theirs, ours):
@@ -102,7 +102,7 @@ def test_a_training_step_is_torchvisions() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_shapes_and_order_are_torchvisions(name: str) -> None:
+def test_names_shapes_and_order_equal_torchvision(name: str) -> None:
     with torch.device("meta"):
         ours = model.build(name, data(224, classes=1000)).state_dict()
     theirs = getattr(models, name)().state_dict() if name != "regnet_y_16gf" else _regnet_on_meta()
@@ -127,7 +127,7 @@ def _regnet_on_meta() -> dict[str, Tensor]:
         ("regnet_y_16gf", "RegNet_Y_16GF_Weights", 83_590_140, 15.91),
     ],
 )
-def test_published_costs(name: str, weights: str, params: int, gmacs: float) -> None:
+def test_costs_equal_published(name: str, weights: str, params: int, gmacs: float) -> None:
     published = getattr(models, weights).IMAGENET1K_V1.meta
     counted = cost_of(name, data(224, classes=1000))
     assert counted.params == params == published["num_params"]
@@ -139,7 +139,7 @@ def test_published_costs(name: str, weights: str, params: int, gmacs: float) -> 
 # -- stems and widths -------------------------------------------------------------------------------------------------
 
 
-def test_costs_by_hand() -> None:
+def test_costs_equal_hand_calculation() -> None:
     """ResNet-8: 28, 14 and 7 positions a side; 16, 32 and 64 channels."""
     macs = (
         28**2 * 9 * (1 * 16 + 2 * 16 * 16)
@@ -154,7 +154,7 @@ def test_costs_by_hand() -> None:
     assert counted.body_params == kernels + norms
 
 
-def test_resnet18_for_cifar_costs_what_is_usually_said() -> None:
+def test_resnet18_for_cifar_costs_equal_usual_figure() -> None:
     """The usual adaptation of ResNet-18 to 32 by 32 pixels has 11,173,962 parameters and 0.56 GMACs."""
     counted = cost_of({"type": "resnet18", "stem": "small"}, data(32))
     assert counted.params == 11_173_962
@@ -183,7 +183,7 @@ def test_small_images(choice: dict[str, Any], side: int, channels: int, last: in
     assert net.get_parameter("conv1.weight").shape[1] == channels
 
 
-def test_the_small_stem_of_a_regnet_keeps_the_size() -> None:
+def test_small_regnet_stem_keeps_size() -> None:
     with torch.device("meta"):
         net = model.build({"type": "regnet_y_16gf", "stem": "small"}, data(28, channels=1))
         assert net.get_submodule("stem")(torch.empty(2, 1, 28, 28)).shape == (2, 32, 28, 28)
@@ -195,7 +195,7 @@ def test_oblong_images() -> None:
     assert built("resnet8", info)(images(info)).logits.shape == (3, 4)
 
 
-def test_width_is_a_factor_on_every_channel() -> None:
+def test_width_scales_every_channel() -> None:
     with torch.device("meta"):
         usual, narrow = (model.build({"type": "resnet50", "width_factor": w}, data()) for w in (1, 0.25))
     for (name, one), (_, two) in zip(usual.named_parameters(), narrow.named_parameters(), strict=True):
@@ -217,7 +217,7 @@ def test_width_is_a_factor_on_every_channel() -> None:
         ("regnet_y_16gf", "imagenet", 17),
     ],
 )
-def test_images_too_small_are_refused(name: str, stem: str, least: int) -> None:
+def test_too_small_images_are_refused(name: str, stem: str, least: int) -> None:
     choice = model.resolve({"type": name, "stem": stem})
     component: Any = choice.component
     assert component.incompatibility(data(least), choice.options) is None
@@ -227,7 +227,7 @@ def test_images_too_small_are_refused(name: str, stem: str, least: int) -> None:
         model.build(choice, data(least - 1))
 
 
-def test_the_refusal_names_the_way_out() -> None:
+def test_refusal_names_alternative() -> None:
     choice = model.resolve("resnet18")
     component: Any = choice.component
     assert component.incompatibility(data(8), choice.options).endswith("; stem: small takes 5")
@@ -244,7 +244,7 @@ def test_contract(name: str) -> None:
     check_component("model", name)
 
 
-def test_layers_for_layer_wise_decay() -> None:
+def test_layers_for_layer_decay() -> None:
     with torch.device("meta"):
         resnet, regnet = (model.build(name, data()) for name in ("resnet50", "regnet_y_16gf"))
     assert [
@@ -263,7 +263,7 @@ def test_layers_for_layer_wise_decay() -> None:
     assert not resnet.vmap_safe
 
 
-def test_initial_values_are_per_name_and_start_over() -> None:
+def test_initial_values_depend_on_name_and_seed() -> None:
     usual, small = (
         built({"type": "resnet18", "stem": stem, "width_factor": 0.25}, data()) for stem in ("imagenet", "small")
     )
@@ -285,7 +285,7 @@ def test_initial_values_are_per_name_and_start_over() -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "regnet_y_400mf"])
-def test_initial_values_are_distributed_as_torchvisions(name: str) -> None:
+def test_initial_values_are_distributed_like_torchvision(name: str) -> None:
     _, ours = theirs_and_ours(name, classes=100)
     ours.initialise(0)
     torch.manual_seed(0)
@@ -300,7 +300,7 @@ def test_initial_values_are_distributed_as_torchvisions(name: str) -> None:
             assert bool(found.isfinite().all()) and 0.5 < found.std() / wanted.std() < 2, key
 
 
-def test_a_frozen_body_keeps_its_statistics() -> None:
+def test_frozen_body_keeps_statistics() -> None:
     info = data(8)
     net, source = built("resnet8", info), built("resnet8", data(8, classes=3), seed=1)
     source.train()(images(info))
@@ -314,7 +314,7 @@ def test_a_frozen_body_keeps_its_statistics() -> None:
     assert net.training and net.fc.training
 
 
-def test_a_plan_does_not_import_torchvision() -> None:
+def test_plan_does_not_import_torchvision() -> None:
     code = (
         "import sys\n"
         "from vitlab.geometry import DataInfo\n"
@@ -350,7 +350,7 @@ def stopping_after(steps: int) -> Any:
     return lambda: next(left, None) is None
 
 
-def test_stopped_and_resumed_it_is_equal_bit_for_bit(tmp_path: Path) -> None:
+def test_resume_equals_uninterrupted_bitwise(tmp_path: Path) -> None:
     straight, stopped = TrialFolder(tmp_path / "straight"), TrialFolder(tmp_path / "stopped")
     wanted = run_trial(trial(), straight, Settings())
     assert wanted is not None and wanted.status == "done"
@@ -367,7 +367,7 @@ def test_stopped_and_resumed_it_is_equal_bit_for_bit(tmp_path: Path) -> None:
     assert not net.training and state["bn1.running_mean"].abs().max() > 0
 
 
-def test_a_checkpoint_keeps_buffers_bit_for_bit(tmp_path: Path) -> None:
+def test_checkpoint_keeps_buffers_bitwise(tmp_path: Path) -> None:
     info = data(8)
     net = built("resnet8", info)
     for seed in range(3):

@@ -38,7 +38,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("size", "patch", "pixels", "distilled", "params", "gmacs"), [row[1:] for row in TABLE])
-def test_published_sizes(size: str, patch: int, pixels: int, distilled: bool, params: int, gmacs: float) -> None:
+def test_sizes_equal_published(size: str, patch: int, pixels: int, distilled: bool, params: int, gmacs: float) -> None:
     data = DataInfo(image=(pixels, pixels), channels=3, classes=1000)
     prefix = ("class", "distillation") if distilled else ("class",)
     counted = cost_of(
@@ -93,7 +93,7 @@ def test_deit3(size: str, patch: int, params: int, gmacs: float) -> None:
     assert round(counted.macs / 1e9, 2) == pytest.approx(gmacs, abs=1e-9)
 
 
-def test_a_model_on_the_cpu_is_counted_and_left_alone() -> None:
+def test_counting_leaves_cpu_model_unchanged() -> None:
     data = DataInfo(image=(16, 24), channels=1, classes=5)
     built = model.build({"type": "vit", "size": "pico", "patch_size": 4}, data)
     built.train()
@@ -108,7 +108,7 @@ def test_a_model_on_the_cpu_is_counted_and_left_alone() -> None:
 
 
 @pytest.mark.parametrize("attention", slot("attention").names())
-def test_implementations_of_attention_cost_the_same(attention: str) -> None:
+def test_attention_implementations_cost_the_same(attention: str) -> None:
     data = DataInfo(image=(16, 16), channels=3, classes=10)
     if slot("attention").find(attention)[1].source != "vitlab":
         pytest.skip("a guest may cost what it likes")
@@ -125,7 +125,7 @@ def test_body_has_no_classifier() -> None:
     assert costs[1].params - costs[0].params == 90 * 33
 
 
-def test_swiglu_at_its_default_costs_as_much_as_the_plain_mlp() -> None:
+def test_default_swiglu_costs_as_much_as_plain_mlp() -> None:
     data = DataInfo(image=(32, 32), channels=3, classes=10)
     plain, gated = (
         cost_of({"type": "vit", "dim": 192, "depth": 4, "heads": 3, "patch_size": 4, "mlp": mlp}, data)
@@ -135,7 +135,7 @@ def test_swiglu_at_its_default_costs_as_much_as_the_plain_mlp() -> None:
     assert gated.macs == pytest.approx(plain.macs, rel=0.01)
 
 
-def test_parameters_as_timm_counts_them() -> None:
+def test_parameters_equal_timm() -> None:
     theirs = timm.create_model("test_vit", num_classes=1000)
     data = DataInfo(image=(160, 160), channels=3, classes=1000)
     ours = cost_of(
@@ -145,7 +145,7 @@ def test_parameters_as_timm_counts_them() -> None:
     assert ours.params == parameters(theirs) == 371_240
 
 
-def test_a_model_that_only_looks_at_its_own_parameters_costs_nothing() -> None:
+def test_model_reading_its_own_parameters_costs_nothing() -> None:
     """The counter of operations takes exception to outputs that are views of parameters with gradients."""
     data = DataInfo(image=(16, 16), channels=1, classes=5, task="segmentation")
     counted = cost_of("prior", data)

@@ -31,7 +31,7 @@ REAL = Path(__file__).parents[2] / "shared" / "data" / "fashion-mnist"
 SEEDS = {"split": 0, "subset": 0}
 
 
-def test_the_listing_reads_every_built_in_from_the_text() -> None:
+def test_listing_reads_every_builtin_from_source_text() -> None:
     names = ["cifar10", "cifar100", "digit_scenes", "digits", "fashion_mnist", "image_folder", "mnist", "pets"]
     names += ["synthetic", "voc_segmentation"]
     assert [entry.name for entry in listing("dataset") if entry.origin.source == BUILT_IN] == names
@@ -41,7 +41,7 @@ def test_the_listing_reads_every_built_in_from_the_text() -> None:
 # -- digits -----------------------------------------------------------------------------------------------------------
 
 
-def test_digits_are_scikit_learns_and_the_last_360_are_the_test() -> None:
+def test_digits_equal_scikit_learn_with_last_360_as_test() -> None:
     from sklearn.datasets import load_digits
 
     bundle = load_digits()
@@ -74,7 +74,7 @@ def small_idx(folder: Path, suffix: str = "", seed: int = 0) -> dict[str, np.nda
 
 
 @pytest.mark.parametrize("shape", [(40, 0, 5), (40, 6, 0), (40, 0, 0)])
-def test_images_without_pixels_are_refused(tmp_path: Path, shape: tuple[int, int, int]) -> None:
+def test_empty_images_are_refused(tmp_path: Path, shape: tuple[int, int, int]) -> None:
     small_idx(tmp_path)
     write_idx(tmp_path / "train-images-idx3-ubyte", np.zeros(shape))
     for read in (data_info, lambda choice: prepare(choice, {"split": 0, "subset": 0})):
@@ -83,7 +83,7 @@ def test_images_without_pixels_are_refused(tmp_path: Path, shape: tuple[int, int
 
 
 @pytest.mark.parametrize("choice", ["mnist", "cifar10", "image_folder", "voc_segmentation"])
-def test_a_root_that_no_folder_can_have_is_one_sentence(choice: str) -> None:
+def test_impossible_root_is_refused_in_one_sentence(choice: str) -> None:
     for root in ("a" * 5000, "~nobody-of-this-name/x", "a\x00b"):
         try:
             assert missing({"type": choice, "root": root}) is not None
@@ -91,14 +91,14 @@ def test_a_root_that_no_folder_can_have_is_one_sentence(choice: str) -> None:
             assert "name too long" in str(error) and len(str(error)) < 400
 
 
-def test_training_images_are_counted_where_that_is_quick(tmp_path: Path) -> None:
+def test_training_images_are_counted_cheaply(tmp_path: Path) -> None:
     seeds = {"split": 0, "subset": 0}
     assert examples("digits", seeds) == len(prepare("digits", seeds).train)
     assert examples({"type": "mnist", "root": str(tmp_path)}, seeds) is None
     assert examples({"type": "image_folder", "root": str(tmp_path), "num_classes": 2}, seeds) is None
 
 
-def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_non_text_names_are_refused(tmp_path: Path) -> None:
     for folder in ("train/a", "train/b", "test/a", "test/b"):
         (tmp_path / folder).mkdir(parents=True)
         Image.new("RGB", (4, 4)).save(tmp_path / folder / "x.png")
@@ -118,7 +118,7 @@ def test_names_that_are_no_text_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("layout", [".", "raw", "MNIST/raw", "mnist"])
-def test_idx_files_are_found_in_every_usual_place(tmp_path: Path, layout: str, suffix: str) -> None:
+def test_idx_files_are_found_in_usual_places(tmp_path: Path, layout: str, suffix: str) -> None:
     arrays = small_idx(tmp_path / "d" / layout, suffix)
     mnist = idx.MNIST(root=str(tmp_path / "d"))
     x_NCHW, y_N = mnist.read("test")
@@ -128,7 +128,7 @@ def test_idx_files_are_found_in_every_usual_place(tmp_path: Path, layout: str, s
     assert mnist.info().image == (6, 5)
 
 
-def test_gzipped_or_not_is_one_identity_and_a_changed_byte_another(tmp_path: Path) -> None:
+def test_gzip_does_not_change_identity_but_content_does(tmp_path: Path) -> None:
     small_idx(tmp_path / "plain")
     small_idx(tmp_path / "packed", ".gz")
     small_idx(tmp_path / "other", seed=1)
@@ -142,7 +142,7 @@ def test_gzipped_or_not_is_one_identity_and_a_changed_byte_another(tmp_path: Pat
     assert idx.MNIST(root=str(tmp_path / "plain")).info().identity != plain
 
 
-def test_data_that_changed_since_it_was_planned_is_refused(tmp_path: Path) -> None:
+def test_data_changed_since_plan_is_refused(tmp_path: Path) -> None:
     choice = {"type": "mnist", "root": str(tmp_path)}
     planned = data_info(choice).identity
     small_idx(tmp_path)
@@ -155,7 +155,7 @@ def test_data_that_changed_since_it_was_planned_is_refused(tmp_path: Path) -> No
         prepare(choice, SEEDS, planned)
 
 
-def test_no_file_says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
+def test_missing_file_message_says_where_and_what_to_do(tmp_path: Path) -> None:
     choice = {"type": "fashion_mnist", "root": str(tmp_path / "nowhere")}
     with pytest.raises(DataError) as caught:
         prepare(choice, SEEDS)
@@ -166,7 +166,7 @@ def test_no_file_says_where_it_looked_and_what_to_do(tmp_path: Path) -> None:
     assert data_info(choice).identity is not None, "a plan can be made where the data is not"
 
 
-def test_the_usual_folders_are_looked_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usual_folders_are_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_idx(tmp_path / "cwd" / "data" / "MNIST" / "raw")
     assert missing("mnist") is None
     monkeypatch.setenv("VITLAB_DATA", str(tmp_path / "named"))
@@ -190,7 +190,7 @@ IMAGES = "train-images-idx3-ubyte"
         (lambda data: data[:4] + b"\xff\xff\xff\xff" + data[8:], "declares 4294967295"),
     ],
 )
-def test_a_damaged_idx_file_is_a_sentence_with_its_name(tmp_path: Path, damage, said: str) -> None:
+def test_damaged_idx_file_is_refused_by_name(tmp_path: Path, damage, said: str) -> None:
     small_idx(tmp_path)
     path = tmp_path / IMAGES
     path.write_bytes(damage(path.read_bytes()))
@@ -198,7 +198,7 @@ def test_a_damaged_idx_file_is_a_sentence_with_its_name(tmp_path: Path, damage, 
         idx.MNIST(root=str(tmp_path)).read("train")
 
 
-def test_a_cut_off_archive_is_a_sentence(tmp_path: Path) -> None:
+def test_truncated_archive_is_refused(tmp_path: Path) -> None:
     small_idx(tmp_path, ".gz")
     path = tmp_path / f"{IMAGES}.gz"
     path.write_bytes(path.read_bytes()[:-30])
@@ -206,7 +206,7 @@ def test_a_cut_off_archive_is_a_sentence(tmp_path: Path) -> None:
         idx.MNIST(root=str(tmp_path)).read("train")
 
 
-def test_labels_must_fit(tmp_path: Path) -> None:
+def test_labels_outside_classes_are_refused(tmp_path: Path) -> None:
     small_idx(tmp_path)
     write_idx(tmp_path / "train-labels-idx1-ubyte", np.arange(39) % 10)
     with pytest.raises(DataError, match=r"40 images and .* 39 labels"):
@@ -216,7 +216,7 @@ def test_labels_must_fit(tmp_path: Path) -> None:
         idx.MNIST(root=str(tmp_path)).read("train")
 
 
-def test_torchvision_reads_the_same_and_agrees_on_the_class_names(tmp_path: Path) -> None:
+def test_torchvision_reads_same_images_and_class_names(tmp_path: Path) -> None:
     small_idx(tmp_path / "MNIST" / "raw")
     theirs = torchvision("torchvision.datasets").MNIST(str(tmp_path), train=True)
     ours = idx.MNIST(root=str(tmp_path)).read("train")
@@ -224,7 +224,7 @@ def test_torchvision_reads_the_same_and_agrees_on_the_class_names(tmp_path: Path
     assert list(idx.FashionMNIST.labels) == torchvision("torchvision.datasets").FashionMNIST.classes
 
 
-def test_a_download_goes_through_torchvision_and_lands_where_it_is_looked_for(
+def test_download_uses_torchvision_and_lands_in_searched_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = torchvision("torchvision.datasets").MNIST
@@ -244,7 +244,7 @@ def test_a_download_goes_through_torchvision_and_lands_where_it_is_looked_for(
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="Fashion-MNIST is not on this machine")
-def test_the_real_fashion_mnist_has_its_published_checksums() -> None:
+def test_real_fashion_mnist_has_published_checksums() -> None:
     fashion = idx.FashionMNIST(root=str(REAL))
     published = files.identity("fashion_mnist", idx.FashionMNIST.published)
     assert fashion.info().identity == published
@@ -307,9 +307,7 @@ def test_cifar_batches_are_read_in_order(tmp_path: Path, kind: type[cifar.Cifar]
     assert np.array_equal(loaded["data"], batches[names[0]][0])
 
 
-def test_torchvision_has_the_same_checksums_and_the_same_pixels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cifar_checksums_and_pixels_equal_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = torchvision("torchvision.datasets")
     for kind in (cifar.CIFAR10, cifar.CIFAR100):
         source = getattr(theirs, kind.torchvision_name)
@@ -330,7 +328,7 @@ class Malicious:
         return os.mkdir, (str(self.path),)
 
 
-def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
+def test_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
     small_cifar(tmp_path / "d", cifar.CIFAR10)
     evil = pickle.dumps({"data": Malicious(tmp_path / "owned"), "labels": [0]})
     (tmp_path / "d" / "test_batch").write_bytes(evil)
@@ -354,7 +352,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
         (b"cnumpy\nndarray\n(I9999999999\ntR.", "damaged"),
     ],
 )
-def test_what_is_not_an_array_of_bytes_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_non_byte_array_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "test_batch"
     path.write_bytes(content)
     with pytest.raises(DataError, match=said):
@@ -370,7 +368,7 @@ def test_what_is_not_an_array_of_bytes_is_refused(tmp_path: Path, content: bytes
         ({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 10]}, "a label 10"),
     ],
 )
-def test_a_batch_of_something_else_is_a_sentence(tmp_path: Path, batch: dict, said: str) -> None:
+def test_batch_with_other_content_is_refused(tmp_path: Path, batch: dict, said: str) -> None:
     small_cifar(tmp_path, cifar.CIFAR10)
     (tmp_path / "test_batch").write_bytes(pickle.dumps(batch, 4))
     with pytest.raises(DataError, match=said):
@@ -395,7 +393,7 @@ def small_folder(root: Path, test: str = "test") -> None:
 
 
 @pytest.mark.parametrize("test", ["test", "val"])
-def test_an_image_folder_is_read_as_torchvision_reads_it(tmp_path: Path, test: str) -> None:
+def test_image_folder_equals_torchvision(tmp_path: Path, test: str) -> None:
     small_folder(tmp_path, test)
     ours = ImageFolder(root=str(tmp_path), image_size=(6, 10), fit="squash")
     info = ours.info()
@@ -413,7 +411,7 @@ def test_an_image_folder_is_read_as_torchvision_reads_it(tmp_path: Path, test: s
     assert len(ours.read("test").y_N) == 4
 
 
-def test_a_picture_is_cropped_in_the_middle(tmp_path: Path) -> None:
+def test_picture_is_centre_cropped(tmp_path: Path) -> None:
     from PIL import Image
 
     small_folder(tmp_path)
@@ -424,7 +422,7 @@ def test_a_picture_is_cropped_in_the_middle(tmp_path: Path) -> None:
     assert any(np.array_equal(x.numpy(), middle) for x in x_NCHW)
 
 
-def test_the_identity_of_a_folder_is_its_content(tmp_path: Path) -> None:
+def test_folder_identity_depends_on_content(tmp_path: Path) -> None:
     small_folder(tmp_path / "a")
     small_folder(tmp_path / "b")
     a, b = (ImageFolder(root=str(tmp_path / name)) for name in "ab")
@@ -439,16 +437,14 @@ def test_the_identity_of_a_folder_is_its_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("root", [".", "./", "../a", "../a/", "../../{0}/a"])
-def test_the_identity_of_a_folder_is_not_how_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str
-) -> None:
+def test_folder_identity_does_not_depend_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str) -> None:
     small_folder(tmp_path / "a")
     absolute = ImageFolder(root=str(tmp_path / "a")).info().identity
     monkeypatch.chdir(tmp_path / "a")
     assert ImageFolder(root=root.format(tmp_path.name)).info().identity == absolute
 
 
-def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
+def test_folder_mistakes_are_reported(tmp_path: Path) -> None:
     nowhere = {"type": "image_folder", "root": str(tmp_path / "nowhere")}
     with pytest.raises(DataError, match=r"no folder .*nowhere; to plan without it.*num_classes"):
         data_info(nowhere)
@@ -472,7 +468,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
 # -- synthetic --------------------------------------------------------------------------------------------------------
 
 
-def test_synthetic_images_are_learnable_even_and_repeatable() -> None:
+def test_synthetic_images_are_learnable_balanced_and_reproducible() -> None:
     from sklearn.linear_model import LogisticRegression
 
     one, two = (Synthetic(image_size=(8, 8), num_channels=3, num_classes=5) for _ in range(2))
@@ -490,7 +486,7 @@ def test_synthetic_images_are_learnable_even_and_repeatable() -> None:
 # -- what every data set takes ----------------------------------------------------------------------------------------
 
 
-def test_size_and_channels_are_pillows() -> None:
+def test_resize_and_channels_equal_pillow() -> None:
     from PIL import Image
 
     x_NCHW = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 3, 9, 12), np.uint8))
@@ -502,7 +498,7 @@ def test_size_and_channels_are_pillows() -> None:
     assert torch.equal(with_channels(x_NCHW[:, :1], 3)[:, 2], x_NCHW[:, 0])
 
 
-def test_statistics_are_numpys() -> None:
+def test_statistics_equal_numpy() -> None:
     x_NCHW = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (50, 2, 4, 4), np.uint8))
     mean, std = statistics(x_NCHW)
     assert mean == pytest.approx((x_NCHW.numpy() / 255).mean((0, 2, 3)))
@@ -510,7 +506,7 @@ def test_statistics_are_numpys() -> None:
     assert statistics(torch.full((2, 1, 2, 2), 7, dtype=torch.uint8))[1] == (1 / 255,)
 
 
-def test_options_change_what_the_model_sees() -> None:
+def test_options_change_prepared_images() -> None:
     info = data_info({"type": "digits", "size": [16, 8], "channels": 3, "classes": [3, 1]})
     assert (info.image, info.channels, info.classes, info.labels) == ((16, 8), 3, 2, ("3", "1"))
     prepared = prepare({"type": "digits", "size": [16, 8], "channels": 3, "classes": [3, 1]}, SEEDS)
@@ -538,12 +534,12 @@ def test_options_change_what_the_model_sees() -> None:
         ({"rot": 3}, "no option 'rot'"),
     ],
 )
-def test_a_wrong_option_is_a_sentence(options: dict, said: str) -> None:
+def test_wrong_option_raises_one_sentence(options: dict, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         slot("dataset").resolve({"type": "digits", **options})
 
 
-def test_options_that_do_not_fit_the_data_are_found_while_planning() -> None:
+def test_options_unsuited_to_data_are_found_in_planning() -> None:
     with pytest.raises(DataError, match="digits has classes 0 to 9; found 10"):
         data_info({"type": "digits", "classes": [1, 10]})
     with pytest.raises(DataError, match="3 numbers for 1 channels"):
@@ -551,7 +547,7 @@ def test_options_that_do_not_fit_the_data_are_found_while_planning() -> None:
     assert data_info({"type": "digits", "channels": 3, "normalize": "imagenet"}).channels == 3
 
 
-def test_a_resolved_choice_survives_json_and_paths_stay_out_of_the_key(tmp_path: Path) -> None:
+def test_resolved_choice_survives_json_and_key_excludes_paths(tmp_path: Path) -> None:
     choice = {
         "type": "mnist",
         "root": str(tmp_path),
@@ -566,7 +562,7 @@ def test_a_resolved_choice_survives_json_and_paths_stay_out_of_the_key(tmp_path:
     assert resolved.hashed() == slot("dataset").resolve({**choice, "root": "/elsewhere"}).hashed()
 
 
-def test_the_json_schema_of_a_size_says_what_yaml_may_say() -> None:
+def test_json_schema_of_size_matches_yaml() -> None:
     branches = TypeAdapter(Size).json_schema()["anyOf"]
     assert [branch["type"] for branch in branches] == ["integer", "array"]
     assert branches[1]["minItems"] == branches[1]["maxItems"] == 2

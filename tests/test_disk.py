@@ -23,7 +23,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     ("writes", "number"),
     [(0, errno.ENOSPC), (1, errno.EROFS), (5, errno.ENOSPC), (12, errno.ENOSPC), (20, errno.EROFS)],
 )
-def test_disk_that_takes_no_more_writes_ends_a_run_in_a_sentence(
+def test_full_disk_ends_run_with_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int, number: int
 ) -> None:
     file, out = tmp_path / "tiny.yaml", tmp_path / "out"
@@ -49,9 +49,7 @@ def test_disk_that_takes_no_more_writes_ends_a_run_in_a_sentence(
     assert all(path.read_bytes() == content for path, content in kept.items())
 
 
-def test_finished_study_is_reported_from_a_folder_that_takes_no_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_study_is_reported_from_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, out = tmp_path / "tiny.yaml", tmp_path / "out"
     file.write_text(yaml.safe_dump(STUDY))
     assert call("run", file, "--out", out, "--json")[0] == 0

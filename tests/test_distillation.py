@@ -106,7 +106,7 @@ def value(how: Mapping[str, Any], views: Mapping[str, Tensor], teacher: Tensor, 
     ],
     ids=str,
 )
-def test_the_loss_is_deits(how: dict[str, Any], head: str) -> None:
+def test_loss_equals_deit(how: dict[str, Any], head: str) -> None:
     """Equations 2 and 3 of arXiv:2012.12877 in numpy, with the division of its code."""
     cls, dist, teacher = (logits(seed) for seed in range(3))
     views = {"": cls} if head == "one" else {"": (cls + dist) / 2, "cls": cls, "dist": dist}
@@ -131,7 +131,7 @@ def test_the_loss_is_deits(how: dict[str, Any], head: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])
-def test_the_loss_is_timms(kind: Any) -> None:
+def test_loss_equals_timm(kind: Any) -> None:
     cls, dist, teacher = (logits(seed) for seed in range(3))
     task = TokenDistillationTask(
         Fixed(cls, dist),
@@ -150,7 +150,7 @@ def test_the_loss_is_timms(kind: Any) -> None:
     assert float(ours.parts["loss_distillation"]) == pytest.approx(float(theirs["distill_loss"]), abs=1e-6, rel=1e-9)
 
 
-def test_a_teacher_that_gives_probabilities_teaches_by_its_logits_and_other_classes_are_refused() -> None:
+def test_probability_teacher_uses_logits_and_other_classes_are_refused() -> None:
     teacher = slot("model").build({"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2}, COLOUR)
     how = Distill.model_validate({"teacher": {"trial": {}}})
     seven = InputSpec(DataInfo(image=(8, 8), channels=3, classes=7, identity=None), NORMAL.mean, NORMAL.std)
@@ -166,7 +166,7 @@ def test_a_teacher_that_gives_probabilities_teaches_by_its_logits_and_other_clas
     assert torch.equal(plain, said) and not plain.requires_grad and not teacher.training
 
 
-def test_of_labels_both_heads_learn_from_the_labels() -> None:
+def test_target_labels_trains_both_heads_on_labels() -> None:
     cls, dist = logits(0), logits(1)
     how = Distill(kind="labels", alpha=0.3)
     smooth = slot("loss").build({"type": "cross_entropy", "label_smoothing": 0.1})
@@ -191,7 +191,7 @@ def sight(channels: int, size: int, mean: float, std: float) -> InputSpec:
 
 @pytest.mark.parametrize("channels", [(3, 3), (1, 1), (1, 3), (3, 1)], ids=str)
 @pytest.mark.parametrize("size", [12, 8, 5])
-def test_the_teacher_sees_what_torchvision_would_make_of_the_pixels(channels: tuple[int, int], size: int) -> None:
+def test_teacher_input_equals_torchvision_transform(channels: tuple[int, int], size: int) -> None:
     transforms = torchvision("torchvision.transforms.v2.functional")
     mine, theirs = sight(channels[0], 8, 0.4, 0.2), sight(channels[1], size, 0.5, 0.3)
     pixels = torch.rand(4, channels[0], 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -210,7 +210,7 @@ def test_the_teacher_sees_what_torchvision_would_make_of_the_pixels(channels: tu
     torch.testing.assert_close(narrow.double(), wanted, rtol=0, atol=1e-5)
 
 
-def test_who_sees_alike_is_shown_the_very_batch() -> None:
+def test_teacher_with_same_input_gets_same_batch() -> None:
     x_BCHW = torch.randn(2, 3, 8, 8)
     assert InputAdapter(NORMAL, NORMAL, like=x_BCHW)(x_BCHW) is x_BCHW
     with pytest.raises(WeightsError, match="of 3 channels, and those here have 4"):
@@ -267,7 +267,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Answer:
     return vitlab.run(study(folder), out=folder / "out")
 
 
-def test_a_teacher_is_trained_once_for_each_seed_and_shared_by_the_arms(taught: Answer) -> None:
+def test_teacher_is_trained_once_per_seed_and_shared_by_arms(taught: Answer) -> None:
     assert (taught.trained, taught.cached, taught.failed) == (6, 0, 0), "two teachers and four students"
     plan, store = taught.plan, taught.store
     teachers = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
@@ -284,7 +284,7 @@ def test_a_teacher_is_trained_once_for_each_seed_and_shared_by_the_arms(taught: 
     assert "kind=soft: 2 distinct teachers behind 2 trials." in notes
 
 
-def test_the_journal_tells_of_both_heads_both_losses_and_the_tokens(taught: Answer) -> None:
+def test_journal_records_both_heads_losses_and_tokens(taught: Answer) -> None:
     store = taught.store
     for item in taught.plan.trials:
         events = store.trial(item.trial.key, item.trial.code).events()[0]
@@ -299,7 +299,7 @@ def test_the_journal_tells_of_both_heads_both_losses_and_the_tokens(taught: Answ
         assert "test/token_cosine" in measured[-1] and "test/accuracy_dist" in measured[-1]
 
 
-def test_the_report_has_a_table_of_the_heads(taught: Answer) -> None:
+def test_report_has_table_of_heads(taught: Answer) -> None:
     folder, frame = taught.folder / "report", taught.results()
     (first, second) = json.loads((folder / "report.json").read_text())["heads"]
     assert (first["arm"], second["arm"]) == ("baseline", "kind=soft")
@@ -310,7 +310,7 @@ def test_the_report_has_a_table_of_the_heads(taught: Answer) -> None:
     assert re.search(r"<h2[^>]*>Heads</h2>", (folder / "report.html").read_text())
 
 
-def test_teachers_of_two_kinds_are_compared_from_three_trainings_on(tmp_path: Path) -> None:
+def test_teacher_kinds_are_compared_from_three_trainings_on(tmp_path: Path) -> None:
     from vitlab.report.comparison import refusals
 
     other = {"one_at_a_time": {"distill.teacher.trial.model": [VIT]}}
@@ -320,7 +320,7 @@ def test_teachers_of_two_kinds_are_compared_from_three_trainings_on(tmp_path: Pa
     assert refusals(planned(tmp_path, seeds=2)) == {}, "of one and the same two teachers"
 
 
-def test_the_cosine_of_the_tokens_is_that_of_the_trained_model(taught: Answer) -> None:
+def test_token_cosine_equals_trained_model(taught: Answer) -> None:
     from vitlab.data.prepare import prepare
 
     model, transform = vitlab.load(taught.folder, arm="kind=soft", seed=1)
@@ -334,7 +334,7 @@ def test_the_cosine_of_the_tokens_is_that_of_the_trained_model(taught: Answer) -
     assert row["test/token_cosine"] == pytest.approx(cosine.mean(), abs=1e-5)
 
 
-def test_a_teacher_never_changes_and_the_student_learns_what_it_says(tmp_path: Path) -> None:
+def test_teacher_stays_fixed_and_student_learns_its_outputs(tmp_path: Path) -> None:
     """Its batch norm neither; and a student of the teacher alone comes to agree with it."""
     from vitlab.data.prepare import Feed, prepare
     from vitlab.spec import STREAMS, TrainSpec
@@ -364,7 +364,7 @@ def test_a_teacher_never_changes_and_the_student_learns_what_it_says(tmp_path: P
     assert far[-1] < 0.5 * far[0]
 
 
-def test_a_second_study_takes_the_teacher_of_the_first(taught: Answer, tmp_path: Path) -> None:
+def test_second_study_reuses_teacher(taught: Answer, tmp_path: Path) -> None:
     """As a prerequisite, and, in the study of convnets, as an arm."""
     out = tmp_path / "out"
     shutil.copytree(taught.store.root, out)
@@ -377,7 +377,7 @@ def test_a_second_study_takes_the_teacher_of_the_first(taught: Answer, tmp_path:
     assert (answer.trained, answer.cached) == (0, 2)
 
 
-def test_the_code_of_distillation_is_that_of_students_alone(taught: Answer, tmp_path: Path) -> None:
+def test_distillation_code_is_only_in_digest_of_students(taught: Answer, tmp_path: Path) -> None:
     shutil.copytree(Path(vitlab.__file__).parent, tmp_path / "vitlab", ignore=shutil.ignore_patterns("__pycache__"))
     assert DISTILLATION == "vitlab.training.distillation"
     with (tmp_path / "vitlab" / "training" / "distillation.py").open("a") as stream:
@@ -398,7 +398,7 @@ def test_the_code_of_distillation_is_that_of_students_alone(taught: Answer, tmp_
     assert theirs != student.code and its == teacher.code
 
 
-def test_a_driver_killed_between_teacher_and_student_loses_nothing(tmp_path: Path) -> None:
+def test_driver_killed_between_teacher_and_student_loses_nothing(tmp_path: Path) -> None:
     """SIGKILL once a teacher has ended and a student is under way; then the same command again."""
     slow = {**base(), "train": {"steps": 100, "batch_size": 16, "evaluations": 10}}
     file, out = study(tmp_path, base=slow, design=None, seeds=1), tmp_path / "out"
@@ -435,7 +435,7 @@ def test_a_driver_killed_between_teacher_and_student_loses_nothing(tmp_path: Pat
 # -- teachers in files ------------------------------------------------------------------------------------------------
 
 
-def test_a_teacher_in_a_file_of_timms(tmp_path: Path) -> None:
+def test_teacher_from_timm_file(tmp_path: Path) -> None:
     """What it teaches is what timm's own model says of the images, in its own colours and at its own size."""
     import timm
 
@@ -482,7 +482,7 @@ def opened(folder: Path, state: Any, **said: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_a_resnet_in_a_file_of_torchvisions(name: str, tmp_path: Path) -> None:
+def test_resnet_teacher_from_torchvision_file(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     theirs = getattr(torchvision("torchvision.models"), name)(num_classes=7, width_per_group=64).eval()
     found = opened(tmp_path, theirs.state_dict())
@@ -493,7 +493,7 @@ def test_a_resnet_in_a_file_of_torchvisions(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(found.model(x_BCHW).logits, theirs(x_BCHW), rtol=1e-4, atol=1e-4)
 
 
-def test_the_regnet_that_taught_deit(tmp_path: Path) -> None:
+def test_regnet_of_deit_can_teach(tmp_path: Path) -> None:
     """In the layout of its file: timm's names, under 'model'."""
     import timm
 
@@ -506,7 +506,7 @@ def test_the_regnet_that_taught_deit(tmp_path: Path) -> None:
     assert found.info.image == (96, 96)
 
 
-def test_convnets_that_cannot_teach_are_refused(tmp_path: Path) -> None:
+def test_unsuitable_convnets_are_refused_as_teachers(tmp_path: Path) -> None:
     models = torchvision("torchvision.models")
     small = slot("model").build(CONVNET, COLOUR).state_dict()
     with pytest.raises(WeightsError, match="nothing says which size of images this network is for"):
@@ -524,7 +524,7 @@ def test_convnets_that_cannot_teach_are_refused(tmp_path: Path) -> None:
         opened(tmp_path, models.resnet34(num_classes=3).state_dict())
 
 
-def test_a_resnet_in_a_file_teaches(tmp_path: Path) -> None:
+def test_resnet_file_teaches(tmp_path: Path) -> None:
     torch.save(slot("model").build(CONVNET, COLOUR).state_dict(), tmp_path / "teacher.pth")
     taught = base(teacher={"checkpoint": str(tmp_path / "teacher.pth"), "size": 12})
     answer = vitlab.run(study(tmp_path, base=taught, design=None, seeds=1), out=tmp_path / "out")
@@ -534,7 +534,7 @@ def test_a_resnet_in_a_file_teaches(tmp_path: Path) -> None:
 RESNET18 = "ResNet18_Weights.IMAGENET1K_V1"
 
 
-def test_weights_that_torchvision_publishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_torchvision_weights_teach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From torch's cache, under the name of the published file; there is no network here."""
     from vitlab.weights import open_pretrained, pretrained
 
@@ -574,7 +574,7 @@ def test_weights_that_torchvision_publishes(tmp_path: Path, monkeypatch: pytest.
         open_pretrained("RegNet_Y_16GF_Weights.IMAGENET1K_V2")
 
 
-def test_a_plan_with_published_weights_fetches_nothing(tmp_path: Path) -> None:
+def test_plan_with_published_weights_downloads_nothing(tmp_path: Path) -> None:
     from torchvision.models import ResNet18_Weights
 
     from vitlab.weights import open_pretrained
@@ -599,7 +599,7 @@ def test_a_plan_with_published_weights_fetches_nothing(tmp_path: Path) -> None:
         planned(tmp_path, base=base(teacher={}), design=None)
 
 
-def test_of_a_file_that_a_trial_left_it_is_known_what_it_has_seen(taught: Answer, tmp_path: Path) -> None:
+def test_trial_weight_file_has_known_split(taught: Answer, tmp_path: Path) -> None:
     teacher = taught.plan.prerequisites[0]
     file = taught.store.trial(teacher.key, teacher.code).weights
     by_file = base(teacher={"checkpoint": str(file)})
@@ -617,9 +617,7 @@ def test_of_a_file_that_a_trial_left_it_is_known_what_it_has_seen(taught: Answer
         assert again["test/loss"] == first["test/loss"], "by file or by trial, it is the same teacher"
 
 
-def test_trials_that_need_each_other_and_files_in_no_folder_of_a_trial_end(
-    taught: Answer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_split_search_ends_for_cycles_and_foreign_files(taught: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     """As specs beside files that came from elsewhere may have it."""
     teacher = taught.plan.prerequisites[0]
     trial: Any = SimpleNamespace(plain={"data": {"type": "synthetic"}}, info=SimpleNamespace(identity="other"))
@@ -637,7 +635,7 @@ def test_trials_that_need_each_other_and_files_in_no_folder_of_a_trial_end(
 # -- plans ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_teacher_has_the_split_of_its_student(tmp_path: Path) -> None:
+def test_teacher_has_split_of_student(tmp_path: Path) -> None:
     """Whatever its own seed, or it would have been trained on the images that its student is judged by."""
     plan = planned(tmp_path, seeds={"count": 2, "vary": ["init", "split"]})
     teachers = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
@@ -651,7 +649,7 @@ def test_a_teacher_has_the_split_of_its_student(tmp_path: Path) -> None:
     assert {trial.seeds["init"] for trial in plan.prerequisites} == {7}
 
 
-def test_what_is_not_read_makes_no_other_trial(tmp_path: Path) -> None:
+def test_unread_teacher_options_do_not_change_trial(tmp_path: Path) -> None:
     hard = planned(tmp_path, design={"one_at_a_time": {"distill.tau": [2.0], "distill.reduction": ["batchmean"]}})
     assert [arm.name for arm in hard.arms] == ["baseline"] and len(hard.arms[0].aliases) == 2
     soft = planned(
@@ -662,7 +660,7 @@ def test_what_is_not_read_makes_no_other_trial(tmp_path: Path) -> None:
     assert len(soft.arms) == 4
 
 
-def test_arms_may_be_named_by_their_kind(tmp_path: Path) -> None:
+def test_arms_may_be_named_by_kind(tmp_path: Path) -> None:
     """``none`` is the trial that says nothing of distillation, and ``labels`` has no teacher."""
     kinds = {"one_at_a_time": {"distill.kind": ["none", "labels", "soft"]}}
     plan = planned(tmp_path, design=kinds, seeds=1)
@@ -681,14 +679,14 @@ def test_arms_may_be_named_by_their_kind(tmp_path: Path) -> None:
         planned(tmp_path, base={**alone, "distill": {"kind": "soft"}}, design=None)
 
 
-def test_two_tokens_of_one_target_train(tmp_path: Path) -> None:
+def test_two_tokens_with_one_target_train(tmp_path: Path) -> None:
     answer = vitlab.run(study(tmp_path, base=base(kind="labels"), design=None, seeds=1), out=tmp_path / "out")
     row = answer.results().iloc[0]
     assert (answer.trained, row["status"]) == (1, "done") and -1 <= row["test/token_cosine"] <= 1
     assert row["train/loss"] == pytest.approx((row["train/loss_base"] + row["train/loss_distillation"]) / 2, rel=1e-5)
 
 
-def test_a_teacher_that_names_no_data_has_its_students(tmp_path: Path) -> None:
+def test_teacher_without_data_uses_data_of_student(tmp_path: Path) -> None:
     """So that an arm of other images is taught by a teacher of such images, and one root stands for both."""
     trial = {name: value for name, value in TEACHER.items() if name != "data"}
     inherits = planned(tmp_path, base=base(teacher={"trial": trial}), design={"one_at_a_time": {"data.size": [16]}})
@@ -700,7 +698,7 @@ def test_a_teacher_that_names_no_data_has_its_students(tmp_path: Path) -> None:
     assert len(caught.value.problems) == 1
 
 
-def test_a_share_of_validation_said_is_the_same_as_one_unsaid(tmp_path: Path) -> None:
+def test_explicit_default_validation_share_gives_same_teacher(tmp_path: Path) -> None:
     said = {**TEACHER, "data": {"type": "digits", "validation": 0.2}}
     assert len(planned(tmp_path, base=base(teacher={"trial": said})).trials) == 4
 
@@ -720,13 +718,13 @@ def test_a_share_of_validation_said_is_the_same_as_one_unsaid(tmp_path: Path) ->
     ],
     ids=["classes", "validation", "fewer", "order", "option", "geometry"],
 )
-def test_an_unsuitable_teacher_is_refused_in_the_plan(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_unsuitable_teacher_is_refused_in_plan(changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         planned(tmp_path, base=base(teacher={"trial": {**TEACHER, **changes}}), design=None)
     assert len(caught.value.problems) == 1 and sentence in str(caught.value)
 
 
-def test_nobody_teaches_pixels(tmp_path: Path) -> None:
+def test_teachers_for_pixels_are_refused(tmp_path: Path) -> None:
     data = {"type": "digit_scenes"}
     taught = {**base(), "data": data, "model": {**VIT, "head": "segmentation"}}
     with pytest.raises(SpecError, match="a teacher teaches the classes of images, and the task of this data is segm"):
@@ -736,7 +734,7 @@ def test_nobody_teaches_pixels(tmp_path: Path) -> None:
 PIPELINES = Path(__file__).parents[1] / "pipelines"
 
 
-def test_the_study_of_a_laptop_has_its_teachers_as_an_arm() -> None:
+def test_laptop_study_has_teachers_as_arm() -> None:
     _, plan = plan_study(PIPELINES / "distillation.yaml")
     assert len(plan.arms) == 7 and len(plan.trials) == 35 and not plan.prerequisites
     for item in plan.trials:
@@ -748,7 +746,7 @@ def test_the_study_of_a_laptop_has_its_teachers_as_an_arm() -> None:
     assert {arm.baseline for arm in plan.arms} == {None, "no distillation"}
 
 
-def test_the_full_study_compares_kinds_and_teachers_on_the_same_trials() -> None:
+def test_full_study_compares_kinds_and_teachers_on_same_trials() -> None:
     by = {"analysis.compare": {"to": {"distill.teacher.trial.model": {"type": "resnet18", "stem": "small"}}}}
     (_, kinds), (_, teachers) = (plan_study(PIPELINES / "distillation_full.yaml", changes=c) for c in ({}, by))
     assert {i.trial.key for i in kinds.trials} == {i.trial.key for i in teachers.trials} and len(kinds.trials) == 63
@@ -762,7 +760,7 @@ def test_the_full_study_compares_kinds_and_teachers_on_the_same_trials() -> None
         assert len(behind) == (0 if "no distillation" in arm.name else 3)
 
 
-def test_the_study_on_imagenet_plans_where_neither_images_nor_teacher_are() -> None:
+def test_imagenet_study_plans_without_images_and_teacher() -> None:
     _, plan = plan_study(PIPELINES / "imagenet" / "distillation.yaml")
     assert len(plan.arms) == 8 and not plan.prerequisites
     taught = {i.arm for i in plan.trials if "distill" in i.trial.spec}

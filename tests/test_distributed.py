@@ -124,7 +124,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialFolder, Result]:
     return where, done(run_trial(trial(), where, settings(every_s=60.0)))
 
 
-def test_two_processes_are_one_but_for_rounding(two: tuple[TrialFolder, Result], folder: Any) -> None:
+def test_two_processes_equal_one_up_to_rounding(two: tuple[TrialFolder, Result], folder: Any) -> None:
     one = done(run_trial(trial(), folder("one"), settings(processes=1, every_s=60.0)))
     three = done(run_trial(trial(), folder("three"), settings(processes=3, micro_batch_size=2, every_s=60.0)))
     for several in (two[1], three):
@@ -146,7 +146,7 @@ def test_two_processes_are_one_but_for_rounding(two: tuple[TrialFolder, Result],
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NOT RUN: needs two CUDA devices")
-def test_two_gpus_are_one_but_for_rounding(folder: Any) -> None:
+def test_two_gpus_equal_one_up_to_rounding(folder: Any) -> None:
     one, two = (
         done(run_trial(trial(), folder(str(count)), Settings(device="cuda", processes=count))) for count in (1, 2)
     )
@@ -155,7 +155,7 @@ def test_two_gpus_are_one_but_for_rounding(folder: Any) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 0])
-def test_a_death_loses_no_more_than_the_steps_since_the_last_checkpoint(
+def test_process_death_loses_only_steps_since_checkpoint(
     rank: int, two: tuple[TrialFolder, Result], folder: Any, guests: Path
 ) -> None:
     what = trial({"loss": {"type": "troubled", "trouble": "killed", "rank": rank}})
@@ -169,9 +169,7 @@ def test_a_death_loses_no_more_than_the_steps_since_the_last_checkpoint(
     assert len(starts) == 2 and starts[0] == 0 < starts[1] <= 3
 
 
-def test_asked_to_stop_they_stop_at_one_step_and_go_on(
-    two: tuple[TrialFolder, Result], folder: Any, guests: Path
-) -> None:
+def test_stop_request_stops_all_ranks_at_one_step(two: tuple[TrialFolder, Result], folder: Any, guests: Path) -> None:
     what, where = trial({"loss": {"type": "troubled", "step_s": 0.03}}), folder("stopped")
     assert run_trial(what, where, settings(guests), stop=lambda: (guests.parent / "pid1").exists()) is None
     assert gone(guests) and not where.done() and not where.is_locked()
@@ -180,7 +178,7 @@ def test_asked_to_stop_they_stop_at_one_step_and_go_on(
     assert len(starts) == 2 and starts[1] < 20
 
 
-def test_a_trial_has_several_gpus_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_has_several_gpus_exclusively(monkeypatch: pytest.MonkeyPatch) -> None:
     placement, pair = Placement(["0", "1", "2", "3", "4"]), Request(count=2)
     assert placement.place("quarter", Request(0.25)) == "0"
     assert [placement.place(name, pair) for name in "abc"] == ["1,2", "3,4", None]
@@ -201,7 +199,7 @@ def test_a_trial_has_several_gpus_to_itself(monkeypatch: pytest.MonkeyPatch) -> 
         Local(RunSpec.model_validate({"resources": {"gpu": 8}}))
 
 
-def test_what_one_of_them_raises_is_what_the_trial_failed_of(folder: Any, guests: Path) -> None:
+def test_exception_of_one_rank_is_failure_of_trial(folder: Any, guests: Path) -> None:
     for trouble, error, kind, sentence in (
         ("memory", OutOfMemory, "oom", "memory ran out, with train.batch_size 15"),
         ("error", TrialFailed, "error", "ArithmeticError: the loss went off"),
@@ -215,7 +213,7 @@ def test_what_one_of_them_raises_is_what_the_trial_failed_of(folder: Any, guests
         assert where.events()[0][-1].kind == "end" and not where.is_locked()
 
 
-def test_when_its_worker_dies_nobody_is_left(folder: Any, guests: Path) -> None:
+def test_worker_death_ends_all_ranks(folder: Any, guests: Path) -> None:
     what = trial({"loss": {"type": "troubled", "step_s": 0.05}, "steps": 1000})
     local = Local(RunSpec.model_validate({"device": "cpu", "resources": {"processes": 2}, "workers": 1}))
     local.submit(Job("job", folder("job").path, what, (str(guests),), 1, "cpu", True, "last", processes=2))
@@ -240,7 +238,7 @@ run: {executor: inline, device: cpu, resources: {processes: 2}, micro_batch_size
 
 
 @pytest.mark.usefixtures("no_report")
-def test_a_study_says_how_many_train_a_trial(tmp_path: Path) -> None:
+def test_study_sets_processes_per_trial(tmp_path: Path) -> None:
     """By the loop, though the model is small enough for a cohort."""
     (tmp_path / "shared.yaml").write_text(STUDY)
     answer = vitlab.run(tmp_path / "shared.yaml", out=tmp_path / "out")

@@ -45,7 +45,7 @@ def test_services(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_what_others_wait_for_says_whether_it_is_well(name: str) -> None:
+def test_dependencies_have_health_checks(name: str) -> None:
     service = COMPOSE["services"][name]
     for other, how in service.get("depends_on", {}).items():
         awaited = COMPOSE["services"][other]
@@ -68,7 +68,7 @@ def test_secrets_come_from_outside(name: str) -> None:
         assert not re.search(r"://[^/${}]*:[^/${}]*@", str(value))
 
 
-def test_the_image_runs_as_nobody_of_rank_and_holds_no_secret() -> None:
+def test_image_runs_unprivileged_without_secrets() -> None:
     order = [step for step, _ in STEPS]
     assert order.count("FROM") == 1 and re.fullmatch(r"python:\d+\.\d+\.\d+-slim-\w+", dict(STEPS)["FROM"])
     assert [who for step, who in STEPS if step == "USER"][-1] == "lab"
@@ -82,7 +82,7 @@ def test_the_image_runs_as_nobody_of_rank_and_holds_no_secret() -> None:
     assert all("-c constraints.txt" in text for step, text in STEPS if step == "RUN" and "pip install" in text)
 
 
-def test_the_image_installs_what_the_services_run(tmp_path: Path) -> None:
+def test_image_installs_requirements_of_services(tmp_path: Path) -> None:
     """The step that reads pyproject.toml, run here."""
     [step] = [text for kind, text in STEPS if kind == "RUN" and "tomllib" in text]
     said = step.partition("&&")[0].replace("needed.txt", str(tmp_path / "needed.txt"))
@@ -94,7 +94,7 @@ def test_the_image_installs_what_the_services_run(tmp_path: Path) -> None:
     assert {"psycopg", "psycopg-binary", "boto3", "botocore", "ray"} <= set(pins)
 
 
-def test_one_command_starts_it_and_keeps_its_passwords(tmp_path: Path) -> None:
+def test_one_command_starts_services_and_keeps_passwords(tmp_path: Path) -> None:
     """With a ``docker`` that says what it was asked."""
     (tmp_path / "docker").write_text((DOCKER / "start").read_text())
     (tmp_path / "bin").mkdir()
@@ -132,7 +132,7 @@ def test_one_command_starts_it_and_keeps_its_passwords(tmp_path: Path) -> None:
     assert "docker/.env" in (ROOT / ".gitignore").read_text().split()
 
 
-def test_what_the_readme_says_is_there() -> None:
+def test_readme_names_existing_commands_and_services() -> None:
     text = (DOCKER / "README.md").read_text()
     for command, study in re.findall(r"^(docker/\S+)(?: ray)? run (\S+)$", text, re.MULTILINE):
         assert os.access(ROOT / command, os.X_OK) and (ROOT / study).exists()
@@ -142,7 +142,7 @@ def test_what_the_readme_says_is_there() -> None:
         assert variable in (DOCKER / "compose.yaml").read_text() + (DOCKER / "Dockerfile").read_text()
 
 
-def test_a_build_is_sent_what_it_copies_and_no_more() -> None:
+def test_build_context_has_only_copied_files() -> None:
     """Results, secrets and history of a checkout are no part of an image, nor of what its builder is sent."""
     copied = {word for step, words in STEPS if step == "COPY" for word in words.split()[:-1]}
     lines = (ROOT / ".dockerignore").read_text().splitlines()

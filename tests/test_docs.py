@@ -61,7 +61,7 @@ WRONG = [
 RIGHT = [("sh", "vitlab list position  # a comment"), ("yaml", "run: {workers: 2}"), ("python", "import vitlab")]
 
 
-def test_a_reader_can_do_what_the_pages_say(tmp_path: Path) -> None:
+def test_pages_can_be_followed(tmp_path: Path) -> None:
     """And what is wrong on a page is found, or this test were worth nothing."""
     control = tmp_path / "control.md"
     control.write_text("".join(f"```{language}\n{text}\n```\n\n" for language, text in WRONG + RIGHT))
@@ -78,7 +78,7 @@ def test_a_reader_can_do_what_the_pages_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_files_and_commands_in_the_text_exist(page: Path) -> None:
+def test_files_and_commands_in_text_exist(page: Path) -> None:
     running = re.sub(r"(?ms)^ *```.*?^ *```$", "", page.read_text())
     for text in re.findall(r"`([^`\n]+)`", running):
         if text.startswith("vitlab ") and not text.startswith("vitlab --"):
@@ -88,7 +88,7 @@ def test_files_and_commands_in_the_text_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("name", registry.SLOT_MODULES)
-def test_the_reference_has_every_component_with_every_option(name: str, reference: dict[str, str]) -> None:
+def test_reference_has_every_component_and_option(name: str, reference: dict[str, str]) -> None:
     """Compared with the signatures themselves, read without vitlab's own reading of them."""
     text = reference[f"reference/{name}.md"]
     sections = dict(re.findall(r"(?ms)^## `(\w+)` \{#\w+\}\n(.*?)(?=^## |\Z)", text))
@@ -112,7 +112,7 @@ def test_the_reference_has_every_component_with_every_option(name: str, referenc
             assert all(f"https://arxiv.org/abs/{paper}" in section for paper in papers), component
 
 
-def test_the_reference_has_every_public_function_with_every_argument(reference: dict[str, str]) -> None:
+def test_reference_has_every_public_function_and_argument(reference: dict[str, str]) -> None:
     text = reference["reference/python.md"]
     sections = dict(re.findall(r"(?ms)^## `vitlab\.(\w+)` \{#\w+\}\n(.*?)(?=^## |\Z)", text))
     public = {name: getattr(vitlab, name) for name in vitlab.__all__}
@@ -130,7 +130,7 @@ def test_the_reference_has_every_public_function_with_every_argument(reference: 
     assert fields == [", ".join(f"`{name}`" for name in Logits._fields)]
 
 
-def test_the_reference_has_bounds_and_every_command(reference: dict[str, str]) -> None:
+def test_reference_has_bounds_and_every_command(reference: dict[str, str]) -> None:
     assert "| `theta` | number > 0 | `100.0` |" in reference["reference/position.md"]
     commands = reference["reference/commands.md"]
     for name in COMMANDS:
@@ -138,7 +138,7 @@ def test_the_reference_has_bounds_and_every_command(reference: dict[str, str]) -
     assert "``" not in "".join(reference.values()).replace("```", "")
 
 
-def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
+def test_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
     if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("material") is None:
         pytest.skip('the site needs mkdocs-material: pip install -c constraints.txt -e ".[docs]"')
     site = tmp_path / "site"
@@ -162,7 +162,7 @@ def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
     assert re.search(r"<h2 id=\"?alibi2d\"?>", html) and "{#" not in html
 
 
-def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
+def test_dead_link_fails_build(tmp_path: Path) -> None:
     """Whether it leads to no heading or to no page, from a page that is written by hand or a generated one."""
     page, other = tmp_path / "index.html", tmp_path / "guide" / "index.html"
     other.parent.mkdir()

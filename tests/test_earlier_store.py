@@ -21,7 +21,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "earlier"
 
 
-def test_results_and_comparison_of_an_earlier_store_are_read(store: Path) -> None:
+def test_results_and_comparison_of_earlier_store_are_read(store: Path) -> None:
     results = vitlab.results(store / "runs" / "studies" / "earlier")
     values = {
         (row.arm, row.seed): json.loads(file.read_text())["outcome"]["metrics"]["val/accuracy"]
@@ -35,6 +35,6 @@ def test_results_and_comparison_of_an_earlier_store_are_read(store: Path) -> Non
     assert comparison.loc["position=none", "difference"] == pytest.approx(means["position=none"] - means["baseline"])
 
 
-def test_trials_of_an_earlier_store_keep_their_keys(store: Path) -> None:
+def test_trials_of_earlier_store_keep_their_keys(store: Path) -> None:
     _, plan = lab.plan_study(store / "study.yaml", out=store / "runs")
     assert {planned.trial.key for planned in plan.trials} == {file.name for file in store.glob("runs/trials/*")}

@@ -60,7 +60,7 @@ def local() -> Iterator[Callable[..., Local]]:
 
 
 @pytest.mark.parametrize("kind", [TinyInline, TinyLocal])
-def test_ends_that_the_trial_tells(kind: type[Executor], tmp_path: Path) -> None:
+def test_endings_reported_by_trial(kind: type[Executor], tmp_path: Path) -> None:
     executor = kind(RunSpec(device="cpu", workers=1))
     found = {}
     for do in ("finish", "diverge", "fail", "raise", "leave"):
@@ -82,7 +82,7 @@ def test_ends_that_the_trial_tells(kind: type[Executor], tmp_path: Path) -> None
     assert executor.poll(0.0) == []
 
 
-def test_a_worker_that_dies_harms_no_other(local: Callable[..., Local], tmp_path: Path) -> None:
+def test_dying_worker_leaves_others_running(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local(workers=4)
     for do in ("train", "exit", "crash", "kill"):
         executor.submit(job(tmp_path, do))
@@ -100,14 +100,14 @@ def test_a_worker_that_dies_harms_no_other(local: Callable[..., Local], tmp_path
     assert (survivor.job.folder / "checkpoint").is_dir()
 
 
-def test_a_worker_whose_child_lives_on_is_lost_as_any_other(local: Callable[..., Local], tmp_path: Path) -> None:
+def test_dead_worker_with_living_child_is_lost(local: Callable[..., Local], tmp_path: Path) -> None:
     """The child holds the worker's end of the pipe, so that nothing is heard on it, not even that it has closed."""
     executor = local()
     executor.submit(job(tmp_path, "fork"))
     assert ends(executor, 1)["fork"].how == "lost"
 
 
-def test_a_worker_that_is_stopped_past_its_timeout_is_killed(
+def test_stopped_worker_past_timeout_is_killed(
     local: Callable[..., Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "FROZEN_S", 0.3)
@@ -120,7 +120,7 @@ def test_a_worker_that_is_stopped_past_its_timeout_is_killed(
     assert not TrialFolder(work.folder).is_locked()
 
 
-def test_a_worker_that_waits_for_another_is_not_out_of_time(
+def test_waiting_worker_does_not_time_out(
     local: Callable[..., Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "FROZEN_S", 0.2)
@@ -134,7 +134,7 @@ def test_a_worker_that_waits_for_another_is_not_out_of_time(
     assert ends(executor, 1)["finish"].how == "done"
 
 
-def test_a_failure_that_cannot_be_noted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_failure_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -144,7 +144,7 @@ def test_a_failure_that_cannot_be_noted_is_told(tmp_path: Path, monkeypatch: pyt
     assert ends(executor, 1)["raise"].detail == "RuntimeError: no such layer"
 
 
-def test_a_lost_trial_can_be_submitted_again(local: Callable[..., Local], tmp_path: Path) -> None:
+def test_lost_trial_can_be_resubmitted(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local()
     executor.submit(job(tmp_path, "kill", name="k"))
     assert ends(executor, 1)["k"].how == "lost"
@@ -152,7 +152,7 @@ def test_a_lost_trial_can_be_submitted_again(local: Callable[..., Local], tmp_pa
     assert ends(executor, 1)["k"].how == "done"
 
 
-def test_a_trial_that_has_a_result_is_not_trained_again(tmp_path: Path) -> None:
+def test_trial_with_result_is_not_retrained(tmp_path: Path) -> None:
     executor = TinyInline(RunSpec())
     for do in ("finish", "raise"):
         executor.submit(job(tmp_path, do, name="k"))
@@ -162,7 +162,7 @@ def test_a_trial_that_has_a_result_is_not_trained_again(tmp_path: Path) -> None:
 # -- where they run ---------------------------------------------------------------------------------------------------
 
 
-def test_workers_are_apart(local: Callable[..., Local], tmp_path: Path) -> None:
+def test_workers_are_isolated(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local(workers=1)
     around = []
     for name in ("a", "b"):
@@ -182,7 +182,7 @@ def test_workers_are_apart(local: Callable[..., Local], tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(len(machine.cores()) < 2, reason="one core cannot be shared out")
-def test_workers_keep_to_their_share_of_the_cores(local: Callable[..., Local], tmp_path: Path) -> None:
+def test_workers_respect_core_share(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local(workers=2)
     for name in ("a", "b"):
         executor.submit(job(tmp_path, "finish", name=name, **{"for": 0.5}))
@@ -192,7 +192,7 @@ def test_workers_keep_to_their_share_of_the_cores(local: Callable[..., Local], t
     assert shares[0] | shares[1] == set(machine.cores())
 
 
-def test_threads_reach_the_worker(local: Callable[..., Local], tmp_path: Path) -> None:
+def test_thread_count_reaches_worker(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local(workers=1, threads=3)
     work = replace(job(tmp_path, "finish"), threads=3)
     executor.submit(work)
@@ -201,7 +201,7 @@ def test_threads_reach_the_worker(local: Callable[..., Local], tmp_path: Path) -
     assert (around["environment"][0], around["threads"]) == ("3", 3)
 
 
-def test_slots_fit_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_fit_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cores", lambda: list(range(8)))
     monkeypatch.setattr(machine, "budget", lambda: 6)
     monkeypatch.setattr(machine, "gpus", lambda: ["GPU-a", "GPU-b"])
@@ -262,7 +262,7 @@ class MadeWorker:
         os.close(self.sentinel)
 
 
-def test_two_hundred_requests_for_made_up_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_two_hundred_random_gpu_requests_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every worker is told one GPU, no GPU is given out more than once over, and one in its first step bars the next."""
     gpus = ["GPU-a", "GPU-b", "5"]
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
@@ -299,9 +299,7 @@ def test_two_hundred_requests_for_made_up_gpus(monkeypatch: pytest.MonkeyPatch, 
     assert len(seen) == 200 and all(total > 0.9 for total in most.values())
 
 
-def test_a_worker_sees_its_gpu_alone(
-    local: Callable[..., Local], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_worker_sees_only_its_gpu(local: Callable[..., Local], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "gpus", lambda: ["GPU-a", "GPU-b"])
     executor = local(device="auto", workers=None, resources={"gpu": 0.5, "cpu": 1})
     for name in ("a", "b", "c"):
@@ -313,7 +311,7 @@ def test_a_worker_sees_its_gpu_alone(
     assert sorted(seen.values())[0] == "GPU-a" and "GPU-b" in seen.values() and len(seen) == 3
 
 
-def test_memory_asked_for_is_memory_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_memory_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "gpus", lambda: ["GPU-a", "GPU-b"])
     monkeypatch.setattr(machine, "gpu_memory", lambda: {"GPU-a": 24 << 30, "GPU-b": 24 << 30})
     assert Local(RunSpec(resources={"gpu_mem": "6GiB"})).slots == 8
@@ -364,7 +362,7 @@ def test_gpus_are_counted_without_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path
         ("nothing", "", 64),
     ],
 )
-def test_a_container_may_use_less_than_it_sees(
+def test_container_limits_are_respected(
     file: str, text: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "cores", lambda: list(range(64)))
@@ -374,7 +372,7 @@ def test_a_container_may_use_less_than_it_sees(
     assert machine.budget(tmp_path) == expected
 
 
-def test_the_fork_server_holds_one_thread_and_no_guest() -> None:
+def test_fork_server_has_one_thread_and_no_plugin() -> None:
     script = """
         import signal, sys
         import vitlab.executors.preload
@@ -391,7 +389,7 @@ def test_the_fork_server_holds_one_thread_and_no_guest() -> None:
 # -- stopping ---------------------------------------------------------------------------------------------------------
 
 
-def test_cancel_ends_what_does_not_listen(local: Callable[..., Local], tmp_path: Path) -> None:
+def test_cancel_kills_unresponsive_worker(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local()
     work = [job(tmp_path, "train"), job(tmp_path, "ignore")]
     for item in work:
@@ -404,7 +402,7 @@ def test_cancel_ends_what_does_not_listen(local: Callable[..., Local], tmp_path:
     assert not any(TrialFolder(item.folder).is_locked() for item in work)
 
 
-def test_ctrl_c_reaches_an_inline_trial_as_a_wish_to_stop(tmp_path: Path) -> None:
+def test_ctrl_c_stops_inline_trial_gracefully(tmp_path: Path) -> None:
     executor = TinyInline(RunSpec())
     for name in ("a", "b"):
         executor.submit(job(tmp_path, "train", name=name))
@@ -440,7 +438,7 @@ def start_driver(root: Path, do: str, then: str) -> tuple[subprocess.Popen[str],
     return process, pid
 
 
-def test_workers_of_a_killed_driver_write_a_checkpoint_and_leave(local: Callable[..., Local], tmp_path: Path) -> None:
+def test_workers_of_killed_driver_write_checkpoint_and_exit(local: Callable[..., Local], tmp_path: Path) -> None:
     driver, pid = start_driver(tmp_path, "train", "time.sleep(600)")
     work = job(tmp_path, "train")
     assert TrialFolder(work.folder).is_locked()
@@ -454,7 +452,7 @@ def test_workers_of_a_killed_driver_write_a_checkpoint_and_leave(local: Callable
     assert local().reattach([work]) == []
 
 
-def test_a_worker_that_does_not_listen_does_not_outlive_its_driver_for_long(tmp_path: Path) -> None:
+def test_unresponsive_worker_soon_follows_killed_driver(tmp_path: Path) -> None:
     driver, pid = start_driver(tmp_path, "ignore", "time.sleep(600)")
     driver.kill()
     driver.communicate()
@@ -462,7 +460,7 @@ def test_a_worker_that_does_not_listen_does_not_outlive_its_driver_for_long(tmp_
     assert not TrialFolder(job(tmp_path, "ignore").folder).is_locked()
 
 
-def test_a_driver_that_just_ends_leaves_no_worker(tmp_path: Path) -> None:
+def test_exiting_driver_leaves_no_worker(tmp_path: Path) -> None:
     driver, pid = start_driver(tmp_path, "train", f"tests.until((Path('{tmp_path}') / 'go').exists)")
     (tmp_path / "go").touch()
     _, err = driver.communicate(timeout=PATIENCE_S)
@@ -482,7 +480,7 @@ def test_sigterm_preempts(local: Callable[..., Local], tmp_path: Path) -> None:
     assert (work.folder / "checkpoint").is_dir()
 
 
-def test_ctrl_c_is_for_the_driver(local: Callable[..., Local], tmp_path: Path) -> None:
+def test_ctrl_c_is_handled_by_driver_only(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local()
     work = job(tmp_path, "train")
     executor.submit(work)
@@ -491,7 +489,7 @@ def test_ctrl_c_is_for_the_driver(local: Callable[..., Local], tmp_path: Path) -
     assert executor.poll(0.3) == [] and alive(pid)
 
 
-def test_what_an_earlier_attempt_logged_stays_when_a_trial_joins_a_cohort(tmp_path: Path) -> None:
+def test_journal_of_earlier_attempt_survives_joining_a_batch(tmp_path: Path) -> None:
     first, second = job(tmp_path, "first"), job(tmp_path, "second")
     log = second.folder / "log.txt"
     log.parent.mkdir(parents=True)
@@ -513,7 +511,7 @@ def hold(folder: TrialFolder) -> Any:
     return lock
 
 
-def test_trials_that_still_run_are_waited_for(local: Callable[..., Local], tmp_path: Path) -> None:
+def test_running_orphan_trials_are_awaited(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local()
     kept, left, free = (job(tmp_path, "finish", name=name) for name in ("kept", "left", "free"))
     locks = [hold(TrialFolder(item.folder)) for item in (kept, left)]
@@ -536,7 +534,7 @@ with TrialFolder(Path(sys.argv[1])).lease():
 """
 
 
-def test_a_stopped_orphan_is_killed_and_nobody_elses_worker(
+def test_only_own_stopped_orphan_is_killed(
     local: Callable[..., Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "GONE_S", 0.2)
@@ -569,7 +567,7 @@ def test_a_stopped_orphan_is_killed_and_nobody_elses_worker(
     assert not base.kill(name), "another process that has its number is not it"
 
 
-def test_what_an_orphan_leaves_is_gone_on_with_even_without_retries(tmp_path: Path) -> None:
+def test_checkpoint_of_orphan_is_resumed_without_retries(tmp_path: Path) -> None:
     """A worker whose driver was killed writes a checkpoint and leaves; that is no failed attempt of the next driver."""
     work = job(tmp_path, "finish")
     lock = hold(TrialFolder(work.folder))
@@ -582,7 +580,7 @@ def test_what_an_orphan_leaves_is_gone_on_with_even_without_retries(tmp_path: Pa
 
 
 @pytest.mark.parametrize("finishes", [True, False])
-def test_a_trial_of_two_studies_is_trained_once(local: Callable[..., Local], tmp_path: Path, finishes: bool) -> None:
+def test_trial_of_two_studies_is_trained_once(local: Callable[..., Local], tmp_path: Path, finishes: bool) -> None:
     executor = local()
     work = job(tmp_path, "finish")
     lock = hold(TrialFolder(work.folder))
@@ -600,12 +598,12 @@ def test_a_trial_of_two_studies_is_trained_once(local: Callable[..., Local], tmp
 # -- the room ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_slot() -> None:
+def test_slot() -> None:
     assert {entry.name for entry in registry.listing("executor")} >= {"inline", "local"}
     assert registry.slot("executor").resolve("local").plain() == {"type": "local"}
     assert isinstance(registry.slot("executor").build(Choice("inline"), RunSpec()), Inline)
 
 
-def test_importing_the_room_imports_no_torch() -> None:
+def test_importing_executors_imports_no_torch() -> None:
     script = "import sys, vitlab.executors; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", script], text=True) == "False\n"

@@ -50,13 +50,13 @@ UNIFORM = [(224, 16, 116.492), (224, 32, 115.503), (224, 14, 116.565), (32, 4, 1
 
 
 @pytest.mark.parametrize(("image", "patch", "expected"), UNIFORM)
-def test_uniform_attention_has_the_mean_distance_of_its_grid(image: int, patch: int, expected: float) -> None:
+def test_uniform_attention_has_mean_distance_of_grid(image: int, patch: int, expected: float) -> None:
     g = geometry(image, patch, ())
     maps = torch.full((1, 2, g.tokens, g.tokens), 1 / g.tokens, dtype=torch.float64)
     assert attention_distance(maps, g).tolist() == [[pytest.approx(expected, abs=5e-4)] * 2]
 
 
-def test_identity_attention_has_no_distance_and_corners_are_the_farthest() -> None:
+def test_identity_attention_has_zero_distance_and_corners_are_farthest() -> None:
     g = geometry(224, 16, ("class",))
     maps = torch.eye(g.tokens, dtype=torch.float64).expand(1, 1, -1, -1)
     assert float(attention_distance(maps, g)) == 0
@@ -72,14 +72,14 @@ def test_attention_to_prefix_tokens_is_dropped_or_redistributed() -> None:
     assert float(attention_distance(maps, g, prefix_weight="redistributed")) == pytest.approx(2 * dropped)
 
 
-def test_distances_on_a_grid_that_is_not_square() -> None:
+def test_distances_on_oblong_grid() -> None:
     g = replace(geometry(32, 8), image=(16, 32), grid=(2, 4), patch=(8, 8))
     assert float(patch_distances(g)[0, 7]) == pytest.approx(np.hypot(8, 24))
 
 
 @pytest.mark.parametrize("fusion", ["mean", "max", "min"])
 @pytest.mark.parametrize("discard", [0.0, 0.6])
-def test_rollout_against_numpy_image_by_image(fusion: str, discard: float) -> None:
+def test_rollout_equals_numpy_per_image(fusion: str, discard: float) -> None:
     maps = random_maps(3, 4, 7, 7)
     found = rollout(maps, fusion=fusion, discard=discard)  # type: ignore[arg-type]
     for image in range(3):
@@ -96,7 +96,7 @@ def test_rollout_against_numpy_image_by_image(fusion: str, discard: float) -> No
     torch.testing.assert_close(found.sum(-1), torch.ones(3, 7, dtype=torch.float64))
 
 
-def test_rollout_of_a_planted_patch_peaks_there() -> None:
+def test_rollout_peaks_at_planted_patch() -> None:
     g = geometry(32, 8, ("class", "register"))
     maps = [torch.full((1, 2, g.tokens, g.tokens), 1e-3, dtype=torch.float64) for _ in range(2)]
     planted = 2 + 1 * 4 + 3
@@ -107,7 +107,7 @@ def test_rollout_of_a_planted_patch_peaks_there() -> None:
     assert divmod(int(heat.argmax()), 4) == (1, 3)
 
 
-def test_rollout_speaks_for_the_tokens_a_model_has() -> None:
+def test_rollout_covers_tokens_of_model() -> None:
     assert set(to_patches(rollout(random_maps(1, 2, 18, 18)), geometry(32, 8, ("class", "distillation")))) == {
         "class",
         "distillation",
@@ -119,7 +119,7 @@ def test_rollout_speaks_for_the_tokens_a_model_has() -> None:
     torch.testing.assert_close(mean["mean"].flatten(1), rolled.mean(1))
 
 
-def test_filter_components_are_orthonormal_and_explain_what_scikit_learn_says() -> None:
+def test_filter_components_are_orthonormal_and_equal_scikit_learn() -> None:
     from sklearn.decomposition import PCA
 
     weight = torch.randn(40, 3, 4, 4, generator=torch.Generator().manual_seed(1))
@@ -131,7 +131,7 @@ def test_filter_components_are_orthonormal_and_explain_what_scikit_learn_says() 
     np.testing.assert_allclose(np.abs(np.sum(flat.numpy() * reference.components_, axis=1)), 1, rtol=1e-9)
 
 
-def test_position_similarity_is_a_cosine() -> None:
+def test_position_similarity_is_cosine() -> None:
     g = geometry(16, 8, ())
     table = torch.tensor([[1.0, 0], [0, 2], [-3, 0], [1, 1]])
     found = position_similarity(table, g)
@@ -149,7 +149,7 @@ def test_token_cosine_by_depth() -> None:
         token_cosine([tokens], geometry(16, 8))
 
 
-def test_token_norm_outliers_by_a_threshold_that_moves_with_the_model() -> None:
+def test_token_norm_outliers_scale_with_model() -> None:
     g = geometry(32, 4, ("class",))
     tokens = torch.randn(1, g.tokens, 16, generator=torch.Generator().manual_seed(2))
     tokens[0, 0] = 1e6  # the class token is no patch
@@ -160,7 +160,7 @@ def test_token_norm_outliers_by_a_threshold_that_moves_with_the_model() -> None:
         assert found.outliers == 1 / g.patches and found.ratio > 50
 
 
-def test_a_border_without_positions_makes_no_outliers_of_the_rest() -> None:
+def test_border_without_positions_does_not_create_outliers() -> None:
     """Equal patches without positions are equal tokens, so more than half of the norms may be one number."""
     g = geometry(32, 4, ())
     tokens = torch.ones(1, g.tokens, 16)
@@ -185,7 +185,7 @@ def tiny(task: str = "classification", image: tuple[int, int] = (8, 12), **optio
 
 
 @pytest.mark.parametrize("attention", ["auto", "fused", "split", "per_head", "sdpa"])
-def test_captured_maps_are_what_timm_computes_when_its_kernel_is_not_fused(attention: str) -> None:
+def test_captured_maps_equal_unfused_timm(attention: str) -> None:
     torchvision()  # timm imports it, and it may need help
     timm = pytest.importorskip("timm")
     ours = tiny(attention=attention).train()
@@ -219,7 +219,7 @@ def test_captured_maps_are_what_timm_computes_when_its_kernel_is_not_fused(atten
 
 @pytest.mark.parametrize("position", ["relative_bias", "alibi2d", "rope2d", "rope2d_mixed"])
 @pytest.mark.parametrize("attention", ["auto", "split", "per_head", "sdpa"])
-def test_captured_maps_hold_bias_and_rotation(position: str, attention: str) -> None:
+def test_captured_maps_include_bias_and_rotation(position: str, attention: str) -> None:
     reference = tiny(position=position, attention="fused")
     other = tiny(position=position, attention=attention)
     other.load_state_dict(other.from_canonical(reference.to_canonical(reference.state_dict())))
@@ -228,7 +228,7 @@ def test_captured_maps_hold_bias_and_rotation(position: str, attention: str) -> 
         torch.testing.assert_close(mine, its, atol=1e-6, rtol=0)
 
 
-def test_an_attention_that_has_no_maps_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_without_maps_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*arguments: Any) -> Any:
         raise NotImplementedError
 
@@ -239,7 +239,7 @@ def test_an_attention_that_has_no_maps_is_told(monkeypatch: pytest.MonkeyPatch) 
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in built.modules())
 
 
-def test_a_rollout_of_narrow_maps_is_computed_wide() -> None:
+def test_rollout_of_half_precision_maps_is_computed_in_float32() -> None:
     rolled = rollout([maps.bfloat16() for maps in random_maps(2, 2, 9, 9)])
     torch.testing.assert_close(rolled.sum(-1), torch.ones(2, 9, dtype=torch.float64))
 
@@ -258,7 +258,7 @@ def explained(model: ViT, out: Path, **how: Any) -> dict[str, pd.DataFrame]:
     return {file.stem: pd.read_csv(file) for file in files if file.suffix == ".csv"}
 
 
-def test_the_numbers_behind_the_pictures_are_those_of_the_model(tmp_path: Path) -> None:
+def test_numbers_behind_pictures_equal_model(tmp_path: Path) -> None:
     model = tiny(attention="sdpa")
     tables = explained(model, tmp_path)
     generator = torch.Generator().manual_seed(5)
@@ -275,7 +275,7 @@ def test_the_numbers_behind_the_pictures_are_those_of_the_model(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("head", ["segmentation", {"type": "linear", "pool": "gap"}, {"type": "mlp", "pool": "map"}])
-def test_a_head_that_reads_patches_is_explained_by_patches(head: Any, tmp_path: Path) -> None:
+def test_patch_head_is_explained_by_patches(head: Any, tmp_path: Path) -> None:
     """Its class token is there, and what reaches it says nothing of the prediction."""
     task = "segmentation" if head == "segmentation" else "classification"
     tables = explained(tiny(task, head=head), tmp_path)
@@ -285,7 +285,7 @@ def test_a_head_that_reads_patches_is_explained_by_patches(head: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("position", ["learned2d", "sinusoidal", "fourier"])
-def test_every_added_encoding_has_its_grids(position: str, tmp_path: Path) -> None:
+def test_every_additive_encoding_has_grids(position: str, tmp_path: Path) -> None:
     model = tiny(position=position)
     table = explained(model, tmp_path)["positions"].to_numpy()
     zeros = torch.zeros(1, model.geometry.tokens, 16)
@@ -295,12 +295,12 @@ def test_every_added_encoding_has_its_grids(position: str, tmp_path: Path) -> No
     np.testing.assert_allclose(table, expected, atol=1e-9)
 
 
-def test_of_a_large_grid_every_second_place_is_drawn(tmp_path: Path) -> None:
+def test_large_grid_draws_every_second_position(tmp_path: Path) -> None:
     tables = explained(tiny(image=(80, 8)), tmp_path)
     assert tables["positions"].shape == (10 * 1, 20 * 2)
 
 
-def test_labels_of_axes_lie_in_the_picture() -> None:
+def test_axis_labels_stay_inside_picture() -> None:
     figure = pictures.curves({"": np.ones(3)}, ylabel="norm of patch tokens, largest over median")
     figure.draw_without_rendering()
     for label in (figure.axes[0].yaxis.label, figure.axes[0].xaxis.label):
@@ -308,7 +308,7 @@ def test_labels_of_axes_lie_in_the_picture() -> None:
         assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 and figure.bbox.x0 <= box.x0
 
 
-def test_features_behind_a_stem_are_not_drawn_as_colours(tmp_path: Path) -> None:
+def test_stem_features_are_not_drawn_as_colours(tmp_path: Path) -> None:
     resnet = {"type": "resnet", "layers": [1], "width_factor": 0.25}
     assert "filters" not in explained(tiny(image=(16, 16), patch=resnet, patch_size=2), tmp_path)
 
@@ -321,9 +321,7 @@ def test_every_picture_names_model_image_and_true_label(monkeypatch: pytest.Monk
     assert len(captions) == len(list(tmp_path.glob("*.png")))
 
 
-def test_side_by_side_draws_each_model_for_tokens_that_several_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_side_by_side_draws_each_model_for_shared_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, image = torch.randn(1, 3, 8, 12), torch.rand(8, 12, 3)
     heads = {"by class": "linear", "by class, too": "linear", "by patches": {"type": "linear", "pool": "gap"}}
     explanations = {
@@ -341,7 +339,7 @@ def test_side_by_side_draws_each_model_for_tokens_that_several_have(
 
 
 @pytest.mark.usefixtures("no_report")
-def test_an_arm_whose_trial_is_being_written_is_named_and_not_passed_over(tmp_path: Path) -> None:
+def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
     from vitlab.driver.explanations import examine_arms
@@ -361,7 +359,7 @@ def test_an_arm_whose_trial_is_being_written_is_named_and_not_passed_over(tmp_pa
     assert sentence.startswith("plain is not explained: another process is writing its trial")
 
 
-def test_a_study_explains_the_first_seed_of_every_arm_it_can(tmp_path: Path) -> None:
+def test_study_explains_first_seed_of_every_supported_arm(tmp_path: Path) -> None:
     study = {
         "study": "explained",
         "base": {

@@ -98,7 +98,7 @@ def drive(root: Path, scripts: dict[str, list[str]], **run: Any) -> tuple[int, S
         ("oom", {"oom": 1}, 2),
     ],
 )
-def test_each_kind_has_its_retries(how: str, retries: Any, attempts: int, tmp_path: Path) -> None:
+def test_failure_kinds_have_their_retries(how: str, retries: Any, attempts: int, tmp_path: Path) -> None:
     failed, executor, ear = drive(tmp_path, {"a": [how] * 9}, retries=retries)
     assert failed == 1
     assert len(executor.asked) == attempts
@@ -108,13 +108,13 @@ def test_each_kind_has_its_retries(how: str, retries: Any, attempts: int, tmp_pa
     assert left["failure"] == "because" and left["kind"] == kind and left["has_failed_for_good"]
 
 
-def test_who_was_preempted_goes_on_as_often_as_it_takes(tmp_path: Path) -> None:
+def test_preempted_trial_is_retried_without_limit(tmp_path: Path) -> None:
     failed, executor, _ = drive(tmp_path, {"a": ["preempted"] * 20 + ["done"]}, retries=0)
     assert failed == 0 and len(executor.asked) == 21
     assert TrialFolder(job(tmp_path, "a").folder).failure() is None
 
 
-def test_out_of_memory_gets_more_room_then_the_cpu(tmp_path: Path) -> None:
+def test_out_of_memory_gets_more_memory_then_cpu(tmp_path: Path) -> None:
     run: dict[str, Any] = {"resources": {"gpu": 0.25}, "retries": 0}
     failed, executor, _ = drive(tmp_path / "a", {"a": ["oom", "oom", "done"]}, **run)
     assert failed == 0 and [item.gpu for item in executor.asked] == [None, 0.5, 1.0]
@@ -130,7 +130,7 @@ def test_out_of_memory_gets_more_room_then_the_cpu(tmp_path: Path) -> None:
     ]
 
 
-def test_a_study_whose_trials_fail_is_given_up(tmp_path: Path) -> None:
+def test_study_with_failing_trials_is_given_up(tmp_path: Path) -> None:
     scripts = {name: ["done" if name in "ab" else "failed"] for name in "abcdefghij"}
     abort = {"failed_fraction": 0.5, "min_finished": 3}
     with pytest.raises(TrialFailed, match="2 of the 4 trials that ended have failed"):
@@ -141,13 +141,13 @@ def test_a_study_whose_trials_fail_is_given_up(tmp_path: Path) -> None:
     assert drive(tmp_path / "c", mostly, abort_study=abort)[0] == 1
 
 
-def test_what_somebody_else_stopped_is_missing_and_not_to_blame(tmp_path: Path) -> None:
+def test_trial_stopped_by_another_driver_is_missing_not_failed(tmp_path: Path) -> None:
     failed, _, ear = drive(tmp_path, {"a": ["stopped"], "b": ["done"]})
     assert failed == 1 and ear.heard == [("a", "stopped"), ("b", "done")]
     assert TrialFolder(job(tmp_path, "a").folder).failure() is None
 
 
-def test_a_full_disk_ends_no_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_does_not_end_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -156,7 +156,7 @@ def test_a_full_disk_ends_no_study(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert failed == 1 and ("b", "done") in ear.heard
 
 
-def test_code_that_changed_leaves_no_failure(tmp_path: Path) -> None:
+def test_changed_code_leaves_no_failure(tmp_path: Path) -> None:
     executor = Scripted(RunSpec(), {"a": ["done"], "b": ["refused"], "c": ["done"]})
     work = [job(tmp_path, name) for name in "abc"]
     planned, ear = planned_of(work), Ear()
@@ -170,7 +170,7 @@ def test_code_that_changed_leaves_no_failure(tmp_path: Path) -> None:
     assert not any(TrialFolder(item.folder).failure() for item in work)
 
 
-def test_what_an_attempt_says_of_itself(tmp_path: Path) -> None:
+def test_attempt_records_its_facts(tmp_path: Path) -> None:
     def tried(do: str, **limits: Any) -> tuple[str, str]:
         work = replace(job(tmp_path, do, **limits.pop("spec", {})), **limits)
         return base.attempt(work, "executor_runner", lambda: False)
@@ -185,7 +185,7 @@ def test_what_an_attempt_says_of_itself(tmp_path: Path) -> None:
     assert (job(tmp_path, "train").folder / "checkpoint").is_dir()
 
 
-def test_the_first_step_is_told_once(tmp_path: Path) -> None:
+def test_first_step_is_reported_once(tmp_path: Path) -> None:
     for steps, stages in ((1, ["tries"]), (4, ["tries", "begun"])):
         told: list[str] = []
         work = job(tmp_path, "step", steps=steps)
@@ -194,7 +194,7 @@ def test_the_first_step_is_told_once(tmp_path: Path) -> None:
         assert told == stages  # of the single step nobody asks again; its end tells as much
 
 
-def test_who_does_not_stop_when_its_time_is_up_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trial_that_ignores_its_time_limit_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "OVERDUE_S", 0.05)
     called: list[float] = []
     work = replace(job(tmp_path, "step", steps=1, **{"for": 0.6}), timeout_s=0.1)
@@ -202,7 +202,7 @@ def test_who_does_not_stop_when_its_time_is_up_is_ended(tmp_path: Path, monkeypa
     assert len(called) == 1
 
 
-def test_what_the_file_may_say() -> None:
+def test_retry_settings_of_study_file() -> None:
     run = RunSpec.model_validate({"resources": {"gpu": 0.25, "gpu_mem": "6GiB", "cpu": 2}, "retries": 2})
     assert (run.resources.gpu_mem, run.retries.lost, run.retries.preempted) == (6 << 30, 2, "always")
     assert RunSpec.model_validate({"resources": {"gpu_mem": "512 MB"}}).resources.gpu_mem == 512_000_000
@@ -223,7 +223,7 @@ def test_what_the_file_may_say() -> None:
     assert "retries\n  Input should be a valid dictionary" in refused(retries=True)
 
 
-def test_kinds_of_old_folders(tmp_path: Path) -> None:
+def test_failure_kinds_of_old_folders(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     (tmp_path / "failure.json").write_text('{"failure": "once", "traceback": "", "time": 0.0}')
     assert (folder.kind(), folder.failure()) == ("error", "once")

@@ -29,7 +29,7 @@ def feed(augment: list = [], seeds: dict = SEEDS, dtype: torch.dtype = torch.flo
     return Feed(prepare({**SYNTHETIC, **options}, SEEDS), augment, seeds, "cpu", dtype)
 
 
-def test_an_epoch_is_a_permutation_less_the_incomplete_batch() -> None:
+def test_epoch_is_permutation_without_incomplete_batch() -> None:
     one = feed()
     n = one.count()
     assert n == 120 and one.steps_per_epoch(25) == 4
@@ -45,14 +45,14 @@ def test_an_epoch_is_a_permutation_less_the_incomplete_batch() -> None:
     assert not torch.equal(one.batch(0, 25).id_B, one.batch(4, 25).id_B)
 
 
-def test_a_batch_larger_than_the_data_is_all_of_it() -> None:
+def test_batch_larger_than_data_has_all_of_it() -> None:
     one = feed(fraction=0.1)
     assert one.steps_per_epoch(500) == 1
     assert len(one.batch(0, 500).y_B) == one.count() < 500
     assert one.batch(3, 500).epoch == 3
 
 
-def test_batches_come_in_any_order_and_again() -> None:
+def test_batches_can_be_drawn_in_any_order_and_again() -> None:
     forward = [feed(EVERYTHING).batch(step, 16) for step in range(20)]
     one = feed(EVERYTHING)
     for step in (19, 3, 3, 11, 0):
@@ -61,7 +61,7 @@ def test_batches_come_in_any_order_and_again() -> None:
 
 
 @pytest.mark.parametrize("choice", EVERYTHING, ids=lambda choice: choice if isinstance(choice, str) else choice["type"])
-def test_the_batch_size_changes_no_samples_augmentation(choice) -> None:
+def test_batch_size_does_not_change_augmentation_of_sample(choice) -> None:
     def seen(batch_size: int) -> dict[int, torch.Tensor]:
         one, found = feed([choice, "flip"]), {}
         for step in range(one.steps_per_epoch(batch_size)):
@@ -77,7 +77,7 @@ def test_the_batch_size_changes_no_samples_augmentation(choice) -> None:
     assert any(not torch.equal(small[i], large[j]) for i in common for j in common if i != j)
 
 
-def test_epochs_seeds_and_places_in_the_list_draw_anew() -> None:
+def test_epoch_seed_and_list_position_change_draws() -> None:
     one = feed([{"type": "crop", "padding": 4}])
     everything = one.count()
 
@@ -98,7 +98,7 @@ def test_epochs_seeds_and_places_in_the_list_draw_anew() -> None:
     assert 0.3 < same < 0.7
 
 
-def test_normalisation_is_the_textbooks() -> None:
+def test_normalisation_equals_textbook() -> None:
     prepared = prepare(SYNTHETIC, SEEDS)
     one = Feed(prepared, [], SEEDS, "cpu", torch.float64)
     batch = one.batch(0, 32)
@@ -129,7 +129,7 @@ def test_normalisations_by_name(normalize, mean, std) -> None:
     assert (prepared.mean, prepared.std) == (mean, std)
 
 
-def test_evaluation_is_everything_once_in_order_without_augmentation() -> None:
+def test_evaluation_batches_have_every_image_once_without_augmentation() -> None:
     prepared = prepare(SYNTHETIC, SEEDS)
     one = Feed(prepared, EVERYTHING, SEEDS)
     for split, subset in (("train", prepared.train), ("val", prepared.val), ("test", prepared.test)):
@@ -141,7 +141,7 @@ def test_evaluation_is_everything_once_in_order_without_augmentation() -> None:
         assert torch.equal(torch.cat([batch.x_BCHW for batch in batches]), plain)
 
 
-def test_training_never_writes_to_the_images_it_was_given() -> None:
+def test_training_does_not_write_to_images() -> None:
     prepared = prepare(SYNTHETIC, SEEDS)
     before = prepared.train.pixels_MCHW.clone()
     one = Feed(prepared, EVERYTHING, SEEDS)
@@ -151,13 +151,13 @@ def test_training_never_writes_to_the_images_it_was_given() -> None:
     assert prepared.val.pixels_MCHW is prepared.train.pixels_MCHW, "no copy for each trial and split"
 
 
-def test_augmentations_come_from_the_resolved_choice() -> None:
+def test_augmentations_come_from_resolved_choice() -> None:
     resolved = slot("dataset").resolve({**SYNTHETIC, "augment": ["flip", {"type": "crop", "padding": 1}]})
     one = Feed(prepare(resolved, SEEDS), resolved.options["augment"], SEEDS)
     assert torch.equal(one.batch(2, 16).x_BCHW, feed(["flip", {"type": "crop", "padding": 1}]).batch(2, 16).x_BCHW)
 
 
-def test_twenty_trials_read_the_data_once_and_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_twenty_trials_read_data_once_with_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from vitlab.data.datasets.synthetic import Synthetic
 
     reads = []
@@ -174,7 +174,7 @@ def test_twenty_trials_read_the_data_once_and_memory_is_bounded(monkeypatch: pyt
     assert len(reads) == 2 + 2 * 8, "what was used last is still here"
 
 
-def test_prepared_says_what_it_is() -> None:
+def test_prepared_has_correct_facts() -> None:
     prepared = prepare({**SYNTHETIC, "channels": 1}, SEEDS)
     assert prepared.info == room.data_info({**SYNTHETIC, "channels": 1})
     assert dataclasses.is_dataclass(prepared) and prepared.train.x_NCHW.shape[1] == prepared.info.channels == 1
@@ -182,7 +182,7 @@ def test_prepared_says_what_it_is() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_batches_are_the_same_on_a_gpu() -> None:
+def test_batches_on_gpu_equal_cpu() -> None:
     prepared = prepare(SYNTHETIC, SEEDS)
     here, there = (Feed(prepared, EVERYTHING, SEEDS, device) for device in ("cpu", "cuda"))
     for step in range(6):

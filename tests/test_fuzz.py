@@ -7,7 +7,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
-def test_mutated_studies_are_plans_or_mistakes_of_the_user(tmp_path: Path) -> None:
+def test_mutated_study_gives_plan_or_user_error(tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "fuzz_studies.py"), "--mutants", "500", "--seed", "0"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

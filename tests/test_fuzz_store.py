@@ -7,7 +7,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
-def test_damaged_stores_are_read_without_a_traceback_and_completed_by_a_run(tmp_path: Path) -> None:
+def test_damaged_store_is_read_without_traceback_and_completed(tmp_path: Path) -> None:
     command = [sys.executable, str(HERE / "fuzz_store.py"), "--mutants", "60", "--seed", "0"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -47,7 +47,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, precision: str, steps: in
     return vitlab.run(folder / "tiny.yaml", out=folder / "out")
 
 
-def test_four_quarters_of_one_gpu_in_bf16_and_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_quarter_gpu_trials_in_bf16_run_and_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = run(tmp_path, monkeypatch, "bf16", 3000, resources={"gpu": 0.25}, engine="loop", explain=[3])
     assert (answer.trained, answer.failed) == (4, 0)
     frame = answer.results()
@@ -68,7 +68,7 @@ def test_four_quarters_of_one_gpu_in_bf16_and_explained(tmp_path: Path, monkeypa
     assert (folders[0].path / "explain" / "test-3" / "rollout_class.png").exists()
 
 
-def test_a_cohort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_of_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = run(tmp_path, monkeypatch, "fp32", 300, engine="vmap", workers=1)
     frame = answer.results()
     assert (answer.trained, answer.failed) == (4, 0)
@@ -92,7 +92,7 @@ class Greedy(Local):
     runner = "gpu_runner"
 
 
-def test_who_runs_out_of_memory_is_given_more_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_trial_gets_more_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two trials that say they need half a GPU and take 0.7 of it: the second dies, and goes on when the first is gone."""
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")

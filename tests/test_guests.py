@@ -102,7 +102,7 @@ def study(folder: Path, name: str, require: str = "[]", norm: str = "layernorm")
 # -- versions ---------------------------------------------------------------------------------------------------------
 
 
-def test_versions_that_a_study_requires(tmp_path: Path) -> None:
+def test_study_requires_plugin_versions(tmp_path: Path) -> None:
     install(tmp_path / "site", "acme-vit", "0.3.1", NORM, {"norm": ["same = acme_vit:Same"]})
     install(tmp_path / "site", "next-vit", "1.0rc1", NORM, {"norm": ["next = next_vit:Same"]}, needs="vitlab>=99")
     requirements = {
@@ -130,7 +130,7 @@ def test_versions_that_a_study_requires(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("specifier", [">=0.3,<1", "==1.*", "~=0.3", "!=0.3.1", ">1"])
 @pytest.mark.parametrize("version", ["0.2.9", "0.3.1", "1.0", "2.0.dev1"])
-def test_versions_compare_as_those_of_pip_do(specifier: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_compare_like_pip(specifier: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Found:
         name, requires = "acme-vit", None
 
@@ -145,7 +145,7 @@ def test_versions_compare_as_those_of_pip_do(specifier: str, version: str, monke
 # -- what is kept out -------------------------------------------------------------------------------------------------
 
 
-def test_guests_that_are_kept_out_are_not_there(tmp_path: Path) -> None:
+def test_excluded_plugins_are_unavailable(tmp_path: Path) -> None:
     site = tmp_path / "site"
     install(site, "acme-vit", "0.3.1", NORM, {"norm": ["same = acme_vit:Same"]})
     install(site, "other-vit", "2", NORM, {"norm": ["same = other_vit:Same", "layernorm = other_vit:Same"]})
@@ -176,7 +176,7 @@ def test_guests_that_are_kept_out_are_not_there(tmp_path: Path) -> None:
         assert {line.split()[1] for line in listed["out"].splitlines()} == there
 
 
-def test_a_clash_with_a_built_in_harms_no_study_that_takes_it_by_default(tmp_path: Path) -> None:
+def test_builtin_clash_leaves_default_studies_working(tmp_path: Path) -> None:
     """Of whatever kind its components are, the trials are those there would be without the guest."""
     site = tmp_path / "site"
     offered = {"norm": "layernorm", "position": "learned", "patch": "linear", "mlp": "gelu", "attention": "auto"}
@@ -194,7 +194,7 @@ def test_a_clash_with_a_built_in_harms_no_study_that_takes_it_by_default(tmp_pat
     assert run["code"] == 0, run["err"]
 
 
-def test_workers_keep_out_what_their_driver_does(tmp_path: Path) -> None:
+def test_workers_exclude_plugins_of_driver(tmp_path: Path) -> None:
     """The guest clashes with a built-in, so that a worker which saw it could not resolve the trial."""
     site = tmp_path / "site"
     install(site, "other-vit", "2", NORM, {"norm": ["layernorm = other_vit:Same"]})
@@ -205,7 +205,7 @@ def test_workers_keep_out_what_their_driver_does(tmp_path: Path) -> None:
     assert without["code"] == 0 and "1 distinct set" in without["out"], without
 
 
-def test_a_file_and_the_built_ins_are_not_plugins_to_keep_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_builtins_cannot_be_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(plugins.VARIABLE, "1")
     assert not plugins.is_disabled("vitlab") and not plugins.is_disabled("my_blocks.py")
 
@@ -213,7 +213,7 @@ def test_a_file_and_the_built_ins_are_not_plugins_to_keep_out(monkeypatch: pytes
 # -- what is said of them ---------------------------------------------------------------------------------------------
 
 
-def test_each_fault_is_told_where_it_matters_and_nowhere_else(tmp_path: Path) -> None:
+def test_plugin_faults_are_reported_only_where_relevant(tmp_path: Path) -> None:
     site = tmp_path / "site"
     install(site, "acme-vit", "0.3.1", NORM, {"norm": ["same = acme_vit:Same"], "nothing": ["x = acme_vit:Same"]})
     install(site, "broken-vit", "1", "raise RuntimeError('no luck')\n", {"norm": ["broken = broken_vit:X"]})
@@ -260,7 +260,7 @@ def test_each_fault_is_told_where_it_matters_and_nowhere_else(tmp_path: Path) ->
     }  # fmt: skip
 
 
-def test_plugins_that_are_kept_out_are_shown_and_not_imported(tmp_path: Path) -> None:
+def test_excluded_plugins_are_shown_and_not_imported(tmp_path: Path) -> None:
     site = tmp_path / "site"
     install(site, "acme-vit", "0.3.1", "raise RuntimeError('no luck')\n", {"norm": ["same = acme_vit:Same"]})
     (site / "acme_vit-0.3.1.dist-info" / "direct_url.json").write_text('{"url": "https://example.org/acme.git"}')
@@ -271,7 +271,7 @@ def test_plugins_that_are_kept_out_are_shown_and_not_imported(tmp_path: Path) ->
     ]
 
 
-def test_what_is_left_of_an_installation_harms_nobody(tmp_path: Path) -> None:
+def test_leftover_installation_is_harmless(tmp_path: Path) -> None:
     """Entry points whose metadata is gone, so that nobody knows whose they are."""
     site = tmp_path / "site"
     install(site, "acme-vit", "0.3.1", NORM, {"norm": ["same = acme_vit:Same"]})
@@ -282,7 +282,7 @@ def test_what_is_left_of_an_installation_harms_nobody(tmp_path: Path) -> None:
     assert "acme-vit 0.3.1" in listed["out"] and "unknown unknown" in listed["out"] and plugins["code"] == 0
 
 
-def test_fifty_guests_are_listed_and_validated_beside_without_importing_one(tmp_path: Path) -> None:
+def test_fifty_plugins_are_listed_without_import(tmp_path: Path) -> None:
     site = tmp_path / "site"
     for n in range(50):
         code = f"raise RuntimeError('imported {n}')\n"

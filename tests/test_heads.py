@@ -57,7 +57,7 @@ def test_class_token(prefix: tuple[str, ...]) -> None:
     np.testing.assert_allclose(numbers(built(x).logits), expected, atol=1e-12)
 
 
-def test_attention_pooling_by_hand() -> None:
+def test_attention_pooling_equals_hand_calculation() -> None:
     """Against a query per head and image, written out with numpy."""
     g = geometry()
     built = head.build({"type": "linear", "pool": "map"}, g).double()
@@ -140,7 +140,7 @@ def test_pre_logits_as_in_torchvision(size: int | None) -> None:
 
 
 @pytest.mark.parametrize("fusion", ["logits", "softmax", "cls", "dist"])
-def test_fusions_of_the_distilled_pair(fusion: str) -> None:
+def test_fusions_of_distilled_pair(fusion: str) -> None:
     g = geometry(("class", "distillation"))
     built = head.build({"type": "distilled", "fusion": fusion}, g).double().eval()
     x = tokens(g)
@@ -165,7 +165,7 @@ def test_fusions_of_the_distilled_pair(fusion: str) -> None:
     assert torch.equal(built.train().views(out)[""], views["logits"])
 
 
-def test_late_fusion_of_softmax_is_a_distribution_even_for_large_logits() -> None:
+def test_late_softmax_fusion_is_distribution_for_large_logits() -> None:
     built = head.build({"type": "distilled", "fusion": "softmax"}, geometry(("class", "distillation"))).eval()
     views = built.views(DistilledLogits(torch.tensor([[1e4, 0.0, 0.0]]), torch.tensor([[0.0, 1e4, 0.0]])))
     torch.testing.assert_close(views[""].exp(), torch.tensor([[0.5, 0.5, 0.0]]))
@@ -193,7 +193,7 @@ def test_probabilities_on_request(name: str, output: str) -> None:
         assert out[0] is out.probabilities
 
 
-def test_what_only_concerns_asking_is_not_in_the_key_of_a_trial() -> None:
+def test_prediction_only_options_are_not_in_trial_key() -> None:
     plain = head.resolve("distilled").hashed()
     assert head.resolve({"type": "distilled", "output": "probabilities"}).hashed() == plain
     assert head.resolve({"type": "distilled", "fusion": "softmax"}).hashed() != plain, "another val/accuracy"
@@ -202,7 +202,7 @@ def test_what_only_concerns_asking_is_not_in_the_key_of_a_trial() -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp", "distilled", "segmentation"])
-def test_a_head_of_zeros_knows_nothing(name: str) -> None:
+def test_zero_head_gives_uniform_prediction(name: str) -> None:
     g = geometry(("class", "distillation"))
     built = head.build({"type": name, "weights": "zero"}, g).double()
     for view in built.views(built(tokens(g))).values():
@@ -228,7 +228,7 @@ def bilinear(grid: Any, size: tuple[int, int]) -> Any:
 
 
 @pytest.mark.parametrize("prefix", PREFIXES, ids=str)
-def test_scores_of_patches_become_scores_of_pixels(prefix: tuple[str, ...]) -> None:
+def test_patch_scores_become_pixel_scores(prefix: tuple[str, ...]) -> None:
     g = geometry(prefix, classes=3)
     built = head.build("segmentation", g).double()
     x = tokens(g)
@@ -241,7 +241,7 @@ def test_scores_of_patches_become_scores_of_pixels(prefix: tuple[str, ...]) -> N
         np.testing.assert_allclose(numbers(out.logits)[image].transpose(1, 2, 0), expected, atol=1e-12)
 
 
-def test_a_segmentation_model() -> None:
+def test_segmentation_model() -> None:
     data = DataInfo(image=(16, 24), channels=1, classes=4, task="segmentation")
     options = {"patch_size": 4, "dim": 16, "depth": 1, "heads": 2, "registers": 1, "head": "segmentation"}
     built = model.build({"type": "vit", **options}, data)
@@ -257,7 +257,7 @@ def test_a_segmentation_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp", "distilled", "segmentation"])
-def test_a_norm_of_each_token_commutes_with_choosing_tokens(name: str) -> None:
+def test_token_norm_commutes_with_token_selection(name: str) -> None:
     task = "segmentation" if name == "segmentation" else "classification"
     data = DataInfo(image=(8, 8), channels=3, classes=3, task=task)
     outs = []
@@ -283,7 +283,7 @@ def test_a_norm_of_each_token_commutes_with_choosing_tokens(name: str) -> None:
 # -- MLPs and norms ---------------------------------------------------------------------------------------------------
 
 
-def test_gelu_is_the_exact_one_unless_asked() -> None:
+def test_gelu_is_exact_by_default() -> None:
     g = geometry()
     x = tokens(g)
     exact = slot("mlp").build("gelu", g).double()
@@ -296,7 +296,7 @@ def test_gelu_is_the_exact_one_unless_asked() -> None:
         np.testing.assert_allclose(numbers(built(x)), expected, atol=1e-12)
 
 
-def test_swiglu_by_its_formula() -> None:
+def test_swiglu_equals_formula() -> None:
     g = geometry()
     x, built = tokens(g), slot("mlp").build("swiglu", g).double()
     assert built.fc1_g.out_features == int(16 * 8 / 3)
@@ -306,7 +306,7 @@ def test_swiglu_by_its_formula() -> None:
 
 
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm", "none"])
-def test_norms_by_their_formulas(name: str) -> None:
+def test_norms_equal_formulas(name: str) -> None:
     g = geometry()
     # Small values show the epsilon, which a test at unit scale would not.
     x, built = tokens(g) * 1e-3, slot("norm").build(name, g.dim).double()
@@ -324,14 +324,14 @@ def test_norms_by_their_formulas(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
-def test_epsilon_is_an_option(name: str) -> None:
+def test_epsilon_is_option(name: str) -> None:
     x = torch.full((1, 1, 4), 1e-4, dtype=torch.float64) * torch.tensor([1.0, -1.0, 1.0, -1.0])
     wide, narrow = (slot("norm").build({"type": name, "eps": eps}, 4).double()(x) for eps in (1e-4, 1e-12))
     assert wide.abs().max().item() == pytest.approx(1e-4 / np.sqrt(1e-8 + 1e-4))
     assert narrow.abs().max().item() == pytest.approx(1, abs=1e-3)
 
 
-def test_bf16_under_autocast_and_by_itself() -> None:
+def test_norms_in_bf16_and_autocast() -> None:
     for name in slot("norm").names():
         built = slot("norm").build(name, 8)
         x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))

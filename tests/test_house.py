@@ -42,7 +42,7 @@ def called(*arguments: str) -> str:
     return f"from vitlab.cli import cli; cli.main({list(arguments)!r}, standalone_mode=False)"
 
 
-def test_opening_the_house_reading_lists_and_help_are_free() -> None:
+def test_importing_vitlab_lists_and_help_import_nothing_heavy() -> None:
     opened = ["import vitlab", "import vitlab.cli", "import vitlab.spec, vitlab.registry, vitlab.store.folders"]
     read = [called(*words) for words in (["--help"], ["list"], ["list", "position"], ["list", "--json"])]
     helped = [called(command, "--help") for command in COMMANDS]
@@ -50,7 +50,7 @@ def test_opening_the_house_reading_lists_and_help_are_free() -> None:
     assert len(found) == 3 + 4 + len(COMMANDS) and not any(found.values()), found
 
 
-def test_planning_imports_torch_and_no_more() -> None:
+def test_planning_imports_only_torch() -> None:
     """Not even to find out which code a trial would run."""
     study = ROOT / "pipelines" / "quickstart.yaml"
     workers = {"vitlab.training.cohort", "vitlab.training.artifacts", "vitlab.models.cost", "torch._dynamo"}
@@ -69,13 +69,13 @@ def test_public_names() -> None:
 
 
 @pytest.mark.parametrize("slot", registry.SLOT_MODULES)
-def test_the_listing_names_what_the_room_registers(slot: str) -> None:
+def test_listing_equals_registered_names(slot: str) -> None:
     """The listing reads the text of a room; the slot knows what was really registered."""
     listed = {entry.name for entry in registry.listing(slot)}
     assert listed == set(registry.slot(slot).names()) and listed
 
 
-def test_every_component_says_what_it_is_and_needs_no_option() -> None:
+def test_components_have_docstring_and_no_required_option() -> None:
     for slot in registry.SLOT_MODULES:
         for entry in registry.listing(slot):
             if entry.origin.source.endswith(".py"):
@@ -91,7 +91,7 @@ PARTS = {"pydantic_core": "pydantic"}
 """What a library has its users import from, and alone brings along in the one version that it works with."""
 
 
-def test_what_is_imported_is_declared() -> None:
+def test_imports_are_declared_dependencies() -> None:
     """What another library happens to bring along may leave with it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
@@ -130,7 +130,7 @@ def risks(source: str) -> list[str]:
     return found
 
 
-def test_no_file_is_read_that_could_run_something() -> None:
+def test_no_file_is_read_by_unsafe_loader() -> None:
     for file in (path for room in ("vitlab", "plugins", "docs") for path in (ROOT / room).rglob("*.py")):
         if "tests" not in file.parts:
             place = str(file.relative_to(ROOT))
@@ -150,16 +150,16 @@ def test_no_file_is_read_that_could_run_something() -> None:
         "subprocess.run(text, shell=True)",
     ],
 )
-def test_what_could_is_found(source: str) -> None:
+def test_unsafe_loader_is_detected(source: str) -> None:
     assert len(risks(f"def f(file, text):\n    return {source}")) == 1
 
 
-def test_names_of_the_top_level() -> None:
+def test_top_level_names() -> None:
     assert {"pyproject.toml", "vitlab", "plugins", "pipelines", "tests", "docker"} <= {p.name for p in ROOT.iterdir()}
 
 
 @pytest.mark.filterwarnings("ignore")  # what MLflow imports warns of itself
-def test_the_server_of_the_containers_answers_to_the_name_they_call_it_by() -> None:
+def test_container_server_answers_to_its_service_name() -> None:
     from mlflow.server.security_utils import is_allowed_host_header
 
     services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]

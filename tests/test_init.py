@@ -69,7 +69,7 @@ def compare(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("pool", ["cls", "map"])
-def test_as_timm_draws(scheme: Any, theirs: str, pool: str) -> None:
+def test_timm_scheme_equals_timm(scheme: Any, theirs: str, pool: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         reference = VisionTransformer(
@@ -78,14 +78,14 @@ def test_as_timm_draws(scheme: Any, theirs: str, pool: str) -> None:
     compare(canonical(built(init=scheme, registers=4, head={"type": "linear", "pool": pool})), reference.state_dict())
 
 
-def test_as_timm_draws_a_distilled_model() -> None:
+def test_timm_scheme_equals_timm_for_distilled_model() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         reference = VisionTransformerDistilled(**THEIRS)
     compare(canonical(built(prefix=["class", "distillation"], head="distilled")), reference.state_dict())
 
 
-def test_deit_draws_its_tokens_wide() -> None:
+def test_deit_draws_wide_tokens() -> None:
     ours = canonical(built(init="deit", prefix=["class", "distillation"], head="distilled", dim=128))
     for name in ("cls_token", "dist_token", "pos_embed", "head.weight", "blocks.0.attn.qkv.weight"):
         assert stats.kstest(ours[name].flatten().numpy(), stats.norm(scale=0.02).cdf).pvalue > 1e-3, name
@@ -94,7 +94,7 @@ def test_deit_draws_its_tokens_wide() -> None:
 
 
 @pytest.mark.parametrize("representation", [None, 48])
-def test_as_torchvision_draws(representation: int | None) -> None:
+def test_torchvision_scheme_equals_torchvision(representation: int | None) -> None:
     models = torchvision("torchvision.models.vision_transformer")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -111,7 +111,7 @@ def test_as_torchvision_draws(representation: int | None) -> None:
     compare(canonical(built(init="torchvision", head=head)), renamed)
 
 
-def test_bounds_of_the_uniform_draws() -> None:
+def test_bounds_of_uniform_draws() -> None:
     moco, torch_ = canonical(built(init="moco")), canonical(built(init="torch"))
     jax = canonical(built(init="jax"))
     for state, name, bound in [
@@ -129,7 +129,7 @@ def test_bounds_of_the_uniform_draws() -> None:
 # -- what a draw depends on -------------------------------------------------------------------------------------------
 
 
-def test_equal_seeds_equal_values_whatever_happened_before() -> None:
+def test_equal_seeds_give_equal_values() -> None:
     first = canonical(built(3, layer_scale=0.1))
     torch.rand(17)
     second = built(4, layer_scale=0.1)
@@ -146,7 +146,7 @@ def test_equal_seeds_equal_values_whatever_happened_before() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_no_two_parameters_share_their_draws() -> None:
+def test_no_two_parameters_share_draws() -> None:
     state = canonical(built())
     twins = [
         (f"blocks.0.{name}", f"blocks.1.{name}") for name in ("attn.qkv.weight", "mlp.fc1.weight", "attn.proj.weight")
@@ -161,7 +161,7 @@ IMPLEMENTATIONS = [entry.name for entry in listing("attention") if entry.origin.
 
 @pytest.mark.parametrize("attention", IMPLEMENTATIONS)
 @pytest.mark.parametrize("scheme", ["timm", "moco", "torch"])
-def test_arms_that_differ_in_attention_start_as_one_function(attention: str, scheme: str) -> None:
+def test_arms_with_different_attention_start_as_one_function(attention: str, scheme: str) -> None:
     x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     reference, other = built(1, init=scheme, attention="fused"), built(1, init=scheme, attention=attention)
     torch.testing.assert_close(other(x).logits, reference(x).logits, atol=1e-5, rtol=0)
@@ -185,7 +185,7 @@ def test_arms_that_differ_in_attention_start_as_one_function(attention: str, sch
     ],
     ids=str,
 )
-def test_arms_share_the_initial_values_of_what_they_share(options: Mapping[str, Any]) -> None:
+def test_arms_share_initial_values_of_common_parameters(options: Mapping[str, Any]) -> None:
     base, arm = canonical(built(2)), canonical(built(2, **options))
     shared = [name for name in base if name in arm and base[name].shape == arm[name].shape]
     assert {"cls_token", "blocks.0.attn.qkv.weight", "blocks.1.attn.proj.weight", "head.weight"} <= set(shared)
@@ -208,7 +208,7 @@ def test_scale_of_tokens_and_positions(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", slot("init").names())
 @pytest.mark.parametrize("head", ["linear", "mlp", "distilled"])
-def test_a_head_of_zeros_stays_one(scheme: str, head: str) -> None:
+def test_zero_head_stays_zero(scheme: str, head: str) -> None:
     made = built(init=scheme, head={"type": head, "weights": "zero"}, prefix=["class", "distillation"])
     views = made.views(made(torch.randn(2, 3, 16, 16)))
     assert all((view - view[:, :1]).abs().max() < 1e-6 for view in views.values())
@@ -219,7 +219,7 @@ def test_a_head_of_zeros_stays_one(scheme: str, head: str) -> None:
         assert state["pre_logits.fc.weight"].any()
 
 
-def test_layer_scale_and_norms_keep_their_start() -> None:
+def test_layer_scale_and_norms_keep_initial_values() -> None:
     state = canonical(built(layer_scale=1e-4))
     assert torch.equal(state["blocks.1.ls2.gamma"], torch.full((64,), 1e-4))
     assert torch.equal(state["blocks.1.norm2.weight"], torch.ones(64))
@@ -229,7 +229,7 @@ def test_layer_scale_and_norms_keep_their_start() -> None:
 # -- guests -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_guest_that_draws_for_itself_depends_on_the_seed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_with_own_draws_depends_on_seed_only(monkeypatch: pytest.MonkeyPatch) -> None:
     from vitlab.components.mlp import MLP
 
     class Spectral(MLP):
@@ -256,7 +256,7 @@ def test_a_guest_that_draws_for_itself_depends_on_the_seed_alone(monkeypatch: py
     assert not one.own.bias.any()
 
 
-def test_every_scheme_keeps_the_contract() -> None:
+def test_schemes_pass_contract_test() -> None:
     for name in slot("init").names():
         scheme = slot("init").build(name)
         assert isinstance(scheme, Init)

@@ -58,7 +58,7 @@ def study(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1, 0.3, 0.7, 1.5])
-def test_interrupt_while_a_command_begins_is_one_line(tmp_path: Path, delay_s: float) -> None:
+def test_interrupt_at_command_start_prints_one_line(tmp_path: Path, delay_s: float) -> None:
     process = begun(tmp_path, "plan", study(tmp_path), "--cost", "--set", "seeds=20000")
     time.sleep(delay_s)
     process.send_signal(signal.SIGINT)
@@ -66,7 +66,7 @@ def test_interrupt_while_a_command_begins_is_one_line(tmp_path: Path, delay_s: f
     assert (process.returncode, err) == (130, "interrupted\n"), out
 
 
-def test_interrupt_within_code_made_from_text_is_exit_code_130(tmp_path: Path) -> None:
+def test_interrupt_in_exec_code_exits_with_130(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text("import os, signal, time\nexec('os.kill(os.getpid(), signal.SIGINT); time.sleep(60)')\n")
     words = [sys.executable, "-m", "vitlab", "validate", study(tmp_path), "--plugin", plugin]
@@ -80,7 +80,7 @@ def training(folder: Path) -> bool:
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.05])
 @pytest.mark.parametrize("moment", ["planning", "starting", "training"])
-def test_storm_of_interrupts_leaves_one_line_and_no_worker(tmp_path: Path, moment: str, pause_s: float) -> None:
+def test_many_interrupts_leave_one_line_and_no_worker(tmp_path: Path, moment: str, pause_s: float) -> None:
     process = begun(tmp_path, "run", study(tmp_path))
     deadline = time.monotonic() + 180
     lock = tmp_path / "vitlab-runs" / "studies" / "tiny" / "driver.lock"
@@ -106,7 +106,7 @@ def test_storm_of_interrupts_leaves_one_line_and_no_worker(tmp_path: Path, momen
         assert all(json.loads(line) for line in file.read_text().splitlines())
 
 
-def test_terminate_is_an_interrupt_of_a_run(tmp_path: Path) -> None:
+def test_sigterm_interrupts_run(tmp_path: Path) -> None:
     process = begun(tmp_path, "run", study(tmp_path))
     while not training(tmp_path):
         assert process.poll() is None

@@ -91,7 +91,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Answ
 # -- in Python --------------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_shows_its_sentences_and_leads_to_the_report(
+def test_answer_shows_sentences_and_report_link(
     answered: tuple[Path, Path, Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, out, answer = answered
@@ -109,7 +109,7 @@ def test_an_answer_shows_its_sentences_and_leads_to_the_report(
     assert answer.report.is_file()
 
 
-def test_curves_are_those_of_the_trials(answered: tuple[Path, Path, Answer]) -> None:
+def test_history_equals_trials(answered: tuple[Path, Path, Answer]) -> None:
     file, out, answer = answered
     curves = vitlab.history(file, out=out)
     assert {name: str(kind) for name, kind in curves.dtypes.items()} == {
@@ -128,7 +128,7 @@ def test_curves_are_those_of_the_trials(answered: tuple[Path, Path, Answer]) -> 
         assert found == {key: value for key, value in expected.items() if not key[1].startswith("system/")} and found
 
 
-def test_predictions_have_the_columns_promised(answered: tuple[Path, Path, Answer]) -> None:
+def test_predictions_have_documented_columns(answered: tuple[Path, Path, Answer]) -> None:
     file, out, _ = answered
     found = vitlab.predictions(file, out=out)
     assert {name: str(kind) for name, kind in found.dtypes.items()} == {
@@ -137,7 +137,7 @@ def test_predictions_have_the_columns_promised(answered: tuple[Path, Path, Answe
 
 
 @pytest.mark.parametrize("name", ["run", "results", "compare", "history", "predictions", "load"])
-def test_a_study_is_a_path(name: str) -> None:
+def test_study_may_be_a_path(name: str) -> None:
     with pytest.raises(UserError, match=r"named by the path of its file or folder; found a dict\. Write its content"):
         getattr(vitlab, name)({"study": "s"})
 
@@ -145,7 +145,7 @@ def test_a_study_is_a_path(name: str) -> None:
 # -- nothing is computed twice ----------------------------------------------------------------------------------------
 
 
-def test_planning_looks_up_no_result_while_all_data_is_here(
+def test_planning_reads_no_result_if_data_is_present(
     answered: tuple[Path, Path, Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thousands of trials would be thousands of files."""
@@ -158,7 +158,7 @@ def test_planning_looks_up_no_result_while_all_data_is_here(
     assert lab.plan_study(file, out=out)[1].trials == answer.plan.trials
 
 
-def test_a_study_trains_every_arm_with_every_seed(answered: tuple[Path, Path, Answer]) -> None:
+def test_study_trains_every_arm_with_every_seed(answered: tuple[Path, Path, Answer]) -> None:
     _, out, answer = answered
     assert (answer.trained, answer.cached, answer.failed) == (4, 0, 0)
     frame = vitlab.results(answer.folder)
@@ -173,7 +173,7 @@ def test_a_study_trains_every_arm_with_every_seed(answered: tuple[Path, Path, An
     pd.testing.assert_frame_equal(frame, pd.read_parquet(answer.folder / "report" / "results.parquet"))
 
 
-def test_a_second_run_trains_nothing_and_an_added_seed_trains_itself(
+def test_second_run_trains_nothing_and_added_seed_trains_alone(
     answered: tuple[Path, Path, Answer], tmp_path: Path
 ) -> None:
     file, out, _ = answered
@@ -187,7 +187,7 @@ def test_a_second_run_trains_nothing_and_an_added_seed_trains_itself(
     assert set(more.results()["seed"]) == {0, 1, 2}
 
 
-def test_arms_by_pattern_leave_the_others_for_later(tmp_path: Path) -> None:
+def test_arm_pattern_leaves_other_arms_for_later(tmp_path: Path) -> None:
     file = study(tmp_path)
     part = vitlab.run(file, out=tmp_path / "out", only="position=*")
     assert part.trained == 2 and set(part.results().dropna(subset="val/accuracy")["arm"]) == {"position=none"}
@@ -195,7 +195,7 @@ def test_arms_by_pattern_leave_the_others_for_later(tmp_path: Path) -> None:
     assert (rest.trained, rest.cached) == (2, 2)
 
 
-def test_an_arm_is_named_by_its_own_name_and_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_unknown_arm_name_is_refused(tmp_path: Path) -> None:
     file = study(tmp_path, design={"one_at_a_time": {"model.patch_size": [[2, 4]]}}, seeds=1)
     with pytest.raises(UserError, match=r"no arm is called 'baselin'. Did you mean 'baseline'"):
         vitlab.run(file, out=tmp_path / "out", only="baselin")
@@ -203,7 +203,7 @@ def test_an_arm_is_named_by_its_own_name_and_a_name_that_is_none_is_refused(tmp_
     assert vitlab.run(file, out=tmp_path / "out", only="patch_size=[2, 4]").trained == 1
 
 
-def test_code_that_changed_trains_the_trials_that_use_it_and_comments_train_none(
+def test_changed_code_retrains_affected_trials_but_comments_do_not(
     answered: tuple[Path, Path, Answer], tmp_path: Path
 ) -> None:
     file, out, _ = answered
@@ -236,7 +236,7 @@ def test_code_that_changed_trains_the_trials_that_use_it_and_comments_train_none
 
 
 @pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")  # it is meant to live on
-def test_a_run_in_the_background_can_be_looked_at_and_stopped(
+def test_background_run_can_be_followed_and_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Stopped as by Ctrl-C: its trials write checkpoints."""
@@ -269,7 +269,7 @@ def test_a_run_in_the_background_can_be_looked_at_and_stopped(
 
 
 @pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")
-def test_a_run_in_the_background_that_cannot_begin_says_so(tmp_path: Path) -> None:
+def test_failing_background_run_reports_error(tmp_path: Path) -> None:
     file = study(tmp_path, seeds=0)
     with pytest.raises(SpecError, match="seeds"):
         cli.main(["run", str(file), "--out", str(tmp_path / "out"), "--detach"], standalone_mode=False)
@@ -291,9 +291,7 @@ class Ear(Watch):
         self.said.append(f"{planned.arm} {how}")
 
 
-def test_a_second_driver_looks_on_and_goes_on_when_the_first_is_gone(
-    answered: tuple[Path, Path, Answer], tmp_path: Path
-) -> None:
+def test_second_driver_follows_and_takes_over(answered: tuple[Path, Path, Answer], tmp_path: Path) -> None:
     _, done, _ = answered
     file, out, ear = study(tmp_path), tmp_path / "out", Ear()
     (one, *_) = [path.relative_to(done).parent for path in sorted(done.glob("trials/*/*/result.json"))]
@@ -319,7 +317,7 @@ def test_a_second_driver_looks_on_and_goes_on_when_the_first_is_gone(
     assert (answer.trained, answer.cached) == (3, 1)
 
 
-def test_a_trial_that_failed_is_parked_until_it_is_asked_for(tmp_path: Path) -> None:
+def test_failed_trial_is_skipped_until_requested(tmp_path: Path) -> None:
     plugin = tmp_path / "moody_optimizer.py"
     plugin.write_text(
         "import os\nfrom vitlab.training.optim import AdamW, optimizer\n"
@@ -353,7 +351,7 @@ def test_a_trial_that_failed_is_parked_until_it_is_asked_for(tmp_path: Path) -> 
     assert (retried.trained, retried.cached, retried.failed) == (1, 1, 0)
 
 
-def test_a_trial_that_others_start_from_is_parked_too_once_it_failed(tmp_path: Path) -> None:
+def test_failed_prerequisite_is_skipped_until_requested(tmp_path: Path) -> None:
     plugin, tries = tmp_path / "never_optimizer.py", tmp_path / "tries"
     plugin.write_text(
         "from vitlab.training.optim import AdamW, optimizer\n"
@@ -372,7 +370,7 @@ def test_a_trial_that_others_start_from_is_parked_too_once_it_failed(tmp_path: P
     assert tries.read_text() == ".."
 
 
-def test_weights_that_were_not_kept_come_back_where_another_trial_starts_from_them(tmp_path: Path) -> None:
+def test_missing_weights_are_retrained_for_dependent_trial(tmp_path: Path) -> None:
     run = {"executor": "inline", "tracking_uri": NOWHERE}
     file = study(tmp_path, design=None, seeds=1, run={**run, "keep": "none"})
     assert vitlab.run(file, out=tmp_path / "out").trained == 1
@@ -389,19 +387,19 @@ def test_weights_that_were_not_kept_come_back_where_another_trial_starts_from_th
     assert json.loads(after[name])["outcome"] == json.loads(old)["outcome"]
 
 
-def test_seeds_that_are_one_trial_train_it_once(tmp_path: Path) -> None:
+def test_equal_seeds_are_trained_once(tmp_path: Path) -> None:
     answer = vitlab.run(study(tmp_path, seeds={"count": 3, "vary": []}), out=tmp_path / "out")
     assert answer.trained == 2 == len(trials(tmp_path / "out"))
     assert len(answer.results()) == 6
 
 
-def test_a_file_without_a_name_is_no_study_to_look_at(tmp_path: Path) -> None:
+def test_file_without_name_is_refused_as_study(tmp_path: Path) -> None:
     (tmp_path / "nameless.yaml").write_text("question: Which?\n")
     with pytest.raises(UserError, match=r"nameless.yaml names no study"):
         vitlab.results(tmp_path / "nameless.yaml", out=tmp_path)
 
 
-def test_what_the_command_line_changed_is_kept_with_the_study(tmp_path: Path) -> None:
+def test_command_line_changes_are_stored_with_study(tmp_path: Path) -> None:
     file = study(tmp_path, seeds=1, design=None, run={"executor": "inline"})
     changes = {"run.tracking_uri": NOWHERE, "model.dim": 4, "question": "Why not?"}
     answer = vitlab.run(file, out=tmp_path / "out", changes=changes)
@@ -419,7 +417,7 @@ def test_what_the_command_line_changed_is_kept_with_the_study(tmp_path: Path) ->
 # -- what was computed can be had -------------------------------------------------------------------------------------
 
 
-def test_a_loaded_model_gives_the_stored_predictions(answered: tuple[Path, Path, Answer]) -> None:
+def test_loaded_model_reproduces_stored_predictions(answered: tuple[Path, Path, Answer]) -> None:
     _, _, answer = answered
     stored = vitlab.predictions(answer.folder).query("arm == 'position=none' and seed == 1 and split == 'test'")
     model, transform = vitlab.load(answer.folder, arm="position=none", seed=1)
@@ -439,7 +437,7 @@ def test_a_loaded_model_gives_the_stored_predictions(answered: tuple[Path, Path,
 
 
 @pytest.mark.parametrize("name", ["status", "report"])
-def test_looking_at_a_study_imports_nothing_heavy(name: str, answered: tuple[Path, Path, Answer]) -> None:
+def test_reading_a_study_imports_nothing_heavy(name: str, answered: tuple[Path, Path, Answer]) -> None:
     file, out, _ = answered
     heavy = ("torch", "mlflow", "pandas", "ray")
     code = (
@@ -451,7 +449,7 @@ def test_looking_at_a_study_imports_nothing_heavy(name: str, answered: tuple[Pat
     assert "position=none" in done.stdout or "tiny" in done.stdout
 
 
-def test_the_report_is_whole(answered: tuple[Path, Path, Answer]) -> None:
+def test_report_is_complete(answered: tuple[Path, Path, Answer]) -> None:
     folder = answered[2].folder / "report"
     assert {"report.html", "report.md", "results.parquet"} <= {file.name for file in folder.iterdir()}
     assert Store(answered[1]).study("tiny") == answered[2].folder

@@ -45,14 +45,12 @@ def without_locks(patch: pytest.MonkeyPatch, error: int = errno.ENOLCK) -> None:
     patch.setattr(locks, "SILENT_S", SILENT_S)
 
 
-def test_looking_leaves_nothing(tmp_path: Path) -> None:
+def test_reading_locks_leaves_no_file(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     assert not folder.is_locked() and list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_that_was_deleted_keeps_nobody_out_and_lets_nobody_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deleted_lock_blocks_nobody_and_loses_ownership(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As 'vitlab gc' deletes it between opening and locking: both would hold it, each a file of its own."""
     lock = tmp_path / "trial" / "lock"
     flock, once = fcntl.flock, [True]
@@ -70,14 +68,14 @@ def test_a_lock_that_was_deleted_keeps_nobody_out_and_lets_nobody_in(
     assert not is_locked(lock)
 
 
-def test_an_error_inside_of_a_lease_comes_out_as_it_is(tmp_path: Path) -> None:
+def test_exception_inside_lock_is_propagated(tmp_path: Path) -> None:
     for error in (FileNotFoundError("its data"), BlockingIOError("its socket"), Busy("another")):
         with pytest.raises(type(error)) as caught, TrialFolder(tmp_path).lease():
             raise error
         assert caught.value is error
 
 
-def test_a_file_that_cannot_be_locked_is_said_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlockable_file_gives_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_locks(monkeypatch, errno.EIO)
     with pytest.raises(UserError, match=r"cannot be locked \(Input/output error\)"), TrialFolder(tmp_path).lease():
         pass
@@ -90,7 +88,7 @@ def no_room(*_: object) -> None:
 @pytest.mark.parametrize(
     ("broken", "why"), [("mkdir", "Not a directory"), ("open", "Is a directory"), ("beside", "No space left on device")]
 )
-def test_where_nothing_can_be_written_nothing_can_be_held_and_a_sentence_says_why(
+def test_unwritable_folder_gives_one_sentence(
     broken: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = TrialFolder(tmp_path / "key" / "code")
@@ -112,9 +110,7 @@ def test_where_nothing_can_be_written_nothing_can_be_held_and_a_sentence_says_wh
         assert folder.checkpoint.exists()
 
 
-def test_a_heartbeat_that_a_full_disk_cut_short_keeps_nobody_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncated_heartbeat_does_not_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_locks(monkeypatch)
     monkeypatch.setattr(locks, "SILENT_S", 120.0)
     with monkeypatch.context() as full:
@@ -133,7 +129,7 @@ class Full(io.FileIO):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_who_holds_a_lock_stands_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_file_names_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     me = process(os.getpid())
     assert me.split("/")[1] == str(os.getpid()) and process(2**22 + 1) == ""
     monkeypatch.setenv(DRIVER, "elsewhere/1/2")
@@ -142,7 +138,7 @@ def test_who_holds_a_lock_stands_in_it(tmp_path: Path, monkeypatch: pytest.Monke
     assert owner(tmp_path / "none") == ("", "")
 
 
-def test_hold_waits_for_processes_that_only_look(tmp_path: Path) -> None:
+def test_acquire_waits_for_readers(tmp_path: Path) -> None:
     """A look shares the lock; this one takes longer than any."""
     (tmp_path / "lock").touch()
     look = open(tmp_path / "lock", "rb")  # noqa: SIM115
@@ -155,13 +151,13 @@ def test_hold_waits_for_processes_that_only_look(tmp_path: Path) -> None:
         entered.result(timeout=60)
 
 
-def test_hold_of_a_held_lease_is_busy_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acquire_of_held_lock_fails_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", None)
     with hold(tmp_path / "lock"), pytest.raises(Busy), hold(tmp_path / "lock"):
         pass
 
 
-def test_locks_is_true_of_the_process_that_holds_the_lock_alone(tmp_path: Path) -> None:
+def test_is_locked_is_true_only_for_owner_process(tmp_path: Path) -> None:
     ours, theirs = multiprocessing.Pipe()
     other = multiprocessing.get_context("spawn").Process(target=_hold, args=(tmp_path, theirs))
     other.start()
@@ -189,7 +185,7 @@ def _hold(path: Path, ready: Connection) -> None:
         signal.pause()
 
 
-def test_a_lease_is_exclusive_and_ends_with_its_process(tmp_path: Path) -> None:
+def test_lock_is_exclusive_and_ends_with_process(tmp_path: Path) -> None:
     ours, theirs = multiprocessing.Pipe()
     holder = multiprocessing.get_context("spawn").Process(target=_hold, args=(tmp_path, theirs))
     holder.start()
@@ -226,9 +222,7 @@ def _hold_and_write(path: Path, parent: Connection) -> None:
         parent.send("left")
 
 
-def test_a_holder_that_was_silent_for_too_long_is_taken_for_dead_and_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_owner_is_declared_dead_and_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_locks(monkeypatch)
     ours, theirs = multiprocessing.Pipe()
     other = multiprocessing.get_context("spawn").Process(target=_hold_and_write, args=(tmp_path, theirs))
@@ -269,7 +263,7 @@ def _entered(lease: ExitStack, folder: TrialFolder) -> bool:
     return True
 
 
-def test_a_holder_that_is_slow_is_not_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_owner_is_not_declared_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its thread says that it is there, whatever the rest of it does."""
     without_locks(monkeypatch)
     monkeypatch.setattr(locks, "SILENT_S", 0.5)
@@ -283,7 +277,7 @@ def test_a_holder_that_is_slow_is_not_taken_for_dead(tmp_path: Path, monkeypatch
     assert not is_locked(tmp_path / "lock") and not lease.exists()
 
 
-def test_of_several_who_find_a_dead_holder_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_several_drivers_takes_over_stale_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between looking and taking, another has come: this one does not hold it as well."""
     without_locks(monkeypatch)
     lock, lease = tmp_path / "lock", tmp_path / "lock.held"
@@ -303,9 +297,7 @@ def test_of_several_who_find_a_dead_holder_one_goes_on(tmp_path: Path, monkeypat
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_who_cannot_see_the_other_driver_for_its_clock_looks_on_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_with_skewed_clock_still_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock here is ahead of the file system's: to look at, the lease of the other seems silent."""
     from vitlab.driver import scheduler
     from vitlab.driver.study_lock import sole_driver
@@ -349,7 +341,7 @@ SPEC = {
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_a_training_that_was_taken_over_leaves_all_to_the_other(
+def test_training_that_lost_its_lock_writes_nothing(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vitlab.plan.values import Trial  # here, for the other tests' processes need no torch
@@ -385,7 +377,7 @@ def test_a_training_that_was_taken_over_leaves_all_to_the_other(
 
 
 @pytest.mark.parametrize("at", ["require_stackable", "begin"])
-def test_a_cohort_of_which_one_was_taken_over_as_it_began_is_not_taken_to_be_impossible_to_stack(
+def test_lost_lock_in_batch_is_not_taken_for_stacking_failure(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vitlab.plan.values import Trial

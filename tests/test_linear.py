@@ -27,7 +27,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(x_NP / 16).view(-1, 1, 8, 8), torch.from_numpy(y_N)
 
 
-def test_its_optimum_is_that_of_scikit_learn() -> None:
+def test_optimum_equals_scikit_learn() -> None:
     """The same strictly convex loss, minimised by each in its own way, in float64."""
     x_NCHW, y_N = digits()
     index = train_test_split(np.arange(len(y_N)), test_size=0.25, random_state=0)
@@ -58,7 +58,7 @@ def test_its_optimum_is_that_of_scikit_learn() -> None:
     assert float((predicted.argmax(1) == y_test).double().mean()) > 0.93
 
 
-def test_gradient_by_the_formula() -> None:
+def test_gradient_equals_formula() -> None:
     """(p - y) x, averaged over the batch."""
     x, y = digits()
     x, y = x[:50], y[:50]
@@ -77,7 +77,7 @@ def test_gradient_by_the_formula() -> None:
     np.testing.assert_allclose(bias.grad.numpy(), off.mean(0), rtol=1e-12, atol=1e-15)
 
 
-def test_trained_as_any_arm_is_it_is_within_a_point_of_scikit_learn() -> None:
+def test_trained_as_arm_is_within_a_point_of_scikit_learn() -> None:
     prepared = prepare(slot("dataset").resolve({"type": "digits", "normalize": "unit"}), SEEDS)
     ours = model.build("linear", prepared.info)
     ours.initialise(0)
@@ -94,21 +94,21 @@ def test_trained_as_any_arm_is_it_is_within_a_point_of_scikit_learn() -> None:
     assert trained.metrics["test/accuracy"] == pytest.approx(theirs.score(*test), abs=0.01)
 
 
-def test_starts_with_every_class_as_likely() -> None:
+def test_initial_prediction_is_uniform() -> None:
     built = model.build("linear", DIGITS)
     for seed in (0, 1):
         built.initialise(seed)
         assert not built(torch.randn(3, 1, 8, 8)).logits.any()
 
 
-def test_cost_by_hand() -> None:
+def test_cost_equals_hand_calculation() -> None:
     cost = cost_of("linear", DataInfo(image=(28, 28), channels=1, classes=10))
     assert (cost.params, cost.body_params, cost.macs) == (7850, 0, 7840)
     colour = cost_of("linear", DataInfo(image=(3, 5), channels=3, classes=2))
     assert (colour.params, colour.macs) == (92, 90)
 
 
-def test_has_no_answer_for_every_pixel() -> None:
+def test_segmentation_is_refused() -> None:
     data = DataInfo(image=(8, 8), channels=1, classes=10, task="segmentation")
     with pytest.raises(OptionError, match="one prediction per image"):
         model.build("linear", data)

@@ -30,7 +30,7 @@ def loss(choice: str | dict[str, Any], logits: Tensor, target: Tensor) -> float:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
-def test_cross_entropy_is_the_formula_and_timms(smoothing: float) -> None:
+def test_cross_entropy_equals_formula_and_timm(smoothing: float) -> None:
     logits, target = batch()
     z, k = logits.double().numpy(), logits.shape[1]
     log_p = z - np.log(np.exp(z).sum(1, keepdims=True))
@@ -45,7 +45,7 @@ def test_cross_entropy_is_the_formula_and_timms(smoothing: float) -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_cross_entropy_of_probabilities_is_the_softmax_of_a_softmax(smoothing: float) -> None:
+def test_cross_entropy_of_probabilities_applies_softmax_twice(smoothing: float) -> None:
     logits, target = batch()
     network_that_ends_in_a_softmax = torch.nn.Softmax(dim=-1)
     wanted = torch.nn.CrossEntropyLoss(label_smoothing=smoothing)(
@@ -60,7 +60,7 @@ def test_cross_entropy_of_probabilities_is_the_softmax_of_a_softmax(smoothing: f
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_bce_is_the_formula_and_timms(smoothing: float) -> None:
+def test_bce_equals_formula_and_timm(smoothing: float) -> None:
     logits, target = batch()
     z, k = logits.double().numpy(), logits.shape[1]
     wanted = np.full(z.shape, smoothing / k)
@@ -82,7 +82,7 @@ def test_every_pixel_is_one_decision(name: str) -> None:
     assert loss(name, logits.double(), target) == pytest.approx(np.mean(per_image), rel=1e-12)
 
 
-def test_the_gradient_is_that_of_the_formula() -> None:
+def test_gradient_equals_formula() -> None:
     logits, target = batch()
     logits = logits.double().requires_grad_()
     slot("loss").build({"type": "cross_entropy", "label_smoothing": 0.2})({"": logits}, target).total.backward()
@@ -103,7 +103,7 @@ def tallied(views: dict[str, Tensor], target: Tensor, size: int) -> MetricAccumu
     return tally
 
 
-def test_classification_is_as_scikit_learn_and_the_definition_say() -> None:
+def test_classification_metrics_equal_scikit_learn_and_definition() -> None:
     from sklearn.metrics import accuracy_score, log_loss, top_k_accuracy_score
 
     logits, target = batch(90, 9)
@@ -124,12 +124,12 @@ def test_classification_is_as_scikit_learn_and_the_definition_say() -> None:
     np.testing.assert_allclose(columns["loss"], -np.log(p[np.arange(90), y]), rtol=1e-4)
 
 
-def test_top5_says_nothing_about_five_classes() -> None:
+def test_top5_of_five_classes_is_refused() -> None:
     logits, target = batch(20, 5)
     assert set(tallied({"": logits}, target, 20).metrics()) == {"loss", "accuracy", "ece"}
 
 
-def test_calibration_error_by_hand() -> None:
+def test_calibration_error_equals_hand_calculation() -> None:
     # Bin (0.4, 0.4667]: two images at 0.45, one right. Bin (0.8667, 0.9333]: two at 0.9, both right.
     p = torch.tensor([0.45, 0.45, 0.9, 0.9])
     right = torch.tensor([True, False, True, True])
@@ -137,7 +137,7 @@ def test_calibration_error_by_hand() -> None:
     assert calibration_error(torch.ones(3), torch.ones(3, dtype=torch.bool)) == 0
 
 
-def test_calibration_error_by_the_definition() -> None:
+def test_calibration_error_equals_definition() -> None:
     g = np.random.default_rng(0)
     p, right = g.uniform(0.1, 1, 500), g.integers(0, 2, 500).astype(bool)
     wanted = 0.0
@@ -148,7 +148,7 @@ def test_calibration_error_by_the_definition() -> None:
     assert calibration_error(torch.tensor(p), torch.tensor(right)) == pytest.approx(wanted, abs=1e-12)
 
 
-def test_segmentation_is_as_scikit_learn_says() -> None:
+def test_segmentation_metrics_equal_scikit_learn() -> None:
     from sklearn.metrics import accuracy_score, jaccard_score
 
     logits, target = batch(6, 4, 8, 8)
@@ -163,6 +163,6 @@ def test_segmentation_is_as_scikit_learn_says() -> None:
     assert tally.columns()["pixel_accuracy"].shape == (6,)
 
 
-def test_a_class_that_does_not_occur_does_not_count() -> None:
+def test_absent_class_does_not_count() -> None:
     confusion = torch.tensor([[3, 1, 0], [0, 4, 0], [0, 0, 0]])
     assert mean_iou(confusion) == pytest.approx((3 / 4 + 4 / 5) / 2)

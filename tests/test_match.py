@@ -68,7 +68,7 @@ def problems(tmp_path: Path, **study: Any) -> list[str]:
 
 @pytest.mark.parametrize("quantity", ["params", "body_params", "macs", "train_macs"])
 @pytest.mark.parametrize("depth", [1, 3, 5, 11])
-def test_a_width_is_the_best_of_all_that_keep_heads_whole(tmp_path: Path, quantity: str, depth: int) -> None:
+def test_width_is_best_of_all_with_whole_heads(tmp_path: Path, quantity: str, depth: int) -> None:
     plan = planned(
         tmp_path,
         design={"one_at_a_time": {"model.depth": [depth]}},
@@ -87,7 +87,7 @@ def test_a_width_is_the_best_of_all_that_keep_heads_whole(tmp_path: Path, quanti
 
 
 @pytest.mark.parametrize("knob", ["steps", "images"])
-def test_a_length_makes_up_for_the_work_of_a_step(tmp_path: Path, knob: str) -> None:
+def test_steps_compensate_work_per_step(tmp_path: Path, knob: str) -> None:
     length = {"steps": 200} if knob == "steps" else {"images": 3200}
     plan = planned(
         tmp_path,
@@ -108,7 +108,7 @@ def test_a_length_makes_up_for_the_work_of_a_step(tmp_path: Path, knob: str) -> 
         assert sum(name in train for name in ("steps", "images", "epochs")) == 1
 
 
-def test_what_costs_nothing_cannot_be_equalled(tmp_path: Path) -> None:
+def test_baseline_without_cost_cannot_be_matched(tmp_path: Path) -> None:
     (said,) = problems(
         tmp_path,
         base={**BASE, "train": {"steps": 0, "batch_size": 16}},
@@ -118,7 +118,7 @@ def test_what_costs_nothing_cannot_be_equalled(tmp_path: Path) -> None:
     assert "there is nothing to equal: its baseline has 0 train_macs" in said
 
 
-def test_epochs_are_matched_where_they_hold_the_same_images(tmp_path: Path) -> None:
+def test_epochs_are_matched_if_images_are_equal(tmp_path: Path) -> None:
     base = {**BASE, "train": {"epochs": 20, "batch_size": 16}}
     asked = {"quantity": "train_macs", "knob": "train.epochs"}
     plan = planned(tmp_path, base=base, design={"one_at_a_time": {"model.patch_size": [4]}}, match=asked)
@@ -131,7 +131,7 @@ def test_epochs_are_matched_where_they_hold_the_same_images(tmp_path: Path) -> N
     assert "fraction=0.5" in said and "steps or images" in said
 
 
-def test_a_number_that_is_not_whole_is_found_to_four_figures(tmp_path: Path) -> None:
+def test_real_number_is_matched_to_four_digits(tmp_path: Path) -> None:
     def count(model: Mapping[str, Any], info: DataInfo) -> Counts:
         hidden = int(model["dim"] * model["mlp"]["ratio"])
         params = hidden * (3 if model["mlp"]["type"] == "swiglu" else 2)
@@ -147,7 +147,7 @@ def test_a_number_that_is_not_whole_is_found_to_four_figures(tmp_path: Path) -> 
     assert models(plan)["mlp=swiglu"]["mlp"]["ratio"] == pytest.approx(4 * 2 / 3, abs=5e-3)
 
 
-def test_an_arm_that_costs_the_same_stays_the_trial_it_was(tmp_path: Path) -> None:
+def test_arm_of_equal_cost_stays_same_trial(tmp_path: Path) -> None:
     design = {"one_at_a_time": {"model.position": ["none"], "train.optimizer": ["sgd"]}}
     plain = planned(tmp_path, design=design)
     asked = {"quantity": "train_macs", "knob": "train.steps"}
@@ -159,7 +159,7 @@ def test_an_arm_that_costs_the_same_stays_the_trial_it_was(tmp_path: Path) -> No
 # -- what is matched with what ----------------------------------------------------------------------------------------
 
 
-def test_every_arm_is_matched_with_the_one_it_is_compared_with(tmp_path: Path) -> None:
+def test_arm_is_matched_with_its_comparison(tmp_path: Path) -> None:
     plan = planned(
         tmp_path,
         design={"grid": {"model.depth": [2, 8], "model.heads": [3, 2]}},
@@ -170,7 +170,7 @@ def test_every_arm_is_matched_with_the_one_it_is_compared_with(tmp_path: Path) -
     assert dims == {"depth=2, heads=3": 24, "depth=2, heads=2": 24, "depth=8, heads=3": 12, "depth=8, heads=2": 12}
 
 
-def test_what_is_compared_with_a_matched_arm_is_matched_with_its_baseline(tmp_path: Path) -> None:
+def test_comparison_with_matched_arm_matches_its_baseline(tmp_path: Path) -> None:
     of = {"model.depth": 8, "model.position": "none", "model.mlp.ratio": 2.0}
     plan = planned(
         tmp_path,
@@ -183,7 +183,7 @@ def test_what_is_compared_with_a_matched_arm_is_matched_with_its_baseline(tmp_pa
     assert dims.pop("bare + depth") == dims.pop("baseline") == 24 and set(dims.values()) == {12}
 
 
-def test_where_nothing_is_compared_the_base_is_what_arms_are_matched_with(tmp_path: Path) -> None:
+def test_without_comparison_arms_are_matched_with_base(tmp_path: Path) -> None:
     plan = planned(
         tmp_path,
         design={"grid": {"model.depth": [8, 1]}},
@@ -193,7 +193,7 @@ def test_where_nothing_is_compared_the_base_is_what_arms_are_matched_with(tmp_pa
     assert {arm: model["dim"] for arm, model in models(plan).items()} == {"depth=8": 12, "depth=1": 33}
 
 
-def test_a_rule_judges_what_would_run(tmp_path: Path) -> None:
+def test_rules_apply_to_matched_values(tmp_path: Path) -> None:
     plan = planned(
         tmp_path,
         design={"one_at_a_time": {"model.patch_size": [1, 4]}},
@@ -206,7 +206,7 @@ def test_a_rule_judges_what_would_run(tmp_path: Path) -> None:
 # -- what is said of it -----------------------------------------------------------------------------------------------
 
 
-def test_the_plan_says_what_was_matched_and_how_closely(tmp_path: Path) -> None:
+def test_plan_reports_match_and_deviation(tmp_path: Path) -> None:
     plan = planned(
         tmp_path,
         design={"one_at_a_time": {"model.depth": [8], "model.patch_size": [4]}},
@@ -222,7 +222,7 @@ def test_the_plan_says_what_was_matched_and_how_closely(tmp_path: Path) -> None:
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_what_cannot_be_matched_is_a_mistake_or_skipped_with_the_nearest(tmp_path: Path) -> None:
+def test_unmatchable_arm_is_refused_or_skipped_with_nearest(tmp_path: Path) -> None:
     design = {"one_at_a_time": {"model.depth": [3, 8]}}
     asked = {"quantity": "body_params", "knob": "model.dim", "tolerance": 0.02}
     info = data_info("digits")
@@ -236,7 +236,7 @@ def test_what_cannot_be_matched_is_a_mistake_or_skipped_with_the_nearest(tmp_pat
     assert set(models(plan)) == {"baseline", "depth=8"}
 
 
-def test_a_reference_may_stay_as_it_is(tmp_path: Path) -> None:
+def test_reference_may_stay_unmatched(tmp_path: Path) -> None:
     design = {"arms": {"base": {}, "deep": {"model.depth": 8}, "reference": {"model": "linear"}}}
     asked = {"quantity": "params", "knob": "model.dim", "tolerance": 0.1}
     assert any("'reference'" in said for said in problems(tmp_path, design=design, match=asked))
@@ -248,7 +248,7 @@ def test_a_reference_may_stay_as_it_is(tmp_path: Path) -> None:
     assert "'refrence'" in said and "'reference'" in said
 
 
-def test_a_baseline_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+def test_unrunnable_baseline_is_named(tmp_path: Path) -> None:
     said = problems(
         tmp_path,
         base={**BASE, "model": {**BASE["model"], "prefix": [], "head": {"type": "linear", "pool": "cls"}}},
@@ -270,19 +270,19 @@ def test_a_baseline_that_cannot_be_run_is_named(tmp_path: Path) -> None:
         ("train.images", {}, ["'train.images'", "'train.steps'"]),
     ],
 )  # fmt: skip
-def test_knobs_that_cannot_be_meant(tmp_path: Path, asked: str, design: Any, words: list[str]) -> None:
+def test_unusable_knobs_are_refused(tmp_path: Path, asked: str, design: Any, words: list[str]) -> None:
     said = problems(tmp_path, match={"quantity": "train_macs", "knob": asked}, **({"design": design} if design else {}))
     assert len(said) == 1, said
     assert all(word in said[0] for word in words), said
 
 
-def test_an_arm_without_the_knob_says_so(tmp_path: Path) -> None:
+def test_arm_without_knob_is_reported(tmp_path: Path) -> None:
     design = {"arms": {"base": {}, "conv": {"model": "resnet8"}}}
     said = problems(tmp_path, design=design, match={"quantity": "params", "knob": "model.dim"})
     assert any("'conv'" in sentence and "no number at model.dim" in sentence for sentence in said), said
 
 
-def test_all_mistakes_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     said = problems(
         tmp_path,
         design={"one_at_a_time": {"model.heads": [5], "model.depth": [4]}},
@@ -306,7 +306,7 @@ def count_parameters(spec: Mapping[str, Any]) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_built_models_have_as_many_parameters_as_the_plan_says(tmp_path: Path) -> None:
+def test_built_models_have_planned_parameters(tmp_path: Path) -> None:
     plan = real(
         tmp_path,
         base={**BASE, "model": {**BASE["model"], "dim": 48, "depth": 3}},
@@ -325,7 +325,7 @@ def test_built_models_have_as_many_parameters_as_the_plan_says(tmp_path: Path) -
             assert abs(other - target) >= abs(count - target), "a neighbour is closer"
 
 
-def test_the_work_of_trainings_is_equal_by_the_formula(tmp_path: Path) -> None:
+def test_training_work_is_equal_by_formula(tmp_path: Path) -> None:
     """Multiply-accumulates of a plain ViT, by hand: patches, projections, attention, MLP, classifier."""
     plan = real(
         tmp_path,
@@ -347,7 +347,7 @@ def test_the_work_of_trainings_is_equal_by_the_formula(tmp_path: Path) -> None:
         assert count == pytest.approx(works["baseline"], rel=0.01), arm
 
 
-def test_the_command_shows_matched_values(tmp_path: Path) -> None:
+def test_command_shows_matched_values(tmp_path: Path) -> None:
     content = {
         "study": "s",
         "base": BASE,

@@ -85,7 +85,7 @@ def test_speed_is_steps_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps[0] == benchmark.WARM_UP + 41, "one step is measured, even of what is stopped"
 
 
-def test_arms_are_measured_into_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arms_are_measured_into_separate_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, out = write(tmp_path), tmp_path / "out"
     before = vitlab.run(file, out=out)
     trials, results = everything(out), before.results()
@@ -119,7 +119,7 @@ def test_arms_are_measured_into_a_file_of_their_own(tmp_path: Path, monkeypatch:
     assert doc["cost"] == [] and any("was measured under other code" in note for note in doc["notes"])
 
 
-def test_an_engine_that_is_measured_once_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_engine_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, out = write(tmp_path, run={**STUDY["run"], "engine": "measured"}), tmp_path / "out"
     answer = vitlab.run(file, out=out)
     probes = json.loads((out / "studies" / "small" / "plan.json").read_text())["probes"]
@@ -154,7 +154,7 @@ def probed(folder: Path, **changes: Any) -> tuple[EngineBenchmark, list[str]]:
     return probe, said
 
 
-def test_what_cannot_be_stacked_is_trained_by_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unstackable_arm_is_trained_by_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(model: Any) -> None:
         raise ValueError("a part of it is declared not to be safe for vmap")
 
@@ -164,7 +164,7 @@ def test_what_cannot_be_stacked_is_trained_by_the_loop(tmp_path: Path, monkeypat
     assert set(probe.why_not) == set(benchmark.STACKINGS) and "; not vmap or stack: a part of it is declared" in said
 
 
-def test_an_engine_that_does_not_take_a_model_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_engine_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rotary encoding is not known with the batch innermost; vmap takes it."""
     monkeypatch.setattr(benchmark, "STACKINGS", ("vmap", "stack"))
     probe, (said,) = probed(tmp_path, **{"base.model.position": "rope2d"})
@@ -173,14 +173,14 @@ def test_an_engine_that_does_not_take_a_model_is_left_out(tmp_path: Path, monkey
     assert set(probed(tmp_path)[0].speeds) == {"loop", "vmap", "stack"}
 
 
-def test_a_long_step_is_not_tried_as_a_cohort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_step_is_not_benchmarked_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "LONG_S", 0.0)
     monkeypatch.setattr(benchmark, "Cohort", lambda *_: pytest.fail("it was tried"))
     probe, (said,) = probed(tmp_path)
     assert probe.engine == "loop" and "beside which calling kernels is nothing to save" in said
 
 
-def test_what_a_probe_says_and_what_is_kept_of_it() -> None:
+def test_benchmark_output_and_stored_choice() -> None:
     probe = EngineBenchmark("vmap", 16, {"loop": 900.0, "vmap": 12000.0}, {"stack": "it is not known"})
     assert probe.summary == (
         "engine vmap: 12,000 images/s of a worker, as a cohort of 16, 900 by loop; not stack: it is not known."

@@ -90,7 +90,7 @@ def valued(choice: str | dict[str, Any], logits: Tensor, target: Tensor) -> floa
     return float(one.value(torch.cat([one.rows(logits[:31], target[:31]), one.rows(logits[31:], target[31:])])))
 
 
-def test_those_to_choose_are_scikit_learns() -> None:
+def test_selectable_metrics_equal_scikit_learn() -> None:
     from sklearn.metrics import balanced_accuracy_score, brier_score_loss, top_k_accuracy_score
 
     g = torch.Generator().manual_seed(0)
@@ -112,7 +112,7 @@ def test_those_to_choose_are_scikit_learns() -> None:
     assert coarse == pytest.approx(abs((p.argmax(1) == y).mean() - p.max(1).mean()), rel=1e-12)
 
 
-def test_every_trial_reports_those_of_its_task_whoever_else_is_there() -> None:
+def test_trials_report_default_metrics_with_plugins_installed() -> None:
     @metric.register("accuracy")
     class Mine(Metric):
         """Of this file, and no plugin's business."""
@@ -128,7 +128,7 @@ def test_every_trial_reports_those_of_its_task_whoever_else_is_there() -> None:
     assert set(metrics_of(DataInfo(image=(4, 4), channels=1, classes=5))) == {"loss", "accuracy", "ece"}
 
 
-def test_after_a_loss_that_is_not_finite_nothing_is_asked() -> None:
+def test_metrics_are_skipped_after_non_finite_loss() -> None:
     class Fails(Metric):
         """Raises where it is asked."""
 
@@ -147,7 +147,7 @@ def test_after_a_loss_that_is_not_finite_nothing_is_asked() -> None:
 # -- in a study -------------------------------------------------------------------------------------------------------
 
 
-def test_a_study_that_names_none_has_the_trials_it_had(tmp_path: Path) -> None:
+def test_study_without_metrics_keeps_its_trial_keys(tmp_path: Path) -> None:
     def keys(**train: Any) -> list[str]:
         return [item.trial.key for item in planned(tmp_path, train=train)[1].trials]
 
@@ -159,7 +159,7 @@ def test_a_study_that_names_none_has_the_trials_it_had(tmp_path: Path) -> None:
     assert "metrics" not in planned(tmp_path)[1].trials[0].trial.spec["train"]
 
 
-def test_what_cannot_be_meant_is_said_when_it_is_planned(tmp_path: Path) -> None:
+def test_contradictory_metrics_are_refused_in_planning(tmp_path: Path) -> None:
     named = ["acuracy", "miou", {"type": "top_k", "k": 6}]
     assert problems(tmp_path, train={"metrics": named})[0].startswith("no metric called 'acuracy'. Did you mean")
     assert problems(tmp_path, train={"metrics": named[1:]}) == [
@@ -192,13 +192,13 @@ def test_what_cannot_be_meant_is_said_when_it_is_planned(tmp_path: Path) -> None
         ({"metric": "val/loss", "goal": "max"}, "max"),
     ],
 )
-def test_a_metric_says_which_way_is_better(analysis: dict[str, str], goal: str, tmp_path: Path) -> None:
+def test_metric_has_goal(analysis: dict[str, str], goal: str, tmp_path: Path) -> None:
     found, plan = planned(tmp_path, analysis=analysis)
     assert found.analysis.goal == plan.analysis.goal == goal
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))).analysis == plan.analysis
 
 
-def test_tuning_by_a_metric_that_goes_the_other_way_is_refused(tmp_path: Path) -> None:
+def test_tuning_with_wrong_goal_is_refused(tmp_path: Path) -> None:
     tune = {"knobs": {"train.optimizer.lr": [1e-3, 1e-2]}, "select": "val/accuracy"}
     assert problems(tmp_path, analysis={"metric": "val/loss"}, tune=tune) == [
         "val/accuracy is to be large, and the goal of the analysis is min: the worst would win"
@@ -208,7 +208,7 @@ def test_tuning_by_a_metric_that_goes_the_other_way_is_refused(tmp_path: Path) -
 # -- a guest ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_guest_is_planned_trained_reported_and_gated_as_a_built_in(tmp_path: Path) -> None:
+def test_plugin_metric_is_planned_trained_reported_and_gated_like_builtin(tmp_path: Path) -> None:
     plugin = tmp_path / "my_metrics.py"
     plugin.write_text(GUEST)
     file = study(
@@ -249,7 +249,7 @@ def test_a_guest_is_planned_trained_reported_and_gated_as_a_built_in(tmp_path: P
     assert set(values.metrics) == {"val/gap", "test/gap"} and len(values.metrics["val/gap"]["baseline"]) == SEEDS
 
 
-def test_another_formula_is_another_trial(tmp_path: Path) -> None:
+def test_changed_formula_is_new_trial(tmp_path: Path) -> None:
     plugin = tmp_path / "my_metrics.py"
     codes = []
     for text in (GUEST, GUEST.replace(".abs()", ".abs() * 2"), "# a comment\n" + GUEST.replace(".abs()", ".abs() * 2")):
@@ -357,13 +357,13 @@ class Goalless(Right):
         (Goalless, "goal is 'high'; it is max or min"),
     ],
 )
-def test_a_bad_metric_is_caught(cls: type[Metric], sentence: str) -> None:
+def test_bad_metric_fails_contract_test(cls: type[Metric], sentence: str) -> None:
     metric.register("bad")(cls)
     with pytest.raises(AssertionError, match=sentence):
         testing.check_component("metric", "bad")
 
 
-def test_a_good_metric_passes_and_so_do_the_built_in_ones() -> None:
+def test_good_and_builtin_metrics_pass_contract_test() -> None:
     metric.register("good")(Right)
     testing.check_component("metric", "good")
     names = [name for where, name in slot("metric")._members if where == BUILT_IN]

@@ -20,7 +20,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_folder_and_its_mirror_stay_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_and_mirror_stay_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is written, in pieces of any length, and looked at at any time: at the end both hold the same."""
     monkeypatch.setattr(mirror, "CHUNK", 64)
     dice = random.Random(0)
@@ -58,7 +58,7 @@ def test_a_folder_and_its_mirror_stay_equal(tmp_path: Path, monkeypatch: pytest.
         assert here.checkpoint.exists() == (here.checkpoint / "last.safetensors").exists()
 
 
-def test_a_checkpoint_never_arrives_before_the_journal_up_to_it(tmp_path: Path) -> None:
+def test_checkpoint_arrives_after_its_journal(tmp_path: Path) -> None:
     there = TrialFolder(tmp_path)
     outbox = FileSender([tmp_path])
     there.emit("metrics", step=1)
@@ -76,7 +76,7 @@ def test_a_checkpoint_never_arrives_before_the_journal_up_to_it(tmp_path: Path) 
     assert list(outbox.changes()) == []
 
 
-def test_half_a_line_and_half_a_file_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_lines_and_files_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror, "CHUNK", 4)
     there, here = tmp_path / "there", TrialFolder(tmp_path / "here")
     there.mkdir()
@@ -93,12 +93,12 @@ def test_half_a_line_and_half_a_file_are_not_taken(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("path", ["../../elsewhere", "/etc/passwd", "checkpoint/../../x"])
-def test_no_worker_writes_elsewhere(path: str, tmp_path: Path) -> None:
+def test_worker_cannot_write_outside_its_folder(path: str, tmp_path: Path) -> None:
     with pytest.raises(VitlabError, match="not in its trial's folder"):
         FileReceiver([tmp_path / "a" / "b"]).take(FileChunk(0, path, "write", b"x"))
 
 
-def test_what_a_job_needs_goes_where_it_looks_for_it(tmp_path: Path) -> None:
+def test_input_files_are_copied_to_expected_paths(tmp_path: Path) -> None:
     store = Store(tmp_path / "out")
     plugin = tmp_path / "blocks.py"
     plugin.write_text("")

@@ -193,7 +193,7 @@ def no_server(monkeypatch: Patch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
-def test_a_study_does_not_need_its_server(trained: tuple[Path, Any], delivered: Runs) -> None:
+def test_study_does_not_need_its_server(trained: tuple[Path, Any], delivered: Runs) -> None:
     """Exit 0, and no process that knows MLflow; then one ``sync`` delivers everything."""
     folder, done = trained
     assert done.returncode == 0, done.stderr
@@ -204,7 +204,7 @@ def test_a_study_does_not_need_its_server(trained: tuple[Path, Any], delivered: 
     holds_all_once(delivered)
 
 
-def test_a_server_that_is_away_is_probed_and_one_that_fails_asked_once(runs: Runs, monkeypatch: Patch) -> None:
+def test_unreachable_server_is_probed_and_failing_one_asked_once(runs: Runs, monkeypatch: Patch) -> None:
     """Left to itself MLflow would try for four minutes, and then again at every update."""
     tried: list[str] = []
 
@@ -223,7 +223,7 @@ def test_a_server_that_is_away_is_probed_and_one_that_fails_asked_once(runs: Run
     assert len(tried) == 1
 
 
-def test_a_second_run_and_a_second_study(runs: Runs) -> None:
+def test_second_run_and_second_study(runs: Runs) -> None:
     """Trials from the cache: delivered to the experiment of each study that shows them, and once however often."""
     for file in (runs.file, runs.file, study_file(runs.out.parent, "second")):
         answer = vitlab.run(file, out=runs.out)
@@ -242,7 +242,7 @@ BREAKS = [(1, False, Killed), (3, True, Killed), (5, True, ConnectionError), (4,
 
 
 @pytest.mark.parametrize(("number", "stored_first", "error"), BREAKS)
-def test_a_delivery_that_breaks_off_is_taken_up(
+def test_interrupted_delivery_is_continued(
     number: int, stored_first: bool, error: type[BaseException], runs: Runs, monkeypatch: Patch
 ) -> None:
     """At the n-th batch, before it is stored or between that and its answer, by a kill or by the network."""
@@ -270,7 +270,7 @@ def test_a_delivery_that_breaks_off_is_taken_up(
     holds_all_once(runs)
 
 
-def test_forgotten_offsets_deliver_nothing_twice(runs: Runs) -> None:
+def test_lost_offsets_deliver_nothing_twice(runs: Runs) -> None:
     """Not even what is not a number."""
     strange = {"train/loss": math.inf, "val/loss": math.nan}
     runs.folder("baseline", 0).emit("metrics", step=5, epoch=1.0, images=80, metrics=strange)
@@ -289,7 +289,7 @@ def test_forgotten_offsets_deliver_nothing_twice(runs: Runs) -> None:
         assert [run.data.tags["arm"] for run in found][:2] == list(ARMS[::-1])
 
 
-def test_a_trial_trained_anew_stopped_and_resumed(runs: Runs) -> None:
+def test_retrained_stopped_and_resumed_trials(runs: Runs) -> None:
     """Its old run leaves the view of the arms; its new one grows with the journal, a torn last line included."""
     assert runs.tracker().close()
     old = runs.runs()[-1]
@@ -326,9 +326,7 @@ def shifted(folder: TrialFolder, by_ms: int) -> None:
 
 
 @pytest.mark.parametrize("same_folder", [True, False])
-def test_a_trial_that_has_not_begun_adopts_no_run_of_another_training(
-    same_folder: bool, runs: Runs, tmp_path: Path
-) -> None:
+def test_waiting_trial_adopts_no_run_of_other_training(same_folder: bool, runs: Runs, tmp_path: Path) -> None:
     """Of a folder that was deleted and filled anew, or of another folder that delivers to the same server."""
     uri = f"sqlite:///{runs.out / 'mlflow.db'}"
     assert runs.tracker(uri).close()
@@ -364,7 +362,7 @@ def test_a_trial_that_has_not_begun_adopts_no_run_of_another_training(
         assert not journalled(folder.path / "events.jsonl") - runs.stored(run)
 
 
-def test_a_database_restored_from_a_backup_is_filled_again(runs: Runs, tmp_path: Path) -> None:
+def test_restored_database_is_filled_again(runs: Runs, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     shutil.copytree(runs.out / "trials", whole)
     for journal in runs.out.glob("trials/*/*/events.jsonl"):  # as it was in the middle of the training
@@ -383,7 +381,7 @@ def test_a_database_restored_from_a_backup_is_filled_again(runs: Runs, tmp_path:
     holds_all_once(runs)
 
 
-def test_points_and_artifacts_that_were_deleted_are_delivered_again(runs: Runs) -> None:
+def test_deleted_points_and_artifacts_are_delivered_again(runs: Runs) -> None:
     assert runs.tracker().close()
     first = runs.runs()[0].info.run_id
     before = artifacts(runs, first)
@@ -399,7 +397,7 @@ def test_points_and_artifacts_that_were_deleted_are_delivered_again(runs: Runs) 
         assert set(artifacts(runs, run.info.run_id)) >= {"history.csv", "spec.json"}
 
 
-def test_only_sync_asks_for_what_each_run_holds_unless_a_run_lacks_something(runs: Runs, monkeypatch: Patch) -> None:
+def test_run_contents_are_queried_only_by_sync_or_if_incomplete(runs: Runs, monkeypatch: Patch) -> None:
     assert runs.tracker().close()
     asked: list[str] = []
     genuine = MlflowClient.get_metric_history
@@ -418,7 +416,7 @@ def test_only_sync_asks_for_what_each_run_holds_unless_a_run_lacks_something(run
     holds_all_once(runs)
 
 
-def test_a_journal_whose_first_line_is_damaged_has_its_run(runs: Runs) -> None:
+def test_journal_with_damaged_first_line_has_run(runs: Runs) -> None:
     journal = runs.folder("baseline", 0).path / "events.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("\0\0{torn\n" + "".join(lines[1:]))
@@ -428,7 +426,7 @@ def test_a_journal_whose_first_line_is_damaged_has_its_run(runs: Runs) -> None:
     assert not journalled(journal) - runs.stored(runs.runs()[0])
 
 
-def test_offsets_that_are_damaged_are_made_anew(runs: Runs) -> None:
+def test_damaged_offsets_are_rebuilt(runs: Runs) -> None:
     assert runs.tracker().close()
     file = runs.out / "studies/tiny/mlflow-offsets.json"
     for damage in ("folder", b"\xff\xfe", b"[1, 2]", b'{"embedded": {"experiment": 3, "runs": {"a": 1}}}'):
@@ -462,7 +460,7 @@ LOSSES = ["gone", "emptied", "folder", "foreign", "garbage"]
 
 
 @pytest.mark.parametrize("how", LOSSES)
-def test_a_database_that_is_lost_while_a_study_runs_is_one_warning_and_filled_anew(
+def test_lost_database_gives_one_warning_and_is_refilled(
     how: str, runs: Runs, database: Path, monkeypatch: Patch, caplog: Any
 ) -> None:
     monkeypatch.setattr(service, "_create", lambda file: shutil.copy(database, file))  # MLflow needs seconds for it
@@ -478,7 +476,7 @@ def test_a_database_that_is_lost_while_a_study_runs_is_one_warning_and_filled_an
     assert bool(list(runs.out.glob("mlflow.db.damaged-*"))) == (how in ("folder", "foreign", "garbage"))
 
 
-def test_a_file_that_the_user_names_is_not_replaced(runs: Runs, tmp_path: Path, caplog: Any) -> None:
+def test_user_file_is_not_replaced(runs: Runs, tmp_path: Path, caplog: Any) -> None:
     file = tmp_path / "songs.db"
     file.touch()
     lose(file, "foreign")
@@ -487,7 +485,7 @@ def test_a_file_that_the_user_names_is_not_replaced(runs: Runs, tmp_path: Path, 
     assert "it holds another program's tables" in caplog.text and file.read_bytes() == before
 
 
-def test_deliveries_leave_the_environment_alone(runs: Runs, monkeypatch: Patch) -> None:
+def test_delivery_leaves_environment_unchanged(runs: Runs, monkeypatch: Patch) -> None:
     """Another thread copies it to start a worker, which fails where a variable comes or goes meanwhile.
 
     Once nothing more is delivered, it is as before.
@@ -512,7 +510,7 @@ def test_deliveries_leave_the_environment_alone(runs: Runs, monkeypatch: Patch) 
     assert tracker.close() and dict(os.environ) == before
 
 
-def test_an_output_folder_that_moves_and_one_that_begins_anew(runs: Runs) -> None:
+def test_moved_and_recreated_output_folder(runs: Runs) -> None:
     """A notebook that empties its folder must not write to the database it has deleted."""
     assert runs.tracker().close()
     here, there = runs.out, runs.out.with_name("moved")
@@ -526,7 +524,7 @@ def test_an_output_folder_that_moves_and_one_that_begins_anew(runs: Runs) -> Non
     holds_all_once(runs)
 
 
-def test_trials_are_flat_and_arms_have_their_intervals(delivered: Runs) -> None:
+def test_trials_are_flat_and_arms_have_intervals(delivered: Runs) -> None:
     found = delivered.runs()
     assert {(run.data.tags["arm"], run.data.tags["seed"]) for run in found} == {(a, s) for a in ARMS for s in SEEDS}
     assert not any("mlflow.parentRunId" in run.data.tags for run in found)
@@ -550,7 +548,7 @@ def test_trials_are_flat_and_arms_have_their_intervals(delivered: Runs) -> None:
             assert arm.data.metrics.get(f"{what}/val/accuracy") == row[what], "what is judged is the report's"
 
 
-def test_the_saved_view_groups_by_arm_and_charts_what_there_is(delivered: Runs) -> None:
+def test_saved_view_groups_by_arm_and_charts_existing_metrics(delivered: Runs) -> None:
     experiment = delivered.client.get_experiment_by_name("tiny")
     [(_, link)] = links(delivered.out, "http://127.0.0.1:5000")
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{link.partition('viewStateShareKey=')[2]}"])
@@ -587,7 +585,7 @@ def artifacts(runs: Runs, run: str, folder: str = "") -> list[str]:
     return sorted(item.path for item in runs.client.list_artifacts(run, folder or None))
 
 
-def test_images_are_there_by_step_and_once(delivered: Runs) -> None:
+def test_images_are_stored_once_by_step(delivered: Runs) -> None:
     """Under the names the page reads: key, step, time, and what tells pictures of one step apart."""
     first = delivered.runs()[0].info.run_id
     names = artifacts(delivered, first, "images")
@@ -606,7 +604,7 @@ def test_images_are_there_by_step_and_once(delivered: Runs) -> None:
     assert artifacts(delivered, first, "images") == names
 
 
-def test_the_description_is_the_report_and_leads_to_everything(delivered: Runs) -> None:
+def test_description_has_report_and_links(delivered: Runs) -> None:
     experiment = delivered.client.get_experiment_by_name("tiny")
     note = experiment.tags["mlflow.note.content"]
     [study] = delivered.runs(kind="study")
@@ -632,7 +630,7 @@ def test_the_description_is_the_report_and_leads_to_everything(delivered: Runs) 
     assert {"report/report.html", "report/arms.png", "report/results.csv"} <= set(files)
 
 
-def test_a_description_too_long_is_cut_at_a_line_and_names_are_only_names() -> None:
+def test_long_description_is_cut_at_line_and_names_are_escaped() -> None:
     bad = description.describe(
         "# a\n\n" + "a line of it\n" * 3000, ["[x](#/y)"], [("<b>|[x](javascript:y)", ["[s0](#)"])], "r"
     )
@@ -642,7 +640,7 @@ def test_a_description_too_long_is_cut_at_a_line_and_names_are_only_names() -> N
     assert row.count("|") == 3 and "<" not in row and "[x]" not in row and "](javascript" not in row
 
 
-def test_a_model_of_every_arm_is_stored_and_read_back(runs: Runs, monkeypatch: Patch) -> None:
+def test_model_of_every_arm_is_stored_and_loaded(runs: Runs, monkeypatch: Patch) -> None:
     """From MLflow, by its own download, with the same predictions to the last bit; once however often."""
 
     def models(kind: str = "model") -> dict[str, Any]:
@@ -676,7 +674,7 @@ def test_a_model_of_every_arm_is_stored_and_read_back(runs: Runs, monkeypatch: P
     assert not [name for run in runs.runs() for name in artifacts(runs, run.info.run_id) if "weights" in name]
 
 
-def test_models_that_nobody_keeps_or_has_are_refused(runs: Runs) -> None:
+def test_unstored_models_are_refused(runs: Runs) -> None:
     with pytest.raises(UserError, match="model_seed is 7, which no trial has; seeds: 0, 1"):
         runs.tracker(models="arms", model_seed=7)
     with pytest.raises(UserError, match=r"run\.keep is none"):
@@ -686,7 +684,7 @@ def test_models_that_nobody_keeps_or_has_are_refused(runs: Runs) -> None:
 # -- what must not come out, or get in --------------------------------------------------------------------------------
 
 
-def test_a_password_in_an_address_reaches_the_server_and_nobody_else(runs: Runs, caplog: Any) -> None:
+def test_password_in_address_reaches_only_the_server(runs: Runs, caplog: Any) -> None:
     class Health(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200 if self.path == "/health" else 500)
@@ -719,9 +717,7 @@ def test_a_password_in_an_address_reaches_the_server_and_nobody_else(runs: Runs,
     assert "hush" not in said and "http://***@127.0.0.1" in said and yaml.safe_load(said)["study"] == "tiny"
 
 
-def test_a_password_on_the_command_line_is_not_stored_and_asked_for_again(
-    runs: Runs, caplog: Any, monkeypatch: Patch
-) -> None:
+def test_command_line_password_is_not_stored(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
     uri = "http://me:hush@127.0.0.1:9"
     for changes in ({"run.tracking_uri": uri}, {"run": {"executor": "inline", "workers": 1, "tracking_uri": uri}}):
         answer = vitlab.run(runs.file, out=runs.out, changes=changes)
@@ -740,9 +736,7 @@ def test_a_password_on_the_command_line_is_not_stored_and_asked_for_again(
     assert set(asked) == {uri}
 
 
-def test_sync_sends_nothing_to_a_server_that_only_stored_files_name(
-    runs: Runs, caplog: Any, monkeypatch: Patch
-) -> None:
+def test_sync_ignores_server_known_only_from_stored_files(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
     """As in an output folder that came from somebody else."""
     asked: list[str] = []
     monkeypatch.setattr(Address, "is_reachable", lambda self: asked.append(self.uri))
@@ -756,7 +750,7 @@ def test_sync_sends_nothing_to_a_server_that_only_stored_files_name(
     assert set(asked) == {"https://elsewhere.example:5000"}
 
 
-def test_names_that_lead_out_of_the_folder_are_refused(runs: Runs) -> None:
+def test_names_leaving_folder_are_refused(runs: Runs) -> None:
     """As they may stand in results that came from somebody else."""
     trial = runs.plan.trials[0]
     for key in ("../../elsewhere", "..", "a/b"):
@@ -770,20 +764,20 @@ def test_names_that_lead_out_of_the_folder_are_refused(runs: Runs) -> None:
                 runs.tracker()
 
 
-def test_a_split_that_is_a_path_names_no_file(tmp_path: Path) -> None:
+def test_split_with_path_names_no_file(tmp_path: Path) -> None:
     frame = pd.DataFrame({"split": ["val", "../../out", "val"], "label": [0, 1, 1], "prediction": [0, 1, 0]})
     frame.to_parquet(tmp_path / "predictions.parquet")
     assert set(records.confusion(tmp_path / "predictions.parquet")) == {"val"}
 
 
 @pytest.mark.parametrize("name", ["a/../b", "./a", "a//b", "../..", "a[0]=1", "x" * 300, ".", "train/loss"])
-def test_any_name_is_one_that_mlflow_takes(name: str) -> None:
+def test_any_name_becomes_valid_mlflow_name(name: str) -> None:
     from mlflow.utils.validation import _validate_metric_name
 
     _validate_metric_name(records.key(name))
 
 
-def test_a_journal_that_cannot_be_read_keeps_back_no_other(runs: Runs) -> None:
+def test_unreadable_journal_does_not_block_others(runs: Runs) -> None:
     assert runs.tracker().close()
     broken = runs.folder("baseline", 0).path / "events.jsonl"
     whole = broken.read_text()
@@ -801,9 +795,7 @@ def test_a_journal_that_cannot_be_read_keeps_back_no_other(runs: Runs) -> None:
 # -- many -------------------------------------------------------------------------------------------------------------
 
 
-def test_workers_log_through_one_driver_and_every_point_is_stored_once(
-    database: Path, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_concurrent_workers_store_every_point_once(database: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     """The short form of ``benchmarks/tracking.py``, with so many runs that they come in pages."""
     monkeypatch.setattr(tracking, "UPDATE_S", 0.2)
     monkeypatch.setattr(service, "PAGE", 3)
@@ -823,7 +815,7 @@ def test_workers_log_through_one_driver_and_every_point_is_stored_once(
     assert "10 points missing" in tracking.faults(store, plan, out / "mlflow.db")[0]
 
 
-def test_a_view_too_long_for_a_tag_is_compressed() -> None:
+def test_view_too_long_for_tag_is_compressed() -> None:
     state = {"charts": [f"metric {number}" for number in range(5000)]}
     value = dashboard.envelope("long", state, 0)
     packed = json.loads(value)["state"]
@@ -832,7 +824,7 @@ def test_a_view_too_long_for_a_tag_is_compressed() -> None:
 
 
 @pytest.mark.parametrize("uri", ["file:///tmp/mlruns", "mlruns", "./mlruns", "postgre://host/db"])
-def test_what_mlflow_cannot_deliver_to_is_refused(uri: str, runs: Runs, monkeypatch: Patch, capsys: Any) -> None:
+def test_unsupported_address_is_refused(uri: str, runs: Runs, monkeypatch: Patch, capsys: Any) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)  # the command line has its own handlers
     for words in (["sync", runs.out], ["run", runs.file, "--out", runs.out]):
         monkeypatch.setattr(sys, "argv", ["vitlab", *map(str, words), "--tracking-uri", uri])
@@ -843,7 +835,7 @@ def test_what_mlflow_cannot_deliver_to_is_refused(uri: str, runs: Runs, monkeypa
     assert runs.client.get_experiment_by_name("tiny") is None
 
 
-def test_looking_on_imports_no_mlflow(delivered: Runs) -> None:
+def test_following_imports_no_mlflow(delivered: Runs) -> None:
     looks = [["--help"], ["list"]]
     looks += [[name, str(delivered.file), "--out", str(delivered.out)] for name in ("status", "report", "plan")]
     code = "import sys, vitlab, vitlab.trackers\nfrom vitlab.cli import cli\n"
@@ -856,7 +848,7 @@ def test_looking_on_imports_no_mlflow(delivered: Runs) -> None:
 # -- vitlab ui --------------------------------------------------------------------------------------------------------
 
 
-def test_ui_opens_the_study_that_was_planned_last_or_the_one_named(
+def test_ui_opens_latest_or_named_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from vitlab.trackers import server

@@ -67,7 +67,7 @@ def called(*words: str) -> tuple[int, str]:
     return done.exit_code, text
 
 
-def test_what_is_written_is_tested_validated_and_runs(tmp_path: Path) -> None:
+def test_generated_package_tests_validates_and_runs(tmp_path: Path) -> None:
     for slot in OWN:
         code, said = called("new", "plugin", f"acme-{slot}", "--slot", slot, "--out", str(tmp_path))
         assert code == 0 and f"cd {tmp_path / f'acme-{slot}'}" in said
@@ -89,7 +89,7 @@ for folder in folders:
         assert f"acme-{slot}/studies/acme.yaml: 2 arms, 20 trials\n2 distinct sets of components ran two" in printed
 
 
-def test_every_other_template_keeps_its_contract_and_its_study_is_valid(tmp_path: Path) -> None:
+def test_other_templates_pass_contract_and_have_valid_studies(tmp_path: Path) -> None:
     others = [slot for slot in KINDS if slot not in OWN]
     for slot in others:
         lay_down(write_plugin(f"acme-{slot}", slot, out=tmp_path), tmp_path / "site")
@@ -119,7 +119,7 @@ def written(slot: str, folder: Path) -> type[Any]:
     return found
 
 
-def test_the_loss_is_polyloss(tmp_path: Path) -> None:
+def test_loss_template_is_polyloss(tmp_path: Path) -> None:
     logits_BK = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     target_B = torch.tensor([0, 3, 1, 1, 2])
     p_B = logits_BK.softmax(1)[torch.arange(5), target_B]
@@ -129,13 +129,13 @@ def test_the_loss_is_polyloss(tmp_path: Path) -> None:
         assert loss({"": logits_BK}, target).total.item() == pytest.approx(formula, rel=1e-12)
 
 
-def test_the_schedule_is_warm_constant_and_cools_by_a_root(tmp_path: Path) -> None:
+def test_schedule_template_is_warmup_constant_root_cooldown(tmp_path: Path) -> None:
     schedule = written("schedule", tmp_path)(warmup=0.1, cooldown=0.5)
     found = [schedule.factor(step, 100) for step in (0, 9, 10, 49, 50, 62, 99)]
     assert found == pytest.approx([1 / 11, 10 / 11, 1, 1, 1, 1 - 0.24**0.5, 1 - 0.98**0.5])
 
 
-def test_the_optimizer_is_nadam_with_decay_apart_from_the_gradient(tmp_path: Path) -> None:
+def test_optimizer_template_is_nadam_with_decoupled_decay(tmp_path: Path) -> None:
     """Its first step by Dozat's algorithm 8, with gradient 1, whose second moment is 1 once it is corrected."""
     weight = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
     optimizer = written("optimizer", tmp_path)(lr=1e-3).build([{"params": [weight], "weight_decay": 0.5}])
@@ -147,7 +147,7 @@ def test_the_optimizer_is_nadam_with_decay_apart_from_the_gradient(tmp_path: Pat
     torch.testing.assert_close(weight.detach(), torch.full((2, 2), expected, dtype=torch.float64), rtol=0, atol=1e-10)
 
 
-def test_the_augmentation_inverts_a_quarter_of_the_images(tmp_path: Path) -> None:
+def test_augment_template_inverts_a_quarter_of_images(tmp_path: Path) -> None:
     augment, id_B = written("augment", tmp_path)(), torch.arange(64)
     x_BCHW = torch.randint(0, 256, (64, 1, 2, 2), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     y_BCHW = augment(x_BCHW, noise.key(0), id_B)
@@ -157,7 +157,7 @@ def test_the_augmentation_inverts_a_quarter_of_the_images(tmp_path: Path) -> Non
     torch.testing.assert_close(shares_BCHW * 255, y_BCHW.float())
 
 
-def test_the_metric_is_scikit_learns(tmp_path: Path) -> None:
+def test_metric_template_equals_scikit_learn(tmp_path: Path) -> None:
     from sklearn.metrics import matthews_corrcoef
 
     target_N = torch.randint(4, (60,), generator=torch.Generator().manual_seed(1))
@@ -173,7 +173,7 @@ def test_the_metric_is_scikit_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("slot", KINDS)
-def test_the_package_says_the_same_everywhere(slot: str, tmp_path: Path) -> None:
+def test_package_uses_names_consistently(slot: str, tmp_path: Path) -> None:
     package = write_plugin("acme-vit", slot, component="swirl_two", out=tmp_path)
     files = {str(file.relative_to(package)) for file in package.rglob("*") if file.is_file()}
     assert files == {
@@ -199,7 +199,7 @@ def test_the_package_says_the_same_everywhere(slot: str, tmp_path: Path) -> None
         assert done.returncode == 0, done.stdout
 
 
-def test_templates_travel_with_the_package() -> None:
+def test_templates_are_package_data() -> None:
     """What is declared as package data covers every template."""
     root = Path(vitlab.__file__).parent
     declared = tomllib.loads((root.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
@@ -234,26 +234,26 @@ def test_templates_travel_with_the_package() -> None:
         ("if-vit", "cannot be the name of a component"),
     ],
 )
-def test_names_that_cannot_be_used(name: str, sentence: str, tmp_path: Path) -> None:
+def test_unusable_package_names_are_refused(name: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=sentence):
         write_plugin(name, "position", out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("component", ["../up", "a-b", "Upper", "a b", "", "x" * 41])
-def test_components_that_cannot_be_named_so(component: str, tmp_path: Path) -> None:
+def test_unusable_component_names_are_refused(component: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be the name of a component"):
         write_plugin("acme-vit", "position", component=component, out=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_there_is_a_template_for_every_slot_and_no_other(tmp_path: Path) -> None:
+def test_every_slot_has_exactly_one_template(tmp_path: Path) -> None:
     code, text = called("new", "plugin", "acme-vit", "--slot", "positon", "--out", str(tmp_path))
     assert code != 0 and text.startswith("no slot called 'positon'. Did you mean 'position'? Slots: ")
     assert set(KINDS) == set(registry.SLOT_MODULES)
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     package = write_plugin("acme-vit", "norm", out=tmp_path)
     before = {file: file.read_bytes() for file in package.rglob("*") if file.is_file()}
     with pytest.raises(UserError, match="is there already, and nothing is overwritten"):
@@ -265,7 +265,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["acme-two", "acme-vit"]
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+def test_unwritable_folder_gives_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="acme-vit: "):
         write_plugin("acme-vit", "norm", out=tmp_path / "file")
@@ -281,7 +281,7 @@ def blocks(language: str) -> list[str]:
     return [text for known, text in found if known == language]
 
 
-def test_the_page_begins_with_what_the_command_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_starts_with_generated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands are those of the test above; here, that they name what is written."""
     page = (PLUGINS / "README.md").read_text()
     (shell,) = blocks("sh")
@@ -296,7 +296,7 @@ def test_the_page_begins_with_what_the_command_writes(tmp_path: Path, monkeypatc
     assert listed and re.findall(r"`(\w+)`", listed.group(1)) == list(KINDS)
 
 
-def test_every_other_block_of_the_page_does_what_it_says(tmp_path: Path) -> None:
+def test_other_code_blocks_of_page_work(tmp_path: Path) -> None:
     example = PLUGINS / "vitlab-example"
     site = tmp_path / "site"
     (site / "vitlab_example-0.1.0.dist-info").mkdir(parents=True)
@@ -326,7 +326,7 @@ from vitlab import lab, registry
 from vitlab.cli import cli
 for words in {commands!r}:
     cli.main(words, standalone_mode=False)
-runpy.run_path("test_polar.py")["test_polar_keeps_the_contract"]()
+runpy.run_path("test_polar.py")["test_polar_passes_contract_test"]()
 _, plan = lab.plan_study("page.yaml")
 print("ARMS", [arm.name for arm in plan.arms])
 registry.load_file("my_blocks.py")

@@ -48,7 +48,7 @@ SAMPLES = st.lists(st.integers(0, 2**40), min_size=1, max_size=5)
 
 
 @given(key=KEYS, samples=SAMPLES, n=st.integers(0, 40))
-def test_bits_are_the_hash_that_is_documented(key: int, samples: list[int], n: int) -> None:
+def test_bits_equal_documented_hash(key: int, samples: list[int], n: int) -> None:
     drawn = noise.bits(key, torch.tensor(samples), n)
     assert drawn.dtype == torch.int32 and drawn.shape == (len(samples), n)
     assert [[word & WORD for word in row] for row in drawn.tolist()] == [
@@ -57,14 +57,14 @@ def test_bits_are_the_hash_that_is_documented(key: int, samples: list[int], n: i
 
 
 @given(key=KEYS, number=st.integers(0, 2**31 - 1))
-def test_fold_on_the_host_and_on_the_device_is_one_function(key: int, number: int) -> None:
+def test_fold_is_equal_on_host_and_device(key: int, number: int) -> None:
     assert noise.fold(key, number) == fold(key, number)
     folded = noise.fold(torch.tensor(key), number)
     assert isinstance(folded, torch.Tensor) and int(folded) == fold(key, number)
 
 
 @given(key=KEYS, samples=SAMPLES, below=st.integers(1, 2**31))
-def test_uniform_integers_and_normal_are_made_of_those_bits(key: int, samples: list[int], below: int) -> None:
+def test_uniform_integers_and_normal_are_derived_from_bits(key: int, samples: list[int], below: int) -> None:
     words = [[bits(key, sample, draw) for draw in range(6)] for sample in samples]
     sample_B = torch.tensor(samples)
     assert noise.uniform(key, sample_B, 6).tolist() == [[(word >> 8) / 2**24 for word in row] for row in words]
@@ -76,7 +76,7 @@ def test_uniform_integers_and_normal_are_made_of_those_bits(key: int, samples: l
     np.testing.assert_allclose(noise.normal(key, sample_B, 5).numpy(), expected[:, :5], rtol=0, atol=5e-6)
 
 
-def test_keys_are_a_published_hash_and_stay_what_they_are() -> None:
+def test_keys_equal_published_hash_and_are_stable() -> None:
     """Stored results depend on these: a key that changed would change every number of every study."""
     digest = hashlib.blake2b(b"3\x1faugment\x1f7", digest_size=8).digest()
     assert noise.key(3, "augment", 7) == struct.unpack("<q", digest)[0]
@@ -92,7 +92,7 @@ MANY = 100_000
 
 
 @pytest.mark.parametrize(("rows", "n"), [(MANY, 1), (1, MANY), (250, 400)], ids=["samples", "draws", "both"])
-def test_uniform_draws_are_uniform_and_unrelated(rows: int, n: int) -> None:
+def test_uniform_draws_are_uniform_and_uncorrelated(rows: int, n: int) -> None:
     drawn = noise.uniform(noise.key(0, "test", n), torch.arange(rows), n).double().flatten().numpy()
     assert drawn.min() >= 0 and drawn.max() < 1
     assert stats.kstest(drawn, "uniform").pvalue > 1e-3
@@ -102,7 +102,7 @@ def test_uniform_draws_are_uniform_and_unrelated(rows: int, n: int) -> None:
         assert stats.chisquare(counts.flatten()).pvalue > 1e-4, lag
 
 
-def test_keys_of_neighbouring_seeds_epochs_and_layers_are_unrelated() -> None:
+def test_neighbouring_keys_are_uncorrelated() -> None:
     sample_B = torch.arange(MANY // 10)
     one = noise.uniform(noise.key(0, "dropout", 0), sample_B, 1).flatten()
     others = [noise.key(1, "dropout", 0), noise.key(0, "drop_path", 0), noise.key(0, "dropout", 1)]
@@ -112,7 +112,7 @@ def test_keys_of_neighbouring_seeds_epochs_and_layers_are_unrelated() -> None:
         assert correlation.pvalue > 1e-4, other
 
 
-def test_every_bit_is_set_half_the_time_and_every_bit_of_the_sample_flips_half_of_them() -> None:
+def test_bits_are_balanced_and_avalanche() -> None:
     key = noise.key(0, "bits")
     sample_B = torch.arange(20_000)
     place = torch.arange(32)
@@ -127,7 +127,7 @@ def test_every_bit_is_set_half_the_time_and_every_bit_of_the_sample_flips_half_o
         assert (flipped - 0.5).abs().max() < 2 * bound, bit
 
 
-def test_integers_are_even_and_stay_below() -> None:
+def test_integers_are_uniform_and_below_bound() -> None:
     for below in (1, 2, 3, 10, 1000):
         drawn = noise.integers(noise.key(0, "integers", below), torch.arange(MANY), 1, below).flatten().numpy()
         counts = np.bincount(drawn, minlength=below)
@@ -154,7 +154,7 @@ def test_normal_draws_are_normal() -> None:
 
 @settings(max_examples=50)
 @given(data=st.data(), n=st.integers(1, 12))
-def test_a_sample_draws_the_same_in_any_batch_and_any_order(data: st.DataObject, n: int) -> None:
+def test_draws_of_sample_do_not_depend_on_batch_or_order(data: st.DataObject, n: int) -> None:
     samples = data.draw(st.lists(st.integers(0, 2**40), min_size=2, max_size=12, unique=True))
     order = data.draw(st.permutations(range(len(samples))))
     cut = data.draw(st.integers(1, len(samples) - 1))
@@ -168,7 +168,7 @@ def test_a_sample_draws_the_same_in_any_batch_and_any_order(data: st.DataObject,
         torch.testing.assert_close(draw(key, sample_B, n + 3)[:, :n], whole, rtol=0, atol=0)
 
 
-def test_draws_under_vmap_are_those_of_each_member_alone() -> None:
+def test_draws_under_vmap_equal_single_trials() -> None:
     keys = [noise.key(seed, "dropout", 4) for seed in range(5)]
     sample_B = torch.tensor([3, 17, 2**33, 0])
     stacked = torch.tensor(keys)
@@ -180,7 +180,7 @@ def test_draws_under_vmap_are_those_of_each_member_alone() -> None:
     torch.testing.assert_close(together, torch.stack([noise.integers(key, sample_B, 7, 10) for key in keys]))
 
 
-def test_draws_leave_torchs_own_generator_alone() -> None:
+def test_draws_leave_torch_generator_unchanged() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
     noise.normal(noise.key(0, "x"), torch.arange(8), 3)
@@ -193,14 +193,14 @@ def test_draws_leave_torchs_own_generator_alone() -> None:
 
 @settings(max_examples=50)
 @given(key=KEYS, n=st.integers(0, 500))
-def test_a_permutation_sorts_the_bits_of_each_place(key: int, n: int) -> None:
+def test_permutation_sorts_bits_of_positions(key: int, n: int) -> None:
     words = [(bits(key, i, 0) & 0x7FFFFFFF) << 31 | bits(key, i, 1) & 0x7FFFFFFF for i in range(n)]
     order = noise.permutation(key, n)
     assert order.tolist() == sorted(range(n), key=words.__getitem__)
     assert sorted(order.tolist()) == list(range(n))
 
 
-def test_permutations_are_even() -> None:
+def test_permutations_are_uniform() -> None:
     """All 24 orders of four, and each of ten items in each of ten places, equally often."""
     four = [tuple(noise.permutation(noise.key(seed, "order"), 4).tolist()) for seed in range(3000)]
     counts = np.unique(np.array(four), axis=0, return_counts=True)[1]
@@ -213,7 +213,7 @@ def test_permutations_are_even() -> None:
 # -- draws inside a model ---------------------------------------------------------------------------------------------
 
 
-def test_the_draws_of_a_step_end_with_it() -> None:
+def test_draw_keys_are_restored_after_step() -> None:
     outer = noise.Draws(1, 2, torch.arange(3))
     inner = noise.Draws(3, 4, torch.arange(3))
     assert noise.current() is None

@@ -67,7 +67,7 @@ def refused(*arguments: object) -> str:
 # -- the command line -------------------------------------------------------------------------------------------------
 
 
-def test_inspect_says_what_is_in_a_file(tmp_path: Path) -> None:
+def test_inspect_describes_file(tmp_path: Path) -> None:
     model = vit(distilled=True)
     file = saved(model, tmp_path / "a.pth")
     text = vitlab("weights", "inspect", file, "--heads", 2).stdout
@@ -84,13 +84,13 @@ def test_inspect_says_what_is_in_a_file(tmp_path: Path) -> None:
     assert "missing" not in found
 
 
-def test_inspect_lists_what_does_not_fit(tmp_path: Path) -> None:
+def test_inspect_lists_mismatches(tmp_path: Path) -> None:
     torch.save({"model": {**vit().state_dict(), "extra": torch.zeros(1)}, "epoch": 1}, tmp_path / "a.pth")
     found = json.loads(vitlab("weights", "inspect", tmp_path / "a.pth", "--heads", 2, "--json").stdout)
     assert found["unknown"] == ["extra"] and found["left_out"] == ["epoch"] and "'model'" in found["opened"]
 
 
-def test_convert_at_another_resolution(tmp_path: Path) -> None:
+def test_convert_to_other_resolution(tmp_path: Path) -> None:
     source, target = saved(vit(), tmp_path / "a.pth"), tmp_path / "new" / "b.safetensors"
     options = ("--from", "timm", "--to", "hf", "--grid", "2x6", "--resample", "google", "--heads", 2)
     done = vitlab("weights", "convert", source, target, *options)
@@ -100,7 +100,7 @@ def test_convert_at_another_resolution(tmp_path: Path) -> None:
     assert "hf (safetensors, float32)" in shown and "2x6 (images of 8x24)" in shown
 
 
-def test_every_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+def test_mistakes_are_one_sentence_with_exit_code_2(tmp_path: Path) -> None:
     source, target = saved(vit(), tmp_path / "a.pth"), tmp_path / "b.pth"
     convert_to = ("weights", "convert", source, target, "--heads", 2, "--to")
     assert "no format called 'tim'. Did you mean 'timm'?" in refused(*convert_to, "tim")
@@ -115,7 +115,7 @@ def test_every_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     assert not target.exists()
 
 
-def test_explain_a_file_of_weights(tmp_path: Path) -> None:
+def test_explain_weight_file(tmp_path: Path) -> None:
     file = saved(vit(), tmp_path / "a.pth")
     Image.effect_noise((20, 20), 60).convert("RGB").save(tmp_path / "image.png")
     out = ("--image", tmp_path / "image.png", "--to", tmp_path / "explained")
@@ -159,7 +159,7 @@ def canonical(folder: TrialFolder) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("form", "attention"), [("timm", "per_head"), ("hf", "auto"), ("torchvision", "split"), ("google", "auto")]
 )
-def test_a_trial_starts_from_a_file_at_another_grid_and_class_count(form: str, attention: str, tmp_path: Path) -> None:
+def test_trial_starts_from_file_with_other_grid_and_classes(form: str, attention: str, tmp_path: Path) -> None:
     theirs = vit()
     source = saved(theirs, tmp_path / "a.pth")
     file = tmp_path / ("b.npz" if form == "google" else "b.safetensors")
@@ -172,7 +172,7 @@ def test_a_trial_starts_from_a_file_at_another_grid_and_class_count(form: str, a
     assert found["head.weight"].shape == (3, 16)
 
 
-def test_the_journal_says_in_what_the_weights_were_another_function(tmp_path: Path) -> None:
+def test_journal_records_differences_of_function(tmp_path: Path) -> None:
     file = saved(vit(), tmp_path / "a.pth")
     eps = {"type": "layernorm", "eps": 1e-3}
     model = {"norm": eps, "final_norm": eps, "blocks": {"1": {"mlp": {"type": "gelu", "approximate": "tanh"}}}}
@@ -189,14 +189,14 @@ def test_the_journal_says_in_what_the_weights_were_another_function(tmp_path: Pa
     assert "trained in it is" not in str(start(tmp_path, file).events()[0][0].body.get("note"))
 
 
-def test_it_learns_from_there(tmp_path: Path) -> None:
+def test_training_continues_from_loaded_weights(tmp_path: Path) -> None:
     file = saved(vit(), tmp_path / "a.pth")
     before, after = canonical(start(tmp_path, file)), canonical(start(tmp_path, file, steps=3, freeze="body"))
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"head.weight", "head.bias"}
 
 
-def test_rows_of_positions_come_and_go_without_a_change_of_what_is_computed(tmp_path: Path) -> None:
+def test_position_rows_are_moved_without_changing_the_function(tmp_path: Path) -> None:
     own, none = vit(reg_tokens=2), vit(reg_tokens=2, no_embed_class=True)
     for theirs, rows in ((own, "none"), (none, "own")):
         file = saved(theirs, tmp_path / f"{rows}.pth")
@@ -216,7 +216,7 @@ def test_rows_of_positions_come_and_go_without_a_change_of_what_is_computed(tmp_
             )
 
 
-def test_tokens_of_one_model_alone_are_refused_or_converted(tmp_path: Path) -> None:
+def test_tokens_of_one_model_are_refused_or_converted(tmp_path: Path) -> None:
     file = saved(vit(), tmp_path / "a.pth")
     distilled = {"prefix": ["class", "distillation"], "registers": 1, "head": "distilled"}
     with pytest.raises(WeightsError, match=r"tokens: convert, dist_token, reg_token would be"):
@@ -238,7 +238,7 @@ def test_tokens_of_one_model_alone_are_refused_or_converted(tmp_path: Path) -> N
     torch.testing.assert_close(found["pos_embed"], wanted["pos_embed"][:, 1:], rtol=0, atol=1e-6)
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_unfitting_weights_are_refused(tmp_path: Path) -> None:
     file = saved(vit(), tmp_path / "a.pth")
     with pytest.raises(WeightsError, match=r"ls1\.gamma, .* are missing"):
         start(tmp_path, file, model={"layer_scale": 0.1})
@@ -249,7 +249,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         start(tmp_path, tmp_path / "b.safetensors", model={"heads": 4})
 
 
-def test_the_code_of_a_trial_that_reads_a_file_covers_the_reader(tmp_path: Path) -> None:
+def test_code_of_trial_with_weight_file_includes_reader(tmp_path: Path) -> None:
     spec = {
         "data": DATA,
         "model": MODEL,
@@ -266,7 +266,7 @@ def test_the_code_of_a_trial_that_reads_a_file_covers_the_reader(tmp_path: Path)
 # -- the weights of a trial, elsewhere --------------------------------------------------------------------------------
 
 
-def test_the_weights_of_a_trial_are_written_for_others(tmp_path: Path) -> None:
+def test_trial_weights_are_exported_to_other_formats(tmp_path: Path) -> None:
     folder = start(tmp_path, saved(vit(), tmp_path / "a.pth"), steps=2, model={"attention": "per_head"})
     mine, _ = load_model(folder)
     done = convert(folder.weights, tmp_path / "b.pth", "timm")
@@ -287,7 +287,7 @@ def test_the_weights_of_a_trial_are_written_for_others(tmp_path: Path) -> None:
     assert "spec.json is not beside them" in refused("weights", "inspect", folder.weights)
 
 
-def test_a_model_that_others_do_not_have_is_not_written_for_them(tmp_path: Path) -> None:
+def test_unsupported_model_is_not_exported(tmp_path: Path) -> None:
     file = saved(vit(pos_embed="none", img_size=24), tmp_path / "a.pth")
     convert(file, tmp_path / "b.safetensors", "timm", facts=ModelFacts(heads=2, image=(24, 24)))
     folder = start(tmp_path, tmp_path / "b.safetensors", model={"position": "rope2d"})

@@ -58,7 +58,7 @@ PEERS: list[tuple[dict[str, Any], Any]] = [
 @pytest.mark.parametrize(
     ("choice", "peer"), PEERS, ids=lambda value: value.get("type") if isinstance(value, dict) else ""
 )
-def test_an_optimizer_moves_weights_as_torchs_unfused_one_does(choice: dict[str, Any], peer: Any) -> None:
+def test_optimizers_equal_unfused_torch(choice: dict[str, Any], peer: Any) -> None:
     ours, theirs = model().double(), model().double()
     component = slot("optimizer").build(choice)
     optimizer = component.build(decay_groups(ours, component.weight_decay))
@@ -73,7 +73,7 @@ def test_an_optimizer_moves_weights_as_torchs_unfused_one_does(choice: dict[str,
 
 
 @pytest.mark.parametrize("choice", ["adamw", "adam", "sgd"])
-def test_the_update_is_one_kernel(choice: str) -> None:
+def test_update_is_one_kernel(choice: str) -> None:
     component = slot("optimizer").build(choice)
     groups = decay_groups(model(), component.weight_decay)
     assert fused(groups)
@@ -81,7 +81,7 @@ def test_the_update_is_one_kernel(choice: str) -> None:
     assert not fused(decay_groups(model().to("meta"), 0.0))
 
 
-def test_decay_spares_what_timm_spares() -> None:
+def test_weight_decay_exempts_same_parameters_as_timm() -> None:
     options = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "reg_tokens": 2}
     net = timm.models.VisionTransformer(**options, num_classes=3)
     declared = net.no_weight_decay()
@@ -95,7 +95,7 @@ def test_decay_spares_what_timm_spares() -> None:
     assert {"pos_embed", "cls_token", "reg_token", "norm.weight", "head.bias"} <= ours[0.0]
 
 
-def test_our_vit_spares_the_same_parameters_as_timm() -> None:
+def test_vit_exempts_same_parameters_as_timm() -> None:
     data = DataInfo(image=(16, 16), channels=3, classes=3)
     net = slot("model").build(
         {"type": "vit", "patch_size": 8, "dim": 16, "depth": 2, "heads": 2, "registers": 2, "attention": "split"}, data
@@ -151,12 +151,12 @@ def torchs(make: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("final", [0.0, 0.1])
-def test_cosine_is_torchs(final: float) -> None:
+def test_cosine_equals_torch(final: float) -> None:
     wanted = torchs(lambda opt: lr_scheduler.CosineAnnealingLR(opt, STEPS, eta_min=final))
     assert factors({"type": "cosine", "final": final}) == pytest.approx(wanted, abs=1e-12)
 
 
-def test_warm_up_then_cosine_is_torchs() -> None:
+def test_warmup_then_cosine_equals_torch() -> None:
     warm = 8
     wanted = torchs(
         lambda opt: lr_scheduler.SequentialLR(
@@ -173,7 +173,7 @@ def test_warm_up_then_cosine_is_torchs() -> None:
     assert max(found) == found[warm] == 1.0
 
 
-def test_cosine_is_timms() -> None:
+def test_cosine_equals_timm() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     peer = CosineLRScheduler(optimizer, t_initial=STEPS, lr_min=0.05, t_in_epochs=False)
     wanted = []
@@ -183,23 +183,23 @@ def test_cosine_is_timms() -> None:
     assert factors({"type": "cosine", "final": 0.05}) == pytest.approx(wanted, abs=1e-12)
 
 
-def test_linear_is_torchs() -> None:
+def test_linear_equals_torch() -> None:
     wanted = torchs(lambda opt: lr_scheduler.LinearLR(opt, start_factor=1.0, end_factor=0.2, total_iters=STEPS))
     assert factors({"type": "linear", "final": 0.2}) == pytest.approx(wanted, abs=1e-12)
 
 
-def test_constant_after_its_warm_up() -> None:
+def test_constant_after_warmup() -> None:
     assert factors({"type": "constant", "warmup": 0.1}, 20) == pytest.approx([1 / 3, 2 / 3] + [1.0] * 18)
     assert factors("constant") == [1.0] * STEPS
 
 
-def test_a_run_may_be_all_warm_up_or_one_step() -> None:
+def test_run_may_be_all_warmup_or_one_step() -> None:
     assert factors({"type": "cosine", "warmup": 1.0}, 4) == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert factors("cosine", 1) == [1.0]
     assert all(math.isfinite(value) for value in factors({"type": "linear", "warmup": 1.0}, 1))
 
 
-def test_every_group_is_given_the_rate() -> None:
+def test_every_group_gets_scheduled_rate() -> None:
     component = slot("optimizer").build({"type": "adamw", "lr": 0.5})
     built = component.build(decay_groups(model(), component.weight_decay))
     set_rate(built, 0.25)
@@ -211,7 +211,7 @@ def test_every_group_is_given_the_rate() -> None:
 
 
 @pytest.mark.parametrize(("prefix", "factor"), [(["class"], 0.75), (["class", "distillation"], 0.6)])
-def test_layers_have_the_rates_and_decays_of_timms(prefix: list[str], factor: float) -> None:
+def test_layer_decay_rates_equal_timm(prefix: list[str], factor: float) -> None:
     sizes = {"patch_size": 4, "depth": 3}
     options = {"type": "vit", **sizes, "dim": 12, "heads": 2, "position": "learned", "prefix": prefix}
     distilled = "distillation" in prefix
@@ -238,7 +238,7 @@ def test_layers_have_the_rates_and_decays_of_timms(prefix: list[str], factor: fl
     assert found["pos_embed"][0] == pytest.approx(factor**4) and found["blocks.2.mlp.fc1.weight"][0] == factor
 
 
-def test_a_layers_rate_is_its_share_of_the_optimizers() -> None:
+def test_layer_rate_is_share_of_optimizer_rate() -> None:
     net = model().double()
     layers = {name: int(name[0]) for name, _ in net.named_parameters()}
     component = slot("optimizer").build({"type": "sgd", "lr": 0.1, "momentum": 0.0})

@@ -65,7 +65,9 @@ VOID = {**SCENES, "augment": [{"type": "crop", "padding": 3}]}  # what the crop 
     ids=["plain", "mixed", "repeated", "pixels", "all-there-is"],
 )
 @pytest.mark.parametrize("size", [5, 16])
-def test_parts_make_the_whole(size: int, data: dict[str, Any], model: dict[str, Any], train: dict[str, Any]) -> None:
+def test_micro_batches_combine_to_full_batch(
+    size: int, data: dict[str, Any], model: dict[str, Any], train: dict[str, Any]
+) -> None:
     whole, cut = (
         training(parts, data=data, model=model, **train) for parts in (None, microbatches_of(size, SingleProcess()))
     )
@@ -91,7 +93,7 @@ def without_labels(one: Training, unlabelled: range, rows: range) -> Any:
     return batch, draws
 
 
-def test_parts_without_a_label_count_nothing() -> None:
+def test_micro_batch_without_labels_counts_nothing() -> None:
     """The pixels of some parts have no label at all, and in the end those of none."""
     whole, cut = (
         training(parts, data=SCENES, model={"prefix": [], "head": "segmentation"})
@@ -107,7 +109,7 @@ def test_parts_without_a_label_count_nothing() -> None:
     assert [float(loss) for loss in cut.losses["loss"]] == pytest.approx([float(x) for x in whole.losses["loss"]])
 
 
-def test_the_rows_of_all_processes_are_the_batch() -> None:
+def test_rows_of_all_processes_form_the_batch() -> None:
     for count in (3, 16, 17, 128):
         rows: list[int] = []
         for rank in range(3):
@@ -120,7 +122,7 @@ def test_the_rows_of_all_processes_are_the_batch() -> None:
 
 
 @pytest.mark.parametrize("rows", [range(16), range(0, 5), range(5, 10), range(9, 16)], ids=str)
-def test_what_a_part_sees_is_what_the_whole_batch_sees(rows: range) -> None:
+def test_micro_batch_draws_equal_full_batch(rows: range) -> None:
     """Partners of mixed images may stand in another part."""
     one = training(None, data=AUGMENTED, mix={"mixup": 0.8, "cutmix": 1.0}, repeats=2)
     for step in range(4):
@@ -132,14 +134,14 @@ def test_what_a_part_sees_is_what_the_whole_batch_sees(rows: range) -> None:
         assert (of_part.dropout, of_part.drop_path) == (of_all.dropout, of_all.drop_path)
 
 
-def test_what_looks_at_the_whole_batch_is_not_cut() -> None:
+def test_batch_dependent_modules_are_not_split() -> None:
     training(MicroBatches(4, SingleProcess()), model={"patch": {"type": "conv_stem", "norm": "groupnorm"}})
     training(None, model={"patch": {"type": "conv_stem", "norm": "batchnorm"}})
     with pytest.raises(UserError, match=r"^patch_embed\.convs\.0\.norm normalises by the statistics of a whole batch"):
         training(MicroBatches(4, SingleProcess()), model={"patch": {"type": "conv_stem", "norm": "batchnorm"}})
 
 
-def test_a_cohort_takes_parts_too() -> None:
+def test_stacked_trials_use_micro_batches() -> None:
     how: dict[str, Any] = {"data": AUGMENTED, "clip_grad": 0.5, "mix": {"mixup": 0.8}}
     whole, cut = (
         [training(parts, seed, **how) for seed in range(2)] for parts in (None, MicroBatches(5, SingleProcess()))
@@ -159,7 +161,7 @@ def test_a_cohort_takes_parts_too() -> None:
     assert all(torch.equal(value, cut[1].model.state_dict()[name]) for name, value in alone.model.state_dict().items())
 
 
-def test_nothing_is_cut_where_nobody_asks() -> None:
+def test_batch_is_not_split_by_default() -> None:
     assert type(microbatches_of(None, SingleProcess())) is FullBatch
     assert (
         type(microbatches_of(64, SingleProcess())) is MicroBatches

@@ -36,7 +36,7 @@ def build(name: str, g: Geometry, **options: Any) -> PatchEmbedding:
 
 
 @pytest.mark.parametrize(("image", "size"), [((8, 8), (4, 4)), ((6, 8), (3, 2)), ((5, 12), (5, 4))])
-def test_linear_is_one_matrix_for_all_patches(image: tuple[int, int], size: tuple[int, int]) -> None:
+def test_linear_applies_one_matrix_to_all_patches(image: tuple[int, int], size: tuple[int, int]) -> None:
     g = geometry(image, size)
     module = build("linear", g)
     x = torch.randn(2, 3, *image)
@@ -62,7 +62,7 @@ def test_linear_options() -> None:
         build("linear", g, norm="layrnorm")
 
 
-def test_linear_loads_timms_state() -> None:
+def test_linear_loads_timm_state() -> None:
     torchvision()  # timm imports it, and it may need help
     reference = pytest.importorskip("timm.layers").PatchEmbed(img_size=(8, 12), patch_size=(4, 3), embed_dim=16)
     module = build("linear", geometry((8, 12), (4, 3)))
@@ -76,7 +76,7 @@ def test_linear_loads_timms_state() -> None:
     ("size", "strides"),
     [((8, 8), [(2, 2), (2, 2), (2, 2)]), ((2, 8), [(2, 2), (1, 2), (1, 2)]), ((1, 1), [])],
 )
-def test_conv_stem_is_its_stack(norm: str, size: tuple[int, int], strides: list[tuple[int, int]]) -> None:
+def test_conv_stem_equals_its_layers(norm: str, size: tuple[int, int], strides: list[tuple[int, int]]) -> None:
     g = geometry((8, 16), size)
     module = build("conv_stem", g, norm=norm)
     widths = [3, 4, 8, 16]
@@ -94,7 +94,7 @@ def test_conv_stem_is_its_stack(norm: str, size: tuple[int, int], strides: list[
     torch.testing.assert_close(tokens, reference(x).flatten(2).transpose(1, 2))
 
 
-def test_conv_stem_has_the_channels_of_the_paper() -> None:
+def test_conv_stem_has_channels_of_paper() -> None:
     """ViT_C-4GF: 48, 96, 192, 384 channels before a 1x1 to 384."""
     g = geometry((224, 224), (16, 16), dim=384)
     with torch.device("meta"):
@@ -131,7 +131,7 @@ def randomised(module: nn.Module) -> nn.Module:
         ("vit_tiny_r_s16_p8_224", (64, 32), 8, ()),
     ],
 )
-def test_resnet_equals_timms_hybrids(model: str, image: tuple[int, int], size: int, layers: tuple[int, ...]) -> None:
+def test_resnet_equals_timm_hybrids(model: str, image: tuple[int, int], size: int, layers: tuple[int, ...]) -> None:
     dim = 16
     reference = randomised(hybrid(model_name=model, img_size=image, embed_dim=dim, num_heads=2)).eval()
     reduction = patch.get("resnet").reduction_of({"layers": layers})
@@ -145,7 +145,7 @@ def test_resnet_equals_timms_hybrids(model: str, image: tuple[int, int], size: i
 
 
 @pytest.mark.parametrize("image", [(33, 47), (20, 28)])
-def test_padding_is_that_of_tensorflow_for_any_size(image: tuple[int, int]) -> None:
+def test_padding_equals_tensorflow_for_any_size(image: tuple[int, int]) -> None:
     """Sizes that no multiple of the stride covers: the output has ceil(size / stride) places."""
     reference = randomised(hybrid(model_name="vit_tiny_r_s16_p8_224", img_size=64, embed_dim=16, num_heads=2))
     module = build("resnet", geometry((64, 64), (8, 8), reduction=4), layers=())
@@ -169,7 +169,7 @@ def test_resnet_narrow_and_wide() -> None:
     assert narrow(torch.randn(2, 1, 16, 16)).shape == (2, 4, 16)
 
 
-def test_resnet_refuses_a_grid_laid_out_for_another_stride() -> None:
+def test_resnet_refuses_grid_of_other_stride() -> None:
     assert patch.get("resnet").reduction == patch.get("resnet").reduction_of({}) == 16
     with pytest.raises(GeometryError, match="stride of 32"):
         build("resnet", geometry((64, 64), (1, 1), reduction=16), layers=[1, 1, 1, 1])
@@ -184,7 +184,9 @@ CASES: list[tuple[str, Geometry, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "g", "options"), CASES)
-def test_every_parameter_learns_in_every_type_and_place(name: str, g: Geometry, options: dict[str, Any]) -> None:
+def test_every_parameter_learns_in_every_dtype_and_on_every_device(
+    name: str, g: Geometry, options: dict[str, Any]
+) -> None:
     x = torch.randn(3, 3, *g.image)
     module = build(name, g, **options)
     module(x).pow(3).sum().backward()

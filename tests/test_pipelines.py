@@ -43,7 +43,7 @@ def specs(plan: Plan) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(FOLDER)))
-def test_plans_and_says_what_it_asks(file: Path, tmp_path: Path) -> None:
+def test_studies_plan_and_have_a_question(file: Path, tmp_path: Path) -> None:
     header = [line for line in file.read_text().splitlines() if line.startswith("#")]
     heads = [match[1] for line in header if (match := re.match(r"# (\w+) ", line))]
     assert [head for head in heads if head in ("Question", "Expect", "Cost", "Run")] == [
@@ -58,12 +58,12 @@ def test_plans_and_says_what_it_asks(file: Path, tmp_path: Path) -> None:
     assert not [arm.name for arm in plan.arms if arm.skip]
 
 
-def test_no_two_studies_share_a_name() -> None:
+def test_study_names_are_unique() -> None:
     names = [yaml.safe_load(file.read_text())["study"] for file in FILES]
     assert len(set(names)) == len(names)
 
 
-def test_sizes_on_imagenet_are_the_published(tmp_path: Path) -> None:
+def test_imagenet_sizes_equal_published(tmp_path: Path) -> None:
     seen = set()
     for file in (FOLDER / "imagenet" / f"{name}.yaml" for name in ("model_size", "patch_size", "data_scale", "recipe")):
         plan = plan_of(file, tmp_path)
@@ -85,7 +85,7 @@ def test_sizes_on_imagenet_are_the_published(tmp_path: Path) -> None:
     assert seen == set(PUBLISHED)
 
 
-def test_recipe_on_imagenet_by_hand(tmp_path: Path) -> None:
+def test_imagenet_recipe_equals_hand_calculation(tmp_path: Path) -> None:
     """S/16 with the mean of 196 patches and a hidden layer: what a part adds is what its shapes say."""
     costs = lab.costs(plan_of(FOLDER / "imagenet" / "recipe.yaml", tmp_path))
     d, plain = 384, PUBLISHED["S", 16][0]
@@ -98,7 +98,7 @@ def test_recipe_on_imagenet_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", LAPTOP)
-def test_laptop_studies_have_a_reference_and_the_models_they_name(name: str, tmp_path: Path) -> None:
+def test_laptop_studies_have_reference_and_named_models(name: str, tmp_path: Path) -> None:
     plan = plan_of(FOLDER / f"{name}.yaml", tmp_path)
     found, costs = specs(plan), lab.costs(plan)
     references = [arm for arm, spec in found.items() if spec["model"] == {"type": "linear"}]
@@ -114,7 +114,7 @@ def test_laptop_studies_have_a_reference_and_the_models_they_name(name: str, tmp
     assert {planned.seed for planned in plan.pending} == set(range(5))
 
 
-def test_numbers_the_headers_give(tmp_path: Path) -> None:
+def test_header_numbers_equal_plan(tmp_path: Path) -> None:
     def params(name: str) -> dict[str, int]:
         return {arm: cost["params"] for arm, cost in lab.costs(plan_of(FOLDER / f"{name}.yaml", tmp_path)).items()}
 
@@ -149,7 +149,7 @@ def test_equal_work(name: str, tmp_path: Path) -> None:
     assert found["linear"]["train"]["steps"] == 1263
 
 
-def test_gpu_hours_by_hand() -> None:
+def test_gpu_hours_equal_hand_calculation() -> None:
     """DeiT-S, 300 epochs of 1.28 million: 3 x 4.6e9 x 3.84e8 multiply-accumulates, at 40 % of 312e12 operations."""
     assert train_macs(4_600_000_000, 384_000_000) == 5_299_200_000_000_000_000
     assert gpu_hours(5.2992e18, 312) == pytest.approx(5.2992e18 * 2 / 124.8e12 / 3600, rel=1e-12)
@@ -162,7 +162,7 @@ def plan_json(*arguments: str) -> Any:
     return json.loads(ran.output)
 
 
-def test_plan_tells_gpu_hours_and_what_they_are(tmp_path: Path) -> None:
+def test_plan_shows_gpu_hours_with_assumptions(tmp_path: Path) -> None:
     file, out = str(FOLDER / "imagenet" / "patch_size.yaml"), str(tmp_path)
     data = plan_json(file, "--out", out, "--device-tflops", "989")
     hours = {arm["name"]: arm["cost"]["gpu_hours"] for arm in data["arms"]}
@@ -174,7 +174,7 @@ def test_plan_tells_gpu_hours_and_what_they_are(tmp_path: Path) -> None:
     assert f"in all {3 * sum(hours.values()) * 989 / 312:,.1f}." in said
 
 
-def test_gpu_hours_wait_for_the_data_where_lengths_are_epochs(tmp_path: Path) -> None:
+def test_gpu_hours_need_data_if_lengths_are_epochs(tmp_path: Path) -> None:
     file, out = str(FOLDER / "quickstart.yaml"), str(tmp_path)
     assert all(arm["cost"]["gpu_hours"] is None for arm in plan_json(file, "--out", out)["arms"])
     assert "'?' where the length is in epochs" in " ".join(
@@ -182,14 +182,14 @@ def test_gpu_hours_wait_for_the_data_where_lengths_are_epochs(tmp_path: Path) ->
     )
 
 
-def test_tuning_is_counted(tmp_path: Path) -> None:
+def test_tuning_is_counted_in_cost(tmp_path: Path) -> None:
     file, out = str(FOLDER / "patch_size_macs.yaml"), str(tmp_path)
     hours = [arm["cost"]["gpu_hours"] for arm in plan_json(file, "--out", out)["arms"]]
     said = " ".join(CliRunner().invoke(cli, ["plan", file, "--out", out, "--cost"]).output.split())
     assert f"in all {8 * sum(hours):.2g}." in said
 
 
-def test_one_runs(tmp_path: Path) -> None:
+def test_study_runs(tmp_path: Path) -> None:
     """Two steps of every kind of model, on data of the same shape as the study's."""
     changes = {"data": {"type": "synthetic", "image_size": [28, 28]}, "run.executor": "inline"}
     assert lab.smoke(FOLDER / "data_scale.yaml", out=tmp_path, changes=changes) == 3

@@ -73,7 +73,7 @@ def test_ten_tenths_fit_and_eleven_do_not() -> None:
     assert Placement(["0"]).capacity(Request(0.3)) == 3
 
 
-def test_the_next_waits_for_the_first_step_of_the_last() -> None:
+def test_next_trial_waits_for_first_step_of_previous() -> None:
     placement = Placement(["0", "1"])
     quarter = Request(0.25)
     assert [placement.place(name, quarter) for name in "abc"] == ["0", "1", None]
@@ -84,7 +84,7 @@ def test_the_next_waits_for_the_first_step_of_the_last() -> None:
     assert placement.place("d", quarter) == "0"
 
 
-def test_memory_counts_where_it_is_known() -> None:
+def test_known_memory_is_counted() -> None:
     placement = Placement(["GPU-a", "GPU-b"], MEMORY)
     assert placement.capacity(Request(0.01, 20 * GIB)) == 2 + 4
     assert not placement.possible(Request(0.01, 100 * GIB))

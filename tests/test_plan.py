@@ -50,7 +50,7 @@ def values(node: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(draft.values) for draft in drafts(Node.model_validate(node))]
 
 
-def test_one_at_a_time_is_the_base_and_each_alternative_alone() -> None:
+def test_one_at_a_time_is_base_and_single_alternatives() -> None:
     found = values({"one_at_a_time": {"a": [1, 2, 3], "b": [4, 5]}})
     assert found == [{}, {"a": 1}, {"a": 2}, {"a": 3}, {"b": 4}, {"b": 5}]
 
@@ -65,7 +65,7 @@ def test_leave_one_out_in_each_direction() -> None:
     assert both == remove + add and len(both) == 2 + 2 * 3
 
 
-def test_grid_is_the_product_of_levels_or_of_nodes() -> None:
+def test_grid_is_product_of_levels_or_nodes() -> None:
     levels = {"a": [1, 2], "b": [3, 4, 5]}
     product = [{"a": a, "b": b} for a, b in itertools.product(*levels.values())]
     assert values({"grid": levels}) == product
@@ -73,7 +73,7 @@ def test_grid_is_the_product_of_levels_or_of_nodes() -> None:
     assert values({"grid": nodes}) == product
 
 
-def test_zip_moves_together_and_union_concatenates_and_arms_are_by_hand() -> None:
+def test_zip_pairs_union_concatenates_and_arms_are_explicit() -> None:
     rows = {"zip": {"a": [1, 2], "b": [3, 4], "labels": ["x", "y"]}}
     assert values(rows) == [{"a": 1, "b": 3}, {"a": 2, "b": 4}]
     cli_only_option = {"arms": {"plain": None, "big": {"a": 9}}}
@@ -81,19 +81,19 @@ def test_zip_moves_together_and_union_concatenates_and_arms_are_by_hand() -> Non
     assert [draft.label for draft in drafts(Node.model_validate(cli_only_option))] == ["plain", "big"]
 
 
-def test_sample_draws_without_replacement_by_its_own_seed() -> None:
+def test_sample_draws_without_replacement_by_own_seed() -> None:
     over = {"grid": {"a": list(range(10)), "b": list(range(10))}}
     first, again, other = (values({"sample": {"n": 20, "seed": seed, "over": over}}) for seed in (1, 1, 2))
     assert first == again != other
     assert len({tuple(draft.items()) for draft in first}) == 20
 
 
-def test_nodes_nest() -> None:
+def test_nodes_can_be_nested() -> None:
     node = {"grid": [{"union": [{"arms": {"x": {"a": 1}}}, {"grid": {"a": [2, 3]}}]}, {"one_at_a_time": {"b": [7]}}]}
     assert values(node) == [{"a": a, **b} for a in (1, 2, 3) for b in ({}, {"b": 7})]
 
 
-def test_a_path_stands_in_one_part_of_a_grid(tmp_path: Path) -> None:
+def test_path_may_occur_in_one_grid_part_only(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"both set 'model\.dim'"):
         plan(tmp_path, design={"grid": [{"grid": {"model.dim": [8]}}, {"grid": {"model.dim": [16]}}]})
 
@@ -109,7 +109,7 @@ NODES: list[dict[str, Any]] = [
 ]
 
 
-def test_arms_are_counted_without_making_them() -> None:
+def test_arms_are_counted_without_building_them() -> None:
     nested = [{"union": NODES}, {"grid": [{"union": NODES[:2]}, NODES[5], NODES[6]]}, {"union": [{"union": NODES}]}]
     for node in (*NODES, *nested):
         assert count(Node.model_validate(node)) == len(values(node)), node
@@ -126,12 +126,12 @@ TENS = {f"train.optimizer.a{index}": list(range(10)) for index in range(7)}
         ({"sample": {"n": 3, "over": {"union": [{"grid": TENS}] * 2}}}, "a union of 20,000,000 arms"),
     ],
 )
-def test_a_design_without_end_is_refused_at_its_place(tmp_path: Path, design: dict[str, Any], said: str) -> None:
+def test_unbounded_design_is_refused_with_place(tmp_path: Path, design: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=rf":\d+:\d+: {said}"):
         plan(tmp_path, design=design)
 
 
-def test_trials_without_end_are_refused(tmp_path: Path) -> None:
+def test_unbounded_trials_are_refused(tmp_path: Path) -> None:
     two = {"one_at_a_time": {"model.position": ["none"]}}
     with pytest.raises(SpecError, match="2 arms of 500,001 seeds each; a study has at most 1,000,000 trials"):
         plan(tmp_path, design=two, seeds=500_001)
@@ -149,7 +149,7 @@ def test_trials_without_end_are_refused(tmp_path: Path) -> None:
         ({"steps": 2, "evaluations": 10**12}, r"base\.train\.evaluations must be less than or equal to 1000000"),
     ],
 )
-def test_a_training_without_end_is_refused(tmp_path: Path, train: dict[str, Any], said: str) -> None:
+def test_unbounded_training_is_refused(tmp_path: Path, train: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said):
         plan(tmp_path, base={**BASE, "train": train})
 
@@ -157,7 +157,7 @@ def test_a_training_without_end_is_refused(tmp_path: Path, train: dict[str, Any]
 # -- names, merging, baselines ----------------------------------------------------------------------------------------
 
 
-def test_what_varies_beside_a_labelled_part_is_in_the_name(tmp_path: Path) -> None:
+def test_variation_beside_label_is_in_arm_name(tmp_path: Path) -> None:
     parts = {"leave_one_out": {"of": {"model.position": "none", "train.clip_grad": 1.0}}}
     found = plan(tmp_path, design={"grid": [parts, {"one_at_a_time": {"model.dim": [16]}}]})
     assert names(found) == [
@@ -179,26 +179,26 @@ def test_what_varies_beside_a_labelled_part_is_in_the_name(tmp_path: Path) -> No
     assert names(found) == ["depth=2", "plain, wide, depth=1", "plain, wide, depth=3"]
 
 
-def test_names_say_what_differs() -> None:
+def test_arm_names_have_the_differences() -> None:
     assert text({"type": "rope2d", "theta": 50}) == "rope2d(theta=50)"
     assert text(1e-3) == "0.001" and text("none") == "none" and text([1, "a"]) == "[1, a]"
     short = short_names(["model.dim", "model.head.pool", "data.pool", "model.position.type"])
     assert list(short.values()) == ["dim", "head.pool", "data.pool", "position"]
 
 
-def test_equal_arms_merge_under_the_first_name(tmp_path: Path) -> None:
+def test_equal_arms_merge_under_first_name(tmp_path: Path) -> None:
     found = plan(tmp_path, design={"one_at_a_time": {"model.position": ["learned", "none", {"type": "none"}]}})
     assert names(found) == ["baseline", "position=none"]
     assert found.arm("baseline").aliases == ("position=learned",)
     assert any("position=learned" in note for note in found.notes)
 
 
-def test_options_written_out_or_left_to_their_default_are_one_arm(tmp_path: Path) -> None:
+def test_explicit_defaults_give_same_arm(tmp_path: Path) -> None:
     arms = {"a": {"model.mlp": {"type": "gelu"}}, "b": {"model.mlp": {"type": "gelu", "ratio": 4.0}}, "c": {}}
     assert names(plan(tmp_path, design={"arms": arms})) == ["a"]
 
 
-def test_a_new_type_replaces_its_slot_and_shortest_paths_apply_first(tmp_path: Path) -> None:
+def test_new_type_replaces_slot_and_shortest_paths_apply_first(tmp_path: Path) -> None:
     arms = {
         "a": None,
         "b": {"train.optimizer.lr": 0.5, "train.optimizer": "sgd"},
@@ -211,20 +211,20 @@ def test_a_new_type_replaces_its_slot_and_shortest_paths_apply_first(tmp_path: P
     assert optimizers["b"]["lr"] == 0.5 != optimizers["c"]["lr"]
 
 
-def test_a_new_length_replaces_the_old_one(tmp_path: Path) -> None:
+def test_new_length_replaces_old_one(tmp_path: Path) -> None:
     found = plan(tmp_path, design={"one_at_a_time": {"train.images": [64]}})
     trains = {item.arm: item.trial.spec["train"] for item in found.trials}
     assert trains["images=64"]["images"] == 64 and "steps" not in trains["images=64"]
 
 
-def test_the_baseline_is_the_arm_that_equals_the_base(tmp_path: Path) -> None:
+def test_baseline_is_arm_equal_to_base(tmp_path: Path) -> None:
     found = plan(tmp_path, design={"grid": {"model.position": ["none", "learned"], "model.depth": [1, 2]}})
     baselines = {arm.name: arm.baseline for arm in found.arms}
     assert baselines.pop("position=learned, depth=2") is None
     assert set(baselines.values()) == {"position=learned, depth=2"}
 
 
-def test_compare_to_finds_each_arms_own_counterpart(tmp_path: Path) -> None:
+def test_compare_to_finds_counterpart_of_each_arm(tmp_path: Path) -> None:
     found = plan(
         tmp_path,
         design={"grid": {"model.position": ["none", "learned"], "model.depth": [1, 3]}},
@@ -238,7 +238,7 @@ def test_compare_to_finds_each_arms_own_counterpart(tmp_path: Path) -> None:
     }
 
 
-def test_what_is_added_is_compared_with_the_bare_recipe(tmp_path: Path) -> None:
+def test_additions_are_compared_with_bare_recipe(tmp_path: Path) -> None:
     of = {"model.position": "none", "model.mlp.ratio": 1.0, "model.depth": 1}
     found = plan(tmp_path, design={"leave_one_out": {"of": of, "direction": "both"}})
     baselines = {arm.name: arm.baseline for arm in found.arms}
@@ -268,12 +268,12 @@ def test_rules_are_expressions(rule: str, met: bool) -> None:
     "rule", ["__import__('os')", "model.dim()", "[x for x in model]", "model['dim']", "lambda: 1", "1 if 2 else 3",
              "2 ** 9999", "f'{model}'", "x := 1", "", "a b", "'a' " * 200],
 )  # fmt: skip
-def test_what_is_no_rule_is_refused(rule: str) -> None:
+def test_invalid_rules_are_refused(rule: str) -> None:
     with pytest.raises(RuleFault):
         parse(rule)
 
 
-def test_a_rule_skips_with_its_reason(tmp_path: Path) -> None:
+def test_rule_skips_arm_with_reason(tmp_path: Path) -> None:
     found = plan(
         tmp_path,
         design={"one_at_a_time": {"model.depth": [1, 3]}},
@@ -283,7 +283,7 @@ def test_a_rule_skips_with_its_reason(tmp_path: Path) -> None:
     assert {item.arm for item in found.trials} == {"baseline", "depth=1"}
 
 
-def test_parts_that_cannot_work_together_are_skipped_with_the_reason(tmp_path: Path) -> None:
+def test_incompatible_parts_skip_arm_with_reason(tmp_path: Path) -> None:
     design = {"one_at_a_time": {"model.prefix": [[]], "model.position": ["none"]}}
     found = plan(tmp_path, design=design)
     skipped = [arm for arm in found.arms if arm.skip]
@@ -297,12 +297,12 @@ def keys(found: Plan) -> set[str]:
     return {item.trial.key for item in found.trials}
 
 
-def test_a_plan_survives_json(tmp_path: Path) -> None:
+def test_plan_survives_json(tmp_path: Path) -> None:
     found = plan(tmp_path, design={"one_at_a_time": {"model.position": ["none"]}}, question="why?")
     assert Plan.from_json(found.to_json()) == found
 
 
-def test_seeds_and_values_make_keys_and_names_do_not(tmp_path: Path) -> None:
+def test_key_depends_on_seeds_and_values_but_not_names(tmp_path: Path) -> None:
     few = plan(tmp_path, seeds=2)
     more = plan(tmp_path, seeds=3, question="another")
     assert len(keys(few)) == 2 and keys(few) < keys(more)
@@ -311,13 +311,13 @@ def test_seeds_and_values_make_keys_and_names_do_not(tmp_path: Path) -> None:
     assert not keys(plan(tmp_path, base={**BASE, "train": {"steps": 3, "batch_size": 8}})) & keys(few)
 
 
-def test_what_cannot_change_a_number_is_not_in_the_key(tmp_path: Path) -> None:
+def test_key_ignores_settings_without_effect_on_numbers(tmp_path: Path) -> None:
     here = plan(tmp_path, run={"workers": 1, "threads": 1, "keep": "none"})
     there = plan(tmp_path, run={"workers": 2, "executor": "inline", "keep": "last"})
     assert keys(here) == keys(there)
 
 
-def test_key_is_a_hash_of_canonical_json() -> None:
+def test_key_is_hash_of_canonical_json() -> None:
     assert key_of({"b": 1, "a": [1.5, None]}) == key_of({"a": [1.5, None], "b": 1})
     assert len(key_of({})) == 64
     with pytest.raises(ValueError, match="JSON compliant"):
@@ -348,7 +348,7 @@ def digest() -> str:
 
 
 @pytest.mark.usefixtures("reading")
-def test_code_counts_by_what_it_does(tmp_path: Path) -> None:
+def test_code_digest_depends_on_syntax_only(tmp_path: Path) -> None:
     package = tmp_path / "guest"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -373,7 +373,7 @@ def test_code_counts_by_what_it_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("reading")
-def test_a_package_that_passes_names_on_is_seen_through(tmp_path: Path) -> None:
+def test_code_digest_follows_reexports(tmp_path: Path) -> None:
     package = tmp_path / "guest"
     (package / "parts").mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -393,7 +393,7 @@ def test_a_package_that_passes_names_on_is_seen_through(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("reading")
-def test_modules_are_read_and_not_imported(tmp_path: Path) -> None:
+def test_modules_are_read_without_import(tmp_path: Path) -> None:
     package = tmp_path / "guest"
     (package / "parts").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
@@ -425,7 +425,7 @@ def test_modules_are_read_and_not_imported(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("reading")
-def test_a_text_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is remembered is under the text's own digest: nothing of it can be out of date."""
     package = tmp_path / "guest"
     package.mkdir()
@@ -453,7 +453,7 @@ def test_a_text_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("reading")
-def test_code_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unparsable_code_is_digested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled modules count by their bytes; what a notebook defines cannot be read, and is never taken for known."""
     package = tmp_path / "guest"
     package.mkdir()
@@ -470,7 +470,7 @@ def test_code_that_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert digest() != here
 
 
-def test_the_runner_is_part_of_every_trials_code() -> None:
+def test_runner_is_part_of_code_of_every_trial() -> None:
     found = closure({RUNNER})
     assert {"vitlab.runner.run", "vitlab.training.loop", "vitlab.noise", "vitlab.data.prepare"} <= set(found)
     strangers = {"vitlab.lab", "vitlab.report", "vitlab.trackers.mlflow", "vitlab.cli", "vitlab.models.vit"}
@@ -493,7 +493,7 @@ def fine_tuning(seed: object = "same") -> dict[str, Any]:
     return {**BASE, "init_from": {"trial": before, "seed": seed}}
 
 
-def test_a_trial_may_start_from_another_one(tmp_path: Path) -> None:
+def test_trial_may_start_from_another(tmp_path: Path) -> None:
     found = plan(tmp_path, base=fine_tuning(), seeds=2, design={"one_at_a_time": {"model.drop_path": [0.1]}})
     assert len(found.trials) == 4 and len(found.prerequisites) == 2, "one for each seed, shared by the arms"
     prerequisites = {f"{trial.key}/{trial.code}": trial for trial in found.prerequisites}
@@ -505,7 +505,7 @@ def test_a_trial_may_start_from_another_one(tmp_path: Path) -> None:
     assert len(plan(tmp_path, base=fine_tuning(seed=7), seeds=2).prerequisites) == 1
 
 
-def test_what_it_starts_from_is_part_of_its_identity(tmp_path: Path) -> None:
+def test_start_trial_is_part_of_key(tmp_path: Path) -> None:
     first = plan(tmp_path, base=fine_tuning(), seeds=1)
     other = fine_tuning()
     other["init_from"]["trial"]["train"]["steps"] = 6
@@ -521,7 +521,7 @@ def test_what_it_starts_from_is_part_of_its_identity(tmp_path: Path) -> None:
     assert keys(plan(tmp_path, base=by_file, seeds=1)) != before
 
 
-def test_mistakes_in_what_it_starts_from_are_placed(tmp_path: Path) -> None:
+def test_mistakes_in_start_trial_have_a_place(tmp_path: Path) -> None:
     wrong = fine_tuning()
     wrong["init_from"]["trial"] = {**BASE, "model": {**BASE["model"], "heads": 3}}
     with pytest.raises(SpecError, match="heads 3"):
@@ -532,7 +532,7 @@ def test_mistakes_in_what_it_starts_from_are_placed(tmp_path: Path) -> None:
         plan(tmp_path, base={**BASE, "init_from": {}})
 
 
-def test_a_body_has_not_seen_the_images_its_trials_are_judged_by(tmp_path: Path) -> None:
+def test_pretraining_excludes_validation_images_of_trial(tmp_path: Path) -> None:
     vary = {"count": 2, "vary": ["init", "split"]}
     found = plan(tmp_path, base=fine_tuning(seed=7), seeds=vary)
     bodies = {f"{trial.key}/{trial.code}": trial for trial in found.prerequisites}
@@ -567,7 +567,7 @@ HELD_OUT = {"type": "digits", "validation": 0.4}
     ],
     ids=["body", "body-of-body", "teacher-of-body"],
 )
-def test_weights_from_another_validation_split_are_refused(base: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_weights_of_other_validation_split_are_refused(base: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         plan(tmp_path, base=base)
     assert len(caught.value.problems) == 1 and sentence in str(caught.value)
@@ -576,7 +576,7 @@ def test_weights_from_another_validation_split_are_refused(base: dict[str, Any],
 @pytest.mark.parametrize(
     "data", [{"validation": 0.2}, {"fraction": 0.5}, {"per_class": 5}, {"classes": [0, 1]}, {"size": 16}]
 )
-def test_what_decides_no_split_may_differ_in_a_pretraining(data: dict[str, Any], tmp_path: Path) -> None:
+def test_pretraining_may_differ_in_split_independent_options(data: dict[str, Any], tmp_path: Path) -> None:
     """Seen in the images themselves: none that is trained on before is validated on here."""
     before = {**BASE, "data": {"type": "digits", **data}}
     found = plan(tmp_path, base={**BASE, "init_from": {"trial": before}}, seeds={"count": 2, "vary": ["split"]})
@@ -587,7 +587,7 @@ def test_what_decides_no_split_may_differ_in_a_pretraining(data: dict[str, Any],
         assert not set(seen.train.id_N.tolist()) & set(judged.val.id_N.tolist())
 
 
-def test_a_pretraining_two_steps_back_has_the_split_of_its_trial(tmp_path: Path) -> None:
+def test_indirect_pretraining_has_split_of_trial(tmp_path: Path) -> None:
     """Whatever is between them, and whatever seed it names."""
     between = {**OTHER, "init_from": {"trial": BASE, "seed": 7}}
     base = {**BASE, "init_from": {"trial": between, "seed": 7}}
@@ -598,7 +598,7 @@ def test_a_pretraining_two_steps_back_has_the_split_of_its_trial(tmp_path: Path)
         assert (first.seeds["init"], first.seeds["split"]) == (7, item.seed)
 
 
-def test_a_file_that_a_trial_left_is_known_by_its_split(tmp_path: Path) -> None:
+def test_trial_weight_file_has_known_split(tmp_path: Path) -> None:
     left = plan(tmp_path, base=BASE, seeds=1).trials[0].trial
     after = plan(tmp_path, base={**OTHER, "init_from": {"trial": BASE}}, seeds=1)
     (needed,) = after.trials[0].trial.needs.values()
@@ -628,7 +628,7 @@ def engines(found: Plan) -> dict[str, str]:
     return {arm.name: arm.engine for arm in found.arms}
 
 
-def test_a_plan_says_which_engine_trains_an_arm(tmp_path: Path) -> None:
+def test_plan_names_engine_of_arm(tmp_path: Path) -> None:
     arms = {
         "base": {},
         "averaged": {"train.ema": {"decay": 0.9}},
@@ -648,7 +648,7 @@ def test_a_plan_says_which_engine_trains_an_arm(tmp_path: Path) -> None:
     assert set(engines(plan(tmp_path, **study, run={"engine": "loop"})).values()) == {"loop", ""}
 
 
-def test_what_was_measured_stands_before_the_rule(tmp_path: Path) -> None:
+def test_benchmark_overrides_engine_rule(tmp_path: Path) -> None:
     found = plan(tmp_path, design={"one_at_a_time": {"train.optimizer.lr": [1e-4], "model.depth": [1]}}, seeds=2)
     base, faster, shallow = (found.find(arm.name, 0) for arm in found.arms)
     assert shape(base) == shape(found.find("baseline", 1)) == shape(faster) != shape(shallow)

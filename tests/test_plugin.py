@@ -89,14 +89,14 @@ def broken(room: Slot[Any], name: str) -> str:
     return str(caught.value)
 
 
-def test_guests_are_listed_without_being_imported(site: Path) -> None:
+def test_plugins_are_listed_without_import(site: Path) -> None:
     install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["dyt = acme_vit:DyT"]})
     assert [str(entry.origin) for entry in registry.listing("norm") if entry.name == "dyt"] == ["acme-vit 1.2.0"]
     assert "dyt" in norm.names() and "acme_vit" not in sys.modules
     assert norm.get("dyt").__module__ == "acme_vit" and "acme_vit" in sys.modules
 
 
-def test_a_guest_works_as_a_built_in_does(site: Path) -> None:
+def test_plugin_works_like_builtin(site: Path) -> None:
     install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["dyt = acme_vit:DyT"]})
     check_component("norm", "dyt")
     found = norm.resolve({"type": "dyt", "alpha": 2})
@@ -112,7 +112,7 @@ def test_a_guest_works_as_a_built_in_does(site: Path) -> None:
     assert [name for name in components("norm") if "dyt" in name] == ["dyt"]
 
 
-def test_two_sources_of_one_name(site: Path) -> None:
+def test_name_offered_by_two_sources_is_ambiguous(site: Path) -> None:
     install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["dyt = acme_vit:DyT"]})
     both = ["dyt = other_vit:DyT", "layernorm = other_vit:DyT", "good = other_vit:DyT"]
     install(site, "other_vit", "0.1", DYT, {"vitlab.norm": both})
@@ -139,7 +139,7 @@ def test_two_sources_of_one_name(site: Path) -> None:
         norm.find("nobody:dyt")
 
 
-def test_a_broken_guest_is_broken_for_those_who_name_it(site: Path) -> None:
+def test_broken_plugin_fails_only_studies_that_name_it(site: Path) -> None:
     fails = "def first():\n    import a_module_that_is_not\nfirst()\n"
     offered = {"vitlab.norm": ["broken = broken_vit:Norm", "half = broken_vit:Norm"]}
     install(site, "broken_vit", "0.3.1", fails, {**offered, "vitlab.executor": ["cloud = broken_vit:X"]})
@@ -198,7 +198,7 @@ def write(file: Path, name: str = "halved", by: float = 0.5, after: str = "") ->
     return file
 
 
-def test_a_file_registers_components_under_a_digest_of_its_code(tmp_path: Path) -> None:
+def test_plugin_file_registers_components_with_code_digest(tmp_path: Path) -> None:
     file = write(tmp_path / "my_blocks.py")
     origin = registry.load_file(file)
     assert origin.source == "my_blocks.py" and len(origin.version) == 16
@@ -213,7 +213,7 @@ def test_a_file_registers_components_under_a_digest_of_its_code(tmp_path: Path) 
         norm.resolve({"type": "halved", "bye": 1})
 
 
-def test_a_file_that_was_edited_is_read_again(tmp_path: Path) -> None:
+def test_edited_plugin_file_is_read_again(tmp_path: Path) -> None:
     file = write(tmp_path / "my_blocks.py")
     first = registry.load_file(file)
     write(file, by=0.125)
@@ -227,7 +227,7 @@ def test_a_file_that_was_edited_is_read_again(tmp_path: Path) -> None:
     assert "quartered" in norm.names() and "halved" not in norm.names()
 
 
-def test_a_file_runs_the_text_of_its_digest_whatever_python_has_cached(tmp_path: Path) -> None:
+def test_plugin_file_runs_digested_text_despite_bytecode_cache(tmp_path: Path) -> None:
     """Python takes compiled code for current where the file has the same size and, in seconds, the same time."""
     file = write(tmp_path / "my_blocks.py", by=0.25)
     py_compile.compile(str(file))
@@ -239,7 +239,7 @@ def test_a_file_runs_the_text_of_its_digest_whatever_python_has_cached(tmp_path:
     assert norm.resolve("halved").plain() == {"type": "halved", "by": 0.75}
 
 
-def test_a_file_that_fails_leaves_nothing_behind_and_can_be_mended(tmp_path: Path) -> None:
+def test_failing_plugin_file_leaves_nothing_and_can_be_fixed(tmp_path: Path) -> None:
     file = write(tmp_path / "my_blocks.py", after="\nraise RuntimeError('half way')\n")
     with pytest.raises(
         BrokenComponent, match=r"plugin file .*my_blocks.py failed: RuntimeError: half way, at .*my_blocks.py:17\n"
@@ -251,7 +251,7 @@ def test_a_file_that_fails_leaves_nothing_behind_and_can_be_mended(tmp_path: Pat
     assert norm.resolve("halved").plain() == {"type": "halved", "by": 0.5}
 
 
-def test_an_edit_that_fails_keeps_what_was_there(tmp_path: Path) -> None:
+def test_failing_edit_keeps_earlier_components(tmp_path: Path) -> None:
     file = write(tmp_path / "my_blocks.py")
     first = registry.load_file(file)
     write(file, by=0.125, after="\nraise RuntimeError('half way')\n")
@@ -260,7 +260,7 @@ def test_an_edit_that_fails_keeps_what_was_there(tmp_path: Path) -> None:
     assert norm.resolve("halved").origin == first
 
 
-def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
+def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BrokenComponent, match=r"no_such.py: No such file"):
         registry.load_file(tmp_path / "no_such.py")
     (tmp_path / "grammar.py").write_text("def (:\n")
@@ -311,7 +311,7 @@ class Called(LayerNorm):
 """
 
 
-def test_options_that_cannot_be_read_are_said_and_left_out_of_the_schema(tmp_path: Path) -> None:
+def test_unreadable_options_are_reported_and_left_out_of_schema(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(ODD)
     registry.load_file(tmp_path / "odd.py")
     for name, words in {
@@ -325,14 +325,14 @@ def test_options_that_cannot_be_read_are_said_and_left_out_of_the_schema(tmp_pat
     assert "layernorm" in names and not {"typed", "bare", "hidden", "called"} & set(names)
 
 
-def test_two_files_of_one_name_and_component(tmp_path: Path) -> None:
+def test_two_plugin_files_with_equal_name_and_component(tmp_path: Path) -> None:
     registry.load_file(write(tmp_path / "a" / "blocks.py"))
     with pytest.raises(ClashError, match=r"norm 'halved' is registered twice in blocks.py"):
         registry.load_file(write(tmp_path / "b" / "blocks.py", by=0.1))
     assert norm.resolve("halved").plain()["by"] == 0.5
 
 
-def test_a_file_clashes_with_a_built_in_only_at_use(tmp_path: Path) -> None:
+def test_plugin_file_clashes_with_builtin_only_if_used(tmp_path: Path) -> None:
     registry.load_file(write(tmp_path / "blocks.py", name="rmsnorm"))
     with pytest.raises(ClashError, match=r"write 'blocks.py:rmsnorm' or 'vitlab:rmsnorm'"):
         norm.find("rmsnorm")
@@ -345,7 +345,7 @@ def test_a_file_clashes_with_a_built_in_only_at_use(tmp_path: Path) -> None:
 EXAMPLE = Path(__file__).parent.parent / "plugins" / "vitlab-example"
 
 
-def test_the_example_is_a_distribution_of_its_own(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_is_its_own_distribution(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rooms.keep(monkeypatch, slot("position"))
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     ((group, points),) = project["entry-points"].items()

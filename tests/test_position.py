@@ -81,7 +81,7 @@ def test_learned_rows(prefix: tuple[str, ...]) -> None:
     assert own.no_weight_decay() == {"pos_embed"}
 
 
-def test_learned2d_is_a_column_half_and_a_row_half() -> None:
+def test_learned2d_concatenates_column_and_row() -> None:
     g = geometry()
     module = build("learned2d", g)
     x, y = (module.state_dict()[name][0] for name in ("x_embed", "y_embed"))
@@ -97,7 +97,7 @@ def test_learned2d_is_a_column_half_and_a_row_half() -> None:
 
 @pytest.mark.parametrize("dim", [16, 9])
 @pytest.mark.parametrize("prefix_rows", ["own", "none"])
-def test_sinusoidal_is_its_formula(dim: int, prefix_rows: str) -> None:
+def test_sinusoidal_equals_formula(dim: int, prefix_rows: str) -> None:
     g = geometry(dim=dim, heads=1)
     interleaved = added(build("sinusoidal", g, prefix_rows=prefix_rows), g)
     concatenated = added(build("sinusoidal", g, prefix_rows=prefix_rows, layout="concatenated"), g)
@@ -114,7 +114,7 @@ def test_sinusoidal_is_its_formula(dim: int, prefix_rows: str) -> None:
 
 
 @pytest.mark.parametrize("dim", [16, 9])
-def test_sinusoidal_of_tensor2tensor_equals_its_port(dim: int) -> None:
+def test_sinusoidal_equals_port_of_tensor2tensor(dim: int) -> None:
     """The paper's code has other frequencies than the paper, and ends an odd width in a zero."""
     fsmt = pytest.importorskip("transformers.models.fsmt.modeling_fsmt")
     g = geometry(dim=dim, heads=1)
@@ -159,7 +159,7 @@ def test_sincos2d_equals_timm() -> None:
     assert position.get("sincos2d").incompatibility(geometry(dim=4), {"convention": "big_vision"}) is not None
 
 
-def test_fourier_is_its_formula() -> None:
+def test_fourier_equals_formula() -> None:
     g = geometry()
     module = build("fourier", g, features=8, hidden=6)
     s = {name.removeprefix("encoders.0."): value.double() for name, value in module.state_dict().items()}
@@ -176,7 +176,7 @@ def test_fourier_is_its_formula() -> None:
 
 
 @pytest.mark.parametrize("name", ["learned", "learned2d", "fourier", "sinusoidal", "sincos2d"])
-def test_where_rows_are_added(name: str) -> None:
+def test_rows_are_added_in_configured_layers(name: str) -> None:
     """The stem is the beginning of the first block: as many additions as blocks, and none of them twice."""
     g = geometry()
 
@@ -234,7 +234,7 @@ def test_mixed_rotation_equals_timm() -> None:
             assert (ours[:, :1] == rest).all()
 
 
-def test_mixed_directions_start_orthogonal_with_the_right_frequencies() -> None:
+def test_mixed_directions_start_orthogonal_with_correct_frequencies() -> None:
     g = geometry(dim=32, heads=2)
     fx, fy = build("rope2d_mixed", g).state_dict()["freqs"].double().unflatten(-1, (2, -1))
     expected = 10.0 ** (-4 * torch.arange(4).double() / 16)
@@ -246,7 +246,7 @@ def test_mixed_directions_start_orthogonal_with_the_right_frequencies() -> None:
 
 
 @pytest.mark.parametrize("name", ["rope2d", "rope2d_mixed"])
-def test_rotated_products_depend_on_the_offset_alone(name: str) -> None:
+def test_rotated_products_depend_on_offset_only(name: str) -> None:
     g = geometry((4, 4), prefix=())
     cos, sin = build(name, g).rotation(2)  # type: ignore[misc]
     q, k = torch.randn(2, 1, 1, 1, g.head_dim).expand(2, 1, 2, g.patches, g.head_dim)
@@ -257,7 +257,7 @@ def test_rotated_products_depend_on_the_offset_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rope2d", "rope2d_mixed"])
-def test_a_head_too_narrow_to_rotate_is_refused(name: str) -> None:
+def test_head_too_narrow_for_rotation_is_refused(name: str) -> None:
     g = geometry(dim=12, heads=2)
     assert "head_dim 6 (dim 12 / heads 2)" in str(position.get(name).incompatibility(g, {}))
     with pytest.raises(GeometryError, match="not a multiple of 4"):
@@ -316,7 +316,7 @@ def test_alibi_is_slope_times_distance(heads: int, slopes: list[float]) -> None:
 # -- conditional ------------------------------------------------------------------------------------------------------
 
 
-def test_conditional_equals_timms_encoding_generator() -> None:
+def test_conditional_equals_timm() -> None:
     from timm.models.twins import PosConv
 
     g = geometry(prefix=("class", "register"))
@@ -338,7 +338,7 @@ def test_conditional_equals_timms_encoding_generator() -> None:
 @pytest.mark.parametrize("old", [(4, 4), (2, 8), (7, 5)])
 @pytest.mark.parametrize("new", [(4, 4), (9, 6), (3, 2)])
 @pytest.mark.parametrize("how", PRESETS.values(), ids=PRESETS)
-def test_resampling_equals_timms_function(old: tuple[int, int], new: tuple[int, int], how: Resampling) -> None:
+def test_resampling_equals_timm(old: tuple[int, int], new: tuple[int, int], how: Resampling) -> None:
     source, target = geometry(old), geometry(new)
     state = {"pos_embed": torch.randn(1, source.tokens, 16)}
     ours = build("learned", target).resample(state, source, target, how)["pos_embed"]
@@ -355,14 +355,14 @@ def test_resampling_equals_timms_function(old: tuple[int, int], new: tuple[int, 
     build("learned", target).load_state_dict({"pos_embed": ours})
 
 
-def test_timms_preset_is_timms_default() -> None:
+def test_timm_preset_equals_timm_default() -> None:
     source, target = geometry((7, 7)), geometry((5, 9))
     table = torch.randn(1, source.tokens, 16)
     ours = build("learned", target).resample({"pos_embed": table}, source, target, PRESETS["timm"])["pos_embed"]
     torch.testing.assert_close(ours, resample_abs_pos_embed(table, [5, 9], [7, 7]), atol=1e-6, rtol=0)
 
 
-def test_torchvisions_preset_equals_its_function() -> None:
+def test_torchvision_preset_equals_torchvision() -> None:
     interpolate = torchvision("torchvision.models.vision_transformer").interpolate_embeddings
     source, target = geometry((7, 7)), geometry((10, 10))
     table = torch.randn(1, source.tokens, 16)
@@ -371,7 +371,7 @@ def test_torchvisions_preset_equals_its_function() -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
-def test_hugging_faces_preset_equals_its_function() -> None:
+def test_hugging_face_preset_equals_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     from transformers.models.vit.modeling_vit import ViTEmbeddings
 
@@ -386,7 +386,7 @@ def test_hugging_faces_preset_equals_its_function() -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [((6, 6), (9, 9)), ((6, 6), (4, 4)), ((3, 5), (6, 4))])
-def test_googles_preset_equals_scipys_zoom(old: tuple[int, int], new: tuple[int, int]) -> None:
+def test_google_preset_equals_scipy_zoom(old: tuple[int, int], new: tuple[int, int]) -> None:
     ndimage = pytest.importorskip("scipy.ndimage")
     grid = torch.randn(*old, 3)
     zoomed = ndimage.zoom(grid.numpy(), (new[0] / old[0], new[1] / old[1], 1), order=1)
@@ -395,7 +395,7 @@ def test_googles_preset_equals_scipys_zoom(old: tuple[int, int], new: tuple[int,
     assert np.abs(other.numpy() - zoomed).max() > 0.1
 
 
-def test_resampling_is_named_or_refused() -> None:
+def test_resampling_is_documented_or_refused() -> None:
     assert Resampling.preset("deit") == Resampling("bicubic", align_corners=False, antialias=False)
     with pytest.raises(UserError, match=r"'tim'\. Did you mean 'timm'\? Known: timm, google, deit"):
         Resampling.preset("tim")
@@ -430,7 +430,7 @@ def test_every_state_can_be_resampled(name: str, prefix: tuple[str, ...]) -> Non
     assert all(torch.equal(value, module.state_dict()[key]) for key, value in same.items())
 
 
-def test_relative_tables_are_resampled_without_their_prefix_rows() -> None:
+def test_relative_tables_are_resampled_without_prefix_rows() -> None:
     old, new = geometry((3, 3)), geometry((4, 5))
     state = {"relative_position_bias_table": torch.randn(3, 28, 2)}
     how = Resampling("bicubic", align_corners=False, antialias=False)
@@ -484,7 +484,7 @@ def test_every_parameter_learns(name: str, prefix: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_bf16_meta_and_stacked(name: str) -> None:
+def test_forward_in_bf16_on_meta_and_stacked(name: str) -> None:
     g = geometry()
     x = torch.randn(2, g.tokens, g.dim)
     assert build(name, g).bfloat16().add(x.bfloat16(), 0).dtype == torch.bfloat16

@@ -54,7 +54,7 @@ def ridge(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Ridge, np
 
 @given(images=st.integers(2, 40), features=st.integers(1, 30), classes=st.integers(2, 6), exponent=st.integers(-6, 6))
 @settings(max_examples=40)
-def test_it_is_ridge_regression(images: int, features: int, classes: int, exponent: int) -> None:
+def test_linear_probe_is_ridge_regression(images: int, features: int, classes: int, exponent: int) -> None:
     generator = torch.Generator().manual_seed(images * 31 + features)
     x_ND = torch.randn(images, features, generator=generator, dtype=torch.float64) * 3 + 5
     x_ND[:, 0] = 7.0  # says nothing, and is not to be divided by nothing
@@ -79,7 +79,7 @@ def features(model: Model, x_BCHW: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("choice", [VIT, {**VIT, "head": {"type": "linear", "pool": "gap"}}, RESNET])
 @torch.no_grad()
-def test_the_head_of_a_model_is_that_of_its_features(choice: dict[str, Any]) -> None:
+def test_model_head_equals_head_fitted_on_features(choice: dict[str, Any]) -> None:
     prepared = prepare(TARGET, SEEDS)
     assert len(prepared.train) == 15
     feed = Feed(prepared, [], SEEDS, dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_the_head_of_a_model_is_that_of_its_features(choice: dict[str, Any]) -> 
 
 
 @torch.no_grad()
-def test_both_classifiers_of_a_distilled_head_are_fitted() -> None:
+def test_both_classifiers_of_distilled_head_are_fitted() -> None:
     prepared = prepare(TARGET, SEEDS)
     feed = Feed(prepared, [], SEEDS, dtype=torch.float64)
     choice = {**VIT, "prefix": ["class", "distillation"], "head": "distilled"}
@@ -131,9 +131,7 @@ def test_both_classifiers_of_a_distilled_head_are_fitted() -> None:
         ),
     ],
 )
-def test_a_head_that_is_more_than_a_classifier_of_images_is_refused(
-    data: dict[str, Any], model: dict[str, Any], said: str
-) -> None:
+def test_non_linear_head_is_refused(data: dict[str, Any], model: dict[str, Any], said: str) -> None:
     data = {**data, "digit_size": [8, 8]} if "digit_size" in data else data
     prepared = prepare(data, SEEDS)
     built: Model = slot("model").build(model, prepared.info)
@@ -152,9 +150,7 @@ def ran(folder: TrialFolder, key: str, spec: dict[str, Any], needs: dict[str, st
 
 
 @pytest.mark.parametrize("model", [VIT, RESNET], ids=["vit", "resnet8"])
-def test_a_body_is_trained_on_some_classes_and_probed_and_tuned_on_others(
-    model: dict[str, Any], tmp_path: Path
-) -> None:
+def test_body_is_trained_probed_and_tuned_on_different_classes(model: dict[str, Any], tmp_path: Path) -> None:
     source_spec = {"data": {"type": "digits", "classes": [0, 1, 2, 3]}, "model": model, "train": {**TRAIN, "steps": 20}}
     source = TrialFolder(tmp_path / "before" / "code")
     ran(source, "before", source_spec)
@@ -187,7 +183,7 @@ def test_a_body_is_trained_on_some_classes_and_probed_and_tuned_on_others(
     assert result.outcome.steps == 3
 
 
-def test_what_a_trial_says_of_a_fitted_head() -> None:
+def test_fitted_head_is_recorded() -> None:
     base = {"trial": {"data": "digits"}}
     assert InitFrom.model_validate({**base, "head": "fitted"}).l2 == 1.0
     assert InitFrom.model_validate({**base, "head": "fitted", "l2": 0.25}).l2 == 0.25
@@ -211,7 +207,7 @@ def test_what_a_trial_says_of_a_fitted_head() -> None:
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=40)
-def test_so_many_of_each_class_and_fewer_are_among_more(counts: list[int], few: int, more: int, seed: int) -> None:
+def test_few_shot_subsets_are_balanced_and_nested(counts: list[int], few: int, more: int, seed: int) -> None:
     y_N = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     id_N, key = torch.arange(len(y_N)) * 7, noise.key(seed, "subset")
     small, large = at_most(y_N, id_N, few, key), at_most(y_N, id_N, few + more, key)
@@ -225,7 +221,7 @@ def test_so_many_of_each_class_and_fewer_are_among_more(counts: list[int], few: 
     assert set(again.tolist()) <= set(small.tolist()), "the front of one order"
 
 
-def test_few_images_are_drawn_by_the_stream_of_fractions() -> None:
+def test_few_shot_images_are_drawn_by_fraction_stream() -> None:
     def drawn(**seeds: int) -> tuple[set[int], set[int]]:
         prepared = prepare({"type": "digits", "per_class": 5}, {"split": 0, "subset": 0, **seeds})
         assert torch.bincount(prepared.train.y_N).tolist() == [5] * 10
@@ -235,7 +231,7 @@ def test_few_images_are_drawn_by_the_stream_of_fractions() -> None:
     assert train == again != other and val == same and not train & val
 
 
-def test_labels_of_pixels_have_no_images_of_a_class() -> None:
+def test_few_shot_segmentation_is_refused() -> None:
     with pytest.raises(DataError, match="'per_class' selects images by class"):
         data_info({"type": "digit_scenes", "per_class": 5})
 
@@ -243,7 +239,7 @@ def test_labels_of_pixels_have_no_images_of_a_class() -> None:
 # -- a study ----------------------------------------------------------------------------------------------------------
 
 
-def test_two_steps_of_every_set_of_components_are_two_steps_of_what_they_start_from(tmp_path: Path) -> None:
+def test_smoke_run_shortens_prerequisites_too(tmp_path: Path) -> None:
     before = {"data": {"type": "digits", "classes": [0, 1, 2]}, "model": VIT, "train": {**TRAIN, "epochs": 900}}
     content = {
         "study": "probe",
@@ -265,7 +261,7 @@ def test_two_steps_of_every_set_of_components_are_two_steps_of_what_they_start_f
     assert sorted(steps) == [0, 2, 2]
 
 
-def test_a_length_replaces_another_in_what_a_trial_starts_from() -> None:
+def test_length_overrides_length_in_prerequisite() -> None:
     base = {"train": {"epochs": 3}, "init_from": {"trial": {"train": {"images": 900}}}}
     tree = changed(base, {"init_from.trial.train.steps": 0, "train.steps": 2}, base)
     assert tree == {"train": {"steps": 2}, "init_from": {"trial": {"train": {"steps": 0}}}}

@@ -185,7 +185,7 @@ class Untold:
         """Say nothing."""
 
 
-def test_a_study_has_the_same_results_wherever_it_runs(cluster: Any, tmp_path: Path) -> None:
+def test_study_has_same_results_on_ray(cluster: Any, tmp_path: Path) -> None:
     """Student and teacher by every executor; with Ray, on copied files, the teacher's weights travel to the student."""
     found = {}
     for name, executor in {"inline": "inline", "local": "local", "ray": {"type": "ray", "files": "copy"}}.items():
@@ -200,7 +200,7 @@ def test_a_study_has_the_same_results_wherever_it_runs(cluster: Any, tmp_path: P
     assert found["ray"] == found["inline"] == found["local"]
 
 
-def test_a_training_moves_on_when_it_is_stopped_and_when_it_is_killed(
+def test_stopped_or_killed_training_resumes_elsewhere(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray, killed; Ray on files that are shared, stopped; inline to the end: as if it had been trained in one go."""
@@ -240,7 +240,7 @@ def test_a_training_moves_on_when_it_is_stopped_and_when_it_is_killed(
     assert steps_told(folder) == steps_told(TrialFolder(alone.folder))
 
 
-def test_a_cohort_on_copied_files_is_the_cohort(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_on_copied_files_equals_batch(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every member is equal to the one that was trained inline, and its folder holds the same."""
     monkeypatch.setenv("VITLAB_TEST_STEP_S", "0")
     ours, theirs = real(tmp_path / "ray", seeds=2), real(tmp_path / "inline", seeds=2)
@@ -255,7 +255,7 @@ def test_a_cohort_on_copied_files_is_the_cohort(cluster: Any, tmp_path: Path, mo
     assert "trained along with a/s0" in (ours.companions[0].folder / "log.txt").read_text()
 
 
-def test_several_processes_train_a_trial_as_they_do_elsewhere(
+def test_several_processes_train_a_trial_as_elsewhere(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of them is killed, and the trial goes on from its checkpoint, on copied files."""
@@ -290,7 +290,7 @@ def test_several_processes_train_a_trial_as_they_do_elsewhere(
 # -- how jobs end -----------------------------------------------------------------------------------------------------
 
 
-def test_ends(cluster: Any, tmp_path: Path) -> None:
+def test_endings(cluster: Any, tmp_path: Path) -> None:
     for files in ("shared", "copy"):
         executor = TinyRay(run(), files=files)  # type: ignore[arg-type]
         for do in ("finish", "raise", "exit") if files == "shared" else ("finish", "raise"):
@@ -311,7 +311,7 @@ def test_ends(cluster: Any, tmp_path: Path) -> None:
             assert found["exit"].how == "lost"
 
 
-def test_what_does_not_listen_is_ended_and_what_waits_is_not_begun(cluster: Any, tmp_path: Path) -> None:
+def test_unresponsive_jobs_are_killed_and_waiting_ones_not_started(cluster: Any, tmp_path: Path) -> None:
     executor = SlowRay(run(threads=2))  # one has the machine
     deaf, queued = (job(tmp_path, "ignore", name=name) for name in ("deaf", "queued"))
     executor.submit(deaf)
@@ -326,9 +326,7 @@ def test_what_does_not_listen_is_ended_and_what_waits_is_not_begun(cluster: Any,
     assert not (queued.folder / "pid.json").exists()
 
 
-def test_a_worker_that_is_stopped_past_its_timeout_is_killed(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_worker_past_timeout_is_killed(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "FROZEN_S", 0.3)
     monkeypatch.setattr(base, "START_S", 5.0)
     executor = TinyRay(run())
@@ -339,7 +337,7 @@ def test_a_worker_that_is_stopped_past_its_timeout_is_killed(
     until(lambda: not TrialFolder(work.folder).is_locked())
 
 
-def test_a_trial_that_another_writes_is_waited_for(cluster: Any, tmp_path: Path) -> None:
+def test_trial_written_by_another_driver_is_awaited(cluster: Any, tmp_path: Path) -> None:
     """On copied files the driver holds the lease, so it is the driver that waits."""
     executor = TinyRay(run(), files="copy")
     work = job(tmp_path, "finish")
@@ -351,7 +349,7 @@ def test_a_trial_that_another_writes_is_waited_for(cluster: Any, tmp_path: Path)
     assert ends(executor, 1)["finish"].how == "done"
 
 
-def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_without_shared_folder_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'vitlab[ray]'")
     monkeypatch.setattr(ray, "get_runtime_context", _Bell)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
@@ -377,7 +375,7 @@ class _Bell:
 # -- the cluster ------------------------------------------------------------------------------------------------------
 
 
-def test_shares_of_the_cluster(cluster: Any, tmp_path: Path) -> None:
+def test_resource_shares_of_cluster(cluster: Any, tmp_path: Path) -> None:
     assert Ray(RunSpec(device="cpu")).slots == 2
     assert Ray(RunSpec(device="cpu", threads=2)).slots == 1
     assert Ray(RunSpec(device="cpu", threads=64)).slots == 1
@@ -399,7 +397,7 @@ def test_shares_of_the_cluster(cluster: Any, tmp_path: Path) -> None:
         Ray(RunSpec(resources=Resources(gpu_mem=1 << 30)))
 
 
-def test_a_machine_that_joins_or_leaves_is_counted(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joining_and_leaving_nodes_are_counted(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "COUNT_S", -1.0)
     executor, (one,) = Ray(RunSpec(device="cpu")), cluster.nodes()
     two, gone = {**one, "Resources": {"CPU": 3.0}}, {**one, "Alive": False}
@@ -409,7 +407,7 @@ def test_a_machine_that_joins_or_leaves_is_counted(cluster: Any, monkeypatch: py
             assert executor.slots == fit
 
 
-def test_what_cannot_be_reached_is_said_in_a_sentence() -> None:
+def test_unreachable_cluster_gives_one_sentence() -> None:
     with pytest.raises(UserError, match="cannot stream through Ray's client"):
         Ray(RunSpec(), address="ray://head:10001")
     assert registry.slot("executor").resolve("ray").plain() == {"type": "ray", "address": "auto", "files": "auto"}
@@ -426,7 +424,7 @@ time.sleep(600)
 """
 
 
-def test_a_driver_that_is_killed_takes_the_ray_it_started_along(tmp_path: Path) -> None:
+def test_killed_driver_stops_the_ray_it_started(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'vitlab[ray]'")
     script = tmp_path / "driver.py"
     script.write_text(DRIVER.format(root=str(tmp_path)))
@@ -451,7 +449,7 @@ def test_a_driver_that_is_killed_takes_the_ray_it_started_along(tmp_path: Path) 
     shutil.rmtree(temporary)
 
 
-def test_a_daemon_that_died_ends_the_run_and_no_trial(tmp_path: Path) -> None:
+def test_dead_daemon_ends_run_without_failing_trials(tmp_path: Path) -> None:
     """Its workers are cut off and their streams never end; no attempt is lost by it, and cancelling asks Ray nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()

@@ -69,13 +69,13 @@ def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
     return command, rest
 
 
-def test_there_is_something_to_check() -> None:
+def test_pages_have_commands() -> None:
     assert set(COMMANDS) <= {words[0] for words in of_vitlab("README.md")}
     assert any(words[:2] == ["list", "position"] for words in of_vitlab("plugins/README.md"))
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_and_their_options_exist(page: str) -> None:
+def test_commands_and_options_exist(page: str) -> None:
     for words in of_vitlab(page):
         if words[0].startswith("--"):
             continue
@@ -91,7 +91,7 @@ def test_commands_and_their_options_exist(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_make_pip_and_docker_name_what_is_there(page: str) -> None:
+def test_make_pip_and_docker_targets_exist(page: str) -> None:
     targets = set(re.findall(r"(?m)^([\w-]+):", (ROOT / "Makefile").read_text()))
     for line in shell(page):
         words = shlex.split(line)
@@ -108,7 +108,7 @@ def test_make_pip_and_docker_name_what_is_there(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_files_and_links_lead_somewhere(page: str) -> None:
+def test_files_and_links_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     here = (ROOT / page).parent
     for link in re.findall(r"\]\(([^)#]+)\)", text):
@@ -122,7 +122,7 @@ def test_files_and_links_lead_somewhere(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_python_on_the_pages_is_python_and_imports_what_there_is(page: str) -> None:
+def test_python_blocks_parse_and_imports_exist(page: str) -> None:
     for language, text in fenced(page):
         if language != "python":
             continue
@@ -138,7 +138,7 @@ def test_python_on_the_pages_is_python_and_imports_what_there_is(page: str) -> N
             inspect.signature(getattr(vitlab, call.group(1))).bind(*tree.args, **keywords)
 
 
-def test_modules_named_on_the_page_of_plugins_have_the_contracts_it_names() -> None:
+def test_plugin_page_names_contracts_of_modules() -> None:
     text = (ROOT / "plugins" / "README.md").read_text()
     contracts = re.findall(r"`(vitlab\.[\w.]+)\.([A-Z]\w+)`", text)
     assert len(contracts) >= 6
@@ -149,18 +149,18 @@ def test_modules_named_on_the_page_of_plugins_have_the_contracts_it_names() -> N
 # -- the study that is shown ------------------------------------------------------------------------------------------
 
 
-def test_the_study_that_is_shown_is_the_one_that_is_run() -> None:
+def test_shown_study_is_the_file() -> None:
     (shown,) = [text for language, text in fenced("README.md") if language == "yaml"]
     assert yaml.safe_load(shown) == read_document(ROOT / "pipelines" / "quickstart.yaml").data
 
 
-def test_every_kind_of_design_has_its_line_in_the_grammar() -> None:
+def test_every_design_kind_is_in_grammar() -> None:
     text = (ROOT / "pipelines" / "README.md").read_text()
     lines = set(re.findall(r"(?m)^\| `(\w+): ", text))
     assert lines == set(Node.model_fields)
 
 
-def test_the_first_commands_do_what_they_say(tmp_path: Path) -> None:
+def test_first_commands_work(tmp_path: Path) -> None:
     """On the quickstart itself; what a run leaves and costs is tested in small elsewhere."""
     quickstart, out = str(ROOT / "pipelines" / "quickstart.yaml"), str(tmp_path / "out")
 
@@ -180,7 +180,7 @@ def test_the_first_commands_do_what_they_say(tmp_path: Path) -> None:
 # -- the house --------------------------------------------------------------------------------------------------------
 
 
-def test_the_tree_of_the_house_is_whole() -> None:
+def test_package_tree_is_complete() -> None:
     (tree,) = [text for _, text in fenced("README.md") if text.startswith("vitlab/\n")]
     inside = [name for names in re.findall(r"(?m)^  (\S+(?: \S+)*)  ", tree) for name in names.split()]
     there = {

@@ -99,7 +99,7 @@ def batch(n: int = 16, height: int = 9, width: int = 14, classes: int = 7) -> Ba
     "how", [BOTH, {"mixup": 0.2}, {"cutmix": 0.5}, {**BOTH, "prob": 0.6, "switch": 0.3}], ids=lambda how: str(how)
 )
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_batches_are_mixed_as_by_timm_with_the_same_draws(
+def test_mixed_batches_equal_timm_for_same_draws(
     how: dict[str, float], smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Mix.model_validate(how)
@@ -142,7 +142,7 @@ def test_batches_are_mixed_as_by_timm_with_the_same_draws(
 
 
 @pytest.mark.parametrize("a", [0.2, 0.8, 1.0, 3.0])
-def test_weights_are_of_the_beta_distribution(a: float) -> None:
+def test_mixing_weights_are_beta_distributed(a: float) -> None:
     weights = [Mixing(Mix(mixup=a), 1, 2).draw(step, 8, 8).weight for step in range(1500)]
     assert stats.kstest(weights, stats.beta(a, a).cdf).pvalue > 1e-3
     cut = [Mixing(Mix(cutmix=a), 1, 2).draw(step, 1000, 1000) for step in range(300)]
@@ -159,7 +159,7 @@ def _uniforms(steps: int) -> list[float]:
     return (u_S6[:, 2] + u_S6[:, 3] / 2**24).tolist()
 
 
-def test_how_often_batches_are_mixed_and_cut() -> None:
+def test_mixup_and_cutmix_frequencies() -> None:
     mixing = Mixing(Mix(mixup=1.0, cutmix=1.0, prob=0.7, switch=0.2), 0, 2)
     draws = [mixing.draw(step, 8, 8) for step in range(3000)]
     mixed = [drawn for drawn in draws if drawn.box or drawn.weight < 1]
@@ -169,14 +169,14 @@ def test_how_often_batches_are_mixed_and_cut() -> None:
     assert min(rows) == 0 and max(rows) > 4
 
 
-def test_a_batch_of_odd_length_leaves_the_middle_image_as_it_is() -> None:
+def test_odd_batch_leaves_middle_image_unchanged() -> None:
     given = batch(5)
     found = Mixing(Mix(mixup=1.0), 0, 7)(given, 0)
     torch.testing.assert_close(found.x_BCHW[2], given.x_BCHW[2])
     assert not torch.allclose(found.x_BCHW[1], given.x_BCHW[1])
 
 
-def test_mixing_is_a_function_of_its_own_seed_and_the_step() -> None:
+def test_mixing_depends_on_own_seed_and_step() -> None:
     mixing = spec(mix=BOTH, evaluations=12)
     (one, first), (again, second) = run(mixing), run(mixing)
     assert one is not None and again is not None and one.history == again.history
@@ -189,11 +189,11 @@ def test_mixing_is_a_function_of_its_own_seed_and_the_step() -> None:
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "bce"])
-def test_a_mixed_training_goes_on_as_if_never_stopped(loss: str) -> None:
+def test_mixed_training_resume_equals_uninterrupted(loss: str) -> None:
     assert_same_after_a_stop(spec(mix={**BOTH, "prob": 0.8}, loss=loss))
 
 
-def test_a_teacher_sees_the_mixed_images() -> None:
+def test_teacher_gets_mixed_images() -> None:
     from vitlab.spec.trial import Distill
     from vitlab.training.artifacts import InputSpec
     from vitlab.training.distillation import Distillation
@@ -211,7 +211,7 @@ def test_a_teacher_sees_the_mixed_images() -> None:
         assert torch.equal(seen[step], mixed.x_BCHW)
 
 
-def test_what_never_mixes_is_no_mix() -> None:
+def test_zero_mixing_is_no_mixing() -> None:
     without = resolved({})
     assert "mix" not in without.plain["train"]
     for nothing in (None, {"mixup": 0}, {"cutmix": 0, "mixup": 0}, {**BOTH, "prob": 0}):
@@ -219,14 +219,14 @@ def test_what_never_mixes_is_no_mix() -> None:
     assert resolved({"mix": BOTH}).identity["train"]["mix"] == {**BOTH, "prob": 1.0, "switch": 0.5}
 
 
-def test_the_code_of_mixing_is_that_of_trials_that_mix() -> None:
+def test_mixing_code_is_only_in_digest_of_mixing_trials() -> None:
     mixed, without = resolved({"mix": BOTH}), resolved({})
     assert MIXING in mixed.modules and MIXING not in without.modules
     assert mixed.modules - {MIXING} == without.modules and modules_beside(mixed.plain) == {MIXING}
     assert code_of_modules(mixed.modules) != code_of_modules(without.modules)
 
 
-def test_labels_of_pixels_are_not_mixed() -> None:
+def test_segmentation_labels_are_not_mixed() -> None:
     scenes = {"type": "digit_scenes", "train_images": 20, "test_images": 20}
     model = {"type": "vit", "patch_size": 8, "dim": 12, "depth": 1, "heads": 2, "head": "segmentation"}
     with pytest.raises(Faults, match="mixing joins the classes of images, and the task here is segmentation"):
@@ -235,7 +235,7 @@ def test_labels_of_pixels_are_not_mixed() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"mixup": -1}, {"prob": 2}, {"mixupp": 1}])
-def test_mixes_that_cannot_be(wrong: dict[str, float]) -> None:
+def test_contradictory_mixing_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         spec(mix=wrong)
 
@@ -261,7 +261,7 @@ class Moving(torch.nn.Module):
 
 @pytest.mark.parametrize("decay", [0.0, 0.9, 0.9999])
 @pytest.mark.parametrize("warmup", [0.0, 2 / 3, 1.0])
-def test_the_average_is_timms_step_for_step(decay: float, warmup: float) -> None:
+def test_weight_average_equals_timm(decay: float, warmup: float) -> None:
     model = Moving()
     ours = Average(model, Ema(decay=decay, warmup=warmup))  # type: ignore[arg-type]  # it asks for no more than a module
     if warmup:
@@ -288,7 +288,7 @@ def test_the_average_is_timms_step_for_step(decay: float, warmup: float) -> None
         torch.testing.assert_close(ours.state_dict()["body.weight"], torch.stack(weights).mean(0))
 
 
-def test_the_average_is_what_is_evaluated_and_kept_and_the_training_knows_nothing_of_it() -> None:
+def test_weight_average_is_evaluated_and_stored_without_changing_training() -> None:
     data = prepare(DATA, SEEDS)
     feed, steps = Feed(data, [], SEEDS), 8
 
@@ -320,11 +320,11 @@ def test_the_average_is_what_is_evaluated_and_kept_and_the_training_knows_nothin
         torch.testing.assert_close(value, average[name].float(), rtol=1e-5, atol=1e-6)
 
 
-def test_an_averaged_training_goes_on_as_if_never_stopped() -> None:
+def test_averaged_training_resume_equals_uninterrupted() -> None:
     assert_same_after_a_stop(spec(ema={"decay": 0.9}))
 
 
-def test_the_code_of_averages_is_that_of_trials_that_average() -> None:
+def test_averaging_code_is_only_in_digest_of_averaging_trials() -> None:
     averaged, without = resolved({"ema": {}}), resolved({"ema": None})
     assert averaged.modules - without.modules == {AVERAGING} and "ema" not in without.identity["train"]
 
@@ -332,7 +332,7 @@ def test_the_code_of_averages_is_that_of_trials_that_average() -> None:
 # -- rates by layer ---------------------------------------------------------------------------------------------------
 
 
-def test_rates_by_layer_reach_the_weights() -> None:
+def test_layer_decay_rates_reach_weights() -> None:
     data = prepare(DATA, SEEDS)
     start = built(data).state_dict()
     options = {"steps": 1, "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.0}}
@@ -344,18 +344,18 @@ def test_rates_by_layer_reach_the_weights() -> None:
             torch.testing.assert_close(falling.state_dict()[name], wanted, rtol=0, atol=1e-6)
 
 
-def test_a_training_with_rates_by_layer_goes_on_as_if_never_stopped() -> None:
+def test_layer_decay_resume_equals_uninterrupted() -> None:
     assert_same_after_a_stop(spec(layer_decay=0.7))
 
 
-def test_a_factor_of_one_is_none() -> None:
+def test_layer_decay_of_one_is_none() -> None:
     assert resolved({"layer_decay": 1}).identity == resolved({}).identity
 
 
 # -- repeated augmentation --------------------------------------------------------------------------------------------
 
 
-def test_images_are_repeated_as_by_timms_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_augmentation_equals_timm_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     data = prepare(DATA, SEEDS)
     n, size = len(data.train), 10
     feed = Feed(data, [], SEEDS)
@@ -379,7 +379,7 @@ def test_images_are_repeated_as_by_timms_sampler(monkeypatch: pytest.MonkeyPatch
             assert torch.equal(batch.y_B, data.train.y_N[rows])
 
 
-def test_repeats_are_augmented_apart_and_the_first_as_without() -> None:
+def test_repeats_are_augmented_differently_and_first_is_unchanged() -> None:
     data = prepare(DATA, SEEDS)
     feed = Feed(data, [{"type": "crop", "padding": 4}, "erasing"], SEEDS)
     once, thrice = feed.batch(0, 20), feed.batch(0, 60, 3)
@@ -392,14 +392,14 @@ def test_repeats_are_augmented_apart_and_the_first_as_without() -> None:
     assert torch.equal(again.x_BCHW, thrice.x_BCHW)
 
 
-def test_a_batch_larger_than_the_data_repeats_within_it() -> None:
+def test_repeats_of_batch_larger_than_data() -> None:
     data = prepare(DATA, SEEDS)
     batch = Feed(data, [], SEEDS).batch(1, 500, 3)
     assert len(batch.y_B) == len(data.train) and len(set((batch.id_B & 0xFFFFFFFF).tolist())) == len(data.train) // 3
     assert batch.epoch == 1
 
 
-def test_repeats_draw_other_dropout_masks_and_go_on_as_if_never_stopped() -> None:
+def test_repeats_draw_different_dropout_and_resume_equals_uninterrupted() -> None:
     assert_same_after_a_stop(spec(repeats=3))
     once, _ = run(spec(repeats=1, evaluations=12))
     default, _ = run(spec(evaluations=12))
@@ -418,12 +418,12 @@ RECIPES = [
 ]
 
 
-def test_the_page_has_recipes_and_levels() -> None:
+def test_page_has_recipes_and_levels() -> None:
     assert [sorted(recipe) for recipe in RECIPES] == [["data", "model", "train"]] * 2 + [["design"]]
 
 
 @pytest.mark.parametrize("recipe", RECIPES[:2], ids=["deit", "deit3"])
-def test_a_recipe_is_valid_and_trains(recipe: dict[str, Any]) -> None:
+def test_recipe_is_valid_and_trains(recipe: dict[str, Any]) -> None:
     data = {**DATA, "num_channels": 3, **recipe["data"]}
     model = {**MODEL, **recipe["model"]}
     found = resolved({**recipe["train"], "steps": None}, data, model)
@@ -436,7 +436,7 @@ def test_a_recipe_is_valid_and_trains(recipe: dict[str, Any]) -> None:
     assert trained is not None and not trained.diverged and trained.metrics["train/loss"] > 0
 
 
-def test_the_levels_of_augreg_are_those_of_the_paper(tmp_path: Path) -> None:
+def test_augreg_levels_equal_paper(tmp_path: Path) -> None:
     base = {"data": {**DATA, "augment": ["random_resized_crop", "flip"]}, "model": MODEL, "train": {"steps": 2}}
     file = tmp_path / "levels.yaml"
     file.write_text(json.dumps({"study": "levels", "base": base, "seeds": 1, **RECIPES[2]}))
@@ -457,7 +457,7 @@ def test_the_levels_of_augreg_are_those_of_the_paper(tmp_path: Path) -> None:
     }
 
 
-def test_a_trial_with_everything_resumes_from_its_checkpoint_and_keeps_what_was_evaluated(tmp_path: Path) -> None:
+def test_trial_with_all_options_resumes_and_keeps_evaluations(tmp_path: Path) -> None:
     everything = {"mix": BOTH, "ema": {"decay": 0.9}, "layer_decay": 0.8, "repeats": 3, "evaluations": 3}
     data = {**DATA, "augment": ["flip", {"type": "erasing", "p": 1.0}]}
     train_spec = spec(**everything).model_dump(mode="json", exclude_none=True)

@@ -48,7 +48,7 @@ def pair(old: list[float], new: list[float], margin: float = 2.0, min_abs: float
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_cell_is_the_one_sided_paired_test_of_scipy() -> None:
+def test_cell_equals_one_sided_paired_test_of_scipy() -> None:
     draws = np.random.default_rng(0)
     old, new = draws.normal(0, 1, 6), draws.normal(-1, 1, 6)
     (cell,) = judge([pair([*old], [*new])])
@@ -60,7 +60,7 @@ def test_a_cell_is_the_one_sided_paired_test_of_scipy() -> None:
     assert judge([mirrored])[0].p == pytest.approx(cell.p, rel=1e-12)
 
 
-def test_without_pairs_it_is_welchs() -> None:
+def test_unpaired_cell_equals_welch() -> None:
     draws = np.random.default_rng(1)
     old, new = draws.normal(0, 1, 5), draws.normal(-1, 2, 4)
     apart = Pair("a", "val/accuracy", "max", dict(enumerate(old)), dict(enumerate(new, start=100)), 2.0, 1.0)
@@ -85,7 +85,7 @@ def test_three_verdicts() -> None:
     )
 
 
-def test_real_drops_below_the_least_that_counts_are_none_and_within_the_margin_they_pass() -> None:
+def test_drops_within_margin_pass() -> None:
     old = [10.0, 11.0, 9.0, 10.5, 9.5]
     new = [value - 0.5 + e for value, e in zip(old, (0.01, -0.01, 0.02, -0.02, 0), strict=True)]
     within = judge([pair(old, new, margin=2.0, min_abs=1.0)])[0]
@@ -95,7 +95,7 @@ def test_real_drops_below_the_least_that_counts_are_none_and_within_the_margin_t
     assert judge([pair(old, new, margin=0.4, min_abs=0.4)])[0].verdict == "regressed"
 
 
-def test_no_spread_is_judged_by_the_steps_of_the_metric_or_by_signs() -> None:
+def test_zero_spread_uses_metric_quantum_or_signs() -> None:
     old = [0.90, 0.92, 0.94]
     lower = [value - 0.02 for value in old]
     (stepped,) = judge([pair(old, lower, margin=0.01, min_abs=0.01, quantum=0.002)])
@@ -107,7 +107,7 @@ def test_no_spread_is_judged_by_the_steps_of_the_metric_or_by_signs() -> None:
     assert better.verdict == "pass" and better.drop < 0
 
 
-def test_what_cannot_be_judged_says_why() -> None:
+def test_undecided_cell_gives_reason() -> None:
     assert "too few" in judge([pair([1, 2], [1, 2])])[0].reason
     assert judge([pair([1, 2], [1, 2])])[0].verdict == "inconclusive"
     assert "no seed" in judge([pair([1, 2, 3], [])])[0].reason
@@ -118,7 +118,7 @@ def test_what_cannot_be_judged_says_why() -> None:
     assert (one.verdict, two.verdict) == ("inconclusive", "regressed")
 
 
-def test_a_lost_seed_hides_no_loss_and_lets_nothing_pass() -> None:
+def test_missing_seed_hides_no_loss_and_passes_nothing() -> None:
     old = [10.0, 11.0, 9.0, 10.5, 9.5]
     worse = [value - 5 + e for value, e in zip(old, (0.1, -0.1, 0.2, -0.2), strict=False)]
     (found,) = judge([pair(old, worse, lost=1)])
@@ -128,7 +128,7 @@ def test_a_lost_seed_hides_no_loss_and_lets_nothing_pass() -> None:
     assert judge([pair([*old, *old], old[:2], lost=3)])[0].verdict == "regressed"
 
 
-def test_seeds_that_start_from_one_training_are_no_sample() -> None:
+def test_seeds_from_one_training_are_no_sample() -> None:
     old = [10.0, 11.0, 9.0]
     one = {"no_sample": "all its seeds start from 1 training"}
     assert (
@@ -142,7 +142,7 @@ def test_seeds_that_start_from_one_training_are_no_sample() -> None:
 
 
 @pytest.mark.parametrize("family", [1, 5])
-def test_what_is_detectable_is_found_four_times_in_five(family: int) -> None:
+def test_detectable_drop_is_found_in_80_percent(family: int) -> None:
     """By simulated cells of which one has lost just that, and the others nothing."""
     draws, n, count = np.random.default_rng(5), 6, 1500
     wanted = smallest_detectable_drop(math.sqrt(2 / n), n - 1, 2.0, 1.0, 0.05, family)
@@ -155,7 +155,7 @@ def test_what_is_detectable_is_found_four_times_in_five(family: int) -> None:
     assert found[0].detectable == smallest_detectable_drop(found[0].se, n - 1, 2.0, 1.0, 0.05, family)
 
 
-def test_a_family_is_corrected_as_holm_says() -> None:
+def test_family_is_corrected_by_holm() -> None:
     draws = np.random.default_rng(2)
     cells = judge([pair([*draws.normal(0, 1, 5)], [*draws.normal(-1, 1, 5)]) for _ in range(4)])
     p = np.array([cell.p for cell in cells])
@@ -164,7 +164,7 @@ def test_a_family_is_corrected_as_holm_says() -> None:
     assert [cells[place].p_corrected for place in order] == pytest.approx(expected)
 
 
-def test_the_chance_to_pass_is_what_simulation_gives() -> None:
+def test_pass_probability_equals_simulation() -> None:
     draws, n, margin = np.random.default_rng(3), 5, 2.0
     old, new = draws.normal(0, 1, (2, 1500, n))
     passed = [
@@ -217,7 +217,7 @@ def baseline(known: Values, anchor: Values | None = None) -> Baseline:
     return Baseline(study="s", accepted=(), values=known, anchor=anchor or known)
 
 
-def test_margins_come_from_the_spread_of_the_baseline() -> None:
+def test_margins_come_from_spread_of_baseline() -> None:
     pairs, _ = family(study(), baseline(values()), values(-0.05))
     sd = 0.02
     assert [item.arm for item in pairs] == ["a", "b"]
@@ -227,14 +227,14 @@ def test_margins_come_from_the_spread_of_the_baseline() -> None:
     assert family(study(margin={"val/accuracy": 0.01}), baseline(values()), values())[0][0].margin == 0.01
 
 
-def test_small_steps_add_up_against_the_anchor() -> None:
+def test_small_steps_add_up_against_anchor() -> None:
     anchor, old, new = values(), values(-0.05), values(-0.051)
     pairs, _ = family(study(), baseline(old, anchor), new)
     cells = judge(pairs)
     assert {(cell.against, cell.verdict) for cell in cells} == {("baseline", "pass"), ("anchor", "regressed")}
 
 
-def test_other_arms_devices_and_data_are_said() -> None:
+def test_differing_arms_devices_and_data_are_reported() -> None:
     new = values(device="cuda", c=[0.5, 0.5, 0.6])  # type: ignore[arg-type]
     pairs, notes = family(study(), baseline(values()), new)
     assert [item.refused for item in pairs] == ["", "", "the baseline has no val/accuracy of it: accept it anew"]
@@ -250,7 +250,7 @@ def test_other_arms_devices_and_data_are_said() -> None:
         family(study(), Baseline(study="s", accepted=()), new)
 
 
-def test_more_seeds_are_trained_of_what_is_inconclusive_alone() -> None:
+def test_more_seeds_are_trained_only_for_inconclusive_arms() -> None:
     asked: list[tuple[object, object]] = []
     full = values(seeds=6)
     noisy = dict(enumerate([0.80, 0.95, 0.99, 0.911, 0.932, 0.921]))
@@ -268,7 +268,7 @@ def test_more_seeds_are_trained_of_what_is_inconclusive_alone() -> None:
     assert more_seeds(study()) is None and more_seeds(study(escalate_to=4)) == (0, 1, 2, 3)
 
 
-def test_no_more_seeds_are_trained_than_the_baseline_has() -> None:
+def test_additional_seeds_are_limited_by_baseline() -> None:
     noisy = values(seeds=3).model_copy(deep=True)
     noisy.metrics["val/accuracy"]["a"] = {0: 0.80, 1: 0.95, 2: 0.99}
     asked: list[object] = []
@@ -281,7 +281,7 @@ def test_no_more_seeds_are_trained_than_the_baseline_has() -> None:
     assert asked == [None] and cells[0].verdict == "inconclusive" and "accept it anew" in notes[0]
 
 
-def test_an_arm_without_the_metric_is_not_waited_for() -> None:
+def test_arm_without_metric_gets_no_more_seeds() -> None:
     old, new = (values().model_copy(deep=True) for _ in range(2))
     old.metrics["val/accuracy"]["b"], new.metrics["val/accuracy"]["b"] = {}, {}
     pairs, notes = family(study(), baseline(old), new)
@@ -290,7 +290,7 @@ def test_an_arm_without_the_metric_is_not_waited_for() -> None:
     assert [(item.arm, item.lost) for item in pairs] == [("a", 0), ("b", 3)]
 
 
-def test_the_outlook_knows_of_a_second_look_and_of_what_is_lost_since_the_anchor() -> None:
+def test_outlook_includes_interim_analysis_and_loss_since_anchor() -> None:
     """Half of alpha at either look; by simulation with numpy alone."""
     old, new = np.random.default_rng(6).normal(0, 1, (2, 20_000, 6))
     passes = np.zeros(20_000, dtype=bool)
@@ -308,7 +308,7 @@ def test_the_outlook_knows_of_a_second_look_and_of_what_is_lost_since_the_anchor
     assert "since the anchor" in outlook_table(before)
 
 
-def test_the_outlook_is_for_the_seeds_of_the_file() -> None:
+def test_outlook_is_for_seeds_of_file() -> None:
     cells = outlook(study(), baseline(values(seeds=6)))
     assert [cell.n for cell in cells] == [3, 3]
     sd = np.std([0.90, 0.92, 0.94, 0.91, 0.93, 0.92], ddof=1)
@@ -349,19 +349,19 @@ def facts(torch: str = "2.13.0", **changes: object) -> Facts:
         ({"traces": (TraceRecord(precision="fp64", losses=(2.3, 2.2), before=2.3, after=2.0),)}, "trace fp64", "3 -> 2 steps"),
     ],
 )  # fmt: skip
-def test_every_difference_is_found_and_named(changes: dict[str, object], check: str, said: str) -> None:
+def test_every_difference_is_named(changes: dict[str, object], check: str, said: str) -> None:
     found = [item for item in compare_facts(facts(), facts(**changes)) if item.verdict != "pass"]
     assert [(item.arm, item.check, item.verdict) for item in found] == [("a", check, "regressed")]
     assert said in found[0].sentence
 
 
-def test_both_losses_of_a_difference_have_as_many_digits() -> None:
+def test_losses_are_shown_with_equal_digits() -> None:
     other = (TraceRecord(precision="fp64", losses=(2.3, 2.30667472, 2.1), before=2.3, after=2.0),)
     (found,) = [item for item in compare_facts(facts(), facts(traces=other)) if item.verdict != "pass"]
     assert found.sentence == "the loss of step 2: 2.20000000 -> 2.30667472"
 
 
-def test_equal_facts_pass_and_rounding_is_no_difference() -> None:
+def test_equal_facts_pass_and_rounding_is_tolerated() -> None:
     rounded = (TraceRecord(precision="fp64", losses=(2.3, 2.2 + 1e-9, 2.1), before=2.3, after=2.0),)
     for new in (facts(), facts(traces=rounded), facts(torch="2.14.0")):
         assert {item.verdict for item in compare_facts(facts(), new)} == {"pass"}
@@ -373,14 +373,14 @@ def test_equal_facts_pass_and_rounding_is_no_difference() -> None:
     assert moved.verdict == "pass" and "vitlab 2" in moved.sentence
 
 
-def test_a_trace_that_differs_under_another_torch_is_inconclusive() -> None:
+def test_differing_trace_under_other_torch_is_inconclusive() -> None:
     other = (TraceRecord(precision="fp64", losses=(2.3, 2.25, 2.1), before=2.3, after=2.0),)
     (found,) = [item for item in compare_facts(facts(), facts("2.14.0", traces=other)) if item.verdict != "pass"]
     assert found.verdict == "inconclusive" and "torch was 2.13.0 and is 2.14.0" in found.sentence
 
 
 @pytest.mark.parametrize(("by", "verdict"), [(1e-6, "inconclusive"), (1e-3, "regressed")])
-def test_another_processor_explains_rounding_and_no_more(by: float, verdict: str) -> None:
+def test_other_processor_explains_rounding_only(by: float, verdict: str) -> None:
     trace = TraceRecord(precision="fp64", losses=(2.3, 2.2 + by, 2.1), before=2.3, after=2.0)
     new = facts(traces=(trace,)).model_copy(update={"processor": "arm"})
     (found,) = [item for item in compare_facts(facts(), new) if item.verdict != "pass"]
@@ -395,7 +395,7 @@ def test_other_seeds_are_named() -> None:
         assert plan.verdict == "regressed" and said in plan.sentence
 
 
-def test_arms_that_come_go_and_are_skipped_are_named() -> None:
+def test_added_removed_and_skipped_arms_are_named() -> None:
     new = facts().model_copy(update={"arms": {"b": facts().arms["a"]}, "skipped": {"c": "too deep"}})
     (plan,) = [item for item in compare_facts(facts(), new) if item.verdict != "pass"]
     assert all(word in plan.sentence for word in ("'b' is new", "'a' is gone", "'c'", "too deep"))
@@ -404,7 +404,7 @@ def test_arms_that_come_go_and_are_skipped_are_named() -> None:
 # -- the file ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_baseline_is_text_that_comes_back_equal(tmp_path: Path) -> None:
+def test_baseline_file_round_trips(tmp_path: Path) -> None:
     file = tmp_path / "s.baseline.yaml"
     first = update_baseline(None, "s", facts(traces=(TraceRecord(precision="fp32", losses=(1e-5, math.inf), before=0.1, after=math.inf),)),
                      values(), "why", "1", anchor=False)  # fmt: skip
@@ -429,7 +429,7 @@ def test_a_baseline_is_text_that_comes_back_equal(tmp_path: Path) -> None:
         ("form: 1\nstudy: !!python/object/apply:os.system [echo]\naccepted: []", "not YAML"),
     ],
 )
-def test_what_is_no_baseline_is_refused_in_a_sentence(tmp_path: Path, text: str | None, said: str) -> None:
+def test_invalid_baseline_is_refused_with_sentence(tmp_path: Path, text: str | None, said: str) -> None:
     file = tmp_path / "b.yaml"
     if text is not None:
         file.write_text(text)
@@ -462,7 +462,7 @@ JUNIT = {
 plugin allows, as far as it is needed here."""
 
 
-def test_junit_is_what_jenkins_reads() -> None:
+def test_junit_is_valid_for_jenkins() -> None:
     """Arms and reasons may hold what XML has no way to write."""
     odd = Finding("a\x00\x1b[31m<b>&\"'\ud800", "trace", "regressed", "\x08 why\n]]>")
     text = junit(replace(CHECKED, findings=(*CHECKED.findings, odd)))
@@ -475,7 +475,7 @@ def test_junit_is_what_jenkins_reads() -> None:
     assert "a��[31m<b>&\"'�" in {case.get("classname") for case in suite}
 
 
-def test_junit_counts_what_did_not_pass() -> None:
+def test_junit_counts_failures() -> None:
     suite = ElementTree.fromstring(junit(CHECKED))
     assert suite.attrib | {"tests": "4", "failures": "1", "skipped": "1", "errors": "0"} == suite.attrib
     assert len(suite.findall("testcase")) == 4
@@ -484,7 +484,7 @@ def test_junit_counts_what_did_not_pass() -> None:
     assert "a drop <of 1>" in str(skipped.get("message"))
 
 
-def test_markdown_keeps_its_table_and_json_is_json() -> None:
+def test_markdown_keeps_table_and_json_is_valid() -> None:
     said = markdown(CHECKED)
     rows = [line for line in said.splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {12}
@@ -492,13 +492,13 @@ def test_markdown_keeps_its_table_and_json_is_json() -> None:
     assert json.loads(as_json(CHECKED))["cells"][1]["drop"] is None
 
 
-def test_annotations_are_one_line_each_and_escaped() -> None:
+def test_annotations_are_single_escaped_lines() -> None:
     error, warning = github(CHECKED, "x,y.yaml")
     assert error == "::error file=x%2Cy.yaml,title=a|b%3A trace fp64::the loss of step 2: 1 -> 2, 100 %25%0Amore"
     assert warning.startswith("::warning file=x%2Cy.yaml,")
 
 
-def test_settings_are_checked_like_the_rest_of_the_file() -> None:
+def test_settings_are_checked_like_rest_of_file() -> None:
     for wrong in ({"metrics": {"accuracy": "max"}}, {"margin_sd": 0}, {"escalate_to": 2}, {"on_inconclusive": "pass"}):
         with pytest.raises(ValueError):
             study(**wrong)

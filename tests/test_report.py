@@ -45,7 +45,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- the frames -------------------------------------------------------------------------------------------------------
 
 
-def test_results_have_a_row_a_trial_and_the_columns_promised(tmp_path):
+def test_results_have_one_row_per_trial_and_documented_columns(tmp_path):
     plan, _, results, _ = outcome(tmp_path)
     assert list(results.columns) == [
         *("study", "arm", "baseline", "seed", "trial", "code", "status", "failure_kind", "failure", "model.position"),
@@ -62,7 +62,7 @@ def test_results_have_a_row_a_trial_and_the_columns_promised(tmp_path):
     assert results["failure_kind"].isna().all() and (results["failure"] == "").all()
 
 
-def test_trials_without_a_result_keep_their_rows_and_the_types_their_columns(tmp_path):
+def test_trials_without_result_keep_rows_and_column_types(tmp_path):
     plan, store, full, _ = outcome(tmp_path / "a")
     plan, store = study(tmp_path / "b", {arm: [None] * 5 for arm in POSITIONS})
     failed, running = (store.trial(plan.trials[i].trial.key, plan.trials[i].trial.code) for i in (6, 7))
@@ -76,7 +76,7 @@ def test_trials_without_a_result_keep_their_rows_and_the_types_their_columns(tmp
     assert full.dtypes[common].equals(results.dtypes[common])
 
 
-def test_why_there_is_no_value_is_a_column(tmp_path, undrawn):
+def test_missing_value_has_reason_column(tmp_path, undrawn):
     plan, store = study(tmp_path, {"baseline": BASE[:1], "b": [None] * 7})
     folders = [store.trial(item.trial.key, item.trial.code) for item in plan.trials[1:]]
     kinds = ("error", "oom", "timeout", "preempted", "lost")
@@ -92,7 +92,7 @@ def test_why_there_is_no_value_is_a_column(tmp_path, undrawn):
     assert text_of(plan, store, "html").count(">preempted</td>") == 1
 
 
-def test_a_trial_whose_prerequisite_failed_has_failed(tmp_path):
+def test_trial_with_failed_prerequisite_is_failed(tmp_path):
     """Directly or not; one whose prerequisite is still to come is missing."""
     teacher, body, other = (dataclasses.replace(trial_of(name, 0), code="t") for name in ("teacher", "body", "other"))
     body = dataclasses.replace(body, needs={"teacher": f"{teacher.key}/t"})
@@ -114,7 +114,7 @@ def test_a_trial_whose_prerequisite_failed_has_failed(tmp_path):
     assert comparison.summary(results, plan)["broken"].iloc[1] == 2
 
 
-def test_varied_values_are_numbers_where_all_are(tmp_path):
+def test_varied_values_are_numeric_if_all_are(tmp_path):
     arms = {"baseline": BASE, "b": NONE, "c": NEAR}
     values = [(7, 0.1, "learned"), (4, 1, {"type": "rope2d", "theta": 50.0}), (14, 0.5, "none")]
     plan, store = study(tmp_path, arms)
@@ -128,7 +128,7 @@ def test_varied_values_are_numbers_where_all_are(tmp_path):
     assert results["model.position"].iloc[5] == "rope2d(theta=50)"
 
 
-def test_an_arm_may_vary_the_training_as_a_whole(tmp_path):
+def test_arm_may_vary_whole_training_section(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "longer": NONE})
     arms = tuple(Arm(arm.name, {"train": {"steps": 9} if arm.baseline else None}, arm.baseline) for arm in plan.arms)
     varied = Plan(plan.study, "", arms, plan.trials, plan.analysis)
@@ -137,7 +137,7 @@ def test_an_arm_may_vary_the_training_as_a_whole(tmp_path):
     assert "longer" in text_of(varied, store, "md")
 
 
-def test_history_is_long_and_timed_by_the_journal(tmp_path):
+def test_history_is_long_and_timed_by_journal(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE[:2], "other": [0.5, None]})
     first, running = (store.trial(plan.trials[i].trial.key, plan.trials[i].trial.code) for i in (0, 3))
     first.emit("start", attempt=1)
@@ -156,7 +156,7 @@ def test_history_is_long_and_timed_by_the_journal(tmp_path):
     assert so_far[["metric", "value", "step"]].values.tolist() == [["val/accuracy", 0.25, 50]]
 
 
-def test_at_best_takes_the_best_of_the_history_and_says_that_it_flatters(tmp_path):
+def test_best_value_comes_from_history_with_bias_note(tmp_path):
     for goal, best in (("max", 0.99), ("min", 0.2)):
         analysis = Analysis(at="best", goal=goal)
         plan, store = study(tmp_path / goal, {"baseline": BASE[:3], "b": [None, None, None]}, analysis=analysis)
@@ -174,7 +174,7 @@ def test_at_best_takes_the_best_of_the_history_and_says_that_it_flatters(tmp_pat
 # -- the judgement ----------------------------------------------------------------------------------------------------
 
 
-def test_summary_is_what_scipy_says(tmp_path):
+def test_summary_equals_scipy(tmp_path):
     _, _, _, summary = outcome(tmp_path, analysis=Analysis(alpha=0.1))
     p = []
     for arm, values in list(POSITIONS.items())[1:]:
@@ -220,7 +220,7 @@ def test_answers_in_plain_words(tmp_path):
     )
 
 
-def test_a_margin_makes_equivalence_a_verdict(tmp_path):
+def test_margin_makes_equivalence_a_verdict(tmp_path):
     from statsmodels.stats.weightstats import ttost_paired
 
     analysis = Analysis(margin=0.01, correction="none")
@@ -236,7 +236,7 @@ def test_a_margin_makes_equivalence_a_verdict(tmp_path):
     assert "equivalent" in text_of(plan, store, "md")
 
 
-def test_the_verdict_is_one_word_in_every_format(tmp_path, undrawn):
+def test_verdict_is_equal_in_every_format(tmp_path, undrawn):
     """Arms whose differences leave no doubt about what the verdict has to be."""
     near = [value + shift for value, shift in zip(BASE, (1e-4, -1e-4, 0.0, 2e-4, -2e-4), strict=True)]
     wide = [0.99, 0.90, 1.0, 0.89, 0.97]
@@ -260,7 +260,7 @@ def test_the_verdict_is_one_word_in_every_format(tmp_path, undrawn):
     assert re.findall(r'<li class="([\w-]+)">', html) == [word.replace(" ", "-") for word in expected[1:]]
 
 
-def test_a_loss_is_shown_raw_and_less_is_better(tmp_path):
+def test_loss_is_shown_raw_and_less_is_better(tmp_path):
     low = [value - 0.9 for value in NONE]
     high = [value - 0.9 for value in BASE]
     analysis = Analysis(metric="val/loss", goal="min")
@@ -271,7 +271,7 @@ def test_a_loss_is_shown_raw_and_less_is_better(tmp_path):
     assert summary.loc["b", "better"] == 1.0
 
 
-def test_diverged_seeds_are_counted_left_out_of_pairs_and_said(tmp_path):
+def test_diverged_seeds_are_counted_excluded_and_reported(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
     last = plan.trials[-1].trial
     diverged = result_of(last, {"val/accuracy": 0.1}, status="diverged", failure="loss is nan at step 120")
@@ -289,7 +289,7 @@ def test_diverged_seeds_are_counted_left_out_of_pairs_and_said(tmp_path):
     assert "| 4/5 |" in text_of(plan, store, "md")
 
 
-def test_a_probability_of_nothing_is_said_beside_its_interval(tmp_path):
+def test_constant_probability_is_shown_with_its_interval(tmp_path):
     """P(better) is 0 for every arm, and its interval would stand beside another column without it."""
     rows = document(*study(tmp_path, {"baseline": BASE, "b": NONE, "c": SINE}))["arms"]
     assert [row["better"] for row in rows] == [None, 0.0, 0.0]
@@ -309,7 +309,7 @@ def _broken(tmp_path: Path, arms: Mapping[str, Sequence[float | None]], **option
     return plan, store
 
 
-def test_what_only_complete_pairs_support_is_not_claimed(tmp_path):
+def test_claim_supported_by_complete_pairs_only_is_not_made(tmp_path):
     better = [value + 0.03 + 0.001 * (index % 3) for index, value in enumerate([*BASE, *BASE])]
     arms = {"baseline": [*BASE, *BASE], "fragile": [*better[:9], None], "sturdy": better}
     plan, store = _broken(tmp_path, arms)
@@ -335,7 +335,7 @@ def test_what_only_complete_pairs_support_is_not_claimed(tmp_path):
     assert rows.loc["sturdy", ["chance", "chance_p"]].isna().all() and rows.loc["sturdy", "broken"] == 0
 
 
-def test_what_both_comparisons_support_is_claimed(tmp_path):
+def test_claim_supported_by_both_comparisons_is_made(tmp_path):
     plan, store = _broken(tmp_path, {"baseline": [0.9, 0.901, 0.902, 0.9], "b": [0.101, 0.1, 0.102, None]})
     [said] = report.answers(plan, frame.results(plan, store))
     assert said.startswith("b is 80.") and "in the place of 1 seed" in said
@@ -348,7 +348,7 @@ def test_what_both_comparisons_support_is_claimed(tmp_path):
     ("metric", "classes", "level"),
     [("val/accuracy", 10, 0.1), ("val/top5", 10, 0.5), ("val/loss", 10, math.log(10)), ("val/accuracy_cls", 4, 0.25)],
 )
-def test_chance_is_what_guessing_reaches(metric, classes, level):
+def test_chance_level_is_that_of_guessing(metric, classes, level):
     assert comparison.chance_level(metric, classes) == pytest.approx(level)
     assert math.isnan(comparison.chance_level(metric, None)) and math.isnan(comparison.chance_level("val/ece", 10))
 
@@ -356,7 +356,7 @@ def test_chance_is_what_guessing_reaches(metric, classes, level):
 # -- what was registered ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_changed_after_the_first_run_is_exploratory(tmp_path):
+def test_change_after_first_run_is_exploratory(tmp_path):
     plan, store = study(tmp_path)
     folder = store.study(plan.study) / "plan.json"
     ended = [item.trial.key for item in plan.trials[:1]]
@@ -389,7 +389,7 @@ def test_what_is_changed_after_the_first_run_is_exploratory(tmp_path):
     assert Plan.from_json(later.to_json()) == later
 
 
-def test_what_was_registered_stays_though_a_later_run_was_stopped_at_once(tmp_path):
+def test_registered_comparison_survives_stopped_later_run(tmp_path):
     """Its trials, of changed code, have no results; those of the run before had."""
     plan, _ = study(tmp_path)
     first = registration.with_registration(plan, None, lambda key, code: False)
@@ -410,7 +410,7 @@ def test_what_was_registered_stays_though_a_later_run_was_stopped_at_once(tmp_pa
 
 
 @pytest.mark.parametrize("which", ["position=none", "baseline"])
-def test_an_arm_that_was_exchanged_under_its_name_is_exploratory(tmp_path, which):
+def test_arm_replaced_under_its_name_is_exploratory(tmp_path, which):
     plan, store = study(tmp_path, identities={arm: f"{arm} as it was" for arm in POSITIONS})
     first = registration.with_registration(plan, None, lambda key, code: False)
     now = dataclasses.replace(plan, identities={**plan.identities, which: "another"})
@@ -426,7 +426,7 @@ def test_an_arm_that_was_exchanged_under_its_name_is_exploratory(tmp_path, which
     assert "Exploratory: every arm was changed after results were seen." in document(later, store)["notes"]
 
 
-def test_a_comparison_whose_results_were_there_before_it_was_registered_is_exploratory(tmp_path):
+def test_comparison_registered_after_results_is_exploratory(tmp_path):
     """As those of a second study, with more seeds, that takes the trials of the first from the store."""
     plan, store = study(tmp_path)
     none = {item.trial.key for item in plan.trials if item.arm in ("baseline", "position=none") and item.seed < 2}
@@ -444,7 +444,7 @@ def test_a_comparison_whose_results_were_there_before_it_was_registered_is_explo
     assert not any(row["exploratory"] for row in doc["arms"])
 
 
-def test_a_plan_of_an_earlier_version_is_read_and_an_earlier_version_reads_this_one(tmp_path):
+def test_plans_of_earlier_and_this_version_are_compatible(tmp_path):
     plan, store = study(tmp_path, identities={arm: arm for arm in POSITIONS})
     plan = registration.with_registration(plan, None, lambda key, code: False)
     data = plan.to_json()
@@ -463,7 +463,7 @@ def test_a_plan_of_an_earlier_version_is_read_and_an_earlier_version_reads_this_
     assert registration.changes(later) == ["alpha was 0.05 and is 0.1"] and registration.altered_arms(later) == []
 
 
-def test_an_arm_that_joins_later_is_corrected_for_all_and_one_that_left_still_counts(tmp_path):
+def test_later_arm_is_corrected_for_all_and_removed_arm_still_counts(tmp_path):
     plan, store = study(tmp_path)
     few = dataclasses.replace(plan, arms=plan.arms[:3])
     joined = dataclasses.replace(plan, registered=registration.registration(few))
@@ -482,14 +482,14 @@ def test_an_arm_that_joins_later_is_corrected_for_all_and_one_that_left_still_co
     assert any("there were 3 seeds and are 5" in note for note in document(more, store)["notes"])
 
 
-def test_a_value_that_is_not_finite_is_left_out_and_said(tmp_path):
+def test_non_finite_value_is_excluded_and_reported(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [math.nan, *NONE[1:]]})
     doc = document(plan, store)
     assert doc["arms"][1]["n"] == 4
     assert "b, seed 0, is done, but its val/accuracy is not finite; it is left out." in doc["notes"]
 
 
-def test_a_metric_nobody_reports_is_said_with_those_there_are(tmp_path):
+def test_unknown_metric_is_reported_with_existing_ones(tmp_path):
     plan, store = study(tmp_path, analysis=Analysis(metric="val/accurcy"))
     doc = document(plan, store)
     assert any(
@@ -509,7 +509,7 @@ def test_one_seed_has_no_interval_and_no_verdict(tmp_path):
     assert "One seed (0): no spread, no interval, no test." in text_of(plan, store, "md")
 
 
-def test_seeds_that_are_one_trial_are_one_replicate(tmp_path):
+def test_equal_seeds_are_one_replicate(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
     same = tuple(
         Planned(item.arm, item.seed, plan.trials[0 if item.seed < 5 and item.arm == "baseline" else 5].trial)
@@ -521,7 +521,7 @@ def test_seeds_that_are_one_trial_are_one_replicate(tmp_path):
     assert any("seeds 1 to 4 are the same trial as an earlier seed" in note for note in doc["notes"])
 
 
-def test_equal_arms_are_called_equal_and_constant_differences_are_not_certain(tmp_path):
+def test_equal_arms_are_equal_and_constant_differences_uncertain(tmp_path):
     moved = [value - 0.01 for value in BASE]
     plan, _, results, summary = outcome(tmp_path, {"baseline": BASE, "same": BASE, "moved": moved})
     same, constant = report.answers(plan, results)
@@ -530,7 +530,7 @@ def test_equal_arms_are_called_equal_and_constant_differences_are_not_certain(tm
     assert summary.loc["moved", "p"] == 0.0625
 
 
-def test_notes_say_what_a_reader_must_know(tmp_path):
+def test_notes_are_complete(tmp_path):
     arms = tuple(Arm(name, {}, None if name == "baseline" else "baseline") for name in POSITIONS)
     arms += (Arm("position=rope2d", {}, "baseline", skip="head_dim 12 does not divide by 8."),)
     plan, store = study(
@@ -559,7 +559,7 @@ def _with_teachers(plan: Plan, teachers: Mapping[str, Sequence[str]]) -> Plan:
     return dataclasses.replace(plan, trials=trials)
 
 
-def test_students_of_one_teacher_are_one_sample_of_the_teacher(tmp_path):
+def test_students_of_one_teacher_are_one_sample_of_teacher(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "big teacher": NONE, "no teacher": NONE})
     plan = _with_teachers(plan, {"baseline": ["k1/c"] * 5, "big teacher": ["k2/c"] * 5})
     doc = document(plan, store)
@@ -575,7 +575,7 @@ def test_students_of_one_teacher_are_one_sample_of_the_teacher(tmp_path):
     )
 
 
-def test_a_teacher_for_each_seed_is_judged_like_any_other_contrast(tmp_path):
+def test_teacher_per_seed_is_judged_normally(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
     for other in ("k", "m"):  # the same teachers on both sides, then others
         plan = _with_teachers(
@@ -586,7 +586,7 @@ def test_a_teacher_for_each_seed_is_judged_like_any_other_contrast(tmp_path):
         assert "b: 5 distinct teachers behind 5 trials." in doc["notes"]
 
 
-def test_a_prerequisite_that_failed_is_said(tmp_path, undrawn):
+def test_failed_prerequisite_is_reported(tmp_path, undrawn):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [None] * 5})
     teacher = trial_of("teacher", 0)
     plan = dataclasses.replace(plan, prerequisites=(teacher,))
@@ -600,13 +600,13 @@ def test_a_prerequisite_that_failed_is_said(tmp_path, undrawn):
     assert said[0] == "Preliminary: of 11 trials, 5 done, 1 failed, 5 missing."
 
 
-def test_a_comparison_not_made_yet_still_counts_in_the_family(tmp_path):
+def test_pending_comparison_counts_in_family(tmp_path):
     _, _, _, summary = outcome(tmp_path, {"baseline": BASE, "b": SINE, "c": [None] * 5})
     assert summary.loc["b", "p_corrected"] == pytest.approx(2 * stats.ttest_rel(SINE, BASE).pvalue)
     assert math.isnan(summary.loc["c", "p_corrected"])
 
 
-def test_what_is_claimed_before_all_trials_have_ended_is_preliminary(tmp_path):
+def test_claims_before_all_trials_ended_are_preliminary(tmp_path):
     plan, _, results, _ = outcome(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None], "c": NONE})
     b, c = report.answers(plan, results)
     assert b.startswith("preliminary: b is ") and c.startswith("c is ")
@@ -616,7 +616,7 @@ def test_what_is_claimed_before_all_trials_have_ended_is_preliminary(tmp_path):
     assert c == "cannot tell: no trial of c can be judged yet (5 missing)."
 
 
-def test_without_comparisons_each_arm_says_what_it_reached(tmp_path):
+def test_arms_without_comparison_report_their_value(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE}, analysis=Analysis(compare="none"))
     low, high = stats.t.interval(0.95, 4, np.mean(BASE), stats.sem(BASE))
     assert document(plan, store)["answers"] == [
@@ -657,7 +657,7 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_page_fetches_nothing_and_runs_nothing(tmp_path):
+def test_page_has_no_scripts_and_no_external_content(tmp_path):
     plan, store = study(tmp_path)
     html = text_of(plan, store, "html")
     page = Page(html)
@@ -676,7 +676,7 @@ def test_the_page_fetches_nothing_and_runs_nothing(tmp_path):
     assert sum(tag == "svg" for tag, _ in page.tags) == 2 * 2  # each for a page and for a phone
 
 
-def test_write_leaves_every_file_and_stored_gives_them_back(tmp_path):
+def test_write_stores_every_file_and_stored_reads_them(tmp_path):
     plan, store = study(tmp_path)
     folder = store.study(plan.study) / "report"
     assert report.read_report(plan, store, "md") is None
@@ -695,7 +695,7 @@ def test_write_leaves_every_file_and_stored_gives_them_back(tmp_path):
     assert report.read_report(plan, store, "parquet") == (folder / "results.parquet").read_bytes()
 
 
-def test_a_stored_report_is_old_once_a_trial_has_ended(tmp_path, undrawn):
+def test_stored_report_is_stale_after_trial_ends(tmp_path, undrawn):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
     report.write(plan, store, store.study(plan.study) / "report")
     assert report.read_report(plan, store, "terminal") is not None
@@ -706,7 +706,7 @@ def test_a_stored_report_is_old_once_a_trial_has_ended(tmp_path, undrawn):
     assert report.read_report(plan, store, "terminal") is None
 
 
-def test_a_trial_that_ends_while_a_report_is_made_makes_it_old(tmp_path, monkeypatch, undrawn):
+def test_trial_ending_during_report_makes_it_stale(tmp_path, monkeypatch, undrawn):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
     last = plan.trials[-1].trial
     read = frame.gather
@@ -721,7 +721,7 @@ def test_a_trial_that_ends_while_a_report_is_made_makes_it_old(tmp_path, monkeyp
     assert report.read_report(plan, store, "csv") is None
 
 
-def test_of_many_comparisons_an_overview_comes_first(tmp_path, monkeypatch):
+def test_many_comparisons_start_with_overview(tmp_path, monkeypatch):
     plan, store = study(tmp_path)
     assert document(plan, store)["overview"] == ""
     monkeypatch.setattr(phrasing, "FEW", 1)
@@ -736,7 +736,7 @@ def test_of_many_comparisons_an_overview_comes_first(tmp_path, monkeypatch):
     assert doc["overview"] in text_of(plan, store, "terminal")
 
 
-def test_what_models_look_at_stands_in_the_page(tmp_path, undrawn):
+def test_attention_pictures_are_in_page(tmp_path, undrawn):
     plan, store = study(tmp_path)
     folder = store.study(plan.study) / "report"
     report.write(plan, store, folder)
@@ -761,7 +761,7 @@ def test_what_models_look_at_stands_in_the_page(tmp_path, undrawn):
     assert str(shown[0]["alt"]).startswith("baseline, seed 0, test image 3: the image, attention of the class token")
 
 
-def test_a_study_without_a_single_result_is_reported(tmp_path):
+def test_study_without_results_is_reported(tmp_path):
     plan, store = study(tmp_path, {arm: [None] * 3 for arm in POSITIONS})
     files = report.write(plan, store, store.study(plan.study) / "report")
     assert not [file for file in files if file.suffix == ".png"]
@@ -771,7 +771,7 @@ def test_a_study_without_a_single_result_is_reported(tmp_path):
         assert report.render(skipped, store, form)
 
 
-def test_the_terminal_drops_columns_before_it_breaks_lines(tmp_path, monkeypatch):
+def test_terminal_drops_columns_before_breaking_lines(tmp_path, monkeypatch):
     plan, store = study(tmp_path)
     for width, wanted, unwanted in ((200, "MACs", "---"), (90, "verdict", "MACs")):
         monkeypatch.setenv("COLUMNS", str(width))
@@ -798,7 +798,7 @@ def _latex_tables(latex: str) -> list[tuple[str, list[list[str]]]]:
     return found
 
 
-def test_latex_is_as_wide_as_a_paper(tmp_path):
+def test_latex_fits_paper_width(tmp_path):
     """The text of an article in ten points is 345 points wide; cells are measured in the font that TeX would use."""
     from matplotlib import get_data_path
     from matplotlib.font_manager import FontProperties
@@ -831,7 +831,7 @@ def test_latex_is_as_wide_as_a_paper(tmp_path):
     assert labels == ["tab:positions-arms", "tab:positions-comparisons", "tab:positions-interactions"]
 
 
-def test_how_it_was_made_tells_trained_from_cached(tmp_path):
+def test_provenance_separates_trained_from_cached(tmp_path):
     plan, store = study(tmp_path)
     write_json(store.study(plan.study) / "changes.json", {})  # a second run, after all had ended
     last = plan.trials[-1].trial
@@ -843,7 +843,7 @@ def test_how_it_was_made_tells_trained_from_cached(tmp_path):
     assert "1 trained in the last run, 19 taken from earlier runs" in text_of(plan, store, "md")
 
 
-def test_the_end_is_when_the_result_was_written(tmp_path):
+def test_end_is_time_of_result(tmp_path):
     """Not when it began plus what it took: a trial of a batch takes a share of its time, and a paused one waits."""
     plan, store = study(tmp_path, {"baseline": [None, None]})
     first, second = (item.trial for item in plan.trials)
@@ -861,20 +861,20 @@ def test_the_end_is_when_the_result_was_written(tmp_path):
     assert ended.tolist() == [pd.Timestamp(1.79e9 + after, unit="s", tz="UTC") for after in (600.25, 1200)]
 
 
-def test_two_folders_of_one_kind_of_data_are_two_sets_of_data(tmp_path):
+def test_two_folders_of_one_data_type_are_two_data_sets(tmp_path):
     plan, store = study(tmp_path)
     other = dataclasses.replace(plan.trials[-1], trial=dataclasses.replace(plan.trials[-1].trial, data="sha256:decaf"))
     made = document(dataclasses.replace(plan, trials=(*plan.trials[:-1], other)), store)["made"]
     assert [item["identity"] for item in made["data"]] == ["sha256:c0ffee", "sha256:decaf"]
 
 
-def test_emphasis_and_stars_in_names_are_text(tmp_path):
+def test_markup_in_names_is_escaped(tmp_path):
     plan, store = study(tmp_path, {"_baseline_": BASE, "*none": NONE})
     assert "| \\_baseline\\_ |" in text_of(plan, store, "md")
     assert r"    {}*none & " in text_of(plan, store, "latex")  # \\* would swallow the star
 
 
-def test_an_unknown_format_is_refused(tmp_path):
+def test_unknown_format_is_refused(tmp_path):
     plan, store = study(tmp_path)
     with pytest.raises(UserError, match=r"no report format 'htm'\. Did you mean 'html'\?"):
         report.render(plan, store, "htm")
@@ -883,7 +883,7 @@ def test_an_unknown_format_is_refused(tmp_path):
 # -- labels -----------------------------------------------------------------------------------------------------------
 
 
-def test_labels_hold_what_differs_and_nothing_else():
+def test_labels_have_only_differences():
     names = [
         "position=none, attention=linear(eps=1, dim=2), seedless",
         "position=rope2d, attention=linear(eps=1, dim=2), seedless",
@@ -902,7 +902,7 @@ def test_labels_hold_what_differs_and_nothing_else():
     st.lists(st.text("ab, ([\n\u65e5", min_size=1, max_size=90), min_size=1, max_size=8, unique=True),
     st.integers(6, 40),
 )
-def test_labels_are_unique_and_never_empty(names, width):
+def test_labels_are_unique_and_not_empty(names, width):
     for made in (labels.short_labels(names), labels.wrapped_labels(names, width)):
         assert list(made) == names and len(set(made.values())) == len(names)
     assert all(len(line) <= width + 3 for label in made.values() for line in label.split("\n"))
@@ -916,7 +916,7 @@ def _figure_arguments(plan: Plan, store: Store) -> tuple[Any, ...]:
     return plan, results, comparison.summary(results, plan), frame.history(plan, store)
 
 
-def test_the_picture_shows_the_numbers(tmp_path):
+def test_figure_shows_numbers(tmp_path):
     plan, store = study(tmp_path)
     drawn = figures.figures(*_figure_arguments(plan, store))
     left, right = drawn["arms"].axes
@@ -961,7 +961,7 @@ def _texts_overlap(figure: Any, texts: Sequence[Any]) -> bool:
 
 
 @pytest.mark.parametrize("width", [figures.WIDE, figures.NARROW])
-def test_a_grid_has_a_panel_per_baseline_and_labels_that_differ(tmp_path, width):
+def test_grid_has_panel_per_baseline_with_distinct_labels(tmp_path, width):
     plan, store = _grid(tmp_path)
     drawn = figures.figures(*_figure_arguments(plan, store), width=width)
     assert list(drawn) == ["arms", "interaction", "curves"]
@@ -984,7 +984,7 @@ def test_a_grid_has_a_panel_per_baseline_and_labels_that_differ(tmp_path, width)
     assert drawn["curves"].get_size_inches()[0] == width
 
 
-def test_an_interaction_is_drawn_of_grids_alone(tmp_path):
+def test_interactions_are_drawn_for_grids_only(tmp_path):
     plan, store = _grid(tmp_path / "grid")
     _, results, summary, _ = _figure_arguments(plan, store)
     [axes] = figures.interaction(plan, summary).axes
@@ -1018,7 +1018,7 @@ def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):
     assert [any(line.get_color() == figures.GREY for line in axes.lines) for axes in shown] == [False, *[True] * 4]
 
 
-def test_curves_are_over_epochs_where_all_arms_have_the_same(tmp_path):
+def test_curves_use_epochs_if_all_arms_agree(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
     data = _figure_arguments(plan, store)
     drawn = figures.curves(plan, data[1], data[3])
@@ -1029,7 +1029,7 @@ def test_curves_are_over_epochs_where_all_arms_have_the_same(tmp_path):
     assert drawn.get_supxlabel() == "optimizer step" and drawn.axes[0].get_xlim() == (0, STEPS[-1])
 
 
-def test_the_loss_has_curves_of_its_own(tmp_path):
+def test_loss_has_own_curves(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
     data = list(_figure_arguments(plan, store))
     assert "loss" not in figures.figures(*data)
@@ -1040,7 +1040,7 @@ def test_the_loss_has_curves_of_its_own(tmp_path):
     assert figures.loss_curves(judged, data[1], data[3]) is None
 
 
-def test_vector_files_hold_text_and_are_equal_twice(tmp_path):
+def test_vector_figures_have_text_and_are_reproducible(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b $x$": NONE})
     [first, second] = [figures.figures(*_figure_arguments(plan, store))["arms"] for _ in range(2)]
     svg = figures.svg(first, "arms")
@@ -1051,7 +1051,7 @@ def test_vector_files_hold_text_and_are_equal_twice(tmp_path):
     assert figures.pdf(first).startswith(b"%PDF") and b"/FontType 3" not in figures.pdf(first)
 
 
-def test_the_page_shows_what_matters_first_and_fits_a_phone(tmp_path):
+def test_page_starts_with_answer_and_fits_phone(tmp_path):
     plan, store = _grid(tmp_path)
     html = text_of(plan, store, "html")
     section = html[html.index('<section aria-labelledby="arms">') : html.index("Comparisons</h2>")]
@@ -1065,7 +1065,7 @@ def test_the_page_shows_what_matters_first_and_fits_a_phone(tmp_path):
     assert 'data-label="difference">' in section and html.count("<dt>Versions") == 1 and "<dt>vitlab" not in html
 
 
-def test_what_diverged_is_drawn_dashed_and_stays_out_of_the_mean(tmp_path):
+def test_diverged_trials_are_dashed_and_not_in_mean(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
     last = plan.trials[-1].trial
     made = result_of(last, {}, curve=[0.3, 0.2, 0.1, 0.1, 0.1], status="diverged", failure="nan")
@@ -1088,7 +1088,7 @@ def test_any_number_of_arms_and_seeds_is_drawn(tmp_path, count):
 
 
 @pytest.mark.parametrize(("value", "spread"), [(0.9, 0.0), (0.97, 1e-6), (0.0, 0.0), (1.0, 1e-15), (0.5, 1e-3)])
-def test_labels_of_ticks_do_not_overlap_where_values_hardly_differ(tmp_path, value, spread):
+def test_tick_labels_do_not_overlap_for_close_values(tmp_path, value, spread):
     values = [value + spread * index for index in range(3)]
     plan, store = study(tmp_path, {"baseline": values, "b": values, "c": values[::-1]})
     figure = figures.arms(*_figure_arguments(plan, store)[:3])
@@ -1101,13 +1101,13 @@ def test_labels_of_ticks_do_not_overlap_where_values_hardly_differ(tmp_path, val
         assert axes.xaxis.get_offset_text().get_text() == ""
 
 
-def test_labels_are_moved_apart_and_stay_within():
+def test_overlapping_labels_are_moved_inside_figure():
     places = figures._apart([1.0, 1.0, 1.01, 3.0], gap=0.5, low=0.0, high=3.0)
     assert all(b - a >= 0.5 - 1e-12 for a, b in itertools.pairwise(places))
     assert places[-1] <= 3.0 and places[0] >= 0.0
 
 
-def test_numbers_are_said_so_that_they_can_be_read():
+def test_numbers_have_readable_precision():
     assert [phrasing.compact(n) for n in (950, 12_345, 999_950, 5.7e9)] == ["950", "12.3 k", "1.00 M", "5.70 G"]
     assert [phrasing.p_value(p, 0.05) for p in (0.0004, 0.0123, 0.612, 0.05004)] == [
         "< 0.001",
@@ -1127,14 +1127,14 @@ def test_numbers_are_said_so_that_they_can_be_read():
     assert ends == ["0.02", "\N{MINUS SIGN}0.0003", "0.0", "1.6"]
 
 
-def test_importing_the_report_is_light():
+def test_importing_report_is_light():
     heavy = "{'torch', 'mlflow', 'ray', 'pandas', 'matplotlib', 'scipy', 'jinja2', 'rich.console'}"
     modules = "vitlab.report.frame, vitlab.report.figures, vitlab.report.document"
     code = f"import sys, {modules}; found = {heavy} & set(sys.modules); sys.exit(str(found) if found else 0)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_stored_report_is_said_without_pandas(tmp_path, undrawn):
+def test_stored_report_is_printed_without_pandas(tmp_path, undrawn):
     plan, store = study(tmp_path)
     report.write(plan, store, store.study(plan.study) / "report")
     code = (

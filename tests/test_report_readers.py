@@ -86,14 +86,14 @@ def in_a_page(name: str) -> str:
     return name.replace("\x1b", "\ufffd").replace("\N{RIGHT-TO-LEFT OVERRIDE}", "\ufffd")
 
 
-def test_a_page_holds_the_names_and_nothing_they_ask_for(text: str) -> None:
+def test_page_escapes_names(text: str) -> None:
     page = Rows(text)
     assert not {"script", "iframe", "object", "img", "link", "form"} & {tag for tag, _ in page.tags}
     assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
     assert {row[0] for row in page.rows} >= {"baseline", *map(in_a_page, NAMES)}
 
 
-def test_a_page_is_html_without_a_single_parse_error(text: str) -> None:
+def test_page_is_valid_html(text: str) -> None:
     strict = html5lib.HTMLParser(strict=True, namespaceHTMLElements=False)
     tree = strict.parse(text)
     first = tree.find(".//section[@aria-labelledby='arms']//table")
@@ -105,12 +105,12 @@ def test_a_page_is_html_without_a_single_parse_error(text: str) -> None:
         html5lib.HTMLParser(strict=True).parse("<!doctype html><p><b>never closed</p>")
 
 
-def test_names_that_turn_the_text_around_them_do_not(hostile: tuple[Plan, Store], text: str) -> None:
+def test_direction_marks_in_names_are_removed(hostile: tuple[Plan, Store], text: str) -> None:
     for said in (text, *(handmade.text_of(*hostile, form) for form in ("terminal", "md", "latex"))):
         assert not re.search("[\u202a-\u202e\u2066-\u2069]", said)
 
 
-def test_a_page_can_be_walked_without_eyes_and_without_a_mouse(text: str) -> None:
+def test_page_is_accessible_by_keyboard_and_screen_reader(text: str) -> None:
     page = Rows(text)
     assert [len(page.all(tag)) for tag in ("main", "header", "h1")] == [1, 1, 1] and page.all("html") == [
         {"lang": "en"}
@@ -135,7 +135,7 @@ def _luminance(colour: str) -> float:
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def test_text_stands_out_from_paper_by_day_and_by_night(text: str) -> None:
+def test_text_contrast_suffices_in_light_and_dark_mode(text: str) -> None:
     """WCAG 2.2, 1.4.3: a contrast of 4.5 to 1."""
     blocks = re.findall(r":root \{(.*?)\}", text, re.DOTALL)
     assert len(blocks) == 2
@@ -146,7 +146,7 @@ def test_text_stands_out_from_paper_by_day_and_by_night(text: str) -> None:
             assert (light + 0.05) / (dark + 0.05) >= 4.5, name
 
 
-def test_markdown_holds_the_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
+def test_markdown_has_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
     tokens = MarkdownIt("commonmark").enable("table").parse(handmade.text_of(*hostile, "md"))
     rows: list[list[str]] = []
     for index, token in enumerate(tokens):
@@ -202,7 +202,7 @@ def _tex_tables(text: str) -> list[list[list[str]]]:
     return tables
 
 
-def test_latex_holds_the_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
+def test_latex_has_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
     short, text = (handmade.text_of(*hostile, form) for form in ("latex", "latex-all"))
     (rows,) = _tex_tables(short)
     assert {row[0].replace("''", '"') for row in rows} >= {"baseline", *map(shown, NAMES)}
@@ -220,7 +220,7 @@ def test_latex_holds_the_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex here")
-def test_latex_is_set_by_latex(hostile: tuple[Plan, Store], tmp_path: Path) -> None:
+def test_latex_compiles(hostile: tuple[Plan, Store], tmp_path: Path) -> None:
     (tmp_path / "report.tex").write_text("".join(handmade.text_of(*hostile, form) for form in ("latex", "latex-all")))
     (tmp_path / "paper.tex").write_text(
         r"\documentclass{article}\usepackage{booktabs}\DeclareUnicodeCharacter{FF1D}{=}"
@@ -234,7 +234,7 @@ def test_latex_is_set_by_latex(hostile: tuple[Plan, Store], tmp_path: Path) -> N
     assert (tmp_path / "paper.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_a_spreadsheet_finds_no_formula_and_every_number(hostile: tuple[Plan, Store]) -> None:
+def test_csv_has_no_formula_and_every_number(hostile: tuple[Plan, Store]) -> None:
     plan, store = hostile
     rows = list(csv.DictReader(io.StringIO(handmade.text_of(plan, store, "csv"))))
     assert [row["arm"].removeprefix("'") for row in rows[::3]] == ["baseline", *NAMES]
@@ -246,7 +246,7 @@ def test_a_spreadsheet_finds_no_formula_and_every_number(hostile: tuple[Plan, St
     assert [float(row["val/accuracy"]) for row in rows] == pytest.approx(expected.tolist())
 
 
-def test_json_and_parquet_hold_the_names_as_they_are(hostile: tuple[Plan, Store]) -> None:
+def test_json_and_parquet_have_unchanged_names(hostile: tuple[Plan, Store]) -> None:
     plan, store = hostile
     doc: dict[str, Any] = json.loads(handmade.text_of(plan, store, "json"))
     assert [row["arm"] for row in doc["arms"]] == ["baseline", *NAMES]
@@ -255,6 +255,6 @@ def test_json_and_parquet_hold_the_names_as_they_are(hostile: tuple[Plan, Store]
     assert pd.read_parquet(io.BytesIO(rendered))["arm"].unique().tolist() == ["baseline", *NAMES]
 
 
-def test_a_terminal_is_not_steered(hostile: tuple[Plan, Store]) -> None:
+def test_terminal_output_has_no_control_sequences(hostile: tuple[Plan, Store]) -> None:
     said = handmade.text_of(*hostile, "terminal")
     assert all(line.isprintable() for line in said.splitlines())

@@ -80,7 +80,7 @@ def judged(values: dict[str, dict[int, float]], open_: tuple[str, ...], waiting:
     return judge(plan, compared, values, {}, {}, dict.fromkeys(compared, waiting))
 
 
-def test_either_look_spends_half_of_alpha_over_the_whole_family(values):
+def test_each_stage_spends_half_of_alpha_on_whole_family(values):
     rows = judged(values, ("near", "level"))
     base = values["baseline"]
 
@@ -99,7 +99,7 @@ def test_either_look_spends_half_of_alpha_over_the_whole_family(values):
         assert (rows[arm]["difference_low"], rows[arm]["difference_high"]) == pytest.approx((low, high))
 
 
-def test_until_all_further_seeds_have_ended_the_first_look_is_what_was_seen(values):
+def test_first_stage_is_reported_until_further_seeds_end(values):
     before, under_way = judged(values, ()), judged(values, ("near",), waiting=1)
     assert {arm: row["difference"] for arm, row in under_way.items()} == {
         arm: row["difference"] for arm, row in before.items()
@@ -107,7 +107,7 @@ def test_until_all_further_seeds_have_ended_the_first_look_is_what_was_seen(valu
     assert under_way["near"]["look"] == 1 and under_way["near"]["awaited"] == 1
 
 
-def test_what_the_first_look_leaves_open_is_trained_on_and_what_it_settles_is_not(tmp_path, monkeypatch):
+def test_inconclusive_arms_get_more_seeds_and_decided_ones_do_not(tmp_path, monkeypatch):
     monkeypatch.setattr(_Content, "figures", lambda self: {})
     file, out = study(tmp_path, {"count": 2, "escalate_to": 4}), tmp_path / "out"
     plan = lab.run(file, out=out, only="baseline").plan
@@ -136,7 +136,7 @@ def test_what_the_first_look_leaves_open_is_trained_on_and_what_it_settles_is_no
     assert (made["trained"], made["cached"]) == (0, 10)
 
 
-def test_a_second_look_that_was_thought_of_later_is_exploratory(tmp_path):
+def test_escalation_added_later_is_exploratory(tmp_path):
     _, before = lab.plan_study(study(tmp_path, 2), out=tmp_path)
     _, after = lab.plan_study(study(tmp_path, {"count": 2, "escalate_to": 3}), out=tmp_path)
     earlier = {**before.to_json(), "registered": registration(before)}
@@ -144,7 +144,7 @@ def test_a_second_look_that_was_thought_of_later_is_exploratory(tmp_path):
     assert changes(with_registration(after, earlier, lambda key, code: False)) == []
 
 
-def test_seeds_that_make_no_sense_are_refused_where_they_stand(tmp_path):
+def test_invalid_seed_counts_are_refused_with_place(tmp_path):
     def refusal(seeds: Any, **changes: Any) -> str:
         with pytest.raises(SpecError) as caught:
             lab.plan_study(study(tmp_path, seeds, **changes), out=tmp_path)
@@ -156,7 +156,7 @@ def test_seeds_that_make_no_sense_are_refused_where_they_stand(tmp_path):
     assert "at most" in refusal({"count": 2, "escalate_to": 900_000})
 
 
-def test_further_seeds_are_the_smallest_others():
+def test_further_seeds_are_smallest_unused():
     base = {"data": "digits", "model": "vit", "train": {"steps": 1}}
     made = Study.model_validate({"study": "s", "base": base, "seeds": {"values": [7, 1], "escalate_to": 5}})
     assert made.seeds.all == (7, 1, 0, 2, 3)
@@ -176,13 +176,13 @@ def registered_study(root: Path, arms: dict[str, list[float | None]], known: Seq
     return replace(plan, registered=registration(few)), store
 
 
-def test_nothing_is_opened_before_all_that_were_registered_have_ended(tmp_path):
+def test_escalation_waits_for_all_registered_trials(tmp_path):
     arms = {"baseline": BASE, "far": FAR, "near": NEAR}
     assert inconclusive_arms(*registered_study(tmp_path / "a", arms, list(arms))) == ("near",)
     assert inconclusive_arms(*registered_study(tmp_path / "b", {**arms, "far": [*FAR[:3], None]}, list(arms))) == ()
 
 
-def test_what_was_opened_stays_open_when_an_arm_is_added_or_made_anew(tmp_path):
+def test_escalated_arm_stays_escalated_after_changes(tmp_path):
     arms = {"baseline": BASE, "far": FAR, "near": NEAR}
     added = registered_study(tmp_path / "a", {**arms, "new": [None] * 4}, list(arms))
     assert inconclusive_arms(*added) == inconclusive_arms(*added, before=("near",)) == ("near",)
@@ -192,7 +192,7 @@ def test_what_was_opened_stays_open_when_an_arm_is_added_or_made_anew(tmp_path):
     assert inconclusive_arms(*itself, before=("near",)) == ()
 
 
-def test_a_trial_that_failed_is_to_be_trained_again_before_there_are_more_seeds(tmp_path):
+def test_failed_trial_blocks_further_seeds_until_retried(tmp_path):
     plan, store = registered_study(tmp_path, {"baseline": BASE, "near": [*NEAR[:3], None]}, ["baseline", "near"])
     failed = plan.trials[-1].trial
     store.trial(failed.key, failed.code).fail("memory ran out", kind="oom")
@@ -201,7 +201,7 @@ def test_a_trial_that_failed_is_to_be_trained_again_before_there_are_more_seeds(
     assert "near may be given further seeds once 'vitlab run --retry-failed' has trained what failed." in said
 
 
-def test_what_is_said_of_looks_is_what_was_seen(tmp_path):
+def test_reported_stages_equal_data(tmp_path):
     def said(plan: Plan, store: Store) -> str:
         return next(note for note in handmade.document(plan, store)["notes"] if note.startswith("Two looks"))
 
@@ -211,7 +211,7 @@ def test_what_is_said_of_looks_is_what_was_seen(tmp_path):
     assert said(*left).endswith("near may be given further seeds by the next 'vitlab run'.")
 
 
-def test_a_comparison_is_refused_for_what_stands_behind_it_at_its_own_look(tmp_path):
+def test_comparison_is_refused_only_from_its_own_stage(tmp_path):
     """The baseline has more seeds for another arm's sake, so more teachers than one that was settled before."""
     plan, _ = handmade.study(tmp_path, {"baseline": [*BASE, *BASE], "far": FAR})
     taught = tuple(

@@ -43,7 +43,7 @@ MASKS = np.random.default_rng(0).integers(0, 5, (40, 12, 16)).astype(np.uint8)
 # -- digit_scenes -----------------------------------------------------------------------------------------------------
 
 
-def test_a_scene_is_its_digits_resized_by_torch_with_the_darkest_ink_on_top() -> None:
+def test_scene_composes_digits_resized_by_torch_darkest_on_top() -> None:
     scenes = DigitScenes(train_images=40, image_size=(32, 40), digit_size=(7, 19))
     images, placed = scenes.read("train"), scenes._placement("train", torch.arange(40))
     source = digits.Digits().read("train")
@@ -65,7 +65,7 @@ def test_a_scene_is_its_digits_resized_by_torch_with_the_darkest_ink_on_top() ->
     assert min(close) > 0.99 and images.y_N.max() == 10
 
 
-def test_nobody_is_judged_by_digits_that_were_trained_on() -> None:
+def test_test_digits_are_never_trained_on() -> None:
     options = {"train_images": 400, "test_images": 100}
     scenes = DigitScenes(**options)
     prepared = prepare({"type": "digit_scenes", **options}, SEEDS)
@@ -94,7 +94,7 @@ def test_every_sheet_has_every_digit() -> None:
     assert all((y_N[sheet_N == sheet].bincount(minlength=10) >= 3).all() for sheet in range(SHEETS))
 
 
-def test_scenes_are_functions_of_the_seed_and_their_number() -> None:
+def test_scenes_depend_on_seed_and_index() -> None:
     few, many = (DigitScenes(train_images=n).read("train") for n in (20, 2060))  # more than are drawn at a time
     assert torch.equal(few.x_NCHW, many.x_NCHW[:20]) and torch.equal(few.y_N, many.y_N[:20])
     other = DigitScenes(train_images=20, seed=1).read("train")
@@ -106,7 +106,7 @@ def test_scenes_are_functions_of_the_seed_and_their_number() -> None:
     assert (sides[8:17] > 700).all() and sides.sum() == sides[8:17].sum()
 
 
-def test_digits_that_must_not_overlap_do_not() -> None:
+def test_separated_digits_do_not_overlap() -> None:
     scenes = DigitScenes(train_images=100, digits_per_image=(4, 6), overlap="none")
     placed = scenes._placement("train", torch.arange(100))
     shown = []
@@ -122,7 +122,7 @@ def test_digits_that_must_not_overlap_do_not() -> None:
     assert (overlapping.contents("train") >= 0).sum(1).min() >= 4
 
 
-def test_scenes_are_declared_without_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scene_facts_need_no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digits, "_load", lambda: pytest.fail("read"))
     info = data_info({"type": "digit_scenes", "image_size": [24, 40]})
     assert (info.image, info.channels, info.classes, info.task) == ((24, 40), 1, 11, "segmentation")
@@ -137,7 +137,7 @@ def test_scenes_are_declared_without_being_made(monkeypatch: pytest.MonkeyPatch)
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(-3, 6), min_size=2, max_size=40).filter(lambda found: len(set(found)) > 1))
-def test_groups_are_not_parted(group: list[int]) -> None:
+def test_groups_are_not_split(group: list[int]) -> None:
     group_N = torch.tensor(group)
     kept_N, held_N = hold_out_groups(group_N, 0.3, noise.key(0, "split"))
     assert sorted([*kept_N.tolist(), *held_N.tolist()]) == list(range(len(group)))
@@ -146,7 +146,7 @@ def test_groups_are_not_parted(group: list[int]) -> None:
     assert abs(len(outside) - 0.3 * len(set(group))) <= 1
 
 
-def test_one_group_cannot_be_split() -> None:
+def test_single_group_cannot_be_split() -> None:
     with pytest.raises(DataError, match="all 3 images are of one group"):
         hold_out_groups(torch.zeros(3), 0.5, noise.key(0, "split"))
 
@@ -197,7 +197,7 @@ def pillows(image: Image.Image, size: tuple[int, int], nearest: bool) -> np.ndar
 
 
 @pytest.mark.parametrize("layout", [".", "VOCdevkit/VOC2012", "VOC2012"])
-def test_voc_is_what_torchvision_reads(tmp_path: Path, layout: str) -> None:
+def test_voc_equals_torchvision(tmp_path: Path, layout: str) -> None:
     small_voc(tmp_path / "d" / layout)
     voc = VOCSegmentation(root=str(tmp_path / "d"), image_size=(8, 8), fit="squash")
     shutil.copytree(tmp_path / "d" / layout, tmp_path / "theirs" / "VOCdevkit" / "VOC2012", dirs_exist_ok=True)
@@ -214,7 +214,7 @@ def test_voc_is_what_torchvision_reads(tmp_path: Path, layout: str) -> None:
     assert (len(prepared.train), len(prepared.val), len(prepared.test)) == (2, 1, 1)
 
 
-def test_the_middle_of_picture_and_mask_is_cut_out_alike(tmp_path: Path) -> None:
+def test_picture_and_mask_are_centre_cropped_equally(tmp_path: Path) -> None:
     """Where the picture shows its mask, what was cut and resized shows it still."""
     small_voc(tmp_path)
     levels = np.zeros((40, 90), np.uint8)
@@ -243,7 +243,7 @@ def test_the_middle_of_picture_and_mask_is_cut_out_alike(tmp_path: Path) -> None
         ({"target": "species", "border": "pet"}, ("background", "cat", "dog"), lambda s: [None, s, 0, s]),
     ],
 )
-def test_pets_are_what_torchvision_reads(tmp_path: Path, options: dict, labels: tuple, meant) -> None:
+def test_pets_equal_torchvision(tmp_path: Path, options: dict, labels: tuple, meant) -> None:
     small_pets(tmp_path / "oxford-iiit-pet")
     pets = Pets(root=str(tmp_path), image_size=(8, 8), fit="squash", **options)
     assert pets.info().labels == labels and pets.info().classes == len(labels)
@@ -257,7 +257,7 @@ def test_pets_are_what_torchvision_reads(tmp_path: Path, options: dict, labels: 
             assert np.array_equal(y_HW, table[pillows(trimap, (8, 8), nearest=True) - 1])
 
 
-def test_the_identity_is_that_of_the_files_that_are_listed(tmp_path: Path) -> None:
+def test_identity_depends_on_listed_files(tmp_path: Path) -> None:
     assert data_info({"type": "voc_segmentation", "root": str(tmp_path)}).identity is None, "nothing is here"
     small_voc(tmp_path / "one")
     shutil.copytree(tmp_path / "one", tmp_path / "two" / "VOCdevkit" / "VOC2012")
@@ -304,7 +304,7 @@ def damaged(base: Path, how: str) -> None:
         ("list", r"train\.txt:2 is not a line of such a list: '2007_000039  1'"),
     ],
 )
-def test_damage_is_a_sentence_that_names_the_file(tmp_path: Path, how: str, said: str) -> None:
+def test_damage_is_reported_with_file_name(tmp_path: Path, how: str, said: str) -> None:
     small_voc(tmp_path)
     damaged(tmp_path, how)
     with pytest.raises(DataError, match=said):
@@ -312,7 +312,7 @@ def test_damage_is_a_sentence_that_names_the_file(tmp_path: Path, how: str, said
 
 
 @pytest.mark.parametrize(("name", "small"), [("voc_segmentation", small_voc), ("pets", small_pets)])
-def test_a_download_goes_through_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, small) -> None:
+def test_download_uses_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, small) -> None:
     choice = {"type": name, "root": str(tmp_path / "new"), "image_size": 8}
     with pytest.raises(DataError, match=f"{name} is not here: looked in .*download: missing"):
         prepare(choice, SEEDS)
@@ -334,7 +334,7 @@ def test_a_download_goes_through_torchvision(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("size", [(5, 7), (12, 16), (24, 16), (31, 9), (1, 1)])
-def test_masks_are_resized_as_pillow_and_torch_do(size: tuple[int, int]) -> None:
+def test_mask_resize_equals_pillow_and_torch(size: tuple[int, int]) -> None:
     ours = resize_masks(torch.from_numpy(MASKS), size)
     # Where a middle lies on the border of two pixels, Pillow's rounding errors decide.
     clear = [(2 * np.arange(new) + 1) * old % (2 * new) != 0 for old, new in zip((12, 16), size, strict=True)]
@@ -348,7 +348,7 @@ def test_masks_are_resized_as_pillow_and_torch_do(size: tuple[int, int]) -> None
 @pytest.mark.parametrize(
     "change", [Flip(), Crop(padding=3, mode="reflect"), Crop(padding=3)], ids=["flip", "reflect", "zero"]
 )
-def test_labels_move_with_their_pixels(change: Flip | Crop) -> None:
+def test_labels_move_with_pixels(change: Flip | Crop) -> None:
     """An image of its own labels shows them afterwards."""
     y_BHW, id_B = torch.from_numpy(MASKS), torch.arange(40)
     moved_BHW, image_BHW = change.masks(y_BHW, KEY, id_B), change(y_BHW[:, None] + 1, KEY, id_B)[:, 0]
@@ -358,7 +358,7 @@ def test_labels_move_with_their_pixels(change: Flip | Crop) -> None:
     assert ((moved_BHW == VOID).any()) == (isinstance(change, Crop) and change.mode == "zero")
 
 
-def test_the_same_rectangle_is_enlarged_by_nearest_neighbour_as_torchvision_does() -> None:
+def test_resized_crop_of_mask_is_nearest_neighbour_like_torchvision() -> None:
     functional = torchvision("torchvision.transforms.functional")
     mode = torchvision("torchvision.transforms").InterpolationMode.NEAREST_EXACT
     change, y_BHW, id_B = RandomResizedCrop(), torch.from_numpy(MASKS), torch.arange(40)
@@ -370,12 +370,12 @@ def test_the_same_rectangle_is_enlarged_by_nearest_neighbour_as_torchvision_does
 
 
 @pytest.mark.parametrize("name", ["color_jitter", "three_augment", "erasing"])
-def test_what_changes_colours_leaves_labels(name: str) -> None:
+def test_colour_augmentations_leave_labels(name: str) -> None:
     y_BHW = torch.from_numpy(MASKS)
     assert torch.equal(slot("augment").build(name).masks(y_BHW, KEY, torch.arange(40)), y_BHW)
 
 
-def test_rand_augment_moves_labels_where_it_moves_pixels() -> None:
+def test_rand_augment_moves_labels_with_pixels() -> None:
     change = slot("augment").build({"type": "rand_augment", "magnitude": 20})
     id_B = torch.arange(400)
     y_BHW = torch.from_numpy(MASKS).repeat(10, 1, 1)
@@ -394,7 +394,7 @@ def test_rand_augment_moves_labels_where_it_moves_pixels() -> None:
 EVERYTHING = ["flip", {"type": "crop", "padding": 3}, {"type": "rand_augment", "num_ops": 1}, "erasing"]
 
 
-def test_a_batch_shows_what_its_labels_say() -> None:
+def test_batch_images_match_labels() -> None:
     """Ink where a digit is labelled and none elsewhere, through every move; the cropped rim has no label."""
     moves = ["flip", {"type": "crop", "padding": 3}]
     prepared = prepare({**SMALL, "normalize": "unit"}, SEEDS)
@@ -417,14 +417,14 @@ def test_a_batch_shows_what_its_labels_say() -> None:
     assert torch.equal(seen, prepared.val.y_N.long())
 
 
-def test_sizes_of_images_and_labels_change_together() -> None:
+def test_image_and_label_sizes_change_together() -> None:
     prepared = prepare({**SMALL, "size": [8, 24]}, SEEDS)
     assert prepared.info.image == (8, 24)
     assert prepared.train.x_NCHW.shape[-2:] == prepared.train.y_N.shape[-2:] == prepared.test.y_N.shape[-2:] == (8, 24)
     assert prepared.train.y_N.max() <= 10 and prepared.train.y_N.dtype == torch.uint8
 
 
-def test_an_augmentation_that_forgets_the_labels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_augmentation_without_masks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Flip, "masks")
     with pytest.raises(
         DataError, match="augment: flip has no method 'masks' to transform the label masks of digit_scenes"
@@ -445,7 +445,7 @@ def pixels(b: int = 6, k: int = 4, unlabelled: float = 0.2) -> tuple[Tensor, Ten
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("name", ["cross_entropy", "bce"])
-def test_pixels_without_a_label_are_not_learned_from(name: str, smoothing: float) -> None:
+def test_unlabelled_pixels_are_not_learned(name: str, smoothing: float) -> None:
     logits, target = pixels()
     built = slot("loss").build({"type": name, "label_smoothing": smoothing})
     logits.requires_grad_()
@@ -475,7 +475,7 @@ def tallied(logits: Tensor, target: Tensor, *sizes: int) -> MetricAccumulator:
     return tally
 
 
-def test_metrics_are_scikit_learns_over_the_whole_split() -> None:
+def test_metrics_equal_scikit_learn_over_whole_split() -> None:
     from sklearn.metrics import accuracy_score, confusion_matrix, jaccard_score, log_loss
 
     logits, target = pixels(b=7, k=5)
@@ -508,7 +508,7 @@ def test_metrics_are_scikit_learns_over_the_whole_split() -> None:
     assert tallied(logits, target, 7).metrics() == pytest.approx(found, rel=1e-14)
 
 
-def test_iou_by_hand() -> None:
+def test_iou_equals_hand_calculation() -> None:
     #                        predicted  bg  1  2  3
     table = torch.tensor([[6, 1, 0, 0], [2, 4, 0, 0], [0, 3, 0, 0], [0, 0, 0, 0]])
     assert mean_iou(table) == pytest.approx((6 / 9 + 4 / 10 + 0 / 3) / 3, rel=1e-15)
@@ -516,7 +516,7 @@ def test_iou_by_hand() -> None:
     assert mean_iou(torch.tensor([[9, 0], [0, 0]]), background=0) == 0, "nothing was there, and nothing was found"
 
 
-def test_a_study_can_show_what_background_everywhere_is_worth() -> None:
+def test_constant_background_baseline_is_reported() -> None:
     """The arm ``prior``, trained, beside the same said by hand."""
     prepared = prepare(SMALL, SEEDS)
     feed = Feed(prepared, [], SEEDS)
@@ -538,7 +538,7 @@ def test_a_study_can_show_what_background_everywhere_is_worth() -> None:
 # -- the whole way ----------------------------------------------------------------------------------------------------
 
 
-def test_a_vit_learns_to_segment_and_large_batches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vit_learns_to_segment_with_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = prepare({**SMALL, "digits_per_image": [1, 1]}, SEEDS)
     feed = Feed(prepared, EVERYTHING[:2], SEEDS)
     options = {"patch_size": 4, "dim": 16, "depth": 1, "heads": 2, "prefix": [], "head": "segmentation"}

@@ -99,7 +99,7 @@ def flags(script: str) -> dict[str, str]:
     return dict(re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", script, re.MULTILINE))
 
 
-def test_what_sbatch_is_told(cluster: Path, tmp_path: Path) -> None:
+def test_sbatch_arguments(cluster: Path, tmp_path: Path) -> None:
     (cluster / "hold").touch()
     run = RunSpec.model_validate({"threads": 2, "device": "cuda", "resources": {"gpu": 0.25, "cpu": 3}})
     executor = Slurm(run, pack=5, minutes=90, mem_gb=7.5, partition="gpu", qos="low", setup=("module load cuda",))
@@ -129,7 +129,7 @@ def test_what_sbatch_is_told(cluster: Path, tmp_path: Path) -> None:
     assert "gpus-per-node" not in flags((cluster / "script.4713").read_text())
 
 
-def test_refills_keep_to_the_number_of_jobs_and_make_full_packs(cluster: Path, tmp_path: Path) -> None:
+def test_refills_respect_job_limit_and_fill_packs(cluster: Path, tmp_path: Path) -> None:
     """40 trials of different lengths, refilled one by one as they end, as the driver does it."""
     (cluster / "hold").touch()  # nothing runs: this test ends trials and Slurm jobs itself
     executor = Slurm(RunSpec(device="cpu"), pack=4, jobs=3)
@@ -159,7 +159,7 @@ def test_refills_keep_to_the_number_of_jobs_and_make_full_packs(cluster: Path, t
     assert sorted(sizes, reverse=True)[:9] == [4] * 9 and len(sizes) <= 11
 
 
-def test_fewer_workers_than_a_pack_holds_are_sent_at_once(cluster: Path, tmp_path: Path) -> None:
+def test_few_waiting_trials_are_sent_at_once(cluster: Path, tmp_path: Path) -> None:
     (cluster / "hold").touch()
     executor = Slurm(RunSpec(device="cpu", workers=2), pack=4, jobs=3)
     for do in ("a", "b"):
@@ -168,7 +168,7 @@ def test_fewer_workers_than_a_pack_holds_are_sent_at_once(cluster: Path, tmp_pat
     assert not (cluster / "script.4712").exists()
 
 
-def test_a_pack_is_preempted_found_again_and_ends(cluster: Path, tmp_path: Path) -> None:
+def test_preempted_pack_is_requeued_and_ends(cluster: Path, tmp_path: Path) -> None:
     work = [job(tmp_path, do) for do in ("resume", "finish", "raise")]
     first = TinySlurm(RunSpec(device="cpu"), pack=3)
     for item in work:
@@ -199,7 +199,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_job_whose_driver_died_as_it_submitted_it_is_found(
+def test_job_submitted_by_dead_driver_is_found(
     begun: bool, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not begun:
@@ -230,7 +230,7 @@ def test_a_job_whose_driver_died_as_it_submitted_it_is_found(
     assert (work.folder / "checkpoint").is_dir() == begun == (not (cluster / "cancelled").exists())
 
 
-def test_a_job_that_was_never_submitted_is_not_waited_for(cluster: Path, tmp_path: Path) -> None:
+def test_unsubmitted_job_is_not_awaited(cluster: Path, tmp_path: Path) -> None:
     work = job(tmp_path, "finish")
     folder = unsubmitted(work)
     assert TinySlurm(RunSpec(device="cpu")).reattach([work]) == [] and (folder / "ended").exists()
@@ -243,7 +243,7 @@ def unsubmitted(work: Job) -> Path:
     return folder
 
 
-def test_a_pack_of_another_study_is_left_to_its_driver(cluster: Path, tmp_path: Path) -> None:
+def test_pack_of_other_study_is_left_alone(cluster: Path, tmp_path: Path) -> None:
     theirs, ours = job(tmp_path, "finish"), job(tmp_path, "train")
     folder = unsubmitted(theirs)
     (cluster / "squeue").write_text("#!/bin/sh\ntouch $FAKE/asked\n")
@@ -252,9 +252,7 @@ def test_a_pack_of_another_study_is_left_to_its_driver(cluster: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("squeue", ["#!/bin/sh\necho 'slurm_load_jobs error' >&2; exit 1\n", None])
-def test_a_slurm_that_does_not_answer_is_not_taken_to_have_no_job(
-    squeue: str | None, cluster: Path, tmp_path: Path
-) -> None:
+def test_unresponsive_slurm_keeps_jobs(squeue: str | None, cluster: Path, tmp_path: Path) -> None:
     work = job(tmp_path, "finish")
     folder = unsubmitted(work)
     if squeue is None:
@@ -275,7 +273,7 @@ def read_ends(folder: Path) -> list[str]:
     return [Path(json.loads(line)[0]).parent.name for line in lines]
 
 
-def test_cancel_leaves_a_checkpoint_and_no_queue(cluster: Path, tmp_path: Path) -> None:
+def test_cancel_writes_checkpoint_and_empties_queue(cluster: Path, tmp_path: Path) -> None:
     executor = TinySlurm(RunSpec(device="cpu"), pack=1)
     executor.submit(job(tmp_path, "train"))
     executor.poll(0.0)
@@ -293,7 +291,7 @@ def test_cancel_leaves_a_checkpoint_and_no_queue(cluster: Path, tmp_path: Path) 
     ("state", "how"),
     [("NODE_FAIL", "lost"), ("OUT_OF_MEMORY", "oom"), ("TIMEOUT", "timeout"), ("CANCELLED by 17", "stopped")],
 )
-def test_a_pack_that_goes_without_a_word(
+def test_vanished_pack_is_lost(
     cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, how: str
 ) -> None:
     (cluster / "hold").touch()
@@ -306,7 +304,9 @@ def test_a_pack_that_goes_without_a_word(
     assert ended.how == how and f"4711 ended ({state.split()[0]})" in ended.detail
 
 
-def test_what_is_missing_is_named(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submission_errors_and_missing_tools_are_reported(
+    cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (cluster / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gqu' >&2\nexit 1\n")
     executor = Slurm(RunSpec(device="cpu"), partition="gqu")
     executor.submit(job(tmp_path, "a"))
@@ -321,13 +321,13 @@ def test_what_is_missing_is_named(cluster: Path, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("option", ["partition", "account", "qos", "constraint"])
-def test_nothing_gets_a_line_of_its_own_into_the_script(cluster: Path, option: str) -> None:
+def test_newlines_in_options_are_refused(cluster: Path, option: str) -> None:
     choice = Choice("slurm", {option: "gpu\ntouch pwned"})
     with pytest.raises(OptionError, match=option):
         registry.slot("executor").build(choice, RunSpec(device="cpu"))
 
 
-def test_a_pack_that_is_run_again_does_nothing_twice(tmp_path: Path, cluster: Path) -> None:
+def test_requeued_pack_repeats_nothing(tmp_path: Path, cluster: Path) -> None:
     """As submitit does it: pickled, called, asked for a checkpoint, pickled again."""
     from submitit.helpers import DelayedSubmission
 

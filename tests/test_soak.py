@@ -11,7 +11,7 @@ from soak import STUDY, Bout, undisturbed
 FAULTS = ["checkpoint damaged", "disk full", "worker killed", "driver killed", "worker stopped"]
 
 
-def test_a_study_comes_to_the_same_whatever_befalls_it(tmp_path: Path) -> None:
+def test_study_result_is_equal_after_random_faults(tmp_path: Path) -> None:
     short = {**STUDY["base"]["train"], "steps": 60, "evaluations": 12}
     run = {**STUDY["run"], "engine": "loop", "workers": 2, "timeout": 5.0}
     design = {"one_at_a_time": {"model.position": ["none"]}}

@@ -91,7 +91,7 @@ def only(found: list[str]) -> str:
         ("study: small", "study: small\nplugins: {require: [mine.py]}", "2:21", ["--plugin PATH/mine.py"]),
     ],
 )  # fmt: skip
-def test_one_mistake_one_sentence(tmp_path: Path, line: str, instead: str, place: str, words: list[str]) -> None:
+def test_one_mistake_gives_one_sentence(tmp_path: Path, line: str, instead: str, place: str, words: list[str]) -> None:
     assert line in GOOD
     found = only(problems(tmp_path, GOOD.replace(line, instead)))
     assert found.startswith(f"study.yaml:{place}: "), found
@@ -99,24 +99,24 @@ def test_one_mistake_one_sentence(tmp_path: Path, line: str, instead: str, place
         assert word in found, found
 
 
-def test_all_mistakes_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     text = GOOD.replace("heads: 2", "heads: 2, drp: 1").replace("steps: 2", "steps: 2, batchsize: 3") + "seeds: none\n"
     lines = [problem.split(":")[1] for problem in problems(tmp_path, text)]
     assert lines == ["4", "5", "6"]
 
 
-def test_an_alias_is_a_copy() -> None:
+def test_alias_is_a_copy() -> None:
     data = parse_document("a: &a {x: 1}\nb: *a\n", "x").data
     data["a"]["x"] = 2
     assert data["b"] == {"x": 1}
 
 
-def test_numbers_are_what_they_plainly_are() -> None:
+def test_numbers_are_parsed_as_written() -> None:
     data = parse_document("{a: 1e-3, b: -2E5, c: 1.0e-3, d: '1e-3', e: 1e, f: 5e3}", "x").data
     assert data == {"a": 1e-3, "b": -2e5, "c": 1e-3, "d": "1e-3", "e": "1e", "f": 5e3}
 
 
-def test_a_choice_is_a_name_or_a_mapping() -> None:
+def test_choice_is_name_or_mapping() -> None:
     assert Choice.of("rope2d") == Choice.of({"type": "rope2d"}) == Choice("rope2d")
     assert Choice.of({"type": "rope2d", "theta": 50}).plain() == {"type": "rope2d", "theta": 50}
     for wrong in (False, 3, None, {"theta": 50}, {"type": None}):
@@ -124,7 +124,7 @@ def test_a_choice_is_a_name_or_a_mapping() -> None:
             Choice.of(wrong)
 
 
-def test_seeds_set_the_streams_they_vary(tmp_path: Path) -> None:
+def test_seeds_set_configured_streams(tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(GOOD + "seeds: {count: 3, vary: [init, order]}\n")
     study, _, found = read_study(file)

@@ -22,7 +22,7 @@ def labels(counts: list[int]) -> torch.Tensor:
 
 
 @given(COUNTS.filter(lambda counts: max(counts) > 1), st.floats(0.01, 0.99), st.integers(0, 5))
-def test_hold_out_is_a_stratified_partition(counts: list[int], share: float, seed: int) -> None:
+def test_hold_out_is_stratified_partition(counts: list[int], share: float, seed: int) -> None:
     y_N = labels(counts)
     kept, held = hold_out(y_N, torch.arange(len(y_N)), share, noise.key(seed, "split"))
     assert sorted([*kept.tolist(), *held.tolist()]) == list(range(len(y_N)))
@@ -36,7 +36,7 @@ def test_hold_out_is_a_stratified_partition(counts: list[int], share: float, see
 
 
 @given(COUNTS, st.floats(0.001, 1), st.floats(0.001, 1))
-def test_a_smaller_fraction_is_inside_a_larger_one(counts: list[int], one: float, other: float) -> None:
+def test_smaller_fraction_is_subset_of_larger(counts: list[int], one: float, other: float) -> None:
     y_N, key = labels(counts), noise.key(1, "subset")
     identity = torch.arange(len(y_N)) * 7 + 3
     small, large = (set(fraction(y_N, identity, share, key).tolist()) for share in sorted((one, other)))
@@ -47,13 +47,13 @@ def test_a_smaller_fraction_is_inside_a_larger_one(counts: list[int], one: float
         assert found == 1 or abs(found - min(one, other) * n) <= 0.5 + 1e-9
 
 
-def test_a_larger_validation_share_holds_the_smaller_one() -> None:
+def test_larger_validation_share_includes_smaller() -> None:
     y_N = labels([50, 30, 20])
     small, large = (set(hold_out(y_N, torch.arange(100), share, 5)[1].tolist()) for share in (0.1, 0.4))
     assert small < large
 
 
-def test_who_is_drawn_depends_on_identities_and_not_on_company() -> None:
+def test_draw_depends_on_identity_not_on_other_images() -> None:
     y_N = labels([40, 40])
     _, held = hold_out(y_N, torch.arange(80), 0.25, 9)
     alone = (y_N == 1).nonzero()[:, 0]
@@ -61,7 +61,7 @@ def test_who_is_drawn_depends_on_identities_and_not_on_company() -> None:
     assert alone[held_alone].tolist() == [i for i in held.tolist() if y_N[i] == 1]
 
 
-def test_nothing_to_hold_out_is_a_sentence() -> None:
+def test_empty_hold_out_is_refused() -> None:
     with pytest.raises(DataError, match="none of the 3 can be held out"):
         hold_out(torch.arange(3), torch.arange(3), 0.5, 0)
 
@@ -82,7 +82,7 @@ def ids(prepared) -> tuple[set[int], set[int]]:
     return set(prepared.train.id_N.tolist()), set(prepared.val.id_N.tolist())
 
 
-def test_validation_is_the_same_for_all_seeds_and_fractions_and_fractions_cut_what_remains() -> None:
+def test_validation_is_equal_for_all_seeds_and_fractions() -> None:
     whole, val = ids(prepare("digits", {"split": 0, "subset": 0}))
     assert not whole & val and len(whole | val) == 1437
     assert len(val) == pytest.approx(0.2 * 1437, abs=5)
@@ -102,7 +102,7 @@ def test_validation_is_the_same_for_all_seeds_and_fractions_and_fractions_cut_wh
     assert 0.1 < len(other_val & val) / len(val) < 0.3
 
 
-def test_the_share_a_study_names_replaces_the_data_sets_own() -> None:
+def test_configured_share_replaces_default_split() -> None:
     synthetic = {"type": "synthetic", "image_size": 4, "num_classes": 4, "train_images": 400, "test_images": 4}
     assert len(prepare(synthetic, {"split": 0, "subset": 0}).val) == 40
     prepared = prepare({**synthetic, "validation": 0.5, "fraction": 0.5}, {"split": 0, "subset": 0})

@@ -23,14 +23,14 @@ def close(value: float) -> object:
     return pytest.approx(value, rel=1e-9)
 
 
-def test_mean_interval_is_that_of_scipy():
+def test_mean_interval_equals_scipy():
     found = st.mean_interval(A, alpha=0.1)
     low, high = stats.t.interval(0.9, 4, loc=np.mean(A), scale=stats.sem(A))
     assert (found.n, found.mean, found.sd) == (5, close(np.mean(A)), close(np.std(A, ddof=1)))
     assert (found.low, found.high) == (close(low), close(high))
 
 
-def test_one_value_has_no_interval_and_two_have_a_wide_one():
+def test_single_value_has_no_interval_and_two_have_wide_one():
     one = st.mean_interval([0.9])
     assert one.mean == 0.9
     assert math.isnan(one.sd) and math.isnan(one.low) and math.isnan(one.high)
@@ -39,7 +39,7 @@ def test_one_value_has_no_interval_and_two_have_a_wide_one():
     assert math.isnan(st.mean_interval([]).mean)
 
 
-def test_paired_is_that_of_scipy():
+def test_paired_equals_scipy():
     found = st.paired_t_test(A, B)
     reference = stats.ttest_rel(A, B)
     interval = reference.confidence_interval(0.95)
@@ -50,7 +50,7 @@ def test_paired_is_that_of_scipy():
     assert (found.test, found.pairs) == ("paired t", 5)
 
 
-def test_welch_is_that_of_scipy():
+def test_welch_equals_scipy():
     found = st.welch_t_test(A, B[:3], alpha=0.02)
     reference = stats.ttest_ind(A, B[:3], equal_var=False)
     interval = reference.confidence_interval(0.98)
@@ -67,7 +67,7 @@ def test_compare_pairs_equal_seeds_and_falls_back_to_welch():
     assert st.compare(first, apart).p == close(stats.ttest_ind(A, B, equal_var=False).pvalue)
 
 
-def test_too_few_values_are_a_difference_and_nothing_more():
+def test_too_few_values_give_difference_only():
     for found in (st.compare({0: 0.5}, {0: 0.25}), st.compare({1: 0.5}, {0: 0.25}), st.compare({0: 0.5}, {1: 0.25})):
         assert (found.difference, found.test) == (0.25, "none")
         assert math.isnan(found.p) and math.isnan(found.low) and math.isnan(found.high)
@@ -81,7 +81,7 @@ def test_two_pairs_have_one_degree_of_freedom():
     assert found.sign_flip_p == 0.5
 
 
-def test_differences_without_spread_are_not_certain():
+def test_zero_spread_is_not_certainty():
     # Three seeds moved by exactly the same amount: t would say p = 0 from three values.
     found = st.paired_t_test([0.3, 0.4, 0.5], [0.2, 0.3, 0.4])
     assert (found.test, found.p) == ("sign flip", 0.25)
@@ -97,7 +97,7 @@ def test_differences_without_spread_are_not_certain():
     assert math.isnan(st.paired_t_test([0.1] * 3, [0.2, 0.3, 0.5]).correlation)
 
 
-def test_values_that_are_not_finite_are_refused():
+def test_non_finite_values_are_refused():
     for broken in ([0.9, math.nan], [math.inf, 0.9]):
         with pytest.raises(ValueError, match="1 of 2 values are not finite"):
             st.mean_interval(broken)
@@ -108,13 +108,13 @@ def test_values_that_are_not_finite_are_refused():
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 9])
-def test_sign_flip_is_the_brute_force_count(n):
+def test_sign_flip_equals_brute_force(n):
     d = np.random.default_rng(n).normal(0.5, 1, n).round(1)  # rounded, so that there are ties
     sums = [abs(np.dot(signs, d)) for signs in itertools.product([1, -1], repeat=n)]
     assert st.sign_flip(d) == close(np.mean([total >= abs(d.sum()) - 1e-9 for total in sums]))
 
 
-def test_sign_flip_is_scipys_permutation_test_and_reaches_its_bound():
+def test_sign_flip_equals_scipy_permutation_test_and_its_bound():
     d = np.random.default_rng(3).normal(0.4, 1, 10)
     reference = stats.permutation_test((d,), np.mean, permutation_type="samples", n_resamples=np.inf)
     assert st.sign_flip(d) == close(reference.pvalue)
@@ -123,7 +123,7 @@ def test_sign_flip_is_scipys_permutation_test_and_reaches_its_bound():
     assert math.isnan(st.sign_flip(np.ones(41)))
 
 
-def test_holm_by_hand():
+def test_holm_equals_hand_calculation():
     # Sorted .01 .02 .04: times 3, 2, 1, and never falling.
     assert st.adjust_p_values([0.04, 0.01, 0.02]) == [close(0.04), close(0.03), close(0.04)]
     assert st.adjust_p_values([0.04, 0.01, 0.5], "bonferroni") == [close(0.12), close(0.03), 1.0]
@@ -131,19 +131,19 @@ def test_holm_by_hand():
     assert st.adjust_p_values([]) == []
 
 
-def test_what_cannot_be_judged_counts_in_the_family():
+def test_undecidable_comparison_counts_in_family():
     p, missing = st.adjust_p_values([0.03, math.nan])
     assert p == close(0.06)
     assert math.isnan(missing)
 
 
 @pytest.mark.parametrize(("n", "alpha"), [(3, 0.05), (5, 0.05), (5, 0.05 / 3), (20, 0.01), (200, 0.05)])
-def test_detectable_effect_is_that_of_statsmodels(n, alpha):
+def test_detectable_effect_equals_statsmodels(n, alpha):
     size = TTestPower().solve_power(nobs=n, alpha=alpha, power=0.8, alternative="two-sided")
     assert st.detectable_difference(0.7 / math.sqrt(n), n - 1, alpha) == pytest.approx(0.7 * size, rel=1e-5)
 
 
-def test_power_at_one_degree_of_freedom_by_simulation():
+def test_power_at_one_degree_of_freedom_equals_simulation():
     # Where scipy's noncentral t has holes.
     draws = np.random.default_rng(0).normal(20.0, math.sqrt(2.0), (200_000, 2))
     t = draws.mean(1) / (draws.std(1, ddof=1) / math.sqrt(2))
@@ -152,7 +152,7 @@ def test_power_at_one_degree_of_freedom_by_simulation():
     assert st.power(0.0, 1.0, 1, 0.05) == pytest.approx(0.05, abs=1e-6)
 
 
-def test_equivalence_is_that_of_statsmodels():
+def test_equivalence_equals_statsmodels():
     near = [value - 0.001 * index for index, value in enumerate(B)]
     found = st.equivalence(st.paired_t_test(near, B), margin=0.005)
     p, _, _ = ttost_paired(np.array(near), np.array(B), -0.005, 0.005)
@@ -166,7 +166,7 @@ def test_equivalence_is_that_of_statsmodels():
         st.equivalence(st.paired_t_test(A, B), margin=0)
 
 
-def test_superiority_of_pairs_has_clopper_and_pearsons_interval():
+def test_paired_superiority_has_clopper_pearson_interval():
     found = st.superiority_of_pairs([1, 2, 3, 4, 5], [0, 0, 0, 0, 9])
     reference = stats.binomtest(4, 5).proportion_ci(0.95, method="exact")
     assert found.probability == 0.8
@@ -174,7 +174,7 @@ def test_superiority_of_pairs_has_clopper_and_pearsons_interval():
     assert st.superiority_of_pairs([1, 1], [1, 1]).probability == 0.5
 
 
-def test_superiority_is_the_mann_whitney_share_and_its_interval_holds():
+def test_superiority_is_mann_whitney_share_with_valid_interval():
     x, y = [3.0, 5.0, 4.0, 4.0], [1.0, 4.0, 2.0]
     assert st.superiority(x, y).probability == close(stats.mannwhitneyu(x, y).statistic / 12)
     apart = st.superiority([4.0, 5.0, 6.0], [1.0, 2.0, 3.0])
@@ -189,7 +189,7 @@ def test_superiority_is_the_mann_whitney_share_and_its_interval_holds():
     assert 0.92 <= held / 400 <= 0.99
 
 
-def test_false_alarms_come_as_often_as_promised():
+def test_false_alarm_rate_is_nominal():
     """Nothing differs: the paired test alone errs in 5 % of studies, a family of three under Holm in at most 5 %."""
     random = np.random.default_rng(11)
     single = family = covered = 0
@@ -215,7 +215,7 @@ SLEEP_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
 SLEEP_2 = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
 
 
-def test_sleep_is_judged_as_by_r():
+def test_sleep_data_equal_r():
     """R 4: t.test(extra ~ group, sleep, paired = TRUE) and without."""
     pairs = st.paired_t_test(SLEEP_1, SLEEP_2)
     assert pairs.difference / pairs.se == pytest.approx(-4.0621, abs=5e-5)
@@ -231,7 +231,7 @@ def test_sleep_is_judged_as_by_r():
     assert apart.effect == pairs.effect == pytest.approx(-0.8322 * 0.9576, abs=2e-4)
 
 
-def test_darwins_maize_is_judged_as_by_fisher():
+def test_darwin_maize_equals_fisher():
     """Fisher (1935), The Design of Experiments, sections 17 and 21: t = 2.148; 1,726 of 32,768 sign changes."""
     eighths = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
     found = st.paired_t_test(eighths, [0.0] * 15)
@@ -239,12 +239,12 @@ def test_darwins_maize_is_judged_as_by_fisher():
     assert found.sign_flip_p == close(1726 / 32768)
 
 
-def test_holm_is_that_of_r():
+def test_holm_equals_r():
     """R: p.adjust(c(0.01, 0.02, 0.03, 0.04, 0.05), "holm")."""
     assert st.adjust_p_values([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])
 
 
-def test_bca_is_near_t_for_normal_values_and_silent_below_ten():
+def test_bca_is_near_t_for_normal_values_and_absent_below_ten():
     differences = np.subtract(SLEEP_1, SLEEP_2)
     low, high = st.bca(differences)
     other = stats.bootstrap((differences,), np.mean, method="BCa", rng=np.random.default_rng(7)).confidence_interval
@@ -254,7 +254,7 @@ def test_bca_is_near_t_for_normal_values_and_silent_below_ten():
     assert all(math.isnan(end) for end in (*st.bca(differences[:9]), *st.bca(np.ones(12))))
 
 
-def test_seeds_needed_are_those_of_statsmodels():
+def test_required_seeds_equal_statsmodels():
     for difference, sd, alpha in ((0.5, 1.0, 0.05), (0.01, 0.02, 0.05 / 3), (2.0, 0.5, 0.05), (0.1, 1.0, 0.01)):
         exact = TTestPower().solve_power(effect_size=difference / sd, alpha=alpha, power=0.8)
         assert st.required_pairs(-difference, sd, alpha) == max(2, math.ceil(exact))
@@ -263,7 +263,7 @@ def test_seeds_needed_are_those_of_statsmodels():
     assert all(math.isnan(st.required_pairs(*odd)) for odd in ((0.0, 1.0), (1.0, 0.0), (0.0001, 1.0)))
 
 
-def test_interaction_is_that_of_a_repeated_measures_anova():
+def test_interaction_equals_repeated_measures_anova():
     import pandas as pd
     from statsmodels.stats.anova import AnovaRM
 
@@ -284,7 +284,7 @@ def test_interaction_is_that_of_a_repeated_measures_anova():
     assert st.interaction({}, *sides[1:]).test == "none"
 
 
-def test_a_power_law_is_found_and_its_interval_holds():
+def test_power_law_is_recovered_with_valid_interval():
     sizes = [1e5, 4e5, 1.6e6, 6.4e6]
     exact = st.power_law({size: [3.0 * size**-0.25] * 3 for size in sizes})
     assert (exact.exponent, exact.scale, exact.r2) == (pytest.approx(-0.25), pytest.approx(3.0), pytest.approx(1.0))
@@ -305,7 +305,7 @@ def test_a_power_law_is_found_and_its_interval_holds():
     assert st.power_law({1.0: [1.0], 2.0: [1.0], 3.0: [0.0]}) is None
 
 
-def test_the_front_is_that_of_brute_force():
+def test_pareto_front_equals_brute_force():
     random = np.random.default_rng(8)
     for _ in range(50):
         costs, values = random.integers(0, 6, (2, 9)).astype(float)
@@ -317,7 +317,7 @@ def test_the_front_is_that_of_brute_force():
             assert front[index] == (not dominated)
 
 
-def test_simultaneous_intervals_hold_all_at_once_and_power_is_what_was_asked():
+def test_simultaneous_intervals_cover_and_power_is_nominal():
     """Simulation with scipy's t alone: four arms against one baseline, six seeds, one arm truly apart."""
     random = np.random.default_rng(21)
     studies, m, n = 1500, 4, 6
@@ -335,7 +335,7 @@ def test_simultaneous_intervals_hold_all_at_once_and_power_is_what_was_asked():
     assert found / studies == pytest.approx(0.8, abs=0.032)
 
 
-def test_it_imports_neither_torch_nor_the_heavy_half_of_itself():
+def test_statistics_import_neither_torch_nor_statsmodels():
     heavy = "{'torch', 'scipy', 'statsmodels', 'pandas', 'mlflow'}"
     code = f"import sys, vitlab.statistics; found = {heavy} & set(sys.modules); sys.exit(str(found) if found else 0)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

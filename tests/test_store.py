@@ -25,7 +25,7 @@ def result() -> Result:
     return Result("key", "code", "done", outcome, circumstances)
 
 
-def test_a_result_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_result_round_trips_bitwise(tmp_path: Path) -> None:
     folder = Store(tmp_path).trial("key", "code")
     assert folder.result() is None and not folder.done()
     folder.finish(result())
@@ -33,7 +33,7 @@ def test_a_result_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert back is not None and repr(back) == repr(result()) and folder.done()
 
 
-def test_when_an_old_result_ended_is_the_time_of_its_file_unless_that_was_copied(tmp_path: Path) -> None:
+def test_end_of_old_result_is_file_time_unless_copied(tmp_path: Path) -> None:
     folder = Store(tmp_path).trial("key", "code")
     started, wall_s = 1.7e9, 3600.0
     circumstances = replace(result().circumstances, started=started, wall_s=wall_s)
@@ -52,7 +52,7 @@ def test_when_an_old_result_ended_is_the_time_of_its_file_unless_that_was_copied
         assert found is not None and found.circumstances.ended == ended
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failed_write_keeps_old_file(tmp_path: Path) -> None:
     file = tmp_path / "x.json"
     write_json(file, {"a": 1})
     with pytest.raises(TypeError):
@@ -60,7 +60,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert read_json(file) == {"a": 1} and [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_a_write_for_which_there_is_no_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_without_disk_space_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_bytes(tmp_path / "x", b"old")
 
     def full(descriptor: int) -> None:
@@ -72,7 +72,7 @@ def test_a_write_for_which_there_is_no_room_leaves_nothing(tmp_path: Path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["x"] and (tmp_path / "x").read_bytes() == b"old"
 
 
-def test_a_result_is_written_once_all_else_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_is_written_after_everything_else_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, settled = TrialFolder(tmp_path), list[tuple[str, bool]]()
     for file in (folder.spec, folder.weights, folder.predictions):
         write_bytes(file, b"x", fsync=False)
@@ -86,7 +86,7 @@ def test_a_result_is_written_once_all_else_is_on_the_disk(tmp_path: Path, monkey
     assert settled[3:] == [("result", False)] and folder.done()
 
 
-def test_writers_with_one_process_number_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writers_with_equal_pid_use_different_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads, or two containers: in each the first process has the number 1."""
     monkeypatch.setattr(os, "getpid", lambda: 1)
     texts = [bytes([letter]) * 100_000 for letter in b"abcdefgh"]
@@ -97,7 +97,7 @@ def test_writers_with_one_process_number_do_not_meet(tmp_path: Path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_what_a_killed_writer_left_half_done_goes(tmp_path: Path) -> None:
+def test_leftovers_of_killed_writer_are_deleted(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     for path in (folder.weights, folder.predictions, tmp_path / "result.json"):
         temporary(path).touch()
@@ -105,7 +105,7 @@ def test_what_a_killed_writer_left_half_done_goes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_checkpoint_of_a_trial_that_has_ended_goes_unless_somebody_trains_it_again(tmp_path: Path) -> None:
+def test_checkpoint_of_finished_trial_is_deleted_unless_in_use(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     write_bytes(folder.checkpoint / "last.safetensors", b"")
     folder.remove_checkpoint()
@@ -118,7 +118,7 @@ def test_the_checkpoint_of_a_trial_that_has_ended_goes_unless_somebody_trains_it
     assert not folder.checkpoint.exists()
 
 
-def test_a_line_that_the_disk_has_damaged_is_passed_over(tmp_path: Path) -> None:
+def test_damaged_journal_line_is_skipped(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     folder.emit("start", attempt=1)
     for damage in (b"\0\0\0\0\n", b'{"t": 1, "ki\n', b"[]\n", b"\xff\n"):
@@ -128,7 +128,7 @@ def test_a_line_that_the_disk_has_damaged_is_passed_over(tmp_path: Path) -> None
     assert [event.kind for event in folder.events()[0]] == ["start", "end"]
 
 
-def test_a_torn_line_waits_and_is_mended(tmp_path: Path) -> None:
+def test_torn_journal_line_is_completed(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     folder.emit("start", attempt=1)
     folder.emit("metrics", step=1, epoch=0.5, metrics={"a": 1.0})
@@ -144,9 +144,7 @@ def test_a_torn_line_waits_and_is_mended(tmp_path: Path) -> None:
     assert all(json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines())
 
 
-def test_a_line_that_the_disk_had_no_room_for_leaves_the_journal_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_journal_write_leaves_journal_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = TrialFolder(tmp_path)
     folder.emit("start", attempt=1)
     write = os.write
@@ -158,7 +156,7 @@ def test_a_line_that_the_disk_had_no_room_for_leaves_the_journal_as_it_was(
     assert [event.kind for event in folder.events()[0]] == ["start", "end"]
 
 
-def test_an_attempt_that_goes_on_is_no_longer_kept_by_an_earlier_failure(tmp_path: Path) -> None:
+def test_resumed_attempt_clears_earlier_failure(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     folder.fail("the disk was full")
     with folder.lease():
@@ -195,7 +193,7 @@ DAMAGES = ["folder", "empty", "cut", "no text", "zeros", "list", "number", "fore
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_result_counts_as_absent_and_is_set_aside_by_the_next_attempt(
+def test_damaged_result_counts_as_absent_and_is_renamed(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = Store(tmp_path).trial("key", "code")
@@ -217,7 +215,7 @@ def test_damaged_result_counts_as_absent_and_is_set_aside_by_the_next_attempt(
     assert folder.done() and aside.exists()
 
 
-def test_results_of_other_types_are_damaged(tmp_path: Path) -> None:
+def test_result_with_wrong_types_is_damaged(tmp_path: Path) -> None:
     folder = Store(tmp_path).trial("key", "code")
     file = folder.path / "result.json"
     whole = result().to_json()
@@ -242,7 +240,7 @@ def test_results_of_other_types_are_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_failure_keeps_nobody_from_the_trial(tmp_path: Path, damage: str) -> None:
+def test_damaged_failure_does_not_block_trial(tmp_path: Path, damage: str) -> None:
     folder = TrialFolder(tmp_path)
     folder.mark_failed("because", "error")
     assert folder.has_failed_for_good() and folder.failure() == "because"
@@ -255,7 +253,7 @@ def test_damaged_failure_keeps_nobody_from_the_trial(tmp_path: Path, damage: str
 
 
 @pytest.mark.parametrize("damage", DAMAGES[:-1])
-def test_whoever_writes_a_damaged_file_again_sets_it_aside_first(tmp_path: Path, damage: str) -> None:
+def test_damaged_file_is_renamed_before_rewrite(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "changes.json"
     write_json(file, {"seeds": 3})
     damaged(file, damage)
@@ -265,7 +263,7 @@ def test_whoever_writes_a_damaged_file_again_sets_it_aside_first(tmp_path: Path,
     assert len(list(tmp_path.glob("changes.json.damaged-*"))) == 1
 
 
-def test_a_folder_in_place_of_the_journal_or_the_checkpoint_is_set_aside(tmp_path: Path) -> None:
+def test_folder_in_place_of_journal_or_checkpoint_is_renamed(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     (tmp_path / "events.jsonl").mkdir()
     folder.checkpoint.write_bytes(b"no folder")
@@ -277,7 +275,7 @@ def test_a_folder_in_place_of_the_journal_or_the_checkpoint_is_set_aside(tmp_pat
     assert names == ["checkpoint", "events.jsonl", "events.jsonl"] and not folder.checkpoint.exists()
 
 
-def test_lines_of_the_journal_of_other_types_are_passed_over(tmp_path: Path) -> None:
+def test_journal_lines_with_wrong_types_are_skipped(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path)
     folder.emit("metrics", step=1, epoch=0.5, metrics={"a": 1.0})
     for line in (
@@ -294,7 +292,7 @@ def test_lines_of_the_journal_of_other_types_are_passed_over(tmp_path: Path) -> 
     assert [event.body["step"] for event in folder.events()[0]] == [1]
 
 
-def test_damaged_plan_leads_to_no_folder_outside_the_store(tmp_path: Path) -> None:
+def test_damaged_plan_names_no_folder_outside_store(tmp_path: Path) -> None:
     plan, store = handmade.study(tmp_path)
     file = store.study(plan.study) / "plan.json"
     whole = json.loads(file.read_text())
@@ -314,7 +312,7 @@ def test_damaged_plan_leads_to_no_folder_outside_the_store(tmp_path: Path) -> No
             read_plan(file)
 
 
-def test_weights_that_are_cut_are_not_usable(tmp_path: Path) -> None:
+def test_truncated_weights_are_unusable(tmp_path: Path) -> None:
     from safetensors.numpy import save
 
     folder = TrialFolder(tmp_path)
@@ -333,7 +331,7 @@ def test_weights_that_are_cut_are_not_usable(tmp_path: Path) -> None:
 # -- what killed processes leave --------------------------------------------------------------------------------------
 
 
-def test_temporary_files_are_abandoned_once_their_process_has_ended(tmp_path: Path) -> None:
+def test_temporary_file_is_abandoned_if_process_ended(tmp_path: Path) -> None:
     code = "import sys\nfrom pathlib import Path\nfrom vitlab.store.folders import temporary\ntemporary(Path(sys.argv[1])).touch()"
     for name in ("plan.json", "mlflow.db"):
         subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=True)
@@ -361,7 +359,7 @@ def test_temporary_files_are_abandoned_once_their_process_has_ended(tmp_path: Pa
     assert abandoned(tmp_path) == sorted([*dead, journal, elsewhere, *old]), "that of a living process never is"
 
 
-def test_clear_deletes_what_killed_drivers_left_and_nothing_else(tmp_path: Path) -> None:
+def test_clear_deletes_only_leftovers_of_killed_drivers(tmp_path: Path) -> None:
     store = Store(tmp_path)
     report = store.study("tiny") / "report"
     report.mkdir(parents=True)

@@ -79,7 +79,7 @@ def same(one: Batch, other: Batch) -> bool:
 
 @pytest.mark.parametrize("options", [{}, {"size": 16, "channels": 1, "classes": [2, 0], "fit": "squash"}])
 @pytest.mark.parametrize("decoded", ["disk", "never"])
-def test_batches_are_those_from_memory(root: Path, decoded: str, options: dict[str, Any]) -> None:
+def test_batches_equal_in_memory_batches(root: Path, decoded: str, options: dict[str, Any]) -> None:
     resident, streamed = feed(root, "memory", **options), feed(root, decoded, **options)
     assert streamed.stored and not resident.stored and streamed.pixels == resident.pixels
     per_epoch = resident.steps_per_epoch(16)
@@ -95,7 +95,7 @@ def test_batches_are_those_from_memory(root: Path, decoded: str, options: dict[s
         assert len(found[0]) == len(found[1]) and all(map(same, *found))
 
 
-def test_a_training_stopped_and_resumed_is_the_one_from_memory(root: Path) -> None:
+def test_resumed_training_equals_in_memory_training(root: Path) -> None:
     spec = TrainSpec.model_validate({"steps": 9, "batch_size": 16, "evaluations": 2, "optimizer": {"type": "adamw"}})
 
     def trained(decoded: str, stop_at: int | None) -> dict[str, torch.Tensor]:
@@ -118,7 +118,7 @@ def test_a_training_stopped_and_resumed_is_the_one_from_memory(root: Path) -> No
 
 @pytest.mark.parametrize("decoded", PLACES)
 @pytest.mark.parametrize("how", ["bilinear", "bicubic"])
-def test_a_cut_of_a_picture_is_torchvisions(root: Path, decoded: str, how: str) -> None:
+def test_picture_crop_equals_torchvision(root: Path, decoded: str, how: str) -> None:
     """Pillow itself crops and resizes the file; the rectangle is that of an image of the picture's own size."""
     change = {"type": "random_resized_crop", "of": "picture", "interpolation": how, "scale": [0.1, 1.0]}
     one = feed(root, decoded, [change, "flip"], normalize="unit")
@@ -155,7 +155,7 @@ def test_a_cut_of_a_picture_is_torchvisions(root: Path, decoded: str, how: str) 
         ),
     ],
 )
-def test_cuts_of_pictures_there_are_none_of_are_refused(data: dict[str, Any], said: str) -> None:
+def test_empty_crops_are_refused(data: dict[str, Any], said: str) -> None:
     data["augment"] = [*data.get("augment", []), {"type": "random_resized_crop", "of": "picture"}]
     with pytest.raises(DataError, match=said):
         data_info(data)
@@ -168,7 +168,7 @@ def test_cuts_of_pictures_there_are_none_of_are_refused(data: dict[str, Any], sa
         (lambda path: path.unlink(), "was deleted after its folder was listed"),
     ],
 )
-def test_what_happens_to_a_picture_in_mid_training_is_said(tmp_path: Path, root: Path, harm: Any, said: str) -> None:
+def test_picture_error_during_training_is_reported(tmp_path: Path, root: Path, harm: Any, said: str) -> None:
     for path in root.rglob("*.jpg"):
         copy = tmp_path / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def test_what_happens_to_a_picture_in_mid_training_is_said(tmp_path: Path, root:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_batches_come_to_a_gpu_and_nobody_waits_for_them(root: Path) -> None:
+def test_batches_arrive_on_gpu_without_waiting(root: Path) -> None:
     resolved = choice(root, "never", augment=["flip"], normalize="unit")
     prepared = prepare(resolved, SEEDS)
     here, there = (Feed(prepared, resolved.options["augment"], SEEDS, device) for device in ("cpu", "cuda"))
@@ -207,7 +207,7 @@ def reading() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("vitlab-pictures")]
 
 
-def test_few_batches_wait_and_no_thread_is_left(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetch_is_bounded_and_threads_end(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
     fill = image_cache.LazyDecode.fill
 
@@ -241,7 +241,7 @@ def test_few_batches_wait_and_no_thread_is_left(root: Path, monkeypatch: pytest.
     assert not reading() and len(decoded) <= before + len(threads), "what had begun to be read, and no more"
 
 
-def test_what_is_kept_on_disk_is_written_once(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoded_cache_is_written_once(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitlab.data.prepare._cache", type("Forgetful", (dict,), {"popitem": lambda *_, **__: None})())
     first = feed(root, "disk")
     written = {file.name: file.stat().st_mtime_ns for file in (cache / "decoded").iterdir()}
@@ -257,7 +257,7 @@ def test_what_is_kept_on_disk_is_written_once(root: Path, cache: Path, monkeypat
 
 @pytest.mark.parametrize("decoded", PLACES)
 @pytest.mark.parametrize("augment", [[], [{"type": "random_resized_crop", "of": "picture"}]])
-def test_what_was_changed_while_it_was_read_is_kept_under_no_name(
+def test_cache_of_pictures_changed_while_reading_is_discarded(
     root: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoded: str, augment: list[Any]
 ) -> None:
     """The picture is put back, so what the first identity stands for is asked for a second time."""
@@ -281,7 +281,7 @@ def test_what_was_changed_while_it_was_read_is_kept_under_no_name(
 
 
 @pytest.mark.parametrize("harm", ["empty", "short", "dtype", "shape"])
-def test_a_file_of_decoded_pictures_that_does_not_hold_them_is_written_anew(
+def test_incomplete_cache_file_is_rewritten(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     monkeypatch.setattr("vitlab.data.prepare._cache", OrderedDict())
@@ -299,7 +299,7 @@ def test_a_file_of_decoded_pictures_that_does_not_hold_them_is_written_anew(
     assert np.array_equal(np.load(file), x_MCHW)
 
 
-def test_a_file_is_on_disk_before_it_has_its_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_file_is_synced_before_rename(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int, int]] = []
     fsync, replace = os.fsync, os.replace
 
@@ -320,7 +320,7 @@ def test_a_file_is_on_disk_before_it_has_its_name(root: Path, monkeypatch: pytes
     assert held[0][1:] == held[1][1:] and held[2][1:] == held[3][1:]
 
 
-def test_pictures_that_memory_does_not_hold_are_a_sentence(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_pictures_for_memory_gives_one_sentence(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitlab.data.prepare._cache", OrderedDict())
     monkeypatch.setattr("vitlab.data.datasets.pictures.os.sysconf", lambda name: 300)
     cut = [{"type": "random_resized_crop", "of": "picture"}]
@@ -328,7 +328,7 @@ def test_pictures_that_memory_does_not_hold_are_a_sentence(root: Path, monkeypat
         feed(root, "memory", cut)
 
 
-def test_a_disk_without_room_is_a_sentence(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_gives_one_sentence(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_cache, "FREE_SPACE_FACTOR", 1 << 50)
     with pytest.raises(
         DataError,
@@ -337,7 +337,7 @@ def test_a_disk_without_room_is_a_sentence(root: Path, monkeypatch: pytest.Monke
         prepare(choice(root, "disk", fit="squash"), SEEDS)
 
 
-def test_the_rule_is_what_it_says(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_rule_equals_documentation(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
     assert image_cache.memory(tmp_path) == 1_000_000
     (tmp_path / "memory.max").write_text("max\n")
@@ -358,7 +358,7 @@ def test_the_rule_is_what_it_says(root: Path, tmp_path: Path, monkeypatch: pytes
     assert not feed(root, "memory").stored and feed(root, "auto").stored
 
 
-def test_a_study_says_where_its_pictures_are_read_from(root: Path, tmp_path: Path) -> None:
+def test_study_reports_where_pictures_are_read_from(root: Path, tmp_path: Path) -> None:
     """The plan does, and the journal of a trial; its result is that of a trial with all of them in memory."""
     base = {
         "data": {"type": "image_folder", "root": str(root), "image_size": 16, "augment": AUGMENT},
@@ -380,9 +380,7 @@ def test_a_study_says_where_its_pictures_are_read_from(root: Path, tmp_path: Pat
     assert found["memory"] == found["never"] and found["never"][1].weights
 
 
-def test_an_identity_is_remembered_until_a_picture_is_written_to(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_identity_is_cached_until_picture_changes(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("a", "b"):
         for split in ("train", "test"):
             (tmp_path / split / kind).mkdir(parents=True)
@@ -402,9 +400,7 @@ def test_an_identity_is_remembered_until_a_picture_is_written_to(
     assert ImageFolder(root=str(tmp_path)).info().identity != first
 
 
-def test_an_identity_is_not_remembered_of_pictures_just_written_however_long_they_are_read(
-    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_identity_of_recent_pictures_is_not_cached(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     late, checksum = time.time(), files.checksum
     for path in root.rglob("*.jpg"):
         path.chmod(0o644)  # changes the time of change

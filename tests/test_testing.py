@@ -232,13 +232,13 @@ class Unwritten(Good):
         (Breaks, "incompatibility does not say so: ValueError\\('squares only'\\)"),
     ],
 )
-def test_a_bad_mlp_is_caught(cls: type[MLP], sentence: str) -> None:
+def test_bad_mlp_is_caught(cls: type[MLP], sentence: str) -> None:
     mlp.register("bad")(cls)
     with pytest.raises(AssertionError, match=sentence):
         testing.check_component("mlp", "bad")
 
 
-def test_a_good_mlp_passes() -> None:
+def test_good_mlp_passes() -> None:
     mlp.register("good")(Good)
     testing.check_component("mlp", "good")
 
@@ -300,7 +300,7 @@ class Stuck(Position):
         (Stuck, "resampled for a grid twice as large"),
     ],
 )
-def test_a_bad_position_is_caught(cls: type[Position], sentence: str) -> None:
+def test_bad_position_is_caught(cls: type[Position], sentence: str) -> None:
     position.register("bad")(cls)
     with pytest.raises(AssertionError, match=sentence):
         testing.check_component("position", "bad")
@@ -356,13 +356,13 @@ class Uneven(Means):
         (Uneven, "do not sum to 1"),
     ],
 )
-def test_a_bad_attention_is_caught(cls: type[Attention], sentence: str) -> None:
+def test_bad_attention_is_caught(cls: type[Attention], sentence: str) -> None:
     attention.register("bad")(cls)
     with pytest.raises(AssertionError, match=sentence):
         testing.check_component("attention", "bad")
 
 
-def test_an_attention_without_weights_or_canonical_form_passes() -> None:
+def test_attention_without_weights_or_canonical_form_passes() -> None:
     attention.register("good")(Means)
     testing.check_component("attention", "good")
 
@@ -378,13 +378,13 @@ class TooMany(Head):
         return Logits(self.fc(x_BTD.mean(1)))
 
 
-def test_a_bad_head_is_caught() -> None:
+def test_bad_head_is_caught() -> None:
     head.register("bad")(TooMany)
     with pytest.raises(AssertionError, match=r"view '' has shape \(3, 6\); expected \(3, 5\)"):
         testing.check_component("head", "bad")
 
 
-def test_a_name_that_nobody_offers() -> None:
+def test_unknown_name_is_refused() -> None:
     with pytest.raises(AssertionError, match="Did you mean 'swiglu'"):
         testing.check_component("mlp", "swigul")
 
@@ -395,12 +395,12 @@ class Rounds(Doubles):
     exact_gradient = False
 
 
-def test_a_part_may_say_that_its_gradient_is_another() -> None:
+def test_part_may_declare_approximate_gradient() -> None:
     mlp.register("rounds")(Rounds)
     testing.check_component("mlp", "rounds")
 
 
-def test_what_nobody_can_import_is_caught() -> None:
+def test_unimportable_component_is_caught() -> None:
     class Local(Good):
         """In a function, where no worker finds it."""
 

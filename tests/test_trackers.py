@@ -99,17 +99,17 @@ BAD = [
 
 
 @pytest.mark.parametrize("name", testing.components("tracker"))
-def test_every_tracker_keeps_the_contract(name: str) -> None:
+def test_tracker_passes_contract_test(name: str) -> None:
     testing.check_component("tracker", name)
 
 
-def test_one_that_cuts_off_what_stands_behind_its_mark_keeps_it() -> None:
+def test_tracker_that_truncates_at_cursor_passes() -> None:
     tracker.register("lines")(Lines)
     testing.check_component("tracker", "lines")
 
 
 @pytest.mark.parametrize(("cls", "sentence"), BAD)
-def test_one_that_does_not_is_found(cls: type[Lines], sentence: str) -> None:
+def test_tracker_that_does_not_truncate_fails(cls: type[Lines], sentence: str) -> None:
     tracker.register("lines")(cls)
     with pytest.raises(AssertionError, match=f"tracker 'lines'.*{sentence}"):
         testing.check_component("tracker", "lines")
@@ -134,7 +134,7 @@ def journalled(store: Store) -> Counter[str]:
     return Counter(f"{event['t']} {event['kind']}" for event in events)
 
 
-def test_one_trial_that_fails_keeps_back_no_other_and_nothing_is_lost(tmp_path: Path, caplog: Any) -> None:
+def test_failing_trial_does_not_block_others_and_nothing_is_lost(tmp_path: Path, caplog: Any) -> None:
     class Trips(Lines):
         def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
             if news.item.name == "baseline/s1":
@@ -150,7 +150,7 @@ def test_one_trial_that_fails_keeps_back_no_other_and_nothing_is_lost(tmp_path: 
     assert lines(store) == journalled(store) + Counter({"done": 4})
 
 
-def test_a_tracker_that_is_away_is_asked_less_and_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_tracker_is_retried_with_backoff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, asked = 0.0, []
 
     class Away(Lines):
@@ -166,7 +166,7 @@ def test_a_tracker_that_is_away_is_asked_less_and_less(tmp_path: Path, monkeypat
     assert asked == [0, 5, 15, 35, 75, 155, 315]
 
 
-def test_a_slow_one_takes_a_fifth_of_the_time_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_tracker_takes_a_fifth_of_time_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, until = 0.0, []
 
     class Slow(Lines):
@@ -190,7 +190,7 @@ def test_a_slow_one_takes_a_fifth_of_the_time_at_most(tmp_path: Path, monkeypatc
     assert limits[-1] == math.inf
 
 
-def test_no_trial_waits_for_a_delivery(tmp_path: Path) -> None:
+def test_trials_do_not_wait_for_delivery(tmp_path: Path) -> None:
     """An update returns while the place is still slow; there is one delivery at a time, and the last has all."""
     go_on, under_way, most = threading.Event(), [0], [0]
 
@@ -214,7 +214,7 @@ def test_no_trial_waits_for_a_delivery(tmp_path: Path) -> None:
     assert lines(store) == journalled(store) + Counter({"done": 4})
 
 
-def test_what_cannot_be_dropped_keeps_back_no_other(tmp_path: Path, caplog: Any) -> None:
+def test_undroppable_trial_does_not_block_others(tmp_path: Path, caplog: Any) -> None:
     class Sticks(Lines):
         def drop(self, mark: Cursor) -> None:
             raise OSError("it is not mine")
@@ -228,7 +228,7 @@ def test_what_cannot_be_dropped_keeps_back_no_other(tmp_path: Path, caplog: Any)
     assert not journalled(store) - lines(store)
 
 
-def test_a_stopped_trial_ends_and_goes_on(tmp_path: Path) -> None:
+def test_stopped_trial_ends_and_resumes(tmp_path: Path) -> None:
     store, plan = Store(tmp_path), contract_test._plan()
     contract_test._train(store, plan, events=3)
     Lines(plan, store, RunSpec()).close()
@@ -238,7 +238,7 @@ def test_a_stopped_trial_ends_and_goes_on(tmp_path: Path) -> None:
     assert lines(store) == journalled(store) + Counter({"stopped": 4, "done": 4})
 
 
-def test_a_failure_is_told_once(tmp_path: Path) -> None:
+def test_failure_is_delivered_once(tmp_path: Path) -> None:
     store, plan = Store(tmp_path), contract_test._plan()
     contract_test._train(store, plan, events=3)
     trial = plan.find("baseline", 0)
@@ -251,7 +251,7 @@ def test_a_failure_is_told_once(tmp_path: Path) -> None:
 # -- in a study file and on the command line --------------------------------------------------------------------------
 
 
-def test_the_default_is_mlflow_and_none_is_none(tmp_path: Path) -> None:
+def test_default_tracker_is_mlflow_and_none_disables(tmp_path: Path) -> None:
     assert RunSpec().tracker.type == "mlflow"
     nothing = slot("tracker").build("none", contract_test._plan(), Store(tmp_path), RunSpec())
     nothing.update()
@@ -266,11 +266,11 @@ def test_the_default_is_mlflow_and_none_is_none(tmp_path: Path) -> None:
         ({"run.tracker": "none", "run.tracking_uri": "http://127.0.0.1:9"}, "tracking_uri is where MLflow is"),
     ],
 )
-def test_mistakes_are_sentences(run: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_mistakes_give_one_sentence(run: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="(?s)" + sentence.replace("?", r"\?")):
         lab.plan_study(PIPELINE, out=tmp_path, changes=run)
 
 
-def test_sync_elsewhere_is_refused_where_the_two_disagree(tmp_path: Path) -> None:
+def test_conflicting_sync_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is where MLflow is, and the tracker is none"):
         lab.sync(tmp_path, tracker="none", tracking_uri="http://127.0.0.1:9")

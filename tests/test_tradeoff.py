@@ -43,7 +43,7 @@ def results(plan: Plan, store: Store) -> tuple[pd.DataFrame, list[dict[str, Any]
     return found, plain(comparison.summary(found, plan))
 
 
-def test_arms_that_differ_by_a_number_have_a_power_law(tmp_path: Path) -> None:
+def test_numeric_arms_get_power_law(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     sizes = {16: 10_000, 32: 40_000, 64: 160_000}
     arms = {}
@@ -78,7 +78,7 @@ def test_arms_that_differ_by_a_number_have_a_power_law(tmp_path: Path) -> None:
     assert tradeoff.scalings(plan, frame.results(plan, store)) == []  # two sizes lie on every power law
 
 
-def test_the_front_holds_whom_no_arm_beats_in_both(tmp_path: Path) -> None:
+def test_front_has_arms_not_beaten_in_both(tmp_path: Path) -> None:
     arms = {
         "small": ({}, [0.70, 0.72], 100, 1.0),
         "waste": ({}, [0.69, 0.70], 200, 4.0),
@@ -100,7 +100,7 @@ def test_the_front_holds_whom_no_arm_beats_in_both(tmp_path: Path) -> None:
     assert tradeoff.fronts(plan, alone) == {"train_images_per_s": expected}, "measured of each arm alone"
 
 
-def test_arms_on_a_front_are_marked_where_seeds_diverged(tmp_path: Path) -> None:
+def test_front_arms_with_diverged_seeds_are_marked(tmp_path: Path) -> None:
     arms = {name: ({}, [0.7 + size / 1e4] * 3, size, 1.0) for name, size in (("small", 100), ("large", 400))}
     plan, store = study(tmp_path, arms)
     for seed in (1, 2):
@@ -114,7 +114,7 @@ def test_arms_on_a_front_are_marked_where_seeds_diverged(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("width", [figures.WIDE, figures.NARROW])
-def test_names_in_the_picture_of_fronts_cover_neither_points_nor_each_other(tmp_path: Path, width: float) -> None:
+def test_front_labels_cover_neither_points_nor_each_other(tmp_path: Path, width: float) -> None:
     random = np.random.default_rng(1)
     arms = {
         f"an arm called {index}": ({}, (0.8 + 0.001 * random.normal(size=2)).tolist(), 100 + 40 * (index % 3), 1.0)
@@ -136,7 +136,7 @@ def test_names_in_the_picture_of_fronts_cover_neither_points_nor_each_other(tmp_
         assert len(dots) == 10 and not any(box.count_contains(dots) for box in boxes)
 
 
-def test_the_interaction_of_a_grid_is_that_of_a_repeated_measures_anova(tmp_path: Path) -> None:
+def test_grid_interaction_equals_repeated_measures_anova(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     arms, rows = {}, []
     for a, b in itertools.product((0, 1), ("x", "y")):
@@ -155,7 +155,7 @@ def test_the_interaction_of_a_grid_is_that_of_a_repeated_measures_anova(tmp_path
     assert tradeoff.interactions(plan, frame.results(plan, store)) == []
 
 
-def test_a_third_factor_is_averaged_over_and_levels_form_a_family(tmp_path: Path) -> None:
+def test_third_factor_is_averaged_and_levels_form_a_family(tmp_path: Path) -> None:
     random = np.random.default_rng(5)
     arms = {}
     for a, b, c in itertools.product((0, 1, 2), ("x", "y"), (8, 9)):

@@ -85,7 +85,7 @@ def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None
 # -- one training, written twice --------------------------------------------------------------------------------------
 
 
-def test_the_loop_is_the_plain_loop_in_float64() -> None:
+def test_loop_equals_plain_loop_in_float64() -> None:
     steps, batch_size, lr, warm = 11, 16, 0.02, 2
     data = prepared()
     ours, theirs = built(data, torch.float64), built(data, torch.float64)
@@ -148,7 +148,7 @@ def test_the_loop_is_the_plain_loop_in_float64() -> None:
     assert found.metrics["val/accuracy"] == float((logits.argmax(1) == data.val.y_N).double().mean())
 
 
-def test_train_loss_is_the_mean_over_the_interval() -> None:
+def test_train_loss_is_mean_over_interval() -> None:
     every, _ = run(spec(evaluations=12))
     seldom, _ = run(spec(evaluations=3))
     assert every is not None and seldom is not None
@@ -158,7 +158,7 @@ def test_train_loss_is_the_mean_over_the_interval() -> None:
     assert seldom.history[-1].metrics.items() >= {"val/loss": every.history[-1].metrics["val/loss"]}.items()
 
 
-def test_the_rates_of_a_run_are_those_of_the_schedule() -> None:
+def test_logged_rates_equal_schedule() -> None:
     found, _ = run(
         spec(steps=10, evaluations=10, schedule={"type": "linear", "warmup": 0.2, "final": 0.5}, optimizer="sgd")
     )
@@ -167,14 +167,14 @@ def test_the_rates_of_a_run_are_those_of_the_schedule() -> None:
     assert [m.metrics["train/lr"] for m in found.history] == pytest.approx([0.01 * factor for factor in wanted])
 
 
-def test_it_learns() -> None:
+def test_training_reduces_loss() -> None:
     found, _ = run(spec(steps=150, batch_size=32, evaluations=2, optimizer={"type": "adamw", "lr": 5e-3}))
     assert found is not None
     assert found.metrics["val/accuracy"] > 0.8 > 0.5 > 1 / 6
     assert found.metrics["train/loss"] < math.log(6) / 2
 
 
-def test_test_is_evaluated_once_at_the_end() -> None:
+def test_test_split_is_evaluated_once_at_end() -> None:
     found, _ = run(spec())
     assert found is not None
     assert [any(name.startswith("test/") for name in m.metrics) for m in found.history] == [False, False, True]
@@ -187,7 +187,7 @@ def test_test_is_evaluated_once_at_the_end() -> None:
     assert {split: len(columns["id"]) for split, columns in found.predictions.items()} == {"val": 18, "test": 30}
 
 
-def test_no_steps_evaluate_the_initial_model() -> None:
+def test_zero_steps_evaluate_initial_model() -> None:
     data = prepared()
     model = built(data)
     before = state_of(model)
@@ -198,20 +198,20 @@ def test_no_steps_evaluate_the_initial_model() -> None:
     assert {name.partition("/")[0] for name in found.metrics} == {"val", "test"}
 
 
-def test_evaluation_knows_nothing_of_the_training_batch() -> None:
+def test_evaluation_does_not_depend_on_training_batch() -> None:
     one, *others = (run(spec(steps=0, batch_size=size))[0] for size in (1, 7, 64))
     assert one is not None and one.metrics
     assert all(found is not None and found.metrics == one.metrics for found in others)
 
 
-def test_an_evaluation_in_many_batches_counts_every_image_once() -> None:
+def test_evaluation_in_many_batches_counts_every_image_once() -> None:
     data = prepare({**DATA, "test_images": EVALUATION_BATCH + 5}, SEEDS)
     metrics, columns = evaluate(built(data), Feed(data, [], SEEDS), "test", "classification", "fp32")
     assert columns["id"].tolist() == list(range(EVALUATION_BATCH + 5))
     assert metrics["accuracy"] == float((columns["prediction"] == data.test.y_N).double().mean())
 
 
-def test_evaluation_leaves_the_model_training() -> None:
+def test_evaluation_restores_training_mode() -> None:
     data = prepared()
     for training in (True, False):
         model = built(data).train(training)
@@ -238,7 +238,7 @@ def test_bf16_is_autocast_over_float32_weights() -> None:
     assert found.metrics["train/loss"] == pytest.approx(exact.metrics["train/loss"], rel=0.05)
 
 
-def test_every_arm_sees_the_same_batches_and_starts_as_the_same_function() -> None:
+def test_arms_get_same_batches_and_initial_function() -> None:
     seen: dict[str, list[Tensor]] = {}
     losses = {}
     for attention in ("fused", "split", "per_head", "sdpa"):
@@ -257,7 +257,7 @@ def test_every_arm_sees_the_same_batches_and_starts_as_the_same_function() -> No
         assert losses[attention] == pytest.approx(losses["fused"], abs=1e-6)
 
 
-def test_drop_path_grows_linearly_to_the_last_block() -> None:
+def test_drop_path_grows_linearly_to_last_block() -> None:
     data = prepared()
     model = built(data, depth=5, drop_path=0.4)
     rates = [m.p for m in model.modules() if isinstance(m, DropPath)]
@@ -269,7 +269,7 @@ def test_drop_path_grows_linearly_to_the_last_block() -> None:
 
 
 @given(steps=st.integers(1, 300), evaluations=st.integers(1, 40), after=st.integers(0, 300))
-def test_evaluations_are_evenly_spaced_and_end_at_the_end(steps: int, evaluations: int, after: int) -> None:
+def test_evaluations_are_evenly_spaced_and_end_at_last_step(steps: int, evaluations: int, after: int) -> None:
     found = list(evaluation_steps(steps, evaluations))
     assert len(found) == min(steps, evaluations) and found[-1] == steps and found[0] >= 1
     gaps = [b - a for a, b in zip([0, *found], found, strict=False)]
@@ -288,7 +288,7 @@ def test_length_in_epochs_steps_or_images() -> None:
     assert steps_of(spec(steps=7), feed) == 7
 
 
-def test_a_batch_larger_than_the_data_counts_what_it_holds() -> None:
+def test_batch_larger_than_data_counts_its_images() -> None:
     found, _ = run(spec(steps=3, batch_size=1000))
     assert found is not None and found.images == 3 * 72
 
@@ -313,7 +313,7 @@ class Stopped:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", {"type": "sgd", "lr": 0.1, "nesterov": True}])
 @pytest.mark.parametrize("at", [0, 3, 4, 11])
-def test_a_stopped_training_goes_on_as_if_it_had_not(optimizer: Any, at: int, tmp_path: Path) -> None:
+def test_resume_equals_uninterrupted(optimizer: Any, at: int, tmp_path: Path) -> None:
     train_spec = spec(optimizer=optimizer, clip_grad=1.0)
     straight, whole = run(train_spec)
     stopped = Stopped(tmp_path, at)
@@ -329,7 +329,7 @@ def test_a_stopped_training_goes_on_as_if_it_had_not(optimizer: Any, at: int, tm
     assert_equal(other.state_dict(), whole.state_dict())
 
 
-def test_going_on_after_the_last_step_only_evaluates() -> None:
+def test_resume_after_last_step_only_evaluates() -> None:
     states: list[Mapping[str, Any]] = []
     straight, _ = run(spec(), save=lambda state: states.append({**state, "model": {**state["model"]}}), every_s=0.0)
     told: list[Measurement] = []
@@ -339,7 +339,7 @@ def test_going_on_after_the_last_step_only_evaluates() -> None:
     assert resumed.history == straight.history
 
 
-def test_it_goes_on_from_whatever_was_saved() -> None:
+def test_resume_from_any_checkpoint() -> None:
     states: list[Mapping[str, Any]] = []
 
     def save(state: Mapping[str, Any]) -> None:
@@ -354,7 +354,7 @@ def test_it_goes_on_from_whatever_was_saved() -> None:
         assert_equal(model.state_dict(), whole.state_dict())
 
 
-def test_it_is_saved_at_evaluations_worth_it_and_in_between_when_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_saved_at_evaluations_and_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
     for worth_s, saved in ((1e9, []), (0.0, [4, 8, 12])):
         monkeypatch.setattr(loop, "WORTH_S", worth_s)
@@ -365,7 +365,7 @@ def test_it_is_saved_at_evaluations_worth_it_and_in_between_when_time_passes(mon
     assert sorted(set(steps)) == list(range(1, 13))
 
 
-def test_system_metrics_are_told_and_not_kept() -> None:
+def test_system_metrics_are_logged_and_not_stored() -> None:
     told: list[Measurement] = []
     found, _ = run(spec(), emit=told.append)
     assert found is not None
@@ -376,7 +376,7 @@ def test_system_metrics_are_told_and_not_kept() -> None:
     assert peak_memory(torch.device("cpu")) > 10 * 2**20
 
 
-def test_a_loss_that_is_not_finite_ends_it_and_says_where() -> None:
+def test_non_finite_loss_ends_training_with_step() -> None:
     wild = spec(optimizer={"type": "sgd", "lr": 1e30}, schedule="constant", evaluations=2)
     found, _ = run(wild)
     assert found is not None
@@ -384,7 +384,7 @@ def test_a_loss_that_is_not_finite_ends_it_and_says_where() -> None:
     assert found.metrics == {} and found.history == () and found.steps == 6, "found when the interval closes"
 
 
-def test_when_it_diverges_does_not_depend_on_when_it_is_saved() -> None:
+def test_divergence_does_not_depend_on_checkpoints() -> None:
     wild = spec(optimizer={"type": "sgd", "lr": 1e30}, schedule="constant", evaluations=2)
     steps: list[int] = []
     found, _ = run(wild, every_s=0.0, save=lambda state: steps.append(state["step"]))
@@ -393,7 +393,7 @@ def test_when_it_diverges_does_not_depend_on_when_it_is_saved() -> None:
     assert steps == [1], "a training that has diverged is not saved"
 
 
-def test_weights_that_are_not_finite_only_at_the_end_are_found_by_the_evaluation() -> None:
+def test_non_finite_final_weights_are_found_by_evaluation() -> None:
     found, _ = run(spec(steps=1, optimizer={"type": "sgd", "lr": 1e38}))
     assert found is not None
     assert found.diverged == "the loss on val is not finite after step 1"
@@ -427,7 +427,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+def test_checkpoint_round_trips(tmp_path: Path) -> None:
     assert checkpoint.read(tmp_path) is None
     checkpoint.write(tmp_path, something())
     found = checkpoint.read(tmp_path)
@@ -436,7 +436,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert checkpoint.read(tmp_path) == {"step": 2}
 
 
-def test_a_damaged_checkpoint_is_never_taken_for_a_whole_one(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_never_accepted(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, something())
     file = tmp_path / checkpoint.FILE
     whole = file.read_bytes()
@@ -476,27 +476,27 @@ def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
     assert read_weights(trained)[1] == input_spec
 
 
-def test_what_a_killed_writer_left_is_swept_away(tmp_path: Path) -> None:
+def test_leftovers_of_killed_writer_are_deleted(tmp_path: Path) -> None:
     checkpoint.write(tmp_path, {"step": 1})
     (tmp_path / f".{checkpoint.FILE}.12345").write_bytes(b"half")
     assert checkpoint.read(tmp_path) == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == [checkpoint.FILE]
 
 
-def test_a_checkpoint_holds_no_objects(tmp_path: Path) -> None:
+def test_checkpoint_has_no_objects(tmp_path: Path) -> None:
     with pytest.raises(VitlabError, match="found object at /optimizer/state/0"):
         checkpoint.write(tmp_path, {"optimizer": {"state": [object()]}})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_confuses_no_two_tensors(tmp_path: Path) -> None:
+def test_checkpoint_distinguishes_similar_names(tmp_path: Path) -> None:
     x = torch.ones(1)
     for state in ({1: x, "1": 2 * x}, {"a/b": x, "a": {"b": 2 * x}}):
         with pytest.raises(VitlabError, match="cannot tell two tensors apart"):
             checkpoint.write(tmp_path, {"state": state})
 
 
-def test_the_digest_sees_names_types_shapes_and_values() -> None:
+def test_digest_depends_on_names_dtypes_shapes_and_values() -> None:
     x = torch.arange(4.0)
     digests = [
         checkpoint.digest(tensors)

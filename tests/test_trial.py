@@ -120,7 +120,7 @@ def stop_after(steps: int) -> Callable[[], bool]:
 # -- equal to itself --------------------------------------------------------------------------------------------------
 
 
-def test_two_runs_are_equal_bit_for_bit(folder: Any) -> None:
+def test_two_runs_are_bitwise_equal(folder: Any) -> None:
     augmented = {"augment": ["crop"]}
     one, two = (done(run_trial(trial(data=augmented), folder(name), Settings())) for name in ("one", "two"))
     assert one.outcome == two.outcome and len(one.outcome.weights) == 64
@@ -130,7 +130,7 @@ def test_two_runs_are_equal_bit_for_bit(folder: Any) -> None:
     assert other.outcome.metrics != one.outcome.metrics
 
 
-def test_the_random_state_of_the_process_does_not_matter_and_is_left_alone(folder: Any) -> None:
+def test_global_random_state_is_ignored_and_unchanged(folder: Any) -> None:
     torch.manual_seed(1)
     one = done(run_trial(trial(), folder("one"), Settings()))
     torch.manual_seed(2)
@@ -142,7 +142,7 @@ def test_the_random_state_of_the_process_does_not_matter_and_is_left_alone(folde
     assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
 
 
-def test_a_result_comes_back_equal_from_its_file_and_is_not_computed_again(folder: Any) -> None:
+def test_stored_result_is_read_and_not_computed_again(folder: Any) -> None:
     result = done(run_trial(trial(), folder("t"), Settings()))
     events = folder("t").events()[0]
     assert folder("t").result() == result
@@ -150,7 +150,7 @@ def test_a_result_comes_back_equal_from_its_file_and_is_not_computed_again(folde
     assert folder("t").events()[0] == events
 
 
-def test_killed_at_any_moment_and_resumed_it_is_equal_to_one_never_killed(folder: Any) -> None:
+def test_resume_after_kill_equals_uninterrupted(folder: Any) -> None:
     """Five trials, each killed by SIGKILL at moments drawn at random, in processes of their own."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["vitlab.runner.run", "vitlab.models", "torch._dynamo", "pyarrow.parquet"])
@@ -185,7 +185,7 @@ def test_killed_at_any_moment_and_resumed_it_is_equal_to_one_never_killed(folder
     )
 
 
-def test_stopped_and_resumed_it_is_equal(folder: Any) -> None:
+def test_resume_after_stop_equals_uninterrupted(folder: Any) -> None:
     wanted = done(run_trial(trial(), folder("straight"), Settings()))
     where = folder("stopped")
     for _ in range(3):
@@ -202,7 +202,7 @@ def test_stopped_and_resumed_it_is_equal(folder: Any) -> None:
     assert not where.checkpoint.exists()
 
 
-def test_parts_that_draw_from_torchs_generator_resume_too(folder: Any, guests: Settings) -> None:
+def test_parts_with_torch_generator_resume(folder: Any, guests: Settings) -> None:
     spec = {"data": DATA, "model": {"type": "guest"}, "train": TRAIN}
     what = Trial(spec, dict.fromkeys(STREAMS, 3), (), None, key="guest")
     wanted = done(run_trial(what, folder("straight"), guests))
@@ -211,7 +211,7 @@ def test_parts_that_draw_from_torchs_generator_resume_too(folder: Any, guests: S
     assert done(run_trial(what, where, guests)).outcome == wanted.outcome
 
 
-def test_a_damaged_checkpoint_costs_time_and_nothing_else(folder: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_checkpoint_only_costs_time(folder: Any, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = done(run_trial(trial(), folder("straight"), Settings()))
     where = folder("damaged")
     assert run_trial(trial(), where, Settings(), stop=stop_after(10)) is None
@@ -227,7 +227,7 @@ def test_a_damaged_checkpoint_costs_time_and_nothing_else(folder: Any, capsys: p
     assert told == [m.step for m in wanted.outcome.history]
 
 
-def test_a_torn_last_line_of_the_journal_is_cut_off(folder: Any) -> None:
+def test_torn_last_journal_line_is_cut_off(folder: Any) -> None:
     where = folder("torn")
     assert run_trial(trial(), where, Settings(), stop=stop_after(10)) is None
     with (where.path / "events.jsonl").open("a") as journal:
@@ -252,7 +252,7 @@ def pretrained(tmp_path: Path) -> Trial:
     return what
 
 
-def test_a_trial_starts_from_the_weights_of_another_on_another_grid(pretrained: Trial, tmp_path: Path) -> None:
+def test_trial_starts_from_weights_on_other_grid(pretrained: Trial, tmp_path: Path) -> None:
     after = TrialFolder(tmp_path / "after" / "code")
     what = fine_tuning(pretrained, model={"attention": {"type": "split"}}, train={"steps": 0})
     done(run_trial(what, after, Settings()))
@@ -270,7 +270,7 @@ def test_a_trial_starts_from_the_weights_of_another_on_another_grid(pretrained: 
 
 
 @pytest.mark.parametrize("freeze", ["nothing", "body"])
-def test_a_frozen_body_stays_and_only_the_head_learns(freeze: str, pretrained: Trial, tmp_path: Path) -> None:
+def test_frozen_body_stays_and_head_learns(freeze: str, pretrained: Trial, tmp_path: Path) -> None:
     after = TrialFolder(tmp_path / "after" / "code")
     result = done(run_trial(fine_tuning(pretrained, freeze=freeze, head="keep"), after, Settings()))
     source, _ = load_model(TrialFolder(tmp_path / "before" / "code"))
@@ -284,7 +284,7 @@ def test_a_frozen_body_stays_and_only_the_head_learns(freeze: str, pretrained: T
     assert again.outcome == result.outcome
 
 
-def test_weights_that_do_not_fit_are_refused_by_name(pretrained: Trial, tmp_path: Path) -> None:
+def test_unfitting_weights_are_refused_by_name(pretrained: Trial, tmp_path: Path) -> None:
     after = TrialFolder(tmp_path / "after" / "code")
     for model, sentence in (
         ({"dim": 16}, r"blocks\.0\.attn\.proj\.bias, .* and \d+ more are of another shape"),
@@ -304,7 +304,7 @@ def by_file(role: str, file: Path, digests: Any) -> Trial:
 
 
 @pytest.mark.parametrize("role", ["init_from", "teacher"])
-def test_a_checkpoint_replaced_since_the_plan_fails_the_trial(role: str, pretrained: Trial, tmp_path: Path) -> None:
+def test_checkpoint_replaced_since_plan_fails_trial(role: str, pretrained: Trial, tmp_path: Path) -> None:
     """At the first attempt and at a later one; a plan of an older version has nothing to compare with."""
     left, after = tmp_path / "before" / "code", tmp_path / "after"
     file = left / "weights.safetensors"
@@ -328,7 +328,7 @@ def test_a_checkpoint_replaced_since_the_plan_fails_the_trial(role: str, pretrai
     assert done(run_trial(what, TrialFolder(after / "resumed"), Settings())).outcome == expected.outcome
 
 
-def test_a_description_beside_a_checkpoint_is_part_of_it(tmp_path: Path) -> None:
+def test_config_beside_checkpoint_is_part_of_it(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"weights")
     bare = digests_of(file)
@@ -344,7 +344,7 @@ def test_a_description_beside_a_checkpoint_is_part_of_it(tmp_path: Path) -> None
         read_file(file, described)
 
 
-def test_replaced_weights_of_a_needed_trial_fail_those_who_take_them(pretrained: Trial, tmp_path: Path) -> None:
+def test_replaced_prerequisite_weights_fail_dependent_trials(pretrained: Trial, tmp_path: Path) -> None:
     before = TrialFolder(tmp_path / "before" / "code")
     done(run_trial(trial(5), TrialFolder(tmp_path / "other" / "code"), Settings()))
     before.weights.write_bytes(TrialFolder(tmp_path / "other" / "code").weights.read_bytes())
@@ -355,7 +355,7 @@ def test_replaced_weights_of_a_needed_trial_fail_those_who_take_them(pretrained:
 # -- what is written --------------------------------------------------------------------------------------------------
 
 
-def test_the_journal_and_the_result_tell_the_same(folder: Any) -> None:
+def test_journal_and_result_agree(folder: Any) -> None:
     result = done(run_trial(trial(), folder("t"), Settings()))
     events = folder("t").events()[0]
     assert [event.kind for event in events] == ["start", *["metrics"] * 6, "end"]
@@ -379,7 +379,7 @@ def test_the_journal_and_the_result_tell_the_same(folder: Any) -> None:
     assert (result.outcome.steps, result.outcome.images) == (24, 24 * 16)
 
 
-def test_the_matrix_rate_is_that_of_the_fastest_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matmul_rate_is_that_of_fastest_product(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock of our own, of products of which another clock would see nothing; threads share their time."""
     ticks = iter([0.0, 4.0, 5.0, 7.0, 10.0, 13.0, 20.0, 28.0])
     monkeypatch.setattr(utilisation, "_threads", lambda: 2)
@@ -390,7 +390,7 @@ def test_the_matrix_rate_is_that_of_the_fastest_product(monkeypatch: pytest.Monk
     assert next(ticks, None) is None
 
 
-def test_threads_count_as_far_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_count_up_to_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(utilisation.os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
     monkeypatch.setattr(utilisation.sys, "platform", "linux")
     for threads, counted in ((1, 1), (2, 2), (7, 2)):
@@ -413,9 +413,7 @@ def rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., floa
     return found
 
 
-def test_a_matrix_rate_is_remembered_under_all_that_it_follows_from(
-    rates: Callable[..., float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_matmul_rate_cache_key_is_complete(rates: Callable[..., float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MKL_CBWR", raising=False)
     assert [rates(1.0), rates(2.0)] == [1.0, 1.0]
     assert [rates(3.0, "fp64"), rates(4.0, "fp64"), rates(5.0)] == [3.0, 3.0, 1.0]
@@ -436,11 +434,11 @@ def test_a_matrix_rate_is_remembered_under_all_that_it_follows_from(
     assert rates(22.0) == 1.0
 
 
-def test_of_a_gpu_that_others_use_the_highest_rate_counts(rates: Callable[..., float]) -> None:
+def test_highest_rate_counts_on_shared_gpu(rates: Callable[..., float]) -> None:
     assert [rates(rate, device="cuda") for rate in (2.0, 1.0, 3.0, 1.0)] == [2.0, 2.0, 3.0, 3.0]
 
 
-def test_a_damaged_file_of_rates_is_measured_anew(rates: Callable[..., float], tmp_path: Path) -> None:
+def test_damaged_rate_cache_is_measured_again(rates: Callable[..., float], tmp_path: Path) -> None:
     assert rates(1.0) == 1.0
     (file,) = (tmp_path / "cache" / "vitlab").glob("matrix_rates*")
     whole = file.read_text()
@@ -452,7 +450,7 @@ def test_a_damaged_file_of_rates_is_measured_anew(rates: Callable[..., float], t
         assert rates(2.0 + number) == 2.0 + number
 
 
-def test_a_product_that_fails_is_no_reason_not_to_train(
+def test_failing_matmul_benchmark_does_not_prevent_training(
     folder: Any, rates: Callable[..., float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usual = done(run_trial(trial(), folder("usual"), Settings(device="cpu")))
@@ -471,7 +469,7 @@ def test_a_product_that_fails_is_no_reason_not_to_train(
         assert system == {f"system/{name}" for name in ("images_per_s", "memory_bytes", "tflops")}
 
 
-def test_matrices_are_no_memory_of_the_trial(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_matrices_are_not_counted_as_trial_memory(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are multiplied before its peak begins to count."""
     asked: list[str] = []
 
@@ -487,7 +485,7 @@ def test_matrices_are_no_memory_of_the_trial(folder: Any, monkeypatch: pytest.Mo
     assert asked == ["init", "rate", "reset"]
 
 
-def test_a_model_is_counted_once_under_one_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_cost_is_counted_once_per_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next process finds the count, unless the code is another, nobody knows it, or the file is no such file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     counted: list[int] = []
@@ -516,7 +514,7 @@ def test_a_model_is_counted_once_under_one_code(tmp_path: Path, monkeypatch: pyt
     assert [work("a"), work("a")] == [640 + len(counted) - 1, 640 + len(counted)]
 
 
-def test_circumstances_are_complete(folder: Any) -> None:
+def test_environment_record_is_complete(folder: Any) -> None:
     found = done(run_trial(trial(), folder("t"), Settings(threads=1))).circumstances
     # (C p^2 + 1) D + P D + (P + N) D + L (4 D + 4 D^2 + 4 D + 2 D M + M + D) + 2 D + (D + 1) K
     d, m = 12, 48
@@ -534,7 +532,7 @@ def test_circumstances_are_complete(folder: Any) -> None:
     }
 
 
-def test_attention_is_recorded_by_the_kernel_that_ran(folder: Any) -> None:
+def test_used_attention_kernel_is_recorded(folder: Any) -> None:
     for options, kernel in (
         ({"attention": {"type": "split"}}, "split"),
         ({"attention": {"type": "auto", "drop": 0.1}}, "explicit"),
@@ -544,14 +542,14 @@ def test_attention_is_recorded_by_the_kernel_that_ran(folder: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", ["vmap", "stack"])
-def test_of_every_member_of_a_cohort_the_kernel_of_attention_is_recorded(engine: str, folder: Any) -> None:
+def test_attention_kernel_of_every_stacked_trial_is_recorded(engine: str, folder: Any) -> None:
     together = [(trial(seed, train={"steps": 1}), folder(f"{seed}")) for seed in range(2)]
     run_cohort(together, Settings(device="cpu", engine=engine))
     numerics = [done(where.result()).circumstances.numerics for _, where in together]
     assert [(found["engine"], found["attention"]) for found in numerics] == [(engine, "explicit")] * 2
 
 
-def test_predictions_hold_every_image_and_agree_with_the_metrics(folder: Any) -> None:
+def test_predictions_have_every_image_and_agree_with_metrics(folder: Any) -> None:
     result = done(run_trial(trial(), folder("t"), Settings()))
     table = parquet.read_table(folder("t").predictions).to_pandas()
     data = prepare(DATA, trial().seeds)
@@ -565,7 +563,7 @@ def test_predictions_hold_every_image_and_agree_with_the_metrics(folder: Any) ->
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
-def test_a_loaded_model_predicts_what_was_stored(precision: str, folder: Any) -> None:
+def test_loaded_model_reproduces_predictions(precision: str, folder: Any) -> None:
     where = folder("t")
     done(run_trial(trial(train={"precision": precision}), where, Settings()))
     model, transform = load_model(where)
@@ -586,7 +584,7 @@ def test_a_loaded_model_predicts_what_was_stored(precision: str, folder: Any) ->
     assert from_pictures.tolist() == p.tolist() and one.item() == pytest.approx(p[3].item(), rel=1e-5)
 
 
-def test_the_transform_makes_images_of_the_models_kind(folder: Any) -> None:
+def test_transform_prepares_images_for_model(folder: Any) -> None:
     where = folder("t")
     done(run_trial(trial(data={"channels": 3, "size": 12}, train={"steps": 0}), where, Settings()))
     model, transform = load_model(where)
@@ -601,7 +599,7 @@ def test_the_transform_makes_images_of_the_models_kind(folder: Any) -> None:
         transform(torch.rand(3, 12, 12))
 
 
-def test_weights_are_kept_only_where_asked(folder: Any) -> None:
+def test_weights_are_kept_only_if_configured(folder: Any) -> None:
     result = done(run_trial(trial(), folder("t"), Settings(keep="none")))
     assert result.outcome.weights and not folder("t").weights.exists()
     with pytest.raises(WeightsError, match="kept no weights"):
@@ -611,7 +609,7 @@ def test_weights_are_kept_only_where_asked(folder: Any) -> None:
         load_model(folder("t"))
 
 
-def test_flipped_bit_of_weights_is_refused_wherever_it_is(folder: Any) -> None:
+def test_flipped_bit_in_weights_is_refused_everywhere(folder: Any) -> None:
     where = folder("t")
     done(run_trial(trial(train={"steps": 1}), where, Settings()))
     whole = where.weights.read_bytes()
@@ -635,7 +633,7 @@ def test_flipped_bit_of_weights_is_refused_wherever_it_is(folder: Any) -> None:
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-def test_a_trial_that_diverges_is_a_result(folder: Any) -> None:
+def test_diverged_trial_is_a_result(folder: Any) -> None:
     wild = trial(train={"optimizer": {"type": "sgd", "lr": 1e30}, "schedule": "constant", "clip_grad": None})
     result = run_trial(wild, folder("t"), Settings())
     assert result is not None and result.status == "diverged"
@@ -648,7 +646,7 @@ def test_a_trial_that_diverges_is_a_result(folder: Any) -> None:
     assert again is not None and again.outcome == result.outcome
 
 
-def test_what_a_part_raises_is_told_in_the_folder(folder: Any, guests: Settings) -> None:
+def test_exception_of_component_is_stored_in_folder(folder: Any, guests: Settings) -> None:
     where = folder("t")
     with pytest.raises(ArithmeticError):
         run_trial(trial(train={"loss": "explosive"}), where, guests)
@@ -658,14 +656,14 @@ def test_what_a_part_raises_is_told_in_the_folder(folder: Any, guests: Settings)
     assert where.events()[0][-1].body == {"status": "failed", "failure": where.failure()}
 
 
-def test_memory_that_runs_out_is_said_plainly(folder: Any, guests: Settings) -> None:
+def test_out_of_memory_is_reported_plainly(folder: Any, guests: Settings) -> None:
     where = folder("t")
     with pytest.raises(TrialFailed, match=r"memory ran out, with train\.batch_size 16"):
         run_trial(trial(train={"loss": {"type": "explosive", "memory": True}}), where, guests)
     assert (where.failure() or "").startswith("memory ran out")
 
 
-def test_a_failed_trial_can_be_tried_again(folder: Any) -> None:
+def test_failed_trial_can_be_retried(folder: Any) -> None:
     where = folder("t")
     with pytest.raises(DataError):
         run_trial(trial_with(data="something else"), where, Settings())
@@ -678,12 +676,12 @@ def trial_with(data: str) -> Trial:
     return Trial(trial().spec, trial().seeds, (), data, key="key")
 
 
-def test_other_data_than_planned_is_refused(folder: Any) -> None:
+def test_data_differing_from_plan_is_refused(folder: Any) -> None:
     with pytest.raises(DataError, match=r"has the identity synthetic:1, and the plan says synthetic:0"):
         run_trial(trial_with(data="synthetic:0"), folder("t"), Settings())
 
 
-def test_other_code_than_planned_is_refused(folder: Any) -> None:
+def test_code_differing_from_plan_is_refused(folder: Any) -> None:
     code = code_of(trial().spec)
     done(run_trial(trial(code=code), folder("t"), Settings()))
     with pytest.raises(VitlabError, match="is not the code this trial was planned under"):
@@ -691,14 +689,14 @@ def test_other_code_than_planned_is_refused(folder: Any) -> None:
     assert not folder("other").path.exists()
 
 
-def test_a_trial_somebody_else_runs_is_busy(folder: Any) -> None:
+def test_trial_run_elsewhere_is_busy(folder: Any) -> None:
     with folder("t").lease(), pytest.raises(Busy):
         run_trial(trial(), folder("t"), Settings())
     assert kinds(folder("t")) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_there_is_said_plainly(folder: Any) -> None:
+def test_missing_device_is_reported_plainly(folder: Any) -> None:
     with pytest.raises(UserError, match="no CUDA device"):
         run_trial(trial(), folder("t"), Settings(device="cuda"))
 
@@ -706,7 +704,7 @@ def test_a_device_that_is_not_there_is_said_plainly(folder: Any) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_on_cuda_two_runs_and_a_resumed_one_are_equal(precision: str, folder: Any) -> None:
+def test_cuda_runs_and_resumed_run_are_equal(precision: str, folder: Any) -> None:
     what = trial(train={"precision": precision})
     one, two = (done(run_trial(what, folder(name), Settings(device="cuda"))) for name in ("one", "two"))
     assert run_trial(what, folder("stopped"), Settings(device="cuda"), stop=stop_after(10)) is None

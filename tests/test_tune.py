@@ -67,7 +67,7 @@ def rate(plan: Plan, arm: str) -> float:
 # -- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def test_before_the_choice_trials_stand_as_pending(tmp_path: Path) -> None:
+def test_trials_are_pending_before_choice(tmp_path: Path) -> None:
     tune = {"knobs": {LR: [1e-3, 1e-2], "train.optimizer.weight_decay": [0.0, 0.1, 0.2]}, "seeds": 3}
     _, plan = plan_study(study(tmp_path, tune=tune), out=tmp_path)
     assert not plan.trials and [(item.arm, item.seed) for item in plan.pending] == [
@@ -91,7 +91,7 @@ def test_before_the_choice_trials_stand_as_pending(tmp_path: Path) -> None:
     assert other.tuning[0].key != plan.tuning[0].key, "its trainings draw otherwise, and may choose otherwise"
 
 
-def test_a_rival_is_the_trial_the_file_would_name(tmp_path: Path) -> None:
+def test_rival_is_trial_of_explicit_file(tmp_path: Path) -> None:
     """A tuning needs no trials of its own kind: another study that has these values by hand shares them."""
     _, plan = plan_study(study(tmp_path, tune={"knobs": {LR: [1e-2]}, "per": "study"}), out=tmp_path)
     (tuning,) = plan.tuning
@@ -104,7 +104,7 @@ def test_a_rival_is_the_trial_the_file_would_name(tmp_path: Path) -> None:
     assert tuning.rivals[0].trials[0].trial.spec == other.find("baseline", 0).spec
 
 
-def test_an_optimizer_may_differ_between_arms_that_are_tuned_and_its_rate_may_not(tmp_path: Path) -> None:
+def test_tuned_arms_may_vary_optimizer_but_not_rate(tmp_path: Path) -> None:
     optimizers = {"one_at_a_time": {"train.optimizer": ["sgd"]}}
     _, plan = plan_study(study(tmp_path, design=optimizers), out=tmp_path)
     assert {item.trial.spec["train"]["optimizer"]["type"] for item in plan.tuning[1].trials} == {"sgd"}
@@ -116,7 +116,7 @@ def test_an_optimizer_may_differ_between_arms_that_are_tuned_and_its_rate_may_no
             plan_study(study(tmp_path, design=design), out=tmp_path)
 
 
-def test_a_match_comes_first_and_stays(tmp_path: Path) -> None:
+def test_matching_precedes_tuning(tmp_path: Path) -> None:
     design = {"one_at_a_time": {"model.patch_size": [2]}}
     match = {"quantity": "train_macs", "knob": "train.steps", "tolerance": 0.1}
     _, plan = plan_study(study(tmp_path, design=design, match=match), out=tmp_path)
@@ -131,7 +131,7 @@ def test_a_match_comes_first_and_stays(tmp_path: Path) -> None:
         plan_study(study(tmp_path, design=design, match=match, tune={"knobs": {"train.epochs": [1]}}), out=tmp_path)
 
 
-def test_values_that_an_arm_cannot_take(tmp_path: Path) -> None:
+def test_unsupported_values_are_refused_or_skipped_by_rule(tmp_path: Path) -> None:
     tune = {"knobs": {"model.heads": [2, 3]}}
     with pytest.raises(SpecError, match="heads 3"):
         plan_study(study(tmp_path, tune=tune), out=tmp_path)
@@ -170,7 +170,7 @@ def chosen(tuning: Tuning, scores: dict[str, float | None], **analysis: Any) -> 
     return decide(tuning, result_of, Analysis(**analysis))
 
 
-def test_the_best_mean_wins_and_the_first_among_equals() -> None:
+def test_best_mean_wins_and_ties_go_to_first() -> None:
     scores = {"1.0/0": 0.7, "1.0/1": 0.5, "2.0/0": 0.6, "2.0/1": 0.8, "3.0/0": 0.8, "3.0/1": 0.6}
     found = chosen(tuning_of(1.0, 2.0, 3.0, seeds=2), scores)
     assert found.winner == 1 and [rival.score for rival in found.rivals] == pytest.approx([0.6, 0.7, 0.7])
@@ -183,7 +183,7 @@ def test_the_best_mean_wins_and_the_first_among_equals() -> None:
     )
 
 
-def test_a_divergence_of_one_seed_is_worse_than_any_value() -> None:
+def test_diverged_seed_is_worse_than_any_value() -> None:
     scores = {"1.0/0": 0.01, "1.0/1": 0.01, "2.0/0": 0.9, "2.0/1": None}
     assert chosen(tuning_of(1.0, 2.0, seeds=2), scores).winner == 0
     assert chosen(tuning_of(2.0, 1.0, seeds=2), scores, goal="min").winner == 1
@@ -192,12 +192,12 @@ def test_a_divergence_of_one_seed_is_worse_than_any_value() -> None:
     assert none.winner is None and not none.open and "diverged: lr=1; lr=2" in none.failure
 
 
-def test_nothing_is_chosen_before_all_have_ended() -> None:
+def test_nothing_is_chosen_before_all_rivals_end() -> None:
     tuning = tuning_of(1.0, 2.0, seeds=2)
     assert chosen(tuning, {"1.0/0": 0.1, "1.0/1": 0.1, "2.0/0": 0.9}) == tuning
 
 
-def test_a_winner_at_the_edge_of_what_was_tried_is_flagged() -> None:
+def test_winner_at_edge_of_range_is_flagged() -> None:
     values, scores = (3.0, 1.0, 2.0), {"1.0/0": 0.1, "2.0/0": 0.2, "3.0/0": 0.3}
     assert edges(chosen(tuning_of(*values), scores)) == [LR]
     assert edges(chosen(tuning_of(*values), scores, goal="min")) == [LR]
@@ -223,7 +223,7 @@ def copy_of(tuned: tuple[Path, Path, Answer], folder: Path) -> Path:
     return folder / "out"
 
 
-def test_every_arm_is_trained_with_what_its_own_rivals_say(tuned: tuple[Path, Path, Answer]) -> None:
+def test_every_arm_is_trained_with_its_own_choice(tuned: tuple[Path, Path, Answer]) -> None:
     _, out, answer = tuned
     assert (answer.trained, answer.failed) == (2 * 3 * 2 + 2 * 2, 0)
     assert trained_seeds(out) == [0, 0, 1, 1] + 6 * [1_000_000] + 6 * [1_000_001]
@@ -241,7 +241,9 @@ def test_every_arm_is_trained_with_what_its_own_rivals_say(tuned: tuple[Path, Pa
     assert answer.results().groupby("arm")[LR].nunique().eq(1).all()
 
 
-def test_again_trains_nothing_and_an_added_seed_only_itself(tuned: tuple[Path, Path, Answer], tmp_path: Path) -> None:
+def test_repeated_run_trains_nothing_and_added_seed_only_itself(
+    tuned: tuple[Path, Path, Answer], tmp_path: Path
+) -> None:
     file, out = tuned[0], copy_of(tuned, tmp_path)
     before = results(out)
     again = vitlab.run(file, out=out)
@@ -251,7 +253,7 @@ def test_again_trains_nothing_and_an_added_seed_only_itself(tuned: tuple[Path, P
     assert sorted(set(trained_seeds(out))) == [0, 1, 2, 1_000_000, 1_000_001] and len(results(out)) == len(before) + 2
 
 
-def test_a_choice_outlives_the_trials_that_made_it(tuned: tuple[Path, Path, Answer], tmp_path: Path) -> None:
+def test_choice_outlives_rival_trials(tuned: tuple[Path, Path, Answer], tmp_path: Path) -> None:
     file, out = tuned[0], copy_of(tuned, tmp_path)
     for item in (item for tuning in tuned[2].plan.tuning for item in tuning.trials):
         shutil.rmtree(out / "trials" / item.trial.key)
@@ -259,7 +261,7 @@ def test_a_choice_outlives_the_trials_that_made_it(tuned: tuple[Path, Path, Answ
     assert (again.trained, again.cached) == (0, 4) and again.plan == tuned[2].plan
 
 
-def test_only_a_changed_arm_is_tuned_anew(tuned: tuple[Path, Path, Answer], tmp_path: Path) -> None:
+def test_only_changed_arm_is_tuned_again(tuned: tuple[Path, Path, Answer], tmp_path: Path) -> None:
     file, out = tuned[0], copy_of(tuned, tmp_path)
     content = yaml.safe_load(file.read_text())
     content["design"]["one_at_a_time"]["model.position"] = ["none", "sincos2d"]
@@ -308,7 +310,7 @@ class Killer(Watch):
     ],
     ids=["in stage one", "before the choice", "after the choice", "in stage two"],
 )
-def test_a_killed_run_goes_on(tuned: tuple[Path, Path, Answer], tmp_path: Path, killer: Killer, ended: int) -> None:
+def test_killed_run_resumes(tuned: tuple[Path, Path, Answer], tmp_path: Path, killer: Killer, ended: int) -> None:
     file = study(tmp_path, design=None, tune={"knobs": {LR: [1e-3, 1e-2]}})
     out = tmp_path / "out"
     with pytest.raises(SystemExit, match="killed"):
@@ -323,7 +325,7 @@ def test_a_killed_run_goes_on(tuned: tuple[Path, Path, Answer], tmp_path: Path, 
     assert not again.plan.pending
 
 
-def test_where_all_diverge_the_arm_fails_with_a_sentence(tmp_path: Path) -> None:
+def test_arm_fails_with_sentence_if_all_rivals_diverge(tmp_path: Path) -> None:
     sgd = {"type": "sgd", "lr": 0.1}
     base = {**BASE, "train": {**BASE["train"], "steps": 8, "optimizer": sgd}}
     knobs = {LR: [1e20, 0.1]}
@@ -348,7 +350,7 @@ def test_where_all_diverge_the_arm_fails_with_a_sentence(tmp_path: Path) -> None
     assert plan_study(file, out=tmp_path / "out")[1].tuning[0].open, "other code may not fail where that did"
 
 
-def test_a_rival_that_fails_keeps_the_choice_open_until_it_is_tried_again(tmp_path: Path) -> None:
+def test_failed_rival_keeps_choice_open_until_retried(tmp_path: Path) -> None:
     plugin = tmp_path / "touchy.py"
     plugin.write_text(
         "import os\nimport torch\nfrom vitlab.training.optim import optimizer\n"
@@ -368,7 +370,7 @@ def test_a_rival_that_fails_keeps_the_choice_open_until_it_is_tried_again(tmp_pa
     assert (retried.trained, retried.failed) == (2, 0) and not retried.plan.pending
 
 
-def test_one_choice_for_all_arms_is_made_at_the_base(tmp_path: Path) -> None:
+def test_shared_choice_is_made_at_base(tmp_path: Path) -> None:
     file = study(tmp_path, tune={"knobs": {LR: [1e-3, 3e-2]}, "per": "study", "seeds": 1}, seeds=1)
     answer = vitlab.run(file, out=tmp_path / "out")
     assert answer.trained == 2 + 2 and rate(answer.plan, "baseline") == rate(answer.plan, "position=none")
@@ -379,7 +381,7 @@ def test_one_choice_for_all_arms_is_made_at_the_base(tmp_path: Path) -> None:
 # -- what is said of it -----------------------------------------------------------------------------------------------
 
 
-def test_the_report_shows_rivals_cost_and_edges(tuned: tuple[Path, Path, Answer]) -> None:
+def test_report_shows_rivals_cost_and_edges(tuned: tuple[Path, Path, Answer]) -> None:
     answer = tuned[2]
     document = json.loads(str(report.render(answer.plan, answer.store, "json")))
     assert [(row["arm"], row["rival"]) for row in document["tuning"]] == [
@@ -399,7 +401,7 @@ def test_the_report_shows_rivals_cost_and_edges(tuned: tuple[Path, Path, Answer]
         assert "tuned for" in said and "lr=0.03" in said
 
 
-def test_without_tune_the_report_says_whose_learning_rate_it_was(tmp_path: Path) -> None:
+def test_report_without_tuning_names_origin_of_learning_rate(tmp_path: Path) -> None:
     def notes(**changes: Any) -> str:
         plan = plan_study(study(tmp_path, tune=None, **changes), out=tmp_path)[1]
         return str(report.render(plan, Store(tmp_path / "out"), "md"))

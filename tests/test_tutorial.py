@@ -77,7 +77,7 @@ def ours(trial: Trial, reference: PlainViT | None = None) -> Model:
     return network
 
 
-def test_the_pixels_are_those_of_torchvisions_transforms() -> None:
+def test_pixels_equal_torchvision_transforms() -> None:
     transforms = torchvision("torchvision.transforms")
     stored = slot("dataset").build("digits").read("test").x_NCHW
     pipeline = transforms.Compose([transforms.ToPILImage(), transforms.Resize((32, 32)), transforms.ToTensor()])
@@ -88,7 +88,7 @@ def test_the_pixels_are_those_of_torchvisions_transforms() -> None:
 
 
 @pytest.mark.parametrize("arm", [PUBLISHED, CORRECTED])
-def test_one_set_of_weights_one_function(arm: str) -> None:
+def test_equal_weights_give_equal_function(arm: str) -> None:
     trial = planned(arm)
     torch.manual_seed(1)
     reference = plain(arm).double()
@@ -116,7 +116,7 @@ def tutorial_losses(arm: str, reference: PlainViT, feed: Feed, steps: int) -> It
 
 
 @pytest.mark.parametrize(("arm", "steps"), [(PUBLISHED, 75), (CORRECTED, 100)])
-def test_training_is_the_tutorials_step_for_step(arm: str, steps: int) -> None:
+def test_training_equals_tutorial_per_step(arm: str, steps: int) -> None:
     """100 steps with logits; with the softmax inside, as long as rounding does not yet part any two (see below)."""
     trial = planned(arm, **{"train.steps": steps, "train.evaluations": steps})
     torch.manual_seed(2)
@@ -137,7 +137,7 @@ def gradients(network: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
 
 
-def test_along_the_published_path_losses_and_gradients_are_the_tutorials() -> None:
+def test_losses_and_gradients_equal_tutorial_along_its_path() -> None:
     """200 steps of the tutorial; at the weights of every fourth our loss is its loss, and every twentieth our gradients.
 
     Nothing more can be asked of two programs: with the softmax inside, Adam blows a difference in the last bit up to
@@ -165,7 +165,7 @@ def test_along_the_published_path_losses_and_gradients_are_the_tutorials() -> No
             torch.testing.assert_close(*flat, rtol=0, atol=1e-12)
 
 
-def test_it_starts_as_torchs_layers_do() -> None:
+def test_initial_values_equal_torch_layers() -> None:
     """Each parameter, over 40 seeds, against those that torch draws when its layers are made."""
     mine: dict[str, list[np.ndarray]] = {}
     theirs: dict[str, list[np.ndarray]] = {}
@@ -186,7 +186,7 @@ def test_it_starts_as_torchs_layers_do() -> None:
         assert ks_2samp(a, b).pvalue > 1e-3 / len(theirs), name
 
 
-def test_the_studies_say_what_the_tutorial_does() -> None:
+def test_studies_have_settings_of_tutorial() -> None:
     _, plan = plan_study(STUDY)
     _, on_mnist = plan_study(STUDY_MNIST)
     assert [arm.name for arm in plan.arms] == [arm.name for arm in on_mnist.arms] == [PUBLISHED, CORRECTED]

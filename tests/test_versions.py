@@ -92,7 +92,7 @@ def invoke(*arguments: str) -> tuple[int, str]:
     return 0, result.output
 
 
-def test_a_file_stands_for_its_own_version_whatever_was_run_since(here: Path) -> None:
+def test_file_selects_its_own_version_despite_later_runs(here: Path) -> None:
     frames = {
         name: vitlab.results(name, out="out") for name in ("first.yaml", "other.yaml", "tiny", "out/studies/tiny")
     }
@@ -111,7 +111,7 @@ def test_a_file_stands_for_its_own_version_whatever_was_run_since(here: Path) ->
     assert any("train.steps 4 and 2" in note for note in compared.notes)
 
 
-def test_a_file_that_has_not_been_run_is_refused_with_what_differs(here: Path) -> None:
+def test_file_never_run_is_refused_with_differences(here: Path) -> None:
     write(here / "first.yaml", steps=40, seeds=5)
     for command in ("report", "status"):
         code, said = invoke(command, "first.yaml")
@@ -123,13 +123,13 @@ def test_a_file_that_has_not_been_run_is_refused_with_what_differs(here: Path) -
         vitlab.results("tiny@nope", out="out")
 
 
-def test_a_run_of_another_file_of_the_same_study_names_the_first(ran: Path) -> None:
+def test_run_of_other_file_of_same_study_names_first(ran: Path) -> None:
     (said,) = (ran / "said.txt").read_text().splitlines()
     assert said.startswith(f"study 'tiny' was last run from {ran / 'first.yaml'}, in another version (")
     assert said.endswith("): train.steps 4 -> 2; seeds 2 -> 1. Both are kept; 'vitlab studies' lists them.")
 
 
-def test_changes_on_the_command_line_are_a_version_and_are_told(here: Path) -> None:
+def test_command_line_changes_are_a_version_and_reported(here: Path) -> None:
     answer = lab.run("first.yaml", out="out", changes={"seeds": 1, "train.steps": 2, "run.workers": 1})
     assert versions(answer.folder)[0].name == name_of(content(yaml.safe_load(Path("other.yaml").read_text())))
     code, said = invoke("report", "first.yaml", "--set", "seeds=1", "--set", "train.steps=2")
@@ -162,7 +162,7 @@ def test_studies_lists_every_version(here: Path) -> None:
     assert max(said.count(text) for text in ("first.yaml", "other.yaml")) == 1
 
 
-def test_running_an_earlier_version_again_makes_it_the_latest(here: Path) -> None:
+def test_rerunning_earlier_version_makes_it_latest(here: Path) -> None:
     folder = here / "out/studies/tiny"
     before = [item.name for item in versions(folder)]
     assert lab.run("first.yaml", out="out").trained == 0
@@ -170,9 +170,7 @@ def test_running_an_earlier_version_again_makes_it_the_latest(here: Path) -> Non
     assert len(vitlab.results("tiny", out="out")) == 4 and len(vitlab.results("other.yaml", out="out")) == 2
 
 
-def test_a_run_killed_as_it_begins_leaves_the_kept_version_as_it_was(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_killed_at_start_keeps_stored_version(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its plan is written by then, and who was last run is still the version before."""
 
     def killed(*_: Any) -> None:
@@ -190,7 +188,7 @@ def test_a_run_killed_as_it_begins_leaves_the_kept_version_as_it_was(
 
 
 @pytest.mark.parametrize("name", ["../../../escaped", "", 7, ["a"], None])
-def test_a_damaged_name_of_a_version_leads_nowhere_else(here: Path, name: Any) -> None:
+def test_damaged_version_name_reads_no_other_file(here: Path, name: Any) -> None:
     folder = here / "out/studies/tiny"
     for file in ("plan.json", "run.json"):
         write_json(folder / file, {**read_json(folder / file), "version": name})
@@ -203,7 +201,7 @@ def test_a_damaged_name_of_a_version_leads_nowhere_else(here: Path, name: Any) -
     assert {path.name for path in here.iterdir()} == before and not (here / "out/escaped").exists()
 
 
-def test_gc_keeps_what_any_version_needs_and_names_what_it_deletes(here: Path) -> None:
+def test_gc_keeps_trials_of_every_version_and_names_deletions(here: Path) -> None:
     code, said = invoke("gc", "--yes")
     assert code == 0 and "trials" not in said and len(list(here.glob("out/trials/*/*/result.json"))) == 6
     latest, earlier = (item.name for item in versions(here / "out/studies/tiny"))
@@ -225,7 +223,7 @@ def test_gc_keeps_what_any_version_needs_and_names_what_it_deletes(here: Path) -
     ]
 
 
-def test_where_a_study_runs_and_where_its_data_lies_is_no_other_version() -> None:
+def test_run_settings_and_data_path_do_not_make_a_version() -> None:
     plain = {"base": {"data": "digits", "train": {"steps": 4}}, "seeds": 2}
     elsewhere = {**plain, "base": {**plain["base"], "data": {"type": "digits", "root": "/data"}}, "run": {"workers": 2}}  # type: ignore[dict-item]
     assert name_of(content(plain)) == name_of(content(elsewhere)) != name_of(content({**plain, "seeds": 3}))
@@ -236,7 +234,7 @@ def test_where_a_study_runs_and_where_its_data_lies_is_no_other_version() -> Non
     assert differences(content(cut), content(plain)) == "data.fraction 0.5 -> (absent); train.steps (absent) -> 4"
 
 
-def test_a_store_of_an_earlier_vitlab_is_read_and_goes_on(here: Path) -> None:
+def test_store_of_earlier_vitlab_is_read_and_continued(here: Path) -> None:
     """It had one version of a study, without a name: plan.json, study.yaml and changes.json."""
     shutil.rmtree("out/studies/tiny/versions")
     (here / "out/studies/tiny/run.json").unlink()
@@ -260,7 +258,7 @@ def test_a_store_of_an_earlier_vitlab_is_read_and_goes_on(here: Path) -> None:
     assert {"study.yaml", "changes.json", "plan.json"} <= set(os.listdir("out/studies/tiny"))
 
 
-def test_what_a_report_says_to_do_takes_every_trial_from_the_store(here: Path) -> None:
+def test_advice_of_report_reuses_every_stored_trial(here: Path) -> None:
     subprocess.run(["git", "init", "-q"], check=True)
     subprocess.run(["git", "add", "first.yaml"], check=True)
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
@@ -284,7 +282,7 @@ def test_what_a_report_says_to_do_takes_every_trial_from_the_store(here: Path) -
     assert len(list(here.glob("**/result.json"))) == 6 and [item.name for item in here.glob("**/trials")] == ["trials"]
 
 
-def test_a_paused_trial_is_told_from_one_that_is_missing(here: Path) -> None:
+def test_paused_trial_is_distinguished_from_missing(here: Path) -> None:
     plan, store = open_study("tiny", out="out")
     trial = plan.trials[0].trial
     folder = store.trial(trial.key, trial.code)

@@ -122,7 +122,7 @@ def x_BCHW() -> Tensor:
 
 @pytest.mark.parametrize("image", [(32, 32), (32, 48)], ids=["square", "oblong"])
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
-def test_logits_equal_timm_both_ways(pair: Pair, image: tuple[int, int]) -> None:
+def test_logits_equal_timm_in_both_directions(pair: Pair, image: tuple[int, int]) -> None:
     data = DataInfo(image=image, channels=3, classes=7)
     theirs, ours = theirs_of(pair, data), ours_of(pair, data)
     x = torch.randn(2, 3, *image, generator=torch.Generator().manual_seed(1))
@@ -155,7 +155,7 @@ def test_rotary_equals_timm(x_BCHW: Tensor) -> None:
 
 
 @pytest.mark.parametrize("where", ["every_layer", "every_layer_shared"])
-def test_positions_at_every_layer_are_added_before_timms_blocks(where: str, x_BCHW: Tensor) -> None:
+def test_positions_at_every_layer_equal_timm(where: str, x_BCHW: Tensor) -> None:
     position = {"type": "learned", "where": where}
     ours = randomised(model.build({"type": "vit", **SMALL, "position": position}, DATA))
     assert isinstance(ours, ViT)
@@ -180,7 +180,7 @@ def test_distilled_pair_equals_timm_in_training(x_BCHW: Tensor) -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
-def test_canonical_form_round_trips_bit_by_bit(pair: Pair) -> None:
+def test_canonical_form_round_trips_bitwise(pair: Pair) -> None:
     ours = randomised(ours_of(pair, DATA))
     assert isinstance(ours, ViT)
     state = ours.state_dict()
@@ -189,7 +189,7 @@ def test_canonical_form_round_trips_bit_by_bit(pair: Pair) -> None:
     assert all(torch.equal(back[name], state[name]) for name in state)
 
 
-def test_a_checkpoint_that_does_not_fit_is_named() -> None:
+def test_unfitting_checkpoint_is_named() -> None:
     with pytest.raises(RuntimeError, match="head_dist"):
         ours = ours_of(PAIRS[0], DATA)
         ours.load_state_dict(ours.from_canonical(theirs_of(PAIRS[-1], DATA).state_dict()))
@@ -202,7 +202,7 @@ DECAYING = [pair for pair in PAIRS if pair.name not in ("split", "per head", "mi
 
 
 @pytest.mark.parametrize("pair", DECAYING, ids=str)
-def test_weight_decay_spares_what_timm_spares(pair: Pair) -> None:
+def test_weight_decay_exempts_same_parameters_as_timm(pair: Pair) -> None:
     theirs, ours = theirs_of(pair, DATA), ours_of(pair, DATA)
     groups = param_groups_weight_decay(theirs, 0.1, no_weight_decay_list=theirs.no_weight_decay())  # type: ignore[operator]
     spared = {id(parameter) for group in groups if group["weight_decay"] == 0 for parameter in group["params"]}
@@ -213,7 +213,7 @@ def test_weight_decay_spares_what_timm_spares(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("attention", ["split", "per_head"])
-def test_weight_decay_spares_the_biases_of_every_attention(attention: str) -> None:
+def test_weight_decay_exempts_biases_of_every_attention(attention: str) -> None:
     ours = model.build({"type": "vit", **SMALL, "attention": attention}, DATA)
     exempt = ours.no_weight_decay()
     for name, parameter in ours.named_parameters():
@@ -223,7 +223,7 @@ def test_weight_decay_spares_the_biases_of_every_attention(attention: str) -> No
 
 
 @pytest.mark.parametrize("pair", [*DECAYING, PAIRS[-1]], ids=str)
-def test_layers_are_ordered_as_timm_orders_them(pair: Pair) -> None:
+def test_layer_order_equals_timm(pair: Pair) -> None:
     theirs, ours = theirs_of(pair, DATA), ours_of(pair, DATA)
     layers = timm.models.group_parameters(theirs, theirs.group_matcher(), reverse=True)  # type: ignore[operator]
     for name, _ in ours.named_parameters():
@@ -250,7 +250,7 @@ def test_order_of_tokens() -> None:
     assert seen[0].shape == (1, 4 + 24, 48)
 
 
-def test_drop_path_grows_as_timm_lets_it() -> None:
+def test_drop_path_grows_like_timm() -> None:
     ours = model.build({"type": "vit", **{**SMALL, "depth": 5}, "drop_path": 0.3}, DATA)
     theirs = VisionTransformer(img_size=DATA.image, **{**THEIRS, "depth": 5}, drop_path_rate=0.3)
     for mine, other in zip(ours.blocks, theirs.blocks, strict=True):
@@ -292,7 +292,7 @@ def test_dropout_is_keyed_and_off_in_evaluation(x_BCHW: Tensor) -> None:
         assert torch.equal(built(x_BCHW).logits, plain.eval()(x_BCHW).logits)
 
 
-def test_blocks_take_their_own_parts() -> None:
+def test_blocks_have_their_own_parts() -> None:
     built = model.build(
         {
             "type": "vit",
@@ -314,12 +314,12 @@ def test_blocks_take_their_own_parts() -> None:
         ({"0-1": {"mlp": "swiglu"}, "1": {"norm": "none"}}, "block 1 is in '0-1' and in '1'; say it once"),
     ],
 )
-def test_blocks_that_are_not_there(blocks: Mapping[str, Any], sentence: str) -> None:
+def test_missing_blocks_are_refused(blocks: Mapping[str, Any], sentence: str) -> None:
     with pytest.raises(GeometryError, match=sentence):
         ViT.incompatibility(DATA, {**SMALL, "blocks": blocks})
 
 
-def test_a_block_is_named_as_yaml_reads_it() -> None:
+def test_block_names_follow_yaml() -> None:
     resolved = model.resolve({"type": "vit", "blocks": {3: {"mlp": "swiglu"}}})
     assert list(resolved.plain()["blocks"]) == ["3"]
     assert ViT.incompatibility(DATA, {**resolved.options, "patch_size": 8}) is None
@@ -327,7 +327,7 @@ def test_a_block_is_named_as_yaml_reads_it() -> None:
         model.resolve({"type": "vit", "blocks": {"last": {"mlp": "swiglu"}}})
 
 
-def test_mistakes_inside_blocks_are_placed() -> None:
+def test_mistakes_inside_blocks_have_a_place() -> None:
     with pytest.raises(OptionError) as caught:
         model.resolve({"type": "vit", "blocks": {"0": {"attention": "spilt"}}})
     ((path, sentence),) = caught.value.faults
@@ -338,7 +338,7 @@ def test_mistakes_inside_blocks_are_placed() -> None:
 # -- sizes ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_size_is_spelled_out_when_resolved() -> None:
+def test_size_is_expanded_on_resolve() -> None:
     plain = model.resolve({"type": "vit", "size": "g"}).plain()
     assert (plain["dim"], plain["depth"], plain["heads"]) == (1408, 40, 16)
     assert int(plain["dim"] * plain["mlp"]["ratio"]) == 6144
@@ -347,38 +347,38 @@ def test_a_size_is_spelled_out_when_resolved() -> None:
     assert int(big["dim"] * big["mlp"]["ratio"]) == 8192
 
 
-def test_an_explicit_option_wins_over_the_size() -> None:
+def test_explicit_option_overrides_size() -> None:
     plain = model.resolve({"type": "vit", "size": "S", "depth": 3, "mlp": {"type": "gelu", "ratio": 2}}).plain()
     assert (plain["dim"], plain["depth"], plain["heads"], plain["mlp"]["ratio"]) == (384, 3, 6, 2)
     assert model.resolve({"type": "vit", "size": "g", "mlp": "swiglu"}).plain()["mlp"]["ratio"] == pytest.approx(8 / 3)
 
 
-def test_a_size_and_its_numbers_are_one_trial() -> None:
+def test_size_and_its_numbers_are_one_trial() -> None:
     by_name = model.resolve({"type": "vit", "size": "S"})
     by_number = model.resolve({"type": "vit", "dim": 384, "depth": 12, "heads": 6})
     assert by_name.hashed() == by_number.hashed()
     assert by_name.hashed() != model.resolve({"type": "vit", "size": "B"}).hashed()
 
 
-def test_without_a_size_it_is_tiny() -> None:
+def test_default_size_is_tiny() -> None:
     plain = model.resolve("vit").plain()
     assert (plain["dim"], plain["depth"], plain["heads"], plain["patch_size"]) == (192, 12, 3, 16)
 
 
-def test_an_unknown_size_is_a_sentence() -> None:
+def test_unknown_size_gives_one_sentence() -> None:
     with pytest.raises(OptionError, match="size"):
         model.resolve({"type": "vit", "size": "Tiny"})
     assert set(get_args(Name)) == set(SIZES)
 
 
 @pytest.mark.parametrize(("option", "value"), [("mlp", None), ("mlp", False), ("prefix", None), ("dim", "wide")])
-def test_spelling_out_hides_no_mistake(option: str, value: object) -> None:
+def test_size_expansion_hides_no_mistake(option: str, value: object) -> None:
     with pytest.raises(OptionError) as caught:
         model.resolve({"type": "vit", "size": "S", option: value})
     assert [path[0] for path, _ in caught.value.faults] == [option]
 
 
-def test_built_in_python_as_in_yaml() -> None:
+def test_python_constructor_equals_yaml() -> None:
     direct = ViT(DATA, size="pico", patch_size=8, blocks={"1": {"mlp": "swiglu"}})
     assert (direct.geometry.dim, direct.geometry.depth) == (32, 2)
     assert type(direct.blocks[1].mlp).__name__ == "SwiGLU"
@@ -401,7 +401,7 @@ def test_built_in_python_as_in_yaml() -> None:
         ({"blocks": {"1": {"attention": {"type": "sdpa", "drop": 0.1}}}}, "cannot drop attention weights"),
     ],
 )
-def test_impossible_combinations_are_sentences(options: Mapping[str, Any], sentence: str) -> None:
+def test_impossible_combinations_give_one_sentence(options: Mapping[str, Any], sentence: str) -> None:
     full = {**SMALL, **options}
     reason = ViT.incompatibility(DATA, full)
     assert reason is not None
@@ -410,7 +410,7 @@ def test_impossible_combinations_are_sentences(options: Mapping[str, Any], sente
     assert reason in str(caught.value)
 
 
-def test_possible_ones_have_no_reason() -> None:
+def test_possible_combinations_have_no_reason() -> None:
     assert ViT.incompatibility(DATA, SMALL) is None
     assert ViT.incompatibility(DATA, model.resolve({"type": "vit", **SMALL}).options) is None
 
@@ -423,7 +423,7 @@ def test_possible_ones_have_no_reason() -> None:
         ({"heads": 5}, "heads", "dim 48 is not a multiple of heads 5"),
     ],
 )
-def test_sizes_that_do_not_divide(options: Mapping[str, Any], option: str, sentence: str) -> None:
+def test_non_dividing_sizes_are_refused(options: Mapping[str, Any], option: str, sentence: str) -> None:
     with pytest.raises(GeometryError, match=sentence) as caught:
         ViT.incompatibility(DATA, {**SMALL, **options})
     assert caught.value.option == option
@@ -461,7 +461,7 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("strangers")
-def test_capabilities_are_asked_for(x_BCHW: Tensor) -> None:
+def test_capabilities_are_checked(x_BCHW: Tensor) -> None:
     for position in slot("position").names():
         component = slot("position").get(position)
         reason = ViT.incompatibility(DATA, {**SMALL, "position": position, "blocks": {"1": {"attention": "deaf"}}})
@@ -473,7 +473,7 @@ def test_capabilities_are_asked_for(x_BCHW: Tensor) -> None:
 
 
 @pytest.mark.usefixtures("strangers")
-def test_a_guest_with_the_barest_contract_works(x_BCHW: Tensor) -> None:
+def test_plugin_with_minimal_contract_works(x_BCHW: Tensor) -> None:
     options = {"type": "vit", **SMALL, "attention": "deaf", "head": "whole"}
     built = model.build(options, DATA)
     built.initialise(3)
@@ -499,7 +499,7 @@ def test_copies_and_pickles(x_BCHW: Tensor) -> None:
         assert not torch.equal(other(x_BCHW).logits, built(x_BCHW).logits)
 
 
-def test_vectorises_over_replicates(x_BCHW: Tensor) -> None:
+def test_vmap_over_replicates(x_BCHW: Tensor) -> None:
     replicas = [model.build({"type": "vit", **SMALL, "attention": "fused"}, DATA) for _ in range(3)]
     for seed, replica in enumerate(replicas):
         replica.initialise(seed)

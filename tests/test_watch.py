@@ -46,7 +46,7 @@ def test_only_a_kernel_is_a_notebook(notebook: Display, monkeypatch: pytest.Monk
     assert isinstance(progress.watch_on(), progress.PlainLines)
 
 
-def test_a_notebook_has_one_output_that_is_updated(
+def test_notebook_has_one_updated_output(
     notebook: Display, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan, store = handmade.study(tmp_path, {"baseline": [None] * 2, "<b>": [None] * 2})
@@ -72,7 +72,7 @@ def test_a_notebook_has_one_output_that_is_updated(
     assert capsys.readouterr().out == "<b> s0 failed: out of <memory>\n"
 
 
-def test_names_are_no_markup_in_a_notebook(notebook: Display, tmp_path: Path) -> None:
+def test_notebook_escapes_names(notebook: Display, tmp_path: Path) -> None:
     plan, store = handmade.study(tmp_path, {"baseline": [None], "<b>": [None]})
     view = progress.NotebookView()
     view.planned(plan, plan.trials, store)

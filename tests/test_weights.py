@@ -131,7 +131,7 @@ TIMM: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], ModelFacts]] = {
 
 
 @pytest.mark.parametrize("name", TIMM)
-def test_timm_in_and_out(name: str, tmp_path: Path) -> None:
+def test_timm_round_trip(name: str, tmp_path: Path) -> None:
     make, size, said = TIMM[name]
     theirs = make()
     opened = open_model(saved(theirs, tmp_path / "a.pth"), facts=said)
@@ -160,7 +160,7 @@ def test_every_attention_reads_one_file(attention: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("representation", [None, 12])
-def test_torchvision_in_and_out(representation: int | None, tmp_path: Path) -> None:
+def test_torchvision_round_trip(representation: int | None, tmp_path: Path) -> None:
     theirs = torchvision_vit(representation_size=representation)
     opened = open_model(saved(theirs, tmp_path / "a.pt"), facts=HEADS)
     assert opened.mean == (0.485, 0.456, 0.406)
@@ -171,7 +171,7 @@ def test_torchvision_in_and_out(representation: int | None, tmp_path: Path) -> N
     torch.testing.assert_close(logits(theirs, images(16, 16)), logits(ours, images(16, 16)), **CLOSE)
 
 
-def test_torchvisions_old_names(tmp_path: Path) -> None:
+def test_old_names_of_torchvision(tmp_path: Path) -> None:
     theirs = torchvision_vit()
     old = {
         name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): value
@@ -187,7 +187,7 @@ HUGGING_FACE = ["ViTForImageClassification", "DeiTForImageClassification", "DeiT
 
 @pytest.mark.parametrize("oblong", [False, True])
 @pytest.mark.parametrize("kind", HUGGING_FACE)
-def test_hugging_face_in_and_out(kind: str, oblong: bool, tmp_path: Path) -> None:
+def test_hugging_face_round_trip(kind: str, oblong: bool, tmp_path: Path) -> None:
     size = {"image_size": (8, 24), "patch_size": (4, 8)} if oblong else {}
     theirs = hugging_face(kind, **size)
     x_BCHW = images(8, 24) if oblong else images(16, 16)
@@ -204,7 +204,7 @@ def test_hugging_face_in_and_out(kind: str, oblong: bool, tmp_path: Path) -> Non
     torch.testing.assert_close(logits(theirs, x_BCHW), logits(ours, x_BCHW), **CLOSE)
 
 
-def test_what_is_written_for_hugging_face_is_what_it_writes(tmp_path: Path) -> None:
+def test_hugging_face_output_equals_transformers(tmp_path: Path) -> None:
     """The names on disk, against ``save_pretrained``; and ``from_pretrained`` reads the folder."""
     theirs = hugging_face("DeiTForImageClassificationWithTeacher")
     theirs.save_pretrained(tmp_path / "theirs")
@@ -216,7 +216,7 @@ def test_what_is_written_for_hugging_face_is_what_it_writes(tmp_path: Path) -> N
     torch.testing.assert_close(logits(again, images(16, 16)), logits(theirs, images(16, 16)), rtol=0, atol=0)
 
 
-def test_a_body_of_hugging_face_has_no_head(tmp_path: Path) -> None:
+def test_hugging_face_body_has_no_head(tmp_path: Path) -> None:
     theirs = hugging_face("ViTModel")
     file = saved(theirs, tmp_path / "a.pth")
     with pytest.raises(WeightsError, match=r"a\.pth: these weights have no head: head\.weight is missing"):
@@ -235,7 +235,7 @@ def test_a_body_of_hugging_face_has_no_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "mean of normed tokens", "map", "hybrid", "hybrid of a stem alone"])
-def test_google_out_through_timms_reader_and_in_again(name: str, tmp_path: Path) -> None:
+def test_google_round_trip_through_timm_reader(name: str, tmp_path: Path) -> None:
     make: Callable[[], nn.Module]
     make = {
         "plain": lambda: vit(act_layer="gelu_tanh"),
@@ -263,7 +263,7 @@ def npz(model: nn.Module, **more: Any) -> dict[str, np.ndarray[Any, Any]]:
     return {**{name: value.numpy() for name, value in state.items()}, **more}
 
 
-def test_npz_to_canonical_and_back_is_equal_to_the_bit(tmp_path: Path) -> None:
+def test_npz_round_trips_bitwise(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays = npz(hybrid((1, 1)))
     arrays = {name: rng.standard_normal(value.shape).astype(np.float32) for name, value in arrays.items()}
@@ -281,7 +281,7 @@ def test_npz_to_canonical_and_back_is_equal_to_the_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stacked", [False, True])
-def test_big_visions_layout(stacked: bool, tmp_path: Path) -> None:
+def test_big_vision_layout(stacked: bool, tmp_path: Path) -> None:
     theirs = vit(no_embed_class=True, act_layer="gelu_tanh")
     arrays = {}
     for name, value in npz(theirs).items():
@@ -306,7 +306,7 @@ def test_big_visions_layout(stacked: bool, tmp_path: Path) -> None:
 # -- DeiT's own files -------------------------------------------------------------------------------------------------
 
 
-def test_the_files_that_deits_training_writes(tmp_path: Path) -> None:
+def test_files_written_by_deit_training(tmp_path: Path) -> None:
     theirs = deit()
     torch.save(
         {"model": theirs.state_dict(), "epoch": 3, "args": argparse.Namespace(lr=1e-3), "optimizer": {"state": {}}},
@@ -334,7 +334,7 @@ def test_deit_3(tmp_path: Path) -> None:
     assert FORMATS["deit"].from_canonical(checkpoint.state, 2).keys() == state.keys()
 
 
-def test_what_is_written_for_deit_3_has_no_row_for_its_class_token(tmp_path: Path) -> None:
+def test_deit_3_output_has_no_class_token_row(tmp_path: Path) -> None:
     theirs = vit(init_values=0.1)
     file = tmp_path / "b.pth"
     convert(saved(theirs, tmp_path / "a.pth"), file, "deit", facts=HEADS)
@@ -350,7 +350,7 @@ def test_what_is_written_for_deit_3_has_no_row_for_its_class_token(tmp_path: Pat
 
 @settings(max_examples=12)
 @given(st.permutations(["timm", "torchvision", "hf", "hf-memory", "google", "deit"]))
-def test_any_round_through_the_formats_changes_no_bit(way: list[str]) -> None:
+def test_format_chain_changes_no_bit(way: list[str]) -> None:
     state = start = dict(vit().state_dict())
     for name in way:
         written = FORMATS[name].from_canonical(state, 2)
@@ -362,7 +362,7 @@ def test_any_round_through_the_formats_changes_no_bit(way: list[str]) -> None:
 
 
 @pytest.mark.parametrize("how", ["timm", "google", "torchvision", "hf"])
-def test_another_resolution_as_the_library_does_it(how: str, tmp_path: Path) -> None:
+def test_other_resolution_equals_library(how: str, tmp_path: Path) -> None:
     theirs, file = vit(), tmp_path / "b.safetensors"
     convert(saved(theirs, tmp_path / "a.pth"), file, "timm", facts=HEADS, image=(24, 32), resample=how)
     table = theirs.state_dict()["pos_embed"]
@@ -387,14 +387,14 @@ def test_another_resolution_as_the_library_does_it(how: str, tmp_path: Path) -> 
         torch.testing.assert_close(logits(opened.model, images(24, 32)), logits(theirs, images(24, 32)), **CLOSE)
 
 
-def test_a_model_whose_class_token_has_no_row_computes_the_same_where_it_must_have_one(tmp_path: Path) -> None:
+def test_missing_class_token_row_is_added_without_changing_function(tmp_path: Path) -> None:
     theirs, other = vit(no_embed_class=True), torchvision_vit(mlp_dim=64)
     convert(saved(theirs, tmp_path / "a.pth"), tmp_path / "b.pth", "torchvision", facts=SQUARE)
     other.load_state_dict(torch.load(tmp_path / "b.pth"), strict=True)
     torch.testing.assert_close(logits(other, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
 
 
-def test_pre_logits_are_kept_or_dropped_by_choice(tmp_path: Path) -> None:
+def test_pre_logits_are_kept_or_dropped_by_option(tmp_path: Path) -> None:
     source = saved(torchvision_vit(representation_size=16), tmp_path / "a.pth")
     with pytest.raises(WeightsError, match="have no pre-logits"):
         convert(source, tmp_path / "b.pth", "hf", facts=HEADS)
@@ -418,7 +418,7 @@ def test_pre_logits_are_kept_or_dropped_by_choice(tmp_path: Path) -> None:
         (deit, "torchvision", "torchvision has no place for dist_token, head_dist"),
     ],
 )
-def test_what_a_format_cannot_say_is_refused_by_name(
+def test_unsupported_model_is_refused_by_name(
     make: Callable[[], nn.Module], to: str, sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(WeightsError, match=sentence):
@@ -439,7 +439,7 @@ def refusal(file: Path, **how: Any) -> str:
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors", "npz"])
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_a_truncated_file_is_one_sentence(suffix: str, share: float, tmp_path: Path) -> None:
+def test_truncated_file_gives_one_sentence(suffix: str, share: float, tmp_path: Path) -> None:
     whole = tmp_path / f"whole.{suffix}"
     convert(saved(vit(), tmp_path / "a.pth"), whole, "google" if suffix == "npz" else "timm", facts=HEADS)
     torn = tmp_path / f"torn.{suffix}"
@@ -451,7 +451,7 @@ class Foreign:
     pass
 
 
-def test_files_that_are_something_else(tmp_path: Path) -> None:
+def test_other_file_types_are_refused(tmp_path: Path) -> None:
     state = vit().state_dict()
     torch.save(state, tmp_path / "a.safetensors")
     assert "is called .safetensors, and what is in it is a file of torch.save" in refusal(tmp_path / "a.safetensors")
@@ -478,7 +478,7 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     assert "fc.weight cannot be of the shape ()" in refusal(tmp_path / "k.pth")
 
 
-def test_a_wrong_format_is_told_by_the_right_one(tmp_path: Path) -> None:
+def test_wrong_format_names_right_one(tmp_path: Path) -> None:
     file = saved(torchvision_vit(), tmp_path / "a.pth")
     assert "not of the format hf; it looks like torchvision" in refusal(file, form="hf")
     assert "no format called 'tim'. Did you mean 'timm'?" in refusal(file, form="tim")
@@ -503,7 +503,7 @@ def test_missing_unknown_and_misshapen_keys_are_named(tmp_path: Path) -> None:
     assert "norm_pre.weight, norm_pre.bias are unknown" in refusal(clip)
 
 
-def test_what_no_tensor_shows_is_asked_for(tmp_path: Path) -> None:
+def test_facts_without_tensors_are_requested(tmp_path: Path) -> None:
     file = saved(vit(), tmp_path / "a.pth")
     assert "--heads" in refusal(file, facts=ModelFacts())
     assert "a width of 16 cannot be divided among 3 heads" in refusal(file, facts=ModelFacts(heads=3))
@@ -516,7 +516,7 @@ def test_what_no_tensor_shows_is_asked_for(tmp_path: Path) -> None:
     assert "assumed: 3 heads, as ViT-Ti has" in str(open_model(tmp_path / "d.pth").notes)
 
 
-def test_the_hubs_files_beside_the_weights(tmp_path: Path) -> None:
+def test_hub_files_beside_weights(tmp_path: Path) -> None:
     file = saved(vit(), tmp_path / "pytorch_model.bin")
     config = {
         "architecture": "vit_tiny_patch16_224",

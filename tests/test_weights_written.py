@@ -145,7 +145,7 @@ def outcome(folder: Path, options: dict[str, Any], to: str) -> str:
     return "equal"
 
 
-def test_changed_header_of_a_trials_file_is_refused(tmp_path: Path) -> None:
+def test_changed_header_of_trial_file_is_refused(tmp_path: Path) -> None:
     file, _ = left(tmp_path, {})
     whole = file.read_bytes()
     open_model(file)
@@ -156,7 +156,7 @@ def test_changed_header_of_a_trials_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", FILES)
-def test_a_model_is_equal_when_read_again_or_refused(to: str, tmp_path: Path) -> None:
+def test_model_is_equal_after_reading_or_refused(to: str, tmp_path: Path) -> None:
     """Every option alone, and drawn combinations of them."""
     alone = [option for options in OPTIONS.values() for option in options if option]
     draw = random.Random(0)
@@ -183,7 +183,7 @@ def test_a_model_is_equal_when_read_again_or_refused(to: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("to", ["timm", "hf", "torchvision", "google"])
-def test_blocks_that_are_alike_are_one_option(to: str, tmp_path: Path) -> None:
+def test_equal_blocks_become_one_option(to: str, tmp_path: Path) -> None:
     assert outcome(tmp_path / "trial", {"blocks": {"0-1": {"mlp": TANH}}}, to) == "equal"
 
 
@@ -220,17 +220,17 @@ def test_blocks_that_are_alike_are_one_option(to: str, tmp_path: Path) -> None:
         ({"patch_size": [4, 2]}, "torchvision", "its patches are of 4x2 pixels, and there they are square"),
     ],
 )
-def test_what_a_file_cannot_hold_is_named(options: dict[str, Any], to: str, sentence: str, tmp_path: Path) -> None:
+def test_unsupported_property_is_named(options: dict[str, Any], to: str, sentence: str, tmp_path: Path) -> None:
     assert sentence in outcome(tmp_path / "trial", options, to)
 
 
-def test_torchvision_has_square_images_alone(tmp_path: Path) -> None:
+def test_torchvision_requires_square_images(tmp_path: Path) -> None:
     file, _ = left(tmp_path / "trial", {}, image=(16, 8))
     with pytest.raises(WeightsError, match="its images are of 16x8 pixels, and there they are square"):
         convert(file, tmp_path / "b.pth", "torchvision")
 
 
-def test_a_description_of_another_model_beside_the_target_is_noticed(tmp_path: Path) -> None:
+def test_foreign_config_beside_target_is_noticed(tmp_path: Path) -> None:
     file, _ = left(tmp_path / "trial", {})
     write_json(tmp_path / "config.json", {"model_type": "vit", "hidden_size": 16, "num_attention_heads": 4})
     with pytest.raises(WeightsError, match="heads"):

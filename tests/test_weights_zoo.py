@@ -58,11 +58,11 @@ def sample() -> list[weights_zoo.Case]:
 
 
 @pytest.mark.parametrize("case", sample(), ids=lambda case: f"{case.section}: {case.name}")
-def test_a_model_of_another_library_is_equal_refused_or_said_as_the_page_has_it(case: weights_zoo.Case) -> None:
+def test_foreign_model_is_equal_or_refused_as_documented(case: weights_zoo.Case) -> None:
     assert weights_zoo.row(case) in weights_zoo.PAGE.read_text().splitlines()
 
 
-def test_the_page_has_every_case_once_and_none_but_said_are_unequal() -> None:
+def test_page_has_every_case_once_and_only_documented_differences() -> None:
     lines = [line for line in weights_zoo.PAGE.read_text().splitlines() if line.startswith("| ")]
     rows = [line for line in lines if not line.startswith(("| ---", "| configuration"))]
     assert len(rows) == len(CASES)
@@ -74,14 +74,14 @@ def test_the_page_has_every_case_once_and_none_but_said_are_unequal() -> None:
 # -- the tables -------------------------------------------------------------------------------------------------------
 
 
-def test_table_of_timm_is_what_its_entry_points_pass() -> None:
+def test_timm_table_equals_timm_entry_points() -> None:
     names = timm_table.names()
     assert names == sorted(architectures())
     for name in names:
         assert {"class": "VisionTransformer", **timm_table.arguments(name)} == entry_point(name), name
 
 
-def test_every_other_architecture_of_timm_is_refused_by_name() -> None:
+def test_other_timm_architectures_are_refused_by_name() -> None:
     others = set(timm.list_models()) - set(architectures())
     assert len(others) > 500
     for name in sorted(others):
@@ -89,7 +89,7 @@ def test_every_other_architecture_of_timm_is_refused_by_name() -> None:
             read_config({"architecture": name, "pretrained_cfg": {}}, {}, {}, "config.json")
 
 
-def test_every_argument_of_timms_classes_is_in_one_table() -> None:
+def test_every_timm_argument_is_in_one_table() -> None:
     parts = [tables._MAPPED, tables._IN_TENSORS, tables._WITHOUT_EFFECT, tables._ONE_VALUE.keys()]
     for kind in (VisionTransformer, Eva):
         for argument in inspect.signature(kind).parameters:
@@ -99,7 +99,7 @@ def test_every_argument_of_timms_classes_is_in_one_table() -> None:
 
 
 @pytest.mark.parametrize("kind", [transformers.ViTConfig, transformers.DeiTConfig, transformers.ViTMSNConfig])
-def test_every_key_of_transformers_is_in_a_table(kind: Any) -> None:
+def test_every_transformers_key_is_in_a_table(kind: Any) -> None:
     assert set(kind().to_dict()) <= tables._MODEL_KEYS | tables._COMMON_KEYS
     assert tables._MODEL_TYPES[kind.model_type] == kind().layer_norm_eps
 
@@ -125,7 +125,7 @@ def vit(folder: Path, **config: Any) -> Path:
         ({"model_args": {"num_kv_heads": 1}}, "num_kv_heads of vit_tiny_patch16_224 is 1, which vitlab does not have"),
     ],
 )
-def test_a_config_of_another_function_is_refused_by_key_and_value(
+def test_config_of_other_function_is_refused_by_key_and_value(
     config: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(WeightsError) as refused:
@@ -133,7 +133,7 @@ def test_a_config_of_another_function_is_refused_by_key_and_value(
     assert sentence in str(refused.value)
 
 
-def test_keys_of_a_config_that_are_not_known_are_listed(tmp_path: Path) -> None:
+def test_unknown_config_keys_are_listed(tmp_path: Path) -> None:
     file = vit(tmp_path, flavour="salt", pretrained_cfg={"crop_shape": 3})
     (note,) = open_model(file).notes
     assert note.endswith("config.json: not known here, and not read: flavour, pretrained_cfg.crop_shape")
@@ -153,7 +153,7 @@ def test_keys_of_a_config_that_are_not_known_are_listed(tmp_path: Path) -> None:
         ({"rescale_factor": 1 / 127.5, "image_mean": [1, 1, 1], "image_std": [1, 1, 1]}, (0.5,) * 3, (0.5,) * 3),
     ],
 )
-def test_steps_of_a_preprocessor_amount_to_a_mean_and_a_deviation(
+def test_preprocessor_steps_reduce_to_mean_and_std(
     preprocessor: dict[str, Any], mean: tuple[float, ...], std: tuple[float, ...], tmp_path: Path
 ) -> None:
     """What transformers' processor makes of a pixel, (v * rescale_factor - mean) / std, in terms of v / 255."""
@@ -167,13 +167,13 @@ def test_steps_of_a_preprocessor_amount_to_a_mean_and_a_deviation(
     assert (value / 255 - opened.mean[0]) / opened.std[0] == pytest.approx(wanted)
 
 
-def test_one_channel_gets_one_note_on_normalisation(tmp_path: Path) -> None:
+def test_one_channel_gives_one_note_on_normalisation(tmp_path: Path) -> None:
     case = weights_zoo.bare(tmp_path, in_chans=1)
     notes = [note for note in open_model(case.file, facts=case.said).notes if "normalised" in note]
     assert notes == ["assumed: pixels of 1 channels normalised by 0.5 and 0.5"]
 
 
-def test_a_file_with_rotary_positions_is_written_in_no_format(tmp_path: Path) -> None:
+def test_rotary_positions_are_refused_by_every_format(tmp_path: Path) -> None:
     case = weights_zoo.configured("vit_small_patch16_dinov3", tmp_path)
     assert look(case.file).architecture.options["position"] == {
         "type": "rope2d",
@@ -186,7 +186,7 @@ def test_a_file_with_rotary_positions_is_written_in_no_format(tmp_path: Path) ->
         convert(case.file, tmp_path / "b.pth", "timm")
 
 
-def test_a_pooled_norm_is_said_as_timm_has_it(tmp_path: Path) -> None:
+def test_pooled_norm_is_documented_as_in_timm(tmp_path: Path) -> None:
     for norm in (True, False):
         folder = tmp_path / str(norm)
         folder.mkdir()
@@ -195,7 +195,7 @@ def test_a_pooled_norm_is_said_as_timm_has_it(tmp_path: Path) -> None:
         assert f"the head reads the mean of the patches: global_pool='avg', fc_norm={norm}" in notes
 
 
-def test_centred_coordinates_do_not_depend_on_the_grid() -> None:
+def test_centred_coordinates_do_not_depend_on_grid() -> None:
     """Corners of the image are at -1 and 1 whatever the patches: two by two of a grid have their mean angle."""
     from vitlab.geometry import DataInfo
     from vitlab.registry import slot

@@ -12,11 +12,11 @@ from vitlab.registry import slot
 from vitlab.testing import check_component
 
 
-def test_polar_keeps_the_contract() -> None:
+def test_polar_passes_contract_test() -> None:
     check_component("position", "polar")
 
 
-def test_polar_is_distance_and_direction() -> None:
+def test_polar_encodes_distance_and_direction() -> None:
     """A 3x3 grid by hand: the centre, and the patch in the middle of the right edge."""
     sizes = {"image": (6, 6), "channels": 1, "patch": (2, 2), "reduction": 1, "dim": 8, "depth": 1, "heads": 1}
     g = Geometry.of(**sizes, prefix=("class",), classes=2)
@@ -28,7 +28,7 @@ def test_polar_is_distance_and_direction() -> None:
     assert rows_TD[6].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_its_study_can_be_planned() -> None:
+def test_study_can_be_planned() -> None:
     from vitlab.lab import plan_study
 
     _, plan = plan_study(Path(__file__).parents[1] / "study.yaml")

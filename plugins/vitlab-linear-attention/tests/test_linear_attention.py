@@ -92,7 +92,7 @@ def test_contract(name: str) -> None:
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("grid", GRIDS)
-def test_linear_is_the_formula(grid: tuple[int, int], prefix: tuple[str, ...]) -> None:
+def test_linear_equals_formula(grid: tuple[int, int], prefix: tuple[str, ...]) -> None:
     g = geometry(grid, prefix)
     attention, x = built("linear", g), tokens(g)
     q, k, v = heads_of(attention, x)
@@ -124,7 +124,7 @@ def test_extreme_tokens_give_finite_values_and_gradients(name: str, scale: float
 
 @pytest.mark.parametrize("rotates", [False, True])
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_performer_is_the_formula(prefix: tuple[str, ...], rotates: bool) -> None:
+def test_performer_equals_formula(prefix: tuple[str, ...], rotates: bool) -> None:
     g = geometry((3, 5), prefix)
     attention, x = built({"type": "performer", "features": 11}, g), tokens(g)
     q, k, v = heads_of(attention, x)
@@ -143,7 +143,7 @@ def test_performer_is_the_formula(prefix: tuple[str, ...], rotates: bool) -> Non
     torch.testing.assert_close(attention(x, rotation, None), projected(attention, weights, v), rtol=1e-10, atol=1e-12)
 
 
-def test_performer_comes_to_softmax_with_many_features() -> None:
+def test_performer_approaches_softmax_with_many_features() -> None:
     """The error falls as one over the root of the number: 64 times as many features, about an eighth of it.
 
     Of small tokens: the estimate has heavy tails, and with long queries and keys the root is slow to show.
@@ -162,7 +162,7 @@ def test_performer_comes_to_softmax_with_many_features() -> None:
     assert 5 < error[64] / error[4096] < 13
 
 
-def test_features_are_orthogonal_in_groups_and_as_long_as_normal_vectors() -> None:
+def test_features_are_orthogonal_in_groups_with_normal_lengths() -> None:
     torch.manual_seed(0)
     rows = orthogonal(20_000, 8).double()
     group = rows[:8] / rows[:8].norm(dim=1, keepdim=True)
@@ -175,7 +175,7 @@ def test_features_are_orthogonal_in_groups_and_as_long_as_normal_vectors() -> No
     assert orthogonal(5, 8).shape == (5, 8)
 
 
-def test_features_are_drawn_with_the_initial_values() -> None:
+def test_features_are_drawn_with_initial_values() -> None:
     def made(seed: int) -> dict[str, Tensor]:
         net = model.build(vit("performer"), DATA)
         net.initialise(seed)
@@ -193,7 +193,7 @@ def test_features_are_drawn_with_the_initial_values() -> None:
 @pytest.mark.parametrize("window", [1, 2, 3, 5])
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("grid", GRIDS)
-def test_neighborhood_is_softmax_over_the_window(grid: tuple[int, int], prefix: tuple[str, ...], window: int) -> None:
+def test_neighborhood_is_softmax_over_window(grid: tuple[int, int], prefix: tuple[str, ...], window: int) -> None:
     g = geometry(grid, prefix)
     attention, x, bias = built({"type": "neighborhood", "window": window}, g), tokens(g), bias_of(g)
     q, k, v = heads_of(attention, x)
@@ -218,7 +218,7 @@ def test_neighborhood_is_softmax_over_the_window(grid: tuple[int, int], prefix: 
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_a_window_as_large_as_the_grid_is_softmax_attention(prefix: tuple[str, ...]) -> None:
+def test_window_as_large_as_grid_is_softmax_attention(prefix: tuple[str, ...]) -> None:
     g = geometry((3, 5), prefix)
     attention, exact = built({"type": "neighborhood", "window": 9}, g), built("fused", g, seed=1)
     exact.load_state_dict(attention.state_dict())
@@ -236,7 +236,7 @@ def vit(attention: Any, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_cost_grows_with_the_number_of_tokens(name: str) -> None:
+def test_cost_grows_linearly_with_tokens(name: str) -> None:
     """Twice the image is twice the work, but for the class token's, which is one row of T."""
 
     def work(attention: str, columns: int) -> int:
@@ -251,7 +251,7 @@ def test_its_cost_grows_with_the_number_of_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_starts_from_the_weights_of_another_attention(name: str) -> None:
+def test_weights_of_other_attention_can_be_loaded(name: str) -> None:
     source, started = model.build(vit("split"), DATA), model.build(vit(name), DATA)
     source.initialise(0)
     started.initialise(1)
@@ -262,7 +262,7 @@ def test_it_starts_from_the_weights_of_another_attention(name: str) -> None:
     assert {key.rpartition(".")[2] for key in found.keys() - wanted.keys()} <= {"features_FK"}
 
 
-def test_what_it_cannot_take_is_a_planned_skip(tmp_path: Path) -> None:
+def test_unsupported_position_is_planned_skip(tmp_path: Path) -> None:
     plan = lab.plan_study(STUDY, out=tmp_path)[1]
     skips = {arm.name: arm.skip for arm in plan.arms if arm.skip}
     assert len(plan.arms) == 12 and len(skips) == 3
@@ -281,7 +281,7 @@ def test_what_it_cannot_take_is_a_planned_skip(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("position", ["alibi2d", "relative_bias"])
 @pytest.mark.parametrize("name", ["linear", "performer"])
-def test_a_bias_is_refused_with_the_reason(name: str, position: str) -> None:
+def test_bias_is_refused_with_reason(name: str, position: str) -> None:
     options = {key: value for key, value in vit(name, position=position).items() if key != "type"}
     reason = ViT.incompatibility(DATA, options)
     assert reason is not None and position in reason and f"'{name}' (block 0) takes none" in reason

@@ -64,13 +64,13 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # -- what is read -----------------------------------------------------------------------------------------------------
 
 
-def test_it_keeps_the_form() -> None:
+def test_medmnist_passes_contract_test() -> None:
     check_component("dataset", "medmnist")
     assert set(typing.get_args(vitlab_medmnist.Name)) == set(SETS)
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_every_set_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
+def test_every_set_round_trips(name: str, tmp_path: Path) -> None:
     facts = SETS[name]
     data, written = built(write(tmp_path / "here", name), name), arrays(facts.channels, len(facts.labels))
     info = data.info()
@@ -86,7 +86,7 @@ def test_every_set_is_read_as_it_was_written(name: str, tmp_path: Path) -> None:
         assert np.array_equal(y_N.numpy(), np.concatenate([written[f"{part}_labels"][:, 0] for part in parts]))
 
 
-def test_it_is_found_where_data_usually_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_found_in_usual_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "data" / "medmnist")
     assert built(None).missing() is None
     monkeypatch.setenv("VITLAB_DATA", str(write(tmp_path / "named", "breastmnist")))
@@ -101,7 +101,7 @@ def choice(folder: Path, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_validation_is_the_authors(tmp_path: Path, seed: int) -> None:
+def test_validation_is_that_of_authors(tmp_path: Path, seed: int) -> None:
     written = arrays(3, 8)
     found = prepare(choice(write(tmp_path / "here")), {"split": seed, "subset": 0})
     for subset, part in ((found.train, "train"), (found.val, "val"), (found.test, "test")):
@@ -109,14 +109,14 @@ def test_validation_is_the_authors(tmp_path: Path, seed: int) -> None:
         assert np.array_equal(subset.y_N.numpy(), written[f"{part}_labels"][:, 0])
 
 
-def test_a_share_is_drawn_from_both_where_the_study_gives_one(tmp_path: Path) -> None:
+def test_configured_share_is_drawn_from_both_splits(tmp_path: Path) -> None:
     folder = write(tmp_path / "here")
     first, other = (prepare(choice(folder, validation=0.5), {"split": seed, "subset": 0}) for seed in (0, 1))
     assert len(first.train) == len(first.val) == 24 and set(first.val.id_N.tolist()) != set(other.val.id_N.tolist())
     assert min(first.val.id_N) < COUNTS["train"] <= max(first.train.id_N)
 
 
-def test_fewer_classes_and_a_fraction_leave_validation_the_authors(tmp_path: Path) -> None:
+def test_subset_of_classes_and_fraction_keep_authors_validation(tmp_path: Path) -> None:
     """Of eight classes in turn, two are a quarter of every part."""
     found = prepare(choice(write(tmp_path / "here"), classes=[1, 0], fraction=0.5), SEEDS)
     assert [len(found.train), len(found.val), len(found.test)] == [5 + 1, 2, 4]  # half of 5 of each class is 3, rounded
@@ -129,7 +129,7 @@ def test_fewer_classes_and_a_fraction_leave_validation_the_authors(tmp_path: Pat
 # -- what stands for it -----------------------------------------------------------------------------------------------
 
 
-def test_the_identity_is_that_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_is_checksum_of_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "one")
     md5 = hashlib.md5((folder / "bloodmnist.npz").read_bytes()).hexdigest()
     assert data_info(choice(folder)).identity != data_info(choice(tmp_path / "away")).identity
@@ -142,7 +142,7 @@ def test_the_identity_is_that_of_the_file(tmp_path: Path, monkeypatch: pytest.Mo
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_here_is_one_sentence(tmp_path: Path) -> None:
+def test_missing_file_gives_one_sentence(tmp_path: Path) -> None:
     reason = built(tmp_path / "away").missing()
     assert "bloodmnist.npz" in reason and "https://zenodo.org/records/6496656" in reason and str(tmp_path) in reason
     with pytest.raises(DataError, match="bloodmnist is not here: looked in"):
@@ -170,7 +170,7 @@ class Touches:
         ({"train_labels": np.array([[Touches()]] * 40, dtype=object)}, "cannot be read"),
     ],
 )
-def test_files_of_another_content(replaced: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_files_with_other_content_are_refused(replaced: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "here", **replaced)
     with pytest.raises(DataError, match=sentence):
         built(folder).read("train")
@@ -184,13 +184,13 @@ def npy(array: np.ndarray) -> bytes:
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"no archive at all", npy(np.zeros(3))])
-def test_files_that_are_no_archive(content: bytes, tmp_path: Path) -> None:
+def test_non_archive_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "bloodmnist.npz").write_bytes(content)
     with pytest.raises(DataError, match=r"bloodmnist\.npz"):
         built(tmp_path).read("train")
 
 
-def test_an_archive_that_was_cut_short_or_changed(tmp_path: Path) -> None:
+def test_damaged_archive_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "here") / "bloodmnist.npz"
     whole = file.read_bytes()
     for content in (whole[: len(whole) // 2], whole[:2000] + bytes(200) + whole[2200:]):
@@ -199,7 +199,7 @@ def test_an_archive_that_was_cut_short_or_changed(tmp_path: Path) -> None:
             built(file.parent).read("train")
 
 
-def test_a_set_that_is_not_among_them(tmp_path: Path) -> None:
+def test_unknown_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"found 'chestmnist'; allowed: .*bloodmnist"):
         lab.plan_study(STUDY, out=tmp_path, changes={"data.name": "chestmnist"})
 
@@ -207,12 +207,12 @@ def test_a_set_that_is_not_among_them(tmp_path: Path) -> None:
 # -- in a study -------------------------------------------------------------------------------------------------------
 
 
-def test_the_study_plans_without_the_data(tmp_path: Path) -> None:
+def test_study_plans_without_data(tmp_path: Path) -> None:
     plan = lab.plan_study(STUDY, out=tmp_path)[1]
     assert len(plan.arms) == 4 and not any(arm.skip for arm in plan.arms)
     assert all(item.trial.data is not None and item.trial.data.startswith("bloodmnist:") for item in plan.trials)
 
 
-def test_two_steps_on_a_file(tmp_path: Path) -> None:
+def test_file_trains_two_steps(tmp_path: Path) -> None:
     changes = {"run.executor": "inline", "data.root": str(write(tmp_path / "here")), "train.batch_size": 8}
     assert lab.smoke(STUDY, out=tmp_path / "out", changes={**changes, "model.dim": 16, "model.depth": 1}) == 4

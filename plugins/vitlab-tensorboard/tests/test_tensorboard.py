@@ -128,14 +128,14 @@ def bytes_of(out: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted((out / "tensorboard/tiny").glob("*/s*/*"))}
 
 
-def test_it_keeps_the_contract() -> None:
+def test_tensorboard_passes_contract_test() -> None:
     check_component("tracker", "tensorboard")
 
 
 # -- every point once -------------------------------------------------------------------------------------------------
 
 
-def test_a_run_leaves_every_point_once_and_another_one_changes_nothing(trained: Path) -> None:
+def test_run_writes_every_point_once_and_rerun_changes_nothing(trained: Path) -> None:
     holds_all_once(trained)
     before = bytes_of(trained)
     answer = lab.run(study_file(trained.parent), out=trained)
@@ -147,7 +147,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("after", [0, 1, 7, 40, 61])
-def test_a_kill_between_two_deliveries_repeats_nothing(untold: Path, after: int, monkeypatch: Any) -> None:
+def test_kill_between_two_deliveries_repeats_nothing(untold: Path, after: int, monkeypatch: Any) -> None:
     """After some records, of the first trial or a later one; the account is then not written."""
     genuine, count = vitlab_tensorboard._record, itertools.count()
 
@@ -167,7 +167,7 @@ def test_a_kill_between_two_deliveries_repeats_nothing(untold: Path, after: int,
     holds_all_once(untold)
 
 
-def test_a_kill_after_the_points_and_before_the_account(untold: Path, monkeypatch: Any) -> None:
+def test_kill_between_points_and_cursor_repeats_nothing(untold: Path, monkeypatch: Any) -> None:
     """Half of each journal is delivered and accounted for, all of it is delivered and not accounted for."""
     whole = {name: (folder_of(untold, name).path / "events.jsonl").read_text() for name in NAMES}
     for name, text in whole.items():
@@ -190,7 +190,7 @@ def test_a_kill_after_the_points_and_before_the_account(untold: Path, monkeypatc
     holds_all_once(untold)
 
 
-def test_somebody_who_looks_on_reads_every_point_once(untold: Path, monkeypatch: Any) -> None:
+def test_running_reader_reads_every_point_once(untold: Path, monkeypatch: Any) -> None:
     """A reader that is open across a kill and the delivery after it."""
     with monkeypatch.context() as patched:
         patched.setattr("vitlab.trackers.replay.write_json", lambda *_: (_ for _ in ()).throw(Killed()))
@@ -204,7 +204,7 @@ def test_somebody_who_looks_on_reads_every_point_once(untold: Path, monkeypatch:
     holds_all_once(untold)
 
 
-def test_what_is_lost_is_delivered_anew(untold: Path) -> None:
+def test_lost_files_are_delivered_again(untold: Path) -> None:
     """Without the account, without a file, with a file cut short, in another folder."""
     assert tracker(untold).close()
     before = bytes_of(untold)
@@ -218,7 +218,7 @@ def test_what_is_lost_is_delivered_anew(untold: Path) -> None:
     holds_all_once(untold, "boards/own")
 
 
-def test_a_trial_stopped_resumed_and_one_trained_anew(untold: Path) -> None:
+def test_stopped_resumed_and_retrained_trials(untold: Path) -> None:
     assert tracker(untold).close()
     folder = folder_of(untold, NAMES[-1])
     old = next((untold / "tensorboard/tiny" / NAMES[-1]).iterdir())
@@ -238,7 +238,7 @@ def test_a_trial_stopped_resumed_and_one_trained_anew(untold: Path) -> None:
     assert partial and partial < stored(untold, NAMES[-1])
 
 
-def test_trials_that_left_the_study_leave_the_board(untold: Path) -> None:
+def test_removed_trials_leave_the_board(untold: Path) -> None:
     assert tracker(untold).close()
     file = study_file(untold.parent)
     lab.run(file, out=untold, changes={"seeds": 1})
@@ -246,7 +246,7 @@ def test_trials_that_left_the_study_leave_the_board(untold: Path) -> None:
     assert runs == {"baseline/s0", "position=none/s0", "study"}
 
 
-def test_a_folder_that_cannot_be_written_ends_no_training(untold: Path, caplog: Any) -> None:
+def test_unwritable_folder_ends_no_training(untold: Path, caplog: Any) -> None:
     (untold / "tensorboard").write_text("in the way")
     answer = lab.run(study_file(untold.parent), out=untold)
     assert answer.link is None and answer.failed == 0
@@ -256,7 +256,7 @@ def test_a_folder_that_cannot_be_written_ends_no_training(untold: Path, caplog: 
     holds_all_once(untold)
 
 
-def test_an_account_that_leads_elsewhere_is_not_followed(untold: Path) -> None:
+def test_cursor_outside_folder_is_refused(untold: Path) -> None:
     """As it may stand in results that came from somebody else."""
     assert tracker(untold).close()
     precious = untold / "precious.txt"
@@ -286,7 +286,7 @@ def metadata_of(events: EventAccumulator, tag: str) -> HParamsPluginData:
     return HParamsPluginData.FromString(events.SummaryMetadata(tag).plugin_data.content)
 
 
-def test_hyperparameters_and_texts_are_those_of_the_trial(trained: Path) -> None:
+def test_hyperparameters_and_texts_equal_trial(trained: Path) -> None:
     for run, position in ((NAMES[0], "learned"), (NAMES[2], "none")):
         events = read(trained, run)
         start = metadata_of(events, metadata.SESSION_START_INFO_TAG).session_start_info
@@ -303,7 +303,7 @@ def test_hyperparameters_and_texts_are_those_of_the_trial(trained: Path) -> None
     assert yaml.safe_load(text.tensor_proto.string_val[0])["study"] == "tiny"
 
 
-def test_what_is_not_a_number_and_what_failed(untold: Path) -> None:
+def test_non_finite_values_and_failures(untold: Path) -> None:
     folder = folder_of(untold, NAMES[0])
     folder.emit("metrics", step=5, epoch=1.0, images=80, metrics={"train/loss": math.inf})
     other = folder_of(untold, NAMES[1])
@@ -316,7 +316,7 @@ def test_what_is_not_a_number_and_what_failed(untold: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "../up", "study", "x" * 300, "rope2d(theta=50)", "a\\b", ".", "ä ö"])
-def test_any_name_of_an_arm_is_a_folder_of_its_own(name: str, tmp_path: Path) -> None:
+def test_any_arm_name_has_its_own_folder(name: str, tmp_path: Path) -> None:
     folder = vitlab_tensorboard._folder(name)
     (tmp_path / folder).mkdir()
     assert (tmp_path / folder).parent == tmp_path and folder not in (".", "..", "study", "")
@@ -327,12 +327,12 @@ def test_any_name_of_an_arm_is_a_folder_of_its_own(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("folder", ["/tmp/elsewhere", "../up", "a/../../b", "", "trials/x", "studies"])
-def test_no_event_file_leaves_its_place(folder: str, tmp_path: Path) -> None:
+def test_event_files_stay_inside_folder(folder: str, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="a folder inside the output folder"):
         lab.plan_study(study_file(tmp_path, tracker={"type": "tensorboard", "folder": folder}))
 
 
-def test_the_command_line_says_how_to_look(trained: Path, capsys: Any, monkeypatch: Any) -> None:
+def test_command_line_prints_tensorboard_command(trained: Path, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("signal.signal", lambda *_: None)
     file = study_file(trained.parent)
     cli.cli.main(["run", str(file), "--out", str(trained)], standalone_mode=False)
@@ -341,6 +341,6 @@ def test_the_command_line_says_how_to_look(trained: Path, capsys: Any, monkeypat
     assert not (trained / "mlflow.db").exists()
 
 
-def test_the_study_plans(tmp_path: Path) -> None:
+def test_study_can_be_planned(tmp_path: Path) -> None:
     study, plan = lab.plan_study(PLUGIN / "study.yaml", out=tmp_path)
     assert study.run.tracker.type == "tensorboard" and not any(arm.skip for arm in plan.arms)

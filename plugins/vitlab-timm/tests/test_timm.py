@@ -61,7 +61,7 @@ def test_contract() -> None:
 
 
 @nets
-def test_logits_are_those_of_timms_model_under_the_same_weights(name: str, options: dict[str, Any]) -> None:
+def test_logits_equal_timm_with_same_weights(name: str, options: dict[str, Any]) -> None:
     mine, other = built(name, options=options).eval(), theirs(name, **options).eval()
     other.load_state_dict(mine.to_canonical(mine.state_dict()))
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_logits_are_those_of_timms_model_under_the_same_weights(name: str, optio
 
 
 @nets
-def test_initial_values_are_timms_and_a_function_of_the_seed(name: str, options: dict[str, Any]) -> None:
+def test_initial_values_equal_timm_and_depend_on_seed(name: str, options: dict[str, Any]) -> None:
     torch.manual_seed(7)
     before = torch.random.get_rng_state()
     one, again, other = built(name, options=options), built(name, options=options), built(name, seed=1, options=options)
@@ -89,7 +89,7 @@ def test_initial_values_are_timms_and_a_function_of_the_seed(name: str, options:
 
 
 @nets
-def test_layers_and_decay_are_timms(name: str, options: dict[str, Any]) -> None:
+def test_layers_and_decay_equal_timm(name: str, options: dict[str, Any]) -> None:
     mine, other = built(name, options=options), theirs(name, **options)
     exempt = other.no_weight_decay() if hasattr(other, "no_weight_decay") else ()
     groups = param_groups_layer_decay(other, 0.1, no_weight_decay_list=exempt, layer_decay=0.5)
@@ -103,7 +103,7 @@ def test_layers_and_decay_are_timms(name: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["test_vit", "test_resnet", "test_convnext", "poolformer_s12"])  # the last: no groups
-def test_the_classifier_is_in_the_last_layer_and_buffers_beside_their_parameters(name: str) -> None:
+def test_classifier_is_last_layer_and_buffers_follow_parameters(name: str) -> None:
     with torch.device("meta"):
         net = model.build({"type": "timm", "name": name}, DATA)
     assert isinstance(net, Timm) and net.head is not None
@@ -114,7 +114,7 @@ def test_the_classifier_is_in_the_last_layer_and_buffers_beside_their_parameters
         assert {net.layer_of(name) for name in beside} in (set(), {net.layer_of(key)})
 
 
-def test_a_frozen_batch_norm_keeps_its_statistics() -> None:
+def test_frozen_batch_norm_keeps_statistics() -> None:
     net = built("test_resnet")
     net.requires_grad_(False)
     before = {key: value.clone() for key, value in net.named_buffers()}
@@ -122,7 +122,7 @@ def test_a_frozen_batch_norm_keeps_its_statistics() -> None:
     assert before and all(torch.equal(value, before[key]) for key, value in net.named_buffers())
 
 
-def test_weights_pass_between_it_and_the_vit_of_vitlab() -> None:
+def test_weights_are_exchanged_with_vit() -> None:
     info = DataInfo(image=(32, 32), channels=3, classes=3)
     options = {"name": "vit_tiny_patch16_224", "options": {"depth": 2, "patch_size": 8, "embed_dim": 48}}
     mine = model.build({"type": "timm", **options}, info)
@@ -151,7 +151,7 @@ def test_weights_pass_between_it_and_the_vit_of_vitlab() -> None:
         ({"options": {"depth": {"a": 1}}}, ("options", "depth"), ""),
     ],
 )
-def test_mistakes_are_said_with_their_place(options: dict[str, Any], path: tuple[str, ...], sentence: str) -> None:
+def test_mistakes_are_reported_with_place(options: dict[str, Any], path: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(OptionError) as caught:
         model.resolve({"type": "timm", **options})
     found, text = caught.value.faults[0]
@@ -166,7 +166,7 @@ def test_mistakes_are_said_with_their_place(options: dict[str, Any], path: tuple
         ("test_vit", DataInfo(image=(32, 32), channels=1, classes=3, task="segmentation"), "the task is segmentation"),
     ],
 )
-def test_what_cannot_be_is_a_skip_with_a_reason(name: str, info: DataInfo, words: str) -> None:
+def test_impossible_model_is_planned_skip(name: str, info: DataInfo, words: str) -> None:
     choice = model.resolve({"type": "timm", "name": name})
     reason = Timm.incompatibility(info, choice.options)
     assert reason is not None and words in reason
@@ -193,7 +193,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torc
     return state
 
 
-def test_weights_come_by_name_from_timms_cache(published: dict[str, torch.Tensor]) -> None:
+def test_weights_come_by_name_from_timm_cache(published: dict[str, torch.Tensor]) -> None:
     info = DataInfo(image=(64, 64), channels=3, classes=1000)
     net = built("test_resnet", info, weights="r160_in1k")
     found = net.to_canonical(net.state_dict())
@@ -201,7 +201,7 @@ def test_weights_come_by_name_from_timms_cache(published: dict[str, torch.Tensor
     assert all(torch.equal(found[key], value) for key, value in published.items())
 
 
-def test_weights_are_fitted_to_channels_and_classes_as_timm_does(published: dict[str, torch.Tensor]) -> None:
+def test_weights_are_adapted_to_channels_and_classes_like_timm(published: dict[str, torch.Tensor]) -> None:
     one, again, other = (built("test_resnet", SQUARE, seed=seed, weights="r160_in1k") for seed in (0, 0, 1))
     head = {f"net.fc.{kind}" for kind in ("weight", "bias")}
     for key, value in one.state_dict().items():
@@ -215,12 +215,12 @@ def test_weights_are_fitted_to_channels_and_classes_as_timm_does(published: dict
     assert not torch.equal(one.state_dict()["net.fc.weight"], other.state_dict()["net.fc.weight"])
 
 
-def test_planning_fetches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_downloads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("timm.models._builder.load_pretrained", lambda *_, **__: pytest.fail("fetched"))
     assert cost_of({"type": "timm", "name": "test_vit", "weights": "r160_in1k"}, SQUARE).params > 0
 
 
-def test_weights_that_are_not_to_be_had_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_weights_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*_: Any, **__: Any) -> None:
         raise OSError("no\nroute")
 
@@ -233,13 +233,13 @@ def test_weights_that_are_not_to_be_had_are_said(monkeypatch: pytest.MonkeyPatch
 # -- in a study -------------------------------------------------------------------------------------------------------
 
 
-def test_the_study_plans(tmp_path: Path) -> None:
+def test_study_can_be_planned(tmp_path: Path) -> None:
     plan = lab.plan_study(STUDY, out=tmp_path)[1]
     assert len(plan.arms) == 5 and not any(arm.skip for arm in plan.arms)
     assert any("vitlab-timm 0.1.0" in origin for origin in plan.trials[0].trial.origins)
 
 
-def test_two_steps_of_an_arm_leave_a_model(tmp_path: Path) -> None:
+def test_two_steps_leave_a_model(tmp_path: Path) -> None:
     assert lab.smoke(STUDY, out=tmp_path, changes={"run.executor": "inline"}) == 1  # one set of components, five names
     (file,) = tmp_path.glob("trials/*/*/result.json")
     net, _ = load_model(TrialFolder(file.parent))
