@@ -33,7 +33,7 @@ from typing import Any
 from unittest import mock
 
 import yaml
-from jobs import processes
+from job_helpers import processes
 
 from vitlab.executors import base
 from vitlab.plan.values import Plan

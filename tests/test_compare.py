@@ -8,9 +8,9 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
-import handmade
 import pandas as pd
 import pytest
+import synthetic_studies
 from click.testing import CliRunner
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
@@ -24,8 +24,8 @@ from vitlab.report.comparison import COLUMNS, MEANINGS
 from vitlab.store.folders import Store, write_json
 from vitlab.store.result import Circumstances, Outcome, Result
 
-OLD = {"baseline": handmade.BASE, "<b>=1": handmade.SINE, "gone": handmade.NEAR}
-NEW = {"baseline": handmade.NEAR, "<b>=1": handmade.NONE, "fresh": handmade.NEAR}
+OLD = {"baseline": synthetic_studies.BASE, "<b>=1": synthetic_studies.SINE, "gone": synthetic_studies.NEAR}
+NEW = {"baseline": synthetic_studies.NEAR, "<b>=1": synthetic_studies.NONE, "fresh": synthetic_studies.NEAR}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An output folder with the studies ``old`` and ``new``, whose trials are of different code and dropout."""
     root = tmp_path_factory.mktemp("out")
     for name, arms in (("old", OLD), ("new", NEW)):
-        plan, _ = handmade.study(root / "scratch" / name, arms)
+        plan, _ = synthetic_studies.study(root / "scratch" / name, arms)
         trials = []
         for item in plan.trials:
             spec = {**item.trial.spec, "model": {"type": "vit", "drop": 0.1 if name == "new" else 0.0}}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import ends, until
+from job_helpers import ends, until
 
 import vitlab
 from vitlab.errors import Lost, OutOfMemory, TrialFailed, UserError

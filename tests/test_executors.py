@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from executor_runner import result
-from jobs import HERE, PATIENCE_S, alive, ends, job, until
+from job_helpers import HERE, PATIENCE_S, alive, ends, job, until
 
 from vitlab import registry
 from vitlab.driver.scheduler import Watch, _drive

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jobs
+import job_helpers
 import pytest
 from pydantic import ValidationError
 
@@ -22,7 +22,7 @@ from vitlab.store.folders import TrialFolder, read_json
 
 
 def job(root: Path, name: str, **spec: Any) -> Job:
-    return replace(jobs.job(root, name, **spec), device="auto")
+    return replace(job_helpers.job(root, name, **spec), device="auto")
 
 
 class Scripted(Executor):

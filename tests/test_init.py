@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import rooms
+import slot_fixtures
 import torch
 from scipy import stats
 from torch import Tensor, nn
@@ -245,7 +245,7 @@ def test_plugin_with_own_draws_depends_on_seed_only(monkeypatch: pytest.MonkeyPa
         def forward(self, x_BTD: Tensor) -> Tensor:
             return self.own(torch.cos(x_BTD * self.frequencies + self.phase))
 
-    rooms.keep(monkeypatch, slot("mlp"))
+    slot_fixtures.keep(monkeypatch, slot("mlp"))
     slot("mlp").register("spectral")(Spectral)
     one, again, other = (built(seed, mlp="spectral").blocks[1].mlp for seed in (0, 0, 1))
     assert torch.equal(one.frequencies, again.frequencies)

@@ -22,7 +22,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from jobs import alive, until
+from job_helpers import alive, until
 
 import vitlab
 from vitlab import lab, report

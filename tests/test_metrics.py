@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import rooms
+import slot_fixtures
 import torch
 import yaml
 from torch import Tensor
@@ -49,7 +49,7 @@ SEEDS = 2
 
 @pytest.fixture(autouse=True)
 def _slots_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    rooms.keep(monkeypatch, metric)
+    slot_fixtures.keep(monkeypatch, metric)
 
 
 def study(folder: Path, **changes: Any) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rooms
+import slot_fixtures
 
 from vitlab import errors, registry
 from vitlab.components.norm import norm
@@ -189,7 +189,7 @@ FILE = """
 
 @pytest.fixture(autouse=True)
 def _slots_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    rooms.keep(monkeypatch, norm)
+    slot_fixtures.keep(monkeypatch, norm)
 
 
 def write(file: Path, name: str = "halved", by: float = 0.5, after: str = "") -> Path:
@@ -346,7 +346,7 @@ EXAMPLE = Path(__file__).parent.parent / "plugins" / "vitlab-example"
 
 
 def test_example_is_its_own_distribution(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rooms.keep(monkeypatch, slot("position"))
+    slot_fixtures.keep(monkeypatch, slot("position"))
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     ((group, points),) = project["entry-points"].items()
     ((name, target),) = points.items()

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import yaml
-from jobs import HERE, PATIENCE_S, ends, job, processes, until
+from job_helpers import HERE, PATIENCE_S, ends, job, processes, until
 from test_distributed import GUESTS, gone
 from test_distributed import trial as by_several
 

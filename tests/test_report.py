@@ -20,12 +20,25 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-from handmade import BASE, NEAR, NONE, POSITIONS, SINE, STEPS, document, outcome, result_of, study, text_of, trial_of
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
+from synthetic_studies import (
+    BASE,
+    NEAR,
+    NONE,
+    POSITIONS,
+    SINE,
+    STEPS,
+    document,
+    outcome,
+    result_of,
+    study,
+    text_of,
+    trial_of,
+)
 
 from vitlab import report
 from vitlab.errors import UserError

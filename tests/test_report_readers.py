@@ -13,11 +13,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import handmade
 import html5lib
 import numpy as np
 import pandas as pd
 import pytest
+import synthetic_studies
 from markdown_it import MarkdownIt
 
 from vitlab import report
@@ -35,15 +35,18 @@ NAMES = (
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Store]:
     random = np.random.default_rng(0)
-    arms = {"baseline": handmade.BASE[:3], **{name: (0.9 + 0.01 * random.normal(size=3)).tolist() for name in NAMES}}
-    plan, store = handmade.study(tmp_path_factory.mktemp("hostile"), arms, question=NAMES[4], notes=NAMES)
+    arms = {
+        "baseline": synthetic_studies.BASE[:3],
+        **{name: (0.9 + 0.01 * random.normal(size=3)).tolist() for name in NAMES},
+    }
+    plan, store = synthetic_studies.study(tmp_path_factory.mktemp("hostile"), arms, question=NAMES[4], notes=NAMES)
     return dataclasses.replace(plan, arms=tuple(dataclasses.replace(arm, values={}) for arm in plan.arms)), store
 
 
 @pytest.fixture(scope="module")
 def text(hostile: tuple[Plan, Store]) -> str:
     """The page, drawn once."""
-    return str(handmade.text_of(*hostile, "html"))
+    return str(synthetic_studies.text_of(*hostile, "html"))
 
 
 class Rows(HTMLParser):
@@ -100,13 +103,13 @@ def test_page_is_valid_html(text: str) -> None:
     names = [row.find("th").text for row in first.findall("tbody/tr")]
     assert names == ["baseline", *map(in_a_page, NAMES)]
     reached = [row.findall("td")[1].text for row in first.findall("tbody/tr")]
-    assert reached[0] == f"{100 * np.mean(handmade.BASE[:3]):.1f}"
+    assert reached[0] == f"{100 * np.mean(synthetic_studies.BASE[:3]):.1f}"
     with pytest.raises(html5lib.html5parser.ParseError):
         html5lib.HTMLParser(strict=True).parse("<!doctype html><p><b>never closed</p>")
 
 
 def test_direction_marks_in_names_are_removed(hostile: tuple[Plan, Store], text: str) -> None:
-    for said in (text, *(handmade.text_of(*hostile, form) for form in ("terminal", "md", "latex"))):
+    for said in (text, *(synthetic_studies.text_of(*hostile, form) for form in ("terminal", "md", "latex"))):
         assert not re.search("[\u202a-\u202e\u2066-\u2069]", said)
 
 
@@ -147,7 +150,7 @@ def test_text_contrast_suffices_in_light_and_dark_mode(text: str) -> None:
 
 
 def test_markdown_has_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
-    tokens = MarkdownIt("commonmark").enable("table").parse(handmade.text_of(*hostile, "md"))
+    tokens = MarkdownIt("commonmark").enable("table").parse(synthetic_studies.text_of(*hostile, "md"))
     rows: list[list[str]] = []
     for index, token in enumerate(tokens):
         if token.type == "tr_open":
@@ -159,7 +162,7 @@ def test_markdown_has_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
     assert not any(token.type == "html_block" for token in tokens)
     assert {row[0] for row in rows} >= {"baseline", *(shown(name) for name in NAMES)}
     first = rows[1 : 2 + len(NAMES)]
-    assert first[0][2] == f"{100 * np.mean(handmade.BASE[:3]):.1f}"
+    assert first[0][2] == f"{100 * np.mean(synthetic_studies.BASE[:3]):.1f}"
 
 
 def _tex_tables(text: str) -> list[list[list[str]]]:
@@ -203,10 +206,10 @@ def _tex_tables(text: str) -> list[list[list[str]]]:
 
 
 def test_latex_has_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
-    short, text = (handmade.text_of(*hostile, form) for form in ("latex", "latex-all"))
+    short, text = (synthetic_studies.text_of(*hostile, form) for form in ("latex", "latex-all"))
     (rows,) = _tex_tables(short)
     assert {row[0].replace("''", '"') for row in rows} >= {"baseline", *map(shown, NAMES)}
-    assert f"{100 * np.mean(handmade.BASE[:3]):.1f} \N{PLUS-MINUS SIGN} " in rows[1][1]
+    assert f"{100 * np.mean(synthetic_studies.BASE[:3]):.1f} \N{PLUS-MINUS SIGN} " in rows[1][1]
     tables = _tex_tables(text)
     layouts = [
         re.sub(r"p\{.*?\}", "l", layout) for layout in re.findall(r"\\begin\{tabular\}\{@\{\}(.*?)@\{\}\}\n", text)
@@ -221,7 +224,9 @@ def test_latex_has_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex here")
 def test_latex_compiles(hostile: tuple[Plan, Store], tmp_path: Path) -> None:
-    (tmp_path / "report.tex").write_text("".join(handmade.text_of(*hostile, form) for form in ("latex", "latex-all")))
+    (tmp_path / "report.tex").write_text(
+        "".join(synthetic_studies.text_of(*hostile, form) for form in ("latex", "latex-all"))
+    )
     (tmp_path / "paper.tex").write_text(
         r"\documentclass{article}\usepackage{booktabs}\DeclareUnicodeCharacter{FF1D}{=}"
         r"\begin{document}\input{report}\end{document}"
@@ -236,7 +241,7 @@ def test_latex_compiles(hostile: tuple[Plan, Store], tmp_path: Path) -> None:
 
 def test_csv_has_no_formula_and_every_number(hostile: tuple[Plan, Store]) -> None:
     plan, store = hostile
-    rows = list(csv.DictReader(io.StringIO(handmade.text_of(plan, store, "csv"))))
+    rows = list(csv.DictReader(io.StringIO(synthetic_studies.text_of(plan, store, "csv"))))
     assert [row["arm"].removeprefix("'") for row in rows[::3]] == ["baseline", *NAMES]
     for row in rows:
         for cell in (*row, *row.values()):
@@ -248,7 +253,7 @@ def test_csv_has_no_formula_and_every_number(hostile: tuple[Plan, Store]) -> Non
 
 def test_json_and_parquet_have_unchanged_names(hostile: tuple[Plan, Store]) -> None:
     plan, store = hostile
-    doc: dict[str, Any] = json.loads(handmade.text_of(plan, store, "json"))
+    doc: dict[str, Any] = json.loads(synthetic_studies.text_of(plan, store, "json"))
     assert [row["arm"] for row in doc["arms"]] == ["baseline", *NAMES]
     rendered = report.render(plan, store, "parquet")
     assert isinstance(rendered, bytes)
@@ -256,5 +261,5 @@ def test_json_and_parquet_have_unchanged_names(hostile: tuple[Plan, Store]) -> N
 
 
 def test_terminal_output_has_no_control_sequences(hostile: tuple[Plan, Store]) -> None:
-    said = handmade.text_of(*hostile, "terminal")
+    said = synthetic_studies.text_of(*hostile, "terminal")
     assert all(line.isprintable() for line in said.splitlines())

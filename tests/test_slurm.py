@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs import HERE, PATIENCE_S, ends, job, until
+from job_helpers import HERE, PATIENCE_S, ends, job, until
 
 from vitlab import registry
 from vitlab.errors import OptionError, UserError

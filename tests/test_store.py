@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import handmade
 import pytest
+import synthetic_studies
 
 from vitlab.errors import UserError
 from vitlab.plan.written import read_plan
@@ -293,7 +293,7 @@ def test_journal_lines_with_wrong_types_are_skipped(tmp_path: Path) -> None:
 
 
 def test_damaged_plan_names_no_folder_outside_store(tmp_path: Path) -> None:
-    plan, store = handmade.study(tmp_path)
+    plan, store = synthetic_studies.study(tmp_path)
     file = store.study(plan.study) / "plan.json"
     whole = json.loads(file.read_text())
     assert read_plan(file) == plan

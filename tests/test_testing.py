@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-import rooms
+import slot_fixtures
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from vitlab.geometry import Geometry
 
 @pytest.fixture(autouse=True)
 def _rooms_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    rooms.keep(monkeypatch, attention, head, mlp, position)
+    slot_fixtures.keep(monkeypatch, attention, head, mlp, position)
 
 
 class Good(MLP):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rooms
+import slot_fixtures
 
 from vitlab import lab, testing
 from vitlab.errors import SpecError, UserError
@@ -26,7 +26,7 @@ PIPELINE = Path(__file__).parents[1] / "pipelines" / "quickstart.yaml"
 
 @pytest.fixture(autouse=True)
 def _room_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    rooms.keep(monkeypatch, tracker)
+    slot_fixtures.keep(monkeypatch, tracker)
 
 
 class Lines(Replay):

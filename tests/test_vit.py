@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import pytest
-import rooms
+import slot_fixtures
 import torch
 from torch import Tensor, nn
 
@@ -455,7 +455,7 @@ def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
         def forward(self, x_BTD: Tensor) -> Any:
             return Logits(self.out(x_BTD.mean(1)))
 
-    rooms.keep(monkeypatch, slot("attention"), slot("head"))
+    slot_fixtures.keep(monkeypatch, slot("attention"), slot("head"))
     slot("attention").register("deaf")(Deaf)
     slot("head").register("whole")(Whole)
 

@@ -7,8 +7,8 @@ import types
 from pathlib import Path
 from typing import Any
 
-import handmade
 import pytest
+import synthetic_studies
 
 from vitlab.driver import progress
 
@@ -49,7 +49,7 @@ def test_only_a_kernel_is_a_notebook(notebook: Display, monkeypatch: pytest.Monk
 def test_notebook_has_one_updated_output(
     notebook: Display, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan, store = handmade.study(tmp_path, {"baseline": [None] * 2, "<b>": [None] * 2})
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [None] * 2, "<b>": [None] * 2})
     view = progress.watch_on()
     view.planned(plan, plan.trials, store)
     for planned in plan.trials[:2]:
@@ -73,7 +73,7 @@ def test_notebook_has_one_updated_output(
 
 
 def test_notebook_escapes_names(notebook: Display, tmp_path: Path) -> None:
-    plan, store = handmade.study(tmp_path, {"baseline": [None], "<b>": [None]})
+    plan, store = synthetic_studies.study(tmp_path, {"baseline": [None], "<b>": [None]})
     view = progress.NotebookView()
     view.planned(plan, plan.trials, store)
     view.started(plan.trials[1])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rooms
+import slot_fixtures
 import yaml
 
 import vitlab
@@ -53,7 +53,7 @@ class Scaled(GeluMLP):
 @pytest.fixture(autouse=True)
 def forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Modules of ``tmp_path`` can be found, and all that a test imports or registers is gone after it."""
-    rooms.keep(monkeypatch, mlp)
+    slot_fixtures.keep(monkeypatch, mlp)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("vitlab.report.write", lambda *_: [])
@@ -331,7 +331,7 @@ class Shades(Synthetic):
 
 def test_reloaded_data_set_reads_images_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process remembers of a data set is of the code that has read it."""
-    rooms.keep(monkeypatch, dataset)
+    slot_fixtures.keep(monkeypatch, dataset)
     module = write(tmp_path / "shades.py", DATA.format(by=1))
     dataset._add("shades", importlib.import_module("shades").Shades, registry.Origin("shades", "1"))
     seeds = dict.fromkeys(STREAMS, 0)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import handmade
 import numpy as np
 import pytest
+import synthetic_studies
 import yaml
 from scipy import stats
 
@@ -171,7 +171,7 @@ BASE, FAR, NEAR = [0.80, 0.81, 0.79, 0.80], [0.500, 0.511, 0.489, 0.501], [0.81,
 
 def registered_study(root: Path, arms: dict[str, list[float | None]], known: Sequence[str]) -> tuple[Plan, Store]:
     """A study of two looks, in whose first run there were only some of its arms."""
-    plan, store = handmade.study(root, arms, looks=SEEDS)
+    plan, store = synthetic_studies.study(root, arms, looks=SEEDS)
     few = replace(plan, arms=tuple(arm for arm in plan.arms if arm.name in known))
     return replace(plan, registered=registration(few)), store
 
@@ -197,13 +197,13 @@ def test_failed_trial_blocks_further_seeds_until_retried(tmp_path):
     failed = plan.trials[-1].trial
     store.trial(failed.key, failed.code).fail("memory ran out", kind="oom")
     assert inconclusive_arms(plan, store) == ()
-    [said] = [note for note in handmade.document(plan, store)["notes"] if note.startswith("Two looks")]
+    [said] = [note for note in synthetic_studies.document(plan, store)["notes"] if note.startswith("Two looks")]
     assert "near may be given further seeds once 'vitlab run --retry-failed' has trained what failed." in said
 
 
 def test_reported_stages_equal_data(tmp_path):
     def said(plan: Plan, store: Store) -> str:
-        return next(note for note in handmade.document(plan, store)["notes"] if note.startswith("Two looks"))
+        return next(note for note in synthetic_studies.document(plan, store)["notes"] if note.startswith("Two looks"))
 
     settled = registered_study(tmp_path / "a", {"baseline": BASE, "far": FAR}, ["baseline", "far"])
     assert said(*settled).endswith("The first settled all that can be judged, so no further seeds were trained.")
@@ -213,7 +213,7 @@ def test_reported_stages_equal_data(tmp_path):
 
 def test_comparison_is_refused_only_from_its_own_stage(tmp_path):
     """The baseline has more seeds for another arm's sake, so more teachers than one that was settled before."""
-    plan, _ = handmade.study(tmp_path, {"baseline": [*BASE, *BASE], "far": FAR})
+    plan, _ = synthetic_studies.study(tmp_path, {"baseline": [*BASE, *BASE], "far": FAR})
     taught = tuple(
         replace(
             item, trial=replace(item.trial, needs={"teacher": f"t{item.seed % 2 if item.seed < 4 else item.seed}/c"})
