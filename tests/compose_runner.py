@@ -36,8 +36,8 @@ def free_port() -> int:
 
 def postgres_binaries() -> Path | None:
     """Where Debian has PostgreSQL's programs; None where it is not installed."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    return found[-1] if found else None
+    paths = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    return paths[-1] if paths else None
 
 
 class Services:
@@ -65,18 +65,18 @@ class Services:
         return f"postgresql://mlflow:{self.secrets['POSTGRES_PASSWORD']}@127.0.0.1:{self.ports['postgres']}/mlflow"
 
     def environment(self, service: str) -> dict[str, str]:
-        said: Mapping[str, Any] = self.said[service].get("environment", {})
-        found = {name: self._here(str(value)) for name, value in said.items() if value is not None}
-        if self.weed is None and "MLFLOW_ARTIFACTS_DESTINATION" in found:
-            found["MLFLOW_ARTIFACTS_DESTINATION"] = str(self.folder / "artifacts")
-        found.pop("HOME", None)
+        declared: Mapping[str, Any] = self.said[service].get("environment", {})
+        variables = {name: self._here(str(value)) for name, value in declared.items() if value is not None}
+        if self.weed is None and "MLFLOW_ARTIFACTS_DESTINATION" in variables:
+            variables["MLFLOW_ARTIFACTS_DESTINATION"] = str(self.folder / "artifacts")
+        variables.pop("HOME", None)
         # This Python's programs come first, as in the image.
-        found["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        return found
+        variables["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        return variables
 
     def command(self, service: str) -> list[str]:
-        said = self.said[service]
-        words = [self._here(word) for word in (*said.get("entrypoint", ()), *said.get("command", ()))]
+        spec = self.said[service]
+        words = [self._here(word) for word in (*spec.get("entrypoint", ()), *spec.get("command", ()))]
         if service == "objects":
             words[0] = str(self.weed)
         return [str(self.ports["mlflow"]) if word == "5000" and service == "mlflow" else word for word in words]
@@ -122,15 +122,15 @@ class Services:
         """PostgreSQL with the file's user, database and password, asking for the password."""
         binaries = postgres_binaries()
         assert binaries is not None
-        said, data = self.environment("postgres"), self.folder / "postgres"
+        service, data = self.environment("postgres"), self.folder / "postgres"
         as_user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
         data.mkdir(parents=True)
         password = data.with_suffix(".password")
-        password.write_text(said["POSTGRES_PASSWORD"])
+        password.write_text(service["POSTGRES_PASSWORD"])
         if as_user:
             shutil.chown(data, **as_user)
             shutil.chown(password, **as_user)
-        initdb = [binaries / "initdb", "-D", data, "-U", said["POSTGRES_USER"], "--auth", "scram-sha-256"]
+        initdb = [binaries / "initdb", "-D", data, "-U", service["POSTGRES_USER"], "--auth", "scram-sha-256"]
         subprocess.run([*initdb, "--pwfile", password], check=True, capture_output=True, cwd="/", **as_user)
         password.unlink()
         options = ["-D", data, "-p", str(self.ports["postgres"]), "-h", "127.0.0.1", "-k", data]
@@ -141,8 +141,8 @@ class Services:
         try:
             self._healthy("postgres", binaries)
             create = [binaries / "createdb", "-h", "127.0.0.1", "-p", str(self.ports["postgres"])]
-            create += ["-U", said["POSTGRES_USER"], said["POSTGRES_DB"]]
-            subprocess.run(create, check=True, env={**os.environ, "PGPASSWORD": said["POSTGRES_PASSWORD"]})
+            create += ["-U", service["POSTGRES_USER"], service["POSTGRES_DB"]]
+            subprocess.run(create, check=True, env={**os.environ, "PGPASSWORD": service["POSTGRES_PASSWORD"]})
             yield
         finally:
             server.send_signal(signal.SIGINT)  # a fast shutdown

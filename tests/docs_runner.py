@@ -83,9 +83,9 @@ class Reader:
 def blocks(page: Path) -> Iterator[Block]:
     """The fenced blocks of a page, also those that are indented."""
     text = page.read_text(encoding="utf-8")
-    for found in re.finditer(r'(?ms)^( *)```(\w*)(?: title="([^"]+)")?\n(.*?)^ *```$', text):
-        indent, language, title, inside = found.groups()
-        line = text.count("\n", 0, found.start()) + 1
+    for match in re.finditer(r'(?ms)^( *)```(\w*)(?: title="([^"]+)")?\n(.*?)^ *```$', text):
+        indent, language, title, inside = match.groups()
+        line = text.count("\n", 0, match.start()) + 1
         yield Block(line, language, title or "", re.sub(rf"(?m)^{indent}", "", inside))
 
 
@@ -278,12 +278,12 @@ def _pytest(words: list[str]) -> None:
 
 def _apart(work: Callable[[], None], reader: Reader) -> None:
     """Do something in a fork, in the reader's folder and with the reader's packages."""
-    said = reader.home / ".said"
+    output_file = reader.home / ".said"
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            with said.open("wb") as out:
+            with output_file.open("wb") as out:
                 os.dup2(out.fileno(), 1)
                 os.dup2(out.fileno(), 2)
             os.chdir(reader.here)
@@ -303,7 +303,9 @@ def _apart(work: Callable[[], None], reader: Reader) -> None:
             os._exit(code)
     _, status = os.waitpid(child, 0)
     if status:
-        raise Failed(f"exit code {os.waitstatus_to_exitcode(status)}:\n{said.read_text(errors='replace')[-3000:]}")
+        raise Failed(
+            f"exit code {os.waitstatus_to_exitcode(status)}:\n{output_file.read_text(errors='replace')[-3000:]}"
+        )
 
 
 def main() -> None:

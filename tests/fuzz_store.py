@@ -210,17 +210,17 @@ class Bench:
         with mock.patch.object(lab, "execute", self.train):
             answer = lab.run(self.file, out=self.out, retry_failed=True)
         assert answer.failed == 0, answer
-        found = {name: repr(TrialFolder(self.out / name).result()) for name in self.results}
-        assert {name for name, result in found.items() if result == "None"} == set()
+        stored_results = {name: repr(TrialFolder(self.out / name).result()) for name in self.results}
+        assert {name for name, result in stored_results.items() if result == "None"} == set()
 
-    def examine(self, seed: int, index: int, chosen: int = 2) -> Finding | None:
+    def examine(self, seed: int, index: int, arguments: int = 2) -> Finding | None:
         """Run one mutant."""
         from vitlab.errors import VitlabError
 
         rng = Random(f"{seed}:{index}")
         self.restore()
         done = mutate(rng, self.out)
-        commands: list[tuple[str, ...]] = rng.sample(READERS, chosen)
+        commands: list[tuple[str, ...]] = rng.sample(READERS, arguments)
         if rng.random() < 0.05:
             commands.append(("run",))
             commands.append(("report", "tiny", "--format", "json"))
@@ -233,7 +233,7 @@ class Bench:
             signal.signal(signal.SIGVTALRM, stop)
             signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
             try:
-                with GUARD.watching(self.out) as broken, _quiet(), _pictures(drawn=index % 20 == 0):
+                with GUARD.watching(self.out) as violations, _quiet(), _pictures(drawn=index % 20 == 0):
                     if words == ("run",):
                         self.run()
                     else:
@@ -249,8 +249,8 @@ class Bench:
                 return Finding(f"{seed}:{index}", f"{what}\n{traceback.format_exc()}", "")
             finally:
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            if broken:
-                return Finding(f"{seed}:{index}", f"{what}\n" + "\n".join(broken), "")
+            if violations:
+                return Finding(f"{seed}:{index}", f"{what}\n" + "\n".join(violations), "")
         return None
 
 
@@ -267,8 +267,8 @@ def _pictures(*, drawn: bool) -> AbstractContextManager[Any]:
 
 def _state(file: Path) -> tuple[int, int, int]:
     """Return what changes when a file is replaced or written to."""
-    found = file.lstat()
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    status = file.lstat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 @contextmanager
@@ -278,14 +278,14 @@ def bench() -> Iterator[Bench]:
     logging.disable(logging.WARNING)
     try:
         with tempfile.TemporaryDirectory(prefix="fuzz-store-") as name:
-            made = Bench(Path(name).resolve())
-            made.restore()
+            instance = Bench(Path(name).resolve())
+            instance.restore()
             for words in READERS:  # imports, caches
                 with _quiet():
-                    made.call(words)
+                    instance.call(words)
             with _pictures(drawn=False):
-                made.run()
-            yield made
+                instance.run()
+            yield instance
     finally:
         logging.disable(logging.NOTSET)
         os.environ.pop("XDG_CACHE_HOME", None)
@@ -301,24 +301,24 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="first mutant")
     parser.add_argument("--only", metavar="SEED:I", help="run one mutant and print it")
     options = parser.parse_args()
-    seen: Counter[str] = Counter()
-    with bench() as made:
+    counts: Counter[str] = Counter()
+    with bench() as instance:
         numbers = range(options.start, options.start + options.mutants)
         seed = options.seed
         if options.only:
             seed, number = map(int, options.only.split(":"))
             numbers = range(number, number + 1)
         for index in numbers:
-            finding = made.examine(seed, index)
+            finding = instance.examine(seed, index)
             if finding is not None:
                 kind = "|".join(line.strip() for line in finding.what.strip().splitlines()[-4:] if "^^" not in line)
-                if kind not in seen:
+                if kind not in counts:
                     print(finding, flush=True)
-                seen[kind] += 1
+                counts[kind] += 1
             if (index + 1) % 100 == 0:
-                print(f"{index + 1 - options.start:,}: {sum(seen.values())} findings", file=sys.stderr, flush=True)
-    print(f"{len(numbers):,} mutants of seed {seed}: {sum(seen.values())} findings of {len(seen)} kinds")
-    return 1 if seen else 0
+                print(f"{index + 1 - options.start:,}: {sum(counts.values())} findings", file=sys.stderr, flush=True)
+    print(f"{len(numbers):,} mutants of seed {seed}: {sum(counts.values())} findings of {len(counts)} kinds")
+    return 1 if counts else 0
 
 
 if __name__ == "__main__":

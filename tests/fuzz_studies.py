@@ -171,16 +171,16 @@ def examine(seed: int, index: int, folder: Path) -> tuple[str, Finding | None]:
     signal.signal(signal.SIGVTALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
     try:
-        with GUARD.watching(folder) as broken:
+        with GUARD.watching(folder) as violations:
             try:
                 _plan(file, changes, folder)
-                ended = "plan"
+                ending = "plan"
             except SpecError as error:
-                ended = "refused"
+                ending = "refused"
                 if not error.problems or not all(problem.message.strip() for problem in error.problems):
                     return wrong("a SpecError that says nothing")
             except UserError as error:
-                ended = "refused"
+                ending = "refused"
                 if not str(error).strip():
                     return wrong("a UserError that says nothing")
     except Hang:
@@ -189,11 +189,11 @@ def examine(seed: int, index: int, folder: Path) -> tuple[str, Finding | None]:
         return wrong(traceback.format_exc())
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    if broken:
-        return wrong("\n".join(broken))
+    if violations:
+        return wrong("\n".join(violations))
     if sorted(os.listdir(folder)) != before:
         return wrong(f"written: {sorted(os.listdir(folder))}")
-    return ended, None
+    return ending, None
 
 
 def _plan(file: Path, changes: dict[str, Any], folder: Path) -> None:
@@ -204,8 +204,8 @@ def _plan(file: Path, changes: dict[str, Any], folder: Path) -> None:
 
     _, plan = lab.plan_study(file, changes=changes, out=folder / "out")
     if len(plan.trials) < 50:
-        written = json.dumps(plan.to_json())
-        assert json.dumps(Plan.from_json(json.loads(written)).to_json()) == written
+        text = json.dumps(plan.to_json())
+        assert json.dumps(Plan.from_json(json.loads(text)).to_json()) == text
     for data in {json.dumps(trial.spec["data"], sort_keys=True) for _, trial in _distinct(plan)}:
         missing(json.loads(data))
 
@@ -225,8 +225,8 @@ def shard(task: tuple[int, int, int]) -> tuple[Counter[str], list[Finding]]:
         os.chdir(name)
         try:
             for index in range(start, stop):
-                ended, finding = examine(seed, index, Path(name))
-                counts[ended] += 1
+                ending, finding = examine(seed, index, Path(name))
+                counts[ending] += 1
                 if finding is not None:
                     findings.append(finding)
         finally:
@@ -268,15 +268,15 @@ def main() -> int:
     tasks = [(options.seed, start, min(start + size, stop)) for start in range(options.start, stop, size)]
     total: Counter[str] = Counter()
     failed = 0
-    seen: Counter[str] = Counter()  # how often each kind of finding was made; the first of each is printed
+    tally: Counter[str] = Counter()  # how often each kind of finding was made; the first of each is printed
     with multiprocessing.get_context("fork").Pool(options.processes) as pool:
         for counts, findings in pool.imap(shard, tasks):
             total += counts
             for finding in findings:
                 failed += 1
-                if (kind := finding.what.strip().splitlines()[-1]) not in seen:
+                if (kind := finding.what.strip().splitlines()[-1]) not in tally:
                     print(finding, flush=True)
-                seen[kind] += 1
+                tally[kind] += 1
             print(f"{sum(total.values()):,} of {options.mutants:,}: {dict(total)}", file=sys.stderr, flush=True)
     print(f"{sum(total.values()):,} mutants of seed {options.seed}: {dict(total)}")
     return 1 if failed else 0

@@ -20,11 +20,11 @@ def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[
         stop()
         try:
             _, total = torch.cuda.mem_get_info()
-            held = torch.empty(int(trial.spec["takes"] * total), dtype=torch.uint8, device="cuda")
+            block = torch.empty(int(trial.spec["takes"] * total), dtype=torch.uint8, device="cuda")
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(str(error)) from error
         stop()
         time.sleep(trial.spec["for"])
-        del held
+        del block
         folder.finish(result(trial))
     return folder.result()

@@ -24,13 +24,13 @@ def job(root: Path, do: str, name: str = "", **spec: Any) -> Job:
 
 def ends(executor: Executor, count: int) -> dict[str, Ended]:
     """The next ends of jobs, by the keys of their trials."""
-    found: list[Ended] = []
+    endings: list[Ended] = []
     deadline = time.monotonic() + PATIENCE_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"only {found}"
-        found += executor.poll(0.5)
-    assert len(found) == count
-    return {ended.job.trial.key: ended for ended in found}
+    while len(endings) < count:
+        assert time.monotonic() < deadline, f"only {endings}"
+        endings += executor.poll(0.5)
+    assert len(endings) == count
+    return {ending.job.trial.key: ending for ending in endings}
 
 
 def until(what: Callable[[], Any]) -> Any:
@@ -51,11 +51,11 @@ def alive(pid: int) -> bool:
 
 def processes(sign: str, file: str = "cmdline") -> list[int]:
     """The processes in whose command line, or environment, a sign stands."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if sign.encode() in (folder / file).read_bytes() and alive(int(folder.name)):
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:
             continue
-    return found
+    return pids

@@ -35,14 +35,14 @@ PIECES: tuple[str, ...] = (
 
 def places(tree: Any, here: Place = ()) -> list[Place]:
     """Return the path of every value in a tree of mappings and lists, the root first."""
-    found = [here]
+    paths = [here]
     if isinstance(tree, dict):
         for key, value in tree.items():
-            found += places(value, (*here, key))
+            paths += places(value, (*here, key))
     elif isinstance(tree, list):
         for index, value in enumerate(tree):
-            found += places(value, (*here, index))
-    return found
+            paths += places(value, (*here, index))
+    return paths
 
 
 def value_at(tree: Any, place: Place) -> Any:
@@ -165,8 +165,8 @@ def _rename_key(rng: Random, tree: Any) -> Any:
 
 def _move(rng: Random, tree: Any) -> Any:
     """Copy the value of one place to another."""
-    found = places(tree)
-    return replaced(tree, rng.choice(found), copy.deepcopy(value_at(tree, rng.choice(found))))
+    paths = places(tree)
+    return replaced(tree, rng.choice(paths), copy.deepcopy(value_at(tree, rng.choice(paths))))
 
 
 def _wrap(rng: Random, tree: Any) -> Any:
@@ -178,17 +178,17 @@ def _wrap(rng: Random, tree: Any) -> Any:
 
 
 def _add_key(rng: Random, tree: Any) -> Any:
-    found = [place for place in places(tree) if isinstance(value_at(tree, place), dict)]
+    paths = [place for place in places(tree) if isinstance(value_at(tree, place), dict)]
     names: Sequence[Any] = [place[-1] for place in places(tree) if place and isinstance(place[-1], str)]
-    if found:
-        value_at(tree, rng.choice(found))[rng.choice([*names, *TEXTS])] = random_value(rng)
+    if paths:
+        value_at(tree, rng.choice(paths))[rng.choice([*names, *TEXTS])] = random_value(rng)
     return tree
 
 
 def _extend_list(rng: Random, tree: Any) -> Any:
-    found = [place for place in places(tree) if isinstance(value_at(tree, place), list)]
-    if found:
-        items = value_at(tree, rng.choice(found))
+    paths = [place for place in places(tree) if isinstance(value_at(tree, place), list)]
+    if paths:
+        items = value_at(tree, rng.choice(paths))
         items.insert(
             rng.randint(0, len(items)), random_value(rng) if rng.random() < 0.6 or not items else rng.choice(items)
         )

@@ -151,16 +151,16 @@ class Cluster:
 
     def lose(self, dice: random.Random) -> None:
         """A machine goes without a word, and another comes in its place."""
-        lost = self._machines.pop(dice.randrange(len(self._machines)))
-        self._cluster.remove_node(lost, allow_graceful=False)
+        machine = self._machines.pop(dice.randrange(len(self._machines)))
+        self._cluster.remove_node(machine, allow_graceful=False)
         self._machines.append(self._cluster.add_node(num_cpus=2, **self._common))
 
     def close(self) -> list[str]:
         """End; returns what is left of it."""
         self._cluster.shutdown()
-        left = waited(lambda: not processes(self._temporary), 30.0)
+        leftovers = waited(lambda: not processes(self._temporary), 30.0)
         shutil.rmtree(self._temporary, ignore_errors=True)
-        return [] if left else [f"of Ray, processes are left: {processes(self._temporary)}"]
+        return [] if leftovers else [f"of Ray, processes are left: {processes(self._temporary)}"]
 
 
 class Bout:
@@ -222,16 +222,16 @@ class Bout:
 
     def running(self) -> list[tuple[TrialFolder, str]]:
         """Trials that are being trained, with the processes that train them."""
-        found = []
+        folders = []
         for path in sorted(self.out.glob("trials/*/*")):
             folder = TrialFolder(path)
-            begun = [event for event in folder.events()[0] if event.kind == "start"]
-            if begun and not folder.done() and (name := process(begun[-1].body["pid"])):
-                pid = begun[-1].body["pid"]
+            starts = [event for event in folder.events()[0] if event.kind == "start"]
+            if starts and not folder.done() and (name := process(starts[-1].body["pid"])):
+                pid = starts[-1].body["pid"]
                 sign = Path(f"/proc/{pid}/cmdline").read_bytes() if base.is_alive(name) else b""
                 if (b"forkserver" in sign or b"ray::" in sign) and name not in self.stopped:
-                    found.append((folder, name))
-        return found
+                    folders.append((folder, name))
+        return folders
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
@@ -260,12 +260,12 @@ class Bout:
         return True
 
     def _to_a_worker(self, fault: str) -> bool:
-        found = self.running()
+        running = self.running()
         if fault in ("disk full", "checkpoint damaged"):
-            found = [(folder, name) for folder, name in found if (folder.checkpoint / "last.safetensors").exists()]
-        if not found:
+            running = [(folder, name) for folder, name in running if (folder.checkpoint / "last.safetensors").exists()]
+        if not running:
             return False
-        folder, name = self.dice.choice(found)
+        folder, name = self.dice.choice(running)
         pid = int(name.split("/")[1])
         if fault == "worker killed":
             return base.kill(name)
@@ -337,38 +337,38 @@ class Bout:
 
     def faults_found(self, reference: dict[str, Any]) -> list[str]:
         """What is not as it should be now that the study has ended."""
-        found = []
+        faults = []
         mine = self.outcomes()
         missing = reference.keys() - mine.keys()
         wrong = [key for key in reference.keys() & mine.keys() if reference[key] != mine[key]]
-        found += [f"no result: {key[:12]}" for key in sorted(missing)]
-        found += [f"another result than undisturbed: {key[:12]}" for key in sorted(wrong)]
-        found += [f"trial {key[:12]} is not of this study" for key in mine.keys() - reference.keys()]
+        faults += [f"no result: {key[:12]}" for key in sorted(missing)]
+        faults += [f"another result than undisturbed: {key[:12]}" for key in sorted(wrong)]
+        faults += [f"trial {key[:12]} is not of this study" for key in mine.keys() - reference.keys()]
         anew = 0
         for path in sorted(self.out.glob("trials/*/*")):
             folder = TrialFolder(path)
-            left = [str(item.relative_to(path)) for item in path.rglob("*") if item.name.startswith(".")]
-            left += [name for name in ("failure.json", "checkpoint") if (path / name).exists()]
-            found += [f"left in {path.parent.name[:12]}: {', '.join(left)}"] if left else []
+            leftovers = [str(item.relative_to(path)) for item in path.rglob("*") if item.name.startswith(".")]
+            leftovers += [name for name in ("failure.json", "checkpoint") if (path / name).exists()]
+            faults += [f"left in {path.parent.name[:12]}: {', '.join(leftovers)}"] if leftovers else []
             lines = (path / "events.jsonl").read_text().splitlines()
             events = [json.loads(line) for line in lines]
             steps = [event["step"] for event in events if event["kind"] == "metrics"]
             result = folder.result()
             history = [moment.step for moment in result.outcome.history] if result is not None else []
             if steps != history:
-                found.append(f"the journal of {path.parent.name[:12]} tells of the steps {steps}, not of {history}")
+                faults.append(f"the journal of {path.parent.name[:12]} tells of the steps {steps}, not of {history}")
             anew += sum("begun anew" in event.get("note", "") for event in events)
         self.missed = max(0, self.damaged - anew)
         if self.missed:
             self.done["checkpoint damaged"] -= self.missed
         if self.missed and self.executors == ["local"]:  # of a copy the true file may have come afterwards
-            found.append(f"{self.damaged} checkpoints were damaged, and {anew} attempts have seen one")
+            faults.append(f"{self.damaged} checkpoints were damaged, and {anew} attempts have seen one")
         if not waited(lambda: not processes(f"{MARK}={self.mark}", "environ"), 60.0):
-            found.append(f"processes are left: {processes(f'{MARK}={self.mark}', 'environ')}")
-        found += [f"{name} was stopped, and is there still" for name in self.stopped if base.is_alive(name)]
+            faults.append(f"processes are left: {processes(f'{MARK}={self.mark}', 'environ')}")
+        faults += [f"{name} was stopped, and is there still" for name in self.stopped if base.is_alive(name)]
         if self.server is not None:
-            found += self._in_mlflow()
-        return found
+            faults += self._in_mlflow()
+        return faults
 
     def _in_mlflow(self) -> list[str]:
         """What MLflow lacks, has twice, or has wrong."""
@@ -383,17 +383,17 @@ class Bout:
             return ["MLflow does not know the study"]
         runs = client.search_runs([experiment.experiment_id], "tags.`vitlab.kind` = 'trial'", max_results=1000)
         by_trial = {(run.data.tags["arm"], run.data.tags["vitlab.trial"]): run for run in runs}
-        found = []
+        faults = []
         if len(runs) != len(plan.trials) or len(by_trial) != len(runs):
-            found.append(f"MLflow holds {len(runs)} runs for {len(plan.trials)} trials")
+            faults.append(f"MLflow holds {len(runs)} runs for {len(plan.trials)} trials")
         for planned in plan.trials:
             run = by_trial.get((planned.arm, planned.trial.key))
             name = f"{planned.arm} s{planned.seed}"
             if run is None:
-                found.append(f"MLflow has no run of {name}")
+                faults.append(f"MLflow has no run of {name}")
                 continue
             if run.info.status != "FINISHED":
-                found.append(f"MLflow says that {name} is {run.info.status}")
+                faults.append(f"MLflow says that {name} is {run.info.status}")
             folder = TrialFolder(self.out / "trials" / planned.trial.key / planned.trial.code)
             expected: Counter[tuple[str, float, int, int]] = Counter()
             for event in folder.events()[0]:
@@ -408,13 +408,13 @@ class Bout:
             curves = Counter({point: count for point, count in there.items() if point[3] > 0})
             if curves != expected:
                 lacking, surplus = expected - curves, curves - expected
-                found.append(f"MLflow lacks {lacking.total()} points of {name} and has {surplus.total()} too many")
+                faults.append(f"MLflow lacks {lacking.total()} points of {name} and has {surplus.total()} too many")
             result = folder.result()
             finals = {} if result is None else {f"final/{key}": value for key, value in result.outcome.metrics.items()}
-            told = {point[0]: point[1] for point in there if point[0].startswith("final/")}
-            if told != finals or any(count > 1 for count in there.values()):
-                found.append(f"MLflow has other final values of {name} than its result")
-        return found
+            final_points = {point[0]: point[1] for point in there if point[0].startswith("final/")}
+            if final_points != finals or any(count > 1 for count in there.values()):
+                faults.append(f"MLflow has other final values of {name} than its result")
+        return faults
 
 
 def waited(what: Callable[[], Any], seconds: float) -> bool:
@@ -430,17 +430,17 @@ def waited(what: Callable[[], Any], seconds: float) -> bool:
 @contextmanager
 def house(out: Path, executors: Sequence[str]) -> Iterator[tuple[Server, Cluster | None, list[str]]]:
     """A tracking server, a cluster where one is wanted, and what is found when they end."""
-    found: list[str] = []
+    leftovers: list[str] = []
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(32).hex(), "RAY_USAGE_STATS_ENABLED": "0"}
     os.environ.update({**token, "VITLAB_SOAK_STEP_S": "0.015", "MLFLOW_DISABLE_TELEMETRY": "true"})
     server = Server(out / "mlflow")
     cluster = Cluster() if "ray" in executors else None
     try:
-        yield server, cluster, found
+        yield server, cluster, leftovers
     finally:
         server.close()
         if cluster is not None:
-            found += cluster.close()
+            leftovers += cluster.close()
 
 
 def by_engine(engine: str) -> dict[str, Any]:
@@ -476,8 +476,8 @@ def campaign(out: Path, *, minutes: float, seed: int, scale: float, executors: S
     references: dict[str, dict[str, Any]] = {}
     done: dict[str, Counter[str]] = {executor: Counter() for executor in executors}
     studies: Counter[str] = Counter()
-    found: list[str] = []
-    with house(out, executors) as (server, cluster, left):
+    problems: list[str] = []
+    with house(out, executors) as (server, cluster, leftovers):
         for number in itertools.count():
             open_ = [executor for executor in executors if queues[executor]]
             if not open_ or time.monotonic() > until:
@@ -502,23 +502,23 @@ def campaign(out: Path, *, minutes: float, seed: int, scale: float, executors: S
             done[executor] += bout.done
             studies[executor] += 1
             queues[executor] += ["checkpoint damaged"] * bout.missed
-            said = ", ".join(f"{count} {fault}" for fault, count in sorted(bout.done.items())) or "nothing"
+            counts = ", ".join(f"{count} {fault}" for fault, count in sorted(bout.done.items())) or "nothing"
             verdict = "as undisturbed" if not faults else "FOUND: " + "; ".join(faults)
             print(
-                f"{name}: {engine}, {bout.starts} drivers, {time.monotonic() - began:.0f} s; {said}; {verdict}",
+                f"{name}: {engine}, {bout.starts} drivers, {time.monotonic() - began:.0f} s; {counts}; {verdict}",
                 flush=True,
             )
-            found += [f"{name}: {fault}" for fault in faults]
+            problems += [f"{name}: {fault}" for fault in faults]
             if not faults:
                 shutil.rmtree(out / name)
-    found += left
+    problems += leftovers
     print(f"\n{'what was done':22}" + "".join(f"{executor:>10}" for executor in executors) + f"{'of':>10}")
     print(f"{'studies':22}" + "".join(f"{studies[executor]:>10}" for executor in executors))
     for fault, count in quotas.items():
         print(f"{fault:22}" + "".join(f"{done[executor][fault]:>10}" for executor in executors) + f"{count:>10}")
-    print(f"\nfound: {len(found)}")
-    print("\n".join(found))
-    return len(found)
+    print(f"\nfound: {len(problems)}")
+    print("\n".join(problems))
+    return len(problems)
 
 
 def main() -> None:
@@ -529,11 +529,13 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="share of the faults")
     parser.add_argument("--executors", default="local,ray")
     parser.add_argument("--out", type=Path, default=Path("vitlab-runs") / "soak")
-    given = parser.parse_args()
-    shutil.rmtree(given.out, ignore_errors=True)
-    out = given.out.resolve()
-    executors = given.executors.split(",")
-    sys.exit(bool(campaign(out, minutes=given.minutes, seed=given.seed, scale=given.scale, executors=executors)))
+    arguments = parser.parse_args()
+    shutil.rmtree(arguments.out, ignore_errors=True)
+    out = arguments.out.resolve()
+    executors = arguments.executors.split(",")
+    sys.exit(
+        bool(campaign(out, minutes=arguments.minutes, seed=arguments.seed, scale=arguments.scale, executors=executors))
+    )
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def study(
             if value is not None:
                 finals = {metric: value, metric.replace("val/", "test/"): value - 0.01, "train/loss": 0.1}
                 store.trial(trial.key, trial.code).finish(result_of(trial, finals, **numerics.get(arm, {})))
-    made = Plan(
+    study_plan = Plan(
         study="positions",
         question=plan.pop("question", "Does a small ViT need to be told where its patches are?"),
         arms=plan.pop("planned_arms", None)
@@ -89,8 +89,8 @@ def study(
         analysis=analysis or Analysis(),
         **plan,
     )
-    write_json(store.study(made.study) / "plan.json", made.to_json())
-    return made, store
+    write_json(store.study(study_plan.study) / "plan.json", study_plan.to_json())
+    return study_plan, store
 
 
 def outcome(root: Path, *args: Any, **options: Any) -> tuple[Plan, Store, pd.DataFrame, pd.DataFrame]:

@@ -25,7 +25,7 @@ def test_step_0_logits_are_equal_across_arms(dtype: torch.dtype, tolerance: floa
     assert [arm.name for arm in plan.arms] == list(ARMS)
     for seed in (0, 1):
         logits: dict[str, torch.Tensor] = {}
-        seen: list[torch.Tensor] = []
+        outputs: list[torch.Tensor] = []
         for arm in ARMS:
             trial = plan.find(arm, seed)
             data = slot("dataset").resolve(trial.spec["data"])
@@ -34,10 +34,10 @@ def test_step_0_logits_are_equal_across_arms(dtype: torch.dtype, tolerance: floa
             batch = feed.batch(0, trial.spec["train"]["batch_size"])
             network: Model = model.build(trial.spec["model"], prepared.info)
             network.initialise(trial.seeds["init"])
-            seen.append(batch.x_BCHW)
+            outputs.append(batch.x_BCHW)
             with torch.no_grad():
                 logits[arm] = network.to(dtype).views(network(batch.x_BCHW))[""]
-        assert all(torch.equal(x_BCHW, seen[0]) for x_BCHW in seen), "arms see other images"
+        assert all(torch.equal(x_BCHW, outputs[0]) for x_BCHW in outputs), "arms see other images"
         for arm in ARMS[1:]:
             torch.testing.assert_close(logits[arm], logits["baseline"], rtol=0, atol=tolerance)
         assert logits["baseline"].std() > 1e-3, "a model that says nothing equals any other"

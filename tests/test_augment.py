@@ -102,9 +102,9 @@ def test_crop_equals_torchvision_crops_with_equal_frequency(mode, theirs: str) -
     padded = F.pad(x_1CHW, [2, 2, 2, 2], padding_mode=theirs)
     expected = {F.crop(padded, y, x, 5, 6).numpy().tobytes(): (y, x) for y in range(5) for x in range(5)}
     assert len(expected) == 25
-    found = [expected[out.numpy().tobytes()] for out in out_BCHW]
+    indices = [expected[out.numpy().tobytes()] for out in out_BCHW]
     counts = np.zeros((5, 5))
-    for y, x in found:
+    for y, x in indices:
         counts[y, x] += 1
     assert stats.chisquare(counts.flatten()).pvalue > 1e-3
 
@@ -368,11 +368,11 @@ def test_randaugment_timm_operations_equal_timm(name: str, monkeypatch: pytest.M
         for sign in (1, -1):
             operation.magnitude = level
             monkeypatch.setattr(theirs.random, "random", lambda sign=sign: 0.4 if sign > 0 else 0.6)
-            wanted = np.stack([np.asarray(operation(picture)) for picture in pictures]).astype(int)
+            expected = np.stack([np.asarray(operation(picture)) for picture in pictures]).astype(int)
             ours_BCHW = randaugment_timm.apply_operation(
                 x_BCHW, torch.full((12,), number), torch.full((12,), level), torch.full((12,), sign)
             )
-            off = np.abs(ours_BCHW.permute(0, 2, 3, 1).numpy().astype(int) - wanted)
+            off = np.abs(ours_BCHW.permute(0, 2, 3, 1).numpy().astype(int) - expected)
             assert np.mean(off > 2) < (0.01 if name in randaugment_timm.GEOMETRIC else 1e-9), (level, sign, off.max())
             changed += int((ours_BCHW != x_BCHW).any())
     assert changed >= 6
@@ -413,15 +413,15 @@ def test_randaugment_timm_moves_masks_with_pixels() -> None:
         pixels_moved = float(0.45 * level_BT[i, turn] / 10 * sign_BT[i, turn] * 24)
         column_W = np.floor(np.arange(24) + 0.5 + pixels_moved).astype(int)
         for w, source in enumerate(column_W):
-            wanted = y_BHW[i, :, source] if 0 <= source < 24 else torch.full((24,), 255)
-            assert torch.equal(moved_BHW[i, :, w], wanted.to(torch.uint8))
+            expected = y_BHW[i, :, source] if 0 <= source < 24 else torch.full((24,), 255)
+            assert torch.equal(moved_BHW[i, :, w], expected.to(torch.uint8))
 
 
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("choice", "said"),
+    ("choice", "message"),
     [
         ({"type": "random_resized_crop", "scale": [1.0, 0.5]}, "smaller number comes first"),
         ({"type": "random_resized_crop", "scale": [0, 1]}, "greater than 0"),
@@ -431,6 +431,6 @@ def test_randaugment_timm_moves_masks_with_pixels() -> None:
         ({"type": "color_jitter", "hue": 0.6}, "less than or equal to 0.5"),
     ],
 )
-def test_wrong_option_raises_one_sentence(choice: dict, said: str) -> None:
-    with pytest.raises(OptionError, match=said):
+def test_wrong_option_raises_one_sentence(choice: dict, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         slot("augment").resolve(choice)

@@ -182,12 +182,12 @@ KINDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("said", "instead", "place", "words"), KINDS)
+@pytest.mark.parametrize(("old", "instead", "place", "words"), KINDS)
 def test_mistake_is_one_sentence_with_its_place(
-    here: Path, said: str, instead: str, place: str, words: list[str]
+    here: Path, old: str, instead: str, place: str, words: list[str]
 ) -> None:
-    assert STUDY.count(said) == 1
-    line = one(mistakes(here, STUDY.replace(said, instead)))
+    assert STUDY.count(old) == 1
+    line = one(mistakes(here, STUDY.replace(old, instead)))
     assert line.startswith(f"s.yaml:{place}: "), line
     for word in words:
         assert word in line, line
@@ -314,9 +314,9 @@ design:
 )  # fmt: skip
 def test_mistake_does_not_hide_others(here: Path, changes: dict[str, str], words: list[str]) -> None:
     text = STUDY
-    for said, instead in changes.items():
-        assert text.count(said) == 1, said
-        text = text.replace(said, instead)
+    for old, instead in changes.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, instead)
     lines = mistakes(here, text)
     assert len(lines) == len(words), lines
     for line, word in zip(lines, words, strict=True):
@@ -324,7 +324,7 @@ def test_mistake_does_not_hide_others(here: Path, changes: dict[str, str], words
 
 
 @pytest.mark.parametrize(
-    ("said", "instead", "words"),
+    ("old", "instead", "words"),
     [
         # a rule is not checked where a value that it needs is wrong
         ("steps: 2", "steps: two", "base.train.steps must be a whole number"),
@@ -333,8 +333,8 @@ def test_mistake_does_not_hide_others(here: Path, changes: dict[str, str], words
         ("[none]", "[none, 1]", "a component is a name"),
     ],
 )
-def test_mistake_does_not_cause_others(here: Path, said: str, instead: str, words: str) -> None:
-    assert words in one(mistakes(here, STUDY.replace(said, instead)))
+def test_mistake_does_not_cause_others(here: Path, old: str, instead: str, words: str) -> None:
+    assert words in one(mistakes(here, STUDY.replace(old, instead)))
 
 
 @pytest.mark.parametrize(
@@ -457,12 +457,12 @@ def test_margin_in_points_equals_margin_in_shares(here: Path) -> None:
     (here / "s.yaml").write_text(
         STUDY + "check: {min_abs: {val/loss: 3, val/accuracy: 1 point}, metrics: {val/loss: min}}\n"
     )
-    found = []
+    messages = []
     for margin in ("2 points", "2points", "0.02"):
         study, plan = plan_study("s.yaml", changes={"analysis.margin": margin if "p" in margin else 0.02})
-        found.append(plan.analysis.margin)
+        messages.append(plan.analysis.margin)
         assert study.check is not None and study.check.min_abs == {"val/loss": 3, "val/accuracy": 0.01}
-    assert found == [0.02, 0.02, 0.02]
+    assert messages == [0.02, 0.02, 0.02]
     (here / "s.yaml").write_text(STUDY)
     line = one(refused(here, "plan", "s.yaml", "--set", "analysis={metric: val/loss, margin: 2 points}"))
     assert "points are hundredths of a share" in line
@@ -486,7 +486,7 @@ def test_missing_data_is_reported_before_run(here: Path, command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "the file is empty; a study begins with 'study: NAME'"),
         (b"# nothing\n", "the file is empty; a study begins with 'study: NAME'"),
@@ -502,9 +502,9 @@ def test_missing_data_is_reported_before_run(here: Path, command: str) -> None:
         (b"study: \xed\xa0\x80\n", "is not UTF-8 text"),
     ],
 )
-def test_file_without_study_is_refused(here: Path, content: bytes, said: str) -> None:
+def test_file_without_study_is_refused(here: Path, content: bytes, message: str) -> None:
     (here / "s.yaml").write_bytes(content)
-    assert said in one(refused(here, "run", "s.yaml"))
+    assert message in one(refused(here, "run", "s.yaml"))
 
 
 def test_path_without_file_is_refused(here: Path) -> None:
@@ -512,7 +512,7 @@ def test_path_without_file_is_refused(here: Path) -> None:
     os.mkfifo(here / "pipe")
     with (here / "large.yaml").open("wb") as file:
         file.truncate(100_000_000)
-    for name, said in {
+    for name, message in {
         "no.yaml": "no.yaml: no such file",
         "no/s.yaml": "no/s.yaml: no such file",
         "folder": "folder: is a folder; name a study file, such as ablation.yaml",
@@ -521,7 +521,7 @@ def test_path_without_file_is_refused(here: Path) -> None:
         "": ".: is a folder; name a study file, such as ablation.yaml",
         "x" * 300: "File name too long",
     }.items():
-        assert said in one(refused(here, "run", name))
+        assert message in one(refused(here, "run", name))
 
 
 def test_alias_expansion_is_bounded(here: Path) -> None:
@@ -630,7 +630,7 @@ def test_arm_label_is_shown_consistently(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "instead", "words"),
+    ("message", "instead", "words"),
     [
         ("study: small", "study: small\nplugins: {require: ['../evil.py']}", ["this study needs ../evil.py: add --plugin"]),
         ("study: small", "study: small\nplugins: {require: ['evil @ file:///tmp/evil']}", ["is no requirement"]),
@@ -655,10 +655,10 @@ def test_arm_label_is_shown_consistently(here: Path) -> None:
         ("type: digits", "type: image_folder, root: ../..", ["image_folder: ../.. has no folder 'train'"]),
     ],
 )  # fmt: skip
-def test_hostile_file_runs_nothing_and_writes_nowhere(here: Path, said: str, instead: str, words: list[str]) -> None:
+def test_hostile_file_runs_nothing_and_writes_nowhere(here: Path, message: str, instead: str, words: list[str]) -> None:
     (here / "evil.py").write_text("open('pwned', 'w')\n")
     (here / "in").mkdir()
-    (here / "in" / "s.yaml").write_text(STUDY.replace(said, instead).replace("patch_size: 2", "patch_size: 4"))
+    (here / "in" / "s.yaml").write_text(STUDY.replace(message, instead).replace("patch_size: 2", "patch_size: 4"))
     line = one(refused(here, "run", "in/s.yaml"))
     for word in words:
         assert word in line, line
@@ -704,19 +704,19 @@ def test_command_line_may_set_what_study_file_may_not(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (STUDY.replace("dim: 8", "dmi: 8"), "s.yaml:4:37: model 'vit' has no option 'dmi'. Did you mean 'dim'?"),
         ("study: !!python/object/apply:os.system ['touch pwned']\n", "s.yaml:1:8: the tag !!python/object/apply"),
     ],
 )
-def test_separate_process_reports_mistake(here: Path, text: str, said: str) -> None:
+def test_separate_process_reports_mistake(here: Path, text: str, message: str) -> None:
     (here / "s.yaml").write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", "vitlab", "run", "s.yaml"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(said) and len(messages(done.stderr)) == 1, done.stderr
+    assert done.stderr.startswith(message) and len(messages(done.stderr)) == 1, done.stderr
     assert [path.name for path in here.iterdir()] == ["s.yaml"]
 
 

@@ -36,11 +36,11 @@ def test_epoch_is_permutation_without_incomplete_batch() -> None:
     for epoch in (0, 1):
         batches = [one.batch(4 * epoch + i, 25) for i in range(4)]
         assert {batch.epoch for batch in batches} == {epoch}
-        seen = torch.cat([batch.id_B for batch in batches])
-        assert len(set(seen.tolist())) == 100
+        ids = torch.cat([batch.id_B for batch in batches])
+        assert len(set(ids.tolist())) == 100
         order = noise.permutation(noise.key(SEEDS["order"], "order", epoch), n)
         expected = prepare(SYNTHETIC, SEEDS).train
-        assert torch.equal(seen, expected.id_N[order[:100]])
+        assert torch.equal(ids, expected.id_N[order[:100]])
         assert torch.equal(torch.cat([batch.y_B for batch in batches]), expected.y_N[order[:100]])
     assert not torch.equal(one.batch(0, 25).id_B, one.batch(4, 25).id_B)
 
@@ -63,11 +63,11 @@ def test_batches_can_be_drawn_in_any_order_and_again() -> None:
 @pytest.mark.parametrize("choice", EVERYTHING, ids=lambda choice: choice if isinstance(choice, str) else choice["type"])
 def test_batch_size_does_not_change_augmentation_of_sample(choice) -> None:
     def seen(batch_size: int) -> dict[int, torch.Tensor]:
-        one, found = feed([choice, "flip"]), {}
+        one, samples = feed([choice, "flip"]), {}
         for step in range(one.steps_per_epoch(batch_size)):
             batch = one.batch(step, batch_size)
-            found.update(zip(batch.id_B.tolist(), batch.x_BCHW, strict=True))
-        return found
+            samples.update(zip(batch.id_B.tolist(), batch.x_BCHW, strict=True))
+        return samples
 
     small, large = seen(9), seen(58)
     common = small.keys() & large.keys()
@@ -152,8 +152,8 @@ def test_training_does_not_write_to_images() -> None:
 
 
 def test_augmentations_come_from_resolved_choice() -> None:
-    resolved = slot("dataset").resolve({**SYNTHETIC, "augment": ["flip", {"type": "crop", "padding": 1}]})
-    one = Feed(prepare(resolved, SEEDS), resolved.options["augment"], SEEDS)
+    choice = slot("dataset").resolve({**SYNTHETIC, "augment": ["flip", {"type": "crop", "padding": 1}]})
+    one = Feed(prepare(choice, SEEDS), choice.options["augment"], SEEDS)
     assert torch.equal(one.batch(2, 16).x_BCHW, feed(["flip", {"type": "crop", "padding": 1}]).batch(2, 16).x_BCHW)
 
 
@@ -161,8 +161,8 @@ def test_twenty_trials_read_data_once_with_bounded_memory(monkeypatch: pytest.Mo
     from vitlab.data.datasets.synthetic import Synthetic
 
     reads = []
-    read = Synthetic.read
-    monkeypatch.setattr(Synthetic, "read", lambda self, split: reads.append(split) or read(self, split))
+    original = Synthetic.read
+    monkeypatch.setattr(Synthetic, "read", lambda self, split: reads.append(split) or original(self, split))
     monkeypatch.setattr(room, "_cache", type(room._cache)())
     for seed in range(20):
         prepare({**SYNTHETIC, "fraction": 0.5, "augment": ["flip"]}, {**SEEDS, "subset": seed})

@@ -96,8 +96,8 @@ def test_arms_are_measured_into_separate_file(tmp_path: Path, monkeypatch: pytes
     assert answer.trained == 0 and everything(out) == trials, "a trial was touched"
     assert answer.results().equals(results)
 
-    written = out / "studies" / "small" / "cost.parquet"
-    frame = pd.read_parquet(written)
+    costs_file = out / "studies" / "small" / "cost.parquet"
+    frame = pd.read_parquet(costs_file)
     assert list(frame["arm"]) == [arm.name for arm in answer.plan.arms]
     assert set(frame["rounds"]) == {2} and set(frame["device"]) == {"cpu"} and set(frame["threads"]) == {1}
     for name in ("train_images_per_s", "infer_images_per_s"):
@@ -111,10 +111,10 @@ def test_arms_are_measured_into_separate_file(tmp_path: Path, monkeypatch: pytes
     assert "images/s in inference" in str(report.render(answer.plan, answer.store, "md"))
     assert {"train_images_per_s", "infer_images_per_s"} & doc["fronts"].keys() and "images_per_s" not in doc["fronts"]
 
-    kept = written.read_bytes()
+    content = costs_file.read_bytes()
     vitlab.run(file, out=out)
-    assert written.read_bytes() == kept, "measured again, though nobody asked"
-    frame.assign(code="of an earlier day").to_parquet(written)
+    assert costs_file.read_bytes() == content, "measured again, though nobody asked"
+    frame.assign(code="of an earlier day").to_parquet(costs_file)
     doc = json.loads(str(report.render(answer.plan, answer.store, "json")))
     assert doc["cost"] == [] and any("was measured under other code" in note for note in doc["notes"])
 
@@ -139,19 +139,19 @@ def test_measured_engine_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert more.trained == 3 and more.plan.probes == answer.plan.probes
     for shape in probes:
         probes[shape]["engine"] = "loop"
-    written = out / "studies" / "small" / "plan.json"
-    written.write_text(json.dumps({**json.loads(written.read_text()), "probes": probes}))
+    plan_file = out / "studies" / "small" / "plan.json"
+    plan_file.write_text(json.dumps({**json.loads(plan_file.read_text()), "probes": probes}))
     assert {arm.engine for arm in plan_study(file, out=out)[1].arms} == {"loop"}, "what plan.json holds is what counts"
 
 
 def probed(folder: Path, **changes: Any) -> tuple[EngineBenchmark, list[str]]:
     plan = plan_study(write(folder, design=None), out=folder, changes=changes)[1]
-    said: list[str] = []
+    messages: list[str] = []
     store = Store(folder / "out")
     run = plan_study(write(folder, design=None))[0].run
-    (probe,) = benchmark.probe({"shape": plan.trials}, store, run, (), said.append).values()
-    assert said == [f"baseline: {probe.summary}"] and not store.root.exists()
-    return probe, said
+    (probe,) = benchmark.probe({"shape": plan.trials}, store, run, (), messages.append).values()
+    assert messages == [f"baseline: {probe.summary}"] and not store.root.exists()
+    return probe, messages
 
 
 def test_unstackable_arm_is_trained_by_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,25 +159,25 @@ def test_unstackable_arm_is_trained_by_loop(tmp_path: Path, monkeypatch: pytest.
         raise ValueError("a part of it is declared not to be safe for vmap")
 
     monkeypatch.setattr(benchmark, "require_stackable", refuse)
-    probe, (said,) = probed(tmp_path)
+    probe, (message,) = probed(tmp_path)
     assert probe.engine == "loop" and set(probe.speeds) == {"loop"}
-    assert set(probe.why_not) == set(benchmark.STACKINGS) and "; not vmap or stack: a part of it is declared" in said
+    assert set(probe.why_not) == set(benchmark.STACKINGS) and "; not vmap or stack: a part of it is declared" in message
 
 
 def test_unsupported_engine_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rotary encoding is not known with the batch innermost; vmap takes it."""
     monkeypatch.setattr(benchmark, "STACKINGS", ("vmap", "stack"))
-    probe, (said,) = probed(tmp_path, **{"base.model.position": "rope2d"})
+    probe, (message,) = probed(tmp_path, **{"base.model.position": "rope2d"})
     assert set(probe.speeds) == {"loop", "vmap"} and "rotates queries and keys" in probe.why_not["stack"]
-    assert "; not stack: attention that rotates queries and keys" in said
+    assert "; not stack: attention that rotates queries and keys" in message
     assert set(probed(tmp_path)[0].speeds) == {"loop", "vmap", "stack"}
 
 
 def test_long_step_is_not_benchmarked_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "LONG_S", 0.0)
     monkeypatch.setattr(benchmark, "Cohort", lambda *_: pytest.fail("it was tried"))
-    probe, (said,) = probed(tmp_path)
-    assert probe.engine == "loop" and "beside which calling kernels is nothing to save" in said
+    probe, (message,) = probed(tmp_path)
+    assert probe.engine == "loop" and "beside which calling kernels is nothing to save" in message
 
 
 def test_benchmark_output_and_stored_choice() -> None:
@@ -185,5 +185,5 @@ def test_benchmark_output_and_stored_choice() -> None:
     assert probe.summary == (
         "engine vmap: 12,000 images/s of a worker, as a cohort of 16, 900 by loop; not stack: it is not known."
     )
-    kept = {"new": asdict(probe), "old": {"engine": "vmap", "members": 2, "loop": 1.0, "vmap": 2.0, "because": ""}}
-    assert probes_of({"probes": json.loads(json.dumps(kept))}) == {"new": probe}, "an old one is measured anew"
+    entries = {"new": asdict(probe), "old": {"engine": "vmap", "members": 2, "loop": 1.0, "vmap": 2.0, "because": ""}}
+    assert probes_of({"probes": json.loads(json.dumps(entries))}) == {"new": probe}, "an old one is measured anew"

@@ -84,12 +84,14 @@ def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_unchanged_code_passes_exactly(accepted: Path) -> None:
     done = vitlab(accepted, "--json", "--tier", "exact", "--tier", "statistical")
-    said = json.loads(done.stdout)
-    assert done.exit_code == 0 and said["verdict"] == "pass"
-    assert {(cell["verdict"], cell["reason"], cell["drop"]) for cell in said["cells"]} == {("pass", "identical", 0.0)}
-    assert {cell["arm"] for cell in said["cells"]} == {"baseline", "position=none"}
-    assert {finding["verdict"] for finding in said["findings"]} == {"pass"}
-    assert {finding["check"] for finding in said["findings"]} == {
+    document = json.loads(done.stdout)
+    assert done.exit_code == 0 and document["verdict"] == "pass"
+    assert {(cell["verdict"], cell["reason"], cell["drop"]) for cell in document["cells"]} == {
+        ("pass", "identical", 0.0)
+    }
+    assert {cell["arm"] for cell in document["cells"]} == {"baseline", "position=none"}
+    assert {finding["verdict"] for finding in document["findings"]} == {"pass"}
+    assert {finding["check"] for finding in document["findings"]} == {
         "plan", "key", "params", "macs", "trace fp64", "trace fp32",
     }  # fmt: skip
 
@@ -128,12 +130,12 @@ def test_bug_is_detected_despite_full_store(
     store = Store(accepted / "out")
     assert all(store.trial(item.trial.key, item.trial.code).done() for item in plan.trials)
     done = vitlab(accepted, "--json", "--tier", "exact")
-    said = json.loads(done.stdout)
-    assert done.exit_code == 1 and said["verdict"] == "regressed"
-    found = [finding for finding in said["findings"] if finding["verdict"] == "regressed"]
+    document = json.loads(done.stdout)
+    assert done.exit_code == 1 and document["verdict"] == "regressed"
+    findings = [finding for finding in document["findings"] if finding["verdict"] == "regressed"]
     # A table that nothing uses cannot be stacked, so the loop has trained it: in fp32 that alone might be rounding.
     precisions = ("fp64",) if bug == "no_position" else ("fp64", "fp32")
-    assert {(finding["arm"], finding["check"]) for finding in found} == {
+    assert {(finding["arm"], finding["check"]) for finding in findings} == {
         (arm, f"trace {precision}") for arm in arms for precision in precisions
     }
 
@@ -153,20 +155,20 @@ def test_results_of_other_torch_are_not_reused(
     """A broken upgrade, and a store that is full of what the torch before it has computed."""
     shutil.copytree(accepted, tmp_path / "here")
     before = {file: file.read_bytes() for file in (tmp_path / "here" / "out").glob("trials/*/*/result.json")}
-    with monkeypatch.context() as broken:
-        BUGS["half_the_rate"](broken)
+    with monkeypatch.context() as patch:
+        BUGS["half_the_rate"](patch)
         done = vitlab(tmp_path / "here", "--json", "--tier", "statistical")
-    said = json.loads(done.stdout)
-    assert {cell["reason"] for cell in said["cells"]} != {"identical"}, "results of another torch were taken"
+    document = json.loads(done.stdout)
+    assert {cell["reason"] for cell in document["cells"]} != {"identical"}, "results of another torch were taken"
     was = str(read_baseline(accepted / "gate.baseline.yaml").values.versions["torch"])  # type: ignore[union-attr]
-    assert f"the baseline was trained under torch {was}, and this environment has torch 9.9.0" in said["notes"]
+    assert f"the baseline was trained under torch {was}, and this environment has torch 9.9.0" in document["notes"]
     assert {file: file.read_bytes() for file in before} == before, "nothing that was computed is lost"
     trained = {*(tmp_path / "here" / "out").glob("trials/*/*/result.json")} - before.keys()
     assert len(trained) == len(before) == 6
     assert {Result.from_json(read_json(file)).circumstances.installed["torch"] for file in trained} == {other_torch}
     # and what the gate has trained itself it takes again
     again = json.loads(vitlab(tmp_path / "here", "--json", "--tier", "statistical").stdout)
-    assert again["cells"] == said["cells"]
+    assert again["cells"] == document["cells"]
     assert len([*(tmp_path / "here" / "out").glob("trials/*/*/result.json")]) == 12
 
 
@@ -191,8 +193,10 @@ def test_trial_with_recorded_versions_is_not_trained_under_others(
     accepted: Path, tmp_path: Path, other_torch: str
 ) -> None:
     file, versions = accepted / "gate.yaml", {"torch": "2.0.0"}
-    plain, named = (lab.plan_study(file, versions=asked)[1].trials[0].trial for asked in ({}, versions))
-    assert plain.key == named.key and plain.code != named.code
+    plain, with_versions = (
+        lab.plan_study(file, versions=versions_option)[1].trials[0].trial for versions_option in ({}, versions)
+    )
+    assert plain.key == with_versions.key and plain.code != with_versions.code
     with pytest.raises(Refused, match=r"this trial was planned under torch 2.0.0, not 9.9.0"):
         lab.run(file, out=tmp_path / "out", versions=versions)
 
@@ -206,9 +210,9 @@ def test_exit_code_github_and_junit_report_verdict(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     words = ["--out", str(accepted / "out"), "--tier", "exact", "--junit", str(tmp_path / "new" / "check.xml")]
     monkeypatch.setattr(sys, "argv", ["vitlab", "check", str(accepted / "gate.yaml"), *words])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main()
-    assert ended.value.code == 1
+    assert exit_info.value.code == 1
     assert capsys.readouterr().out.count("::error file=") == 4
     assert "## gate: regressed" in (tmp_path / "summary.md").read_text()
     assert ElementTree.parse(tmp_path / "new" / "check.xml").getroot().get("failures") == "4"
@@ -248,18 +252,18 @@ def test_untrained_arm_is_detected(accepted: Path, monkeypatch: pytest.MonkeyPat
     _, plan = check.lab.plan_study(accepted / "gate.yaml", changes=easier)
     assert [item.verdict for item in learning(plan)] == ["pass"]
     monkeypatch.setattr(Training, "rate", lambda self, step: 0.0)
-    found = learning(plan)
-    assert [item.verdict for item in found] == ["regressed"]
-    assert "validation loss went from" in found[0].sentence
+    findings = learning(plan)
+    assert [item.verdict for item in findings] == ["regressed"]
+    assert "validation loss went from" in findings[0].sentence
 
 
 def test_trace_equals_start_of_real_training(accepted: Path) -> None:
     """The mean of its losses is what a trial of as many steps writes down."""
     _, plan = check.lab.plan_study(accepted / "gate.yaml")
-    seen = trace(plan, plan.trials[0], 24)
+    facts_traced = trace(plan, plan.trials[0], 24)
     frame = api.results(accepted / "out" / "studies" / "gate-check")
-    assert sum(seen.losses) / 24 == pytest.approx(frame["train/loss"][0], rel=1e-6)
-    assert torch.tensor(seen.losses).isfinite().all() and len(trace(plan, plan.trials[0], 5).losses) == 5
+    assert sum(facts_traced.losses) / 24 == pytest.approx(frame["train/loss"][0], rel=1e-6)
+    assert torch.tensor(facts_traced.losses).isfinite().all() and len(trace(plan, plan.trials[0], 5).losses) == 5
 
 
 def test_trial_with_prerequisite_is_traced_with_it(tmp_path: Path) -> None:
@@ -292,11 +296,11 @@ def test_inconclusive_arms_get_more_seeds(tmp_path: Path, monkeypatch: pytest.Mo
     cropped = Crop.__call__
     monkeypatch.setattr(Crop, "__call__", lambda self, x, key, id_B: cropped(self, x, key + 1, id_B))
     new = tmp_path / "new"
-    said = json.loads(vitlab(tmp_path, "--out", str(new), "--json", "--tier", "statistical").stdout)
-    crops, none = said["cells"]
+    document = json.loads(vitlab(tmp_path, "--out", str(new), "--json", "--tier", "statistical").stdout)
+    crops, none = document["cells"]
     assert (none["verdict"], none["reason"], none["n"]) == ("pass", "identical", 3)
     assert (crops["arm"], crops["n"], crops["alpha"], crops["verdict"]) == ("crops", 5, 5e-4, "inconclusive")
-    assert said["notes"] == ["5 seeds of crops, for 3 were inconclusive"]
+    assert document["notes"] == ["5 seeds of crops, for 3 were inconclusive"]
     before, after = (
         api.results(out / "studies" / "gate-check").query("arm == 'crops'")["val/accuracy"].to_numpy()
         for out in (tmp_path / "out", new)
@@ -333,7 +337,7 @@ def test_reasons_are_stored_and_exact_results_not_retrained(accepted: Path, tmp_
 def test_contradictory_settings_are_refused(accepted: Path, tmp_path: Path) -> None:
     write(tmp_path, study="other")
     baseline = ("--baseline", str(accepted / "gate.baseline.yaml"))
-    for words, said in [
+    for words, message in [
         (("--accept",), "says why"),
         (("--reason", "x"), "says why"),
         (("--anchor",), "--anchor goes with"),
@@ -342,7 +346,7 @@ def test_contradictory_settings_are_refused(accepted: Path, tmp_path: Path) -> N
         ((), "no baseline is there"),
         (baseline, "is the baseline of study 'gate'"),
     ]:
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             vitlab(tmp_path, *words)
     write(tmp_path, tune={"knobs": {"train.optimizer.lr": [0.01, 0.02]}})
     with pytest.raises(UserError, match="tunes knobs, which would hide a change"):
@@ -352,9 +356,9 @@ def test_contradictory_settings_are_refused(accepted: Path, tmp_path: Path) -> N
 def test_workflow_installs_torch_of_baseline(accepted: Path, tmp_path: Path) -> None:
     write(tmp_path)
     text = (accepted / "gate.baseline.yaml").read_text()
-    said = f"\n  torch: {torch.__version__.partition('+')[0]}\n"
-    assert text.count(said) == 1
-    (tmp_path / "gate.baseline.yaml").write_text(text.replace(said, "\n  torch: 2.11.9\n"))
+    line = f"\n  torch: {torch.__version__.partition('+')[0]}\n"
+    assert text.count(line) == 1
+    (tmp_path / "gate.baseline.yaml").write_text(text.replace(line, "\n  torch: 2.11.9\n"))
     assert "pip install torch==2.11.9 torchvision " in vitlab(tmp_path, "--workflow").stdout
 
 
@@ -368,8 +372,8 @@ def test_workflow_is_valid_yaml_that_runs_check(accepted: Path) -> None:
     )
     runs = [step["run"] for step in jobs["check"]["steps"] if "vitlab check" in step.get("run", "")]
     assert len(runs) == 2
-    known = {name for parameter in command.params for name in parameter.opts}
+    options = {name for parameter in command.params for name in parameter.opts}
     for run in runs:
         words = run.split()
         assert words[:3] == ["vitlab", "check", str(accepted / "gate.yaml")]
-        assert {word for word in words if word.startswith("--")} <= known
+        assert {word for word in words if word.startswith("--")} <= options

@@ -164,16 +164,16 @@ def test_background_run_receives_every_option(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("vitlab.registry.plugins.disable", lambda names: None)  # none is installed here
     (tmp_path / "own.py").touch()
     values = {"workers": "2", "only": "arm=a b", "changes": "data.root=/my data", "plugins": str(tmp_path / "own.py")}
-    given = [
+    words = [
         word
         for option in cli_run.command.params
         if isinstance(option, click.Option) and "--detach" not in option.opts
         for _ in range(2 if option.multiple else 1)
         for word in [option.opts[0], *([] if option.is_flag else [values.get(str(option.name), "some")])]
     ]
-    assert {"--out", "--set", "--no-plugin", "--measure"} < set(given)
-    with cli_run.command.make_context("run", ["study.yaml", *given, "--detach"]) as context:
-        assert list(options.as_written(context, without="--detach")) == given
+    assert {"--out", "--set", "--no-plugin", "--measure"} < set(words)
+    with cli_run.command.make_context("run", ["study.yaml", *words, "--detach"]) as context:
+        assert list(options.as_written(context, without="--detach")) == words
     with cli_run.command.make_context("run", ["study.yaml", "--detach"]) as context:
         assert list(options.as_written(context, without="--detach")) == []
 
@@ -232,14 +232,14 @@ def test_user_mistakes_exit_with_2(ran: tuple[Path, Path], arguments: list[str],
 
 
 def test_plugin_mistakes_exit_with_3(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.py"
-    broken.write_text("import nothing_of_that_name\n")
-    code, printed, err = call("validate", write(tmp_path), "--plugin", broken)
+    bad_file = tmp_path / "broken.py"
+    bad_file.write_text("import nothing_of_that_name\n")
+    code, printed, err = call("validate", write(tmp_path), "--plugin", bad_file)
     assert (code, printed) == (3, "")
     assert err.splitlines() == [
-        f"plugin file {broken} failed: ModuleNotFoundError: No module named 'nothing_of_that_name', "
-        f"at {relative(broken)}:1",
-        f"  {relative(broken)}:1, in <module>",
+        f"plugin file {bad_file} failed: ModuleNotFoundError: No module named 'nothing_of_that_name', "
+        f"at {relative(bad_file)}:1",
+        f"  {relative(bad_file)}:1, in <module>",
         "    import nothing_of_that_name",
     ]
 
@@ -289,7 +289,7 @@ def test_failure_in_plugin_file_names_its_line(tmp_path: Path, words: list[str])
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         (RuntimeError("a wire came loose"), 3, "This is a fault of vitlab or of a plugin"),
         (KeyboardInterrupt(), 130, "interrupted"),
@@ -297,10 +297,10 @@ def test_failure_in_plugin_file_names_its_line(tmp_path: Path, words: list[str])
         (click.Abort(), 130, "interrupted"),
     ],
 )
-def test_external_errors_have_exit_codes(tmp_path: Path, error: BaseException, code: int, said: str) -> None:
+def test_external_errors_have_exit_codes(tmp_path: Path, error: BaseException, code: int, message: str) -> None:
     with mock.patch.object(lab, "plan_study", side_effect=error):
-        found, printed, err = call("plan", write(tmp_path), "--out", tmp_path / "out")
-    assert (found, printed) == (code, "") and said in err
+        exit_code, printed, err = call("plan", write(tmp_path), "--out", tmp_path / "out")
+    assert (exit_code, printed) == (code, "") and message in err
     assert ("a wire came loose" in err and "Traceback" in err) == (code == 3)
 
 
@@ -470,8 +470,8 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(ran: tuple[Pat
     arms = {path.name for path in (target / "tiny" / "test-3").iterdir() if path.is_dir()}
     assert "baseline, seed 0" in arms and len(arms) > 1
     assert all((target / "tiny" / name / "side_by_side_class.png").exists() for name in ("test-3", "test-5"))
-    code, named, err = call("explain", "tiny", *images, "--out", out, "--to", target)
-    assert (code, named) == (0, printed), "a study is named by its name, too"
+    code, output, err = call("explain", "tiny", *images, "--out", out, "--to", target)
+    assert (code, output) == (0, printed), "a study is named by its name, too"
     code, printed, err = call("explain", file, "--image", "test:99999", "--out", out, "--to", target)
     assert (code, printed) == (2, "") and "99999" in err and "Traceback" not in err
 
@@ -529,11 +529,11 @@ def test_schema_accepts_all_studies_and_refuses_misspelling() -> None:
 
 
 def commands() -> list[list[str]]:
-    found = [[name] for name in COMMANDS]
+    paths = [[name] for name in COMMANDS]
     for name in COMMANDS:
         command = importlib.import_module(f"vitlab.cli.{name}").command
-        found += [[name, inner] for inner in getattr(command, "commands", ())]
-    return found
+        paths += [[name, inner] for inner in getattr(command, "commands", ())]
+    return paths
 
 
 @pytest.mark.parametrize("names", commands(), ids=" ".join)

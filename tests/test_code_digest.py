@@ -103,15 +103,15 @@ def test_digest_follows_helper_modules_of_plugin_file(tmp_path: Path) -> None:
         SCALED.format(imports="from mylab.layers import scaled", name="helped", scale="scaled"),
     )
     file = study(tmp_path, "helped", executor="local")
-    seen = [planned(file, plugin)]
+    digests = [planned(file, plugin)]
     write(helper, "from mylab.numbers import SCALE\nscaled = 2 * SCALE\n")
-    seen.append(planned(file, plugin))
+    digests.append(planned(file, plugin))
     write(numbers, "SCALE = 5\n")
-    seen.append(planned(file, plugin))
+    digests.append(planned(file, plugin))
     write(numbers, "SCALE = 5  # and a comment\n")
-    seen.append(planned(file, plugin))
-    assert len({trial.key for trial in seen}) == 1
-    assert len({trial.code for trial in seen}) == 3 and seen[-1].code == seen[-2].code
+    digests.append(planned(file, plugin))
+    assert len({trial.key for trial in digests}) == 1
+    assert len({trial.code for trial in digests}) == 3 and digests[-1].code == digests[-2].code
 
 
 def test_edited_helper_is_retrained_by_workers(tmp_path: Path) -> None:
@@ -181,11 +181,11 @@ def test_digest_follows_sister_packages_and_foreign_base_classes(tmp_path: Path)
         refresh()
         return code_digest(modules_of([mlp.resolve("acme")]))
 
-    seen = [digest()]
+    digests = [digest()]
     for file in (base, numbers, hidden):
         write(file, file.read_text() + "extra = 1\n")
-        seen.append(digest())
-    assert len(set(seen)) == 4
+        digests.append(digest())
+    assert len(set(digests)) == 4
 
 
 def test_digest_follows_modules_behind_star_import(tmp_path: Path) -> None:
@@ -382,12 +382,12 @@ def test_loaded_code_continues_if_digest_is_known(tmp_path: Path) -> None:
 
 def test_edit_of_vitlab_does_not_disturb_running_study(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its driver plans again after every stage, and its workers are forked from a process that began with the driver."""
-    begun = closure({"vitlab.training.loop"})
+    digest = closure({"vitlab.training.loop"})
     file = Path(sys.modules["vitlab.training.loop"].__file__ or "")
     monkeypatch.setattr(source, "stamp_of", lambda path: None if path == file else imports.stamp_of(path))
     refresh()
-    assert closure({"vitlab.training.loop"}) == closure({"vitlab.training.loop"}, source.loaded) == begun
-    assert closure({"vitlab.training.loop"}, source.read) != begun
+    assert closure({"vitlab.training.loop"}) == closure({"vitlab.training.loop"}, source.loaded) == digest
+    assert closure({"vitlab.training.loop"}, source.read) != digest
 
 
 def test_two_versions_of_plugin_file_are_distinguished(tmp_path: Path) -> None:

@@ -95,17 +95,17 @@ def test_trial_does_not_depend_on_batch_of_trials(engine: Stacking, precision: s
     alone = []
     for seed in range(5):
         one = member(seed)
-        (ended,) = train_cohort([Member(one)], engine=engine)
-        alone.append((state_of(one), ended))
+        (results,) = train_cohort([Member(one)], engine=engine)
+        alone.append((state_of(one), results))
     for size in (2, 3, 5):
         together = [member(seed) for seed in range(size)]
-        ended = train_cohort([Member(one) for one in together], engine=engine)
-        for one, (state, wanted), found in zip(together, alone, ended, strict=False):
+        results = train_cohort([Member(one) for one in together], engine=engine)
+        for one, (state, expected), result in zip(together, alone, results, strict=False):
             assert same(state, state_of(one))
-            assert found is not None and wanted is not None
-            assert found.metrics == wanted.metrics
-            assert [point.metrics for point in found.history] == [point.metrics for point in wanted.history]
-            assert same(dict(found.predictions["test"]), dict(wanted.predictions["test"]))
+            assert result is not None and expected is not None
+            assert result.metrics == expected.metrics
+            assert [point.metrics for point in result.history] == [point.metrics for point in expected.history]
+            assert same(dict(result.predictions["test"]), dict(expected.predictions["test"]))
 
 
 SIZES_THAT_DO_NOT_ALIGN = """
@@ -138,33 +138,33 @@ def test_diverging_trial_leaves_others_untouched() -> None:
     good = training(0)
     train_cohort([Member(good)])
     together = [training(0), training(1, optimizer={"type": "sgd", "lr": 1e30}), training(2)]
-    told: Counter[int] = Counter()
-    members = [Member(one, emit=lambda _, m=m: told.update([m])) for m, one in enumerate(together)]  # type: ignore[misc]
+    counts: Counter[int] = Counter()
+    members = [Member(one, emit=lambda _, m=m: counts.update([m])) for m, one in enumerate(together)]  # type: ignore[misc]
     first, wild, last = train_cohort(members)
     assert wild is not None and re.search(r"not finite at step \d of 9", wild.diverged)
     assert wild.metrics == {} and first is not None and last is not None and not first.diverged
     assert same(state_of(good), state_of(together[0]))
-    assert told == {0: 3, 2: 3}
+    assert counts == {0: 3, 2: 3}
 
 
 @pytest.mark.parametrize("engine", ["vmap", "stack"])
 def test_resume_from_different_steps_equals_uninterrupted(engine: Stacking) -> None:
     undisturbed = [training(seed) for seed in range(3)]
-    wanted = train_cohort([Member(one) for one in undisturbed], engine=engine)
+    expected = train_cohort([Member(one) for one in undisturbed], engine=engine)
     draw = random.Random(0)
     for _ in range(3):
         calls = iter(range(draw.randint(1, 8)))
-        kept: list[list[Any]] = [[], [], []]
+        states: list[list[Any]] = [[], [], []]
         first = [training(seed) for seed in range(3)]
-        members = [Member(one, save=kept[m].append) for m, one in enumerate(first)]
-        ended = train_cohort(members, engine=engine, stop=lambda: next(calls, None) is None, every_s=0.0)  # noqa: B023
-        assert ended == [None] * 3
+        members = [Member(one, save=states[m].append) for m, one in enumerate(first)]
+        results = train_cohort(members, engine=engine, stop=lambda: next(calls, None) is None, every_s=0.0)  # noqa: B023
+        assert results == [None] * 3
         # As after a kill between two checkpoints: one member's latest is lost, another's all are.
         second = [training(seed) for seed in range(3)]
-        second[0].load(_copied(kept[0][-1]))
-        second[1].load(_copied(kept[1][max(0, len(kept[1]) - 2)]))
-        found = train_cohort([Member(one) for one in second], engine=engine)
-        for one, other, before, after in zip(undisturbed, second, wanted, found, strict=True):
+        second[0].load(_copied(states[0][-1]))
+        second[1].load(_copied(states[1][max(0, len(states[1]) - 2)]))
+        actual = train_cohort([Member(one) for one in second], engine=engine)
+        for one, other, before, after in zip(undisturbed, second, expected, actual, strict=True):
             assert same(state_of(one), state_of(other))
             assert before is not None and after is not None and before.metrics == after.metrics
 
@@ -183,7 +183,7 @@ def _copied(state: Any) -> Any:
 def options() -> list[Any]:
     """Every installed part that says it can be stacked, guests included; every optimizer, schedule and loss."""
     dropping = {"attention": {"type": "auto", "proj_drop": 0.1}, "mlp": {"type": "gelu", "drop": 0.1}}
-    found: list[Any] = [
+    cases: list[Any] = [
         pytest.param({}, {}, id="base"),
         pytest.param({**dropping, "layer_scale": 0.1}, {}, id="dropping"),
         pytest.param({"attention": {"type": "fused", "drop": 0.1}}, {}, id="dropping-weights"),
@@ -195,16 +195,16 @@ def options() -> list[Any]:
     for name in ("position", "attention", "mlp", "norm", "patch"):
         for entry in listing(name):
             if getattr(slot(name).get(entry.name), "vmap_safe", True):
-                found.append(pytest.param({**plain, name: entry.name}, {}, id=f"{name}-{entry.name}"))
+                cases.append(pytest.param({**plain, name: entry.name}, {}, id=f"{name}-{entry.name}"))
         plain["depth"] = 1  # all but positions are the same at every depth
     for head in ("linear", "mlp", "distilled"):
-        found.append(pytest.param({**plain, "head": head}, {}, id=f"head-{head}"))
-    found.append(pytest.param({**plain, "head": {"type": "linear", "pool": "map"}}, {}, id="pool-map"))
+        cases.append(pytest.param({**plain, "head": head}, {}, id=f"head-{head}"))
+    cases.append(pytest.param({**plain, "head": {"type": "linear", "pool": "map"}}, {}, id="pool-map"))
     for name in ("optimizer", "schedule", "loss"):
         for entry in listing(name):
             choice = {"type": entry.name, "lr": 1e-3} if name == "optimizer" else {"type": entry.name}
-            found.append(pytest.param(plain, {name: choice}, id=f"{name}-{entry.name}"))
-    return found
+            cases.append(pytest.param(plain, {name: choice}, id=f"{name}-{entry.name}"))
+    return cases
 
 
 @pytest.mark.parametrize(("model", "train"), options())
@@ -233,20 +233,20 @@ def test_engines_agree_in_float64(model: dict[str, Any], train: dict[str, Any]) 
                 other = cohort.trainings[1].model
                 for name, parameter in one.model.named_parameters():
                     if parameter.grad is not None:
-                        found, wanted = other.get_parameter(name).grad, parameter.grad
-                        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12, msg=f"{engine}: {name}")
+                        actual, expected = other.get_parameter(name).grad, parameter.grad
+                        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12, msg=f"{engine}: {name}")
     for cohort in cohorts.values():
-        found, wanted = (torch.stack(each.losses["loss"]) for each in (cohort.trainings[1], one))
-        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+        actual, expected = (torch.stack(each.losses["loss"]) for each in (cohort.trainings[1], one))
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
     (evaluated,) = cohort.evaluate(("val",))[1]
     assert evaluated.metrics == pytest.approx(one.evaluate("val").metrics, rel=1e-8)
 
 
 def test_vmap_equals_loop_up_to_rounding_in_float32() -> None:
     alone, together = [training(seed) for seed in range(3)], [training(seed) for seed in range(3)]
-    wanted: list[TrainingResult | None] = [complete(one) for one in alone]
-    found = train_cohort([Member(one) for one in together])
-    for before, after in zip(wanted, found, strict=True):
+    expected: list[TrainingResult | None] = [complete(one) for one in alone]
+    results = train_cohort([Member(one) for one in together])
+    for before, after in zip(expected, results, strict=True):
         assert before is not None and after is not None
         assert after.metrics == pytest.approx(before.metrics, rel=1e-4, abs=1e-5)
 
@@ -257,16 +257,16 @@ def test_weight_averages_follow_stack(engine: Stacking, count: int) -> None:
     """Averages, their evaluations and what a checkpoint holds of them, against those of the loop."""
     how: dict[str, Any] = {"precision": "fp64", "ema": {"decay": 0.9}}
     alone, together = ([training(seed, **how) for seed in range(count)] for _ in range(2))
-    wanted: list[TrainingResult | None] = [complete(one) for one in alone]
-    kept: list[list[Any]] = [[] for _ in range(count)]
-    members = [Member(one, save=kept[m].append) for m, one in enumerate(together)]
+    expected: list[TrainingResult | None] = [complete(one) for one in alone]
+    kept_states: list[list[Any]] = [[] for _ in range(count)]
+    members = [Member(one, save=kept_states[m].append) for m, one in enumerate(together)]
     calls = iter(range(4))
     train_cohort(members, engine=engine, stop=lambda: next(calls, None) is None, every_s=0.0)
     together = [training(seed, **how) for seed in range(count)]
-    for one, states in zip(together, kept, strict=True):
+    for one, states in zip(together, kept_states, strict=True):
         one.load(_copied(states[-1]))
-    found = train_cohort([Member(one) for one in together], engine=engine)
-    for one, other, before, after in zip(alone, together, wanted, found, strict=True):
+    results = train_cohort([Member(one) for one in together], engine=engine)
+    for one, other, before, after in zip(alone, together, expected, results, strict=True):
         assert one.average is not None and other.average is not None and before is not None and after is not None
         averages, weights = one.average.state_dict(), state_of(one)
         for name, average in other.average.state_dict().items():
@@ -367,8 +367,8 @@ def test_sixteen_seeds_take_few_operations_each(
     members = [training(seed, data=data, model={**plain, **model}, batch_size=8) for seed in range(16)]
     stacked = Cohort(members, engine)
     stacked.train_step()
-    drawn = [one.draw(range(8)) for one in members]
-    for one, batch in zip(members, drawn, strict=True):
+    draws = [one.draw(range(8)) for one in members]
+    for one, batch in zip(members, draws, strict=True):
         one.draw = lambda rows, batch=batch: batch  # type: ignore[method-assign,misc]
     with Counting() as counting:
         stacked.train_step()
@@ -394,9 +394,9 @@ def work(root: Path, *trials: Trial) -> list[tuple[Trial, TrialFolder]]:
 
 
 def results(items: list[tuple[Trial, TrialFolder]]) -> list[Result]:
-    found = [folder.result() for _, folder in items]
-    assert None not in found
-    return found  # type: ignore[return-value]
+    outcomes = [folder.result() for _, folder in items]
+    assert None not in outcomes
+    return outcomes  # type: ignore[return-value]
 
 
 SETTINGS = Settings(device="cpu", keep="last", every_s=0.0)
@@ -420,14 +420,14 @@ def test_stacked_trials_write_same_files_as_single_trials(tmp_path: Path) -> Non
 
 def test_unsupported_batch_last_falls_back_to_vmap_with_reason(tmp_path: Path) -> None:
     stack = replace(SETTINGS, engine="stack")
-    known, unknown = (
+    supported, unknown = (
         work(tmp_path / position, trial(0, model={"position": position})) for position in ("learned", "alibi2d")
     )
-    for items in (known, unknown):
+    for items in (supported, unknown):
         run_cohort(items, stack)
-    assert [results(items)[0].circumstances.numerics["engine"] for items in (known, unknown)] == ["stack", "vmap"]
-    told = [items[0][1].events()[0][0].body.get("note", "") for items in (known, unknown)]
-    assert told[0] == "" and re.search("trained by engine vmap, for attention that has a bias is not known", told[1])
+    assert [results(items)[0].circumstances.numerics["engine"] for items in (supported, unknown)] == ["stack", "vmap"]
+    notes = [items[0][1].events()[0][0].body.get("note", "") for items in (supported, unknown)]
+    assert notes[0] == "" and re.search("trained by engine vmap, for attention that has a bias is not known", notes[1])
     alike = work(tmp_path / "vmap", trial(0, model={"position": "alibi2d"}))
     run_cohort(alike, SETTINGS)
     assert results(alike)[0].outcome == results(unknown)[0].outcome
@@ -480,9 +480,9 @@ def test_unstackable_trial_falls_back_to_loop_with_reason(tmp_path: Path, monkey
 
 
 def test_trial_that_cannot_begin_fails_alone(tmp_path: Path) -> None:
-    broken = trial(1)
-    broken = Trial(**{**vars(broken), "data": "another set"})
-    items = work(tmp_path, trial(0), broken, trial(2))
+    bad = trial(1)
+    bad = Trial(**{**vars(bad), "data": "another set"})
+    items = work(tmp_path, trial(0), bad, trial(2))
     run_cohort(items, SETTINGS)
     assert [folder.done() for _, folder in items] == [True, False, True]
     assert "not the data this trial was planned for" in (items[1][1].failure() or "")
@@ -508,24 +508,24 @@ def test_unwritable_result_fails_one_trial(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_finished_trial_is_not_failed_by_later_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = Trial(**{**vars(trial(1)), "data": "another set"})
+    bad = Trial(**{**vars(trial(1)), "data": "another set"})
 
     def fall(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("vitlab.runner.attempt.complete", fall)
     monkeypatch.setattr("vitlab.runner.run.train_cohort", fall)
-    items = work(tmp_path, trial(0), broken, trial(2))
+    items = work(tmp_path, trial(0), bad, trial(2))
     run_cohort(items, SETTINGS)
     assert "not the data this trial was planned for" in (items[1][1].failure() or "")
     assert all("No space left" in (items[member][1].failure() or "") for member in (0, 2))
 
 
 def test_stacked_is_true_only_inside_vmap() -> None:
-    seen: list[bool] = []
+    flags: list[bool] = []
 
     def look(x: Tensor) -> Tensor:
-        seen.append(stacked())
+        flags.append(stacked())
         return x.sum()
 
     x = torch.ones(2, 3)
@@ -534,15 +534,15 @@ def test_stacked_is_true_only_inside_vmap() -> None:
     torch.func.vmap(look)(x)
     torch.func.vmap(torch.func.grad(look))(x)
     torch.func.grad(lambda x: torch.func.vmap(look)(x).sum())(x)
-    assert seen == [False, False, True, True, True]
+    assert flags == [False, False, True, True, True]
 
 
 def test_batch_too_large_for_memory_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
+    sizes = []
     real = cohorts.train_cohort
 
     def small(members: list[Member], **rest: Any) -> list[TrainingResult | None]:
-        tried.append(len(members))
+        sizes.append(len(members))
         if len(members) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return real(members, **rest)
@@ -550,7 +550,7 @@ def test_batch_too_large_for_memory_is_halved(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("vitlab.runner.run.train_cohort", small)
     items = work(tmp_path, *(trial(seed) for seed in range(5)))
     run_cohort(items, SETTINGS)
-    assert tried == [5, 2, 3, 1, 2]
+    assert sizes == [5, 2, 3, 1, 2]
     assert len(results(items)) == 5
 
 
@@ -584,15 +584,15 @@ def test_speed_key_depends_on_picture_crops_only() -> None:
     augments: list[list[Any]] = [[], ["flip"], ["random_resized_crop"], [cut], [{**cut, "scale": [0.5, 1.0]}, "flip"]]
     data = {"type": "image_folder", "root": "nowhere", "num_classes": 2}
     plain, flipped, cropped, pictures, others = (
-        shape(replace(trial(0), spec={**trial(0).spec, "data": resolved.plain()}))
-        for resolved in (slot("dataset").resolve({**data, "augment": augment}) for augment in augments)
+        shape(replace(trial(0), spec={**trial(0).spec, "data": choice.plain()}))
+        for choice in (slot("dataset").resolve({**data, "augment": augment}) for augment in augments)
     )
     assert plain == flipped == cropped != pictures == others
 
 
 def test_engine_is_function_of_trial() -> None:
-    def engine(chosen: Engine, work: Work | None, **train: Any) -> str:
-        return engine_of(trial(0, **train), chosen, lambda _: work)
+    def engine(engine_name: Engine, work: Work | None, **train: Any) -> str:
+        return engine_of(trial(0, **train), engine_name, lambda _: work)
 
     most = LARGEST // TRAIN["batch_size"]
     assert [engine("auto", Work(values)) for values in (most, most + 1)] == ["vmap", "loop"]
@@ -602,7 +602,7 @@ def test_engine_is_function_of_trial() -> None:
         engine("auto", Work(1, 1), precision="bf16") == "vmap"
         and engine("auto", Work(1, 1), precision="fp64") == "stack"
     )
-    assert [engine(chosen, Work(1, 1)) for chosen in ("loop", "vmap", "stack")] == ["loop", "vmap", "stack"]
+    assert [engine(engine_name, Work(1, 1)) for engine_name in ("loop", "vmap", "stack")] == ["loop", "vmap", "stack"]
     assert engine("stack", Work(1, 1), ema={"decay": 0.9}) == "loop"
 
 
@@ -621,11 +621,11 @@ def test_engine_is_function_of_trial() -> None:
 def test_plan_predicts_engine_of_worker(model: dict[str, Any]) -> None:
     info = prepare(DATA, dict.fromkeys(STREAMS, 0)).info
     choice = slot("model").resolve({**MODEL, **model})
-    found = choice.component.work(info, choice.options)  # type: ignore[attr-defined]
+    work = choice.component.work(info, choice.options)  # type: ignore[attr-defined]
     tokens, dim, heads = 1 + 4, 16, 2
-    assert found.values == tokens * dim
-    known = stacking_incompatibility(slot("model").build(choice, info), "fp32", torch.device("cpu")) is None
-    assert found.products == (tokens**2 * dim // heads if known else None)
+    assert work.values == tokens * dim
+    reason = stacking_incompatibility(slot("model").build(choice, info), "fp32", torch.device("cpu")) is None
+    assert work.products == (tokens**2 * dim // heads if reason else None)
 
 
 @pytest.mark.parametrize("engine", ["vmap", "stack"])

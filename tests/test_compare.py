@@ -55,8 +55,8 @@ def change(out: Path, name: str, **values: object) -> None:
 
 
 def test_arms_of_equal_name_are_compared_at_equal_seeds_as_one_family(out: Path) -> None:
-    found = vitlab.compare("old", "new", out=out)
-    rows = found.set_index("arm")
+    table = vitlab.compare("old", "new", out=out)
+    rows = table.set_index("arm")
     assert list(rows.index) == ["old: baseline", "old: <b>=1", "new: baseline", "new: <b>=1"]
     pairs = [stats.ttest_rel(NEW[arm], OLD[arm]) for arm in ("baseline", "<b>=1")]
     assert rows["p"].tolist()[2:] == pytest.approx([pair.pvalue for pair in pairs])
@@ -65,10 +65,10 @@ def test_arms_of_equal_name_are_compared_at_equal_seeds_as_one_family(out: Path)
     interval = pairs[1].confidence_interval(1 - 0.05 / 2)
     ends = rows.loc["new: <b>=1", ["difference_low", "difference_high"]].tolist()
     assert ends == pytest.approx([interval.low, interval.high])
-    assert any("model.drop 0.0 and 0.1; code old-code and new-code" in note for note in found.notes)
-    assert "In old alone, and not compared: gone." in found.notes
-    assert "In new alone, and not compared: fresh." in found.notes
-    assert found.answers[1].startswith("exploratory: new: <b>=1 is 2.4 points below old: <b>=1")
+    assert any("model.drop 0.0 and 0.1; code old-code and new-code" in note for note in table.notes)
+    assert "In old alone, and not compared: gone." in table.notes
+    assert "In new alone, and not compared: fresh." in table.notes
+    assert table.answers[1].startswith("exploratory: new: <b>=1 is 2.4 points below old: <b>=1")
     assert rows["exploratory"].tolist()[2:] == ["neither study registered this comparison"] * 2
     assert rows["exploratory"].isna().tolist()[:2] == [True, True]
 
@@ -90,30 +90,30 @@ def test_notebook_shows_answers_and_escapes_names(out: Path) -> None:
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
             tags.append(tag)
 
-    shown = vitlab.compare("old", "new", out=out)._repr_html_()
-    Reader().feed(shown)
+    html = vitlab.compare("old", "new", out=out)._repr_html_()
+    Reader().feed(html)
     assert set(tags) == {"div", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "p"}
-    assert "&lt;b&gt;=1 is 2.4 points below" in shown
+    assert "&lt;b&gt;=1 is 2.4 points below" in html
 
 
 def test_notebook_shows_notes_of_report(out: Path) -> None:
-    found = vitlab.compare("old", out=out)
-    assert any("5 seeds (0 to 4) vary" in note for note in found.notes)
-    assert "5 seeds (0 to 4) vary" in found._repr_html_()
+    table = vitlab.compare("old", out=out)
+    assert any("5 seeds (0 to 4) vary" in note for note in table.notes)
+    assert "5 seeds (0 to 4) vary" in table._repr_html_()
 
 
 def test_results_have_documented_columns_and_notebook_display(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = vitlab.results("old", out=out)
-    names = list(found.columns)
+    table = vitlab.results("old", out=out)
+    names = list(table.columns)
     assert names[: len(frame.BEFORE)] == list(frame.BEFORE) and names[-len(frame.AFTER) :] == list(frame.AFTER)
     for name, (kind, _) in (frame.BEFORE | frame.AFTER).items():
-        assert str(found[name].dtype) == kind, name
-    shown = found._repr_html_()
-    assert "15 trials: 15 done" in shown and "&lt;b&gt;=1" in shown and shown.count("<tr>") == 16
+        assert str(table[name].dtype) == kind, name
+    html = table._repr_html_()
+    assert "15 trials: 15 done" in html and "&lt;b&gt;=1" in html and html.count("<tr>") == 16
     monkeypatch.setattr(notebook, "ROWS", 4)
-    assert "... and 11 more." in found._repr_html_() and found._repr_html_().count("<tr>") == 5
-    assert type(found[found["seed"] > 2]) is pd.DataFrame and "<table" in found[["arm"]]._repr_html_()
-    assert found.isna().sum()["failure_kind"] == 15
+    assert "... and 11 more." in table._repr_html_() and table._repr_html_().count("<tr>") == 5
+    assert type(table[table["seed"] > 2]) is pd.DataFrame and "<table" in table[["arm"]]._repr_html_()
+    assert table.isna().sum()["failure_kind"] == 15
 
 
 def test_command_prints_every_format(out: Path) -> None:
@@ -140,15 +140,15 @@ def test_incomparable_arms_are_reported(out: Path) -> None:
     change(out, "other", arms=tuple(arms), trials=renamed)
     with pytest.raises(UserError, match="no arm of other is called as one of old"):
         vitlab.compare("old", "other", out=out)
-    moved = [dataclasses.replace(item, trial=dataclasses.replace(item.trial, data="else")) for item in plan.trials]
-    change(out, "moved", trials=tuple(moved))
-    found = vitlab.compare("old", "moved", out=out)
-    assert found["p"].isna().all() and found["difference"].notna().sum() == 2
-    assert found["verdict"].dropna().tolist() == ["refused"] * 2
-    assert found.answers[0].startswith("refused: ") and "different data" in found.answers[0]
+    changed = [dataclasses.replace(item, trial=dataclasses.replace(item.trial, data="else")) for item in plan.trials]
+    change(out, "moved", trials=tuple(changed))
+    table = vitlab.compare("old", "moved", out=out)
+    assert table["p"].isna().all() and table["difference"].notna().sum() == 2
+    assert table["verdict"].dropna().tolist() == ["refused"] * 2
+    assert table.answers[0].startswith("refused: ") and "different data" in table.answers[0]
 
 
 def test_study_compared_with_itself_is_equal(out: Path) -> None:
-    found = vitlab.compare("old", "old", out=out)
-    assert found["arm"].tolist()[0] == "old (first): baseline"
-    assert all("reached the same val/accuracy at each of 5 seeds" in answer for answer in found.answers)
+    table = vitlab.compare("old", "old", out=out)
+    assert table["arm"].tolist()[0] == "old (first): baseline"
+    assert all("reached the same val/accuracy at each of 5 seeds" in answer for answer in table.answers)

@@ -81,10 +81,10 @@ def test_logits_equal_torchvision(name: str) -> None:
     theirs, ours = theirs_and_ours(name)
     x = images(data(40)).double()
     with torch.no_grad():
-        wanted, found = theirs.eval()(x), ours.eval()(x)
-    assert ours.views(found).keys() == {""}
-    assert wanted.std() > 1e-3
-    torch.testing.assert_close(found.logits, wanted, rtol=1e-10, atol=1e-10)
+        expected, actual = theirs.eval()(x), ours.eval()(x)
+    assert ours.views(actual).keys() == {""}
+    assert expected.std() > 1e-3
+    torch.testing.assert_close(actual.logits, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_training_step_equals_torchvision() -> None:
@@ -93,9 +93,9 @@ def test_training_step_equals_torchvision() -> None:
     for net in (theirs, ours):
         out = net.train()(x)
         torch.autograd.backward(getattr(out, "logits", out).square().sum())
-    wanted, found = theirs.state_dict(), ours.state_dict()
-    for name in wanted:
-        torch.testing.assert_close(found[name], wanted[name], rtol=1e-9, atol=1e-9)
+    expected, actual = theirs.state_dict(), ours.state_dict()
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-9, atol=1e-9)
     for (name, one), (other, two) in zip(theirs.named_parameters(), ours.named_parameters(), strict=True):
         assert name == other and one.grad is not None and two.grad is not None
         torch.testing.assert_close(two.grad, one.grad, rtol=1e-7, atol=1e-7)
@@ -129,11 +129,11 @@ def _regnet_on_meta() -> dict[str, Tensor]:
 )
 def test_costs_equal_published(name: str, weights: str, params: int, gmacs: float) -> None:
     published = getattr(models, weights).IMAGENET1K_V1.meta
-    counted = cost_of(name, data(224, classes=1000))
-    assert counted.params == params == published["num_params"]
-    assert round(counted.macs / 1e9, 2) == gmacs
-    assert counted.macs / 1e9 == pytest.approx(published["_ops"], abs=1e-3)
-    assert counted.body_params == cost_of(name, data(224, classes=7)).body_params < counted.params
+    cost = cost_of(name, data(224, classes=1000))
+    assert cost.params == params == published["num_params"]
+    assert round(cost.macs / 1e9, 2) == gmacs
+    assert cost.macs / 1e9 == pytest.approx(published["_ops"], abs=1e-3)
+    assert cost.body_params == cost_of(name, data(224, classes=7)).body_params < cost.params
 
 
 # -- stems and widths -------------------------------------------------------------------------------------------------
@@ -149,16 +149,16 @@ def test_costs_equal_hand_calculation() -> None:
     )
     norms = 2 * (3 * 16 + 3 * 32 + 3 * 64)
     kernels = 9 * (16 + 2 * 16 * 16 + 16 * 32 + 32 * 32 + 32 * 64 + 64 * 64) + 16 * 32 + 32 * 64
-    counted = cost_of("resnet8", data(28, channels=1))
-    assert (counted.params, counted.macs) == (kernels + norms + 65 * 10, macs)
-    assert counted.body_params == kernels + norms
+    cost = cost_of("resnet8", data(28, channels=1))
+    assert (cost.params, cost.macs) == (kernels + norms + 65 * 10, macs)
+    assert cost.body_params == kernels + norms
 
 
 def test_resnet18_for_cifar_costs_equal_usual_figure() -> None:
     """The usual adaptation of ResNet-18 to 32 by 32 pixels has 11,173,962 parameters and 0.56 GMACs."""
-    counted = cost_of({"type": "resnet18", "stem": "small"}, data(32))
-    assert counted.params == 11_173_962
-    assert round(counted.macs / 1e9, 2) == 0.56
+    cost = cost_of({"type": "resnet18", "stem": "small"}, data(32))
+    assert cost.params == 11_173_962
+    assert round(cost.macs / 1e9, 2) == 0.56
 
 
 @pytest.mark.parametrize(
@@ -176,10 +176,10 @@ def test_resnet18_for_cifar_costs_equal_usual_figure() -> None:
 def test_small_images(choice: dict[str, Any], side: int, channels: int, last: int) -> None:
     info = data(side, channels)
     net = built(choice, info)
-    seen = []
-    net.get_submodule("avgpool").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-2:]))
+    sizes = []
+    net.get_submodule("avgpool").register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].shape[-2:]))
     logits = net(images(info)).logits
-    assert seen == [(last, last)] and logits.shape == (3, 10) and bool(logits.isfinite().all())
+    assert sizes == [(last, last)] and logits.shape == (3, 10) and bool(logits.isfinite().all())
     assert net.get_parameter("conv1.weight").shape[1] == channels
 
 
@@ -273,8 +273,8 @@ def test_initial_values_depend_on_name_and_seed() -> None:
         "conv1.weight"
     }
     generator = torch.Generator().manual_seed(noise.key(0, "init", "layer1.1.conv2.weight"))
-    drawn = torch.randn(16, 16, 3, 3, generator=generator) * (2 / (16 * 9)) ** 0.5
-    torch.testing.assert_close(one["layer1.1.conv2.weight"], drawn)
+    weight = torch.randn(16, 16, 3, 3, generator=generator) * (2 / (16 * 9)) ** 0.5
+    torch.testing.assert_close(one["layer1.1.conv2.weight"], weight)
     fresh = {name: value.clone() for name, value in one.items()}
     usual(images(data()))
     assert not usual.state_dict()["bn1.running_mean"].equal(fresh["bn1.running_mean"])
@@ -290,14 +290,14 @@ def test_initial_values_are_distributed_like_torchvision(name: str) -> None:
     ours.initialise(0)
     torch.manual_seed(0)
     theirs = getattr(models, name)(num_classes=100)
-    for (key, wanted), found in zip(theirs.named_parameters(), ours.parameters(), strict=True):
-        if wanted.std() == 0:
-            assert found.equal(wanted.double()), key
-        elif wanted.numel() >= 2000:
-            assert found.std().item() == pytest.approx(wanted.std().item(), rel=0.1), key
-            assert found.abs().max().item() == pytest.approx(wanted.abs().max().item(), rel=0.5), key
+    for (key, expected), actual in zip(theirs.named_parameters(), ours.parameters(), strict=True):
+        if expected.std() == 0:
+            assert actual.equal(expected.double()), key
+        elif expected.numel() >= 2000:
+            assert actual.std().item() == pytest.approx(expected.std().item(), rel=0.1), key
+            assert actual.abs().max().item() == pytest.approx(expected.abs().max().item(), rel=0.5), key
         else:
-            assert bool(found.isfinite().all()) and 0.5 < found.std() / wanted.std() < 2, key
+            assert bool(actual.isfinite().all()) and 0.5 < actual.std() / expected.std() < 2, key
 
 
 def test_frozen_body_keeps_statistics() -> None:
@@ -346,21 +346,21 @@ def trial(**choice: Any) -> Trial:
 
 
 def stopping_after(steps: int) -> Any:
-    left = iter(range(steps))
-    return lambda: next(left, None) is None
+    countdown = iter(range(steps))
+    return lambda: next(countdown, None) is None
 
 
 def test_resume_equals_uninterrupted_bitwise(tmp_path: Path) -> None:
     straight, stopped = TrialFolder(tmp_path / "straight"), TrialFolder(tmp_path / "stopped")
-    wanted = run_trial(trial(), straight, Settings())
-    assert wanted is not None and wanted.status == "done"
+    expected = run_trial(trial(), straight, Settings())
+    assert expected is not None and expected.status == "done"
     for _ in range(2):
         assert run_trial(trial(), stopped, Settings(), stop=stopping_after(7)) is None
-    found = run_trial(trial(), stopped, Settings())
-    assert found is not None and found.outcome == wanted.outcome and found.circumstances.attempts == 3
+    actual = run_trial(trial(), stopped, Settings())
+    assert actual is not None and actual.outcome == expected.outcome and actual.circumstances.attempts == 3
     assert stopped.weights.read_bytes() == straight.weights.read_bytes()
-    assert wanted.outcome.metrics["val/accuracy"] > 0.5  # it learns: chance is 0.25
-    assert wanted.circumstances.macs == cost_of(trial().spec["model"], data(8, 1, 4)).macs
+    assert expected.outcome.metrics["val/accuracy"] > 0.5  # it learns: chance is 0.25
+    assert expected.circumstances.macs == cost_of(trial().spec["model"], data(8, 1, 4)).macs
     net, _ = load_model(stopped)
     state = net.state_dict()
     assert state["bn1.num_batches_tracked"].item() == 20
@@ -373,11 +373,11 @@ def test_checkpoint_keeps_buffers_bitwise(tmp_path: Path) -> None:
     for seed in range(3):
         net.train()(images(info, seed=seed))
     checkpoint.write(tmp_path, {"model": net.state_dict()})
-    found = checkpoint.read(tmp_path)
-    assert found is not None and found["model"].keys() == net.state_dict().keys()
+    actual = checkpoint.read(tmp_path)
+    assert actual is not None and actual["model"].keys() == net.state_dict().keys()
     for name, value in net.state_dict().items():
-        assert found["model"][name].dtype == value.dtype and found["model"][name].equal(value), name
-    assert found["model"]["layer3.0.bn2.num_batches_tracked"].equal(torch.tensor(3))
+        assert actual["model"][name].dtype == value.dtype and actual["model"][name].equal(value), name
+    assert actual["model"]["layer3.0.bn2.num_batches_tracked"].equal(torch.tensor(3))
 
 
 NARROW = """

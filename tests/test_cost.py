@@ -41,7 +41,7 @@ TABLE = [
 def test_sizes_equal_published(size: str, patch: int, pixels: int, distilled: bool, params: int, gmacs: float) -> None:
     data = DataInfo(image=(pixels, pixels), channels=3, classes=1000)
     prefix = ("class", "distillation") if distilled else ("class",)
-    counted = cost_of(
+    cost = cost_of(
         {
             "type": "vit",
             "size": size,
@@ -63,9 +63,9 @@ def test_sizes_equal_published(size: str, patch: int, pixels: int, distilled: bo
         heads=preset.heads,
         classes=1000,
     )
-    assert counted.params == params
-    assert counted == formula(g, hidden=int(preset.dim * preset.ratio), classifiers=len(prefix))
-    assert round(counted.macs / 1e9, 2) == pytest.approx(gmacs, abs=1e-9)
+    assert cost.params == params
+    assert cost == formula(g, hidden=int(preset.dim * preset.ratio), classifiers=len(prefix))
+    assert round(cost.macs / 1e9, 2) == pytest.approx(gmacs, abs=1e-9)
 
 
 DEIT3 = [
@@ -79,7 +79,7 @@ DEIT3 = [
 
 @pytest.mark.parametrize(("size", "patch", "params", "gmacs"), DEIT3)
 def test_deit3(size: str, patch: int, params: int, gmacs: float) -> None:
-    counted = cost_of(
+    cost = cost_of(
         {
             "type": "vit",
             "size": size,
@@ -89,8 +89,8 @@ def test_deit3(size: str, patch: int, params: int, gmacs: float) -> None:
         },
         DataInfo(image=(224, 224), channels=3, classes=1000),
     )
-    assert counted.params == params
-    assert round(counted.macs / 1e9, 2) == pytest.approx(gmacs, abs=1e-9)
+    assert cost.params == params
+    assert round(cost.macs / 1e9, 2) == pytest.approx(gmacs, abs=1e-9)
 
 
 def test_counting_leaves_cpu_model_unchanged() -> None:
@@ -148,6 +148,6 @@ def test_parameters_equal_timm() -> None:
 def test_model_reading_its_own_parameters_costs_nothing() -> None:
     """The counter of operations takes exception to outputs that are views of parameters with gradients."""
     data = DataInfo(image=(16, 16), channels=1, classes=5, task="segmentation")
-    counted = cost_of("prior", data)
-    assert (counted.params, counted.macs) == (5, 0)
+    cost = cost_of("prior", data)
+    assert (cost.params, cost.macs) == (5, 0)
     assert macs(model.build("prior", data), data) == 0

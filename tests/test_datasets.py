@@ -77,9 +77,9 @@ def small_idx(folder: Path, suffix: str = "", seed: int = 0) -> dict[str, np.nda
 def test_empty_images_are_refused(tmp_path: Path, shape: tuple[int, int, int]) -> None:
     small_idx(tmp_path)
     write_idx(tmp_path / "train-images-idx3-ubyte", np.zeros(shape))
-    for read in (data_info, lambda choice: prepare(choice, {"split": 0, "subset": 0})):
+    for load in (data_info, lambda choice: prepare(choice, {"split": 0, "subset": 0})):
         with pytest.raises(DataError, match=rf"train-images.* declares images of {shape[1]} x {shape[2]} pixels"):
-            read({"type": "mnist", "root": str(tmp_path)})
+            load({"type": "mnist", "root": str(tmp_path)})
 
 
 @pytest.mark.parametrize("choice", ["mnist", "cifar10", "image_folder", "voc_segmentation"])
@@ -178,7 +178,7 @@ IMAGES = "train-images-idx3-ubyte"
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda data: data[:-1], "holds 1199"),
         (lambda data: data + b"\0", "holds more"),
@@ -190,11 +190,11 @@ IMAGES = "train-images-idx3-ubyte"
         (lambda data: data[:4] + b"\xff\xff\xff\xff" + data[8:], "declares 4294967295"),
     ],
 )
-def test_damaged_idx_file_is_refused_by_name(tmp_path: Path, damage, said: str) -> None:
+def test_damaged_idx_file_is_refused_by_name(tmp_path: Path, damage, message: str) -> None:
     small_idx(tmp_path)
     path = tmp_path / IMAGES
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match=f"{IMAGES}.*{said}"):
+    with pytest.raises(DataError, match=f"{IMAGES}.*{message}"):
         idx.MNIST(root=str(tmp_path)).read("train")
 
 
@@ -298,10 +298,10 @@ def test_cifar_batches_are_read_in_order(tmp_path: Path, kind: type[cifar.Cifar]
         return pickle.dumps({"data": x_ND, key: y_N}, protocol=4)
 
     batches = small_cifar(tmp_path / kind.folder, kind, python2_batch if protocol == 2 else python3_batch)
-    found = kind(root=str(tmp_path)).read("train")
+    images = kind(root=str(tmp_path)).read("train")
     names = kind.batches["train"]
-    assert np.array_equal(found.x_NCHW.flatten(1).numpy(), np.concatenate([batches[name][0] for name in names]))
-    assert found.y_N.tolist() == [label for name in names for label in batches[name][1]]
+    assert np.array_equal(images.x_NCHW.flatten(1).numpy(), np.concatenate([batches[name][0] for name in names]))
+    assert images.y_N.tolist() == [label for name in names for label in batches[name][1]]
     # numpy and pickle themselves agree on what the hand-written stream says
     loaded = pickle.loads((tmp_path / kind.folder / names[0]).read_bytes(), encoding="latin1")
     assert np.array_equal(loaded["data"], batches[names[0]][0])
@@ -340,7 +340,7 @@ def test_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (pickle.dumps({"data": np.array([object()], dtype=object)}, 4), "array of 'O8'"),
         (pickle.dumps({"data": np.zeros(3)}, 4), "array of 'f8'"),
@@ -352,15 +352,15 @@ def test_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
         (b"cnumpy\nndarray\n(I9999999999\ntR.", "damaged"),
     ],
 )
-def test_non_byte_array_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_non_byte_array_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "test_batch"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         read_arrays(path)
 
 
 @pytest.mark.parametrize(
-    ("batch", "said"),
+    ("batch", "message"),
     [
         ({"labels": [0]}, "has no 'data'"),
         ({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}, "for each of its 2 images"),
@@ -368,10 +368,10 @@ def test_non_byte_array_is_refused(tmp_path: Path, content: bytes, said: str) ->
         ({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 10]}, "a label 10"),
     ],
 )
-def test_batch_with_other_content_is_refused(tmp_path: Path, batch: dict, said: str) -> None:
+def test_batch_with_other_content_is_refused(tmp_path: Path, batch: dict, message: str) -> None:
     small_cifar(tmp_path, cifar.CIFAR10)
     (tmp_path / "test_batch").write_bytes(pickle.dumps(batch, 4))
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         cifar.CIFAR10(root=str(tmp_path)).read("test")
 
 
@@ -406,8 +406,8 @@ def test_image_folder_equals_torchvision(tmp_path: Path, test: str) -> None:
         expected[np.asarray(image).tobytes()] = label
     x_NCHW, y_N = ours.read("train")
     assert len(x_NCHW) == 8
-    found = {x.permute(1, 2, 0).numpy().tobytes(): int(y) for x, y in zip(x_NCHW, y_N, strict=True)}
-    assert found == expected
+    label_of = {x.permute(1, 2, 0).numpy().tobytes(): int(y) for x, y in zip(x_NCHW, y_N, strict=True)}
+    assert label_of == expected
     assert len(ours.read("test").y_N) == 4
 
 
@@ -429,11 +429,11 @@ def test_folder_identity_depends_on_content(tmp_path: Path) -> None:
     assert a.info().identity == b.info().identity
     before = b.info().identity
     (tmp_path / "b" / "train" / "cat" / "1.png").rename(tmp_path / "b" / "train" / "dog" / "9.png")
-    moved = b.info().identity
-    assert moved != before
+    other = b.info().identity
+    assert other != before
     path = tmp_path / "b" / "test" / "cat" / "1.png"
     path.write_bytes(path.read_bytes() + b"\0")
-    assert b.info().identity not in (moved, before)
+    assert b.info().identity not in (other, before)
 
 
 @pytest.mark.parametrize("root", [".", "./", "../a", "../a/", "../../{0}/a"])
@@ -519,7 +519,7 @@ def test_options_change_prepared_images() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"normalize": "datset"}, "found 'datset'; allowed: dataset, half.*Did you mean 'dataset'"),
         ({"normalize": {"mean": [0.5], "std": [1, 2]}}, "mean has 1 numbers and std 2"),
@@ -534,8 +534,8 @@ def test_options_change_prepared_images() -> None:
         ({"rot": 3}, "no option 'rot'"),
     ],
 )
-def test_wrong_option_raises_one_sentence(options: dict, said: str) -> None:
-    with pytest.raises(OptionError, match=said):
+def test_wrong_option_raises_one_sentence(options: dict, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         slot("dataset").resolve({"type": "digits", **options})
 
 
@@ -555,11 +555,11 @@ def test_resolved_choice_survives_json_and_key_excludes_paths(tmp_path: Path) ->
         "normalize": {"mean": 0.1, "std": 0.3},
         "augment": ["flip", {"type": "random_resized_crop", "scale": [0.5, 1]}],
     }
-    resolved = slot("dataset").resolve(choice)
-    again = slot("dataset").resolve(resolved.plain())
-    assert again == resolved and again.plain() == resolved.plain()
-    assert "root" not in resolved.hashed() and "download" not in resolved.hashed()
-    assert resolved.hashed() == slot("dataset").resolve({**choice, "root": "/elsewhere"}).hashed()
+    resolution = slot("dataset").resolve(choice)
+    again = slot("dataset").resolve(resolution.plain())
+    assert again == resolution and again.plain() == resolution.plain()
+    assert "root" not in resolution.hashed() and "download" not in resolution.hashed()
+    assert resolution.hashed() == slot("dataset").resolve({**choice, "root": "/elsewhere"}).hashed()
 
 
 def test_json_schema_of_size_matches_yaml() -> None:

@@ -28,11 +28,11 @@ def test_full_disk_ends_run_with_one_sentence(
 ) -> None:
     file, out = tmp_path / "tiny.yaml", tmp_path / "out"
     file.write_text(yaml.safe_dump(STUDY))
-    left, fsync = [writes], os.fsync
+    budget, fsync = [writes], os.fsync
 
     def full(descriptor: int) -> None:
-        left[0] -= 1
-        if left[0] < 0:
+        budget[0] -= 1
+        if budget[0] < 0:
             raise OSError(number, os.strerror(number))
         fsync(descriptor)
 
@@ -41,12 +41,12 @@ def test_full_disk_ends_run_with_one_sentence(
         code, _, err = call("run", file, "--out", out, "--json")
     assert code in (2, 4) and "Traceback" not in err, err
     assert os.strerror(number).lower() in err.splitlines()[-1].lower() and str(out) in err.splitlines()[-1], err
-    kept = {path: path.read_bytes() for path in out.glob("trials/*/*/result.json")}
+    before = {path: path.read_bytes() for path in out.glob("trials/*/*/result.json")}
     assert not [path for path in out.rglob(".*") if path.is_file() and path.name.count(".") > 2], "half a file"
     code, _, err = call("run", file, "--out", out, "--json", "--retry-failed")
     assert code == 0, err
     assert len(list(out.glob("trials/*/*/result.json"))) == 4
-    assert all(path.read_bytes() == content for path, content in kept.items())
+    assert all(path.read_bytes() == content for path, content in before.items())
 
 
 def test_finished_study_is_reported_from_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,12 +122,12 @@ def test_loss_equals_deit(how: dict[str, Any], head: str) -> None:
         count = 16 if how.get("reduction") == "batchmean" else 160
         distilled = (np.exp(log_t) * (log_t - log_s)).sum() * tau**2 / count
     alpha = how.get("alpha", 0.5)
-    found = value(how, views, teacher, torch.float64)
-    assert float(found.total) == pytest.approx((1 - alpha) * base + alpha * distilled, rel=1e-12)
-    assert float(found.parts["loss_base"]) == pytest.approx(base, rel=1e-12)
-    assert float(found.parts["loss_distillation"]) == pytest.approx(distilled, rel=1e-12)
+    loss_value = value(how, views, teacher, torch.float64)
+    assert float(loss_value.total) == pytest.approx((1 - alpha) * base + alpha * distilled, rel=1e-12)
+    assert float(loss_value.parts["loss_base"]) == pytest.approx(base, rel=1e-12)
+    assert float(loss_value.parts["loss_distillation"]) == pytest.approx(distilled, rel=1e-12)
     narrow = value(how, views, teacher, torch.float32)
-    assert float(narrow.total) == pytest.approx(float(found.total), rel=1e-5)
+    assert float(narrow.total) == pytest.approx(float(loss_value.total), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])
@@ -162,8 +162,10 @@ def test_probability_teacher_uses_logits_and_other_classes_are_refused() -> None
     )
     says.load_state_dict(teacher.state_dict())
     x_BCHW = torch.randn(3, 3, 8, 8)
-    plain, said = (Distillation(how, model, HALF, NORMAL, "fp32").logits(model, x_BCHW) for model in (teacher, says))
-    assert torch.equal(plain, said) and not plain.requires_grad and not teacher.training
+    plain, softened = (
+        Distillation(how, model, HALF, NORMAL, "fp32").logits(model, x_BCHW) for model in (teacher, says)
+    )
+    assert torch.equal(plain, softened) and not plain.requires_grad and not teacher.training
 
 
 def test_target_labels_trains_both_heads_on_labels() -> None:
@@ -171,9 +173,9 @@ def test_target_labels_trains_both_heads_on_labels() -> None:
     how = Distill(kind="labels", alpha=0.3)
     smooth = slot("loss").build({"type": "cross_entropy", "label_smoothing": 0.1})
     views = {"": (cls + dist) / 2, "cls": cls, "dist": dist}
-    found = Distillation(how, None, NORMAL, NORMAL, "fp32")(smooth, views, TARGET, X)
+    loss_value = Distillation(how, None, NORMAL, NORMAL, "fp32")(smooth, views, TARGET, X)
     reference = nn.CrossEntropyLoss(label_smoothing=0.1)
-    assert float(found.total) == pytest.approx(
+    assert float(loss_value.total) == pytest.approx(
         0.7 * float(reference(cls, TARGET)) + 0.3 * float(reference(dist, TARGET))
     )
 
@@ -195,19 +197,19 @@ def test_teacher_input_equals_torchvision_transform(channels: tuple[int, int], s
     transforms = torchvision("torchvision.transforms.v2.functional")
     mine, theirs = sight(channels[0], 8, 0.4, 0.2), sight(channels[1], size, 0.5, 0.3)
     pixels = torch.rand(4, channels[0], 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    seen = transforms.normalize(pixels, list(mine.mean), list(mine.std))
+    teacher_pixels = transforms.normalize(pixels, list(mine.mean), list(mine.std))
     if channels == (1, 3):
         pixels = transforms.grayscale_to_rgb(pixels)
     elif channels == (3, 1):
         red, green, blue = pixels.unbind(1)
         pixels = (0.299 * red + 0.587 * green + 0.114 * blue)[:, None]  # torchvision rounds them to 0.2989 and 0.110
-    wanted = transforms.normalize(
+    expected = transforms.normalize(
         transforms.resize(pixels, [size, size], antialias=True), list(theirs.mean), list(theirs.std)
     )
-    found = InputAdapter(mine, theirs, like=seen)(seen)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    narrow = InputAdapter(mine, theirs, like=seen.float())(seen.float())
-    torch.testing.assert_close(narrow.double(), wanted, rtol=0, atol=1e-5)
+    prepared = InputAdapter(mine, theirs, like=teacher_pixels)(teacher_pixels)
+    torch.testing.assert_close(prepared, expected, rtol=0, atol=1e-12)
+    narrow = InputAdapter(mine, theirs, like=teacher_pixels.float())(teacher_pixels.float())
+    torch.testing.assert_close(narrow.double(), expected, rtol=0, atol=1e-5)
 
 
 def test_teacher_with_same_input_gets_same_batch() -> None:
@@ -275,8 +277,8 @@ def test_teacher_is_trained_once_per_seed_and_shared_by_arms(taught: Answer) -> 
     for item in plan.trials:
         teacher = teachers[item.trial.needs["teacher"]]
         assert teacher.seeds == item.trial.seeds and teacher.seeds["init"] == item.seed
-        began, ended = (store.trial(t.key, t.code).result().circumstances.started for t in (item.trial, teacher))
-        assert ended < began
+        began, end = (store.trial(t.key, t.code).result().circumstances.started for t in (item.trial, teacher))
+        assert end < began
     frame = taught.results()
     assert len(frame) == 4 and (frame["status"] == "done").all()
     notes = json.loads((taught.folder / "report" / "report.json").read_text())["notes"]
@@ -288,15 +290,15 @@ def test_journal_records_both_heads_losses_and_tokens(taught: Answer) -> None:
     store = taught.store
     for item in taught.plan.trials:
         events = store.trial(item.trial.key, item.trial.code).events()[0]
-        measured = [event.body["metrics"] for event in events if event.kind == "metrics"]
-        assert len(measured) == 2
-        for metrics in measured:
+        measurements = [event.body["metrics"] for event in events if event.kind == "metrics"]
+        assert len(measurements) == 2
+        for metrics in measurements:
             for view in ("cls", "dist", "logits", "softmax"):
                 assert 0 <= metrics[f"val/accuracy_{view}"] <= 1
             both = 0.5 * metrics["train/loss_base"] + 0.5 * metrics["train/loss_distillation"]
             assert metrics["train/loss"] == pytest.approx(both, rel=1e-5)
             assert -1 <= metrics["val/token_cosine"] <= 1
-        assert "test/token_cosine" in measured[-1] and "test/accuracy_dist" in measured[-1]
+        assert "test/token_cosine" in measurements[-1] and "test/accuracy_dist" in measurements[-1]
 
 
 def test_report_has_table_of_heads(taught: Answer) -> None:
@@ -304,8 +306,8 @@ def test_report_has_table_of_heads(taught: Answer) -> None:
     (first, second) = json.loads((folder / "report.json").read_text())["heads"]
     assert (first["arm"], second["arm"]) == ("baseline", "kind=soft")
     for view in ("accuracy_cls", "accuracy_dist", "accuracy_logits", "accuracy_softmax", "token_cosine"):
-        wanted = frame[frame["arm"] == "kind=soft"][f"val/{view}"].mean()
-        assert second[f"val/{view}"] == pytest.approx(wanted)
+        expected = frame[frame["arm"] == "kind=soft"][f"val/{view}"].mean()
+        assert second[f"val/{view}"] == pytest.approx(expected)
     assert "## Heads" in (folder / "report.md").read_text()
     assert re.search(r"<h2[^>]*>Heads</h2>", (folder / "report.html").read_text())
 
@@ -383,17 +385,17 @@ def test_distillation_code_is_only_in_digest_of_students(taught: Answer, tmp_pat
     with (tmp_path / "vitlab" / "training" / "distillation.py").open("a") as stream:
         stream.write("\nCHANGED = True\n")
     student, teacher = taught.plan.trials[0].trial, taught.plan.prerequisites[0]
-    given = [[trial.spec, trial.needs] for trial in (student, teacher)]
+    keys = [[trial.spec, trial.needs] for trial in (student, teacher)]
     code = "import json, sys; from vitlab.plan.key import code_of; print(*[code_of(*a) for a in json.load(sys.stdin)])"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        input=json.dumps(given),
+        input=json.dumps(keys),
         cwd=tmp_path,  # there it finds the copy
         capture_output=True,
         text=True,
         check=True,
     )
-    assert [code_of(*one) for one in given] == [student.code, teacher.code]
+    assert [code_of(*one) for one in keys] == [student.code, teacher.code]
     theirs, its = done.stdout.split()
     assert theirs != student.code and its == teacher.code
 
@@ -411,18 +413,18 @@ def test_driver_killed_between_teacher_and_student_loses_nothing(tmp_path: Path)
     (teacher,) = plan_study(file, out=out)[1].prerequisites
     patience = time.monotonic() + 120
     while driver.poll() is None and time.monotonic() < patience:
-        begun = [journal for journal in out.glob("trials/*/*/events.jsonl") if '"metrics"' in journal.read_text()]
-        if trials(out) and any(teacher.key not in str(journal) for journal in begun):
+        journals = [journal for journal in out.glob("trials/*/*/events.jsonl") if '"metrics"' in journal.read_text()]
+        if trials(out) and any(teacher.key not in str(journal) for journal in journals):
             break
         time.sleep(0.01)
     driver.kill()
     driver.wait()
-    ended = trials(out)
-    assert len(ended) == 1 and teacher.key in next(iter(ended)), "it ended before it could be killed"
+    final = trials(out)
+    assert len(final) == 1 and teacher.key in next(iter(final)), "it ended before it could be killed"
 
     again = vitlab.run(file, out=out)
     assert (again.trained, again.failed) == (1, 0), "the student alone"
-    assert ended.items() <= trials(out).items() and len(trials(out)) == 2
+    assert final.items() <= trials(out).items() and len(trials(out)) == 2
     folder = Store(out).trial(teacher.key, teacher.code)
     assert sum(event.kind == "start" for event in folder.events()[0]) == 1
     student, elsewhere = again.plan.trials[0].trial, Store(tmp_path / "undisturbed")
@@ -457,11 +459,11 @@ def test_teacher_from_timm_file(tmp_path: Path) -> None:
     batch = Feed(prepared, [], trial.seeds, torch.device("cpu"), torch.float32).batch(0, 16)
     pixels = (batch.x_BCHW * prepared.std[0] + prepared.mean[0]).expand(-1, 3, -1, -1)
     transforms = torchvision("torchvision.transforms.v2.functional")
-    seen = (transforms.resize(pixels, [16, 16], antialias=True) - 0.5) / 0.5
+    pixels_in = (transforms.resize(pixels, [16, 16], antialias=True) - 0.5) / 0.5
     student = slot("model").build(trial.spec["model"], prepared.info)
     student.initialise(0)
     with torch.no_grad():
-        said_BK = theirs(seen).double().numpy()
+        said_BK = theirs(pixels_in).double().numpy()
         dist_BK = student(batch.x_BCHW).dist.double().numpy()
     log_t, log_s = log_softmax(said_BK), log_softmax(dist_BK)
     row = answer.results().iloc[0]
@@ -485,12 +487,12 @@ def opened(folder: Path, state: Any, **said: Any) -> Any:
 def test_resnet_teacher_from_torchvision_file(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     theirs = getattr(torchvision("torchvision.models"), name)(num_classes=7, width_per_group=64).eval()
-    found = opened(tmp_path, theirs.state_dict())
-    assert (found.info.image, found.info.channels, found.info.classes) == ((224, 224), 3, 7)
-    assert (found.mean, found.std) == (NORMAL.mean, NORMAL.std) and len(found.notes) == 2
+    model = opened(tmp_path, theirs.state_dict())
+    assert (model.info.image, model.info.channels, model.info.classes) == ((224, 224), 3, 7)
+    assert (model.mean, model.std) == (NORMAL.mean, NORMAL.std) and len(model.notes) == 2
     x_BCHW = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(found.model(x_BCHW).logits, theirs(x_BCHW), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(model.model(x_BCHW).logits, theirs(x_BCHW), rtol=1e-4, atol=1e-4)
 
 
 def test_regnet_of_deit_can_teach(tmp_path: Path) -> None:
@@ -499,11 +501,11 @@ def test_regnet_of_deit_can_teach(tmp_path: Path) -> None:
 
     torch.manual_seed(0)
     theirs = timm.create_model("regnety_160", num_classes=5).eval()
-    found = opened(tmp_path, {"model": theirs.state_dict()}, image=(96, 96))
+    model = opened(tmp_path, {"model": theirs.state_dict()}, image=(96, 96))
     x_BCHW = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(found.model(x_BCHW).logits, theirs(x_BCHW), rtol=1e-4, atol=1e-5)
-    assert found.info.image == (96, 96)
+        torch.testing.assert_close(model.model(x_BCHW).logits, theirs(x_BCHW), rtol=1e-4, atol=1e-5)
+    assert model.info.image == (96, 96)
 
 
 def test_unsuitable_convnets_are_refused_as_teachers(tmp_path: Path) -> None:
@@ -553,13 +555,13 @@ def test_published_torchvision_weights_teach(tmp_path: Path, monkeypatch: pytest
     ours = SimpleNamespace(url=f"https://host/{file.name}", transforms=weights.transforms, meta=weights.meta)
     get_weight = models.get_weight
     monkeypatch.setattr(models, "get_weight", lambda name: ours if name == RESNET18 else get_weight(name))
-    found = open_pretrained(RESNET18)
+    model = open_pretrained(RESNET18)
     x_BCHW = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(found.model(x_BCHW).logits, theirs(x_BCHW), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(model.model(x_BCHW).logits, theirs(x_BCHW), rtol=1e-4, atol=1e-4)
     sees = weights.transforms()
-    assert (list(found.mean), list(found.std), found.info.image) == (sees.mean, sees.std, (224, 224))
-    assert found.info.labels[:2] == ("tench", "goldfish") and found.info.classes == 1000
+    assert (list(model.mean), list(model.std), model.info.image) == (sees.mean, sees.std, (224, 224))
+    assert model.info.labels[:2] == ("tench", "goldfish") and model.info.classes == 1000
 
     with pytest.raises(WeightsError, match=r"no weights called 'ResNet18_Weights.IMAGENET1K_V7'.*IMAGENET1K_V1"):
         open_pretrained("ResNet18_Weights.IMAGENET1K_V7")
@@ -621,8 +623,8 @@ def test_split_search_ends_for_cycles_and_foreign_files(taught: Answer, monkeypa
     """As specs beside files that came from elsewhere may have it."""
     teacher = taught.plan.prerequisites[0]
     trial: Any = SimpleNamespace(plain={"data": {"type": "synthetic"}}, info=SimpleNamespace(identity="other"))
-    for file, needed in (("/out/trials/a/c/w.safetensors", "a/c"), ("/w.safetensors", "b/c")):
-        spec = {**teacher.to_json(), "needs": {"init_from": needed}}
+    for file, dependency in (("/out/trials/a/c/w.safetensors", "a/c"), ("/w.safetensors", "b/c")):
+        spec = {**teacher.to_json(), "needs": {"init_from": dependency}}
         monkeypatch.setattr(arms, "read_json", lambda path, spec=spec: spec)
         assert arms._has_seen(Path(file), trial, Seeds()) == ""
     around = {"a": "b/c", "b": "a/c"}
@@ -690,8 +692,8 @@ def test_teacher_without_data_uses_data_of_student(tmp_path: Path) -> None:
     """So that an arm of other images is taught by a teacher of such images, and one root stands for both."""
     trial = {name: value for name, value in TEACHER.items() if name != "data"}
     inherits = planned(tmp_path, base=base(teacher={"trial": trial}), design={"one_at_a_time": {"data.size": [16]}})
-    named = planned(tmp_path)
-    assert {t.key for t in named.prerequisites} < {t.key for t in inherits.prerequisites}
+    explicit = planned(tmp_path)
+    assert {t.key for t in explicit.prerequisites} < {t.key for t in inherits.prerequisites}
     assert sorted({str(t.spec["data"]["size"]) for t in inherits.prerequisites}) == ["None", "[16, 16]"]
     with pytest.raises(SpecError) as caught:
         planned(tmp_path, base={**base(teacher={"trial": trial}), "data": {"type": "digit"}}, design=None)
@@ -699,8 +701,8 @@ def test_teacher_without_data_uses_data_of_student(tmp_path: Path) -> None:
 
 
 def test_explicit_default_validation_share_gives_same_teacher(tmp_path: Path) -> None:
-    said = {**TEACHER, "data": {"type": "digits", "validation": 0.2}}
-    assert len(planned(tmp_path, base=base(teacher={"trial": said})).trials) == 4
+    explicit = {**TEACHER, "data": {"type": "digits", "validation": 0.2}}
+    assert len(planned(tmp_path, base=base(teacher={"trial": explicit})).trials) == 4
 
 
 @pytest.mark.parametrize(
@@ -756,7 +758,7 @@ def test_full_study_compares_kinds_and_teachers_on_same_trials() -> None:
     for arm in teachers.arms:
         other = arm.name.replace("transformer", "convnet")
         assert arm.baseline == (other if "transformer" in arm.name else None)
-        behind = {needed for i in teachers.trials if i.arm == arm.name for needed in i.trial.needs.values()}
+        behind = {dependency for i in teachers.trials if i.arm == arm.name for dependency in i.trial.needs.values()}
         assert len(behind) == (0 if "no distillation" in arm.name else 3)
 
 

@@ -95,8 +95,8 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def guests(plugin: Path) -> Path:
-    for left in [*plugin.parent.glob("pid*"), *plugin.parent.glob("trouble")]:
-        left.unlink()
+    for file in [*plugin.parent.glob("pid*"), *plugin.parent.glob("trouble")]:
+        file.unlink()
     return plugin
 
 
@@ -129,9 +129,9 @@ def test_two_processes_equal_one_up_to_rounding(two: tuple[TrialFolder, Result],
     three = done(run_trial(trial(), folder("three"), settings(processes=3, micro_batch_size=2, every_s=60.0)))
     for several in (two[1], three):
         assert len(several.outcome.history) == len(one.outcome.history) == 4
-        for found, wanted in zip(several.outcome.history, one.outcome.history, strict=True):
-            assert found.metrics == pytest.approx(wanted.metrics, rel=0, abs=1e-10)
-            assert (found.step, found.epoch, found.images) == (wanted.step, wanted.epoch, wanted.images)
+        for actual, expected in zip(several.outcome.history, one.outcome.history, strict=True):
+            assert actual.metrics == pytest.approx(expected.metrics, rel=0, abs=1e-10)
+            assert (actual.step, actual.epoch, actual.images) == (expected.step, expected.epoch, expected.images)
         assert several.outcome.images == one.outcome.images == 20 * 15
     theirs = load_model(folder("one"))[0].state_dict()
     for where in (two[0], folder("three")):
@@ -150,8 +150,8 @@ def test_two_gpus_equal_one_up_to_rounding(folder: Any) -> None:
     one, two = (
         done(run_trial(trial(), folder(str(count)), Settings(device="cuda", processes=count))) for count in (1, 2)
     )
-    for found, wanted in zip(two.outcome.history, one.outcome.history, strict=True):
-        assert found.metrics == pytest.approx(wanted.metrics, rel=0, abs=1e-8)
+    for actual, expected in zip(two.outcome.history, one.outcome.history, strict=True):
+        assert actual.metrics == pytest.approx(expected.metrics, rel=0, abs=1e-8)
 
 
 @pytest.mark.parametrize("rank", [1, 0])
@@ -218,9 +218,9 @@ def test_worker_death_ends_all_ranks(folder: Any, guests: Path) -> None:
     local = Local(RunSpec.model_validate({"device": "cpu", "resources": {"processes": 2}, "workers": 1}))
     local.submit(Job("job", folder("job").path, what, (str(guests),), 1, "cpu", True, "last", processes=2))
     (worker,) = local._workers.values()
-    ended: list[Ended] = []
-    until(lambda: ended.extend(local.poll(0.05)) or ended or len(list(guests.parent.glob("pid*"))) == 2)
-    assert not ended and folder("job").is_locked()
+    endings: list[Ended] = []
+    until(lambda: endings.extend(local.poll(0.05)) or endings or len(list(guests.parent.glob("pid*"))) == 2)
+    assert not endings and folder("job").is_locked()
     worker.process.kill()
     assert ends(local, 1)["key"].how == "lost"
     assert gone(guests) and not folder("job").is_locked()

@@ -48,11 +48,11 @@ def test_services(name: str) -> None:
 def test_dependencies_have_health_checks(name: str) -> None:
     service = COMPOSE["services"][name]
     for other, how in service.get("depends_on", {}).items():
-        awaited = COMPOSE["services"][other]
+        dependencies = COMPOSE["services"][other]
         ends = how == {"condition": "service_completed_successfully"}
         assert ends or how == {"condition": "service_healthy"}
-        assert bool(awaited["healthcheck"].get("disable")) == ends and ("restart" in awaited) == (not ends)
-        assert set(awaited.get("profiles", [])) <= set(service.get("profiles", []))
+        assert bool(dependencies["healthcheck"].get("disable")) == ends and ("restart" in dependencies) == (not ends)
+        assert set(dependencies.get("profiles", [])) <= set(service.get("profiles", []))
     if service.get("ports"):
         port = service["ports"][0].rpartition(":")[2]
         assert f":{port}/health" in service["healthcheck"]["test"][-1] and port in service["entrypoint"]
@@ -85,10 +85,10 @@ def test_image_runs_unprivileged_without_secrets() -> None:
 def test_image_installs_requirements_of_services(tmp_path: Path) -> None:
     """The step that reads pyproject.toml, run here."""
     [step] = [text for kind, text in STEPS if kind == "RUN" and "tomllib" in text]
-    said = step.partition("&&")[0].replace("needed.txt", str(tmp_path / "needed.txt"))
-    subprocess.run(["sh", "-c", said], cwd=ROOT, check=True)
-    needed = (tmp_path / "needed.txt").read_text().split("\n")
-    names = {re.split(r"[\[<>=~ ]", line)[0] for line in needed if line}
+    command = step.partition("&&")[0].replace("needed.txt", str(tmp_path / "needed.txt"))
+    subprocess.run(["sh", "-c", command], cwd=ROOT, check=True)
+    requirements = (tmp_path / "needed.txt").read_text().split("\n")
+    names = {re.split(r"[\[<>=~ ]", line)[0] for line in requirements if line}
     assert {"torch", "mlflow", "ray", "psycopg", "boto3"} <= names
     pins = dict(re.findall(r"^([\w.\-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     assert {"psycopg", "psycopg-binary", "boto3", "botocore", "ray"} <= set(pins)
@@ -117,18 +117,18 @@ def test_one_command_starts_services_and_keeps_passwords(tmp_path: Path) -> None
     assert user == f"{os.getuid()}:{os.getgid()}"
     assert words[:3] == ["compose", "-f", f"{home}/compose.yaml"]
     assert words[3:] == ["run", "--rm", "lab", "run", file, "--set", "seeds=2 "]
-    kept = (home / ".env").read_text()
+    passwords = (home / ".env").read_text()
     assert stat.S_IMODE((home / ".env").stat().st_mode) == 0o600
-    secrets = dict(line.split("=") for line in kept.splitlines())
-    wanted = set(re.findall(r"\$\{(\w+):\?", (DOCKER / "compose.yaml").read_text()))
-    assert set(secrets) == wanted and len({*secrets.values()}) == len(wanted)
+    secrets = dict(line.split("=") for line in passwords.splitlines())
+    expected = set(re.findall(r"\$\{(\w+):\?", (DOCKER / "compose.yaml").read_text()))
+    assert set(secrets) == expected and len({*secrets.values()}) == len(expected)
     assert all(len(value) == 48 for value in secrets.values())
     _, *words = asked("ray", "run", file)
     assert "lab-ray" in words and words[words.index("--profile") + 1] == "ray"
     assert words[-1] == "run.executor={type: ray, address: auto, files: shared}" and words[-4:-2] == ["run", file]
     asked("ray", "status", file)
     assert asked("server")[-1] == "mlflow"
-    assert (home / ".env").read_text() == kept
+    assert (home / ".env").read_text() == passwords
     assert "docker/.env" in (ROOT / ".gitignore").read_text().split()
 
 

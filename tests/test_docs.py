@@ -43,8 +43,8 @@ def docs_module(name: str) -> ModuleType:
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name != "VITLAB_DISABLE_PLUGINS"}
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **more}
+    variables = {name: value for name, value in os.environ.items() if name != "VITLAB_DISABLE_PLUGINS"}
+    return {**variables, "OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **more}
 
 
 WRONG = [
@@ -71,8 +71,8 @@ def test_pages_can_be_followed(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     failed = [json.loads(line) for line in done.stdout.splitlines()]
-    found = [block["shown"].strip() for block in failed if block["page"] == control.name]
-    assert found == [text for _, text in WRONG]
+    outputs = [block["shown"].strip() for block in failed if block["page"] == control.name]
+    assert outputs == [text for _, text in WRONG]
     failed = [block for block in failed if block["page"] != control.name]
     assert not failed, "\n\n".join(f"{b['page']}:{b['line']}\n{b['shown']}\n{b['reason']}" for b in failed)
 
@@ -92,7 +92,7 @@ def test_reference_has_every_component_and_option(name: str, reference: dict[str
     """Compared with the signatures themselves, read without vitlab's own reading of them."""
     text = reference[f"reference/{name}.md"]
     sections = dict(re.findall(r"(?ms)^## `(\w+)` \{#\w+\}\n(.*?)(?=^## |\Z)", text))
-    registered = {found for (source, found) in registry.slot(name)._members if source == registry.BUILT_IN}
+    registered = {target for (source, target) in registry.slot(name)._members if source == registry.BUILT_IN}
     assert set(sections) == registered and registered
     for component, section in sections.items():
         cls = registry.slot(name).get(f"{registry.BUILT_IN}:{component}")

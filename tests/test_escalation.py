@@ -57,12 +57,12 @@ def study(folder: Path, seeds: Any, **changes: Any) -> Path:
 def holm(p: list[float]) -> list[float]:
     """Holm's corrected p values by their definition."""
     order = sorted(range(len(p)), key=p.__getitem__)
-    found = dict[int, float]()
+    corrected = dict[int, float]()
     worst = 0.0
     for rank, index in enumerate(order):
         worst = max(worst, (len(p) - rank) * p[index])
-        found[index] = min(1.0, worst)
-    return [found[index] for index in range(len(p))]
+        corrected[index] = min(1.0, worst)
+    return [corrected[index] for index in range(len(p))]
 
 
 @pytest.fixture
@@ -119,9 +119,9 @@ def test_inconclusive_arms_get_more_seeds_and_decided_ones_do_not(tmp_path, monk
     assert seeds == {"baseline": [0, 1, 2, 3], "same": [0, 1], "other": [0, 1, 2, 3]}
     assert (answer.trained, answer.cached, answer.failed) == (8, 2, 0)
     assert answer.results()["status"].eq("done").all()
-    kept = json.loads((answer.folder / "plan.json").read_text())
-    assert kept["looks"] == {"first": [0, 1], "second": [0, 1, 2, 3], "open": ["other"]}
-    assert (kept["registered"]["seeds"], kept["registered"]["escalate_to"]) == ([0, 1], 4)
+    plan_data = json.loads((answer.folder / "plan.json").read_text())
+    assert plan_data["looks"] == {"first": [0, 1], "second": [0, 1, 2, 3], "open": ["other"]}
+    assert (plan_data["registered"]["seeds"], plan_data["registered"]["escalate_to"]) == ([0, 1], 4)
 
     report = (answer.folder / "report" / "report.md").read_text()
     assert "Two looks share alpha, at 2 seeds and at 4" in report and "The first left other open" in report
@@ -132,8 +132,8 @@ def test_inconclusive_arms_get_more_seeds_and_decided_ones_do_not(tmp_path, monk
 
     again = lab.run(file, out=out)
     assert (again.trained, again.cached) == (0, 10) and again.plan.looks == answer.plan.looks
-    made = json.loads((again.folder / "report" / "report.json").read_text())["made"]
-    assert (made["trained"], made["cached"]) == (0, 10)
+    provenance = json.loads((again.folder / "report" / "report.json").read_text())["made"]
+    assert (provenance["trained"], provenance["cached"]) == (0, 10)
 
 
 def test_escalation_added_later_is_exploratory(tmp_path):
@@ -150,16 +150,16 @@ def test_invalid_seed_counts_are_refused_with_place(tmp_path):
             lab.plan_study(study(tmp_path, seeds, **changes), out=tmp_path)
         return str(caught.value)
 
-    said = refusal({"count": 5, "escalate_to": 5})
-    assert "more than the 5 of the first look" in said and "tiny.yaml" in said
+    message = refusal({"count": 5, "escalate_to": 5})
+    assert "more than the 5 of the first look" in message and "tiny.yaml" in message
     assert "compares nothing" in refusal({"count": 2, "escalate_to": 4}, analysis={"compare": "none"})
     assert "at most" in refusal({"count": 2, "escalate_to": 900_000})
 
 
 def test_further_seeds_are_smallest_unused():
     base = {"data": "digits", "model": "vit", "train": {"steps": 1}}
-    made = Study.model_validate({"study": "s", "base": base, "seeds": {"values": [7, 1], "escalate_to": 5}})
-    assert made.seeds.all == (7, 1, 0, 2, 3)
+    study = Study.model_validate({"study": "s", "base": base, "seeds": {"values": [7, 1], "escalate_to": 5}})
+    assert study.seeds.all == (7, 1, 0, 2, 3)
     assert Study.model_validate({"study": "s", "base": base, "seeds": 3}).seeds.all == (0, 1, 2)
 
 
@@ -169,10 +169,10 @@ SEEDS = InterimAnalysis((0, 1, 2, 3), tuple(range(8)))
 BASE, FAR, NEAR = [0.80, 0.81, 0.79, 0.80], [0.500, 0.511, 0.489, 0.501], [0.81, 0.80, 0.80, 0.82]
 
 
-def registered_study(root: Path, arms: dict[str, list[float | None]], known: Sequence[str]) -> tuple[Plan, Store]:
+def registered_study(root: Path, arms: dict[str, list[float | None]], names: Sequence[str]) -> tuple[Plan, Store]:
     """A study of two looks, in whose first run there were only some of its arms."""
     plan, store = synthetic_studies.study(root, arms, looks=SEEDS)
-    few = replace(plan, arms=tuple(arm for arm in plan.arms if arm.name in known))
+    few = replace(plan, arms=tuple(arm for arm in plan.arms if arm.name in names))
     return replace(plan, registered=registration(few)), store
 
 
@@ -197,18 +197,18 @@ def test_failed_trial_blocks_further_seeds_until_retried(tmp_path):
     failed = plan.trials[-1].trial
     store.trial(failed.key, failed.code).fail("memory ran out", kind="oom")
     assert inconclusive_arms(plan, store) == ()
-    [said] = [note for note in synthetic_studies.document(plan, store)["notes"] if note.startswith("Two looks")]
-    assert "near may be given further seeds once 'vitlab run --retry-failed' has trained what failed." in said
+    [notes] = [note for note in synthetic_studies.document(plan, store)["notes"] if note.startswith("Two looks")]
+    assert "near may be given further seeds once 'vitlab run --retry-failed' has trained what failed." in notes
 
 
 def test_reported_stages_equal_data(tmp_path):
     def said(plan: Plan, store: Store) -> str:
         return next(note for note in synthetic_studies.document(plan, store)["notes"] if note.startswith("Two looks"))
 
-    settled = registered_study(tmp_path / "a", {"baseline": BASE, "far": FAR}, ["baseline", "far"])
-    assert said(*settled).endswith("The first settled all that can be judged, so no further seeds were trained.")
-    left = registered_study(tmp_path / "b", {"baseline": BASE, "near": NEAR}, ["baseline", "near"])
-    assert said(*left).endswith("near may be given further seeds by the next 'vitlab run'.")
+    decided = registered_study(tmp_path / "a", {"baseline": BASE, "far": FAR}, ["baseline", "far"])
+    assert said(*decided).endswith("The first settled all that can be judged, so no further seeds were trained.")
+    undecided = registered_study(tmp_path / "b", {"baseline": BASE, "near": NEAR}, ["baseline", "near"])
+    assert said(*undecided).endswith("near may be given further seeds by the next 'vitlab run'.")
 
 
 def test_comparison_is_refused_only_from_its_own_stage(tmp_path):

@@ -44,14 +44,14 @@ class TinyInline(Inline):
 
 @pytest.fixture
 def local() -> Iterator[Callable[..., Local]]:
-    made: list[Local] = []
+    executors: list[Local] = []
 
     def make(**run: Any) -> Local:
-        made.append(TinyLocal(RunSpec(**{"device": "cpu", "workers": 2, **run})))
-        return made[-1]
+        executors.append(TinyLocal(RunSpec(**{"device": "cpu", "workers": 2, **run})))
+        return executors[-1]
 
     yield make
-    for executor in made:
+    for executor in executors:
         executor.cancel(0.0)
         assert not executor._workers
 
@@ -62,21 +62,21 @@ def local() -> Iterator[Callable[..., Local]]:
 @pytest.mark.parametrize("kind", [TinyInline, TinyLocal])
 def test_endings_reported_by_trial(kind: type[Executor], tmp_path: Path) -> None:
     executor = kind(RunSpec(device="cpu", workers=1))
-    found = {}
+    endings = {}
     for do in ("finish", "diverge", "fail", "raise", "leave"):
         executor.submit(job(tmp_path, do))
-        found |= ends(executor, 1)
-    assert {do: ended.how for do, ended in found.items()} == {
+        endings |= ends(executor, 1)
+    assert {do: ending.how for do, ending in endings.items()} == {
         "finish": "done",
         "diverge": "done",
         "fail": "failed",
         "raise": "failed",
         "leave": "failed",
     }
-    assert found["diverge"].detail == "loss is not finite at step 3"
-    assert found["raise"].detail == "RuntimeError: no such layer"
-    assert found["leave"].detail == "SystemExit: guest code left"
-    folder = TrialFolder(found["raise"].job.folder)
+    assert endings["diverge"].detail == "loss is not finite at step 3"
+    assert endings["raise"].detail == "RuntimeError: no such layer"
+    assert endings["leave"].detail == "SystemExit: guest code left"
+    folder = TrialFolder(endings["raise"].job.folder)
     assert folder.failure() == "RuntimeError: no such layer"
     assert "in run_trial" in read_json(folder.path / "failure.json")["traceback"]
     assert executor.poll(0.0) == []
@@ -86,13 +86,13 @@ def test_dying_worker_leaves_others_running(local: Callable[..., Local], tmp_pat
     executor = local(workers=4)
     for do in ("train", "exit", "crash", "kill"):
         executor.submit(job(tmp_path, do))
-    found = ends(executor, 3)
-    assert {ended.how for ended in found.values()} == {"lost"}
-    assert "exit code 9" in found["exit"].detail
-    assert "killed by signal 9" in found["kill"].detail and "memory" in found["kill"].detail
-    assert "SIGSEGV" in found["crash"].detail
-    assert "Segmentation fault" in (found["crash"].job.folder / "log.txt").read_text()
-    assert not any(TrialFolder(ended.job.folder).is_locked() for ended in found.values())
+    endings = ends(executor, 3)
+    assert {ending.how for ending in endings.values()} == {"lost"}
+    assert "exit code 9" in endings["exit"].detail
+    assert "killed by signal 9" in endings["kill"].detail and "memory" in endings["kill"].detail
+    assert "SIGSEGV" in endings["crash"].detail
+    assert "Segmentation fault" in (endings["crash"].job.folder / "log.txt").read_text()
+    assert not any(TrialFolder(ending.job.folder).is_locked() for ending in endings.values())
     until((job(tmp_path, "train").folder / "pid.json").exists)
     executor.cancel(PATIENCE_S)
     (survivor,) = executor.poll(0.0)
@@ -115,8 +115,8 @@ def test_stopped_worker_past_timeout_is_killed(
     executor = local()
     work = replace(job(tmp_path, "freeze"), timeout_s=0.2)
     executor.submit(work)
-    ended = ends(executor, 1)["freeze"]
-    assert ended.how == "timeout" and "stopped or stuck, was killed" in ended.detail
+    ending = ends(executor, 1)["freeze"]
+    assert ending.how == "timeout" and "stopped or stuck, was killed" in ending.detail
     assert not TrialFolder(work.folder).is_locked()
 
 
@@ -186,8 +186,8 @@ def test_workers_respect_core_share(local: Callable[..., Local], tmp_path: Path)
     executor = local(workers=2)
     for name in ("a", "b"):
         executor.submit(job(tmp_path, "finish", name=name, **{"for": 0.5}))
-    found = ends(executor, 2)
-    shares = [set(read_json(ended.job.folder / "around.json")["cores"]) for ended in found.values()]
+    endings = ends(executor, 2)
+    shares = [set(read_json(ending.job.folder / "around.json")["cores"]) for ending in endings.values()]
     assert not shares[0] & shares[1]
     assert shares[0] | shares[1] == set(machine.cores())
 
@@ -276,10 +276,10 @@ def test_two_hundred_random_gpu_requests_fit(monkeypatch: pytest.MonkeyPatch, tm
         work = replace(job(tmp_path, "finish", name=f"t{number}"), device="cuda", gpu=rng.choice([0.1, 0.25, 0.5, 1.0]))
         shares[work.folder] = work.gpu or 0.0
         executor.submit(work)
-    seen: set[Path] = set()
-    ended = 0
+    folders: set[Path] = set()
+    finished = 0
     most: dict[str, float] = dict.fromkeys(gpus, 0.0)
-    while ended < 200:
+    while finished < 200:
         for gpu in gpus:
             on = [folder for folder, worker in made.workers.items() if worker.gpu == gpu]
             total = sum(shares[folder] for folder in on)
@@ -287,7 +287,7 @@ def test_two_hundred_random_gpu_requests_fit(monkeypatch: pytest.MonkeyPatch, tm
             most[gpu] = max(most[gpu], total)
             assert sum(not made.workers[folder].begun for folder in on) <= 1
         assert all(worker.gpu in gpus for worker in made.workers.values())
-        seen |= set(made.workers)
+        folders |= set(made.workers)
         folder = rng.choice(list(made.workers))
         worker = made.workers[folder]
         if not worker.begun and rng.random() < 0.9:
@@ -295,8 +295,8 @@ def test_two_hundred_random_gpu_requests_fit(monkeypatch: pytest.MonkeyPatch, tm
             worker.say(b"begun")
         elif rng.random() < 0.4:
             made.workers.pop(folder).end()
-        ended += len(executor.poll(0.0))
-    assert len(seen) == 200 and all(total > 0.9 for total in most.values())
+        finished += len(executor.poll(0.0))
+    assert len(folders) == 200 and all(total > 0.9 for total in most.values())
 
 
 def test_worker_sees_only_its_gpu(local: Callable[..., Local], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -305,10 +305,10 @@ def test_worker_sees_only_its_gpu(local: Callable[..., Local], monkeypatch: pyte
     for name in ("a", "b", "c"):
         executor.submit(replace(job(tmp_path, "finish", name=name, **{"for": 0.2}), device="auto"))
     executor.submit(job(tmp_path, "finish", name="on the cpu"))
-    found = ends(executor, 4)
-    seen = {name: read_json(ended.job.folder / "around.json")["environment"][1] for name, ended in found.items()}
-    assert seen.pop("on the cpu") == ""
-    assert sorted(seen.values())[0] == "GPU-a" and "GPU-b" in seen.values() and len(seen) == 3
+    endings = ends(executor, 4)
+    visible = {name: read_json(ending.job.folder / "around.json")["environment"][1] for name, ending in endings.items()}
+    assert visible.pop("on the cpu") == ""
+    assert sorted(visible.values())[0] == "GPU-a" and "GPU-b" in visible.values() and len(visible) == 3
 
 
 def test_requested_memory_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,8 +397,8 @@ def test_cancel_kills_unresponsive_worker(local: Callable[..., Local], tmp_path:
     pids = [until(lambda item=item: read_json(item.folder / "pid.json")) for item in work]
     executor.cancel(1.0)
     assert not any(map(alive, pids))
-    found = {ended.job.trial.key: ended.how for ended in executor.poll(0.0)}
-    assert found == {"train": "stopped", "ignore": "lost"}
+    endings = {ending.job.trial.key: ending.how for ending in executor.poll(0.0)}
+    assert endings == {"train": "stopped", "ignore": "lost"}
     assert not any(TrialFolder(item.folder).is_locked() for item in work)
 
 
@@ -412,7 +412,7 @@ def test_ctrl_c_stops_inline_trial_gracefully(tmp_path: Path) -> None:
         executor.poll(0.0)
     assert signal.getsignal(signal.SIGINT) is before
     executor.cancel(1.0)
-    assert {ended.job.trial.key: ended.how for ended in executor.poll(0.0)} == {"a": "stopped", "b": "stopped"}
+    assert {ending.job.trial.key: ending.how for ending in executor.poll(0.0)} == {"a": "stopped", "b": "stopped"}
     assert (job(tmp_path, "train", name="a").folder / "checkpoint").is_dir()
     assert not job(tmp_path, "train", name="b").folder.exists()
 
@@ -513,16 +513,16 @@ def hold(folder: TrialFolder) -> Any:
 
 def test_running_orphan_trials_are_awaited(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local()
-    kept, left, free = (job(tmp_path, "finish", name=name) for name in ("kept", "left", "free"))
-    locks = [hold(TrialFolder(item.folder)) for item in (kept, left)]
-    assert executor.reattach([kept, left, free]) == [kept, left]
+    orphan, abandoned, free = (job(tmp_path, "finish", name=name) for name in ("kept", "left", "free"))
+    locks = [hold(TrialFolder(item.folder)) for item in (orphan, abandoned)]
+    assert executor.reattach([orphan, abandoned, free]) == [orphan, abandoned]
     assert executor.poll(0.3) == []
-    TrialFolder(kept.folder).finish(result(kept.trial))
+    TrialFolder(orphan.folder).finish(result(orphan.trial))
     for lock in locks:
         lock.close()
-    found = ends(executor, 2)
-    assert (found["kept"].how, found["left"].how) == ("done", "lost")
-    assert "earlier driver" in found["left"].detail
+    endings = ends(executor, 2)
+    assert (endings["kept"].how, endings["left"].how) == ("done", "lost")
+    assert "earlier driver" in endings["left"].detail
 
 
 STOPPED = """
@@ -591,8 +591,8 @@ def test_trial_of_two_studies_is_trained_once(local: Callable[..., Local], tmp_p
         TrialFolder(work.folder).finish(result(work.trial, wall_s=77.0))
     lock.close()
     assert ends(executor, 1)["finish"].how == "done"
-    found = TrialFolder(work.folder).result()
-    assert found is not None and (found.circumstances.wall_s == 77.0) == finishes
+    outcome = TrialFolder(work.folder).result()
+    assert outcome is not None and (outcome.circumstances.wall_s == 77.0) == finishes
 
 
 # -- the room ---------------------------------------------------------------------------------------------------------

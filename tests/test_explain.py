@@ -81,7 +81,7 @@ def test_distances_on_oblong_grid() -> None:
 @pytest.mark.parametrize("discard", [0.0, 0.6])
 def test_rollout_equals_numpy_per_image(fusion: str, discard: float) -> None:
     maps = random_maps(3, 4, 7, 7)
-    found = rollout(maps, fusion=fusion, discard=discard)  # type: ignore[arg-type]
+    rolled = rollout(maps, fusion=fusion, discard=discard)  # type: ignore[arg-type]
     for image in range(3):
         product = np.eye(7)
         for block in maps:
@@ -92,8 +92,8 @@ def test_rollout_equals_numpy_per_image(fusion: str, discard: float) -> None:
                 fused = flat.reshape(7, 7)
             step = fused + np.eye(7)
             product = (step / step.sum(axis=1, keepdims=True)) @ product
-        np.testing.assert_allclose(found[image].numpy(), product, atol=1e-14)
-    torch.testing.assert_close(found.sum(-1), torch.ones(3, 7, dtype=torch.float64))
+        np.testing.assert_allclose(rolled[image].numpy(), product, atol=1e-14)
+    torch.testing.assert_close(rolled.sum(-1), torch.ones(3, 7, dtype=torch.float64))
 
 
 def test_rollout_peaks_at_planted_patch() -> None:
@@ -123,20 +123,20 @@ def test_filter_components_are_orthonormal_and_equal_scikit_learn() -> None:
     from sklearn.decomposition import PCA
 
     weight = torch.randn(40, 3, 4, 4, generator=torch.Generator().manual_seed(1))
-    found = filter_components(weight, 10)
-    flat = found.filters_KCHW.flatten(1)
+    components = filter_components(weight, 10)
+    flat = components.filters_KCHW.flatten(1)
     torch.testing.assert_close(flat @ flat.T, torch.eye(10, dtype=torch.float64))
     reference = PCA(10, svd_solver="full").fit(weight.double().flatten(1).numpy())
-    np.testing.assert_allclose(found.share_K.numpy(), reference.explained_variance_ratio_, rtol=1e-9)
+    np.testing.assert_allclose(components.share_K.numpy(), reference.explained_variance_ratio_, rtol=1e-9)
     np.testing.assert_allclose(np.abs(np.sum(flat.numpy() * reference.components_, axis=1)), 1, rtol=1e-9)
 
 
 def test_position_similarity_is_cosine() -> None:
     g = geometry(16, 8, ())
     table = torch.tensor([[1.0, 0], [0, 2], [-3, 0], [1, 1]])
-    found = position_similarity(table, g)
-    assert found.shape == (2, 2, 2, 2)
-    assert found[0, 0].flatten().tolist() == pytest.approx([1, 0, -1, 2**-0.5])
+    similarity = position_similarity(table, g)
+    assert similarity.shape == (2, 2, 2, 2)
+    assert similarity[0, 0].flatten().tolist() == pytest.approx([1, 0, -1, 2**-0.5])
 
 
 def test_token_cosine_by_depth() -> None:
@@ -156,8 +156,8 @@ def test_token_norm_outliers_scale_with_model() -> None:
     assert token_norms(tokens, g).outliers == 0
     tokens[0, 5] *= 100
     for scale in (1, 400):
-        found = token_norms(tokens * scale, g)
-        assert found.outliers == 1 / g.patches and found.ratio > 50
+        norms = token_norms(tokens * scale, g)
+        assert norms.outliers == 1 / g.patches and norms.ratio > 50
 
 
 def test_border_without_positions_does_not_create_outliers() -> None:
@@ -204,17 +204,17 @@ def test_captured_maps_equal_unfused_timm(attention: str) -> None:
         block.register_forward_hook(lambda module, inputs, output: tokens.append(output))
     with torch.no_grad():
         logits = theirs(x)
-    found = capture(ours, x)
-    for mine, its in zip(found.tokens_LBTD, tokens, strict=True):
+    captured = capture(ours, x)
+    for mine, its in zip(captured.tokens_LBTD, tokens, strict=True):
         torch.testing.assert_close(mine, its, atol=1e-5, rtol=0)
     assert ours.training and not any(module._forward_hooks or module._forward_pre_hooks for module in ours.modules())
-    assert len(found.maps_LBHTT) == len(maps) == 2 and len(found.tokens_LBTD) == 3
-    for mine, its in zip(found.maps_LBHTT, maps, strict=True):
+    assert len(captured.maps_LBHTT) == len(maps) == 2 and len(captured.tokens_LBTD) == 3
+    for mine, its in zip(captured.maps_LBHTT, maps, strict=True):
         assert its.amax() > 0.1, "maps that are all but uniform would hide a mistake"
         if attention == "fused":
             assert torch.equal(mine, its)
         torch.testing.assert_close(mine, its, atol=1e-6, rtol=0)
-    torch.testing.assert_close(found.views[""], logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(captured.views[""], logits, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("position", ["relative_bias", "alibi2d", "rope2d", "rope2d_mixed"])
@@ -373,11 +373,11 @@ def test_study_explains_first_seed_of_every_supported_arm(tmp_path: Path) -> Non
     }
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump(study, sort_keys=False))
-    told: list[str] = []
+    notes: list[str] = []
 
     class Ear(Watch):
         def say(self, sentence: str) -> None:
-            told.append(sentence)
+            notes.append(sentence)
 
     vitlab.run(file, out=tmp_path / "out")
     answer = vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3, 359]}, watch=Ear())
@@ -388,11 +388,11 @@ def test_study_explains_first_seed_of_every_supported_arm(tmp_path: Path) -> Non
     assert (folder.path / "explain" / "test-3" / "rollout_class.png").exists()
     other = answer.plan.find("baseline", 1)
     assert not (answer.store.trial(other.key, other.code).path / "explain").exists()
-    assert [sentence for sentence in told if "model=resnet8 is not explained" in sentence]
+    assert [sentence for sentence in notes if "model=resnet8 is not explained" in sentence]
 
     before = (folder.path / "explain" / "test-3").stat().st_mtime_ns
     vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3, 400]}, watch=Ear())
     assert (folder.path / "explain" / "test-3").stat().st_mtime_ns == before
-    assert any("no test image 400: the split has 360" in sentence for sentence in told)
+    assert any("no test image 400: the split has 360" in sentence for sentence in notes)
     with pytest.raises(SpecError, match="keep its weights"):
         vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3], "run.keep": "none"})

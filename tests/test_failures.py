@@ -45,14 +45,14 @@ class Scripted(Executor):
 
     def poll(self, timeout_s: float) -> list[Ended]:
         running, self.running = self.running, deque()
-        ended = []
+        endings = []
         for job in running:
             how: Any = self.scripts[job.trial.key].popleft()
             if how == "done":
                 job.folder.mkdir(parents=True, exist_ok=True)
                 (job.folder / "result.json").write_text("{}")
-            ended.append(Ended(job, how, "because"))
-        return ended
+            endings.append(Ended(job, how, "because"))
+        return endings
 
     def cancel(self, grace_s: float) -> None:
         self.cancelled = True
@@ -104,8 +104,8 @@ def test_failure_kinds_have_their_retries(how: str, retries: Any, attempts: int,
     assert len(executor.asked) == attempts
     kind = "error" if how == "failed" else how
     assert [heard for _, heard in ear.heard] == [kind] * (attempts - 1) + ["failed"]
-    left = read_json(job(tmp_path, "a").folder / "failure.json")
-    assert left["failure"] == "because" and left["kind"] == kind and left["has_failed_for_good"]
+    failure = read_json(job(tmp_path, "a").folder / "failure.json")
+    assert failure["failure"] == "because" and failure["kind"] == kind and failure["has_failed_for_good"]
 
 
 def test_preempted_trial_is_retried_without_limit(tmp_path: Path) -> None:
@@ -187,11 +187,11 @@ def test_attempt_records_its_facts(tmp_path: Path) -> None:
 
 def test_first_step_is_reported_once(tmp_path: Path) -> None:
     for steps, stages in ((1, ["tries"]), (4, ["tries", "begun"])):
-        told: list[str] = []
+        announced: list[str] = []
         work = job(tmp_path, "step", steps=steps)
         (work.folder / "result.json").unlink(missing_ok=True)
-        assert base.attempt(work, "executor_runner", lambda: False, told.append)[0] == "done"
-        assert told == stages  # of the single step nobody asks again; its end tells as much
+        assert base.attempt(work, "executor_runner", lambda: False, announced.append)[0] == "done"
+        assert announced == stages  # of the single step nobody asks again; its end tells as much
 
 
 def test_trial_that_ignores_its_time_limit_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

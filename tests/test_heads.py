@@ -179,16 +179,16 @@ def test_probabilities_on_request(name: str, output: str) -> None:
     g = geometry(("class", "distillation"))
     torch.manual_seed(0)
     plain = head.build(name, g).double()
-    asked = head.build({"type": name, "output": output}, g).double()
-    asked.load_state_dict(plain.state_dict())
+    scores = head.build({"type": name, "output": output}, g).double()
+    scores.load_state_dict(plain.state_dict())
     x = tokens(g)
-    out = asked(x)
+    out = scores(x)
     # Whatever is asked for, the prediction and what the loss reads are the same.
     for view, value in plain.views(plain(x)).items():
-        assert torch.equal(asked.views(out)[view], value)
+        assert torch.equal(scores.views(out)[view], value)
     assert isinstance(out, Probabilities | DistilledProbabilities) == (output == "probabilities")
     if output == "probabilities":
-        logits = numbers(asked.views(out)[""])
+        logits = numbers(scores.views(out)[""])
         np.testing.assert_allclose(numbers(out.probabilities), softmax(logits, 1), atol=1e-12)
         assert out[0] is out.probabilities
 

@@ -64,13 +64,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def choice(root: Path, decoded: str, **options: Any) -> Any:
-    given = {"type": "image_folder", "root": str(root), "image_size": [24, 20], "decoded": decoded, **options}
-    return slot("dataset").resolve(given)
+    settings = {"type": "image_folder", "root": str(root), "image_size": [24, 20], "decoded": decoded, **options}
+    return slot("dataset").resolve(settings)
 
 
 def feed(root: Path, decoded: str, augment: list[Any] = AUGMENT, **options: Any) -> Feed:
-    resolved = choice(root, decoded, augment=augment, **options)
-    return Feed(prepare(resolved, SEEDS), resolved.options["augment"], SEEDS)
+    dataset = choice(root, decoded, augment=augment, **options)
+    return Feed(prepare(dataset, SEEDS), dataset.options["augment"], SEEDS)
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -91,8 +91,8 @@ def test_batches_equal_in_memory_batches(root: Path, decoded: str, options: dict
     for step, part in enumerate(([range(0, 8)], [range(8, 16)], [range(0, 4), range(12, 16)])):
         assert same(streamed.batch(step, 16, 2, part), resident.batch(step, 16, 2, part))
     for split in ("train", "val", "test"):
-        found = [list(one.evaluation(split, 7)) for one in (streamed, resident)]
-        assert len(found[0]) == len(found[1]) and all(map(same, *found))
+        batches = [list(one.evaluation(split, 7)) for one in (streamed, resident)]
+        assert len(batches[0]) == len(batches[1]) and all(map(same, *batches))
 
 
 def test_resumed_training_equals_in_memory_training(root: Path) -> None:
@@ -102,18 +102,18 @@ def test_resumed_training_equals_in_memory_training(root: Path) -> None:
         states: list[Any] = []
         network = slot("model").build({"type": "linear"}, data_info(choice(root, decoded)))
         network.initialise(0)
-        asked = iter(range(100))
-        stop = (lambda: next(asked) == stop_at) if stop_at is not None else (lambda: False)
-        ended = train(network, feed(root, decoded), spec, SEEDS, save=states.append, stop=stop)
-        assert (ended is None) == (stop_at is not None)
-        if ended is None:
+        steps_taken = iter(range(100))
+        stop = (lambda: next(steps_taken) == stop_at) if stop_at is not None else (lambda: False)
+        result = train(network, feed(root, decoded), spec, SEEDS, save=states.append, stop=stop)
+        assert (result is None) == (stop_at is not None)
+        if result is None:
             assert train(network, feed(root, decoded), spec, SEEDS, resume=states[-1]) is not None
         return network.state_dict()
 
     expected = trained("memory", None)
     for decoded in ("disk", "never"):
-        found = trained(decoded, 6)
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        result = trained(decoded, 6)
+        assert all(torch.equal(result[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("decoded", PLACES)
@@ -146,7 +146,7 @@ def test_picture_crop_equals_torchvision(root: Path, decoded: str, how: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ({"type": "digits"}, "augment: random_resized_crop crops pictures in files, and digits has none"),
         (
@@ -155,29 +155,29 @@ def test_picture_crop_equals_torchvision(root: Path, decoded: str, how: str) -> 
         ),
     ],
 )
-def test_empty_crops_are_refused(data: dict[str, Any], said: str) -> None:
+def test_empty_crops_are_refused(data: dict[str, Any], message: str) -> None:
     data["augment"] = [*data.get("augment", []), {"type": "random_resized_crop", "of": "picture"}]
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         data_info(data)
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:300]), "cannot be read as a picture"),
         (lambda path: path.unlink(), "was deleted after its folder was listed"),
     ],
 )
-def test_picture_error_during_training_is_reported(tmp_path: Path, root: Path, harm: Any, said: str) -> None:
+def test_picture_error_during_training_is_reported(tmp_path: Path, root: Path, harm: Any, message: str) -> None:
     for path in root.rglob("*.jpg"):
         copy = tmp_path / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
     one = feed(tmp_path, "never", [])
-    lost = prepare(choice(tmp_path, "never"), SEEDS).train.id_N[-1]
-    path = Path(ImageFolder(root=str(tmp_path)).pictures("train").paths[int(lost)])
+    missing_id = prepare(choice(tmp_path, "never"), SEEDS).train.id_N[-1]
+    path = Path(ImageFolder(root=str(tmp_path)).pictures("train").paths[int(missing_id)])
     harm(path)
-    with pytest.raises(DataError, match=f"^{path} {said}") as caught:
+    with pytest.raises(DataError, match=f"^{path} {message}") as caught:
         for step in range(one.steps_per_epoch(16) + 1):
             one.batch(step, 16)
     assert "\n" not in str(caught.value)
@@ -186,9 +186,9 @@ def test_picture_error_during_training_is_reported(tmp_path: Path, root: Path, h
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_batches_arrive_on_gpu_without_waiting(root: Path) -> None:
-    resolved = choice(root, "never", augment=["flip"], normalize="unit")
-    prepared = prepare(resolved, SEEDS)
-    here, there = (Feed(prepared, resolved.options["augment"], SEEDS, device) for device in ("cpu", "cuda"))
+    dataset = choice(root, "never", augment=["flip"], normalize="unit")
+    prepared = prepare(dataset, SEEDS)
+    here, there = (Feed(prepared, dataset.options["augment"], SEEDS, device) for device in ("cpu", "cuda"))
     for step in range(9):
         batch, expected = there.batch(step, 16), here.batch(step, 16)
         assert batch.x_BCHW.is_cuda and torch.equal(batch.id_B.cpu(), expected.id_B)
@@ -244,15 +244,15 @@ def test_prefetch_is_bounded_and_threads_end(root: Path, monkeypatch: pytest.Mon
 def test_decoded_cache_is_written_once(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitlab.data.prepare._cache", type("Forgetful", (dict,), {"popitem": lambda *_, **__: None})())
     first = feed(root, "disk")
-    written = {file.name: file.stat().st_mtime_ns for file in (cache / "decoded").iterdir()}
-    assert sum(name.endswith(".npy") for name in written) == 2 and not any(name.endswith(".part") for name in written)
+    times = {file.name: file.stat().st_mtime_ns for file in (cache / "decoded").iterdir()}
+    assert sum(name.endswith(".npy") for name in times) == 2 and not any(name.endswith(".part") for name in times)
     monkeypatch.setattr("vitlab.data.prepare._cache", type("Forgetful", (dict,), {"popitem": lambda *_, **__: None})())
     monkeypatch.setattr(image_cache, "_write", lambda *_: pytest.fail("written again"))
     again = feed(root, "disk", normalize="half", fraction=0.5)
-    assert {file.name: file.stat().st_mtime_ns for file in (cache / "decoded").iterdir()} == written
+    assert {file.name: file.stat().st_mtime_ns for file in (cache / "decoded").iterdir()} == times
     assert len(again.batch(0, 8).id_B) == len(first.batch(0, 8).id_B)
-    held = np.load(next((cache / "decoded").glob("*.train.npy")), mmap_mode="r")
-    assert held.shape == (75, 3, 24, 20)
+    cached = np.load(next((cache / "decoded").glob("*.train.npy")), mmap_mode="r")
+    assert cached.shape == (75, 3, 24, 20)
 
 
 @pytest.mark.parametrize("decoded", PLACES)
@@ -276,8 +276,8 @@ def test_cache_of_pictures_changed_while_reading_is_discarded(
             feed(tmp_path / "copy", decoded, augment)
     assert not [file for file in cache.glob("decoded/*") if file.suffix != ".lock"]
     path.write_bytes(content)
-    found, expected = feed(tmp_path / "copy", decoded, augment), feed(root, "never", augment)
-    assert all(map(same, found.evaluation("train", 9), expected.evaluation("train", 9)))
+    actual, expected = feed(tmp_path / "copy", decoded, augment), feed(root, "never", augment)
+    assert all(map(same, actual.evaluation("train", 9), expected.evaluation("train", 9)))
 
 
 @pytest.mark.parametrize("harm", ["empty", "short", "dtype", "shape"])
@@ -300,24 +300,24 @@ def test_incomplete_cache_file_is_rewritten(
 
 
 def test_cache_file_is_synced_before_rename(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[str, int, int]] = []
+    calls: list[tuple[str, int, int]] = []
     fsync, replace = os.fsync, os.replace
 
     def synced(number: int) -> None:
-        told.append(("synced", os.fstat(number).st_ino, os.fstat(number).st_size))
+        calls.append(("synced", os.fstat(number).st_ino, os.fstat(number).st_size))
         fsync(number)
 
     def named(source: Path, target: Path) -> None:
-        told.append(("named", os.stat(source).st_ino, os.stat(source).st_size))
+        calls.append(("named", os.stat(source).st_ino, os.stat(source).st_size))
         replace(source, target)
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", named)
     monkeypatch.setattr("vitlab.data.prepare._cache", OrderedDict())
     feed(root, "disk", normalize="unit")
-    held = [entry for entry in told if entry[2] > 15 * 3 * 24 * 20]
-    assert [entry[0] for entry in held] == ["synced", "named"] * 2
-    assert held[0][1:] == held[1][1:] and held[2][1:] == held[3][1:]
+    big_entries = [entry for entry in calls if entry[2] > 15 * 3 * 24 * 20]
+    assert [entry[0] for entry in big_entries] == ["synced", "named"] * 2
+    assert big_entries[0][1:] == big_entries[1][1:] and big_entries[2][1:] == big_entries[3][1:]
 
 
 def test_too_many_pictures_for_memory_gives_one_sentence(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,19 +342,19 @@ def test_storage_rule_equals_documentation(root: Path, tmp_path: Path, monkeypat
     assert image_cache.memory(tmp_path) == 1_000_000
     (tmp_path / "memory.max").write_text("max\n")
     assert image_cache.memory(tmp_path) == image_cache.memory(tmp_path / "nowhere") > 1 << 28
-    needed = 90 * 3 * 24 * 20
-    monkeypatch.setattr(image_cache, "memory", lambda: 4 * needed)
-    assert image_cache.place("auto", needed) == "memory" and image_cache.place("auto", needed + 1) == "never"
-    assert {image_cache.place(named, 1 << 50) for named in PLACES} == set(PLACES)
+    size = 90 * 3 * 24 * 20
+    monkeypatch.setattr(image_cache, "memory", lambda: 4 * size)
+    assert image_cache.place("auto", size) == "memory" and image_cache.place("auto", size + 1) == "never"
+    assert {image_cache.place(place_name, 1 << 50) for place_name in PLACES} == set(PLACES)
     assert describe_storage(choice(root, "auto")) is None and describe_storage("digits") is None
     assert "cached decoded in" in (describe_storage(choice(root, "disk")) or "")
     assert describe_storage({"type": "image_folder", "root": "nowhere", "num_classes": 2}) is None
-    monkeypatch.setattr(image_cache, "memory", lambda: needed)
-    said = describe_storage(choice(root, "auto")) or ""
-    assert said.startswith("The 90 pictures of image_folder are decoded again for every batch: 0.0 GiB")
-    assert "'decoded: disk' keeps them" in said
+    monkeypatch.setattr(image_cache, "memory", lambda: size)
+    message = describe_storage(choice(root, "auto")) or ""
+    assert message.startswith("The 90 pictures of image_folder are decoded again for every batch: 0.0 GiB")
+    assert "'decoded: disk' keeps them" in message
     cut = describe_storage(choice(root, "auto", augment=[{"type": "random_resized_crop", "of": "picture"}])) or ""
-    assert said.startswith(cut) and "decoded: disk" not in cut
+    assert message.startswith(cut) and "decoded: disk" not in cut
     assert not feed(root, "memory").stored and feed(root, "auto").stored
 
 
@@ -367,7 +367,7 @@ def test_study_reports_where_pictures_are_read_from(root: Path, tmp_path: Path) 
     }
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump({"study": "s", "base": base, "seeds": 1}))
-    found = {}
+    lines = {}
     for decoded in ("memory", "never"):
         _, plan = plan_study(file, changes={"base.data.decoded": decoded})
         assert any("are decoded again for every batch" in note for note in plan.notes) == (decoded == "never")
@@ -376,8 +376,8 @@ def test_study_reports_where_pictures_are_read_from(root: Path, tmp_path: Path) 
         start = next(event for event in folder.events()[0] if event.kind == "start")
         assert ("images are read as batches ask for them" in start.body.get("note", "")) == (decoded == "never")
         assert result is not None
-        found[decoded] = (plan.trials[0].trial.key, result.outcome)
-    assert found["memory"] == found["never"] and found["never"][1].weights
+        lines[decoded] = (plan.trials[0].trial.key, result.outcome)
+    assert lines["memory"] == lines["never"] and lines["never"][1].weights
 
 
 def test_identity_is_cached_until_picture_changes(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,10 +29,10 @@ THEIRS = {"img_size": 16, "patch_size": 4, "embed_dim": 64, "depth": 2, "num_hea
 
 
 def built(seed: int = 0, **options: Any) -> ViT:
-    made = model.build({"type": "vit", **SMALL, **options}, DATA)
-    assert isinstance(made, ViT)
-    made.initialise(seed)
-    return made
+    vit = model.build({"type": "vit", **SMALL, **options}, DATA)
+    assert isinstance(vit, ViT)
+    vit.initialise(seed)
+    return vit
 
 
 def canonical(of: ViT) -> dict[str, Tensor]:
@@ -139,8 +139,8 @@ def test_equal_seeds_give_equal_values() -> None:
     second.initialise(3)
     assert all(torch.equal(first[name], value) for name, value in canonical(second).items())
     other = canonical(built(4, layer_scale=0.1))
-    drawn = [name for name in first if not torch.equal(first[name], other[name])]
-    assert {"blocks.0.attn.qkv.weight", "pos_embed", "cls_token", "patch_embed.proj.bias"} <= set(drawn)
+    changed = [name for name in first if not torch.equal(first[name], other[name])]
+    assert {"blocks.0.attn.qkv.weight", "pos_embed", "cls_token", "patch_embed.proj.bias"} <= set(changed)
     before = torch.get_rng_state()
     second.initialise(5)
     assert torch.equal(before, torch.get_rng_state())
@@ -209,10 +209,10 @@ def test_scale_of_tokens_and_positions(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", slot("init").names())
 @pytest.mark.parametrize("head", ["linear", "mlp", "distilled"])
 def test_zero_head_stays_zero(scheme: str, head: str) -> None:
-    made = built(init=scheme, head={"type": head, "weights": "zero"}, prefix=["class", "distillation"])
-    views = made.views(made(torch.randn(2, 3, 16, 16)))
+    vit = built(init=scheme, head={"type": head, "weights": "zero"}, prefix=["class", "distillation"])
+    views = vit.views(vit(torch.randn(2, 3, 16, 16)))
     assert all((view - view[:, :1]).abs().max() < 1e-6 for view in views.values())
-    state = canonical(made)
+    state = canonical(vit)
     assert not state["head.weight"].any()
     assert not state["head.bias"].any()
     if head == "mlp":

@@ -124,14 +124,16 @@ def test_history_equals_trials(answered: tuple[Path, Path, Answer]) -> None:
             for metric, value in moment["metrics"].items()
         }
         mine = curves[(curves["arm"] == planned.arm) & (curves["seed"] == planned.seed)]
-        found = dict(zip(zip(mine["step"], mine["metric"], strict=True), mine["value"], strict=True))
-        assert found == {key: value for key, value in expected.items() if not key[1].startswith("system/")} and found
+        recorded = dict(zip(zip(mine["step"], mine["metric"], strict=True), mine["value"], strict=True))
+        assert (
+            recorded == {key: value for key, value in expected.items() if not key[1].startswith("system/")} and recorded
+        )
 
 
 def test_predictions_have_documented_columns(answered: tuple[Path, Path, Answer]) -> None:
     file, out, _ = answered
-    found = vitlab.predictions(file, out=out)
-    assert {name: str(kind) for name, kind in found.dtypes.items()} == {
+    table = vitlab.predictions(file, out=out)
+    assert {name: str(kind) for name, kind in table.dtypes.items()} == {
         name: kind for name, (kind, _) in PREDICTIONS.items() if name != "pixel_accuracy"
     }
 
@@ -250,10 +252,10 @@ def test_background_run_can_be_followed_and_stopped(
         cli.main(list(words), standalone_mode=False)
         return capsys.readouterr().out
 
-    begun = said("run", *words, "--detach")
-    pid = int(re.search(r"as process (\d+)", begun).group(1))  # type: ignore[union-attr]
+    output = said("run", *words, "--detach")
+    pid = int(re.search(r"as process (\d+)", output).group(1))  # type: ignore[union-attr]
     try:
-        assert f"kill {pid}" in begun and f"vitlab run {shlex.join(words)}" in begun
+        assert f"kill {pid}" in output and f"vitlab run {shlex.join(words)}" in output
         assert os.getsid(pid) == pid
         until(lambda: any('"metrics"' in file.read_text() for file in tmp_path.glob("out/trials/*/*/events.jsonl")))
         assert f"run by process {pid} on" in said("status", *words)
@@ -297,12 +299,12 @@ def test_second_driver_follows_and_takes_over(answered: tuple[Path, Path, Answer
     (one, *_) = [path.relative_to(done).parent for path in sorted(done.glob("trials/*/*/result.json"))]
     first = ExitStack()
     first.enter_context(hold(Store(out).driver("tiny")))
-    seen: list[int] = []
+    calls: list[int] = []
 
     def die() -> None:
         shutil.copytree(done / one, out / one)
         until(lambda: len(ear.said) > 1)
-        seen.append(len(trials(out)))
+        calls.append(len(trials(out)))
         first.close()
 
     other = threading.Timer(0.2, die)
@@ -313,7 +315,7 @@ def test_second_driver_follows_and_takes_over(answered: tuple[Path, Path, Answer
         ear.said[0]
         == f"tiny is run by process {os.getpid()} on {socket.gethostname()}; this one looks on until that ends."
     )
-    assert ear.said[1].endswith(" done") and seen == [1], "nothing was trained while the other had the study"
+    assert ear.said[1].endswith(" done") and calls == [1], "nothing was trained while the other had the study"
     assert (answer.trained, answer.cached) == (3, 1)
 
 
@@ -330,8 +332,8 @@ def test_failed_trial_is_skipped_until_requested(tmp_path: Path) -> None:
     file = study(tmp_path, design={"one_at_a_time": {"train.optimizer": ["moody"]}}, seeds=1)
     first = vitlab.run(file, out=tmp_path / "out", plugins=[plugin])
     assert (first.trained, first.cached, first.failed) == (1, 0, 1)
-    made = json.loads(str(report.render(first.plan, first.store, "json")))["made"]
-    assert (made["trained"], made["cached"], made["failed"]) == (1, 0, 1), "as the answer has it"
+    provenance = json.loads(str(report.render(first.plan, first.store, "json")))["made"]
+    assert (provenance["trained"], provenance["cached"], provenance["failed"]) == (1, 0, 1), "as the answer has it"
     assert "2 trials: 1 trained in the last run, 0 taken from earlier runs, 1 failed; ended" in str(
         report.render(first.plan, first.store, "md")
     )
@@ -339,13 +341,15 @@ def test_failed_trial_is_skipped_until_requested(tmp_path: Path) -> None:
     assert frame.loc["optimizer=moody", "status"] == "failed" and "not today" in frame.loc["optimizer=moody", "failure"]
     again = vitlab.run(file, out=tmp_path / "out", plugins=[plugin])
     assert (again.trained, again.cached, again.failed) == (0, 1, 1)
-    (left,) = tmp_path.glob("out/trials/*/*/failure.json")
-    said = read_json(left)
+    (failure_file,) = tmp_path.glob("out/trials/*/*/failure.json")
+    failure = read_json(failure_file)
     write_json(
-        left, {name: said[name] for name in said if name != "has_failed_for_good"}
+        failure_file, {name: failure[name] for name in failure if name != "has_failed_for_good"}
     )  # a driver died before it had decided
     orphaned = vitlab.run(file, out=tmp_path / "out", plugins=[plugin])
-    assert (orphaned.trained, orphaned.cached, orphaned.failed) == (0, 1, 1) and read_json(left)["has_failed_for_good"]
+    assert (orphaned.trained, orphaned.cached, orphaned.failed) == (0, 1, 1) and read_json(failure_file)[
+        "has_failed_for_good"
+    ]
     (tmp_path / "mood").unlink()
     retried = vitlab.run(file, out=tmp_path / "out", plugins=[plugin], retry_failed=True)
     assert (retried.trained, retried.cached, retried.failed) == (1, 1, 0)
@@ -406,12 +410,12 @@ def test_command_line_changes_are_stored_with_study(tmp_path: Path) -> None:
     assert answer.plan.trials[0].trial.spec["model"]["dim"] == 4
     # Delivered, or not, to where the run was told to, and to no database of its own.
     assert sync(tmp_path / "out") == [("tiny", None)] and not (tmp_path / "out" / "mlflow.db").exists()
-    made = json.loads(str(report.render(answer.plan, answer.store, "json")))["made"]
+    provenance = json.loads(str(report.render(answer.plan, answer.store, "json")))["made"]
     where = tmp_path / "out" / "studies" / "tiny" / "study.yaml"
-    assert made["command"] == (
+    assert provenance["command"] == (
         f"vitlab run {where} --out {tmp_path / 'out'} --set model.dim=4 --set 'question=Why not?'"
     )
-    assert made["place"] == f"In {Path.cwd()}", "where it was run; the output folder is elsewhere"
+    assert provenance["place"] == f"In {Path.cwd()}", "where it was run; the output folder is elsewhere"
 
 
 # -- what was computed can be had -------------------------------------------------------------------------------------

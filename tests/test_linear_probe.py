@@ -60,13 +60,13 @@ def test_linear_probe_is_ridge_regression(images: int, features: int, classes: i
     x_ND[:, 0] = 7.0  # says nothing, and is not to be divided by nothing
     y_N = torch.randint(0, classes, (images,), generator=generator)
     weight_KD, bias_K = solve(x_ND, y_N, classes, 2.0**exponent)
-    known, mean, std = ridge(x_ND, y_N, classes, 2.0**exponent)
-    wanted_KD = known.coef_ / std
+    classifier, mean, std = ridge(x_ND, y_N, classes, 2.0**exponent)
+    wanted_KD = classifier.coef_ / std
     # Of the feature that never varies, the reference has its rounding divided by next to nothing.
     assert weight_KD[:, 0].abs().max() < 1e-9 and np.abs(wanted_KD[:, 0]).max() < 1e-6
     wanted_KD[:, 0] = 0
     np.testing.assert_allclose(weight_KD.numpy(), wanted_KD, rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(bias_K.numpy(), known.intercept_ - wanted_KD @ mean, rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(bias_K.numpy(), classifier.intercept_ - wanted_KD @ mean, rtol=1e-7, atol=1e-8)
 
 
 def features(model: Model, x_BCHW: Tensor) -> Tensor:
@@ -94,8 +94,8 @@ def test_model_head_equals_head_fitted_on_features(choice: dict[str, Any]) -> No
     model.eval()
     (train,) = feed.evaluation("train", 512)
     val = next(feed.evaluation("val", 64))
-    known, mean, std = ridge(features(model, train.x_BCHW), train.y_B, 3, 0.5)
-    wanted_BK = known.predict((features(model, val.x_BCHW).numpy() - mean) / std)
+    classifier, mean, std = ridge(features(model, train.x_BCHW), train.y_B, 3, 0.5)
+    wanted_BK = classifier.predict((features(model, val.x_BCHW).numpy() - mean) / std)
     np.testing.assert_allclose(model.views(model(val.x_BCHW))[""].numpy(), wanted_BK, rtol=1e-6, atol=1e-8)
 
 
@@ -113,13 +113,13 @@ def test_both_classifiers_of_distilled_head_are_fitted() -> None:
     x_BTD = model.forward_features(train.x_BCHW)  # type: ignore[operator]
     views = model.views(model(train.x_BCHW))
     for token, view in enumerate(("cls", "dist")):
-        known, mean, std = ridge(x_BTD[:, token], train.y_B, 3, 1.0)
-        wanted = known.predict((x_BTD[:, token].numpy() - mean) / std)
-        np.testing.assert_allclose(views[view].numpy(), wanted, rtol=1e-6, atol=1e-8)
+        classifier, mean, std = ridge(x_BTD[:, token], train.y_B, 3, 1.0)
+        expected = classifier.predict((x_BTD[:, token].numpy() - mean) / std)
+        np.testing.assert_allclose(views[view].numpy(), expected, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize(
-    ("data", "model", "said"),
+    ("data", "model", "message"),
     [
         (TARGET, {**VIT, "head": "mlp"}, "head.pre_logits.bias"),
         (TARGET, {**VIT, "head": {"type": "linear", "pool": "map"}}, "head.attn_pool"),
@@ -131,11 +131,11 @@ def test_both_classifiers_of_distilled_head_are_fitted() -> None:
         ),
     ],
 )
-def test_non_linear_head_is_refused(data: dict[str, Any], model: dict[str, Any], said: str) -> None:
+def test_non_linear_head_is_refused(data: dict[str, Any], model: dict[str, Any], message: str) -> None:
     data = {**data, "digit_size": [8, 8]} if "digit_size" in data else data
     prepared = prepare(data, SEEDS)
     built: Model = slot("model").build(model, prepared.info)
-    with pytest.raises(WeightsError, match=f"fitted solves for linear layers.*{said}.*head: new"):
+    with pytest.raises(WeightsError, match=f"fitted solves for linear layers.*{message}.*head: new"):
         fit_head(built, Feed(prepared, [], SEEDS), 1.0, "fp32")
 
 
@@ -164,10 +164,10 @@ def test_body_is_trained_probed_and_tuned_on_different_classes(model: dict[str, 
     feed = Feed(prepare(TARGET, SEEDS), [], SEEDS)
     with torch.no_grad():
         (train,) = feed.evaluation("train", 512)
-        known, mean, std = ridge(features(body, train.x_BCHW), train.y_B, 3, 2.0)
+        classifier, mean, std = ridge(features(body, train.x_BCHW), train.y_B, 3, 2.0)
         right = []
         for batch in feed.evaluation("test", 512):
-            scores = known.predict((features(body, batch.x_BCHW).double().numpy() - mean) / std)
+            scores = classifier.predict((features(body, batch.x_BCHW).double().numpy() - mean) / std)
             right += list(scores.argmax(1) == batch.y_B.numpy())
     assert probed.outcome.metrics["test/accuracy"] == pytest.approx(np.mean(right), abs=1.5 / len(right))
     assert np.mean(right) > 0.5, "a third would be right by chance"

@@ -86,15 +86,15 @@ def no_room(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "why"), [("mkdir", "Not a directory"), ("open", "Is a directory"), ("beside", "No space left on device")]
+    ("bad", "why"), [("mkdir", "Not a directory"), ("open", "Is a directory"), ("beside", "No space left on device")]
 )
 def test_unwritable_folder_gives_one_sentence(
-    broken: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bad: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = TrialFolder(tmp_path / "key" / "code")
-    if broken == "mkdir":
+    if bad == "mkdir":
         (tmp_path / "key").touch()
-    elif broken == "open":
+    elif bad == "open":
         folder.lock.mkdir(parents=True)
     else:
         without_locks(monkeypatch)
@@ -103,7 +103,7 @@ def test_unwritable_folder_gives_one_sentence(
         (folder.path / "lock.held").touch()
     with pytest.raises(UserError, match=rf"code/lock cannot be written \({why}\)"), folder.lease():
         pass
-    if broken == "open":
+    if bad == "open":
         write_bytes(folder.path / "result.json", b"{}")
         write_bytes(folder.checkpoint / "last.safetensors", b"")
         folder.remove_checkpoint()  # which is no reason to give up
@@ -166,10 +166,10 @@ def test_is_locked_is_true_only_for_owner_process(tmp_path: Path) -> None:
         lock, name, me = tmp_path / "lock", process(other.pid), process(os.getpid())
         assert holds_lock(name, lock) and owner(lock)[0] == name
         assert not holds_lock(f"{name}0", lock) and not holds_lock("", lock)
-        with open(lock, "a+", encoding="utf-8") as opened:  # an open file is no lock
-            opened.truncate(0)
-            opened.write(f"{me} gone/1/2\n")
-            opened.flush()
+        with open(lock, "a+", encoding="utf-8") as file:  # an open file is no lock
+            file.truncate(0)
+            file.write(f"{me} gone/1/2\n")
+            file.flush()
             assert owner(lock)[0] == me and not holds_lock(me, lock) and holds_lock(name, lock)
         lock.unlink()
         lock.touch()
@@ -239,12 +239,12 @@ def test_silent_owner_is_declared_dead_and_stops(tmp_path: Path, monkeypatch: py
             until(lambda: _entered(lease, folder))
             folder.emit("start", attempt=2)
             folder.fail("memory ran out")
-            unfinished = temporary(folder.weights)
-            unfinished.touch()
+            partial = temporary(folder.weights)
+            partial.touch()
             os.kill(other.pid, signal.SIGCONT)
             ours.send("write")
             assert [ours.recv(), ours.recv(), ours.recv()] == ["taken", "taken", "left"]
-            assert folder.failure() == "memory ran out" and unfinished.exists()
+            assert folder.failure() == "memory ran out" and partial.exists()
             folder.recover_journal()
             assert folder.is_locked() and owner(folder.lock)[0] == process(os.getpid()), "it has not let go for us"
             folder.emit("end", status="done")
@@ -269,8 +269,8 @@ def test_slow_owner_is_not_declared_dead(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(locks, "SILENT_S", 0.5)
     lease = tmp_path / "lock.held"
     with hold(tmp_path / "lock"):
-        begun = lease.stat().st_mtime
-        until(lambda: lease.stat().st_mtime > begun + 0.6)
+        modified = lease.stat().st_mtime
+        until(lambda: lease.stat().st_mtime > modified + 0.6)
         assert is_locked(tmp_path / "lock")
         with pytest.raises(Busy), hold(tmp_path / "lock"):
             pass
@@ -311,26 +311,26 @@ def test_driver_with_skewed_clock_still_follows(tmp_path: Path, monkeypatch: pyt
     lease = store.driver("tiny").with_name("driver.lock.held")
     lease.parent.mkdir(parents=True)
     lease.write_text("far/3/4  1\n")
-    told: list[str] = []
+    messages: list[str] = []
 
     class Ear(scheduler.Watch):
         def planned(self, *_: object) -> None:
-            told.append("planned")
+            messages.append("planned")
 
         def say(self, sentence: str) -> None:
-            told.append(sentence)
-            assert len(told) < 9
+            messages.append(sentence)
+            assert len(messages) < 9
 
         def tick(self) -> None:
-            told.append("tick")
-            if told.count("tick") == 3:
+            messages.append("tick")
+            if messages.count("tick") == 3:
                 lease.unlink()
 
     plan: Any = SimpleNamespace(study="tiny", trials=(), tuning=())
-    with sole_driver(plan, store, Ear()) as waited:
-        assert waited and lease.exists()
-    said = "tiny is run by process 3 on far; this one looks on until that ends."
-    assert told == [said, "planned", "tick", "tick", "tick"]
+    with sole_driver(plan, store, Ear()) as driver:
+        assert driver and lease.exists()
+    message = "tiny is run by process 3 on far; this one looks on until that ends."
+    assert messages == [message, "planned", "tick", "tick", "tick"]
 
 
 SPEC = {
@@ -356,12 +356,12 @@ def test_training_that_lost_its_lock_writes_nothing(
         )
     trial, folder = work[0]
     before: dict[str, bytes] = {}
-    asked = 0
+    count = 0
 
     def stop() -> bool:
-        nonlocal asked
-        asked += 1
-        if asked == 5:
+        nonlocal count
+        count += 1
+        if count == 5:
             (folder.path / "lock.held").write_text("other/3/4  1\n")
             before.update({str(file): file.read_bytes() for file in folder.path.rglob("*") if file.is_file()})
         return False

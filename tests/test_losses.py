@@ -34,11 +34,11 @@ def test_cross_entropy_equals_formula_and_timm(smoothing: float) -> None:
     logits, target = batch()
     z, k = logits.double().numpy(), logits.shape[1]
     log_p = z - np.log(np.exp(z).sum(1, keepdims=True))
-    wanted = np.full(z.shape, smoothing / k)
-    wanted[np.arange(len(z)), target] += 1 - smoothing
+    expected = np.full(z.shape, smoothing / k)
+    expected[np.arange(len(z)), target] += 1 - smoothing
     choice = {"type": "cross_entropy", "label_smoothing": smoothing}
-    assert loss(choice, logits, target) == pytest.approx(-(wanted * log_p).sum(1).mean(), rel=1e-6)
-    assert loss(choice, logits.double(), target) == pytest.approx(-(wanted * log_p).sum(1).mean(), rel=1e-13)
+    assert loss(choice, logits, target) == pytest.approx(-(expected * log_p).sum(1).mean(), rel=1e-6)
+    assert loss(choice, logits.double(), target) == pytest.approx(-(expected * log_p).sum(1).mean(), rel=1e-13)
     assert loss(choice, logits, target) == pytest.approx(
         float(LabelSmoothingCrossEntropy(smoothing)(logits, target)), rel=1e-6
     )
@@ -48,11 +48,11 @@ def test_cross_entropy_equals_formula_and_timm(smoothing: float) -> None:
 def test_cross_entropy_of_probabilities_applies_softmax_twice(smoothing: float) -> None:
     logits, target = batch()
     network_that_ends_in_a_softmax = torch.nn.Softmax(dim=-1)
-    wanted = torch.nn.CrossEntropyLoss(label_smoothing=smoothing)(
+    expected = torch.nn.CrossEntropyLoss(label_smoothing=smoothing)(
         network_that_ends_in_a_softmax(logits.double()), target
     )
     choice = {"type": "cross_entropy", "label_smoothing": smoothing, "reads": "probabilities"}
-    assert loss(choice, logits.double(), target) == pytest.approx(float(wanted), rel=1e-13)
+    assert loss(choice, logits.double(), target) == pytest.approx(float(expected), rel=1e-13)
     certain = 1e3 * torch.nn.functional.one_hot(target, 7).double()
     assert loss({"type": "cross_entropy", "reads": "probabilities"}, certain, target) == pytest.approx(
         np.log(np.e + 6) - 1, rel=1e-12
@@ -63,9 +63,9 @@ def test_cross_entropy_of_probabilities_applies_softmax_twice(smoothing: float) 
 def test_bce_equals_formula_and_timm(smoothing: float) -> None:
     logits, target = batch()
     z, k = logits.double().numpy(), logits.shape[1]
-    wanted = np.full(z.shape, smoothing / k)
-    wanted[np.arange(len(z)), target] += 1 - smoothing
-    formula = (wanted * np.logaddexp(0, -z) + (1 - wanted) * np.logaddexp(0, z)).mean()
+    expected = np.full(z.shape, smoothing / k)
+    expected[np.arange(len(z)), target] += 1 - smoothing
+    formula = (expected * np.logaddexp(0, -z) + (1 - expected) * np.logaddexp(0, z)).mean()
     choice = {"type": "bce", "label_smoothing": smoothing}
     assert loss(choice, logits.double(), target) == pytest.approx(formula, rel=1e-13)
     assert loss(choice, logits, target) == pytest.approx(
@@ -86,10 +86,10 @@ def test_gradient_equals_formula() -> None:
     logits, target = batch()
     logits = logits.double().requires_grad_()
     slot("loss").build({"type": "cross_entropy", "label_smoothing": 0.2})({"": logits}, target).total.backward()
-    wanted = torch.full_like(logits, 0.2 / 7)
-    wanted[torch.arange(32), target] += 0.8
+    expected = torch.full_like(logits, 0.2 / 7)
+    expected[torch.arange(32), target] += 0.8
     assert logits.grad is not None
-    torch.testing.assert_close(logits.grad, (logits.softmax(1) - wanted).detach() / 32, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(logits.grad, (logits.softmax(1) - expected).detach() / 32, rtol=1e-12, atol=1e-15)
 
 
 # -- metrics ----------------------------------------------------------------------------------------------------------
@@ -108,16 +108,16 @@ def test_classification_metrics_equal_scikit_learn_and_definition() -> None:
 
     logits, target = batch(90, 9)
     other, _ = batch(90, 9)
-    found = tallied({"": logits, "dist": other.flip(0)}, target, 40)
+    scores = tallied({"": logits, "dist": other.flip(0)}, target, 40)
     p = logits.double().softmax(1).numpy()
     y = target.numpy()
-    metrics = found.metrics()
+    metrics = scores.metrics()
     assert set(metrics) == {"loss", "accuracy", "top5", "ece", "accuracy_dist"}
     assert metrics["loss"] == pytest.approx(log_loss(y, p, labels=range(9)), rel=1e-6)
     assert metrics["accuracy"] == accuracy_score(y, p.argmax(1))
     assert metrics["top5"] == pytest.approx(top_k_accuracy_score(y, p, k=5, labels=range(9)), rel=1e-15)
     assert metrics["accuracy_dist"] == accuracy_score(y, other.flip(0).argmax(1))
-    columns = found.columns()
+    columns = scores.columns()
     assert columns["id"].tolist() == list(range(90))
     np.testing.assert_array_equal(columns["prediction"], p.argmax(1))
     np.testing.assert_allclose(columns["probability"], p.max(1), rtol=1e-5)
@@ -140,12 +140,12 @@ def test_calibration_error_equals_hand_calculation() -> None:
 def test_calibration_error_equals_definition() -> None:
     g = np.random.default_rng(0)
     p, right = g.uniform(0.1, 1, 500), g.integers(0, 2, 500).astype(bool)
-    wanted = 0.0
+    expected = 0.0
     for low, high in zip(np.linspace(0, 1, 16)[:-1], np.linspace(0, 1, 16)[1:], strict=True):
         inside = (p > low) & (p <= high)
         if inside.any():
-            wanted += inside.mean() * abs(right[inside].mean() - p[inside].mean())
-    assert calibration_error(torch.tensor(p), torch.tensor(right)) == pytest.approx(wanted, abs=1e-12)
+            expected += inside.mean() * abs(right[inside].mean() - p[inside].mean())
+    assert calibration_error(torch.tensor(p), torch.tensor(right)) == pytest.approx(expected, abs=1e-12)
 
 
 def test_segmentation_metrics_equal_scikit_learn() -> None:

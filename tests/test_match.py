@@ -45,8 +45,8 @@ def stub(model: Mapping[str, Any], info: DataInfo) -> Counts:
 def planned(tmp_path: Path, *, base: Mapping[str, Any] = BASE, count: Any = stub, **study: Any) -> Plan:
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump({"study": "s", "base": dict(base), "seeds": 1, **study}, sort_keys=False))
-    read, document, problems = read_study(file)
-    return make_plan(read, document, problems, data_info, count)
+    parsed, document, problems = read_study(file)
+    return make_plan(parsed, document, problems, data_info, count)
 
 
 def models(plan: Plan) -> dict[str, Any]:
@@ -109,26 +109,26 @@ def test_steps_compensate_work_per_step(tmp_path: Path, knob: str) -> None:
 
 
 def test_baseline_without_cost_cannot_be_matched(tmp_path: Path) -> None:
-    (said,) = problems(
+    (message,) = problems(
         tmp_path,
         base={**BASE, "train": {"steps": 0, "batch_size": 16}},
         design={"one_at_a_time": {"model.patch_size": [4]}},
         match={"quantity": "train_macs", "knob": "train.steps"},
     )
-    assert "there is nothing to equal: its baseline has 0 train_macs" in said
+    assert "there is nothing to equal: its baseline has 0 train_macs" in message
 
 
 def test_epochs_are_matched_if_images_are_equal(tmp_path: Path) -> None:
     base = {**BASE, "train": {"epochs": 20, "batch_size": 16}}
-    asked = {"quantity": "train_macs", "knob": "train.epochs"}
-    plan = planned(tmp_path, base=base, design={"one_at_a_time": {"model.patch_size": [4]}}, match=asked)
+    match_options = {"quantity": "train_macs", "knob": "train.epochs"}
+    plan = planned(tmp_path, base=base, design={"one_at_a_time": {"model.patch_size": [4]}}, match=match_options)
     work = {patch: (2 * 24**2 + 7 * patch**2) * (8 // patch) ** 2 for patch in (2, 4)}
     assert trains(plan)["patch_size=4"]["epochs"] == pytest.approx(20 * work[2] / work[4], rel=1e-3)
     assert "train_macs for each image of the data" in plan.arm("patch_size=4").note
-    shown = {"one_at_a_time": {"data.normalize": ["half"]}}
-    assert trains(planned(tmp_path, base=base, design=shown, match=asked))["normalize=half"]["epochs"] == 20
-    (said,) = problems(tmp_path, base=base, design={"one_at_a_time": {"data.fraction": [0.5]}}, match=asked)
-    assert "fraction=0.5" in said and "steps or images" in said
+    design = {"one_at_a_time": {"data.normalize": ["half"]}}
+    assert trains(planned(tmp_path, base=base, design=design, match=match_options))["normalize=half"]["epochs"] == 20
+    (message,) = problems(tmp_path, base=base, design={"one_at_a_time": {"data.fraction": [0.5]}}, match=match_options)
+    assert "fraction=0.5" in message and "steps or images" in message
 
 
 def test_real_number_is_matched_to_four_digits(tmp_path: Path) -> None:
@@ -150,8 +150,8 @@ def test_real_number_is_matched_to_four_digits(tmp_path: Path) -> None:
 def test_arm_of_equal_cost_stays_same_trial(tmp_path: Path) -> None:
     design = {"one_at_a_time": {"model.position": ["none"], "train.optimizer": ["sgd"]}}
     plain = planned(tmp_path, design=design)
-    asked = {"quantity": "train_macs", "knob": "train.steps"}
-    matched = planned(tmp_path, design=design, match=asked)
+    match_options = {"quantity": "train_macs", "knob": "train.steps"}
+    matched = planned(tmp_path, design=design, match=match_options)
     assert [item.trial.key for item in matched.trials] == [item.trial.key for item in plain.trials]
     assert "exactly" in matched.arm("position=none").note
 
@@ -224,42 +224,48 @@ def test_plan_reports_match_and_deviation(tmp_path: Path) -> None:
 
 def test_unmatchable_arm_is_refused_or_skipped_with_nearest(tmp_path: Path) -> None:
     design = {"one_at_a_time": {"model.depth": [3, 8]}}
-    asked = {"quantity": "body_params", "knob": "model.dim", "tolerance": 0.02}
+    match_options = {"quantity": "body_params", "knob": "model.dim", "tolerance": 0.02}
     info = data_info("digits")
     target = stub(BASE["model"], info).body_params
     costs = {dim: stub({**BASE["model"], "dim": dim, "depth": 3}, info).body_params for dim in (18, 21)}
     near, far = (f"{100 * abs(costs[dim] / target - 1):.2g} %" for dim in (21, 18))
-    (said,) = problems(tmp_path, design=design, match=asked)
-    assert "depth=3" in said and "model.dim 21" in said and near in said and "model.dim 18" in said and far in said
-    plan = planned(tmp_path, design=design, match={**asked, "else": "skip"})
+    (message,) = problems(tmp_path, design=design, match=match_options)
+    assert (
+        "depth=3" in message
+        and "model.dim 21" in message
+        and near in message
+        and "model.dim 18" in message
+        and far in message
+    )
+    plan = planned(tmp_path, design=design, match={**match_options, "else": "skip"})
     assert f"model.dim 21: {costs[21]:,} body_params" in plan.arm("depth=3").skip
     assert set(models(plan)) == {"baseline", "depth=8"}
 
 
 def test_reference_may_stay_unmatched(tmp_path: Path) -> None:
     design = {"arms": {"base": {}, "deep": {"model.depth": 8}, "reference": {"model": "linear"}}}
-    asked = {"quantity": "params", "knob": "model.dim", "tolerance": 0.1}
-    assert any("'reference'" in said for said in problems(tmp_path, design=design, match=asked))
-    plan = real(tmp_path, base=BASE, design=design, match={**asked, "except": ["reference"]})
+    match_options = {"quantity": "params", "knob": "model.dim", "tolerance": 0.1}
+    assert any("'reference'" in message for message in problems(tmp_path, design=design, match=match_options))
+    plan = real(tmp_path, base=BASE, design=design, match={**match_options, "except": ["reference"]})
     assert models(plan)["reference"] == {"type": "linear"} and plan.arm("reference").baseline == "base"
     assert models(plan)["deep"]["dim"] < BASE["model"]["dim"]
     assert any("reference is not" in note for note in plan.notes)
-    (said,) = problems(tmp_path, design=design, match={**asked, "except": ["refrence"]})
-    assert "'refrence'" in said and "'reference'" in said
+    (message,) = problems(tmp_path, design=design, match={**match_options, "except": ["refrence"]})
+    assert "'refrence'" in message and "'reference'" in message
 
 
 def test_unrunnable_baseline_is_named(tmp_path: Path) -> None:
-    said = problems(
+    messages = problems(
         tmp_path,
         base={**BASE, "model": {**BASE["model"], "prefix": [], "head": {"type": "linear", "pool": "cls"}}},
         design={"one_at_a_time": {"model.depth": [8]}},
         match={"quantity": "params", "knob": "model.dim"},
     )
-    assert any("baseline" in sentence and "cannot be run" in sentence for sentence in said), said
+    assert any("baseline" in sentence and "cannot be run" in sentence for sentence in messages), messages
 
 
 @pytest.mark.parametrize(
-    ("asked", "design", "words"),
+    ("match_options", "design", "words"),
     [
         ("model.dim", {"one_at_a_time": {"model.dim": [48, 96]}}, ["the design sets model.dim"]),
         ("model.dim", {"arms": {"a": {}, "b": {"model": {"type": "vit", "patch_size": 2, "dim": 6}}}}, ["sets model.dim"]),
@@ -270,26 +276,30 @@ def test_unrunnable_baseline_is_named(tmp_path: Path) -> None:
         ("train.images", {}, ["'train.images'", "'train.steps'"]),
     ],
 )  # fmt: skip
-def test_unusable_knobs_are_refused(tmp_path: Path, asked: str, design: Any, words: list[str]) -> None:
-    said = problems(tmp_path, match={"quantity": "train_macs", "knob": asked}, **({"design": design} if design else {}))
-    assert len(said) == 1, said
-    assert all(word in said[0] for word in words), said
+def test_unusable_knobs_are_refused(tmp_path: Path, match_options: str, design: Any, words: list[str]) -> None:
+    messages = problems(
+        tmp_path, match={"quantity": "train_macs", "knob": match_options}, **({"design": design} if design else {})
+    )
+    assert len(messages) == 1, messages
+    assert all(word in messages[0] for word in words), messages
 
 
 def test_arm_without_knob_is_reported(tmp_path: Path) -> None:
     design = {"arms": {"base": {}, "conv": {"model": "resnet8"}}}
-    said = problems(tmp_path, design=design, match={"quantity": "params", "knob": "model.dim"})
-    assert any("'conv'" in sentence and "no number at model.dim" in sentence for sentence in said), said
+    messages = problems(tmp_path, design=design, match={"quantity": "params", "knob": "model.dim"})
+    assert any("'conv'" in sentence and "no number at model.dim" in sentence for sentence in messages), messages
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
-    said = problems(
+    messages = problems(
         tmp_path,
         design={"one_at_a_time": {"model.heads": [5], "model.depth": [4]}},
         match={"quantity": "params", "knob": "model.dmi"},
         tune={"knobs": {"train.optimizer.lrr": [1], "model.depth": [3]}},
     )
-    assert len(said) == 4 and all(any(word in one for one in said) for word in ("heads 5", "dmi", "lrr", "model.depth"))
+    assert len(messages) == 4 and all(
+        any(word in one for one in messages) for word in ("heads 5", "dmi", "lrr", "model.depth")
+    )
 
 
 # -- real models ------------------------------------------------------------------------------------------------------

@@ -122,9 +122,9 @@ def test_trials_report_default_metrics_with_plugins_installed() -> None:
 
     for task, names in STANDARD.items():
         data = DataInfo(image=(4, 4), channels=1, classes=7, task=task)
-        found = metrics_of(data)
-        assert len(found) == len(names) and next(iter(found)) == "loss"
-        assert all(type(one).__module__ == metric.contract.__module__ for one in found.values())
+        metric_names = metrics_of(data)
+        assert len(metric_names) == len(names) and next(iter(metric_names)) == "loss"
+        assert all(type(one).__module__ == metric.contract.__module__ for one in metric_names.values())
     assert set(metrics_of(DataInfo(image=(4, 4), channels=1, classes=5))) == {"loss", "accuracy", "ece"}
 
 
@@ -160,9 +160,9 @@ def test_study_without_metrics_keeps_its_trial_keys(tmp_path: Path) -> None:
 
 
 def test_contradictory_metrics_are_refused_in_planning(tmp_path: Path) -> None:
-    named = ["acuracy", "miou", {"type": "top_k", "k": 6}]
-    assert problems(tmp_path, train={"metrics": named})[0].startswith("no metric called 'acuracy'. Did you mean")
-    assert problems(tmp_path, train={"metrics": named[1:]}) == [
+    metric_names = ["acuracy", "miou", {"type": "top_k", "k": 6}]
+    assert problems(tmp_path, train={"metrics": metric_names})[0].startswith("no metric called 'acuracy'. Did you mean")
+    assert problems(tmp_path, train={"metrics": metric_names[1:]}) == [
         "metric 'miou' judges segmentation, not classification",
         "metric 'top_k': the class is always among 6 of 6",
     ]
@@ -193,8 +193,8 @@ def test_contradictory_metrics_are_refused_in_planning(tmp_path: Path) -> None:
     ],
 )
 def test_metric_has_goal(analysis: dict[str, str], goal: str, tmp_path: Path) -> None:
-    found, plan = planned(tmp_path, analysis=analysis)
-    assert found.analysis.goal == plan.analysis.goal == goal
+    study, plan = planned(tmp_path, analysis=analysis)
+    assert study.analysis.goal == plan.analysis.goal == goal
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))).analysis == plan.analysis
 
 
@@ -243,9 +243,9 @@ def test_plugin_metric_is_planned_trained_reported_and_gated_like_builtin(tmp_pa
     result = folder.result()
     assert result is not None
     assert {"final/val/gap", "final/test/gap"} <= {point.name for point in records.final_points(result, answer.plan.analysis)}  # fmt: skip
-    found, plan = lab.plan_study(file, plugins=[plugin])
-    assert gate.goals(found) == {"val/gap": "min", "test/gap": "min"}
-    values = gate.values_of(plan, answer.store, found)
+    parsed, plan = lab.plan_study(file, plugins=[plugin])
+    assert gate.goals(parsed) == {"val/gap": "min", "test/gap": "min"}
+    values = gate.values_of(plan, answer.store, parsed)
     assert set(values.metrics) == {"val/gap", "test/gap"} and len(values.metrics["val/gap"]["baseline"]) == SEEDS
 
 

@@ -77,10 +77,10 @@ def test_micro_batches_combine_to_full_batch(
         whole.train_step()
         cut.train_step()
         if step == 0:
-            wanted, found = gradients(whole), gradients(cut)
-            assert wanted.keys() == found.keys() and max(float(g.abs().max()) for g in wanted.values()) > 1e-4
-            for name in wanted:
-                torch.testing.assert_close(found[name], wanted[name], rtol=0, atol=1e-12)
+            expected, actual = gradients(whole), gradients(cut)
+            assert expected.keys() == actual.keys() and max(float(g.abs().max()) for g in expected.values()) > 1e-4
+            for name in expected:
+                torch.testing.assert_close(actual[name], expected[name], rtol=0, atol=1e-12)
     torch.testing.assert_close(torch.stack(cut.losses["loss"]), torch.stack(whole.losses["loss"]), rtol=0, atol=1e-12)
     for name, value in whole.model.state_dict().items():
         torch.testing.assert_close(cut.model.state_dict()[name], value, rtol=0, atol=1e-12)

@@ -127,8 +127,8 @@ def test_input_files_are_copied_to_expected_paths(tmp_path: Path) -> None:
         "a/s0", one.path, trial("one", teacher="teacher/c"), (str(plugin),), 1, "cpu", True, "none", "vmap",
         (Companion("a/s1", two.path, trial("two", teacher="teacher/c")),),
     )  # fmt: skip
-    sent = dict(input_files(job))
-    assert sorted(sent) == [
+    files = dict(input_files(job))
+    assert sorted(files) == [
         "plugins/0/blocks.py",
         "trials/one/c/checkpoint/last.safetensors",
         "trials/one/c/events.jsonl",

@@ -123,12 +123,12 @@ def as_kept(value: float) -> str:
 
 def journalled(journal: Path) -> Points:
     """What the lines of a journal say."""
-    found: Points = Counter()
+    points: Points = Counter()
     for event in map(json.loads, journal.read_text().splitlines()):
         if event["kind"] == "metrics":
             values = event["metrics"] | {"progress/epoch": event["epoch"], "progress/images": event["images"]}
-            found.update((name, as_kept(value), event["t"], event["step"]) for name, value in values.items())
-    return found
+            points.update((name, as_kept(value), event["t"], event["step"]) for name, value in values.items())
+    return points
 
 
 def holds_all_once(runs: Runs, study: str = "tiny") -> None:
@@ -206,21 +206,21 @@ def test_study_does_not_need_its_server(trained: tuple[Path, Any], delivered: Ru
 
 def test_unreachable_server_is_probed_and_failing_one_asked_once(runs: Runs, monkeypatch: Patch) -> None:
     """Left to itself MLflow would try for four minutes, and then again at every update."""
-    tried: list[str] = []
+    calls: list[str] = []
 
     def refuse(self: HTTPConnection) -> None:
-        tried.append(self.host)
+        calls.append(self.host)
         raise ConnectionRefusedError
 
     monkeypatch.setattr(HTTPConnection, "connect", refuse)
     tracker = runs.tracker(NOWHERE)
     tracker.update()
-    assert tracker.close() is None and not tried
+    assert tracker.close() is None and not calls
     monkeypatch.setattr(Address, "is_reachable", lambda self: True)
     tracker = runs.tracker(NOWHERE)
     for _ in range(3):
         tracker.update()
-    assert len(tried) == 1
+    assert len(calls) == 1
 
 
 def test_second_run_and_second_study(runs: Runs) -> None:
@@ -250,10 +250,10 @@ def test_interrupted_delivery_is_continued(
     calls = itertools.count(1)
 
     def breaks(self: MlflowClient, *arguments: Any, **options: Any) -> None:
-        broken = next(calls) >= number
-        if not broken or stored_first:
+        interrupt = next(calls) >= number
+        if not interrupt or stored_first:
             genuine(self, *arguments, **options)
-        if broken:
+        if interrupt:
             raise error("in the middle")
 
     with monkeypatch.context() as patched:
@@ -276,17 +276,17 @@ def test_lost_offsets_deliver_nothing_twice(runs: Runs) -> None:
     runs.folder("baseline", 0).emit("metrics", step=5, epoch=1.0, images=80, metrics=strange)
     assert runs.tracker().close()
     offsets = runs.out / "studies/tiny/mlflow-offsets.json"
-    before, said = {run.info.run_id for run in runs.runs()}, offsets.read_bytes()
+    before, message = {run.info.run_id for run in runs.runs()}, offsets.read_bytes()
     offsets.unlink()
     assert runs.tracker().close() and {run.info.run_id for run in runs.runs()} == before
-    assert offsets.read_bytes() == said
+    assert offsets.read_bytes() == message
     holds_all_once(runs)
     assert runs.tracker().close(runs.report)
     runs.plan = replace(runs.plan, arms=runs.plan.arms[::-1])  # a design whose arms stand in another order
     assert runs.tracker().close(runs.report)
     for kind, study in (("trial", "tiny"), ("arm", "tiny/arms")):
-        found = sorted(runs.runs(study, kind), key=lambda run: str(run.data.tags[dashboard.ORDER]))
-        assert [run.data.tags["arm"] for run in found][:2] == list(ARMS[::-1])
+        runs_by_order = sorted(runs.runs(study, kind), key=lambda run: str(run.data.tags[dashboard.ORDER]))
+        assert [run.data.tags["arm"] for run in runs_by_order][:2] == list(ARMS[::-1])
 
 
 def test_retrained_stopped_and_resumed_trials(runs: Runs) -> None:
@@ -295,8 +295,8 @@ def test_retrained_stopped_and_resumed_trials(runs: Runs) -> None:
     old = runs.runs()[-1]
     trial, folder = runs.plan.find("position=none", 1), runs.folder("position=none", 1)
     shutil.rmtree(folder.path)
-    asked = itertools.count()
-    assert run_trial(trial, folder, Settings(), lambda: next(asked) >= 3) is None
+    counter = itertools.count()
+    assert run_trial(trial, folder, Settings(), lambda: next(counter) >= 3) is None
     with (folder.path / "events.jsonl").open("a") as journal:
         journal.write('{"t": 1, "kind": "metr')
 
@@ -399,19 +399,19 @@ def test_deleted_points_and_artifacts_are_delivered_again(runs: Runs) -> None:
 
 def test_run_contents_are_queried_only_by_sync_or_if_incomplete(runs: Runs, monkeypatch: Patch) -> None:
     assert runs.tracker().close()
-    asked: list[str] = []
+    requests: list[str] = []
     genuine = MlflowClient.get_metric_history
 
     def noted(self: Any, run: str, name: str) -> Any:
-        asked.append(run)
+        requests.append(run)
         return genuine(self, run, name)
 
     monkeypatch.setattr(MlflowClient, "get_metric_history", noted)
-    assert runs.tracker().close() and asked == []
-    assert runs.tracker().sync() and len(asked) == 4
-    asked.clear()
+    assert runs.tracker().close() and requests == []
+    assert runs.tracker().sync() and len(requests) == 4
+    requests.clear()
     runs.client.delete_run(runs.runs()[0].info.run_id)
-    assert runs.tracker().close() and len(set(asked)) == 3, "the other three runs"
+    assert runs.tracker().close() and len(set(requests)) == 3, "the other three runs"
     monkeypatch.undo()
     holds_all_once(runs)
 
@@ -525,25 +525,25 @@ def test_moved_and_recreated_output_folder(runs: Runs) -> None:
 
 
 def test_trials_are_flat_and_arms_have_intervals(delivered: Runs) -> None:
-    found = delivered.runs()
-    assert {(run.data.tags["arm"], run.data.tags["seed"]) for run in found} == {(a, s) for a in ARMS for s in SEEDS}
-    assert not any("mlflow.parentRunId" in run.data.tags for run in found)
-    assert {run.data.tags["vitlab.trial"] for run in found} == {item.trial.key for item in delivered.plan.trials}
-    assert len({frozenset(run.data.params) for run in found}) == 1, "runs are compared by parameters all of them have"
-    assert {run.data.params["model.position"] for run in found} == {"learned", "none"}
-    assert {run.data.params["train.effective_batch_size"] for run in found} == {"16"}
-    assert len({(run.data.tags["arm"], run.data.tags["mlflow.runColor"]) for run in found}) == 2
+    runs = delivered.runs()
+    assert {(run.data.tags["arm"], run.data.tags["seed"]) for run in runs} == {(a, s) for a in ARMS for s in SEEDS}
+    assert not any("mlflow.parentRunId" in run.data.tags for run in runs)
+    assert {run.data.tags["vitlab.trial"] for run in runs} == {item.trial.key for item in delivered.plan.trials}
+    assert len({frozenset(run.data.params) for run in runs}) == 1, "runs are compared by parameters all of them have"
+    assert {run.data.params["model.position"] for run in runs} == {"learned", "none"}
+    assert {run.data.params["train.effective_batch_size"] for run in runs} == {"16"}
+    assert len({(run.data.tags["arm"], run.data.tags["mlflow.runColor"]) for run in runs}) == 2
 
     arms = delivered.runs("tiny/arms", kind="arm")
     assert [arm.info.run_name for arm in arms] == list(ARMS)
     for arm in arms:
-        seeds = [run.data.metrics["final/val/loss"] for run in found if run.data.tags["arm"] == arm.info.run_name]
+        seeds = [run.data.metrics["final/val/loss"] for run in runs if run.data.tags["arm"] == arm.info.run_name]
         mean, sd = statistics.mean(seeds), statistics.stdev(seeds)
         low, high = scipy.stats.t.interval(0.95, len(seeds) - 1, mean, sd / math.sqrt(len(seeds)))
         expected = {"mean": mean, "sd": sd, "low": low, "high": high, "n": len(SEEDS)}
         assert {what: arm.data.metrics[f"{what}/val/loss"] for what in expected} == pytest.approx(expected, rel=1e-9)
-        said = json.loads((delivered.out / "studies/tiny/report/report.json").read_text())["arms"]
-        [row] = [row for row in said if row["arm"] == arm.info.run_name]
+        arms_data = json.loads((delivered.out / "studies/tiny/report/report.json").read_text())["arms"]
+        [row] = [row for row in arms_data if row["arm"] == arm.info.run_name]
         for what in ("mean", "sd", "low", "high", "n", "difference", "p_corrected"):
             assert arm.data.metrics.get(f"{what}/val/accuracy") == row[what], "what is judged is the report's"
 
@@ -567,12 +567,12 @@ def test_saved_view_groups_by_arm_and_charts_existing_metrics(delivered: Runs) -
     [key] = state["groupBy"]["groupByKeys"]
     assert state["groupBy"]["aggregateFunction"] == "average"
     for run in delivered.runs():
-        held = run.data.tags if key["mode"] == "tag" else run.data.params
-        assert held[key["groupByData"]] == run.data.tags["arm"]
+        stored_tags = run.data.tags if key["mode"] == "tag" else run.data.params
+        assert stored_tags[key["groupByData"]] == run.data.tags["arm"]
         assert state["groupsExpanded"][f"{key['mode']}.{key['groupByData']}.{run.data.tags['arm']}"] is False
     order = [f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"]
-    shown = delivered.client.search_runs([experiment.experiment_id], state["searchFilter"], order_by=order)
-    assert [run.info.run_name for run in shown] == [f"{arm}/s{seed}" for seed in SEEDS for arm in ARMS]
+    runs_shown = delivered.client.search_runs([experiment.experiment_id], state["searchFilter"], order_by=order)
+    assert [run.info.run_name for run in runs_shown] == [f"{arm}/s{seed}" for seed in SEEDS for arm in ARMS]
     every = json.loads(json.loads(experiment.tags[dashboard.tag(dashboard.TRIALS)])["state"])
     assert not every.get("groupBy") and every["searchFilter"] == state["searchFilter"]
     [axes] = [chart for chart in every["compareRunCharts"] if chart["type"] == "PARALLEL"]
@@ -597,8 +597,11 @@ def test_images_are_stored_once_by_step(delivered: Runs) -> None:
         with Image.open(delivered.client.download_artifacts(first, name)) as picture:
             assert max(picture.size) <= 256 or name.endswith(".png")
     every = delivered.client.get_experiment_by_name("tiny").tags[dashboard.tag(dashboard.TRIALS)]
-    shown = [chart for chart in json.loads(json.loads(every)["state"])["compareRunCharts"] if chart["type"] == "IMAGE"]
-    assert [(chart["imageKeys"], chart["step"]) for chart in shown] == [(["confusion/test"], 4), (["confusion/val"], 4)]
+    charts = [chart for chart in json.loads(json.loads(every)["state"])["compareRunCharts"] if chart["type"] == "IMAGE"]
+    assert [(chart["imageKeys"], chart["step"]) for chart in charts] == [
+        (["confusion/test"], 4),
+        (["confusion/val"], 4),
+    ]
     (delivered.out / "studies/tiny/mlflow-offsets.json").unlink()
     assert lab.sync(delivered.out)[0][1] is not None
     assert artifacts(delivered, first, "images") == names
@@ -613,10 +616,10 @@ def test_description_has_report_and_links(delivered: Runs) -> None:
     for line in report.splitlines():
         assert "\\" in line or line.startswith("![") or line in note
     files = artifacts(delivered, study.info.run_id, "report")
-    shown = re.findall(r"!\[\w+\]\(get-artifact\?path=([^&]+)&run_uuid=(\w+)\)", note)
-    assert shown and {run for _, run in shown} == {study.info.run_id}
+    images = re.findall(r"!\[\w+\]\(get-artifact\?path=([^&]+)&run_uuid=(\w+)\)", note)
+    assert images and {run for _, run in images} == {study.info.run_id}
     small = artifacts(delivered, study.info.run_id, "report/small")
-    assert {unquote(path) for path, _ in shown} == set(small) and "](arms.png)" not in note
+    assert {unquote(path) for path, _ in images} == set(small) and "](arms.png)" not in note
     for path in small:
         with Image.open(delivered.client.download_artifacts(study.info.run_id, path)) as picture:
             assert picture.width <= 860, "the page would show a part of it"
@@ -644,8 +647,8 @@ def test_model_of_every_arm_is_stored_and_loaded(runs: Runs, monkeypatch: Patch)
     """From MLflow, by its own download, with the same predictions to the last bit; once however often."""
 
     def models(kind: str = "model") -> dict[str, Any]:
-        found = runs.client.search_logged_models([runs.client.get_experiment_by_name("tiny").experiment_id])
-        return {model.tags["arm"]: model for model in found if model.tags["vitlab.kind"] == kind}
+        actual = runs.client.search_logged_models([runs.client.get_experiment_by_name("tiny").experiment_id])
+        return {model.tags["arm"]: model for model in actual if model.tags["vitlab.kind"] == kind}
 
     for _ in range(2):
         assert runs.tracker(models="arms").close(runs.report)
@@ -665,9 +668,9 @@ def test_model_of_every_arm_is_stored_and_loaded(runs: Runs, monkeypatch: Patch)
             patched.setenv("MLFLOW_TRACKING_URI", runs.client.tracking_uri)
             folder = mlflow.artifacts.download_artifacts(f"models:/{model.model_id}")
         assert {path.name for path in Path(folder).iterdir()} == {"spec.json", "weights.safetensors", "README.md"}
-        found, transform = vitlab.load(folder)
+        actual, transform = vitlab.load(folder)
         own, _ = vitlab.load(runs.file, arm=arm, seed=0, out=runs.out)
-        assert torch.equal(found(transform(images)).logits, own(transform(images)).logits)
+        assert torch.equal(actual(transform(images)).logits, own(transform(images)).logits)
     assert runs.tracker(models="arms", model_seed=1).close()
     assert models("superseded").keys() == stored.keys()
     assert {model.tags["seed"] for model in models().values()} == {"1"}
@@ -713,8 +716,8 @@ def test_password_in_address_reaches_only_the_server(runs: Runs, caplog: Any) ->
     file.write_text(file.read_text() + f"# {uri}\n")
     assert runs.tracker().close()
     [study] = runs.runs(kind="study")
-    said = Path(runs.client.download_artifacts(study.info.run_id, "study.yaml")).read_text()
-    assert "hush" not in said and "http://***@127.0.0.1" in said and yaml.safe_load(said)["study"] == "tiny"
+    output = Path(runs.client.download_artifacts(study.info.run_id, "study.yaml")).read_text()
+    assert "hush" not in output and "http://***@127.0.0.1" in output and yaml.safe_load(output)["study"] == "tiny"
 
 
 def test_command_line_password_is_not_stored(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
@@ -729,25 +732,25 @@ def test_command_line_password_is_not_stored(runs: Runs, caplog: Any, monkeypatc
         [record] = caplog.records
         assert "http://***@127.0.0.1:9: the password of" in record.getMessage()
         assert "is not stored; give it as --tracking-uri, or set MLFLOW_TRACKING_URI" in record.getMessage()
-    asked: list[str] = []
-    monkeypatch.setattr(Address, "is_reachable", lambda self: asked.append(self.uri))
+    requests: list[str] = []
+    monkeypatch.setattr(Address, "is_reachable", lambda self: requests.append(self.uri))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     lab.sync(runs.out)
-    assert set(asked) == {uri}
+    assert set(requests) == {uri}
 
 
 def test_sync_ignores_server_known_only_from_stored_files(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
     """As in an output folder that came from somebody else."""
-    asked: list[str] = []
-    monkeypatch.setattr(Address, "is_reachable", lambda self: asked.append(self.uri))
+    requests: list[str] = []
+    monkeypatch.setattr(Address, "is_reachable", lambda self: requests.append(self.uri))
     file = runs.out / "studies/tiny/study.yaml"
     content = yaml.safe_load(file.read_text())
     content["run"]["tracking_uri"] = "https://elsewhere.example:5000"
     file.write_text(yaml.safe_dump(content))
-    assert lab.sync(runs.out) == [("tiny", None)] and asked == []
+    assert lab.sync(runs.out) == [("tiny", None)] and requests == []
     assert "has results sent to no server that you have not named yourself" in caplog.text
     lab.sync(runs.out, tracking_uri="https://elsewhere.example:5000")
-    assert set(asked) == {"https://elsewhere.example:5000"}
+    assert set(requests) == {"https://elsewhere.example:5000"}
 
 
 def test_names_leaving_folder_are_refused(runs: Runs) -> None:
@@ -779,15 +782,15 @@ def test_any_name_becomes_valid_mlflow_name(name: str) -> None:
 
 def test_unreadable_journal_does_not_block_others(runs: Runs) -> None:
     assert runs.tracker().close()
-    broken = runs.folder("baseline", 0).path / "events.jsonl"
-    whole = broken.read_text()
-    broken.write_text("{torn\n" + whole)
+    bad_journal = runs.folder("baseline", 0).path / "events.jsonl"
+    whole = bad_journal.read_text()
+    bad_journal.write_text("{torn\n" + whole)
     with (runs.folder("baseline", 1).path / "events.jsonl").open("a") as journal:
         journal.write('{"t": 5, "kind": "metrics", "step": 9, "epoch": 1, "images": 9, "metrics": {"val/loss": 0.5}}\n')
     assert runs.tracker().close()
     [run] = [run for run in runs.runs() if run.info.run_name == "baseline/s1"]
     assert ("val/loss", "0.5", 5, 9) in runs.stored(run)
-    broken.write_text(whole)
+    bad_journal.write_text(whole)
     assert runs.tracker().close()
     holds_all_once(runs)
 
@@ -830,8 +833,8 @@ def test_unsupported_address_is_refused(uri: str, runs: Runs, monkeypatch: Patch
         monkeypatch.setattr(sys, "argv", ["vitlab", *map(str, words), "--tracking-uri", uri])
         with pytest.raises(SystemExit) as exit_:
             cli.main()
-        said = capsys.readouterr().err.strip()
-        assert exit_.value.code == 2 and uri in said and "\n" not in said
+        output = capsys.readouterr().err.strip()
+        assert exit_.value.code == 2 and uri in output and "\n" not in output
     assert runs.client.get_experiment_by_name("tiny") is None
 
 
@@ -867,11 +870,11 @@ def test_ui_opens_latest_or_named_study(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(server, "running", lambda *_, **__: nullcontext(Stopped()))
-    shown: list[str] = []
-    server.serve(tmp_path, show=shown.append)
-    server.serve(tmp_path, "older", show=shown.append)
-    assert ["/experiments/2/" in shown[0], "/experiments/1/" in shown[1]] == [True, True]
+    addresses: list[str] = []
+    server.serve(tmp_path, show=addresses.append)
+    server.serve(tmp_path, "older", show=addresses.append)
+    assert ["/experiments/2/" in addresses[0], "/experiments/1/" in addresses[1]] == [True, True]
     first, *_ = capsys.readouterr().out.splitlines()
-    assert first.startswith("newer ") and first.endswith(shown[0])
+    assert first.startswith("newer ") and first.endswith(addresses[0])
     with pytest.raises(UserError, match=r"study 'oldr' has not been delivered .* Did you mean 'older'\?"):
         server.serve(tmp_path, "oldr")

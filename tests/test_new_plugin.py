@@ -69,8 +69,8 @@ def called(*words: str) -> tuple[int, str]:
 
 def test_generated_package_tests_validates_and_runs(tmp_path: Path) -> None:
     for slot in OWN:
-        code, said = called("new", "plugin", f"acme-{slot}", "--slot", slot, "--out", str(tmp_path))
-        assert code == 0 and f"cd {tmp_path / f'acme-{slot}'}" in said
+        code, output = called("new", "plugin", f"acme-{slot}", "--slot", slot, "--out", str(tmp_path))
+        assert code == 0 and f"cd {tmp_path / f'acme-{slot}'}" in output
         lay_down(tmp_path / f"acme-{slot}", tmp_path / "site")
     # One process for all of them: most of what it does is to import torch.
     script = f"""
@@ -115,8 +115,8 @@ def written(slot: str, folder: Path) -> type[Any]:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found: type[Any] = getattr(module, f"Acme{KINDS[slot].contract}")
-    return found
+    component: type[Any] = getattr(module, f"Acme{KINDS[slot].contract}")
+    return component
 
 
 def test_loss_template_is_polyloss(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_loss_template_is_polyloss(tmp_path: Path) -> None:
 
 def test_schedule_template_is_warmup_constant_root_cooldown(tmp_path: Path) -> None:
     schedule = written("schedule", tmp_path)(warmup=0.1, cooldown=0.5)
-    found = [schedule.factor(step, 100) for step in (0, 9, 10, 49, 50, 62, 99)]
-    assert found == pytest.approx([1 / 11, 10 / 11, 1, 1, 1, 1 - 0.24**0.5, 1 - 0.98**0.5])
+    factors = [schedule.factor(step, 100) for step in (0, 9, 10, 49, 50, 62, 99)]
+    assert factors == pytest.approx([1 / 11, 10 / 11, 1, 1, 1, 1 - 0.24**0.5, 1 - 0.98**0.5])
 
 
 def test_optimizer_template_is_nadam_with_decoupled_decay(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_augment_template_inverts_a_quarter_of_images(tmp_path: Path) -> None:
     augment, id_B = written("augment", tmp_path)(), torch.arange(64)
     x_BCHW = torch.randint(0, 256, (64, 1, 2, 2), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     y_BCHW = augment(x_BCHW, noise.key(0), id_B)
-    inverted_B, kept_B = ((y_BCHW == wanted).flatten(1).all(1) for wanted in (255 - x_BCHW, x_BCHW))
+    inverted_B, kept_B = ((y_BCHW == expected).flatten(1).all(1) for expected in (255 - x_BCHW, x_BCHW))
     assert (inverted_B ^ kept_B).all() and 6 <= inverted_B.sum() <= 28  # binomial, far into both tails
     shares_BCHW = augment(x_BCHW / 255, noise.key(0), id_B)
     torch.testing.assert_close(shares_BCHW * 255, y_BCHW.float())
@@ -277,8 +277,8 @@ PLUGINS = Path(__file__).parents[1] / "plugins"
 
 
 def blocks(language: str) -> list[str]:
-    found = re.findall(r"(?ms)^ *```(\w*)\n(.*?)^ *```$", (PLUGINS / "README.md").read_text())
-    return [text for known, text in found if known == language]
+    fences = re.findall(r"(?ms)^ *```(\w*)\n(.*?)^ *```$", (PLUGINS / "README.md").read_text())
+    return [text for language_of, text in fences if language_of == language]
 
 
 def test_page_starts_with_generated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,9 +289,9 @@ def test_page_starts_with_generated_files(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     assert called(*new.split()[1:])[0] == 0
     package = tmp_path / enter.removeprefix("cd ")
-    named = {word for line in others for word in line.split() if word.endswith(".yaml")}
-    named |= {file for file in re.findall(r"(?m)^\| `([^`]+)`", page) if "/" in file or "." in file} - {"test_acme.py"}
-    assert named and all((package / file).is_file() for file in named)
+    words = {word for line in others for word in line.split() if word.endswith(".yaml")}
+    words |= {file for file in re.findall(r"(?m)^\| `([^`]+)`", page) if "/" in file or "." in file} - {"test_acme.py"}
+    assert words and all((package / file).is_file() for file in words)
     listed = re.search(r"`--slot` is any of (.*?);", page, re.DOTALL)
     assert listed and re.findall(r"`(\w+)`", listed.group(1)) == list(KINDS)
 
@@ -312,7 +312,9 @@ def test_other_code_blocks_of_page_work(tmp_path: Path) -> None:
     for line in signature.replace(" ...", "").splitlines():
         assert line.rstrip().removesuffix('."""') in source, line
     (site / "vitlab_example-0.1.0.dist-info" / "entry_points.txt").write_text(
-        "".join(f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in named.items()) for group, named in declared.items())
+        "".join(
+            f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in entries.items()) for group, entries in declared.items()
+        )
     )
     base = {"data": {"type": "digits"}, "model": {"type": "vit", "patch_size": 4, "dim": 16, "depth": 1, "heads": 2}}
     study = {"study": "page", "base": {**base, "train": {"steps": 2, "batch_size": 4}}, **yaml.safe_load(design)}

@@ -49,9 +49,9 @@ SAMPLES = st.lists(st.integers(0, 2**40), min_size=1, max_size=5)
 
 @given(key=KEYS, samples=SAMPLES, n=st.integers(0, 40))
 def test_bits_equal_documented_hash(key: int, samples: list[int], n: int) -> None:
-    drawn = noise.bits(key, torch.tensor(samples), n)
-    assert drawn.dtype == torch.int32 and drawn.shape == (len(samples), n)
-    assert [[word & WORD for word in row] for row in drawn.tolist()] == [
+    draws = noise.bits(key, torch.tensor(samples), n)
+    assert draws.dtype == torch.int32 and draws.shape == (len(samples), n)
+    assert [[word & WORD for word in row] for row in draws.tolist()] == [
         [bits(key, sample, draw) for draw in range(n)] for sample in samples
     ]
 
@@ -93,12 +93,12 @@ MANY = 100_000
 
 @pytest.mark.parametrize(("rows", "n"), [(MANY, 1), (1, MANY), (250, 400)], ids=["samples", "draws", "both"])
 def test_uniform_draws_are_uniform_and_uncorrelated(rows: int, n: int) -> None:
-    drawn = noise.uniform(noise.key(0, "test", n), torch.arange(rows), n).double().flatten().numpy()
-    assert drawn.min() >= 0 and drawn.max() < 1
-    assert stats.kstest(drawn, "uniform").pvalue > 1e-3
+    draws = noise.uniform(noise.key(0, "test", n), torch.arange(rows), n).double().flatten().numpy()
+    assert draws.min() >= 0 and draws.max() < 1
+    assert stats.kstest(draws, "uniform").pvalue > 1e-3
     # Neighbours fill the square evenly, and so do draws further apart.
     for lag in (1, 2, 7, 64):
-        counts, _, _ = np.histogram2d(drawn[:-lag], drawn[lag:], bins=10, range=[[0, 1], [0, 1]])
+        counts, _, _ = np.histogram2d(draws[:-lag], draws[lag:], bins=10, range=[[0, 1], [0, 1]])
         assert stats.chisquare(counts.flatten()).pvalue > 1e-4, lag
 
 
@@ -116,33 +116,33 @@ def test_bits_are_balanced_and_avalanche() -> None:
     key = noise.key(0, "bits")
     sample_B = torch.arange(20_000)
     place = torch.arange(32)
-    drawn = noise.bits(key, sample_B, 1)
-    share = ((drawn.long() >> place) & 1).double().mean(0)
+    draws = noise.bits(key, sample_B, 1)
+    share = ((draws.long() >> place) & 1).double().mean(0)
     # Five standard errors of a share of one half.
     bound = 5 * 0.5 / math.sqrt(len(sample_B))
     assert (share - 0.5).abs().max() < bound
     for bit in range(40):
         other = noise.bits(key, sample_B ^ (1 << bit), 1)
-        flipped = (((drawn ^ other).long() >> place) & 1).double().mean(0)
+        flipped = (((draws ^ other).long() >> place) & 1).double().mean(0)
         assert (flipped - 0.5).abs().max() < 2 * bound, bit
 
 
 def test_integers_are_uniform_and_below_bound() -> None:
     for below in (1, 2, 3, 10, 1000):
-        drawn = noise.integers(noise.key(0, "integers", below), torch.arange(MANY), 1, below).flatten().numpy()
-        counts = np.bincount(drawn, minlength=below)
+        draws = noise.integers(noise.key(0, "integers", below), torch.arange(MANY), 1, below).flatten().numpy()
+        counts = np.bincount(draws, minlength=below)
         assert len(counts) == below
         assert below == 1 or stats.chisquare(counts).pvalue > 1e-3
 
 
 def test_normal_draws_are_normal() -> None:
-    drawn = noise.normal(noise.key(0, "normal"), torch.arange(MANY // 100), 100).double().flatten().numpy()
-    assert np.isfinite(drawn).all() and stats.kstest(drawn, "norm").pvalue > 1e-3
+    draws = noise.normal(noise.key(0, "normal"), torch.arange(MANY // 100), 100).double().flatten().numpy()
+    assert np.isfinite(draws).all() and stats.kstest(draws, "norm").pvalue > 1e-3
     error = 1 / math.sqrt(MANY)
-    assert abs(drawn.mean()) < 4 * error
-    assert abs(drawn.var() - 1) < 4 * math.sqrt(2) * error
-    assert abs(stats.skew(drawn)) < 4 * math.sqrt(6) * error
-    assert abs(stats.kurtosis(drawn)) < 4 * math.sqrt(24) * error
+    assert abs(draws.mean()) < 4 * error
+    assert abs(draws.var() - 1) < 4 * math.sqrt(2) * error
+    assert abs(stats.skew(draws)) < 4 * math.sqrt(6) * error
+    assert abs(stats.kurtosis(draws)) < 4 * math.sqrt(24) * error
     # The two halves of a pair share a radius and an angle; the values must not show it.
     pairs = noise.normal(noise.key(1, "normal"), torch.arange(MANY // 10), 2).double().numpy()
     assert stats.pearsonr(pairs[:, 0], pairs[:, 1]).pvalue > 1e-3

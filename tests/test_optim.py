@@ -66,8 +66,8 @@ def test_optimizers_equal_unfused_torch(choice: dict[str, Any], peer: Any) -> No
     rest = [p for p in theirs.parameters() if p.ndim <= 1]
     reference = peer([{"params": rest, "weight_decay": 0.0}, {"params": decay, "weight_decay": 0.3}])
     start = [p.detach().clone() for p in theirs.parameters()]
-    found, wanted = trained(ours, optimizer), trained(theirs, reference)
-    for mine, other, before in zip(found, wanted, start, strict=True):
+    actual, expected = trained(ours, optimizer), trained(theirs, reference)
+    for mine, other, before in zip(actual, expected, start, strict=True):
         assert not torch.equal(other, before)
         torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
 
@@ -142,23 +142,23 @@ def torchs(make: Any) -> list[float]:
     """The factors of a scheduler of torch, on a base rate of 1."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = make(optimizer)
-    found = []
+    rates = []
     for _ in range(STEPS):
-        found.append(optimizer.param_groups[0]["lr"])
+        rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
-    return found
+    return rates
 
 
 @pytest.mark.parametrize("final", [0.0, 0.1])
 def test_cosine_equals_torch(final: float) -> None:
-    wanted = torchs(lambda opt: lr_scheduler.CosineAnnealingLR(opt, STEPS, eta_min=final))
-    assert factors({"type": "cosine", "final": final}) == pytest.approx(wanted, abs=1e-12)
+    expected = torchs(lambda opt: lr_scheduler.CosineAnnealingLR(opt, STEPS, eta_min=final))
+    assert factors({"type": "cosine", "final": final}) == pytest.approx(expected, abs=1e-12)
 
 
 def test_warmup_then_cosine_equals_torch() -> None:
     warm = 8
-    wanted = torchs(
+    expected = torchs(
         lambda opt: lr_scheduler.SequentialLR(
             opt,
             [
@@ -168,24 +168,24 @@ def test_warmup_then_cosine_equals_torch() -> None:
             [warm],
         )
     )
-    found = factors({"type": "cosine", "warmup": warm / STEPS})
-    assert found == pytest.approx(wanted, abs=1e-12)
-    assert max(found) == found[warm] == 1.0
+    rates = factors({"type": "cosine", "warmup": warm / STEPS})
+    assert rates == pytest.approx(expected, abs=1e-12)
+    assert max(rates) == rates[warm] == 1.0
 
 
 def test_cosine_equals_timm() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     peer = CosineLRScheduler(optimizer, t_initial=STEPS, lr_min=0.05, t_in_epochs=False)
-    wanted = []
+    expected = []
     for step in range(STEPS):
         peer.step_update(step)
-        wanted.append(optimizer.param_groups[0]["lr"])
-    assert factors({"type": "cosine", "final": 0.05}) == pytest.approx(wanted, abs=1e-12)
+        expected.append(optimizer.param_groups[0]["lr"])
+    assert factors({"type": "cosine", "final": 0.05}) == pytest.approx(expected, abs=1e-12)
 
 
 def test_linear_equals_torch() -> None:
-    wanted = torchs(lambda opt: lr_scheduler.LinearLR(opt, start_factor=1.0, end_factor=0.2, total_iters=STEPS))
-    assert factors({"type": "linear", "final": 0.2}) == pytest.approx(wanted, abs=1e-12)
+    expected = torchs(lambda opt: lr_scheduler.LinearLR(opt, start_factor=1.0, end_factor=0.2, total_iters=STEPS))
+    assert factors({"type": "linear", "final": 0.2}) == pytest.approx(expected, abs=1e-12)
 
 
 def test_constant_after_warmup() -> None:
@@ -218,24 +218,24 @@ def test_layer_decay_rates_equal_timm(prefix: list[str], factor: float) -> None:
     if distilled:
         options["head"] = "distilled"
     ours = slot("model").build(options, DataInfo(image=(8, 8), channels=3, classes=5))
-    known = "deit_tiny_distilled_patch16_224" if distilled else "vit_tiny_patch16_224"
-    theirs = timm.create_model(known, img_size=8, **sizes, embed_dim=12, num_heads=2, num_classes=5)
-    wanted = {}
+    model_name = "deit_tiny_distilled_patch16_224" if distilled else "vit_tiny_patch16_224"
+    theirs = timm.create_model(model_name, img_size=8, **sizes, embed_dim=12, num_heads=2, num_classes=5)
+    expected = {}
     names = {id(p): name for name, p in theirs.named_parameters()}
     no_decay = [name for name in theirs.no_weight_decay() if name in dict(theirs.named_parameters())]
     for group in param_groups_layer_decay(theirs, 0.3, no_weight_decay_list=no_decay, layer_decay=factor):
         for p in group["params"]:
-            wanted[names[id(p)]] = (pytest.approx(group["lr_scale"]), group["weight_decay"])
+            expected[names[id(p)]] = (pytest.approx(group["lr_scale"]), group["weight_decay"])
     layers = {name: ours.layer_of(name) for name, _ in ours.named_parameters()}
-    found = {}
+    rates = {}
     for group in layer_groups(decay_groups(ours, 0.3, ours.no_weight_decay()), layers, factor):
         for name, _ in group["params"]:
-            found[name.replace("position.pos_embed", "pos_embed")] = (group["lr_scale"], group["weight_decay"])
-    heads = {name for name in found if name.startswith("head")}
-    assert len(heads) == (4 if distilled else 2) and all(found.pop(name)[0] == 1 for name in heads)
-    assert all(wanted.pop(name)[0] == 1 for name in list(wanted) if name.startswith("head"))
-    assert found == wanted
-    assert found["pos_embed"][0] == pytest.approx(factor**4) and found["blocks.2.mlp.fc1.weight"][0] == factor
+            rates[name.replace("position.pos_embed", "pos_embed")] = (group["lr_scale"], group["weight_decay"])
+    heads = {name for name in rates if name.startswith("head")}
+    assert len(heads) == (4 if distilled else 2) and all(rates.pop(name)[0] == 1 for name in heads)
+    assert all(expected.pop(name)[0] == 1 for name in list(expected) if name.startswith("head"))
+    assert rates == expected
+    assert rates["pos_embed"][0] == pytest.approx(factor**4) and rates["blocks.2.mlp.fc1.weight"][0] == factor
 
 
 def test_layer_rate_is_share_of_optimizer_rate() -> None:

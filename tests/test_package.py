@@ -34,8 +34,8 @@ def heavy_after(*steps: str) -> dict[str, list[str]]:
     done = subprocess.run(
         [sys.executable, "-c", f"{script}print(json.dumps(told))"], capture_output=True, text=True, check=True
     )
-    found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    modules: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return modules
 
 
 def called(*arguments: str) -> str:
@@ -43,11 +43,11 @@ def called(*arguments: str) -> str:
 
 
 def test_importing_vitlab_lists_and_help_import_nothing_heavy() -> None:
-    opened = ["import vitlab", "import vitlab.cli", "import vitlab.spec, vitlab.registry, vitlab.store.folders"]
-    read = [called(*words) for words in (["--help"], ["list"], ["list", "position"], ["list", "--json"])]
+    statements = ["import vitlab", "import vitlab.cli", "import vitlab.spec, vitlab.registry, vitlab.store.folders"]
+    outputs = [called(*words) for words in (["--help"], ["list"], ["list", "position"], ["list", "--json"])]
     helped = [called(command, "--help") for command in COMMANDS]
-    found = heavy_after(*opened, *read, *helped)
-    assert len(found) == 3 + 4 + len(COMMANDS) and not any(found.values()), found
+    modules = heavy_after(*statements, *outputs, *helped)
+    assert len(modules) == 3 + 4 + len(COMMANDS) and not any(modules.values()), modules
 
 
 def test_planning_imports_only_torch() -> None:
@@ -103,8 +103,8 @@ def test_imports_are_declared_dependencies() -> None:
             modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             for module in {PARTS.get(name, name) for name in (full.partition(".")[0] for full in modules)}:
                 if module not in sys.stdlib_module_names | {"vitlab"}:
-                    found = {canonicalize_name(name) for name in offers.get(module, [module])}
-                    assert found & names, f"{file} imports {module}, which pyproject.toml does not name"
+                    distributions = {canonicalize_name(name) for name in offers.get(module, [module])}
+                    assert distributions & names, f"{file} imports {module}, which pyproject.toml does not name"
 
 
 RUNS = {"eval", "exec", "os.system", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "pickle.load", "pickle.loads"}
@@ -120,14 +120,14 @@ ITS_OWN = {"vitlab/testing/__init__.py": "pickle.loads"}
 
 def risks(source: str) -> list[str]:
     """The calls of a source that run what data says."""
-    found = []
+    calls = []
     for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
         name = ast.unparse(call.func)
-        said = {word.arg: getattr(word.value, "value", None) for word in call.keywords}
+        keywords = {word.arg: getattr(word.value, "value", None) for word in call.keywords}
         option, value = ONLY_WITH.get(name, ("", None))
-        if name in RUNS or said.get("shell") is True or said.get(option) is not value:
-            found.append(name)
-    return found
+        if name in RUNS or keywords.get("shell") is True or keywords.get(option) is not value:
+            calls.append(name)
+    return calls
 
 
 def test_no_file_is_read_by_unsafe_loader() -> None:
@@ -165,7 +165,7 @@ def test_container_server_answers_to_its_service_name() -> None:
     services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
     called = services["lab"]["environment"]["MLFLOW_TRACKING_URI"].partition("http://")[2].removesuffix("}")
     start = [*services["mlflow"]["entrypoint"], *services["mlflow"]["command"]]
-    said = start[start.index("--allowed-hosts") + 1]  # or what whoever starts it lets in beside
-    allowed = said.partition(":-")[2].removesuffix("}").split(",")
+    hosts = start[start.index("--allowed-hosts") + 1]  # or what whoever starts it lets in beside
+    allowed = hosts.partition(":-")[2].removesuffix("}").split(",")
     assert all(is_allowed_host_header(allowed, host) for host in (called, "127.0.0.1:5000", "localhost:5000"))
     assert not is_allowed_host_header(allowed, "elsewhere.example:5000")

@@ -64,7 +64,7 @@ def test_study_names_are_unique() -> None:
 
 
 def test_imagenet_sizes_equal_published(tmp_path: Path) -> None:
-    seen = set()
+    sizes = set()
     for file in (FOLDER / "imagenet" / f"{name}.yaml" for name in ("model_size", "patch_size", "data_scale", "recipe")):
         plan = plan_of(file, tmp_path)
         costs = lab.costs(plan)
@@ -77,12 +77,12 @@ def test_imagenet_sizes_equal_published(tmp_path: Path) -> None:
                 published = RESNET50
             elif plain and model["head"]["type"] == "linear":
                 published = PUBLISHED[model["size"], model["patch_size"]]
-                seen.add((model["size"], model["patch_size"]))
+                sizes.add((model["size"], model["patch_size"]))
             else:
                 continue
             assert costs[arm]["params"] == published[0], (file, arm)
             assert round(costs[arm]["macs"] / 1e9, 2) == pytest.approx(published[1], abs=1e-9), (file, arm)
-    assert seen == set(PUBLISHED)
+    assert sizes == set(PUBLISHED)
 
 
 def test_imagenet_recipe_equals_hand_calculation(tmp_path: Path) -> None:
@@ -100,16 +100,18 @@ def test_imagenet_recipe_equals_hand_calculation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", LAPTOP)
 def test_laptop_studies_have_reference_and_named_models(name: str, tmp_path: Path) -> None:
     plan = plan_of(FOLDER / f"{name}.yaml", tmp_path)
-    found, costs = specs(plan), lab.costs(plan)
-    references = [arm for arm, spec in found.items() if spec["model"] == {"type": "linear"}]
+    trial_specs, costs = specs(plan), lab.costs(plan)
+    references = [arm for arm, spec in trial_specs.items() if spec["model"] == {"type": "linear"}]
     assert references and all(costs[arm]["params"] == 784 * 10 + 10 for arm in references)
     assert all(plan.arm(arm).baseline for arm in references), "a reference is compared"
-    for arm in found:
+    for arm in trial_specs:
         if shape := re.search(r"(\d+)x(\d+)", arm):
-            model = found[arm]["model"]
+            model = trial_specs[arm]["model"]
             assert (model["dim"], model["depth"], model["dim"] // model["heads"]) == (*map(int, shape.groups()), 16)
     values = [plan.arm(arm).values for arm in references]
-    assert not [path for known in values for path, value in known.items() if path.startswith("model.") and value]
+    assert not [
+        path for value_known in values for path, value in value_known.items() if path.startswith("model.") and value
+    ]
     assert len(plan.tuning) == len(plan.arms) and all(len(tuning.trials) == 3 for tuning in plan.tuning)
     assert {planned.seed for planned in plan.pending} == set(range(5))
 
@@ -127,26 +129,26 @@ def test_header_numbers_equal_plan(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model_size", "patch_size", "data_scale"])
 def test_equal_images(name: str, tmp_path: Path) -> None:
-    seen = {images_seen(spec["train"]) for spec in specs(plan_of(FOLDER / f"{name}.yaml", tmp_path)).values()}
-    assert len(seen) == 1
-    epochs = (seen.pop() or 0) / FASHION_MNIST
-    (said,) = re.findall(r"# ([\d.]+) epochs of the 54,000", (FOLDER / f"{name}.yaml").read_text())
-    assert epochs == pytest.approx(float(said), abs=0.01)
+    image_counts = {images_seen(spec["train"]) for spec in specs(plan_of(FOLDER / f"{name}.yaml", tmp_path)).values()}
+    assert len(image_counts) == 1
+    epochs = (image_counts.pop() or 0) / FASHION_MNIST
+    (header,) = re.findall(r"# ([\d.]+) epochs of the 54,000", (FOLDER / f"{name}.yaml").read_text())
+    assert epochs == pytest.approx(float(header), abs=0.01)
 
 
 @pytest.mark.parametrize("name", ["model_size_macs", "patch_size_macs"])
 def test_equal_work(name: str, tmp_path: Path) -> None:
     plan = plan_of(FOLDER / f"{name}.yaml", tmp_path)
-    found, costs = specs(plan), lab.costs(plan)
+    trial_specs, costs = specs(plan), lab.costs(plan)
     work = {
         arm: 3 * costs[arm]["macs"] * spec["train"]["steps"] * spec["train"]["batch_size"]
-        for arm, spec in found.items()
+        for arm, spec in trial_specs.items()
     }
     reference = work.pop("linear")
     assert max(work.values()) / min(work.values()) < 1.002
     assert max(work.values()) == pytest.approx(454e9, rel=0.002), "as the header says"
     assert reference < min(work.values()) / 100
-    assert found["linear"]["train"]["steps"] == 1263
+    assert trial_specs["linear"]["train"]["steps"] == 1263
 
 
 def test_gpu_hours_equal_hand_calculation() -> None:
@@ -169,9 +171,9 @@ def test_plan_shows_gpu_hours_with_assumptions(tmp_path: Path) -> None:
     images = 1024 * round(90 * 1_268_355 / 1024)
     assert hours["baseline"] == pytest.approx(6 * 4_598_882_304 * images / (0.4 * 989e12) / 3600, rel=1e-12)
     assert all(arm["cost"]["images"] == images for arm in data["arms"])
-    said = " ".join(CliRunner().invoke(cli, ["plan", file, "--out", out, "--cost"]).output.split())
-    assert "40 % of 312 TFLOP/s (--device-tflops)" in said
-    assert f"in all {3 * sum(hours.values()) * 989 / 312:,.1f}." in said
+    output = " ".join(CliRunner().invoke(cli, ["plan", file, "--out", out, "--cost"]).output.split())
+    assert "40 % of 312 TFLOP/s (--device-tflops)" in output
+    assert f"in all {3 * sum(hours.values()) * 989 / 312:,.1f}." in output
 
 
 def test_gpu_hours_need_data_if_lengths_are_epochs(tmp_path: Path) -> None:
@@ -185,8 +187,8 @@ def test_gpu_hours_need_data_if_lengths_are_epochs(tmp_path: Path) -> None:
 def test_tuning_is_counted_in_cost(tmp_path: Path) -> None:
     file, out = str(FOLDER / "patch_size_macs.yaml"), str(tmp_path)
     hours = [arm["cost"]["gpu_hours"] for arm in plan_json(file, "--out", out)["arms"]]
-    said = " ".join(CliRunner().invoke(cli, ["plan", file, "--out", out, "--cost"]).output.split())
-    assert f"in all {8 * sum(hours):.2g}." in said
+    output = " ".join(CliRunner().invoke(cli, ["plan", file, "--out", out, "--cost"]).output.split())
+    assert f"in all {8 * sum(hours):.2g}." in output
 
 
 def test_study_runs(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_two_hundred_requests_never_exceed_a_gpu() -> None:
             (name, Request(rng.choice([0.1, 0.2, 0.25, 1 / 3, 0.5, 0.75, 1.0]), rng.choice([0, 6, 20, 60]) * GIB))
             for name in range(200)
         ]
-        placed = 0
+        count = 0
         while waiting or any(there.values()):
             if waiting and rng.random() < 0.6:
                 name, request = waiting[0]
@@ -41,7 +41,7 @@ def test_two_hundred_requests_never_exceed_a_gpu() -> None:
                 assert (gpu is None) == (not fits) and (gpu is None or gpu in fits)
                 if gpu is not None:
                     waiting.pop(0)
-                    placed += 1
+                    count += 1
                     there[gpu][name] = request
                     new[gpu].add(name)
             busy = [(gpu, name) for gpu in GPUS for name in there[gpu]]
@@ -58,7 +58,7 @@ def test_two_hundred_requests_never_exceed_a_gpu() -> None:
                 assert float(placement.used_share(gpu)) <= 1.0
                 assert sum(r.memory for r in there[gpu].values()) <= MEMORY.get(gpu, 10**15)
                 assert len(new[gpu]) <= 1
-        assert placed == 200
+        assert count == 200
 
 
 def test_ten_tenths_fit_and_eleven_do_not() -> None:

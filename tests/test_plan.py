@@ -39,8 +39,8 @@ def plan(tmp_path: Path, **study: Any) -> Plan:
     return plan_study(file)[1]
 
 
-def names(found: Plan) -> list[str]:
-    return [arm.name for arm in found.arms]
+def names(actual: Plan) -> list[str]:
+    return [arm.name for arm in actual.arms]
 
 
 # -- the algebra ------------------------------------------------------------------------------------------------------
@@ -51,8 +51,8 @@ def values(node: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_one_at_a_time_is_base_and_single_alternatives() -> None:
-    found = values({"one_at_a_time": {"a": [1, 2, 3], "b": [4, 5]}})
-    assert found == [{}, {"a": 1}, {"a": 2}, {"a": 3}, {"b": 4}, {"b": 5}]
+    design_values = values({"one_at_a_time": {"a": [1, 2, 3], "b": [4, 5]}})
+    assert design_values == [{}, {"a": 1}, {"a": 2}, {"a": 3}, {"b": 4}, {"b": 5}]
 
 
 def test_leave_one_out_in_each_direction() -> None:
@@ -119,15 +119,15 @@ TENS = {f"train.optimizer.a{index}": list(range(10)) for index in range(7)}
 
 
 @pytest.mark.parametrize(
-    ("design", "said"),
+    ("design", "message"),
     [
         ({"grid": TENS}, "a grid of 10,000,000 arms; a design has at most 1,000,000"),
         ({"union": [{"grid": dict(list(TENS.items())[:6])}] * 3}, "a union of 3,000,000 arms"),
         ({"sample": {"n": 3, "over": {"union": [{"grid": TENS}] * 2}}}, "a union of 20,000,000 arms"),
     ],
 )
-def test_unbounded_design_is_refused_with_place(tmp_path: Path, design: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=rf":\d+:\d+: {said}"):
+def test_unbounded_design_is_refused_with_place(tmp_path: Path, design: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=rf":\d+:\d+: {message}"):
         plan(tmp_path, design=design)
 
 
@@ -141,7 +141,7 @@ def test_unbounded_trials_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("train", "said"),
+    ("train", "message"),
     [
         ({"epochs": 1e300}, r"base\.train\.epochs must be less than or equal to 1000000000.*; found 1e\+300"),
         ({"steps": 10**30}, r"base\.train\.steps must be less than or equal to 1000000000"),
@@ -149,8 +149,8 @@ def test_unbounded_trials_are_refused(tmp_path: Path) -> None:
         ({"steps": 2, "evaluations": 10**12}, r"base\.train\.evaluations must be less than or equal to 1000000"),
     ],
 )
-def test_unbounded_training_is_refused(tmp_path: Path, train: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_unbounded_training_is_refused(tmp_path: Path, train: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         plan(tmp_path, base={**BASE, "train": train})
 
 
@@ -159,8 +159,8 @@ def test_unbounded_training_is_refused(tmp_path: Path, train: dict[str, Any], sa
 
 def test_variation_beside_label_is_in_arm_name(tmp_path: Path) -> None:
     parts = {"leave_one_out": {"of": {"model.position": "none", "train.clip_grad": 1.0}}}
-    found = plan(tmp_path, design={"grid": [parts, {"one_at_a_time": {"model.dim": [16]}}]})
-    assert names(found) == [
+    study_plan = plan(tmp_path, design={"grid": [parts, {"one_at_a_time": {"model.dim": [16]}}]})
+    assert names(study_plan) == [
         "baseline",
         "dim=16",
         "without position",
@@ -170,13 +170,13 @@ def test_variation_beside_label_is_in_arm_name(tmp_path: Path) -> None:
     ]
     byhand = {"arms": {"plain": {"model.position": "none"}}}
     labels = {"zip": {"model.dim": [16], "train.batch_size": [4], "labels": ["wide"]}}
-    found = plan(
+    study_plan = plan(
         tmp_path,
         design={
             "union": [{"grid": {"model.depth": [2]}}, {"grid": [byhand, labels, {"grid": {"model.depth": [1, 3]}}]}]
         },
     )
-    assert names(found) == ["depth=2", "plain, wide, depth=1", "plain, wide, depth=3"]
+    assert names(study_plan) == ["depth=2", "plain, wide, depth=1", "plain, wide, depth=3"]
 
 
 def test_arm_names_have_the_differences() -> None:
@@ -187,10 +187,10 @@ def test_arm_names_have_the_differences() -> None:
 
 
 def test_equal_arms_merge_under_first_name(tmp_path: Path) -> None:
-    found = plan(tmp_path, design={"one_at_a_time": {"model.position": ["learned", "none", {"type": "none"}]}})
-    assert names(found) == ["baseline", "position=none"]
-    assert found.arm("baseline").aliases == ("position=learned",)
-    assert any("position=learned" in note for note in found.notes)
+    study_plan = plan(tmp_path, design={"one_at_a_time": {"model.position": ["learned", "none", {"type": "none"}]}})
+    assert names(study_plan) == ["baseline", "position=none"]
+    assert study_plan.arm("baseline").aliases == ("position=learned",)
+    assert any("position=learned" in note for note in study_plan.notes)
 
 
 def test_explicit_defaults_give_same_arm(tmp_path: Path) -> None:
@@ -204,33 +204,33 @@ def test_new_type_replaces_slot_and_shortest_paths_apply_first(tmp_path: Path) -
         "b": {"train.optimizer.lr": 0.5, "train.optimizer": "sgd"},
         "c": {"train.optimizer.type": "sgd"},
     }
-    found = plan(tmp_path, design={"arms": arms}, analysis={"compare": "none"})
-    optimizers = {item.arm: item.trial.spec["train"]["optimizer"] for item in found.trials}
+    study_plan = plan(tmp_path, design={"arms": arms}, analysis={"compare": "none"})
+    optimizers = {item.arm: item.trial.spec["train"]["optimizer"] for item in study_plan.trials}
     assert optimizers["a"]["type"] == "adamw"
     assert optimizers["b"]["type"] == optimizers["c"]["type"] == "sgd"
     assert optimizers["b"]["lr"] == 0.5 != optimizers["c"]["lr"]
 
 
 def test_new_length_replaces_old_one(tmp_path: Path) -> None:
-    found = plan(tmp_path, design={"one_at_a_time": {"train.images": [64]}})
-    trains = {item.arm: item.trial.spec["train"] for item in found.trials}
+    study_plan = plan(tmp_path, design={"one_at_a_time": {"train.images": [64]}})
+    trains = {item.arm: item.trial.spec["train"] for item in study_plan.trials}
     assert trains["images=64"]["images"] == 64 and "steps" not in trains["images=64"]
 
 
 def test_baseline_is_arm_equal_to_base(tmp_path: Path) -> None:
-    found = plan(tmp_path, design={"grid": {"model.position": ["none", "learned"], "model.depth": [1, 2]}})
-    baselines = {arm.name: arm.baseline for arm in found.arms}
+    study_plan = plan(tmp_path, design={"grid": {"model.position": ["none", "learned"], "model.depth": [1, 2]}})
+    baselines = {arm.name: arm.baseline for arm in study_plan.arms}
     assert baselines.pop("position=learned, depth=2") is None
     assert set(baselines.values()) == {"position=learned, depth=2"}
 
 
 def test_compare_to_finds_counterpart_of_each_arm(tmp_path: Path) -> None:
-    found = plan(
+    study_plan = plan(
         tmp_path,
         design={"grid": {"model.position": ["none", "learned"], "model.depth": [1, 3]}},
         analysis={"compare": {"to": {"model.position": "none"}}},
     )
-    assert {arm.name: arm.baseline for arm in found.arms} == {
+    assert {arm.name: arm.baseline for arm in study_plan.arms} == {
         "position=none, depth=1": None,
         "position=none, depth=3": None,
         "position=learned, depth=1": "position=none, depth=1",
@@ -240,8 +240,8 @@ def test_compare_to_finds_counterpart_of_each_arm(tmp_path: Path) -> None:
 
 def test_additions_are_compared_with_bare_recipe(tmp_path: Path) -> None:
     of = {"model.position": "none", "model.mlp.ratio": 1.0, "model.depth": 1}
-    found = plan(tmp_path, design={"leave_one_out": {"of": of, "direction": "both"}})
-    baselines = {arm.name: arm.baseline for arm in found.arms}
+    study_plan = plan(tmp_path, design={"leave_one_out": {"of": of, "direction": "both"}})
+    baselines = {arm.name: arm.baseline for arm in study_plan.arms}
     assert baselines["bare + position"] == "bare" and baselines["without position"] == "baseline"
 
 
@@ -274,32 +274,32 @@ def test_invalid_rules_are_refused(rule: str) -> None:
 
 
 def test_rule_skips_arm_with_reason(tmp_path: Path) -> None:
-    found = plan(
+    study_plan = plan(
         tmp_path,
         design={"one_at_a_time": {"model.depth": [1, 3]}},
         where=[{"require": "model.depth < 3", "because": "too slow here"}],
     )
-    assert found.arm("depth=3").skip == "too slow here"
-    assert {item.arm for item in found.trials} == {"baseline", "depth=1"}
+    assert study_plan.arm("depth=3").skip == "too slow here"
+    assert {item.arm for item in study_plan.trials} == {"baseline", "depth=1"}
 
 
 def test_incompatible_parts_skip_arm_with_reason(tmp_path: Path) -> None:
     design = {"one_at_a_time": {"model.prefix": [[]], "model.position": ["none"]}}
-    found = plan(tmp_path, design=design)
-    skipped = [arm for arm in found.arms if arm.skip]
+    study_plan = plan(tmp_path, design=design)
+    skipped = [arm for arm in study_plan.arms if arm.skip]
     assert len(skipped) == 1 and "class" in skipped[0].skip
 
 
 # -- identity ---------------------------------------------------------------------------------------------------------
 
 
-def keys(found: Plan) -> set[str]:
-    return {item.trial.key for item in found.trials}
+def keys(actual: Plan) -> set[str]:
+    return {item.trial.key for item in actual.trials}
 
 
 def test_plan_survives_json(tmp_path: Path) -> None:
-    found = plan(tmp_path, design={"one_at_a_time": {"model.position": ["none"]}}, question="why?")
-    assert Plan.from_json(found.to_json()) == found
+    study_plan = plan(tmp_path, design={"one_at_a_time": {"model.position": ["none"]}}, question="why?")
+    assert Plan.from_json(study_plan.to_json()) == study_plan
 
 
 def test_key_depends_on_seeds_and_values_but_not_names(tmp_path: Path) -> None:
@@ -419,8 +419,8 @@ def test_modules_are_read_without_import(tmp_path: Path) -> None:
                         import guest.parts
         """)
     )
-    found = set(closure({"guest.block"}))
-    assert found == {f"guest{name}" for name in ("", ".block", ".b", ".c", ".d", ".parts")}
+    modules = set(closure({"guest.block"}))
+    assert modules == {f"guest{name}" for name in ("", ".block", ".b", ".c", ".d", ".parts")}
     assert not [module for module in sys.modules if module.partition(".")[0] == "guest"]
 
 
@@ -444,9 +444,9 @@ def test_source_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(AssertionError, match="parsed again"):
             digest()
     changed = digest()
-    (kept,) = (tmp_path / "cache" / "vitlab").iterdir()
-    for broken in (b"", b"[]", b'{"by": "another", "texts": {}}', b"\xff"):
-        kept.write_bytes(broken)
+    (cache_file,) = (tmp_path / "cache" / "vitlab").iterdir()
+    for content in (b"", b"[]", b'{"by": "another", "texts": {}}', b"\xff"):
+        cache_file.write_bytes(content)
         assert digest() == changed != first
     monkeypatch.setenv("XDG_CACHE_HOME", str(package / "block.py"))  # nowhere to keep anything
     assert digest() == changed
@@ -471,8 +471,8 @@ def test_unparsable_code_is_digested(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_runner_is_part_of_code_of_every_trial() -> None:
-    found = closure({RUNNER})
-    assert {"vitlab.runner.run", "vitlab.training.loop", "vitlab.noise", "vitlab.data.prepare"} <= set(found)
+    modules = closure({RUNNER})
+    assert {"vitlab.runner.run", "vitlab.training.loop", "vitlab.noise", "vitlab.data.prepare"} <= set(modules)
     strangers = {"vitlab.lab", "vitlab.report", "vitlab.trackers.mlflow", "vitlab.cli", "vitlab.models.vit"}
     strangers |= {
         "vitlab.plan.expand",
@@ -481,7 +481,7 @@ def test_runner_is_part_of_code_of_every_trial() -> None:
         "vitlab.spec.study",
         "vitlab.spec.run",
     }
-    assert not strangers & set(found), "a change there would retrain everything"
+    assert not strangers & set(modules), "a change there would retrain everything"
     assert code_digest(frozenset({"vitlab.models.vit"})) != code_digest(frozenset())
 
 
@@ -494,14 +494,14 @@ def fine_tuning(seed: object = "same") -> dict[str, Any]:
 
 
 def test_trial_may_start_from_another(tmp_path: Path) -> None:
-    found = plan(tmp_path, base=fine_tuning(), seeds=2, design={"one_at_a_time": {"model.drop_path": [0.1]}})
-    assert len(found.trials) == 4 and len(found.prerequisites) == 2, "one for each seed, shared by the arms"
-    prerequisites = {f"{trial.key}/{trial.code}": trial for trial in found.prerequisites}
-    for item in found.trials:
-        (needed,) = item.trial.needs.values()
-        assert prerequisites[needed].seeds == item.trial.seeds
+    study_plan = plan(tmp_path, base=fine_tuning(), seeds=2, design={"one_at_a_time": {"model.drop_path": [0.1]}})
+    assert len(study_plan.trials) == 4 and len(study_plan.prerequisites) == 2, "one for each seed, shared by the arms"
+    prerequisites = {f"{trial.key}/{trial.code}": trial for trial in study_plan.prerequisites}
+    for item in study_plan.trials:
+        (dependency,) = item.trial.needs.values()
+        assert prerequisites[dependency].seeds == item.trial.seeds
     alone = plan(tmp_path, base={**BASE, "train": {"steps": 5, "batch_size": 8}}, seeds=2)
-    assert {trial.key for trial in found.prerequisites} == keys(alone), "named by its spec, it is the same trial"
+    assert {trial.key for trial in study_plan.prerequisites} == keys(alone), "named by its spec, it is the same trial"
     assert len(plan(tmp_path, base=fine_tuning(seed=7), seeds=2).prerequisites) == 1
 
 
@@ -515,8 +515,8 @@ def test_start_trial_is_part_of_key(tmp_path: Path) -> None:
     by_file = {**BASE, "init_from": {"checkpoint": str(weights)}}
     before = keys(plan(tmp_path, base=by_file, seeds=1))
     (tmp_path / "moved.safetensors").write_bytes(b"one")
-    moved = {**BASE, "init_from": {"checkpoint": str(tmp_path / "moved.safetensors")}}
-    assert keys(plan(tmp_path, base=moved, seeds=1)) == before, "a checkpoint counts by its content, not its path"
+    other_base = {**BASE, "init_from": {"checkpoint": str(tmp_path / "moved.safetensors")}}
+    assert keys(plan(tmp_path, base=other_base, seeds=1)) == before, "a checkpoint counts by its content, not its path"
     weights.write_bytes(b"another")
     assert keys(plan(tmp_path, base=by_file, seeds=1)) != before
 
@@ -534,9 +534,9 @@ def test_mistakes_in_start_trial_have_a_place(tmp_path: Path) -> None:
 
 def test_pretraining_excludes_validation_images_of_trial(tmp_path: Path) -> None:
     vary = {"count": 2, "vary": ["init", "split"]}
-    found = plan(tmp_path, base=fine_tuning(seed=7), seeds=vary)
-    bodies = {f"{trial.key}/{trial.code}": trial for trial in found.prerequisites}
-    for item in found.trials:
+    study_plan = plan(tmp_path, base=fine_tuning(seed=7), seeds=vary)
+    bodies = {f"{trial.key}/{trial.code}": trial for trial in study_plan.prerequisites}
+    for item in study_plan.trials:
         body = bodies[item.trial.needs["init_from"]]
         assert (body.seeds["init"], body.seeds["split"]) == (7, item.seed)
 
@@ -579,30 +579,30 @@ def test_weights_of_other_validation_split_are_refused(base: dict[str, Any], sen
 def test_pretraining_may_differ_in_split_independent_options(data: dict[str, Any], tmp_path: Path) -> None:
     """Seen in the images themselves: none that is trained on before is validated on here."""
     before = {**BASE, "data": {"type": "digits", **data}}
-    found = plan(tmp_path, base={**BASE, "init_from": {"trial": before}}, seeds={"count": 2, "vary": ["split"]})
-    bodies = {f"{trial.key}/{trial.code}": trial for trial in found.prerequisites}
-    for item in found.trials:
+    study_plan = plan(tmp_path, base={**BASE, "init_from": {"trial": before}}, seeds={"count": 2, "vary": ["split"]})
+    bodies = {f"{trial.key}/{trial.code}": trial for trial in study_plan.prerequisites}
+    for item in study_plan.trials:
         body = bodies[item.trial.needs["init_from"]]
-        seen, judged = (prepare(one.spec["data"], one.seeds) for one in (body, item.trial))
-        assert not set(seen.train.id_N.tolist()) & set(judged.val.id_N.tolist())
+        training_part, validation_part = (prepare(one.spec["data"], one.seeds) for one in (body, item.trial))
+        assert not set(training_part.train.id_N.tolist()) & set(validation_part.val.id_N.tolist())
 
 
 def test_indirect_pretraining_has_split_of_trial(tmp_path: Path) -> None:
     """Whatever is between them, and whatever seed it names."""
     between = {**OTHER, "init_from": {"trial": BASE, "seed": 7}}
     base = {**BASE, "init_from": {"trial": between, "seed": 7}}
-    found = plan(tmp_path, base=base, seeds={"count": 2, "vary": ["init", "split"]})
-    by_name = {f"{trial.key}/{trial.code}": trial for trial in found.prerequisites}
-    for item in found.trials:
+    study_plan = plan(tmp_path, base=base, seeds={"count": 2, "vary": ["init", "split"]})
+    by_name = {f"{trial.key}/{trial.code}": trial for trial in study_plan.prerequisites}
+    for item in study_plan.trials:
         first = by_name[by_name[item.trial.needs["init_from"]].needs["init_from"]]
         assert (first.seeds["init"], first.seeds["split"]) == (7, item.seed)
 
 
 def test_trial_weight_file_has_known_split(tmp_path: Path) -> None:
-    left = plan(tmp_path, base=BASE, seeds=1).trials[0].trial
+    source_trial = plan(tmp_path, base=BASE, seeds=1).trials[0].trial
     after = plan(tmp_path, base={**OTHER, "init_from": {"trial": BASE}}, seeds=1)
-    (needed,) = after.trials[0].trial.needs.values()
-    for name, trial in ((needed, left), ("after/code", after.trials[0].trial)):
+    (dependency,) = after.trials[0].trial.needs.values()
+    for name, trial in ((dependency, source_trial), ("after/code", after.trials[0].trial)):
         folder = tmp_path / "trials" / name
         folder.mkdir(parents=True)
         (folder / "spec.json").write_text(json.dumps(trial.to_json()))
@@ -613,19 +613,19 @@ def test_trial_weight_file_has_known_split(tmp_path: Path) -> None:
         base = {**BASE, "data": {"type": "digits", **data}, "init_from": source}
         return [note for note in plan(tmp_path, base=base, seeds=1).notes if "seen in pretraining" in note]
 
-    assert notes(needed) == notes("after/code") == []
-    for name in (needed, "after/code"):  # the trial itself, and one that took its weights
+    assert notes(dependency) == notes("after/code") == []
+    for name in (dependency, "after/code"):  # the trial itself, and one that took its weights
         (note,) = notes(name, validation=0.4)
         assert "another split of digits (data.validation is 0.2, and here it is 0.4)" in note
-    (tmp_path / "trials" / needed / "spec.json").write_text("[1]")
-    assert notes(needed, validation=0.4) == [], "no spec of a trial"
+    (tmp_path / "trials" / dependency / "spec.json").write_text("[1]")
+    assert notes(dependency, validation=0.4) == [], "no spec of a trial"
 
 
 # -- engines ----------------------------------------------------------------------------------------------------------
 
 
-def engines(found: Plan) -> dict[str, str]:
-    return {arm.name: arm.engine for arm in found.arms}
+def engines(actual: Plan) -> dict[str, str]:
+    return {arm.name: arm.engine for arm in actual.arms}
 
 
 def test_plan_names_engine_of_arm(tmp_path: Path) -> None:
@@ -641,17 +641,17 @@ def test_plan_names_engine_of_arm(tmp_path: Path) -> None:
         "design": {"arms": arms},
         "where": [{"require": "model.heads == 2", "because": "as said"}],
     }
-    found = plan(tmp_path, **study)
+    study_plan = plan(tmp_path, **study)
     loops = {"averaged": "loop", "large": "loop", "skipped": ""}
-    assert engines(found) == {"base": "stack", **loops, "biased": "vmap", "narrow": "vmap"}
+    assert engines(study_plan) == {"base": "stack", **loops, "biased": "vmap", "narrow": "vmap"}
     assert engines(plan(tmp_path, **study, run={"engine": "vmap"}))["large"] == "vmap"
     assert set(engines(plan(tmp_path, **study, run={"engine": "loop"})).values()) == {"loop", ""}
 
 
 def test_benchmark_overrides_engine_rule(tmp_path: Path) -> None:
-    found = plan(tmp_path, design={"one_at_a_time": {"train.optimizer.lr": [1e-4], "model.depth": [1]}}, seeds=2)
-    base, faster, shallow = (found.find(arm.name, 0) for arm in found.arms)
-    assert shape(base) == shape(found.find("baseline", 1)) == shape(faster) != shape(shallow)
+    study_plan = plan(tmp_path, design={"one_at_a_time": {"train.optimizer.lr": [1e-4], "model.depth": [1]}}, seeds=2)
+    base, faster, shallow = (study_plan.find(arm.name, 0) for arm in study_plan.arms)
+    assert shape(base) == shape(study_plan.find("baseline", 1)) == shape(faster) != shape(shallow)
     longer = plan(tmp_path, base={**BASE, "train": {"epochs": 3, "batch_size": 8, "schedule": "constant"}})
     assert shape(longer.find("baseline", 0)) == shape(base), "lengths and rates do not decide how fast a step is"
     probes = {shape(base): EngineBenchmark("loop", 2, {"loop": 3.0, "vmap": 2.0})}

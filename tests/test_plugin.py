@@ -99,9 +99,9 @@ def test_plugins_are_listed_without_import(site: Path) -> None:
 def test_plugin_works_like_builtin(site: Path) -> None:
     install(site, "acme_vit", "1.2.0", DYT, {"vitlab.norm": ["dyt = acme_vit:DyT"]})
     check_component("norm", "dyt")
-    found = norm.resolve({"type": "dyt", "alpha": 2})
-    assert found.plain() == {"type": "dyt", "alpha": 2.0} and str(found.origin) == "acme-vit 1.2.0"
-    assert norm.build(found, 4).alpha.item() == 2.0  # type: ignore[attr-defined]
+    choice = norm.resolve({"type": "dyt", "alpha": 2})
+    assert choice.plain() == {"type": "dyt", "alpha": 2.0} and str(choice.origin) == "acme-vit 1.2.0"
+    assert norm.build(choice, 4).alpha.item() == 2.0  # type: ignore[attr-defined]
     below, unknown = faults(norm, {"type": "dyt", "alpha": 0}), faults(norm, {"type": "dyt", "alhpa": 1})
     assert below == [(("alpha",), "norm 'dyt': alpha must be greater than 0; found 0")]
     assert unknown == [(("alhpa",), "norm 'dyt' has no option 'alhpa'. Did you mean 'alpha'? Options: alpha.")]
@@ -146,10 +146,10 @@ def test_broken_plugin_fails_only_studies_that_name_it(site: Path) -> None:
     code = "from torch import nn\nclass Wrong(nn.Module):\n    'No norm.'\ndef function(): ...\n"
     points = ["wrong = wrong_vit:Wrong", "function = wrong_vit:function", "gone = wrong_vit:Gone"]
     install(site, "wrong_vit", "2", code, {"vitlab.norm": points})
-    said = broken(norm, "broken")
+    message = broken(norm, "broken")
     first = "norm 'broken' from broken-vit 0.3.1 failed to import: ModuleNotFoundError: No module named 'a_module_that_is_not', at "
     place = site / "broken_vit.py"
-    assert said.splitlines() == [
+    assert message.splitlines() == [
         f"{first}{place}:2",
         f"  {place}:3, in <module>",
         "    first()",
@@ -202,10 +202,10 @@ def test_plugin_file_registers_components_with_code_digest(tmp_path: Path) -> No
     file = write(tmp_path / "my_blocks.py")
     origin = registry.load_file(file)
     assert origin.source == "my_blocks.py" and len(origin.version) == 16
-    found = norm.resolve({"type": "halved", "by": 0.25})
-    assert found.origin == origin
-    assert norm.build(found, 4).by == 0.25  # type: ignore[attr-defined]
-    assert norm.get("my_blocks.py:halved") is found.component
+    choice = norm.resolve({"type": "halved", "by": 0.25})
+    assert choice.origin == origin
+    assert norm.build(choice, 4).by == 0.25  # type: ignore[attr-defined]
+    assert norm.get("my_blocks.py:halved") is choice.component
     (entry,) = [entry for entry in registry.listing("norm") if entry.name == "halved"]
     assert entry.origin == origin and entry.target.endswith(":Halved")
     assert registry.load_file(str(file)) == origin  # a second time is once
@@ -356,5 +356,5 @@ def test_example_is_its_own_distribution(site: Path, monkeypatch: pytest.MonkeyP
     install(site, module, project["version"], code, {group: [f"{name} = {target}"]})
     own = f"{project['name']}:{name}"
     check_component("position", own)
-    found, origin = slot("position").find(own)
-    assert (found.__qualname__, str(origin)) == (cls, f"{project['name']} {project['version']}")
+    component, origin = slot("position").find(own)
+    assert (component.__qualname__, str(origin)) == (cls, f"{project['name']} {project['version']}")

@@ -90,8 +90,8 @@ print(json.dumps(told))
         [sys.executable, "-c", script], capture_output=True, text=True, env=environment, cwd=site.parent
     )
     assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    results: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 def study(folder: Path, name: str, require: str = "[]", norm: str = "layernorm") -> list[str]:
@@ -119,13 +119,13 @@ def test_study_requires_plugin_versions(tmp_path: Path) -> None:
         "../x": "'../x' is no requirement",
     }
     calls = [study(tmp_path, f"{n}.yaml", json.dumps([text])) for n, text in enumerate(requirements)]
-    told = called(tmp_path / "site", *calls)
-    for n, ((text, sentence), said) in enumerate(zip(requirements.items(), told, strict=True)):
+    results = called(tmp_path / "site", *calls)
+    for n, ((text, sentence), result) in enumerate(zip(requirements.items(), results, strict=True)):
         if sentence is None:
-            assert said["code"] == 0 and "1 arm, 3 trials" in said["out"], (text, said)
+            assert result["code"] == 0 and "1 arm, 3 trials" in result["out"], (text, result)
         else:
-            assert said["code"] == 2 and said["err"].startswith(f"{n}.yaml:3:21: {sentence}"), (text, said)
-            assert said["err"].count("\n") == 3 and said["err"].endswith("^\n")
+            assert result["code"] == 2 and result["err"].startswith(f"{n}.yaml:3:21: {sentence}"), (text, result)
+            assert result["err"].count("\n") == 3 and result["err"].endswith("^\n")
 
 
 @pytest.mark.parametrize("specifier", [">=0.3,<1", "==1.*", "~=0.3", "!=0.3.1", ">1"])
@@ -152,26 +152,26 @@ def test_excluded_plugins_are_unavailable(tmp_path: Path) -> None:
     same, layernorm = study(tmp_path, "same.yaml", norm="same"), study(tmp_path, "layernorm.yaml")
     needs = study(tmp_path, "needs.yaml", "[other-vit]")
     without = ["--no-plugin", "Other-ViT"]
-    told = called(
+    results = called(
         site, same, [*same, *without], same, [*layernorm], [*layernorm, *without], [*needs, *without],
         [*same, "--no-plugin", "acme-vit", *without], [*same, "--no-plugin", "othr-vit"], ["list", "norm"],
         *([f"{plugins.VARIABLE}={value}", *words] for value in ("1", "other-vit", "0")
           for words in (same, layernorm, ["list", "norm"])),
     )  # fmt: skip
-    codes = [said["code"] for said in told]
+    codes = [result["code"] for result in results]
     assert codes == [2, 0, 2, 2, 0, 2, 2, 2, 0, 2, 0, 0, 0, 0, 0, 2, 2, 0]  # the last by threes: 1, other-vit, 0
     clash = "norm 'same' is offered by acme-vit and other-vit; write 'acme-vit:same' or 'other-vit:same'."
-    assert clash in told[0]["err"] and clash in told[2]["err"]  # --no-plugin is for one command
-    assert "norm 'layernorm' is offered by other-vit and vitlab" in told[3]["err"]
+    assert clash in results[0]["err"] and clash in results[2]["err"]  # --no-plugin is for one command
+    assert "norm 'layernorm' is offered by other-vit and vitlab" in results[3]["err"]
     kept_out = "this study needs other-vit, which is kept out by --no-plugin or VITLAB_DISABLE_PLUGINS\n"
-    assert told[5]["err"].startswith(f"needs.yaml:3:21: {kept_out} 3 | plugins: ")
-    assert "no norm called 'same'." in told[6]["err"]
-    assert "acme-vit and other-vit would offer it and are kept out: see VITLAB_DISABLE_PLUGINS." in told[6]["err"]
-    assert told[7]["err"].startswith(
+    assert results[5]["err"].startswith(f"needs.yaml:3:21: {kept_out} 3 | plugins: ")
+    assert "no norm called 'same'." in results[6]["err"]
+    assert "acme-vit and other-vit would offer it and are kept out: see VITLAB_DISABLE_PLUGINS." in results[6]["err"]
+    assert results[7]["err"].startswith(
         "no plugin called 'othr-vit'. Did you mean 'other-vit'? Installed: acme-vit, other-vit"
     )
     for listed, there in zip(
-        told[11::3], ({"vitlab"}, {"acme-vit", "vitlab"}, {"acme-vit", "other-vit", "vitlab"}), strict=True
+        results[11::3], ({"vitlab"}, {"acme-vit", "vitlab"}, {"acme-vit", "other-vit", "vitlab"}), strict=True
     ):
         assert {line.split()[1] for line in listed["out"].splitlines()} == there
 
@@ -189,7 +189,7 @@ def test_builtin_clash_leaves_default_studies_working(tmp_path: Path) -> None:
     smoke = ["run", "silent.yaml", "--smoke", "--executor", "inline"]
     beside, without, run = called(site, plan, [f"{plugins.VARIABLE}=1", *plan], smoke)
     assert beside["code"] == without["code"] == 0, beside["err"]
-    keys, same = ([item["key"] for item in json.loads(said["out"])["trials"]] for said in (beside, without))
+    keys, same = ([item["key"] for item in json.loads(result["out"])["trials"]] for result in (beside, without))
     assert keys == same and all(keys)
     assert run["code"] == 0, run["err"]
 
@@ -231,23 +231,23 @@ def test_plugin_faults_are_reported_only_where_relevant(tmp_path: Path) -> None:
         "wrong": "norm 'wrong' from wrong-vit 2 is not a Norm: norm components derive from vitlab.components.norm.Norm",
     }
     calls = [study(tmp_path, f"{name}.yaml", norm=name) for name in expected]
-    fine, *told, listed, plugins, strict, rows = called(
+    fine, *results, listed, plugins, strict, rows = called(
         site, study(tmp_path, "fine.yaml"), *calls, ["list", "norm"], ["plugins"], ["plugins", "--strict"],
         ["plugins", "--json"]
     )  # fmt: skip
     assert fine["code"] == 0 and fine["err"] == ""
-    for (name, sentence), said in zip(expected.items(), told, strict=True):
-        assert said["code"] in (2, 3) and sentence in said["err"], (name, said)
-        assert "Traceback" not in said["err"] and "frozen" not in said["err"], (name, said)
-        assert ("in <module>" in said["err"]) == (name in ("broken", "exits")), (name, said)
+    for (name, sentence), result in zip(expected.items(), results, strict=True):
+        assert result["code"] in (2, 3) and sentence in result["err"], (name, result)
+        assert "Traceback" not in result["err"] and "frozen" not in result["err"], (name, result)
+        assert ("in <module>" in result["err"]) == (name in ("broken", "exits")), (name, result)
     assert all(name in listed["out"] for name in expected)
     assert plugins["code"] == 0
-    shown = {line.split()[1]: line for line in plugins["out"].splitlines() if line.startswith("  ")}
+    table = {line.split()[1]: line for line in plugins["out"].splitlines() if line.startswith("  ")}
     assert f"acme-vit 0.3.1   {site}" in plugins["out"]
-    assert shown["broken"].endswith(expected["broken"]) and " broken: " in shown["broken"]
-    assert shown["new"].split(None, 2)[2].startswith("refused: new-vit 3 needs vitlab>=99,<100, and this is")
-    assert shown["same"].endswith("works: acme-vit has one of that name: write twin-vit:same")
-    assert shown["wrong"].endswith(expected["wrong"])
+    assert table["broken"].endswith(expected["broken"]) and " broken: " in table["broken"]
+    assert table["new"].split(None, 2)[2].startswith("refused: new-vit 3 needs vitlab>=99,<100, and this is")
+    assert table["same"].endswith("works: acme-vit has one of that name: write twin-vit:same")
+    assert table["wrong"].endswith(expected["wrong"])
     assert strict["code"] == 3 and "no luck" in strict["err"] and strict["err"].endswith("4 plugins do not load\n")
     health = {
         (row["plugin"], row["name"]): row["health"]
@@ -264,8 +264,8 @@ def test_excluded_plugins_are_shown_and_not_imported(tmp_path: Path) -> None:
     site = tmp_path / "site"
     install(site, "acme-vit", "0.3.1", "raise RuntimeError('no luck')\n", {"norm": ["same = acme_vit:Same"]})
     (site / "acme_vit-0.3.1.dist-info" / "direct_url.json").write_text('{"url": "https://example.org/acme.git"}')
-    (said,) = called(site, ["plugins", "--strict"], VITLAB_DISABLE_PLUGINS="acme_vit")
-    assert said["code"] == 0 and said["out"].splitlines()[:2] == [
+    (result,) = called(site, ["plugins", "--strict"], VITLAB_DISABLE_PLUGINS="acme_vit")
+    assert result["code"] == 0 and result["out"].splitlines()[:2] == [
         "acme-vit 0.3.1   https://example.org/acme.git",
         "  norm         same                 kept out",
     ]

@@ -119,8 +119,8 @@ def test_sinusoidal_equals_port_of_tensor2tensor(dim: int) -> None:
     fsmt = pytest.importorskip("transformers.models.fsmt.modeling_fsmt")
     g = geometry(dim=dim, heads=1)
     expected = fsmt.SinusoidalPositionalEmbedding.get_embedding(g.tokens, dim, None)
-    found = added(build("sinusoidal", g, layout="tensor2tensor"), g)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    rows = added(build("sinusoidal", g, layout="tensor2tensor"), g)
+    torch.testing.assert_close(rows, expected, atol=1e-6, rtol=0)
     paper = added(build("sinusoidal", g, layout="concatenated"), g)
     assert (paper - expected).abs().max() > 0.1
 

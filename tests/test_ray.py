@@ -110,8 +110,8 @@ def shut_down(ray: Any, temporary: str) -> None:
         gc.collect()
 
 
-def run(**given: Any) -> RunSpec:
-    return RunSpec(**{"device": "cpu", "workers": 2, **given})
+def run(**arguments: Any) -> RunSpec:
+    return RunSpec(**{"device": "cpu", "workers": 2, **arguments})
 
 
 def real(root: Path, seed: int = 0, *, seeds: int = 1, name: str = "k") -> Job:
@@ -139,8 +139,8 @@ def wait_for_step(executor: Executor, folder: TrialFolder, step: int) -> None:
     """Poll until the journal in the true folder has got so far."""
 
     def told() -> bool:
-        ended = executor.poll(0.05)
-        assert not ended, ended
+        endings = executor.poll(0.05)
+        assert not endings, endings
         return any(told >= step for told in steps_told(folder))
 
     until(told)
@@ -187,7 +187,7 @@ class Untold:
 
 def test_study_has_same_results_on_ray(cluster: Any, tmp_path: Path) -> None:
     """Student and teacher by every executor; with Ray, on copied files, the teacher's weights travel to the student."""
-    found = {}
+    results = {}
     for name, executor in {"inline": "inline", "local": "local", "ray": {"type": "ray", "files": "copy"}}.items():
         store = Store(tmp_path / name)
         spec, plan = lab.plan_study(study(tmp_path, executor))
@@ -196,8 +196,8 @@ def test_study_has_same_results_on_ray(cluster: Any, tmp_path: Path) -> None:
         folders = [file.parent for file in store.root.glob("trials/*/*/result.json")]
         assert len(folders) == len(todo) == 2 and not any((folder / "checkpoint").exists() for folder in folders)
         assert all((folder / "weights.safetensors").stat().st_size for folder in folders)
-        found[name] = {folder.parent.name: read_json(folder / "result.json")["outcome"] for folder in folders}
-    assert found["ray"] == found["inline"] == found["local"]
+        results[name] = {folder.parent.name: read_json(folder / "result.json")["outcome"] for folder in folders}
+    assert results["ray"] == results["inline"] == results["local"]
 
 
 def test_stopped_or_killed_training_resumes_elsewhere(
@@ -217,23 +217,23 @@ def test_stopped_or_killed_training_resumes_elsewhere(
     (start,) = [event.body for event in folder.events()[0] if event.kind == "start"]
     assert folder.is_locked() and (folder.checkpoint / "last.safetensors").exists()
     os.kill(start["pid"], signal.SIGKILL)
-    ended = ends(copying, 1)["k0"]
-    assert ended.how == "lost" and "killed or crashed" in ended.detail
+    ending = ends(copying, 1)["k0"]
+    assert ending.how == "lost" and "killed or crashed" in ending.detail
     assert not folder.is_locked() and not folder.done()
 
     sharing = SlowRay(run())  # the cluster is this machine
     sharing.submit(job)
     wait_for_step(sharing, folder, 16)
     sharing.cancel(PATIENCE_S)
-    assert [ended.how for ended in sharing.poll(0.0)] == ["stopped"]
+    assert [ending.how for ending in sharing.poll(0.0)] == ["stopped"]
     assert (folder.checkpoint / "last.safetensors").exists() and not folder.is_locked()
 
     straight(job, monkeypatch)
     alone = real(tmp_path / "alone")
     straight(alone, monkeypatch)
-    (moved, once) = (TrialFolder(each.folder).result() for each in (job, alone))
-    assert moved is not None and once is not None
-    assert moved.outcome == once.outcome and moved.circumstances.attempts == 3
+    (interrupted, once) = (TrialFolder(each.folder).result() for each in (job, alone))
+    assert interrupted is not None and once is not None
+    assert interrupted.outcome == once.outcome and interrupted.circumstances.attempts == 3
     assert folder.weights.read_bytes() == TrialFolder(alone.folder).weights.read_bytes()
     starts = [event.body["step"] for event in folder.events()[0] if event.kind == "start"]
     assert 0 == starts[0] < starts[1] < starts[2] < STEPS
@@ -271,8 +271,8 @@ def test_several_processes_train_a_trial_as_elsewhere(
     shared, copying, local = SlowRay(spec), SlowRay(spec, files="copy"), SlowLocal(spec)
     assert shared.slots == 1, "each has a CPU, and there are two"
     shared.submit(work)
-    ended = ends(shared, 1)["key"]
-    assert ended.how == "lost" and "process 1 of this trial was killed by signal 9" in ended.detail
+    ending = ends(shared, 1)["key"]
+    assert ending.how == "lost" and "process 1 of this trial was killed by signal 9" in ending.detail
     assert gone(plugin) and not folder.is_locked() and not folder.done()
     copying.submit(work)
     assert ends(copying, 1)["key"].how == "done"
@@ -295,20 +295,20 @@ def test_endings(cluster: Any, tmp_path: Path) -> None:
         executor = TinyRay(run(), files=files)  # type: ignore[arg-type]
         for do in ("finish", "raise", "exit") if files == "shared" else ("finish", "raise"):
             executor.submit(job(tmp_path / files, do))
-        found = ends(executor, 3 if files == "shared" else 2)
-        assert (found["finish"].how, found["raise"].how) == ("done", "failed")
-        assert found["raise"].detail == "RuntimeError: no such layer"
-        folder = TrialFolder(found["raise"].job.folder)
+        endings = ends(executor, 3 if files == "shared" else 2)
+        assert (endings["finish"].how, endings["raise"].how) == ("done", "failed")
+        assert endings["raise"].detail == "RuntimeError: no such layer"
+        folder = TrialFolder(endings["raise"].job.folder)
         assert folder.failure() == "RuntimeError: no such layer"
         assert "in run_trial" in read_json(folder.path / "failure.json")["traceback"]
-        around = read_json(found["finish"].job.folder / "around.json")
+        around = read_json(endings["finish"].job.folder / "around.json")
         assert around["environment"] == ["1", ""] and around["pid"] != os.getpid()
         blocked = int(around["status"].split("SigBlk:")[1].split()[0], 16)
         assert blocked & 1 << (signal.SIGINT - 1), "Ctrl-C is for the driver"
-        log = (found["finish"].job.folder / "log.txt").read_text()
+        log = (endings["finish"].job.folder / "log.txt").read_text()
         assert "said by the trial\n" in log and "said by a child of it\n" in log
         if files == "shared":
-            assert found["exit"].how == "lost"
+            assert endings["exit"].how == "lost"
 
 
 def test_unresponsive_jobs_are_killed_and_waiting_ones_not_started(cluster: Any, tmp_path: Path) -> None:
@@ -319,9 +319,9 @@ def test_unresponsive_jobs_are_killed_and_waiting_ones_not_started(cluster: Any,
     pid = until(lambda: read_json(deaf.folder / "pid.json"))
     executor.submit(queued)
     executor.cancel(0.5)
-    found = ends(executor, 2)
-    assert (found["deaf"].how, found["queued"].how) == ("lost", "stopped")
-    assert found["deaf"].detail == "it did not stop in time, and was ended by force"
+    endings = ends(executor, 2)
+    assert (endings["deaf"].how, endings["queued"].how) == ("lost", "stopped")
+    assert endings["deaf"].detail == "it did not stop in time, and was ended by force"
     until(lambda: not Path(f"/proc/{pid}").exists())
     assert not (queued.folder / "pid.json").exists()
 
@@ -332,8 +332,8 @@ def test_stopped_worker_past_timeout_is_killed(cluster: Any, tmp_path: Path, mon
     executor = TinyRay(run())
     work = replace(job(tmp_path, "freeze"), timeout_s=0.2)
     executor.submit(work)
-    ended = ends(executor, 1)["freeze"]
-    assert ended.how == "timeout" and "stopped or stuck, was killed" in ended.detail
+    ending = ends(executor, 1)["freeze"]
+    assert ending.how == "timeout" and "stopped or stuck, was killed" in ending.detail
     until(lambda: not TrialFolder(work.folder).is_locked())
 
 
@@ -357,8 +357,8 @@ def test_node_without_shared_folder_reports_it(tmp_path: Path, monkeypatch: pyte
     work = job(tmp_path, "finish")
     work.folder.mkdir(parents=True)
     (work.folder / "log.txt").write_text("handed to Ray as something else\n")
-    begun, end = stream(work, "executor_runner", "token", None, False, _Bell())
-    assert isinstance(begun, Started) and isinstance(end, End)
+    starts, end = stream(work, "executor_runner", "token", None, False, _Bell())
+    assert isinstance(starts, Started) and isinstance(end, End)
     assert end.how == "refused" and "set run.executor.files: copy" in end.detail
 
 
@@ -387,8 +387,8 @@ def test_resource_shares_of_cluster(cluster: Any, tmp_path: Path) -> None:
     for item in work:
         executor.submit(item)
     ends(executor, 3)
-    seen = [read_json(item.folder / "around.json")["environment"][1] for item in work]
-    assert set(seen[:2]) <= {"0", "1"} and seen[2] == ""
+    visible = [read_json(item.folder / "around.json")["environment"][1] for item in work]
+    assert set(visible[:2]) <= {"0", "1"} and visible[2] == ""
     assert Ray(RunSpec(resources=Resources(gpu=2))).slots == 1
     assert Ray(RunSpec(device="cpu", resources=Resources(processes=2, cpu=1))).slots == 2
     with pytest.raises(UserError, match=r"run\.resources\.gpu is 3, and the largest machine of the Ray cluster has 2"):
@@ -437,9 +437,9 @@ def test_killed_driver_stops_the_ray_it_started(tmp_path: Path) -> None:
     try:
         assert driver.stdout is not None
         temporary = driver.stdout.readline().strip()
-        if LATE in (said := (tmp_path / "err").read_text()):
+        if LATE in (output := (tmp_path / "err").read_text()):
             pytest.skip(TOO_BUSY)
-        assert temporary.startswith("/tmp/vitlab-") and processes(temporary), said
+        assert temporary.startswith("/tmp/vitlab-") and processes(temporary), output
         pid = until(lambda: read_json(job(tmp_path, "train").folder / "pid.json"))
     finally:
         driver.kill()
@@ -464,4 +464,4 @@ def test_dead_daemon_ends_run_without_failing_trials(tmp_path: Path) -> None:
     with pytest.raises(VitlabError, match="the same command"):
         executor._end(executor._running["stream"], "lost", "its worker was cut off")
     executor.cancel(0.0)
-    assert [(ended.how, ended.job) for ended in executor._ended] == [("stopped", trial)] and not executor._running
+    assert [(ending.how, ending.job) for ending in executor._ended] == [("stopped", trial)] and not executor._running

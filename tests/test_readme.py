@@ -51,13 +51,13 @@ def shell(page: str) -> list[str]:
 
 def of_vitlab(page: str) -> list[list[str]]:
     """The words of every vitlab command of a page; one line may show several."""
-    found = []
+    names = []
     for line in shell(page):
         for part in line.split(";"):
             words = part.strip().removeprefix(".venv/bin/").split()
             if words[:1] == ["vitlab"] and len(words) > 1:
-                found.append(words[1:])
-    return found
+                names.append(words[1:])
+    return names
 
 
 def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
@@ -81,13 +81,13 @@ def test_commands_and_options_exist(page: str) -> None:
             continue
         assert words[0] in COMMANDS, words
         command, rest = command_of(words)
-        known = {name for parameter in command.params for name in parameter.opts}
+        options = {name for parameter in command.params for name in parameter.opts}
         for word in rest:
             if word.startswith("--"):
-                assert word.partition("=")[0] in known, (page, words, word)
+                assert word.partition("=")[0] in options, (page, words, word)
         if words[0] == "report" and "--format" in rest:
-            named = rest[rest.index("--format") + 1].split("|")
-            assert set(named) <= set(FORMATS), words
+            formats = rest[rest.index("--format") + 1].split("|")
+            assert set(formats) <= set(FORMATS), words
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -150,8 +150,8 @@ def test_plugin_page_names_contracts_of_modules() -> None:
 
 
 def test_shown_study_is_the_file() -> None:
-    (shown,) = [text for language, text in fenced("README.md") if language == "yaml"]
-    assert yaml.safe_load(shown) == read_document(ROOT / "pipelines" / "quickstart.yaml").data
+    (block,) = [text for language, text in fenced("README.md") if language == "yaml"]
+    assert yaml.safe_load(block) == read_document(ROOT / "pipelines" / "quickstart.yaml").data
 
 
 def test_every_design_kind_is_in_grammar() -> None:

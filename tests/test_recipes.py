@@ -46,8 +46,8 @@ BOTH = {"mixup": 0.8, "cutmix": 1.0}
 
 
 def spec(**options: Any) -> TrainSpec:
-    known = {"steps": 12, "batch_size": 16, "evaluations": 3, "optimizer": {"type": "adamw", "lr": 0.01}}
-    return TrainSpec.model_validate({**known, **options})
+    defaults = {"steps": 12, "batch_size": 16, "evaluations": 3, "optimizer": {"type": "adamw", "lr": 0.01}}
+    return TrainSpec.model_validate({**defaults, **options})
 
 
 def built(data: Prepared, dtype: torch.dtype = torch.float32) -> Model:
@@ -102,17 +102,17 @@ def batch(n: int = 16, height: int = 9, width: int = 14, classes: int = 7) -> Ba
 def test_mixed_batches_equal_timm_for_same_draws(
     how: dict[str, float], smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Mix.model_validate(how)
-    ours = Mixing(asked, 5, 7)
+    mix = Mix.model_validate(how)
+    ours = Mixing(mix, 5, 7)
     theirs = timm.data.Mixup(
-        mixup_alpha=asked.mixup,
-        cutmix_alpha=asked.cutmix,
-        prob=asked.prob,
-        switch_prob=asked.switch,
+        mixup_alpha=mix.mixup,
+        cutmix_alpha=mix.cutmix,
+        prob=mix.prob,
+        switch_prob=mix.switch,
         label_smoothing=smoothing,
         num_classes=7,
     )
-    given = batch()
+    batch_in = batch()
     kinds = set()
     for step in range(40):
         key = noise.key(5, "mixup", step)
@@ -121,24 +121,26 @@ def test_mixed_batches_equal_timm_for_same_draws(
         monkeypatch.setattr(np.random, "rand", lambda uniforms=uniforms: next(uniforms))
         monkeypatch.setattr(np.random, "beta", lambda a, b, u=u: float(stats.beta.ppf(u[2] + u[3] / 2**24, a, b)))
         monkeypatch.setattr(np.random, "randint", lambda low, high, size=None, places=places: next(places))
-        wanted_BCHW, wanted_BK = theirs(given.x_BCHW.clone(), given.y_B)
-        before = given.x_BCHW.clone()
-        found = ours(given, step)
-        assert torch.equal(given.x_BCHW, before), "the images of the feed are not written to"
-        torch.testing.assert_close(found.x_BCHW, wanted_BCHW, rtol=0, atol=1e-6)
+        wanted_BCHW, wanted_BK = theirs(batch_in.x_BCHW.clone(), batch_in.y_B)
+        before = batch_in.x_BCHW.clone()
+        mixed = ours(batch_in, step)
+        assert torch.equal(batch_in.x_BCHW, before), "the images of the feed are not written to"
+        torch.testing.assert_close(mixed.x_BCHW, wanted_BCHW, rtol=0, atol=1e-6)
         logits_BK = torch.randn(16, 7, generator=torch.Generator().manual_seed(step))
         loss = slot("loss").build({"type": "cross_entropy", "label_smoothing": smoothing})
         theirs_loss = timm.loss.SoftTargetCrossEntropy()(logits_BK, wanted_BK)
-        assert float(loss({"": logits_BK}, found.y_B).total) == pytest.approx(float(theirs_loss), rel=1e-5)
+        assert float(loss({"": logits_BK}, mixed.y_B).total) == pytest.approx(float(theirs_loss), rel=1e-5)
         loss = slot("loss").build({"type": "bce", "label_smoothing": smoothing})
         theirs_loss = timm.loss.BinaryCrossEntropy(smoothing=0.0)(logits_BK, wanted_BK)
-        assert float(loss({"": logits_BK}, found.y_B).total) == pytest.approx(float(theirs_loss), rel=1e-5)
-        assert found.y_B.sum(1).sub(1).abs().max() < 1e-6
+        assert float(loss({"": logits_BK}, mixed.y_B).total) == pytest.approx(float(theirs_loss), rel=1e-5)
+        assert mixed.y_B.sum(1).sub(1).abs().max() < 1e-6
         kinds.add(
-            "none" if torch.equal(found.x_BCHW, given.x_BCHW) else ("cutmix" if ours.draw(step, 9, 14).box else "mixup")
+            "none"
+            if torch.equal(mixed.x_BCHW, batch_in.x_BCHW)
+            else ("cutmix" if ours.draw(step, 9, 14).box else "mixup")
         )
-    wanted = {name for name in ("mixup", "cutmix") if name in how} | ({"none"} if "prob" in how else set())
-    assert kinds - {"none"} == wanted - {"none"} and ("none" in kinds or "none" not in wanted)
+    expected = {name for name in ("mixup", "cutmix") if name in how} | ({"none"} if "prob" in how else set())
+    assert kinds - {"none"} == expected - {"none"} and ("none" in kinds or "none" not in expected)
 
 
 @pytest.mark.parametrize("a", [0.2, 0.8, 1.0, 3.0])
@@ -146,11 +148,11 @@ def test_mixing_weights_are_beta_distributed(a: float) -> None:
     weights = [Mixing(Mix(mixup=a), 1, 2).draw(step, 8, 8).weight for step in range(1500)]
     assert stats.kstest(weights, stats.beta(a, a).cdf).pvalue > 1e-3
     cut = [Mixing(Mix(cutmix=a), 1, 2).draw(step, 1000, 1000) for step in range(300)]
-    inner = [kept for kept, box in cut if box and min(box) > 0 and max(box.bottom, box.right) < 1000]
+    inner = [weight for weight, box in cut if box and min(box) > 0 and max(box.bottom, box.right) < 1000]
     # A rectangle that no border cuts off leaves what was drawn, so what was drawn is to be found again.
-    drawn = [float(stats.beta.ppf(u, a, a)) for u in _uniforms(300)]
+    samples = [float(stats.beta.ppf(u, a, a)) for u in _uniforms(300)]
     assert len(inner) > 10
-    assert all(min(abs(kept - d) for d in drawn) < 2e-3 for kept in inner)
+    assert all(min(abs(weight - d) for d in samples) < 2e-3 for weight in inner)
 
 
 def _uniforms(steps: int) -> list[float]:
@@ -162,18 +164,18 @@ def _uniforms(steps: int) -> list[float]:
 def test_mixup_and_cutmix_frequencies() -> None:
     mixing = Mixing(Mix(mixup=1.0, cutmix=1.0, prob=0.7, switch=0.2), 0, 2)
     draws = [mixing.draw(step, 8, 8) for step in range(3000)]
-    mixed = [drawn for drawn in draws if drawn.box or drawn.weight < 1]
+    mixed = [samples for samples in draws if samples.box or samples.weight < 1]
     assert stats.binomtest(len(mixed), 3000, 0.7).pvalue > 1e-3
-    assert stats.binomtest(sum(drawn.box is not None for drawn in mixed), len(mixed), 0.2).pvalue > 1e-3
-    rows = [drawn.box.top for drawn in draws if drawn.box]
+    assert stats.binomtest(sum(samples.box is not None for samples in mixed), len(mixed), 0.2).pvalue > 1e-3
+    rows = [samples.box.top for samples in draws if samples.box]
     assert min(rows) == 0 and max(rows) > 4
 
 
 def test_odd_batch_leaves_middle_image_unchanged() -> None:
-    given = batch(5)
-    found = Mixing(Mix(mixup=1.0), 0, 7)(given, 0)
-    torch.testing.assert_close(found.x_BCHW[2], given.x_BCHW[2])
-    assert not torch.allclose(found.x_BCHW[1], given.x_BCHW[1])
+    batch_in = batch(5)
+    mixed = Mixing(Mix(mixup=1.0), 0, 7)(batch_in, 0)
+    torch.testing.assert_close(mixed.x_BCHW[2], batch_in.x_BCHW[2])
+    assert not torch.allclose(mixed.x_BCHW[1], batch_in.x_BCHW[1])
 
 
 def test_mixing_depends_on_own_seed_and_step() -> None:
@@ -184,7 +186,7 @@ def test_mixing_depends_on_own_seed_and_step() -> None:
     other, _ = run(mixing, {**SEEDS, "mixup": 1})
     without, _ = run(spec(evaluations=12))
     assert other is not None and without is not None
-    losses = [[m.metrics["train/loss"] for m in found.history] for found in (one, other, without)]
+    losses = [[m.metrics["train/loss"] for m in batch.history] for batch in (one, other, without)]
     assert losses[0][0] != losses[1][0] != losses[2][0] != losses[0][0]
 
 
@@ -199,16 +201,16 @@ def test_teacher_gets_mixed_images() -> None:
     from vitlab.training.distillation import Distillation
 
     data = prepare(DATA, SEEDS)
-    seen: list[Tensor] = []
+    batches_seen: list[Tensor] = []
     teacher = built(data)
-    teacher.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    teacher.register_forward_pre_hook(lambda _, inputs: batches_seen.append(inputs[0]))
     sight = InputSpec(data.info, data.mean, data.std)
     how = Distill.model_validate({"teacher": {"checkpoint": "x"}})
-    found, _ = run(spec(mix=BOTH, steps=2), distillation=Distillation(how, teacher, sight, sight, "fp32"))
-    assert found is not None and {"train/loss_base", "train/loss_distillation"} <= set(found.metrics)
+    result, _ = run(spec(mix=BOTH, steps=2), distillation=Distillation(how, teacher, sight, sight, "fp32"))
+    assert result is not None and {"train/loss_base", "train/loss_distillation"} <= set(result.metrics)
     for step in range(2):
         mixed = Mixing(Mix.model_validate(BOTH), 0, 6)(Feed(data, [], SEEDS).batch(step, 16), step)
-        assert torch.equal(seen[step], mixed.x_BCHW)
+        assert torch.equal(batches_seen[step], mixed.x_BCHW)
 
 
 def test_zero_mixing_is_no_mixing() -> None:
@@ -278,10 +280,10 @@ def test_weight_average_equals_timm(decay: float, warmup: float) -> None:
         else:
             theirs.update(model)
         weights.append(model.body.weight.detach().clone())
-        wanted = theirs.module.state_dict()
+        expected = theirs.module.state_dict()
         for name, value in ours.state_dict().items():
             if value.is_floating_point():
-                torch.testing.assert_close(value, wanted[name], rtol=0, atol=1e-12)
+                torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-12)
             else:
                 assert torch.equal(value, model.state_dict()[name]), "a count is no average"
     if warmup == 1 and decay == 0.9999:
@@ -304,18 +306,18 @@ def test_weight_average_is_evaluated_and_stored_without_changing_training() -> N
         return trained, model, [states[step] for step in range(1, steps + 1)]
 
     plain, _, states = seen()
-    found, model, kept = seen(ema={"decay": 0.8, "warmup": 0})
+    actual, model, stored = seen(ema={"decay": 0.8, "warmup": 0})
     average, peer = {name: value.double() for name, value in built(data).state_dict().items()}, built(data)
-    for mine, theirs, now, measured, without in zip(kept, states, states, found.history, plain.history, strict=True):
+    for mine, theirs, now, entry, without in zip(stored, states, states, actual.history, plain.history, strict=True):
         assert_equal(mine, theirs)  # averaging changes nothing of the training
-        assert measured.metrics["train/loss"] == without.metrics["train/loss"]
+        assert entry.metrics["train/loss"] == without.metrics["train/loss"]
         average = {name: 0.8 * value + 0.2 * now[name].double() for name, value in average.items()}
         peer.load_state_dict({name: value.float() for name, value in average.items()})
         metrics, _ = evaluate(peer, feed, "val", "classification", "fp32")
-        assert measured.metrics["val/loss"] == pytest.approx(metrics["loss"], rel=1e-5)
-        assert abs(measured.metrics["val/loss"] - without.metrics["val/loss"]) > 1e-4
+        assert entry.metrics["val/loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+        assert abs(entry.metrics["val/loss"] - without.metrics["val/loss"]) > 1e-4
     metrics, _ = evaluate(peer, feed, "test", "classification", "fp32")
-    assert found.metrics["test/loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+    assert actual.metrics["test/loss"] == pytest.approx(metrics["loss"], rel=1e-5)
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, average[name].float(), rtol=1e-5, atol=1e-6)
 
@@ -340,8 +342,8 @@ def test_layer_decay_rates_reach_weights() -> None:
     for name, value in even.state_dict().items():
         if name in dict(even.named_parameters()):
             scale = 0.5 ** (3 - even.layer_of(name))
-            wanted = start[name] + scale * (value - start[name])
-            torch.testing.assert_close(falling.state_dict()[name], wanted, rtol=0, atol=1e-6)
+            expected = start[name] + scale * (value - start[name])
+            torch.testing.assert_close(falling.state_dict()[name], expected, rtol=0, atol=1e-6)
 
 
 def test_layer_decay_resume_equals_uninterrupted() -> None:
@@ -363,17 +365,17 @@ def test_repeated_augmentation_equals_timm_sampler(monkeypatch: pytest.MonkeyPat
     for epoch in range(3):
         order = noise.permutation(noise.key(0, "order", epoch), n)
         monkeypatch.setattr(torch, "randperm", lambda n, generator=None, order=order: order)
-        wanted = list(
+        expected = list(
             timm.data.distributed_sampler.RepeatAugSampler(
                 range(n), num_replicas=1, rank=0, num_repeats=3, selected_round=0
             )
         )
-        assert len(wanted) == n
+        assert len(expected) == n
         steps = feed.steps_per_epoch(size)
         batches = [feed.batch(epoch * steps + i, size, 3) for i in range(steps)]
-        found = torch.cat([batch.id_B for batch in batches])
-        assert [place[i] for i in (found & 0xFFFFFFFF).tolist()] == wanted[: steps * size]
-        assert (found >> 32).tolist() == [i % 3 for i in range(steps * size)]
+        ids = torch.cat([batch.id_B for batch in batches])
+        assert [place[i] for i in (ids & 0xFFFFFFFF).tolist()] == expected[: steps * size]
+        assert (ids >> 32).tolist() == [i % 3 for i in range(steps * size)]
         for batch in batches:
             rows = torch.tensor([place[i] for i in (batch.id_B & 0xFFFFFFFF).tolist()])
             assert torch.equal(batch.y_B, data.train.y_N[rows])
@@ -426,8 +428,8 @@ def test_page_has_recipes_and_levels() -> None:
 def test_recipe_is_valid_and_trains(recipe: dict[str, Any]) -> None:
     data = {**DATA, "num_channels": 3, **recipe["data"]}
     model = {**MODEL, **recipe["model"]}
-    found = resolved({**recipe["train"], "steps": None}, data, model)
-    assert not found.incompatibility
+    section = resolved({**recipe["train"], "steps": None}, data, model)
+    assert not section.incompatibility
     options = {**recipe["train"], "epochs": None, "steps": 3, "batch_size": 20, "evaluations": 1}
     prepared = prepare(data, SEEDS)
     built_model: Model = slot("model").build(model, prepared.info)
@@ -441,12 +443,12 @@ def test_augreg_levels_equal_paper(tmp_path: Path) -> None:
     file = tmp_path / "levels.yaml"
     file.write_text(json.dumps({"study": "levels", "base": base, "seeds": 1, **RECIPES[2]}))
     plan = lab.plan_study(file, out=tmp_path)[1]
-    found = {}
+    levels = {}
     for planned in plan.trials:
         augment = planned.trial.spec["data"]["augment"][2:]
         strength = (augment[0]["num_ops"], augment[0]["magnitude"]) if augment else None
-        found[planned.arm] = (strength, planned.trial.spec["train"].get("mix", {}).get("mixup", 0))
-    assert found == {
+        levels[planned.arm] = (strength, planned.trial.spec["train"].get("mix", {}).get("mixup", 0))
+    assert levels == {
         "none": (None, 0),
         "light1": ((2, 0), 0),
         "light2": ((2, 10), 0.2),
@@ -471,5 +473,5 @@ def test_trial_with_all_options_resumes_and_keeps_evaluations(tmp_path: Path) ->
     prepared = prepare(data, SEEDS)
     model, _ = load_model(folder)
     for split in ("val", "test"):
-        found, _ = evaluate(model, Feed(prepared, [], SEEDS), split, "classification", "fp32")  # type: ignore[arg-type]
-        assert found["loss"] == whole.outcome.metrics[f"{split}/loss"]
+        metrics, _ = evaluate(model, Feed(prepared, [], SEEDS), split, "classification", "fp32")  # type: ignore[arg-type]
+        assert metrics["loss"] == whole.outcome.metrics[f"{split}/loss"]

@@ -121,8 +121,8 @@ def test_undecided_cell_gives_reason() -> None:
 def test_missing_seed_hides_no_loss_and_passes_nothing() -> None:
     old = [10.0, 11.0, 9.0, 10.5, 9.5]
     worse = [value - 5 + e for value, e in zip(old, (0.1, -0.1, 0.2, -0.2), strict=False)]
-    (found,) = judge([pair(old, worse, lost=1)])
-    assert found.verdict == "regressed" and "1 of 5 seeds" in found.reason and found.p_corrected < 0.05
+    (cell,) = judge([pair(old, worse, lost=1)])
+    assert cell.verdict == "regressed" and "1 of 5 seeds" in cell.reason and cell.p_corrected < 0.05
     assert judge([pair(old, old[:4], lost=1)])[0].verdict == "inconclusive"
     # Of the ten seeds of the baseline the candidate was given five, and lost three.
     assert judge([pair([*old, *old], old[:2], lost=3)])[0].verdict == "regressed"
@@ -145,14 +145,14 @@ def test_seeds_from_one_training_are_no_sample() -> None:
 def test_detectable_drop_is_found_in_80_percent(family: int) -> None:
     """By simulated cells of which one has lost just that, and the others nothing."""
     draws, n, count = np.random.default_rng(5), 6, 1500
-    wanted = smallest_detectable_drop(math.sqrt(2 / n), n - 1, 2.0, 1.0, 0.05, family)
+    expected = smallest_detectable_drop(math.sqrt(2 / n), n - 1, 2.0, 1.0, 0.05, family)
     old, new = draws.normal(0, 1, (2, count, n))
-    found = [
+    cells = [
         judge([pair([*a], [*b], 2.0, 1.0), *[pair([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])] * (family - 1)])[0]
-        for a, b in zip(old, new - wanted, strict=True)
+        for a, b in zip(old, new - expected, strict=True)
     ]
-    assert np.mean([cell.verdict == "regressed" for cell in found]) == pytest.approx(0.8, abs=0.04)
-    assert found[0].detectable == smallest_detectable_drop(found[0].se, n - 1, 2.0, 1.0, 0.05, family)
+    assert np.mean([cell.verdict == "regressed" for cell in cells]) == pytest.approx(0.8, abs=0.04)
+    assert cells[0].detectable == smallest_detectable_drop(cells[0].se, n - 1, 2.0, 1.0, 0.05, family)
 
 
 def test_family_is_corrected_by_holm() -> None:
@@ -173,9 +173,9 @@ def test_pass_probability_equals_simulation() -> None:
     ]
     chance = chance_to_pass(n, 1.0, margin, 0.05)
     assert np.mean(passed) == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 1500))
-    needed = seeds_to_pass(math.sqrt(2), margin, 0.05)
-    assert needed is not None
-    assert chance_to_pass(needed, 1.0, margin, 0.05) >= 0.8 > chance_to_pass(needed - 1, 1.0, margin, 0.05)
+    seed_count = seeds_to_pass(math.sqrt(2), margin, 0.05)
+    assert seed_count is not None
+    assert chance_to_pass(seed_count, 1.0, margin, 0.05) >= 0.8 > chance_to_pass(seed_count - 1, 1.0, margin, 0.05)
     assert chance_to_pass(2, 1.0, margin, 0.05) == 0 and seeds_to_pass(1e6, margin, 0.05) is None
 
 
@@ -199,13 +199,13 @@ def study(**check: object) -> Study:
 
 
 def values(shift: float = 0.0, seeds: int = 3, device: str = "cpu", **more: float) -> Values:
-    found = {"a": [0.90, 0.92, 0.94, 0.91, 0.93, 0.92], "b": [0.80, 0.82, 0.84, 0.81, 0.83, 0.82], **more}
+    samples = {"a": [0.90, 0.92, 0.94, 0.91, 0.93, 0.92], "b": [0.80, 0.82, 0.84, 0.81, 0.83, 0.82], **more}
     return Values(
         device=device,
-        data=dict.fromkeys(found, "digits:1"),
+        data=dict.fromkeys(samples, "digits:1"),
         metrics={
             "val/accuracy": {
-                arm: {seed: value + shift for seed, value in enumerate(known[:seeds])} for arm, known in found.items()
+                arm: {seed: value + shift for seed, value in enumerate(base[:seeds])} for arm, base in samples.items()
             }
         },
         quanta={"val/accuracy": 0.001},
@@ -213,8 +213,8 @@ def values(shift: float = 0.0, seeds: int = 3, device: str = "cpu", **more: floa
     )
 
 
-def baseline(known: Values, anchor: Values | None = None) -> Baseline:
-    return Baseline(study="s", accepted=(), values=known, anchor=anchor or known)
+def baseline(names: Values, anchor: Values | None = None) -> Baseline:
+    return Baseline(study="s", accepted=(), values=names, anchor=anchor or names)
 
 
 def test_margins_come_from_spread_of_baseline() -> None:
@@ -251,18 +251,18 @@ def test_differing_arms_devices_and_data_are_reported() -> None:
 
 
 def test_more_seeds_are_trained_only_for_inconclusive_arms() -> None:
-    asked: list[tuple[object, object]] = []
+    requests: list[tuple[object, object]] = []
     full = values(seeds=6)
     noisy = dict(enumerate([0.80, 0.95, 0.99, 0.911, 0.932, 0.921]))
 
     def train(seeds: object, arms: object) -> Values:
-        asked.append((seeds, arms))
-        known = values(seeds=6 if seeds else 3)
-        known.metrics["val/accuracy"]["a"] = {s: v for s, v in noisy.items() if seeds or s < 3}
-        return known
+        requests.append((seeds, arms))
+        baseline_values = values(seeds=6 if seeds else 3)
+        baseline_values.metrics["val/accuracy"]["a"] = {s: v for s, v in noisy.items() if seeds or s < 3}
+        return baseline_values
 
     cells, notes = statistical(study(escalate_to=6), baseline(full), train)
-    assert asked == [(None, ()), ((0, 1, 2, 3, 4, 5), ["a"])]
+    assert requests == [(None, ()), ((0, 1, 2, 3, 4, 5), ["a"])]
     assert [(cell.arm, cell.n) for cell in cells] == [("a", 6), ("b", 3)]
     assert any("6 seeds of a" in note for note in notes)
     assert more_seeds(study()) is None and more_seeds(study(escalate_to=4)) == (0, 1, 2, 3)
@@ -271,14 +271,14 @@ def test_more_seeds_are_trained_only_for_inconclusive_arms() -> None:
 def test_additional_seeds_are_limited_by_baseline() -> None:
     noisy = values(seeds=3).model_copy(deep=True)
     noisy.metrics["val/accuracy"]["a"] = {0: 0.80, 1: 0.95, 2: 0.99}
-    asked: list[object] = []
+    requests: list[object] = []
 
     def train(seeds: object, arms: object) -> Values:
-        asked.append(seeds)
+        requests.append(seeds)
         return noisy
 
     cells, notes = statistical(study(escalate_to=6), baseline(values(seeds=3)), train)
-    assert asked == [None] and cells[0].verdict == "inconclusive" and "accept it anew" in notes[0]
+    assert requests == [None] and cells[0].verdict == "inconclusive" and "accept it anew" in notes[0]
 
 
 def test_arm_without_metric_gets_no_more_seeds() -> None:
@@ -313,8 +313,8 @@ def test_outlook_is_for_seeds_of_file() -> None:
     assert [cell.n for cell in cells] == [3, 3]
     sd = np.std([0.90, 0.92, 0.94, 0.91, 0.93, 0.92], ddof=1)
     assert cells[0].chance == pytest.approx(chance_to_pass(3, float(sd), 2 * float(sd), 0.05), rel=1e-9)
-    said = outlook_table(cells)
-    assert "Warning" in said and "below 80 %" in said
+    table = outlook_table(cells)
+    assert "Warning" in table and "below 80 %" in table
     assert "Warning" not in outlook_table([replace(cell, chance=0.99) for cell in cells])
 
 
@@ -336,7 +336,7 @@ def facts(torch: str = "2.13.0", **changes: object) -> Facts:
 
 
 @pytest.mark.parametrize(
-    ("changes", "check", "said"),
+    ("changes", "check", "message"),
     [
         ({"params": 11}, "params", "10 -> 11"),
         ({"macs": 21}, "macs", "20 -> 21"),
@@ -349,50 +349,50 @@ def facts(torch: str = "2.13.0", **changes: object) -> Facts:
         ({"traces": (TraceRecord(precision="fp64", losses=(2.3, 2.2), before=2.3, after=2.0),)}, "trace fp64", "3 -> 2 steps"),
     ],
 )  # fmt: skip
-def test_every_difference_is_named(changes: dict[str, object], check: str, said: str) -> None:
-    found = [item for item in compare_facts(facts(), facts(**changes)) if item.verdict != "pass"]
-    assert [(item.arm, item.check, item.verdict) for item in found] == [("a", check, "regressed")]
-    assert said in found[0].sentence
+def test_every_difference_is_named(changes: dict[str, object], check: str, message: str) -> None:
+    findings = [item for item in compare_facts(facts(), facts(**changes)) if item.verdict != "pass"]
+    assert [(item.arm, item.check, item.verdict) for item in findings] == [("a", check, "regressed")]
+    assert message in findings[0].sentence
 
 
 def test_losses_are_shown_with_equal_digits() -> None:
     other = (TraceRecord(precision="fp64", losses=(2.3, 2.30667472, 2.1), before=2.3, after=2.0),)
-    (found,) = [item for item in compare_facts(facts(), facts(traces=other)) if item.verdict != "pass"]
-    assert found.sentence == "the loss of step 2: 2.20000000 -> 2.30667472"
+    (finding,) = [item for item in compare_facts(facts(), facts(traces=other)) if item.verdict != "pass"]
+    assert finding.sentence == "the loss of step 2: 2.20000000 -> 2.30667472"
 
 
 def test_equal_facts_pass_and_rounding_is_tolerated() -> None:
     rounded = (TraceRecord(precision="fp64", losses=(2.3, 2.2 + 1e-9, 2.1), before=2.3, after=2.0),)
     for new in (facts(), facts(traces=rounded), facts(torch="2.14.0")):
         assert {item.verdict for item in compare_facts(facts(), new)} == {"pass"}
-    (moved,) = [
+    (finding,) = [
         item
         for item in compare_facts(facts(), facts(key="other", origins=("position:learned vitlab 2",)))
         if item.sentence
     ]
-    assert moved.verdict == "pass" and "vitlab 2" in moved.sentence
+    assert finding.verdict == "pass" and "vitlab 2" in finding.sentence
 
 
 def test_differing_trace_under_other_torch_is_inconclusive() -> None:
     other = (TraceRecord(precision="fp64", losses=(2.3, 2.25, 2.1), before=2.3, after=2.0),)
-    (found,) = [item for item in compare_facts(facts(), facts("2.14.0", traces=other)) if item.verdict != "pass"]
-    assert found.verdict == "inconclusive" and "torch was 2.13.0 and is 2.14.0" in found.sentence
+    (finding,) = [item for item in compare_facts(facts(), facts("2.14.0", traces=other)) if item.verdict != "pass"]
+    assert finding.verdict == "inconclusive" and "torch was 2.13.0 and is 2.14.0" in finding.sentence
 
 
 @pytest.mark.parametrize(("by", "verdict"), [(1e-6, "inconclusive"), (1e-3, "regressed")])
 def test_other_processor_explains_rounding_only(by: float, verdict: str) -> None:
     trace = TraceRecord(precision="fp64", losses=(2.3, 2.2 + by, 2.1), before=2.3, after=2.0)
     new = facts(traces=(trace,)).model_copy(update={"processor": "arm"})
-    (found,) = [item for item in compare_facts(facts(), new) if item.verdict != "pass"]
-    assert found.verdict == verdict and "processor was x86 and is arm" in found.sentence
+    (finding,) = [item for item in compare_facts(facts(), new) if item.verdict != "pass"]
+    assert finding.verdict == verdict and "processor was x86 and is arm" in finding.sentence
 
 
 def test_other_seeds_are_named() -> None:
-    for seeds, said in (((0, 1), "1 seeds -> 2"), ((7,), "other seeds")):
+    for seeds, message in (((0, 1), "1 seeds -> 2"), ((7,), "other seeds")):
         (plan,) = [
             item for item in compare_facts(facts(), facts().model_copy(update={"seeds": seeds})) if item.sentence
         ]
-        assert plan.verdict == "regressed" and said in plan.sentence
+        assert plan.verdict == "regressed" and message in plan.sentence
 
 
 def test_added_removed_and_skipped_arms_are_named() -> None:
@@ -419,7 +419,7 @@ def test_baseline_file_round_trips(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "no baseline is there"),
         ("[1", "not YAML"),
@@ -429,11 +429,11 @@ def test_baseline_file_round_trips(tmp_path: Path) -> None:
         ("form: 1\nstudy: !!python/object/apply:os.system [echo]\naccepted: []", "not YAML"),
     ],
 )
-def test_invalid_baseline_is_refused_with_sentence(tmp_path: Path, text: str | None, said: str) -> None:
+def test_invalid_baseline_is_refused_with_sentence(tmp_path: Path, text: str | None, message: str) -> None:
     file = tmp_path / "b.yaml"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         read_baseline(file)
 
 
@@ -485,10 +485,10 @@ def test_junit_counts_failures() -> None:
 
 
 def test_markdown_keeps_table_and_json_is_valid() -> None:
-    said = markdown(CHECKED)
-    rows = [line for line in said.splitlines() if line.startswith("|")]
+    text_out = markdown(CHECKED)
+    rows = [line for line in text_out.splitlines() if line.startswith("|")]
     assert {line.replace("\\|", "").count("|") for line in rows} == {12}
-    assert "2 of 4 checks pass" in said and "&lt;of 1>" in said and "a note." in said
+    assert "2 of 4 checks pass" in text_out and "&lt;of 1>" in text_out and "a note." in text_out
     assert json.loads(as_json(CHECKED))["cells"][1]["drop"] is None
 
 

@@ -100,8 +100,8 @@ def test_missing_value_has_reason_column(tmp_path, undrawn):
     assert results["failure_kind"].tolist()[1:7] == [*kinds, "diverged"]
     assert results["failure_kind"].isna().tolist() == [True, *[False] * 6, True]
     assert results["failure"].tolist()[1:3] == ["by error", "by oom"]
-    said = document(plan, store)["notes"]
-    assert "b, seed 1, failed (oom): by oom." in said and "b, seed 0, failed: by error." in said
+    notes = document(plan, store)["notes"]
+    assert "b, seed 1, failed (oom): by oom." in notes and "b, seed 0, failed: by error." in notes
     assert text_of(plan, store, "html").count(">preempted</td>") == 1
 
 
@@ -117,8 +117,8 @@ def test_trial_with_failed_prerequisite_is_failed(tmp_path):
     ]
     plan = dataclasses.replace(plan, trials=(*plan.trials[:2], *blocked), prerequisites=(teacher, body, other))
     assert frame.results(plan, store)["status"].tolist()[2:] == ["missing"] * 3
-    made = result_of(teacher, {}, status="diverged", failure="loss is nan")
-    store.trial(teacher.key, "t").finish(made)
+    result = result_of(teacher, {}, status="diverged", failure="loss is nan")
+    store.trial(teacher.key, "t").finish(result)
     results = frame.results(plan, store)
     assert results["status"].tolist()[2:] == ["failed", "failed", "missing"]
     assert results["failure_kind"].tolist()[2:4] == ["prerequisite"] * 2
@@ -131,11 +131,11 @@ def test_varied_values_are_numeric_if_all_are(tmp_path):
     arms = {"baseline": BASE, "b": NONE, "c": NEAR}
     values = [(7, 0.1, "learned"), (4, 1, {"type": "rope2d", "theta": 50.0}), (14, 0.5, "none")]
     plan, store = study(tmp_path, arms)
-    varied = tuple(
+    named_arms = tuple(
         Arm(name, dict(zip(("model.patch_size", "model.drop", "model.position"), value, strict=True)))
         for name, value in zip(arms, values, strict=True)
     )
-    results = frame.results(Plan(plan.study, "", varied, plan.trials, plan.analysis), store)
+    results = frame.results(Plan(plan.study, "", named_arms, plan.trials, plan.analysis), store)
     assert results["model.patch_size"].dtype == "int64"
     assert results["model.drop"].dtype == "float64"
     assert results["model.position"].iloc[5] == "rope2d(theta=50)"
@@ -144,10 +144,10 @@ def test_varied_values_are_numeric_if_all_are(tmp_path):
 def test_arm_may_vary_whole_training_section(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "longer": NONE})
     arms = tuple(Arm(arm.name, {"train": {"steps": 9} if arm.baseline else None}, arm.baseline) for arm in plan.arms)
-    varied = Plan(plan.study, "", arms, plan.trials, plan.analysis)
-    results = frame.results(varied, store)
+    variant = Plan(plan.study, "", arms, plan.trials, plan.analysis)
+    results = frame.results(variant, store)
     assert list(results.columns).count("train") == 1 and "train/loss" in results.columns
-    assert "longer" in text_of(varied, store, "md")
+    assert "longer" in text_of(variant, store, "md")
 
 
 def test_history_is_long_and_timed_by_journal(tmp_path):
@@ -175,8 +175,8 @@ def test_best_value_comes_from_history_with_bias_note(tmp_path):
         plan, store = study(tmp_path / goal, {"baseline": BASE[:3], "b": [None, None, None]}, analysis=analysis)
         for planned in plan.trials[3:]:
             curve = [0.2, math.nan, 0.99, 0.5, 0.4]
-            made = result_of(planned.trial, {"val/accuracy": 0.4}, curve=curve)
-            store.trial(made.key, made.code).finish(made)
+            result = result_of(planned.trial, {"val/accuracy": 0.4}, curve=curve)
+            store.trial(result.key, result.code).finish(result)
         results = frame.results(plan, store)
         assert results["val/accuracy@best"].tolist()[3:] == [best] * 3
         assert results["val/accuracy"].tolist()[3:] == [0.4] * 3
@@ -243,9 +243,11 @@ def test_margin_makes_equivalence_a_verdict(tmp_path):
         assert rows.loc[arm, "p_equal"] == pytest.approx(expected)
     half = stats.t.ppf(0.95, 4) * stats.sem(np.array(NEAR) - np.array(BASE))
     assert rows.loc["position=sincos2d", "equal_high"] == pytest.approx(np.mean(NEAR) - np.mean(BASE) + half)
-    said = report.answers(plan, frame.results(plan, store))
-    assert "shown to be equivalent within 1.0 points (90 % interval" in said[1] and "cannot tell" not in said[1]
-    assert "not shown to be equivalent" in said[0] and "below" in said[0]
+    sentences = report.answers(plan, frame.results(plan, store))
+    assert (
+        "shown to be equivalent within 1.0 points (90 % interval" in sentences[1] and "cannot tell" not in sentences[1]
+    )
+    assert "not shown to be equivalent" in sentences[0] and "below" in sentences[0]
     assert "equivalent" in text_of(plan, store, "md")
 
 
@@ -294,10 +296,10 @@ def test_diverged_seeds_are_counted_excluded_and_reported(tmp_path):
     assert (row["n"], row["diverged"], row["pairs"]) == (4, 1, 4)
     assert row["p"] == pytest.approx(stats.ttest_rel(NONE[:4], BASE[:4]).pvalue)
     assert row["mean"] == pytest.approx(np.mean(NONE[:4]))
-    said = document(plan, store)["notes"]
-    assert "b, seed 4, diverged: loss is nan at step 120; its values are left out." in said
+    notes = document(plan, store)["notes"]
+    assert "b, seed 4, diverged: loss is nan at step 120; its values are left out." in notes
     assert any(
-        note.startswith("Warning: b and baseline are compared at 4 seeds only: seed 4 has no value") for note in said
+        note.startswith("Warning: b and baseline are compared at 4 seeds only: seed 4 has no value") for note in notes
     )
     assert "| 4/5 |" in text_of(plan, store, "md")
 
@@ -350,11 +352,13 @@ def test_claim_supported_by_complete_pairs_only_is_not_made(tmp_path):
 
 def test_claim_supported_by_both_comparisons_is_made(tmp_path):
     plan, store = _broken(tmp_path, {"baseline": [0.9, 0.901, 0.902, 0.9], "b": [0.101, 0.1, 0.102, None]})
-    [said] = report.answers(plan, frame.results(plan, store))
-    assert said.startswith("b is 80.") and "in the place of 1 seed" in said
+    [sentence] = report.answers(plan, frame.results(plan, store))
+    assert sentence.startswith("b is 80.") and "in the place of 1 seed" in sentence
     unknown = dataclasses.replace(plan, arms=tuple(dataclasses.replace(arm, classes=None) for arm in plan.arms))
-    [said] = report.answers(unknown, frame.results(plan, store))
-    assert said.startswith("cannot tell: b is 80.") and "what chance reaches in val/accuracy is not known" in said
+    [sentence] = report.answers(unknown, frame.results(plan, store))
+    assert (
+        sentence.startswith("cannot tell: b is 80.") and "what chance reaches in val/accuracy is not known" in sentence
+    )
 
 
 @pytest.mark.parametrize(
@@ -372,7 +376,7 @@ def test_chance_level_is_that_of_guessing(metric, classes, level):
 def test_change_after_first_run_is_exploratory(tmp_path):
     plan, store = study(tmp_path)
     folder = store.study(plan.study) / "plan.json"
-    ended = [item.trial.key for item in plan.trials[:1]]
+    finished_keys = [item.trial.key for item in plan.trials[:1]]
     first = registration.with_registration(plan, None, lambda key, code: False)
     assert first.registered == {
         **{"metric": "val/accuracy", "goal": "max", "at": "last", "margin": None, "correction": "holm"},
@@ -389,7 +393,7 @@ def test_change_after_first_run_is_exploratory(tmp_path):
     # Nothing had ended: there was nothing to learn from.
     fresh = registration.with_registration(changed, read_json(folder), lambda key, code: False)
     assert fresh.registered["alpha"] == 0.1
-    later = registration.with_registration(changed, read_json(folder), lambda key, code: key in ended)
+    later = registration.with_registration(changed, read_json(folder), lambda key, code: key in finished_keys)
     assert later.registered == first.registered and later.analysis.alpha == 0.1
     doc = document(later, store)
     assert any(
@@ -466,9 +470,9 @@ def test_plans_of_earlier_and_this_version_are_compatible(tmp_path):
     assert {*data["arms"][0]} == fields and Plan.from_json(data) == plan
     old = {name: value for name, value in data.items() if name != "identities"}
     old["registered"] = {name: old["registered"][name] for name in old["registered"] if name not in ("arms", "known")}
-    read = Plan.from_json(old)
+    restored = Plan.from_json(old)
     assert not any(
-        "xploratory" in text for text in (*document(read, store)["notes"], *document(read, store)["answers"])
+        "xploratory" in text for text in (*document(restored, store)["notes"], *document(restored, store)["answers"])
     )
     later = registration.with_registration(
         dataclasses.replace(plan, analysis=Analysis(alpha=0.1)), old, lambda *_: True
@@ -479,18 +483,18 @@ def test_plans_of_earlier_and_this_version_are_compatible(tmp_path):
 def test_later_arm_is_corrected_for_all_and_removed_arm_still_counts(tmp_path):
     plan, store = study(tmp_path)
     few = dataclasses.replace(plan, arms=plan.arms[:3])
-    joined = dataclasses.replace(plan, registered=registration.registration(few))
-    rows = comparison.summary(frame.results(joined, store), joined).set_index("arm")
+    extended = dataclasses.replace(plan, registered=registration.registration(few))
+    rows = comparison.summary(frame.results(extended, store), extended).set_index("arm")
     raw = [stats.ttest_rel(values, BASE).pvalue for values in list(POSITIONS.values())[1:]]
     assert rows["family"].tolist()[1:] == [2, 2, 3]
     assert rows["p_corrected"].tolist()[1:3] == pytest.approx(multipletests(raw[:2], method="holm")[1])
     assert rows["p_corrected"].iloc[3] == pytest.approx(multipletests(raw, method="holm")[1][2])
     assert rows["exploratory"].notna().tolist() == [False, False, False, True]
-    left = dataclasses.replace(few, trials=plan.trials[:15], registered=registration.registration(plan))
-    rows = comparison.summary(frame.results(left, store), left).set_index("arm")
+    removed = dataclasses.replace(few, trials=plan.trials[:15], registered=registration.registration(plan))
+    rows = comparison.summary(frame.results(removed, store), removed).set_index("arm")
     assert rows["family"].tolist()[1:] == [3, 3]
     assert rows["p_corrected"].iloc[1] == pytest.approx(3 * raw[0])
-    assert any("position=sinusoidal left the family" in note for note in document(left, store)["notes"])
+    assert any("position=sinusoidal left the family" in note for note in document(removed, store)["notes"])
     more = dataclasses.replace(plan, registered={**registration.registration(plan), "seeds": [0, 1, 2]})
     assert any("there were 3 seeds and are 5" in note for note in document(more, store)["notes"])
 
@@ -535,8 +539,8 @@ def test_equal_seeds_are_one_replicate(tmp_path):
 
 
 def test_equal_arms_are_equal_and_constant_differences_uncertain(tmp_path):
-    moved = [value - 0.01 for value in BASE]
-    plan, _, results, summary = outcome(tmp_path, {"baseline": BASE, "same": BASE, "moved": moved})
+    shifted = [value - 0.01 for value in BASE]
+    plan, _, results, summary = outcome(tmp_path, {"baseline": BASE, "same": BASE, "moved": shifted})
     same, constant = report.answers(plan, results)
     assert same == "same and baseline reached the same val/accuracy at each of 5 seeds."
     assert constant.startswith("cannot tell: moved is 1.0 points below baseline at each of 5 seeds alike")
@@ -550,14 +554,14 @@ def test_notes_are_complete(tmp_path):
         tmp_path, planned_arms=arms, notes=("data is small.",), numerics={"position=none": {"threads": 2}}
     )
     store.trial(plan.trials[5].trial.key, plan.trials[5].trial.code)
-    said = document(plan, store)["notes"]
-    assert "data is small." in said
-    assert "position=rope2d was skipped: head_dim 12 does not divide by 8." in said
-    assert any(note.startswith("position=none and baseline mix numerics (threads 1 and 2)") for note in said)
-    assert not any(note.startswith("position=sincos2d and baseline mix") for note in said)
-    assert any(note.startswith("All arms ran at one learning rate (0.002)") for note in said)
-    assert any(note.startswith("5 seeds (0 to 4) vary init, order, augment") for note in said)
-    assert any("smallest p is 0.062" in note for note in said)
+    notes = document(plan, store)["notes"]
+    assert "data is small." in notes
+    assert "position=rope2d was skipped: head_dim 12 does not divide by 8." in notes
+    assert any(note.startswith("position=none and baseline mix numerics (threads 1 and 2)") for note in notes)
+    assert not any(note.startswith("position=sincos2d and baseline mix") for note in notes)
+    assert any(note.startswith("All arms ran at one learning rate (0.002)") for note in notes)
+    assert any(note.startswith("5 seeds (0 to 4) vary init, order, augment") for note in notes)
+    assert any("smallest p is 0.062" in note for note in notes)
 
 
 def _with_teachers(plan: Plan, teachers: Mapping[str, Sequence[str]]) -> Plan:
@@ -608,9 +612,9 @@ def test_failed_prerequisite_is_reported(tmp_path, undrawn):
     report.write(plan, store, store.study(plan.study) / "report")
     store.trial(teacher.key, teacher.code).fail("the worker ran out of memory")
     assert report.read_report(plan, store, "json") is None
-    said = document(plan, store)["notes"]
-    assert f"prerequisite {teacher.key[:8]}, seed 0, failed: the worker ran out of memory." in said
-    assert said[0] == "Preliminary: of 11 trials, 5 done, 1 failed, 5 missing."
+    notes = document(plan, store)["notes"]
+    assert f"prerequisite {teacher.key[:8]}, seed 0, failed: the worker ran out of memory." in notes
+    assert notes[0] == "Preliminary: of 11 trials, 5 done, 1 failed, 5 missing."
 
 
 def test_pending_comparison_counts_in_family(tmp_path):
@@ -681,8 +685,8 @@ def test_page_has_no_scripts_and_no_external_content(tmp_path):
             assert attributes.get(name, "#").startswith("#")
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
-    known = set(ids)
-    assert set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", html)) <= known
+    identifiers = set(ids)
+    assert set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", html)) <= identifiers
     used = set(re.findall(r"var\((--[\w-]+)\)", html))
     assert not re.search("#(?:fefefe|1b1e23)", html[html.index("<body>") :])  # every colour is the page's
     assert used <= set(re.findall(r"(--[\w-]+):", html))
@@ -722,12 +726,12 @@ def test_stored_report_is_stale_after_trial_ends(tmp_path, undrawn):
 def test_trial_ending_during_report_makes_it_stale(tmp_path, monkeypatch, undrawn):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
     last = plan.trials[-1].trial
-    read = frame.gather
+    gather = frame.gather
 
     def then_ends(*args: Any) -> Any:
-        found = read(*args)
+        content = gather(*args)
         store.trial(last.key, last.code).finish(result_of(last, {"val/accuracy": 0.9}))
-        return found
+        return content
 
     monkeypatch.setattr(frame, "gather", then_ends)
     report.write(plan, store, store.study(plan.study) / "report")
@@ -761,17 +765,17 @@ def test_attention_pictures_are_in_page(tmp_path, undrawn):
         (place / "rollout_class.png").write_bytes(pixels)
         (place / "heads_class.png").write_bytes(b"")
     assert report.read_report(plan, store, "html") is None  # it was made before they were
-    said = document(plan, store)["explained"]
-    assert [(row["arm"], row["image"], row["of"]) for row in said] == [
+    pictures = document(plan, store)["explained"]
+    assert [(row["arm"], row["image"], row["of"]) for row in pictures] == [
         ("baseline", 3, "class"), ("baseline", 12, "class"), ("position=none", 3, "class"),
     ]  # fmt: skip
-    assert all((store.root / row["file"]).read_bytes() == pixels for row in said)
+    assert all((store.root / row["file"]).read_bytes() == pixels for row in pictures)
     page = Page(text_of(plan, store, "html"))
-    shown = [attributes for tag, attributes in page.tags if tag == "img"]
-    assert [attributes["src"] for attributes in shown] == [
+    images = [attributes for tag, attributes in page.tags if tag == "img"]
+    assert [attributes["src"] for attributes in images] == [
         f"data:image/png;base64,{base64.b64encode(pixels).decode()}"
     ] * 3
-    assert str(shown[0]["alt"]).startswith("baseline, seed 0, test image 3: the image, attention of the class token")
+    assert str(images[0]["alt"]).startswith("baseline, seed 0, test image 3: the image, attention of the class token")
 
 
 def test_study_without_results_is_reported(tmp_path):
@@ -786,12 +790,12 @@ def test_study_without_results_is_reported(tmp_path):
 
 def test_terminal_drops_columns_before_breaking_lines(tmp_path, monkeypatch):
     plan, store = study(tmp_path)
-    for width, wanted, unwanted in ((200, "MACs", "---"), (90, "verdict", "MACs")):
+    for width, expected, unwanted in ((200, "MACs", "---"), (90, "verdict", "MACs")):
         monkeypatch.setenv("COLUMNS", str(width))
-        said = text_of(plan, store, "terminal")
-        assert max(map(len, said.splitlines())) <= width
-        assert wanted in said and unwanted not in said
-        row = next(line for line in said.splitlines() if line.startswith(" position=none"))
+        output = text_of(plan, store, "terminal")
+        assert max(map(len, output.splitlines())) <= width
+        assert expected in output and unwanted not in output
+        row = next(line for line in output.splitlines() if line.startswith(" position=none"))
         assert "\N{MINUS SIGN}3.1" in row and "worse" in row
 
 
@@ -802,13 +806,13 @@ def _latex_tables(latex: str) -> list[tuple[str, list[list[str]]]]:
     assert bare.count("{") == bare.count("}")
     environments = re.findall(r"\\(begin|end)\{(\w+)\}", code)
     assert [name for _, name in environments] == ["table", "tabular", "tabular", "table"] * (len(environments) // 4)
-    found = []
+    tables_found = []
     for layout, body in re.findall(r"\\begin\{tabular\}\{@\{\}(.*?)@\{\}\}\n(.*?)\\end\{tabular\}", code, re.DOTALL):
         rows = [line.strip().removesuffix(r" \\") for line in body.splitlines() if line.endswith(r"\\")]
-        found.append((layout, [re.split(r"(?<!\\)&", row) for row in rows]))
+        tables_found.append((layout, [re.split(r"(?<!\\)&", row) for row in rows]))
         columns = re.sub(r"p\{[^}]*\}", "l", layout)
-        assert set(columns) <= {"l", "r"} and {len(row) for row in found[-1][1]} == {len(columns)}
-    return found
+        assert set(columns) <= {"l", "r"} and {len(row) for row in tables_found[-1][1]} == {len(columns)}
+    return tables_found
 
 
 def test_latex_fits_paper_width(tmp_path):
@@ -820,8 +824,8 @@ def test_latex_fits_paper_width(tmp_path):
     font = FontProperties(fname=str(Path(get_data_path()) / "fonts" / "ttf" / "cmr10.ttf"), size=10)
 
     def width(cell: str) -> float:
-        shown = cell.strip().replace(r"$\pm$", "+").replace("$-$", "+").replace("\\", "")
-        return float(TextPath((0, 0), shown, prop=font).get_extents().width) if shown else 0.0
+        text = cell.strip().replace(r"$\pm$", "+").replace("$-$", "+").replace("\\", "")
+        return float(TextPath((0, 0), text, prop=font).get_extents().width) if text else 0.0
 
     plan, store = _grid(tmp_path)
     [(layout, rows)] = _latex_tables(latex := text_of(plan, store, "latex"))
@@ -849,10 +853,10 @@ def test_provenance_separates_trained_from_cached(tmp_path):
     write_json(store.study(plan.study) / "changes.json", {})  # a second run, after all had ended
     last = plan.trials[-1].trial
     store.trial(last.key, last.code).finish(result_of(last, {"val/accuracy": 0.9}))
-    made = document(plan, store)["made"]
-    assert (made["trained"], made["cached"]) == (1, 19)
-    assert made["data"] == [{"set": "digits", "identity": "sha256:c0ffee"}]
-    assert made["wall_s"] == pytest.approx(20 * 7.5)
+    provenance = document(plan, store)["made"]
+    assert (provenance["trained"], provenance["cached"]) == (1, 19)
+    assert provenance["data"] == [{"set": "digits", "identity": "sha256:c0ffee"}]
+    assert provenance["wall_s"] == pytest.approx(20 * 7.5)
     assert "1 trained in the last run, 19 taken from earlier runs" in text_of(plan, store, "md")
 
 
@@ -870,15 +874,15 @@ def test_end_is_time_of_result(tmp_path):
     write_json(file, old)
     os.utime(file, (1.79e9 + 1200, 1.79e9 + 1200))
     assert document(plan, store)["made"]["ended"] == "2026-09-21 14:33 UTC"
-    ended = frame.results(plan, store)["ended"]
-    assert ended.tolist() == [pd.Timestamp(1.79e9 + after, unit="s", tz="UTC") for after in (600.25, 1200)]
+    end_times = frame.results(plan, store)["ended"]
+    assert end_times.tolist() == [pd.Timestamp(1.79e9 + after, unit="s", tz="UTC") for after in (600.25, 1200)]
 
 
 def test_two_folders_of_one_data_type_are_two_data_sets(tmp_path):
     plan, store = study(tmp_path)
     other = dataclasses.replace(plan.trials[-1], trial=dataclasses.replace(plan.trials[-1].trial, data="sha256:decaf"))
-    made = document(dataclasses.replace(plan, trials=(*plan.trials[:-1], other)), store)["made"]
-    assert [item["identity"] for item in made["data"]] == ["sha256:c0ffee", "sha256:decaf"]
+    provenance = document(dataclasses.replace(plan, trials=(*plan.trials[:-1], other)), store)["made"]
+    assert [item["identity"] for item in provenance["data"]] == ["sha256:c0ffee", "sha256:decaf"]
 
 
 def test_markup_in_names_is_escaped(tmp_path):
@@ -916,9 +920,9 @@ def test_labels_have_only_differences():
     st.integers(6, 40),
 )
 def test_labels_are_unique_and_not_empty(names, width):
-    for made in (labels.short_labels(names), labels.wrapped_labels(names, width)):
-        assert list(made) == names and len(set(made.values())) == len(names)
-    assert all(len(line) <= width + 3 for label in made.values() for line in label.split("\n"))
+    for shortened in (labels.short_labels(names), labels.wrapped_labels(names, width)):
+        assert list(shortened) == names and len(set(shortened.values())) == len(names)
+    assert all(len(line) <= width + 3 for label in shortened.values() for line in label.split("\n"))
 
 
 # -- the pictures -----------------------------------------------------------------------------------------------------
@@ -931,8 +935,8 @@ def _figure_arguments(plan: Plan, store: Store) -> tuple[Any, ...]:
 
 def test_figure_shows_numbers(tmp_path):
     plan, store = study(tmp_path)
-    drawn = figures.figures(*_figure_arguments(plan, store))
-    left, right = drawn["arms"].axes
+    figure_set = figures.figures(*_figure_arguments(plan, store))
+    left, right = figure_set["arms"].axes
     assert [label.get_text() for label in left.get_yticklabels()] == list(POSITIONS)
     dots = np.concatenate([group.get_offsets()[:, 0] for group in left.collections])
     assert sorted(dots) == pytest.approx(sorted(100 * value for values in POSITIONS.values() for value in values))
@@ -941,7 +945,7 @@ def test_figure_shows_numbers(tmp_path):
     ]
     expected = stats.ttest_rel(NONE, BASE).confidence_interval(1 - 0.05 / 3)
     assert any(np.allclose(ends, [100 * expected.low, 100 * expected.high]) for ends in intervals)
-    [curves] = drawn["curves"].axes
+    [curves] = figure_set["curves"].axes
     bold = [line for line in curves.lines if line.get_linewidth() > 1]
     ends = sorted(float(line.get_ydata()[-1]) for line in bold)
     assert ends == pytest.approx(sorted(100 * np.mean(values) for values in POSITIONS.values()))
@@ -976,15 +980,15 @@ def _texts_overlap(figure: Any, texts: Sequence[Any]) -> bool:
 @pytest.mark.parametrize("width", [figures.WIDE, figures.NARROW])
 def test_grid_has_panel_per_baseline_with_distinct_labels(tmp_path, width):
     plan, store = _grid(tmp_path)
-    drawn = figures.figures(*_figure_arguments(plan, store), width=width)
-    assert list(drawn) == ["arms", "interaction", "curves"]
-    left, right = drawn["arms"].axes
+    figure_set = figures.figures(*_figure_arguments(plan, store), width=width)
+    assert list(figure_set) == ["arms", "interaction", "curves"]
+    left, right = figure_set["arms"].axes
     names = [label.get_text() for label in left.get_yticklabels()]
     assert len(set(names)) == 6 and all(name.count("=") == 2 and "..." not in name for name in names)
-    assert not _texts_overlap(drawn["arms"], left.get_yticklabels())
+    assert not _texts_overlap(figure_set["arms"], left.get_yticklabels())
     below, beside = right.bbox.y1 < left.bbox.y0, right.bbox.x0 > left.bbox.x1
     assert (beside, below) == (width == figures.WIDE, width == figures.NARROW)
-    for axes, attention in zip(drawn["curves"].axes, ("fused", "linear"), strict=True):
+    for axes, attention in zip(figure_set["curves"].axes, ("fused", "linear"), strict=True):
         assert axes.get_title(loc="left") == f"attention={attention}"
         ends = {}
         for line in axes.lines:
@@ -994,7 +998,7 @@ def test_grid_has_panel_per_baseline_with_distinct_labels(tmp_path, width):
         assert len({colour for colour, _ in ends.values()}) == 3 and ends["position=none"][0] == figures.INK
         for label, (_, end) in ends.items():
             assert end == pytest.approx(100 * np.mean(GRID[label.removeprefix("position="), attention]))
-    assert drawn["curves"].get_size_inches()[0] == width
+    assert figure_set["curves"].get_size_inches()[0] == width
 
 
 def test_interactions_are_drawn_for_grids_only(tmp_path):
@@ -1006,8 +1010,8 @@ def test_interactions_are_drawn_for_grids_only(tmp_path):
         cells = [GRID[position, attention] for position in ("none", "learned", "sincos2d")]
         assert list(container[0].get_ydata()) == pytest.approx([100 * np.mean(values) for values in cells])
         half = [100 * stats.sem(values) * stats.t.ppf(0.975, 4) for values in cells]
-        drawn = [np.ptp(segment[:, 1]) / 2 for segment in container[2][0].get_segments()]
-        assert drawn == pytest.approx(half)
+        half_widths = [np.ptp(segment[:, 1]) / 2 for segment in container[2][0].get_segments()]
+        assert half_widths == pytest.approx(half)
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["none", "learned", "sincos2d"]
     part = results[
         ~results["arm"].isin([arm.name for arm in plan.arms if "linear" in arm.name and "none" not in arm.name])
@@ -1025,21 +1029,21 @@ def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):
         assert sum(any(len(path.vertices) for path in band.get_paths()) for band in axes.collections) == bands
     arms = {**POSITIONS, "fifth": SINE}
     panels = figures.figures(*_figure_arguments(*study(tmp_path / "many", arms)))["curves"].axes
-    shown = [axes for axes in panels if axes.get_visible()]
-    assert [axes.get_title(loc="left") for axes in shown] == list(arms)
-    assert all(sum(line.get_linewidth() < 1 for line in axes.lines) == 5 for axes in shown)
-    assert [any(line.get_color() == figures.GREY for line in axes.lines) for axes in shown] == [False, *[True] * 4]
+    visible = [axes for axes in panels if axes.get_visible()]
+    assert [axes.get_title(loc="left") for axes in visible] == list(arms)
+    assert all(sum(line.get_linewidth() < 1 for line in axes.lines) == 5 for axes in visible)
+    assert [any(line.get_color() == figures.GREY for line in axes.lines) for axes in visible] == [False, *[True] * 4]
 
 
 def test_curves_use_epochs_if_all_arms_agree(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
     data = _figure_arguments(plan, store)
-    drawn = figures.curves(plan, data[1], data[3])
-    assert drawn.get_supxlabel() == "epoch" and drawn.axes[0].get_xlim() == (0, STEPS[-1] / 20)
+    figure_set = figures.curves(plan, data[1], data[3])
+    assert figure_set.get_supxlabel() == "epoch" and figure_set.axes[0].get_xlim() == (0, STEPS[-1] / 20)
     history = data[3].copy()
     history.loc[history["arm"] == "b", "epoch"] *= 2  # half as many images
-    drawn = figures.curves(plan, data[1], history)
-    assert drawn.get_supxlabel() == "optimizer step" and drawn.axes[0].get_xlim() == (0, STEPS[-1])
+    figure_set = figures.curves(plan, data[1], history)
+    assert figure_set.get_supxlabel() == "optimizer step" and figure_set.axes[0].get_xlim() == (0, STEPS[-1])
 
 
 def test_loss_has_own_curves(tmp_path):
@@ -1049,8 +1053,8 @@ def test_loss_has_own_curves(tmp_path):
     loss = data[3][data[3]["metric"] == "val/accuracy"].assign(metric="val/loss")
     data[3] = pd.concat([data[3], loss.assign(value=1 - loss["value"])])
     assert figures.figures(*data)["loss"].get_supylabel() == "val loss"
-    judged = dataclasses.replace(plan, analysis=Analysis(metric="val/loss", goal="min"))
-    assert figures.loss_curves(judged, data[1], data[3]) is None
+    loss_plan = dataclasses.replace(plan, analysis=Analysis(metric="val/loss", goal="min"))
+    assert figures.loss_curves(loss_plan, data[1], data[3]) is None
 
 
 def test_vector_figures_have_text_and_are_reproducible(tmp_path):
@@ -1081,8 +1085,8 @@ def test_page_starts_with_answer_and_fits_phone(tmp_path):
 def test_diverged_trials_are_dashed_and_not_in_mean(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": [*NONE[:4], None]})
     last = plan.trials[-1].trial
-    made = result_of(last, {}, curve=[0.3, 0.2, 0.1, 0.1, 0.1], status="diverged", failure="nan")
-    store.trial(last.key, last.code).finish(made)
+    result = result_of(last, {}, curve=[0.3, 0.2, 0.1, 0.1, 0.1], status="diverged", failure="nan")
+    store.trial(last.key, last.code).finish(result)
     [axes] = figures.figures(*_figure_arguments(plan, store))["curves"].axes
     ends = [float(line.get_ydata()[-1]) for line in axes.lines if line.get_linewidth() > 1]
     assert sorted(ends) == pytest.approx([100 * np.mean(NONE[:4]), 100 * np.mean(BASE)])

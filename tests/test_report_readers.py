@@ -109,8 +109,8 @@ def test_page_is_valid_html(text: str) -> None:
 
 
 def test_direction_marks_in_names_are_removed(hostile: tuple[Plan, Store], text: str) -> None:
-    for said in (text, *(synthetic_studies.text_of(*hostile, form) for form in ("terminal", "md", "latex"))):
-        assert not re.search("[\u202a-\u202e\u2066-\u2069]", said)
+    for output in (text, *(synthetic_studies.text_of(*hostile, form) for form in ("terminal", "md", "latex"))):
+        assert not re.search("[\u202a-\u202e\u2066-\u2069]", output)
 
 
 def test_page_is_accessible_by_keyboard_and_screen_reader(text: str) -> None:
@@ -123,10 +123,10 @@ def test_page_is_accessible_by_keyboard_and_screen_reader(text: str) -> None:
     assert all(len(attributes["aria-label"] or "") > 40 for attributes in page.all("svg"))
     wide = [attributes for attributes in page.all("div") if attributes.get("class") == "wide"]
     assert all(one["tabindex"] == "0" and one["role"] == "region" and one["aria-label"] for one in wide)
-    known = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
+    identifiers = {attributes["id"] for _, attributes in page.tags if "id" in attributes}
     for _, attributes in page.tags:
-        assert str(attributes.get("href", "#answer")).removeprefix("#") in known
-        assert attributes.get("aria-labelledby", "answer") in known
+        assert str(attributes.get("href", "#answer")).removeprefix("#") in identifiers
+        assert attributes.get("aria-labelledby", "answer") in identifiers
     assert page.tags.index(("a", {"class": "skip", "href": "#answer"})) < page.tags.index(("header", {}))
     for at in ("@media print", "prefers-color-scheme: dark", ":focus-visible"):
         assert at in text
@@ -261,5 +261,5 @@ def test_json_and_parquet_have_unchanged_names(hostile: tuple[Plan, Store]) -> N
 
 
 def test_terminal_output_has_no_control_sequences(hostile: tuple[Plan, Store]) -> None:
-    said = synthetic_studies.text_of(*hostile, "terminal")
-    assert all(line.isprintable() for line in said.splitlines())
+    output = synthetic_studies.text_of(*hostile, "terminal")
+    assert all(line.isprintable() for line in output.splitlines())

@@ -45,13 +45,13 @@ MASKS = np.random.default_rng(0).integers(0, 5, (40, 12, 16)).astype(np.uint8)
 
 def test_scene_composes_digits_resized_by_torch_darkest_on_top() -> None:
     scenes = DigitScenes(train_images=40, image_size=(32, 40), digit_size=(7, 19))
-    images, placed = scenes.read("train"), scenes._placement("train", torch.arange(40))
+    images, placement = scenes.read("train"), scenes._placement("train", torch.arange(40))
     source = digits.Digits().read("train")
     close = []
     for i in range(40):
         canvas_HW = torch.zeros(32, 40, dtype=torch.float64)
         label_HW = torch.zeros(32, 40, dtype=torch.uint8)
-        for digit, top, left, side in zip(*(column[i].tolist() for column in placed), strict=True):
+        for digit, top, left, side in zip(*(column[i].tolist() for column in placement), strict=True):
             if digit < 0:
                 continue
             ink_SS = F.interpolate(source.x_NCHW[digit][None].double(), (side, side), mode="bilinear")[0, 0]
@@ -69,9 +69,9 @@ def test_test_digits_are_never_trained_on() -> None:
     options = {"train_images": 400, "test_images": 100}
     scenes = DigitScenes(**options)
     prepared = prepare({"type": "digit_scenes", **options}, SEEDS)
-    shown = scenes.contents("train")
+    contents = scenes.contents("train")
     trained_on, validated_on = (
-        {digit for digit in shown[subset.id_N].flatten().tolist() if digit >= 0}
+        {digit for digit in contents[subset.id_N].flatten().tolist() if digit >= 0}
         for subset in (prepared.train, prepared.val)
     )
     assert len(trained_on) > 300 and len(validated_on) > 80
@@ -108,16 +108,16 @@ def test_scenes_depend_on_seed_and_index() -> None:
 
 def test_separated_digits_do_not_overlap() -> None:
     scenes = DigitScenes(train_images=100, digits_per_image=(4, 6), overlap="none")
-    placed = scenes._placement("train", torch.arange(100))
-    shown = []
+    placement = scenes._placement("train", torch.arange(100))
+    boxes_drawn = []
     for i in range(100):
         covered_HW = np.zeros((32, 32), int)
-        boxes = [box for box in zip(*(column[i].tolist() for column in placed), strict=True) if box[0] >= 0]
+        boxes = [box for box in zip(*(column[i].tolist() for column in placement), strict=True) if box[0] >= 0]
         for _, top, left, side in boxes:
             covered_HW[top : top + side, left : left + side] += 1
         assert covered_HW.max() == 1
-        shown.append(len(boxes))
-    assert min(shown) >= 1 and np.mean(shown) > 3 and max(shown) >= 5
+        boxes_drawn.append(len(boxes))
+    assert min(boxes_drawn) >= 1 and np.mean(boxes_drawn) > 3 and max(boxes_drawn) >= 5
     overlapping = DigitScenes(train_images=100, digits_per_image=(4, 6))
     assert (overlapping.contents("train") >= 0).sum(1).min() >= 4
 
@@ -293,7 +293,7 @@ def damaged(base: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ("level", r"2007_000039\.png has a level 21; its levels are 0, 1, .*, 255"),
         ("size", r"2007_000039\.jpg and its mask .* not of one size: 10 by 14 and 10 by 13 pixels"),
@@ -304,10 +304,10 @@ def damaged(base: Path, how: str) -> None:
         ("list", r"train\.txt:2 is not a line of such a list: '2007_000039  1'"),
     ],
 )
-def test_damage_is_reported_with_file_name(tmp_path: Path, how: str, said: str) -> None:
+def test_damage_is_reported_with_file_name(tmp_path: Path, how: str, message: str) -> None:
     small_voc(tmp_path)
     damaged(tmp_path, how)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         VOCSegmentation(root=str(tmp_path), image_size=(8, 8)).read("train")
 
 
@@ -319,15 +319,15 @@ def test_download_uses_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert missing(choice) is not None and missing({**choice, "download": "missing"}) is None
     theirs = torchvision("torchvision.datasets")
     kind = theirs.VOCSegmentation if name == "voc_segmentation" else theirs.OxfordIIITPet
-    asked = []
+    downloads = []
 
     def made(self, root: str, download: bool, **options: str) -> None:
-        asked.append((download, options))
+        downloads.append((download, options))
         small(Path(root) / ("VOCdevkit/VOC2012" if name == "voc_segmentation" else "oxford-iiit-pet"))
 
     monkeypatch.setattr(kind, "__init__", made)
     assert len(prepare({**choice, "download": "missing"}, SEEDS).test) == 1
-    assert len(asked) == 1 and asked[0][0]
+    assert len(downloads) == 1 and downloads[0][0]
 
 
 # -- masks and augmentations ------------------------------------------------------------------------------------------
@@ -413,8 +413,8 @@ def test_batch_images_match_labels() -> None:
     assert changed > 80
     sizes = [Feed(prepared, EVERYTHING, SEEDS).batch(0, size) for size in (5, 20)]
     assert torch.equal(sizes[0].y_B, sizes[1].y_B[:5])
-    seen = torch.cat([batch.y_B for batch in feed.evaluation("val", 7)])
-    assert torch.equal(seen, prepared.val.y_N.long())
+    labels = torch.cat([batch.y_B for batch in feed.evaluation("val", 7)])
+    assert torch.equal(labels, prepared.val.y_N.long())
 
 
 def test_image_and_label_sizes_change_together() -> None:
@@ -486,26 +486,26 @@ def test_metrics_equal_scikit_learn_over_whole_split() -> None:
     logits[:, 4] -= 99
     target[target == 4] = 0  # neither label nor prediction
     tally = tallied(logits, target, 4, 1, 2)
-    found = tally.metrics()
+    scores = tally.metrics()
     labelled = target != IGNORED
     y, prediction = target[labelled].numpy(), logits.argmax(1)[labelled].numpy()
     assert np.array_equal(confusion(logits, target), confusion_matrix(y, prediction, labels=range(5)))
-    assert set(found) == {"loss", "pixel_accuracy", "miou", "miou_foreground"}
-    assert found["pixel_accuracy"] == pytest.approx(accuracy_score(y, prediction), rel=1e-14)
-    assert found["miou"] == pytest.approx(jaccard_score(y, prediction, average="macro", labels=range(4)), rel=1e-14)
-    assert found["miou_foreground"] == pytest.approx(
+    assert set(scores) == {"loss", "pixel_accuracy", "miou", "miou_foreground"}
+    assert scores["pixel_accuracy"] == pytest.approx(accuracy_score(y, prediction), rel=1e-14)
+    assert scores["miou"] == pytest.approx(jaccard_score(y, prediction, average="macro", labels=range(4)), rel=1e-14)
+    assert scores["miou_foreground"] == pytest.approx(
         jaccard_score(y, prediction, average="macro", labels=[1, 2, 3]), rel=1e-14
     )
     p = logits.movedim(1, -1)[labelled].softmax(1).numpy()
-    assert found["loss"] == pytest.approx(log_loss(y, p, labels=range(5)), rel=1e-12)
+    assert scores["loss"] == pytest.approx(log_loss(y, p, labels=range(5)), rel=1e-12)
     columns = tally.columns()
     assert columns["id"].tolist() == list(range(7))
     assert columns["pixel_accuracy"].isnan().tolist() == [False, True] + [False] * 5
     few = labelled[2]
     assert columns["pixel_accuracy"][2] == (logits[2].argmax(0) == target[2])[few].double().mean()
     apart = [tallied(logits[part], target[part], len(target[part])).metrics() for part in (slice(4), slice(4, 7))]
-    assert found["miou"] != pytest.approx(np.mean([one["miou"] for one in apart]), rel=1e-3), "not a mean over batches"
-    assert tallied(logits, target, 7).metrics() == pytest.approx(found, rel=1e-14)
+    assert scores["miou"] != pytest.approx(np.mean([one["miou"] for one in apart]), rel=1e-3), "not a mean over batches"
+    assert tallied(logits, target, 7).metrics() == pytest.approx(scores, rel=1e-14)
 
 
 def test_iou_equals_hand_calculation() -> None:
@@ -553,9 +553,9 @@ def test_vit_learns_to_segment_with_micro_batches(monkeypatch: pytest.MonkeyPatc
     assert last < first < np.log(11)
     assert set(trained.predictions["test"]) == {"id", "pixel_accuracy", "loss"}
     monkeypatch.setattr(loop, "EVALUATION_PIXELS", 3 * 16 * 16 + 5)
-    seen = []
+    sizes = []
     cut = feed.evaluation
-    monkeypatch.setattr(feed, "evaluation", lambda split, size: seen.append(size) or cut(split, size))
+    monkeypatch.setattr(feed, "evaluation", lambda split, size: sizes.append(size) or cut(split, size))
     again, _ = loop.evaluate(built, feed, "test", "segmentation", "fp32")
-    assert seen == [3]
+    assert sizes == [3]
     assert again == pytest.approx({name: trained.metrics[f"test/{name}"] for name in again}, rel=1e-5)

@@ -83,7 +83,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def of_jobs(fake: Path) -> list[int]:
     """The processes that the made-up Slurm has running, without its shells: the trials', and who watches them."""
-    found = []
+    packs = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             variables = (process / "environ").read_bytes()
@@ -91,8 +91,8 @@ def of_jobs(fake: Path) -> list[int]:
         except OSError:
             continue
         if python and f"FAKE={fake}\0".encode() in variables and b"SLURM_JOB_ID=" in variables:
-            found.append(int(process.name))
-    return found
+            packs.append(int(process.name))
+    return packs
 
 
 def flags(script: str) -> dict[str, str]:
@@ -108,8 +108,10 @@ def test_sbatch_arguments(cluster: Path, tmp_path: Path) -> None:
         executor.submit(replace(job(tmp_path, do), device="cuda", gpu=1.0 if do == "g" else None))
     assert executor.poll(0.0) == []
     first, second = ((cluster / f"script.{number}").read_text() for number in (4711, 4712))
-    told = flags(first)
-    assert {name: told[name] for name in ("time", "partition", "qos", "mem", "signal", "cpus-per-task", "nodes")} == {
+    options = flags(first)
+    assert {
+        name: options[name] for name in ("time", "partition", "qos", "mem", "signal", "cpus-per-task", "nodes")
+    } == {
         "time": "90",
         "partition": "gpu",
         "qos": "low",
@@ -118,10 +120,10 @@ def test_sbatch_arguments(cluster: Path, tmp_path: Path) -> None:
         "cpus-per-task": "15",
         "nodes": "1",
     }
-    assert (told["gpus-per-node"], told["open-mode"], told["ntasks-per-node"]) == ("2", "append", "1")
+    assert (options["gpus-per-node"], options["open-mode"], options["ntasks-per-node"]) == ("2", "append", "1")
     assert (flags(second)["cpus-per-task"], flags(second)["gpus-per-node"]) == ("6", "2")  # 0.25 and a whole one
     assert "\nmodule load cuda\n" in first and first.index("module load") < first.index("\nsrun ")
-    assert "account" not in told and str(tmp_path / "slurm") in told["output"]
+    assert "account" not in options and str(tmp_path / "slurm") in options["output"]
 
     cpu = Slurm(RunSpec(), pack=2)
     cpu.submit(job(tmp_path, "h"))
@@ -140,8 +142,8 @@ def test_refills_respect_job_limit_and_fill_packs(cluster: Path, tmp_path: Path)
         while todo and running < executor.slots:
             executor.submit(todo.pop(0))
             running += 1
-        ended = executor.poll(0.0)
-        running, done = running - len(ended), done + len(ended)
+        endings = executor.poll(0.0)
+        running, done = running - len(endings), done + len(endings)
         alive = [folder for folder in (tmp_path / "slurm").iterdir() if not list(folder.glob("*_result.pkl"))]
         most = max(most, len(alive))
         for folder in alive:
@@ -179,14 +181,14 @@ def test_preempted_pack_is_requeued_and_ends(cluster: Path, tmp_path: Path) -> N
     until(lambda: "raise" in read_ends(record.parent) and "finish" in read_ends(record.parent))
     # This driver dies here; the next finds what runs, by the folders.
     driver = TinySlurm(RunSpec(device="cpu"), pack=3)
-    assert {found.trial.key for found in driver.reattach(work)} == {"resume", "finish", "raise"}
-    found = ends(driver, 2)
-    assert (found["finish"].how, found["raise"].how) == ("done", "failed")
-    assert found["raise"].detail == "RuntimeError: no such layer"
+    assert {job_found.trial.key for job_found in driver.reattach(work)} == {"resume", "finish", "raise"}
+    job_found = ends(driver, 2)
+    assert (job_found["finish"].how, job_found["raise"].how) == ("done", "failed")
+    assert job_found["raise"].detail == "RuntimeError: no such layer"
     for pid in of_jobs(cluster):  # as Slurm does: every process of the step gets the signal
         os.kill(pid, signal.SIGUSR2)
-    found = ends(driver, 1)
-    assert found["resume"].how == "done"
+    job_found = ends(driver, 1)
+    assert job_found["resume"].how == "done"
     assert (cluster / "requeued").read_text() == "requeue 4711\n"
     assert (work[0].folder / "checkpoint").is_dir() and TrialFolder(work[0].folder).done()
     assert sorted(read_ends(record.parent)) == ["finish", "raise", "resume"]  # each said once
@@ -198,11 +200,11 @@ class Killed(BaseException):
     """As SIGKILL, it leaves no time for anything."""
 
 
-@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("starts", [True, False])
 def test_job_submitted_by_dead_driver_is_found(
-    begun: bool, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    starts: bool, cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not begun:
+    if not starts:
         (cluster / "hold").touch()  # it waits in the queue
 
     write = room.write_json
@@ -220,14 +222,14 @@ def test_job_submitted_by_dead_driver_is_found(
             first.poll(0.0)
     (record,) = (tmp_path / "slurm").glob("*/pack.json")
     assert read_json(record)["job"] is None and (cluster / "script.4711").exists()
-    if begun:
+    if starts:
         until((work.folder / "pid.json").exists)
     driver = TinySlurm(RunSpec(device="cpu"))
     assert driver.reattach([work]) == [work]
-    assert [sent.slurm.job_id for sent in driver._sent] == ["4711"]
+    assert [pack.slurm.job_id for pack in driver._sent] == ["4711"]
     driver.cancel(PATIENCE_S)
-    assert [ended.how for ended in driver.poll(0.0)] == ["stopped"]
-    assert (work.folder / "checkpoint").is_dir() == begun == (not (cluster / "cancelled").exists())
+    assert [ending.how for ending in driver.poll(0.0)] == ["stopped"]
+    assert (work.folder / "checkpoint").is_dir() == starts == (not (cluster / "cancelled").exists())
 
 
 def test_unsubmitted_job_is_not_awaited(cluster: Path, tmp_path: Path) -> None:
@@ -282,7 +284,10 @@ def test_cancel_writes_checkpoint_and_empties_queue(cluster: Path, tmp_path: Pat
     executor.submit(job(tmp_path, "finish"))
     executor.poll(0.0)
     executor.cancel(PATIENCE_S)
-    assert {ended.job.trial.key: ended.how for ended in executor.poll(0.0)} == {"train": "stopped", "finish": "stopped"}
+    assert {ending.job.trial.key: ending.how for ending in executor.poll(0.0)} == {
+        "train": "stopped",
+        "finish": "stopped",
+    }
     assert (job(tmp_path, "train").folder / "checkpoint").is_dir()
     assert (cluster / "cancelled").read_text() == "4712\n"
 
@@ -300,8 +305,8 @@ def test_vanished_pack_is_lost(
     executor.submit(job(tmp_path, "a"))
     assert executor.poll(0.0) == []
     (cluster / "state.4711").write_text(state)
-    ended = ends(executor, 1)["a"]
-    assert ended.how == how and f"4711 ended ({state.split()[0]})" in ended.detail
+    ending = ends(executor, 1)["a"]
+    assert ending.how == how and f"4711 ended ({state.split()[0]})" in ending.detail
 
 
 def test_submission_errors_and_missing_tools_are_reported(
@@ -333,8 +338,8 @@ def test_requeued_pack_repeats_nothing(tmp_path: Path, cluster: Path) -> None:
 
     work = (job(tmp_path, "finish"), job(tmp_path, "diverge"))
     pack = Pack(tmp_path, RunSpec(device="cpu", workers=1), work, "executor_runner")
-    said = [json.dumps([str(item.folder), "done", ""]) for item in work]
-    (tmp_path / "ends.jsonl").write_text("\n".join(said) + '\n["/out/tri')  # killed in the middle of a line
+    lines = [json.dumps([str(item.folder), "done", ""]) for item in work]
+    (tmp_path / "ends.jsonl").write_text("\n".join(lines) + '\n["/out/tri')  # killed in the middle of a line
     submission = DelayedSubmission(pack)
     for _ in range(2):
         submission.dump(tmp_path / "pickle")

@@ -28,9 +28,9 @@ def problems(tmp_path: Path, text: str) -> list[str]:
     return [str(problem).replace(f"{tmp_path}/", "") for problem in caught.value.problems]
 
 
-def only(found: list[str]) -> str:
-    assert len(found) == 1, found
-    return found[0]
+def only(actual: list[str]) -> str:
+    assert len(actual) == 1, actual
+    return actual[0]
 
 
 @pytest.mark.parametrize(
@@ -93,10 +93,10 @@ def only(found: list[str]) -> str:
 )  # fmt: skip
 def test_one_mistake_gives_one_sentence(tmp_path: Path, line: str, instead: str, place: str, words: list[str]) -> None:
     assert line in GOOD
-    found = only(problems(tmp_path, GOOD.replace(line, instead)))
-    assert found.startswith(f"study.yaml:{place}: "), found
+    problem = only(problems(tmp_path, GOOD.replace(line, instead)))
+    assert problem.startswith(f"study.yaml:{place}: "), problem
     for word in words:
-        assert word in found, found
+        assert word in problem, problem
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_choice_is_name_or_mapping() -> None:
 def test_seeds_set_configured_streams(tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(GOOD + "seeds: {count: 3, vary: [init, order]}\n")
-    study, _, found = read_study(file)
-    assert not found and study is not None
+    study, _, problems_found = read_study(file)
+    assert not problems_found and study is not None
     assert study.seeds.values == (0, 1, 2)
     streams = study.seeds.streams(2)
     assert {name for name, seed in streams.items() if seed == 2} == {"init", "order"}

@@ -24,15 +24,15 @@ def labels(counts: list[int]) -> torch.Tensor:
 @given(COUNTS.filter(lambda counts: max(counts) > 1), st.floats(0.01, 0.99), st.integers(0, 5))
 def test_hold_out_is_stratified_partition(counts: list[int], share: float, seed: int) -> None:
     y_N = labels(counts)
-    kept, held = hold_out(y_N, torch.arange(len(y_N)), share, noise.key(seed, "split"))
-    assert sorted([*kept.tolist(), *held.tolist()]) == list(range(len(y_N)))
+    training, held_out = hold_out(y_N, torch.arange(len(y_N)), share, noise.key(seed, "split"))
+    assert sorted([*training.tolist(), *held_out.tolist()]) == list(range(len(y_N)))
     for label, n in enumerate(counts):
-        found = int((y_N[held] == label).sum())
+        count = int((y_N[held_out] == label).sum())
         if n == 1:
-            assert found == 0, "the only image of a class is trained on"
+            assert count == 0, "the only image of a class is trained on"
         else:
-            assert 1 <= found <= n - 1
-            assert abs(found - share * n) <= 1, "as near to the share as whole images allow"
+            assert 1 <= count <= n - 1
+            assert abs(count - share * n) <= 1, "as near to the share as whole images allow"
 
 
 @given(COUNTS, st.floats(0.001, 1), st.floats(0.001, 1))
@@ -42,9 +42,9 @@ def test_smaller_fraction_is_subset_of_larger(counts: list[int], one: float, oth
     small, large = (set(fraction(y_N, identity, share, key).tolist()) for share in sorted((one, other)))
     assert small <= large
     for label, n in enumerate(counts):
-        found = sum(1 for i in small if y_N[i] == label)
-        assert found >= 1
-        assert found == 1 or abs(found - min(one, other) * n) <= 0.5 + 1e-9
+        count = sum(1 for i in small if y_N[i] == label)
+        assert count >= 1
+        assert count == 1 or abs(count - min(one, other) * n) <= 0.5 + 1e-9
 
 
 def test_larger_validation_share_includes_smaller() -> None:
@@ -55,10 +55,10 @@ def test_larger_validation_share_includes_smaller() -> None:
 
 def test_draw_depends_on_identity_not_on_other_images() -> None:
     y_N = labels([40, 40])
-    _, held = hold_out(y_N, torch.arange(80), 0.25, 9)
+    _, held_out = hold_out(y_N, torch.arange(80), 0.25, 9)
     alone = (y_N == 1).nonzero()[:, 0]
     _, held_alone = hold_out(y_N[alone], alone, 0.25, 9)
-    assert alone[held_alone].tolist() == [i for i in held.tolist() if y_N[i] == 1]
+    assert alone[held_alone].tolist() == [i for i in held_out.tolist() if y_N[i] == 1]
 
 
 def test_empty_hold_out_is_refused() -> None:

@@ -24,10 +24,10 @@ def close(value: float) -> object:
 
 
 def test_mean_interval_equals_scipy():
-    found = st.mean_interval(A, alpha=0.1)
+    result = st.mean_interval(A, alpha=0.1)
     low, high = stats.t.interval(0.9, 4, loc=np.mean(A), scale=stats.sem(A))
-    assert (found.n, found.mean, found.sd) == (5, close(np.mean(A)), close(np.std(A, ddof=1)))
-    assert (found.low, found.high) == (close(low), close(high))
+    assert (result.n, result.mean, result.sd) == (5, close(np.mean(A)), close(np.std(A, ddof=1)))
+    assert (result.low, result.high) == (close(low), close(high))
 
 
 def test_single_value_has_no_interval_and_two_have_wide_one():
@@ -40,22 +40,22 @@ def test_single_value_has_no_interval_and_two_have_wide_one():
 
 
 def test_paired_equals_scipy():
-    found = st.paired_t_test(A, B)
+    result = st.paired_t_test(A, B)
     reference = stats.ttest_rel(A, B)
     interval = reference.confidence_interval(0.95)
-    assert found.p == close(reference.pvalue)
-    assert (found.low, found.high) == (close(interval.low), close(interval.high))
-    assert found.difference == close(np.mean(A) - np.mean(B))
-    assert found.correlation == close(stats.pearsonr(A, B).statistic)
-    assert (found.test, found.pairs) == ("paired t", 5)
+    assert result.p == close(reference.pvalue)
+    assert (result.low, result.high) == (close(interval.low), close(interval.high))
+    assert result.difference == close(np.mean(A) - np.mean(B))
+    assert result.correlation == close(stats.pearsonr(A, B).statistic)
+    assert (result.test, result.pairs) == ("paired t", 5)
 
 
 def test_welch_equals_scipy():
-    found = st.welch_t_test(A, B[:3], alpha=0.02)
+    result = st.welch_t_test(A, B[:3], alpha=0.02)
     reference = stats.ttest_ind(A, B[:3], equal_var=False)
     interval = reference.confidence_interval(0.98)
-    assert (found.p, found.df) == (close(reference.pvalue), close(reference.df))
-    assert (found.low, found.high) == (close(interval.low), close(interval.high))
+    assert (result.p, result.df) == (close(reference.pvalue), close(reference.df))
+    assert (result.low, result.high) == (close(interval.low), close(interval.high))
 
 
 def test_compare_pairs_equal_seeds_and_falls_back_to_welch():
@@ -68,24 +68,28 @@ def test_compare_pairs_equal_seeds_and_falls_back_to_welch():
 
 
 def test_too_few_values_give_difference_only():
-    for found in (st.compare({0: 0.5}, {0: 0.25}), st.compare({1: 0.5}, {0: 0.25}), st.compare({0: 0.5}, {1: 0.25})):
-        assert (found.difference, found.test) == (0.25, "none")
-        assert math.isnan(found.p) and math.isnan(found.low) and math.isnan(found.high)
+    for actual in (st.compare({0: 0.5}, {0: 0.25}), st.compare({1: 0.5}, {0: 0.25}), st.compare({0: 0.5}, {1: 0.25})):
+        assert (actual.difference, actual.test) == (0.25, "none")
+        assert math.isnan(actual.p) and math.isnan(actual.low) and math.isnan(actual.high)
     assert math.isnan(st.compare({}, {0: 0.2}).difference)
 
 
 def test_two_pairs_have_one_degree_of_freedom():
-    found = st.paired_t_test([1.0, 3.0], [0.0, 0.0])
+    result = st.paired_t_test([1.0, 3.0], [0.0, 0.0])
     # Mean 2, standard error 1, Cauchy: P(|T| > 2) = 1 - 2/pi * atan(2).
-    assert found.p == close(1 - 2 / math.pi * math.atan(2))
-    assert found.sign_flip_p == 0.5
+    assert result.p == close(1 - 2 / math.pi * math.atan(2))
+    assert result.sign_flip_p == 0.5
 
 
 def test_zero_spread_is_not_certainty():
     # Three seeds moved by exactly the same amount: t would say p = 0 from three values.
-    found = st.paired_t_test([0.3, 0.4, 0.5], [0.2, 0.3, 0.4])
-    assert (found.test, found.p) == ("sign flip", 0.25)
-    assert math.isnan(found.low) and math.isnan(found.high) and math.isnan(st.detectable_difference(found.se, found.df))
+    result = st.paired_t_test([0.3, 0.4, 0.5], [0.2, 0.3, 0.4])
+    assert (result.test, result.p) == ("sign flip", 0.25)
+    assert (
+        math.isnan(result.low)
+        and math.isnan(result.high)
+        and math.isnan(st.detectable_difference(result.se, result.df))
+    )
     same = st.paired_t_test(A, A)
     assert (same.difference, same.p, same.test) == (0.0, 1.0, "sign flip")
     assert math.isnan(st.welch_t_test([1.0, 1.0], [2.0, 2.0]).p)
@@ -98,13 +102,13 @@ def test_zero_spread_is_not_certainty():
 
 
 def test_non_finite_values_are_refused():
-    for broken in ([0.9, math.nan], [math.inf, 0.9]):
+    for values in ([0.9, math.nan], [math.inf, 0.9]):
         with pytest.raises(ValueError, match="1 of 2 values are not finite"):
-            st.mean_interval(broken)
+            st.mean_interval(values)
         with pytest.raises(ValueError, match="not finite"):
-            st.paired_t_test(broken, [0.1, 0.2])
+            st.paired_t_test(values, [0.1, 0.2])
         with pytest.raises(ValueError, match="not finite"):
-            st.welch_t_test([0.1, 0.2], broken)
+            st.welch_t_test([0.1, 0.2], values)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 9])
@@ -154,23 +158,23 @@ def test_power_at_one_degree_of_freedom_equals_simulation():
 
 def test_equivalence_equals_statsmodels():
     near = [value - 0.001 * index for index, value in enumerate(B)]
-    found = st.equivalence(st.paired_t_test(near, B), margin=0.005)
+    result = st.equivalence(st.paired_t_test(near, B), margin=0.005)
     p, _, _ = ttost_paired(np.array(near), np.array(B), -0.005, 0.005)
     interval = stats.ttest_rel(near, B).confidence_interval(0.9)
-    assert found.p == close(p)
-    assert (found.low, found.high) == (close(interval.low), close(interval.high))
-    assert found.equivalent == (interval.low > -0.005 and interval.high < 0.005)
-    assert found.equivalent
+    assert result.p == close(p)
+    assert (result.low, result.high) == (close(interval.low), close(interval.high))
+    assert result.equivalent == (interval.low > -0.005 and interval.high < 0.005)
+    assert result.equivalent
     assert not st.equivalence(st.paired_t_test(A, B), margin=0.005).equivalent
     with pytest.raises(ValueError, match="positive"):
         st.equivalence(st.paired_t_test(A, B), margin=0)
 
 
 def test_paired_superiority_has_clopper_pearson_interval():
-    found = st.superiority_of_pairs([1, 2, 3, 4, 5], [0, 0, 0, 0, 9])
+    result = st.superiority_of_pairs([1, 2, 3, 4, 5], [0, 0, 0, 0, 9])
     reference = stats.binomtest(4, 5).proportion_ci(0.95, method="exact")
-    assert found.probability == 0.8
-    assert (found.low, found.high) == (close(reference.low), close(reference.high))
+    assert result.probability == 0.8
+    assert (result.low, result.high) == (close(reference.low), close(reference.high))
     assert st.superiority_of_pairs([1, 1], [1, 1]).probability == 0.5
 
 
@@ -182,11 +186,11 @@ def test_superiority_is_mann_whitney_share_with_valid_interval():
     assert 0.2 < apart.low < 0.9  # three against three is not certainty
     random = np.random.default_rng(5)
     truth = stats.norm.cdf(1 / math.sqrt(2))
-    held = 0
+    covered = 0
     for _ in range(400):
         interval = st.superiority(random.normal(1, 1, 8), random.normal(0, 1, 8))
-        held += interval.low <= truth <= interval.high
-    assert 0.92 <= held / 400 <= 0.99
+        covered += interval.low <= truth <= interval.high
+    assert 0.92 <= covered / 400 <= 0.99
 
 
 def test_false_alarm_rate_is_nominal():
@@ -198,9 +202,9 @@ def test_false_alarm_rate_is_nominal():
         baseline = random.normal(0, 1, 5)
         p = []
         for _ in range(3):
-            found = st.paired_t_test(0.5 * baseline + random.normal(0, 1, 5), 0.5 * baseline)
-            p.append(found.p)
-            covered += found.low <= 0 <= found.high
+            result = st.paired_t_test(0.5 * baseline + random.normal(0, 1, 5), 0.5 * baseline)
+            p.append(result.p)
+            covered += result.low <= 0 <= result.high
         single += p[0] < 0.05
         family += min(st.adjust_p_values(p)) < 0.05
     assert single / studies == pytest.approx(0.05, abs=0.017)  # three standard errors
@@ -234,9 +238,9 @@ def test_sleep_data_equal_r():
 def test_darwin_maize_equals_fisher():
     """Fisher (1935), The Design of Experiments, sections 17 and 21: t = 2.148; 1,726 of 32,768 sign changes."""
     eighths = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
-    found = st.paired_t_test(eighths, [0.0] * 15)
-    assert found.difference / found.se == pytest.approx(2.148, abs=5e-4)
-    assert found.sign_flip_p == close(1726 / 32768)
+    result = st.paired_t_test(eighths, [0.0] * 15)
+    assert result.difference / result.se == pytest.approx(2.148, abs=5e-4)
+    assert result.sign_flip_p == close(1726 / 32768)
 
 
 def test_holm_equals_r():
@@ -276,9 +280,9 @@ def test_interaction_equals_repeated_measures_anova():
     ]
     table = AnovaRM(pd.DataFrame(rows), "y", "seed", within=["a", "b"]).fit().anova_table
     sides = [dict(enumerate(cells[cell])) for cell in ((1, 1), (1, 0), (0, 1), (0, 0))]
-    found = st.interaction(*sides)
-    assert (found.difference / found.se) ** 2 == pytest.approx(table.loc["a:b", "F Value"])
-    assert found.p == pytest.approx(table.loc["a:b", "Pr > F"])
+    result = st.interaction(*sides)
+    assert (result.difference / result.se) ** 2 == pytest.approx(table.loc["a:b", "F Value"])
+    assert result.p == pytest.approx(table.loc["a:b", "Pr > F"])
     del sides[0][0], sides[3][7]
     assert st.interaction(*sides).pairs == 6
     assert st.interaction({}, *sides[1:]).test == "none"
@@ -290,15 +294,17 @@ def test_power_law_is_recovered_with_valid_interval():
     assert (exact.exponent, exact.scale, exact.r2) == (pytest.approx(-0.25), pytest.approx(3.0), pytest.approx(1.0))
     assert exact.low[-1] == pytest.approx(exact.high[-1])
     random = np.random.default_rng(4)
-    held = line = 0
+    covered = line = 0
     for _ in range(300):
         points = {size: 3.0 * size**-0.25 * np.exp(random.normal(0, 0.05, 3)) for size in sizes}
-        found = st.power_law(points, draws=600)
+        result = st.power_law(points, draws=600)
         slope = stats.linregress(np.log(sizes), [np.log(at).mean() for at in points.values()])
-        assert found.exponent == pytest.approx(slope.slope) and found.r2 == pytest.approx(slope.rvalue**2)
-        held += found.exponent_low <= -0.25 <= found.exponent_high
-        line += found.low[20] <= 3.0 * found.x[20] ** -0.25 <= found.high[20]
-    assert held / 300 >= 0.93 and line / 300 >= 0.93  # 0.95 less twice the standard error; t at each size is cautious
+        assert result.exponent == pytest.approx(slope.slope) and result.r2 == pytest.approx(slope.rvalue**2)
+        covered += result.exponent_low <= -0.25 <= result.exponent_high
+        line += result.low[20] <= 3.0 * result.x[20] ** -0.25 <= result.high[20]
+    assert (
+        covered / 300 >= 0.93 and line / 300 >= 0.93
+    )  # 0.95 less twice the standard error; t at each size is cautious
     single = st.power_law({size: [3.0 * size**-0.25] for size in sizes})
     assert math.isnan(single.exponent_low) and math.isnan(single.low[0])
     assert st.power_law({1.0: [1.0], 2.0: [1.0]}) is None
@@ -324,15 +330,15 @@ def test_simultaneous_intervals_cover_and_power_is_nominal():
     level = st.simultaneous_alpha(0.05, m)
     assert (level, st.simultaneous_alpha(0.05, m, "none")) == (0.0125, 0.05)
     true = st.detectable_difference(math.sqrt(2 / n), n - 1, level)
-    every = found = 0
+    every = detected = 0
     for _ in range(studies):
         baseline = random.normal(0, 1, n)
         arms = [random.normal(true if arm == 0 else 0, 1, n) for arm in range(m)]
         contrasts = [st.paired_t_test(arm, baseline, level) for arm in arms]
         every += all(c.low <= (true if i == 0 else 0) <= c.high for i, c in enumerate(contrasts))
-        found += contrasts[0].p <= level
+        detected += contrasts[0].p <= level
     assert every / studies >= 0.95 - 3 * 0.0057
-    assert found / studies == pytest.approx(0.8, abs=0.032)
+    assert detected / studies == pytest.approx(0.8, abs=0.032)
 
 
 def test_statistics_import_neither_torch_nor_statsmodels():

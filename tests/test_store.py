@@ -42,14 +42,14 @@ def test_end_of_old_result_is_file_time_unless_copied(tmp_path: Path) -> None:
     stored = read_json(file)
     del stored["circumstances"]["ended"]
     write_json(file, stored)
-    for written, ended in (
+    for modified, end in (
         (started + wall_s + 60, started + wall_s + 60),
         (started + 10, started + wall_s),
         (started + 90 * 24 * 3600, started + wall_s),
     ):
-        os.utime(file, (written, written))
+        os.utime(file, (modified, modified))
         found = folder.result()
-        assert found is not None and found.circumstances.ended == ended
+        assert found is not None and found.circumstances.ended == end
 
 
 def test_failed_write_keeps_old_file(tmp_path: Path) -> None:
@@ -73,17 +73,17 @@ def test_write_without_disk_space_leaves_nothing(tmp_path: Path, monkeypatch: py
 
 
 def test_result_is_written_after_everything_else_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, settled = TrialFolder(tmp_path), list[tuple[str, bool]]()
+    folder, calls = TrialFolder(tmp_path), list[tuple[str, bool]]()
     for file in (folder.spec, folder.weights, folder.predictions):
         write_bytes(file, b"x", fsync=False)
 
     def note(descriptor: int) -> None:
-        settled.append((Path(f"/proc/self/fd/{descriptor}").readlink().name.strip(".")[:6], folder.done()))
+        calls.append((Path(f"/proc/self/fd/{descriptor}").readlink().name.strip(".")[:6], folder.done()))
 
     monkeypatch.setattr(os, "fsync", note)
     folder.finish(result())
-    assert sorted(settled[:3]) == [("predic", False), ("spec.j", False), ("weight", False)]
-    assert settled[3:] == [("result", False)] and folder.done()
+    assert sorted(calls[:3]) == [("predic", False), ("spec.j", False), ("weight", False)]
+    assert calls[3:] == [("result", False)] and folder.done()
 
 
 def test_writers_with_equal_pid_use_different_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,11 +363,11 @@ def test_clear_deletes_only_leftovers_of_killed_drivers(tmp_path: Path) -> None:
     store = Store(tmp_path)
     report = store.study("tiny") / "report"
     report.mkdir(parents=True)
-    left = [folder / ".x.json.0123456789abcdef" for folder in (tmp_path, store.study("tiny"), report)]
-    kept = [store.study("tiny") / "plan.json", report / "report.html", temporary(report / "report.html")]
-    for file in (*left, *kept):
+    leftovers = [folder / ".x.json.0123456789abcdef" for folder in (tmp_path, store.study("tiny"), report)]
+    to_keep = [store.study("tiny") / "plan.json", report / "report.html", temporary(report / "report.html")]
+    for file in (*leftovers, *to_keep):
         file.touch()
         os.utime(file, (0, 0))
-    assert store.leftovers() == sorted(left)
+    assert store.leftovers() == sorted(leftovers)
     store.clear("tiny")
-    assert [file.exists() for file in left] == [False] * 3 and all(file.exists() for file in kept)
+    assert [file.exists() for file in leftovers] == [False] * 3 and all(file.exists() for file in to_keep)

@@ -36,8 +36,8 @@ class Lines(Replay):
 
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         file = self._file(news)
-        kept = file.read_text()[: mark or 0] if file.exists() else ""
-        text = kept + "".join(f"{event.t} {event.kind}\n" for event in news.events)
+        content = file.read_text()[: mark or 0] if file.exists() else ""
+        text = content + "".join(f"{event.t} {event.kind}\n" for event in news.events)
         text += "" if news.end is None else f"{news.end.how}\n"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -151,11 +151,11 @@ def test_failing_trial_does_not_block_others_and_nothing_is_lost(tmp_path: Path,
 
 
 def test_unreachable_tracker_is_retried_with_backoff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, asked = 0.0, []
+    now, calls = 0.0, []
 
     class Away(Lines):
         def deliver(self, **_: Any) -> None:
-            asked.append(now)
+            calls.append(now)
             raise ConnectionError("away")
 
     monkeypatch.setattr(base.time, "monotonic", lambda: now)
@@ -163,7 +163,7 @@ def test_unreachable_tracker_is_retried_with_backoff(tmp_path: Path, monkeypatch
     for second in range(0, 400):
         now = float(second)
         board.update()
-    assert asked == [0, 5, 15, 35, 75, 155, 315]
+    assert calls == [0, 5, 15, 35, 75, 155, 315]
 
 
 def test_slow_tracker_takes_a_fifth_of_time_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,13 +34,13 @@ def study(root: Path, arms: Mapping[str, tuple[Mapping[str, Any], list[float], i
             outcome = Outcome({"val/accuracy": value}, (), "w", 10, 640)
             store.trial(trial.key, trial.code).finish(Result(trial.key, trial.code, "done", outcome, around, ""))
     first = next(iter(arms))
-    made = tuple(Arm(name, values, None if name == first else first) for name, (values, *_) in arms.items())
-    return Plan("trade", "", made, tuple(planned), Analysis()), store
+    named_arms = tuple(Arm(name, values, None if name == first else first) for name, (values, *_) in arms.items())
+    return Plan("trade", "", named_arms, tuple(planned), Analysis()), store
 
 
 def results(plan: Plan, store: Store) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
-    found = frame.results(plan, store)
-    return found, plain(comparison.summary(found, plan))
+    table = frame.results(plan, store)
+    return table, plain(comparison.summary(table, plan))
 
 
 def test_numeric_arms_get_power_law(tmp_path: Path) -> None:
@@ -52,11 +52,11 @@ def test_numeric_arms_get_power_law(tmp_path: Path) -> None:
         values = 1 - (2.0 if kind == "none" else 1.0) * params**-0.3 * np.exp(random.normal(0, 0.02, 4))
         arms[f"{kind} {dim}"] = ({"model.dim": dim, "model.position": kind}, values.tolist(), params, 1.0)
     plan, store = study(tmp_path, arms)
-    found = tradeoff.scalings(plan, frame.results(plan, store))
-    assert [(item.size, item.series) for item in found] == list(
+    scalings = tradeoff.scalings(plan, frame.results(plan, store))
+    assert [(item.size, item.series) for item in scalings] == list(
         itertools.product(("params", "macs"), ("learned", "none"))
     )
-    for item in found[:2]:
+    for item in scalings[:2]:
         logs = [np.log(1 - np.array(arms[arm][1])).mean() for arm in item.arms]
         line = stats.linregress(np.log([arms[arm][2] for arm in item.arms]), logs)
         assert item.law.exponent == pytest.approx(line.slope) and item.law.scale == pytest.approx(
@@ -71,7 +71,7 @@ def test_numeric_arms_get_power_law(tmp_path: Path) -> None:
     slow = {name: ({**values, "train.lr": 0.001}, *rest) for name, (values, *rest) in arms.items()}
     plan, store = study(tmp_path / "lr", slow | faster)
     again = tradeoff.scalings(plan, frame.results(plan, store))
-    assert [(item.arms, item.law) for item in again] == [(item.arms, item.law) for item in found]
+    assert [(item.arms, item.law) for item in again] == [(item.arms, item.law) for item in scalings]
     assert again[0].series == "learned, lr=0.001"
     two = dict(itertools.islice(arms.items(), 2))
     plan, store = study(tmp_path / "two", two)
@@ -109,8 +109,8 @@ def test_front_arms_with_diverged_seeds_are_marked(tmp_path: Path) -> None:
         assert result is not None
         folder.finish(replace(result, status="diverged", outcome=replace(result.outcome, metrics={})))
     _, rows = results(plan, store)
-    _, named = tables.front_columns(tradeoff.fronts(plan, rows), rows)
-    assert set(named.cells) == {"small; large (2 broken seeds)"}
+    _, note = tables.front_columns(tradeoff.fronts(plan, rows), rows)
+    assert set(note.cells) == {"small; large (2 broken seeds)"}
 
 
 @pytest.mark.parametrize("width", [figures.WIDE, figures.NARROW])
@@ -145,11 +145,11 @@ def test_grid_interaction_equals_repeated_measures_anova(tmp_path: Path) -> None
         rows += [{"seed": seed, "a": a, "b": b, "y": value} for seed, value in enumerate(values)]
     table = AnovaRM(pd.DataFrame(rows), "y", "seed", within=["a", "b"]).fit().anova_table
     plan, store = study(tmp_path, arms)
-    [found] = tradeoff.interactions(plan, frame.results(plan, store))
-    assert (found["first"], found["second"], found["pairs"]) == ("model.depth=1", "model.mlp=y", 6)
-    assert found["p"] == found["p_corrected"] == pytest.approx(table.loc["a:b", "Pr > F"])
+    [interaction] = tradeoff.interactions(plan, frame.results(plan, store))
+    assert (interaction["first"], interaction["second"], interaction["pairs"]) == ("model.depth=1", "model.mlp=y", 6)
+    assert interaction["p"] == interaction["p_corrected"] == pytest.approx(table.loc["a:b", "Pr > F"])
     mean = {name: np.mean(values) for name, (_, values, *_) in arms.items()}
-    assert found["difference"] == pytest.approx(mean["1y"] - mean["1x"] - mean["0y"] + mean["0x"])
+    assert interaction["difference"] == pytest.approx(mean["1y"] - mean["1x"] - mean["0y"] + mean["0x"])
     one_at_a_time = {name: arm for name, arm in arms.items() if name != "1y"}
     plan, store = study(tmp_path / "one", one_at_a_time)
     assert tradeoff.interactions(plan, frame.results(plan, store)) == []
@@ -162,8 +162,8 @@ def test_third_factor_is_averaged_and_levels_form_a_family(tmp_path: Path) -> No
         values = random.normal(0.5, 0.01, 5)
         arms[f"{a}{b}{c}"] = ({"model.a": a, "model.b": b, "model.c": c}, values.tolist(), 100, 1.0)
     plan, store = study(tmp_path, arms)
-    found = tradeoff.interactions(plan, frame.results(plan, store))
-    assert len(found) == 2 + 2 + 1 and {row["family"] for row in found} == {5}
+    interactions = tradeoff.interactions(plan, frame.results(plan, store))
+    assert len(interactions) == 2 + 2 + 1 and {row["family"] for row in interactions} == {5}
 
     def value(a: int, b: str, c: int) -> Any:
         return np.array(arms[f"{a}{b}{c}"][1])
@@ -171,7 +171,7 @@ def test_third_factor_is_averaged_and_levels_form_a_family(tmp_path: Path) -> No
     per_seed = np.mean(
         [value(2, "y", c) - value(2, "x", c) - value(0, "y", c) + value(0, "x", c) for c in (8, 9)], axis=0
     )
-    row = next(row for row in found if (row["first"], row["second"]) == ("model.a=2", "model.b=y"))
+    row = next(row for row in interactions if (row["first"], row["second"]) == ("model.a=2", "model.b=y"))
     reference = stats.ttest_1samp(per_seed, 0.0)
     interval = reference.confidence_interval(1 - 0.05 / 5)
     assert (row["p"], row["low"], row["high"]) == pytest.approx((reference.pvalue, interval.low, interval.high))

@@ -50,10 +50,10 @@ SEEDS = dict.fromkeys(STREAMS, 0)
 
 
 def spec(**options: Any) -> TrainSpec:
-    known = {"steps": 12, "batch_size": 16, "evaluations": 3, "optimizer": {"type": "adamw", "lr": 0.01}}
+    defaults = {"steps": 12, "batch_size": 16, "evaluations": 3, "optimizer": {"type": "adamw", "lr": 0.01}}
     if {"epochs", "images"} & set(options):
-        del known["steps"]
-    return TrainSpec.model_validate({**known, **options})
+        del defaults["steps"]
+    return TrainSpec.model_validate({**defaults, **options})
 
 
 def prepared(**options: Any) -> Prepared:
@@ -89,7 +89,7 @@ def test_loop_equals_plain_loop_in_float64() -> None:
     steps, batch_size, lr, warm = 11, 16, 0.02, 2
     data = prepared()
     ours, theirs = built(data, torch.float64), built(data, torch.float64)
-    found = train(
+    result = train(
         ours,
         Feed(data, [], SEEDS, dtype=torch.float64),
         spec(
@@ -103,7 +103,7 @@ def test_loop_equals_plain_loop_in_float64() -> None:
         ),
         SEEDS,
     )
-    assert found is not None
+    assert result is not None
 
     decay = [p for name, p in theirs.named_parameters() if name not in theirs.no_weight_decay()]
     rest = [p for name, p in theirs.named_parameters() if name in theirs.no_weight_decay()]
@@ -132,11 +132,11 @@ def test_loop_equals_plain_loop_in_float64() -> None:
             assert p.grad is not None
             p.grad *= min(1.0, 0.5 / (float(norm) + 1e-6))
         optimizer.step()
-        measured = found.history[step]
-        assert measured.metrics["train/loss"] == pytest.approx(loss.item(), abs=1e-12)
-        assert measured.metrics["train/lr"] == pytest.approx(lr * rate, abs=1e-15)
-        assert measured.step == step + 1 and measured.images == (step + 1) * batch_size
-        assert measured.epoch == pytest.approx((step + 1) / per_epoch)
+        entry = result.history[step]
+        assert entry.metrics["train/loss"] == pytest.approx(loss.item(), abs=1e-12)
+        assert entry.metrics["train/lr"] == pytest.approx(lr * rate, abs=1e-15)
+        assert entry.step == step + 1 and entry.images == (step + 1) * batch_size
+        assert entry.epoch == pytest.approx((step + 1) / per_epoch)
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
 
@@ -144,64 +144,64 @@ def test_loop_equals_plain_loop_in_float64() -> None:
     with torch.no_grad():
         logits = theirs((data.val.x_NCHW.double() / 255 - mean) / std).logits
     p = logits.softmax(1)[torch.arange(len(data.val)), data.val.y_N]
-    assert found.metrics["val/loss"] == pytest.approx(float(-p.log().mean()), abs=1e-10)
-    assert found.metrics["val/accuracy"] == float((logits.argmax(1) == data.val.y_N).double().mean())
+    assert result.metrics["val/loss"] == pytest.approx(float(-p.log().mean()), abs=1e-10)
+    assert result.metrics["val/accuracy"] == float((logits.argmax(1) == data.val.y_N).double().mean())
 
 
 def test_train_loss_is_mean_over_interval() -> None:
     every, _ = run(spec(evaluations=12))
     seldom, _ = run(spec(evaluations=3))
     assert every is not None and seldom is not None
-    losses = [measured.metrics["train/loss"] for measured in every.history]
-    for i, measured in enumerate(seldom.history):
-        assert measured.metrics["train/loss"] == pytest.approx(sum(losses[4 * i : 4 * i + 4]) / 4, rel=1e-12)
+    losses = [entry.metrics["train/loss"] for entry in every.history]
+    for i, entry in enumerate(seldom.history):
+        assert entry.metrics["train/loss"] == pytest.approx(sum(losses[4 * i : 4 * i + 4]) / 4, rel=1e-12)
     assert seldom.history[-1].metrics.items() >= {"val/loss": every.history[-1].metrics["val/loss"]}.items()
 
 
 def test_logged_rates_equal_schedule() -> None:
-    found, _ = run(
+    result, _ = run(
         spec(steps=10, evaluations=10, schedule={"type": "linear", "warmup": 0.2, "final": 0.5}, optimizer="sgd")
     )
-    assert found is not None
-    wanted = [1 / 3, 2 / 3, *(1 - 0.5 * i / 8 for i in range(8))]
-    assert [m.metrics["train/lr"] for m in found.history] == pytest.approx([0.01 * factor for factor in wanted])
+    assert result is not None
+    expected = [1 / 3, 2 / 3, *(1 - 0.5 * i / 8 for i in range(8))]
+    assert [m.metrics["train/lr"] for m in result.history] == pytest.approx([0.01 * factor for factor in expected])
 
 
 def test_training_reduces_loss() -> None:
-    found, _ = run(spec(steps=150, batch_size=32, evaluations=2, optimizer={"type": "adamw", "lr": 5e-3}))
-    assert found is not None
-    assert found.metrics["val/accuracy"] > 0.8 > 0.5 > 1 / 6
-    assert found.metrics["train/loss"] < math.log(6) / 2
+    result, _ = run(spec(steps=150, batch_size=32, evaluations=2, optimizer={"type": "adamw", "lr": 5e-3}))
+    assert result is not None
+    assert result.metrics["val/accuracy"] > 0.8 > 0.5 > 1 / 6
+    assert result.metrics["train/loss"] < math.log(6) / 2
 
 
 def test_test_split_is_evaluated_once_at_end() -> None:
-    found, _ = run(spec())
-    assert found is not None
-    assert [any(name.startswith("test/") for name in m.metrics) for m in found.history] == [False, False, True]
-    assert {name.partition("/")[2] for name in found.metrics if name.startswith("test/")} == {
+    result, _ = run(spec())
+    assert result is not None
+    assert [any(name.startswith("test/") for name in m.metrics) for m in result.history] == [False, False, True]
+    assert {name.partition("/")[2] for name in result.metrics if name.startswith("test/")} == {
         "loss",
         "accuracy",
         "top5",
         "ece",
     }
-    assert {split: len(columns["id"]) for split, columns in found.predictions.items()} == {"val": 18, "test": 30}
+    assert {split: len(columns["id"]) for split, columns in result.predictions.items()} == {"val": 18, "test": 30}
 
 
 def test_zero_steps_evaluate_initial_model() -> None:
     data = prepared()
     model = built(data)
     before = state_of(model)
-    found, _ = run(spec(steps=0), model=model)
-    assert found is not None and found.steps == found.images == 0
+    result, _ = run(spec(steps=0), model=model)
+    assert result is not None and result.steps == result.images == 0
     assert_equal(before, model.state_dict())
-    assert [m.step for m in found.history] == [0]
-    assert {name.partition("/")[0] for name in found.metrics} == {"val", "test"}
+    assert [m.step for m in result.history] == [0]
+    assert {name.partition("/")[0] for name in result.metrics} == {"val", "test"}
 
 
 def test_evaluation_does_not_depend_on_training_batch() -> None:
     one, *others = (run(spec(steps=0, batch_size=size))[0] for size in (1, 7, 64))
     assert one is not None and one.metrics
-    assert all(found is not None and found.metrics == one.metrics for found in others)
+    assert all(evaluation is not None and evaluation.metrics == one.metrics for evaluation in others)
 
 
 def test_evaluation_in_many_batches_counts_every_image_once() -> None:
@@ -230,30 +230,30 @@ def test_bf16_is_autocast_over_float32_weights() -> None:
         logits = model(x).logits
     assert logits.dtype == torch.bfloat16
     assert metrics["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits.float(), y)), abs=1e-6)
-    found, model = run(spec(precision="bf16"))
-    assert found is not None and all(p.dtype == torch.float32 for p in model.parameters())
+    result, model = run(spec(precision="bf16"))
+    assert result is not None and all(p.dtype == torch.float32 for p in model.parameters())
     exact, _ = run(spec())
     assert exact is not None
-    assert found.metrics["train/loss"] != exact.metrics["train/loss"]
-    assert found.metrics["train/loss"] == pytest.approx(exact.metrics["train/loss"], rel=0.05)
+    assert result.metrics["train/loss"] != exact.metrics["train/loss"]
+    assert result.metrics["train/loss"] == pytest.approx(exact.metrics["train/loss"], rel=0.05)
 
 
 def test_arms_get_same_batches_and_initial_function() -> None:
-    seen: dict[str, list[Tensor]] = {}
+    inputs_of: dict[str, list[Tensor]] = {}
     losses = {}
     for attention in ("fused", "split", "per_head", "sdpa"):
         data = prepared()
         model = built(data, attention=attention)
-        pixels = seen.setdefault(attention, [])
+        pixels = inputs_of.setdefault(attention, [])
         model.get_submodule("patch_embed").register_forward_pre_hook(
             lambda module, inputs, pixels=pixels: pixels.append(inputs[0].clone())
         )
-        found, _ = run(spec(steps=6, evaluations=6), model=model)
-        assert found is not None
-        losses[attention] = found.history[0].metrics["train/loss"]
-    for attention, pixels in seen.items():
-        assert len(pixels) == len(seen["fused"])
-        assert all(torch.equal(one, other) for one, other in zip(pixels, seen["fused"], strict=True)), attention
+        result, _ = run(spec(steps=6, evaluations=6), model=model)
+        assert result is not None
+        losses[attention] = result.history[0].metrics["train/loss"]
+    for attention, pixels in inputs_of.items():
+        assert len(pixels) == len(inputs_of["fused"])
+        assert all(torch.equal(one, other) for one, other in zip(pixels, inputs_of["fused"], strict=True)), attention
         assert losses[attention] == pytest.approx(losses["fused"], abs=1e-6)
 
 
@@ -261,8 +261,8 @@ def test_drop_path_grows_linearly_to_last_block() -> None:
     data = prepared()
     model = built(data, depth=5, drop_path=0.4)
     rates = [m.p for m in model.modules() if isinstance(m, DropPath)]
-    wanted = torch.linspace(0, 0.4, 5).repeat_interleave(2).tolist()  # timm's rule, two in every block
-    assert rates == pytest.approx(wanted, abs=1e-7)
+    expected = torch.linspace(0, 0.4, 5).repeat_interleave(2).tolist()  # timm's rule, two in every block
+    assert rates == pytest.approx(expected, abs=1e-7)
 
 
 # -- when it is evaluated ---------------------------------------------------------------------------------------------
@@ -270,12 +270,12 @@ def test_drop_path_grows_linearly_to_last_block() -> None:
 
 @given(steps=st.integers(1, 300), evaluations=st.integers(1, 40), after=st.integers(0, 300))
 def test_evaluations_are_evenly_spaced_and_end_at_last_step(steps: int, evaluations: int, after: int) -> None:
-    found = list(evaluation_steps(steps, evaluations))
-    assert len(found) == min(steps, evaluations) and found[-1] == steps and found[0] >= 1
-    gaps = [b - a for a, b in zip([0, *found], found, strict=False)]
+    evaluation = list(evaluation_steps(steps, evaluations))
+    assert len(evaluation) == min(steps, evaluations) and evaluation[-1] == steps and evaluation[0] >= 1
+    gaps = [b - a for a, b in zip([0, *evaluation], evaluation, strict=False)]
     assert max(gaps) - min(gaps) <= 1
-    left = list(evaluation_steps(steps, evaluations, after=min(after, steps)))
-    assert left == [m for m in found if m > after] or left == [steps]
+    remaining = list(evaluation_steps(steps, evaluations, after=min(after, steps)))
+    assert remaining == [m for m in evaluation if m > after] or remaining == [steps]
 
 
 def test_length_in_epochs_steps_or_images() -> None:
@@ -289,8 +289,8 @@ def test_length_in_epochs_steps_or_images() -> None:
 
 
 def test_batch_larger_than_data_counts_its_images() -> None:
-    found, _ = run(spec(steps=3, batch_size=1000))
-    assert found is not None and found.images == 3 * 72
+    result, _ = run(spec(steps=3, batch_size=1000))
+    assert result is not None and result.images == 3 * 72
 
 
 # -- stopping, going on, going wrong ----------------------------------------------------------------------------------
@@ -332,10 +332,10 @@ def test_resume_equals_uninterrupted(optimizer: Any, at: int, tmp_path: Path) ->
 def test_resume_after_last_step_only_evaluates() -> None:
     states: list[Mapping[str, Any]] = []
     straight, _ = run(spec(), save=lambda state: states.append({**state, "model": {**state["model"]}}), every_s=0.0)
-    told: list[Measurement] = []
-    resumed, _ = run(spec(), resume=states[-1], emit=told.append)
+    events: list[Measurement] = []
+    resumed, _ = run(spec(), resume=states[-1], emit=events.append)
     assert straight is not None and resumed is not None
-    assert states[-1]["step"] == 12 and [m.step for m in told] == [12]
+    assert states[-1]["step"] == 12 and [m.step for m in events] == [12]
     assert resumed.history == straight.history
 
 
@@ -348,8 +348,8 @@ def test_resume_from_any_checkpoint() -> None:
     straight, whole = run(spec(), save=save, every_s=0.0)
     assert straight is not None and len(states) > 12
     for state in states:
-        told: list[Measurement] = []
-        resumed, model = run(spec(), resume=state, emit=told.append)
+        events: list[Measurement] = []
+        resumed, model = run(spec(), resume=state, emit=events.append)
         assert resumed is not None and resumed.history == straight.history, f"it went on from step {state['step']}"
         assert_equal(model.state_dict(), whole.state_dict())
 
@@ -366,37 +366,37 @@ def test_checkpoints_are_saved_at_evaluations_and_by_time(monkeypatch: pytest.Mo
 
 
 def test_system_metrics_are_logged_and_not_stored() -> None:
-    told: list[Measurement] = []
-    found, _ = run(spec(), emit=told.append)
-    assert found is not None
-    for measured, kept in zip(told, found.history, strict=True):
-        system = {name for name in measured.metrics if name.startswith("system/")}
+    events: list[Measurement] = []
+    result, _ = run(spec(), emit=events.append)
+    assert result is not None
+    for event, entry in zip(events, result.history, strict=True):
+        system = {name for name in event.metrics if name.startswith("system/")}
         assert system == {"system/images_per_s", "system/memory_bytes"}
-        assert {name: value for name, value in measured.metrics.items() if name not in system} == kept.metrics
+        assert {name: value for name, value in event.metrics.items() if name not in system} == entry.metrics
     assert peak_memory(torch.device("cpu")) > 10 * 2**20
 
 
 def test_non_finite_loss_ends_training_with_step() -> None:
     wild = spec(optimizer={"type": "sgd", "lr": 1e30}, schedule="constant", evaluations=2)
-    found, _ = run(wild)
-    assert found is not None
-    assert found.diverged.startswith("the loss is not finite at step 2 of 12")
-    assert found.metrics == {} and found.history == () and found.steps == 6, "found when the interval closes"
+    result, _ = run(wild)
+    assert result is not None
+    assert result.diverged.startswith("the loss is not finite at step 2 of 12")
+    assert result.metrics == {} and result.history == () and result.steps == 6, "found when the interval closes"
 
 
 def test_divergence_does_not_depend_on_checkpoints() -> None:
     wild = spec(optimizer={"type": "sgd", "lr": 1e30}, schedule="constant", evaluations=2)
     steps: list[int] = []
-    found, _ = run(wild, every_s=0.0, save=lambda state: steps.append(state["step"]))
+    result, _ = run(wild, every_s=0.0, save=lambda state: steps.append(state["step"]))
     straight, _ = run(wild)
-    assert found == straight
+    assert result == straight
     assert steps == [1], "a training that has diverged is not saved"
 
 
 def test_non_finite_final_weights_are_found_by_evaluation() -> None:
-    found, _ = run(spec(steps=1, optimizer={"type": "sgd", "lr": 1e38}))
-    assert found is not None
-    assert found.diverged == "the loss on val is not finite after step 1"
+    result, _ = run(spec(steps=1, optimizer={"type": "sgd", "lr": 1e38}))
+    assert result is not None
+    assert result.diverged == "the loss on val is not finite after step 1"
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------
@@ -430,8 +430,8 @@ def same(one: Any, other: Any) -> bool:
 def test_checkpoint_round_trips(tmp_path: Path) -> None:
     assert checkpoint.read(tmp_path) is None
     checkpoint.write(tmp_path, something())
-    found = checkpoint.read(tmp_path)
-    assert found is not None and same(something(), found)
+    state = checkpoint.read(tmp_path)
+    assert state is not None and same(something(), state)
     checkpoint.write(tmp_path, {"step": 2})
     assert checkpoint.read(tmp_path) == {"step": 2}
 
@@ -446,10 +446,10 @@ def test_damaged_checkpoint_is_never_accepted(tmp_path: Path) -> None:
         torn[place] ^= 1 << (place % 8)
         file.write_bytes(torn)
         try:
-            found = checkpoint.read(tmp_path)
+            state = checkpoint.read(tmp_path)
         except checkpoint.Damaged:
             continue
-        assert found is not None and same(something(), found), f"byte {place} was changed and nobody noticed"
+        assert state is not None and same(something(), state), f"byte {place} was changed and nobody noticed"
     for length in (0, 1, 8, 100, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:length])
         with pytest.raises(checkpoint.Damaged):
@@ -461,13 +461,13 @@ def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
     state = {"head.weight": torch.arange(6.0).view(2, 3), "b": torch.ones(1, dtype=torch.float16)}
     input_spec = InputSpec(DataInfo(image=(8, 8), channels=1, classes=2, labels=("ä", "b")), (0.5,), (0.2,))
     trained, converted = tmp_path / "weights.safetensors", tmp_path / "converted.safetensors"
-    written, exported = set(), set()
+    digests, exported = set(), set()
     for _ in range(20):
         write_weights(trained, state, input_spec)
         write_file(converted, state, {"one": "1", "two": "2"})
-        written.add(trained.read_bytes())
+        digests.add(trained.read_bytes())
         exported.add(converted.read_bytes())
-    assert len(written) == len(exported) == 1
+    assert len(digests) == len(exported) == 1
     with safetensors.safe_open(converted, framework="pt") as file:
         assert file.metadata() == {"format": "pt", "one": "1", "two": "2"}
     for file in (trained, converted):

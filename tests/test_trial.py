@@ -113,8 +113,8 @@ def kinds(folder: TrialFolder) -> list[str]:
 
 
 def stop_after(steps: int) -> Callable[[], bool]:
-    left = iter(range(steps))
-    return lambda: next(left, None) is None
+    countdown = iter(range(steps))
+    return lambda: next(countdown, None) is None
 
 
 # -- equal to itself --------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_resume_after_kill_equals_uninterrupted(folder: Any) -> None:
     context.set_forkserver_preload(["vitlab.runner.run", "vitlab.models", "torch._dynamo", "pyarrow.parquet"])
     what = trial(train={"steps": 60, "evaluations": 12})
     settings = Settings(every_s=0.0)
-    wanted = done(run_trial(what, folder("never killed"), settings))
+    expected = done(run_trial(what, folder("never killed"), settings))
     draw = random.Random(time.time_ns())
     resumed_from, killed = [], 0
     for number in range(5):
@@ -164,11 +164,11 @@ def test_resume_after_kill_equals_uninterrupted(folder: Any) -> None:
         for _ in range(2):
             process = context.Process(target=run_trial, args=(what, where, settings))
             process.start()
-            begun = len(where.events()[0])
+            events_before = len(where.events()[0])
             patience = time.monotonic() + 60
-            while process.is_alive() and len(where.events()[0]) <= begun and time.monotonic() < patience:
+            while process.is_alive() and len(where.events()[0]) <= events_before and time.monotonic() < patience:
                 time.sleep(0.002)
-            time.sleep(draw.uniform(0, 0.7 * wanted.circumstances.wall_s))
+            time.sleep(draw.uniform(0, 0.7 * expected.circumstances.wall_s))
             process.kill()
             process.join()
             killed += process.exitcode == -9
@@ -177,27 +177,27 @@ def test_resume_after_kill_equals_uninterrupted(folder: Any) -> None:
         result = done(run_trial(what, where, settings))
         events = where.events()[0]
         resumed_from += [event.body["step"] for event in events if event.kind == "start"][1:]
-        assert result.outcome == wanted.outcome, f"it went on from {resumed_from}"
-        told = [event.body["step"] for event in events if event.kind == "metrics"]
-        assert told == sorted(set(told)) == [m.step for m in wanted.outcome.history], "something was told twice"
+        assert result.outcome == expected.outcome, f"it went on from {resumed_from}"
+        steps = [event.body["step"] for event in events if event.kind == "metrics"]
+        assert steps == sorted(set(steps)) == [m.step for m in expected.outcome.history], "something was told twice"
     assert killed >= 3 and max(resumed_from) > 0, (
         f"killed {killed} times, resumed from {resumed_from}: it tests nothing"
     )
 
 
 def test_resume_after_stop_equals_uninterrupted(folder: Any) -> None:
-    wanted = done(run_trial(trial(), folder("straight"), Settings()))
+    expected = done(run_trial(trial(), folder("straight"), Settings()))
     where = folder("stopped")
     for _ in range(3):
         assert run_trial(trial(), where, Settings(), stop=stop_after(7)) is None
         assert not where.done() and not where.is_locked() and where.failure() is None
     result = done(run_trial(trial(), where, Settings()))
-    assert result.outcome == wanted.outcome
+    assert result.outcome == expected.outcome
     assert result.circumstances.attempts == 4
     starts = [event.body["step"] for event in where.events()[0] if event.kind == "start"]
     assert starts == [0, 7, 14, 21]
     assert [e.body["metrics"]["val/loss"] for e in where.events()[0] if e.kind == "metrics"] == [
-        m.metrics["val/loss"] for m in wanted.outcome.history
+        m.metrics["val/loss"] for m in expected.outcome.history
     ]
     assert not where.checkpoint.exists()
 
@@ -205,26 +205,26 @@ def test_resume_after_stop_equals_uninterrupted(folder: Any) -> None:
 def test_parts_with_torch_generator_resume(folder: Any, guests: Settings) -> None:
     spec = {"data": DATA, "model": {"type": "guest"}, "train": TRAIN}
     what = Trial(spec, dict.fromkeys(STREAMS, 3), (), None, key="guest")
-    wanted = done(run_trial(what, folder("straight"), guests))
+    expected = done(run_trial(what, folder("straight"), guests))
     where = folder("stopped")
     assert run_trial(what, where, guests, stop=stop_after(9)) is None
-    assert done(run_trial(what, where, guests)).outcome == wanted.outcome
+    assert done(run_trial(what, where, guests)).outcome == expected.outcome
 
 
 def test_damaged_checkpoint_only_costs_time(folder: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = done(run_trial(trial(), folder("straight"), Settings()))
+    expected = done(run_trial(trial(), folder("straight"), Settings()))
     where = folder("damaged")
     assert run_trial(trial(), where, Settings(), stop=stop_after(10)) is None
     file = where.checkpoint / checkpoint.FILE
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    assert done(run_trial(trial(), where, Settings())).outcome == wanted.outcome
+    assert done(run_trial(trial(), where, Settings())).outcome == expected.outcome
     start = [event for event in where.events()[0] if event.kind == "start"][-1]
     assert start.body["step"] == 0 and "does not hold what was written; begun anew" in start.body["note"]
     assert "the trial begins anew" in capsys.readouterr().err
-    told = [event.body["step"] for event in where.events()[0] if event.kind == "metrics"]
-    assert told == [m.step for m in wanted.outcome.history]
+    steps = [event.body["step"] for event in where.events()[0] if event.kind == "metrics"]
+    assert steps == [m.step for m in expected.outcome.history]
 
 
 def test_torn_last_journal_line_is_cut_off(folder: Any) -> None:
@@ -262,8 +262,8 @@ def test_trial_starts_from_weights_on_other_grid(pretrained: Trial, tmp_path: Pa
     for name in set(old) - {"pos_embed", "head.weight", "head.bias"}:
         assert torch.equal(new[name], old[name]), name
     table = old["pos_embed"][:, 1:].view(1, 2, 2, 12).permute(0, 3, 1, 2)
-    wanted = torch.nn.functional.interpolate(table, size=(3, 3), mode="bicubic", antialias=True)
-    torch.testing.assert_close(new["pos_embed"][:, 1:], wanted.permute(0, 2, 3, 1).flatten(1, 2))
+    expected = torch.nn.functional.interpolate(table, size=(3, 3), mode="bicubic", antialias=True)
+    torch.testing.assert_close(new["pos_embed"][:, 1:], expected.permute(0, 2, 3, 1).flatten(1, 2))
     assert torch.equal(new["pos_embed"][:, 0], old["pos_embed"][:, 0])
     model.initialise(1)
     assert torch.equal(new["head.weight"], model.to_canonical(model.state_dict())["head.weight"]), "the head is new"
@@ -306,16 +306,16 @@ def by_file(role: str, file: Path, digests: Any) -> Trial:
 @pytest.mark.parametrize("role", ["init_from", "teacher"])
 def test_checkpoint_replaced_since_plan_fails_trial(role: str, pretrained: Trial, tmp_path: Path) -> None:
     """At the first attempt and at a later one; a plan of an older version has nothing to compare with."""
-    left, after = tmp_path / "before" / "code", tmp_path / "after"
-    file = left / "weights.safetensors"
+    before, after = tmp_path / "before" / "code", tmp_path / "after"
+    file = before / "weights.safetensors"
     own = digests_of(file)
     assert own == {"weights.safetensors": hashlib.sha256(file.read_bytes()).hexdigest()}
     what = by_file(role, file, own)
     expected = done(run_trial(what, TrialFolder(after / "whole"), Settings()))
     assert run_trial(what, TrialFolder(after / "resumed"), Settings(), stop_after(9)) is None
     good = file.read_bytes()
-    shutil.rmtree(left)
-    done(run_trial(replace(pretrained, seeds=dict.fromkeys(STREAMS, 5)), TrialFolder(left), Settings()))
+    shutil.rmtree(before)
+    done(run_trial(replace(pretrained, seeds=dict.fromkeys(STREAMS, 5)), TrialFolder(before), Settings()))
     assert file.read_bytes() != good
     for name in ("new", "resumed"):
         folder = TrialFolder(after / name)
@@ -361,15 +361,15 @@ def test_journal_and_result_agree(folder: Any) -> None:
     assert [event.kind for event in events] == ["start", *["metrics"] * 6, "end"]
     assert events[0].body["attempt"] == 1 and events[0].body["host"] == result.circumstances.host
     assert events[-1].body == {"status": "done"}
-    for event, measured in zip(events[1:-1], result.outcome.history, strict=True):
-        kept = {name: value for name, value in event.body["metrics"].items() if not name.startswith("system/")}
+    for event, entry in zip(events[1:-1], result.outcome.history, strict=True):
+        metrics = {name: value for name, value in event.body["metrics"].items() if not name.startswith("system/")}
         assert (event.body["step"], event.body["epoch"], event.body["images"]) == (
-            measured.step,
-            measured.epoch,
-            measured.images,
+            entry.step,
+            entry.epoch,
+            entry.images,
         )
-        assert kept == measured.metrics
-        system = {name: value for name, value in event.body["metrics"].items() if name not in kept}
+        assert metrics == entry.metrics
+        system = {name: value for name, value in event.body["metrics"].items() if name not in metrics}
         assert set(system) == {f"system/{name}" for name in ("images_per_s", "memory_bytes", "tflops", "mfu")}
         done_a_second = 6 * result.circumstances.macs * system["system/images_per_s"]
         assert system["system/tflops"] == pytest.approx(done_a_second / 1e12)
@@ -393,9 +393,9 @@ def test_matmul_rate_is_that_of_fastest_product(monkeypatch: pytest.MonkeyPatch)
 def test_threads_count_up_to_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(utilisation.os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
     monkeypatch.setattr(utilisation.sys, "platform", "linux")
-    for threads, counted in ((1, 1), (2, 2), (7, 2)):
+    for threads, cores in ((1, 1), (2, 2), (7, 2)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert utilisation._threads() == counted
+        assert utilisation._threads() == cores
 
 
 @pytest.fixture
@@ -404,9 +404,9 @@ def rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., floa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
 
-    def found(measured: float, precision: str = "fp32", device: str = "cpu") -> float:
+    def found(measurement: float, precision: str = "fp32", device: str = "cpu") -> float:
         monkeypatch.setattr(utilisation, "_rates", {})
-        monkeypatch.setattr(utilisation, "_time_products", lambda device, precision: measured)
+        monkeypatch.setattr(utilisation, "_time_products", lambda device, precision: measurement)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
         return utilisation.matrix_rate(torch.device(device), precision)
 
@@ -464,67 +464,67 @@ def test_failing_matmul_benchmark_does_not_prevent_training(
     result = done(run_trial(trial(), folder("t"), Settings(device="cpu")))
     assert result.outcome.weights == usual.outcome.weights
     assert "cannot be measured: CUDA out of memory" in capsys.readouterr().err
-    for measured in folder("t").events()[0][1:-1]:
-        system = {name for name in measured.body["metrics"] if name.startswith("system/")}
+    for event in folder("t").events()[0][1:-1]:
+        system = {name for name in event.body["metrics"] if name.startswith("system/")}
         assert system == {f"system/{name}" for name in ("images_per_s", "memory_bytes", "tflops")}
 
 
 def test_benchmark_matrices_are_not_counted_as_trial_memory(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are multiplied before its peak begins to count."""
-    asked: list[str] = []
+    calls: list[str] = []
 
     def reset(device: torch.device) -> None:
-        asked.append("reset")
+        calls.append("reset")
         raise InterruptedError
 
-    monkeypatch.setattr(torch.cuda, "init", lambda: asked.append("init"))
+    monkeypatch.setattr(torch.cuda, "init", lambda: calls.append("init"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
-    monkeypatch.setattr(attempt, "matrix_rate", lambda *_: asked.append("rate") or 1.0)
+    monkeypatch.setattr(attempt, "matrix_rate", lambda *_: calls.append("rate") or 1.0)
     with pytest.raises(InterruptedError):
         attempt.Attempt(trial(), folder("t"), Settings(), torch.device("cuda")).begin("loop")
-    assert asked == ["init", "rate", "reset"]
+    assert calls == ["init", "rate", "reset"]
 
 
 def test_model_cost_is_counted_once_per_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next process finds the count, unless the code is another, nobody knows it, or the file is no such file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    counted: list[int] = []
-    monkeypatch.setattr(circumstances, "macs", lambda model, info: counted.append(1) or 640 + len(counted))
+    calls: list[int] = []
+    monkeypatch.setattr(circumstances, "macs", lambda model, info: calls.append(1) or 640 + len(calls))
     info = prepare(slot("dataset").resolve(DATA), trial().seeds).info
     model = slot("model").build(MODEL, info)
 
     def work(code: str) -> int:
         circumstances._sizes.clear()  # as in the next process
-        params, found = circumstances.size_of(model, trial(code=code), info)
+        params, size = circumstances.size_of(model, trial(code=code), info)
         assert params == sum(parameter.numel() for parameter in model.parameters())
-        return found
+        return size
 
     assert [work("a"), work("a"), work("b"), work("a")] == [641, 641, 642, 641]
     assert [work(""), work("")] == [643, 644]
     (file,) = (tmp_path / "vitlab").glob("sizes*")
     for damaged in ("[]", "{", "{}", file.read_text().replace("641", '"641"')):
         file.write_text(damaged)
-        assert work("a") == 640 + len(counted)
+        assert work("a") == 640 + len(calls)
     file.unlink()
     file.mkdir()  # which is set aside
-    assert [work("a"), work("a")] == [640 + len(counted)] * 2
+    assert [work("a"), work("a")] == [640 + len(calls)] * 2
     assert file.is_file() and len(list(file.parent.glob("sizes.json.damaged-*"))) == 1
     shutil.rmtree(file.parent)
     file.parent.write_text("")  # nowhere to keep anything
-    assert [work("a"), work("a")] == [640 + len(counted) - 1, 640 + len(counted)]
+    assert [work("a"), work("a")] == [640 + len(calls) - 1, 640 + len(calls)]
 
 
 def test_environment_record_is_complete(folder: Any) -> None:
-    found = done(run_trial(trial(), folder("t"), Settings(threads=1))).circumstances
+    record = done(run_trial(trial(), folder("t"), Settings(threads=1))).circumstances
     # (C p^2 + 1) D + P D + (P + N) D + L (4 D + 4 D^2 + 4 D + 2 D M + M + D) + 2 D + (D + 1) K
     d, m = 12, 48
     block = 4 * d + 4 * d * d + 4 * d + 2 * d * m + m + d
-    assert found.params == 17 * d + d + 5 * d + 2 * block + 2 * d + (d + 1) * 6
-    assert found.macs > 4 * 16 * d + 2 * (4 * 5 * d * d)
-    assert found.attempts == 1 and 0 < found.wall_s < 60 and abs(found.started - time.time()) < 60
-    assert found.memory_bytes > 2**20 and set(found.versions) >= {"vitlab", "torch", "python"}
-    assert found.numerics["device"] in ("cpu", "cuda") and found.numerics["torch"] == torch.__version__
-    assert {name: found.numerics[name] for name in ("engine", "attention", "threads", "precision")} == {
+    assert record.params == 17 * d + d + 5 * d + 2 * block + 2 * d + (d + 1) * 6
+    assert record.macs > 4 * 16 * d + 2 * (4 * 5 * d * d)
+    assert record.attempts == 1 and 0 < record.wall_s < 60 and abs(record.started - time.time()) < 60
+    assert record.memory_bytes > 2**20 and set(record.versions) >= {"vitlab", "torch", "python"}
+    assert record.numerics["device"] in ("cpu", "cuda") and record.numerics["torch"] == torch.__version__
+    assert {name: record.numerics[name] for name in ("engine", "attention", "threads", "precision")} == {
         "engine": "loop",
         "attention": "sdpa",
         "threads": 1,
@@ -546,7 +546,7 @@ def test_attention_kernel_of_every_stacked_trial_is_recorded(engine: str, folder
     together = [(trial(seed, train={"steps": 1}), folder(f"{seed}")) for seed in range(2)]
     run_cohort(together, Settings(device="cpu", engine=engine))
     numerics = [done(where.result()).circumstances.numerics for _, where in together]
-    assert [(found["engine"], found["attention"]) for found in numerics] == [(engine, "explicit")] * 2
+    assert [(entry["engine"], entry["attention"]) for entry in numerics] == [(engine, "explicit")] * 2
 
 
 def test_predictions_have_every_image_and_agree_with_metrics(folder: Any) -> None:
@@ -592,8 +592,8 @@ def test_transform_prepares_images_for_model(folder: Any) -> None:
     x = transform([grey, colour, palette])
     assert x.shape == (3, 3, 12, 12) and x.dtype == torch.float32
     data = prepare({**DATA, "channels": 3, "size": 12}, trial().seeds)
-    wanted = [(200 / 255 - mean) / std for mean, std in zip(data.mean, data.std, strict=True)]
-    assert x[0, :, 5, 5].tolist() == pytest.approx(wanted, rel=1e-5)
+    expected = [(200 / 255 - mean) / std for mean, std in zip(data.mean, data.std, strict=True)]
+    assert x[0, :, 5, 5].tolist() == pytest.approx(expected, rel=1e-5)
     assert model(x).logits.shape == (3, 6)
     with pytest.raises(TypeError, match="uint8"):
         transform(torch.rand(3, 12, 12))

@@ -60,8 +60,8 @@ def trained_seeds(out: Path) -> list[int]:
 
 
 def rate(plan: Plan, arm: str) -> float:
-    (found,) = {item.trial.spec["train"]["optimizer"]["lr"] for item in plan.trials if item.arm == arm}
-    return float(found)
+    (value,) = {item.trial.spec["train"]["optimizer"]["lr"] for item in plan.trials if item.arm == arm}
+    return float(value)
 
 
 # -- the plan ---------------------------------------------------------------------------------------------------------
@@ -172,9 +172,9 @@ def chosen(tuning: Tuning, scores: dict[str, float | None], **analysis: Any) -> 
 
 def test_best_mean_wins_and_ties_go_to_first() -> None:
     scores = {"1.0/0": 0.7, "1.0/1": 0.5, "2.0/0": 0.6, "2.0/1": 0.8, "3.0/0": 0.8, "3.0/1": 0.6}
-    found = chosen(tuning_of(1.0, 2.0, 3.0, seeds=2), scores)
-    assert found.winner == 1 and [rival.score for rival in found.rivals] == pytest.approx([0.6, 0.7, 0.7])
-    assert [rival.wall_s for rival in found.rivals] == [4.0] * 3
+    choice = chosen(tuning_of(1.0, 2.0, 3.0, seeds=2), scores)
+    assert choice.winner == 1 and [rival.score for rival in choice.rivals] == pytest.approx([0.6, 0.7, 0.7])
+    assert [rival.wall_s for rival in choice.rivals] == [4.0] * 3
     assert chosen(tuning_of(1.0, 2.0, 3.0, seeds=2), scores, goal="min").winner == 0
     assert chosen(tuning_of(3.0, 2.0, 1.0, seeds=2), scores).winner == 0, "equals: the first in the file"
     one = {"1.0/0": 0.7, "2.0/0": 0.5, "3.0/0": 0.6}
@@ -301,7 +301,7 @@ class Killer(Watch):
 
 
 @pytest.mark.parametrize(
-    ("killer", "ended"),
+    ("killer", "ending"),
     [
         (Killer(trial=2), 3),
         (Killer(before_choosing=True), 4),
@@ -310,17 +310,17 @@ class Killer(Watch):
     ],
     ids=["in stage one", "before the choice", "after the choice", "in stage two"],
 )
-def test_killed_run_resumes(tuned: tuple[Path, Path, Answer], tmp_path: Path, killer: Killer, ended: int) -> None:
+def test_killed_run_resumes(tuned: tuple[Path, Path, Answer], tmp_path: Path, killer: Killer, ending: int) -> None:
     file = study(tmp_path, design=None, tune={"knobs": {LR: [1e-3, 1e-2]}})
     out = tmp_path / "out"
     with pytest.raises(SystemExit, match="killed"):
         vitlab.run(file, out=out, watch=killer)
     before = results(out)
-    assert len(before) == ended
+    assert len(before) == ending
     plan, _ = open_study(file, out=out)
     assert bool(plan.pending) == plan.tuning[0].open
     again = vitlab.run(file, out=out)
-    assert again.trained == 4 + 2 - ended and before < results(out) and again.failed == 0
+    assert again.trained == 4 + 2 - ending and before < results(out) and again.failed == 0
     assert rate(again.plan, "baseline") == plan_study(file, out=out)[1].tuning[0].rivals[again.plan.tuning[0].winner or 0].values[LR]  # fmt: skip
     assert not again.plan.pending
 
@@ -342,11 +342,11 @@ def test_arm_fails_with_sentence_if_all_rivals_diverge(tmp_path: Path) -> None:
             report.render(none.plan, none.store, "json")
         )
     assert none.trained == 0
-    written = tmp_path / "out" / "studies" / "tuned" / "plan.json"
-    kept = json.loads(written.read_text())
-    for trial in (trial for rival in kept["tuning"][0]["rivals"] for trial in rival["trials"]):
+    plan_file = tmp_path / "out" / "studies" / "tuned" / "plan.json"
+    plan_data = json.loads(plan_file.read_text())
+    for trial in (trial for rival in plan_data["tuning"][0]["rivals"] for trial in rival["trials"]):
         trial["code"] = "of an earlier day"
-    written.write_text(json.dumps(kept))
+    plan_file.write_text(json.dumps(plan_data))
     assert plan_study(file, out=tmp_path / "out")[1].tuning[0].open, "other code may not fail where that did"
 
 
@@ -397,8 +397,8 @@ def test_report_shows_rivals_cost_and_edges(tuned: tuple[Path, Path, Answer]) ->
     assert any("12 full-length trainings" in note for note in document["notes"])
     assert not any("learning rate" in note for note in document["notes"])
     for form in ("terminal", "md", "html"):
-        said = str(report.render(answer.plan, answer.store, form))
-        assert "tuned for" in said and "lr=0.03" in said
+        output = str(report.render(answer.plan, answer.store, form))
+        assert "tuned for" in output and "lr=0.03" in output
 
 
 def test_report_without_tuning_names_origin_of_learning_rate(tmp_path: Path) -> None:

@@ -96,11 +96,11 @@ def test_equal_weights_give_equal_function(arm: str) -> None:
     assert parameters(network) == sum(p.numel() for p in reference.parameters()) == 5_689
     x_BCHW = fed(trial).batch(0, 128).x_BCHW
     with torch.no_grad():
-        output, wanted = network(x_BCHW), reference(x_BCHW)
-        torch.testing.assert_close(output[0], wanted, rtol=0, atol=1e-12)
+        output, expected = network(x_BCHW), reference(x_BCHW)
+        torch.testing.assert_close(output[0], expected, rtol=0, atol=1e-12)
         reference.ending = nn.Identity()
         torch.testing.assert_close(network.views(output)[""], reference(x_BCHW), rtol=0, atol=1e-12)
-    assert wanted.std(0).min() > 1e-4, "a network that says one thing of all images equals many"
+    assert expected.std(0).min() > 1e-4, "a network that says one thing of all images equals many"
 
 
 def tutorial_losses(arm: str, reference: PlainViT, feed: Feed, steps: int) -> Iterator[Tensor]:
@@ -148,20 +148,20 @@ def test_losses_and_gradients_equal_tutorial_along_its_path() -> None:
     reference = plain(PUBLISHED).double()
     network, feed = ours(trial, reference), fed(trial)
     loss = slot("loss").build(trial.spec["train"]["loss"])
-    for step, wanted in enumerate(tutorial_losses(PUBLISHED, reference, feed, 200)):
+    for step, expected in enumerate(tutorial_losses(PUBLISHED, reference, feed, 200)):
         if step % 4:
             continue
         network.load_state_dict(network.from_canonical(canonical(reference.state_dict())))
         batch = feed.batch(step, 128)
-        found = loss(network.views(network(batch.x_BCHW)), batch.y_B).total
-        torch.testing.assert_close(found.detach(), wanted, rtol=0, atol=1e-12)
+        loss_value = loss(network.views(network(batch.x_BCHW)), batch.y_B).total
+        torch.testing.assert_close(loss_value.detach(), expected, rtol=0, atol=1e-12)
         if step % 20 == 0:
             network.zero_grad()
-            found.backward()
+            loss_value.backward()
             mine = network.to_canonical(gradients(network))
             theirs = canonical(gradients(reference))
             assert mine.keys() == theirs.keys()
-            flat = [torch.cat([found[name].flatten() for name in theirs]) for found in (mine, theirs)]
+            flat = [torch.cat([loss_value[name].flatten() for name in theirs]) for loss_value in (mine, theirs)]
             torch.testing.assert_close(*flat, rtol=0, atol=1e-12)
 
 
@@ -174,12 +174,12 @@ def test_initial_values_equal_torch_layers() -> None:
     torch.manual_seed(3)
     for seed in range(40):
         network.initialise(seed)
-        for drawn, state in (
+        for initial, state in (
             (mine, network.to_canonical(network.state_dict())),
             (theirs, canonical(plain(PUBLISHED).state_dict())),
         ):
             for name, value in state.items():
-                drawn.setdefault(name, []).append(value.flatten().numpy().copy())
+                initial.setdefault(name, []).append(value.flatten().numpy().copy())
     assert mine.keys() == theirs.keys()
     for name in theirs:
         a, b = np.concatenate(mine[name]), np.concatenate(theirs[name])
@@ -196,7 +196,7 @@ def test_studies_have_settings_of_tutorial() -> None:
         assert {**mnist, "data": spec["data"]} == spec
         assert {**mnist["data"], "type": "fashion_mnist"} == spec["data"]
     for arm, reads in ((PUBLISHED, "probabilities"), (CORRECTED, "logits")):
-        said = plan.find(arm, 0).spec["train"]
-        assert (said["epochs"], said["batch_size"], said["schedule"]["type"]) == (5, 128, "constant")
-        assert (said["optimizer"]["type"], said["optimizer"]["lr"]) == ("adam", 0.005)
-        assert said["optimizer"]["weight_decay"] == 0 and said["loss"]["reads"] == reads
+        section = plan.find(arm, 0).spec["train"]
+        assert (section["epochs"], section["batch_size"], section["schedule"]["type"]) == (5, 128, "constant")
+        assert (section["optimizer"]["type"], section["optimizer"]["lr"]) == ("adam", 0.005)
+        assert section["optimizer"]["weight_decay"] == 0 and section["loss"]["reads"] == reads

@@ -114,9 +114,9 @@ def test_file_selects_its_own_version_despite_later_runs(here: Path) -> None:
 def test_file_never_run_is_refused_with_differences(here: Path) -> None:
     write(here / "first.yaml", steps=40, seeds=5)
     for command in ("report", "status"):
-        code, said = invoke(command, "first.yaml")
-        assert code == 2 and "first.yaml: this version of study 'tiny' has not been run" in said
-        assert "differs from it: train.steps 40 -> 2; seeds 5 -> 1." in said
+        code, output = invoke(command, "first.yaml")
+        assert code == 2 and "first.yaml: this version of study 'tiny' has not been run" in output
+        assert "differs from it: train.steps 40 -> 2; seeds 5 -> 1." in output
     with pytest.raises(UserError, match="the name 'tiny' in place of the file stands for the latest run"):
         vitlab.compare("first.yaml", out="out")
     with pytest.raises(UserError, match=r"tiny@nope: study 'tiny' has no version of that name. Versions: \w{8}, \w{8}"):
@@ -124,29 +124,29 @@ def test_file_never_run_is_refused_with_differences(here: Path) -> None:
 
 
 def test_run_of_other_file_of_same_study_names_first(ran: Path) -> None:
-    (said,) = (ran / "said.txt").read_text().splitlines()
-    assert said.startswith(f"study 'tiny' was last run from {ran / 'first.yaml'}, in another version (")
-    assert said.endswith("): train.steps 4 -> 2; seeds 2 -> 1. Both are kept; 'vitlab studies' lists them.")
+    (line,) = (ran / "said.txt").read_text().splitlines()
+    assert line.startswith(f"study 'tiny' was last run from {ran / 'first.yaml'}, in another version (")
+    assert line.endswith("): train.steps 4 -> 2; seeds 2 -> 1. Both are kept; 'vitlab studies' lists them.")
 
 
 def test_command_line_changes_are_a_version_and_reported(here: Path) -> None:
     answer = lab.run("first.yaml", out="out", changes={"seeds": 1, "train.steps": 2, "run.workers": 1})
     assert versions(answer.folder)[0].name == name_of(content(yaml.safe_load(Path("other.yaml").read_text())))
-    code, said = invoke("report", "first.yaml", "--set", "seeds=1", "--set", "train.steps=2")
-    assert code == 0 and "was run with --set seeds=1 --set train.steps=2." in " ".join(said.split())
-    code, said = invoke("status", "first.yaml", "--set", "seeds=1", "--set", "train.steps=2", "--json")
-    assert json.loads(said)["arms"]["baseline"] == {"done": 1}
-    code, said = invoke("report", "first.yaml")
+    code, output = invoke("report", "first.yaml", "--set", "seeds=1", "--set", "train.steps=2")
+    assert code == 0 and "was run with --set seeds=1 --set train.steps=2." in " ".join(output.split())
+    code, output = invoke("status", "first.yaml", "--set", "seeds=1", "--set", "train.steps=2", "--json")
+    assert json.loads(output)["arms"]["baseline"] == {"done": 1}
+    code, output = invoke("report", "first.yaml")
     assert (
         code == 0
-        and "This is an earlier version of the study" in said
-        and "train.steps 4 -> 2" in " ".join(said.split())
+        and "This is an earlier version of the study" in output
+        and "train.steps 4 -> 2" in " ".join(output.split())
     )
 
 
 def test_studies_lists_every_version(here: Path) -> None:
-    code, said = invoke("studies", "--json")
-    ((study,), latest, earlier) = (json.loads(said), *json.loads(said)[0]["versions"])
+    code, output = invoke("studies", "--json")
+    ((study,), latest, earlier) = (json.loads(output), *json.loads(output)[0]["versions"])
     assert (code, study["study"], study["question"]) == (0, "tiny", "Does the position matter?")
     assert [(row["done"], row["failed"], row["missing"]) for row in (latest, earlier)] == [
         (2, 0, 0),
@@ -157,9 +157,9 @@ def test_studies_lists_every_version(here: Path) -> None:
         assert row["answer"] == f"1 {verdict}"
     assert (latest["differs"], earlier["differs"]) == ("", "train.steps 2 -> 4; seeds 1 -> 2")
     assert [Path(row["file"]).name for row in (latest, earlier)] == ["other.yaml", "first.yaml"]
-    code, said = invoke("studies")
-    assert [line.split()[0] for line in said.splitlines()[1:3]] == [latest["version"][:8], earlier["version"][:8]]
-    assert max(said.count(text) for text in ("first.yaml", "other.yaml")) == 1
+    code, output = invoke("studies")
+    assert [line.split()[0] for line in output.splitlines()[1:3]] == [latest["version"][:8], earlier["version"][:8]]
+    assert max(output.count(text) for text in ("first.yaml", "other.yaml")) == 1
 
 
 def test_rerunning_earlier_version_makes_it_latest(here: Path) -> None:
@@ -202,11 +202,11 @@ def test_damaged_version_name_reads_no_other_file(here: Path, name: Any) -> None
 
 
 def test_gc_keeps_trials_of_every_version_and_names_deletions(here: Path) -> None:
-    code, said = invoke("gc", "--yes")
-    assert code == 0 and "trials" not in said and len(list(here.glob("out/trials/*/*/result.json"))) == 6
+    code, output = invoke("gc", "--yes")
+    assert code == 0 and "trials" not in output and len(list(here.glob("out/trials/*/*/result.json"))) == 6
     latest, earlier = (item.name for item in versions(here / "out/studies/tiny"))
-    code, said = invoke("gc", "--yes", "--drop", f"tiny@{latest}")
-    assert code == 2 and "this is the latest version of study 'tiny'" in said
+    code, output = invoke("gc", "--yes", "--drop", f"tiny@{latest}")
+    assert code == 2 and "this is the latest version of study 'tiny'" in output
     code, would = invoke("gc", "--drop", f"tiny@{earlier[:6]}")
     assert {line.partition("\t")[2] for line in would.splitlines() if "trials" in line} == {
         f"study tiny, arm {arm}, seed {seed}" for arm in ("baseline", "position=none") for seed in (0, 1)
@@ -217,8 +217,8 @@ def test_gc_keeps_trials_of_every_version_and_names_deletions(here: Path) -> Non
     assert [item.name for item in versions(here / "out/studies/tiny")] == [latest]
     (one,) = here.glob(f"out/trials/{open_study('tiny', out='out')[0].trials[0].trial.key}/*")
     shutil.copytree(one, one.with_name("older"))
-    code, said = invoke("gc")
-    assert [line.partition("\t")[2] for line in said.splitlines() if "trials" in line] == [
+    code, output = invoke("gc")
+    assert [line.partition("\t")[2] for line in output.splitlines() if "trials" in line] == [
         "study tiny, arm baseline, seed 0"
     ]
 
@@ -249,8 +249,8 @@ def test_store_of_earlier_vitlab_is_read_and_continued(here: Path) -> None:
         vitlab.results("first.yaml", out="out")
     assert lab.run("first.yaml", out="out").trained == 0
     assert len(vitlab.results("other.yaml", out="out")) == 2 and len(vitlab.results("first.yaml", out="out")) == 4
-    code, said = invoke("report", "other.yaml")
-    assert code == 0 and "This is an earlier version" in said
+    code, output = invoke("report", "other.yaml")
+    assert code == 0 and "This is an earlier version" in output
     # And it would read what is written now: the same files, with every value where it was.
     now = read_json(here / "out/studies/tiny/plan.json")
     assert set(plan) <= set(now) and set(plan["registered"]) <= set(now["registered"])
@@ -288,10 +288,10 @@ def test_paused_trial_is_distinguished_from_missing(here: Path) -> None:
     folder = store.trial(trial.key, trial.code)
     (folder.path / "result.json").unlink()
     folder.checkpoint.mkdir()
-    code, said = invoke("status", "tiny", "--json")
-    status = json.loads(said)
+    code, output = invoke("status", "tiny", "--json")
+    status = json.loads(output)
     assert code == 0 and status["arms"]["baseline"] == {"paused": 1}
     (line,) = status["progress"]
     assert line.startswith("baseline s0: paused, at step 2, epoch 0.02")
-    code, said = invoke("status", "tiny")
-    assert "baseline s0: paused, at step 2" in said
+    code, output = invoke("status", "tiny")
+    assert "baseline s0: paused, at step 2" in output

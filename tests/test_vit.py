@@ -240,14 +240,14 @@ def test_order_of_tokens() -> None:
         {"type": "vit", **SMALL, "prefix": ["class", "distillation"], "registers": 2, "position": "none"}, DATA
     )
     assert built.geometry.prefix == ("class", "distillation", "register", "register")
-    seen: list[Tensor] = []
-    built.blocks[0].register_forward_pre_hook(lambda module, arguments: seen.append(arguments[0]))
+    inputs: list[Tensor] = []
+    built.blocks[0].register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0]))
     with torch.no_grad():
         for value, token in enumerate((built.cls_token, built.dist_token, built.reg_token), 1):
             token.fill_(value)
         built(torch.zeros(1, 3, *DATA.image))
-    assert seen[0][0, :4, 0].tolist() == [1, 2, 3, 3]
-    assert seen[0].shape == (1, 4 + 24, 48)
+    assert inputs[0][0, :4, 0].tolist() == [1, 2, 3, 3]
+    assert inputs[0].shape == (1, 4 + 24, 48)
 
 
 def test_drop_path_grows_like_timm() -> None:
@@ -320,9 +320,9 @@ def test_missing_blocks_are_refused(blocks: Mapping[str, Any], sentence: str) ->
 
 
 def test_block_names_follow_yaml() -> None:
-    resolved = model.resolve({"type": "vit", "blocks": {3: {"mlp": "swiglu"}}})
-    assert list(resolved.plain()["blocks"]) == ["3"]
-    assert ViT.incompatibility(DATA, {**resolved.options, "patch_size": 8}) is None
+    block_choice = model.resolve({"type": "vit", "blocks": {3: {"mlp": "swiglu"}}})
+    assert list(block_choice.plain()["blocks"]) == ["3"]
+    assert ViT.incompatibility(DATA, {**block_choice.options, "patch_size": 8}) is None
     with pytest.raises(OptionError, match="blocks"):
         model.resolve({"type": "vit", "blocks": {"last": {"mlp": "swiglu"}}})
 

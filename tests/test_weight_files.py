@@ -79,15 +79,15 @@ def test_inspect_describes_file(tmp_path: Path) -> None:
         "head               distilled",
     ):
         assert line in text.splitlines()
-    found = json.loads(vitlab("weights", "inspect", file, "--heads", 2, "--json").stdout)
-    assert (found["dim"], found["depth"], found["heads"], found["classes"]) == (16, 2, 2, 5)
-    assert "missing" not in found
+    report = json.loads(vitlab("weights", "inspect", file, "--heads", 2, "--json").stdout)
+    assert (report["dim"], report["depth"], report["heads"], report["classes"]) == (16, 2, 2, 5)
+    assert "missing" not in report
 
 
 def test_inspect_lists_mismatches(tmp_path: Path) -> None:
     torch.save({"model": {**vit().state_dict(), "extra": torch.zeros(1)}, "epoch": 1}, tmp_path / "a.pth")
-    found = json.loads(vitlab("weights", "inspect", tmp_path / "a.pth", "--heads", 2, "--json").stdout)
-    assert found["unknown"] == ["extra"] and found["left_out"] == ["epoch"] and "'model'" in found["opened"]
+    report = json.loads(vitlab("weights", "inspect", tmp_path / "a.pth", "--heads", 2, "--json").stdout)
+    assert report["unknown"] == ["extra"] and report["left_out"] == ["epoch"] and "'model'" in report["opened"]
 
 
 def test_convert_to_other_resolution(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_convert_to_other_resolution(tmp_path: Path) -> None:
     done = vitlab("weights", "convert", source, target, *options)
     assert done.exit_code == 0 and done.stdout.splitlines() == [str(target)]
     assert "eps 1e-06" in done.stderr, "Hugging Face's norms have another eps unless told otherwise"
-    shown = vitlab("weights", "inspect", target).stdout
-    assert "hf (safetensors, float32)" in shown and "2x6 (images of 8x24)" in shown
+    output = vitlab("weights", "inspect", target).stdout
+    assert "hf (safetensors, float32)" in output and "2x6 (images of 8x24)" in output
 
 
 def test_mistakes_are_one_sentence_with_exit_code_2(tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_explain_weight_file(tmp_path: Path) -> None:
     rows = np.genfromtxt(folder / "predictions.csv", delimiter=",", names=True)
     sight = InputSpec(DataInfo(image=(16, 16), channels=3, classes=5), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     with torch.no_grad():
-        wanted = vit()(Transform(sight)(Image.open(tmp_path / "image.png"))).softmax(1)
-    np.testing.assert_allclose(rows["probability"], wanted.sort(descending=True).values[0].numpy(), atol=1e-5)
+        expected = vit()(Transform(sight)(Image.open(tmp_path / "image.png"))).softmax(1)
+    np.testing.assert_allclose(rows["probability"], expected.sort(descending=True).values[0].numpy(), atol=1e-5)
     assert "normalised by mean 0.5 0.5 0.5" in str(open_model(file, facts=ModelFacts(heads=2)).notes)
 
 
@@ -164,12 +164,12 @@ def test_trial_starts_from_file_with_other_grid_and_classes(form: str, attention
     source = saved(theirs, tmp_path / "a.pth")
     file = tmp_path / ("b.npz" if form == "google" else "b.safetensors")
     convert(source, file, form, facts=ModelFacts(heads=2))
-    found = canonical(start(tmp_path, file, model={"attention": attention}, resample="timm"))
+    state = canonical(start(tmp_path, file, model={"attention": attention}, resample="timm"))
     theirs.set_input_size((24, 24))
     for name, value in theirs.state_dict().items():
         if not name.startswith("head."):
-            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6, msg=name)
-    assert found["head.weight"].shape == (3, 16)
+            torch.testing.assert_close(state[name], value, rtol=0, atol=1e-6, msg=name)
+    assert state["head.weight"].shape == (3, 16)
 
 
 def test_journal_records_differences_of_function(tmp_path: Path) -> None:
@@ -221,21 +221,21 @@ def test_tokens_of_one_model_are_refused_or_converted(tmp_path: Path) -> None:
     distilled = {"prefix": ["class", "distillation"], "registers": 1, "head": "distilled"}
     with pytest.raises(WeightsError, match=r"tokens: convert, dist_token, reg_token would be"):
         start(tmp_path, file, model=distilled)
-    found = canonical(start(tmp_path, file, model=distilled, tokens="convert"))
+    state = canonical(start(tmp_path, file, model=distilled, tokens="convert"))
     theirs = vit()
     theirs.set_input_size((24, 24))
-    wanted = theirs.state_dict()
-    assert torch.equal(found["cls_token"], wanted["cls_token"])
-    torch.testing.assert_close(found["pos_embed"][:, 3:], wanted["pos_embed"][:, 1:], rtol=0, atol=1e-6)
-    assert torch.equal(found["pos_embed"][:, 0], wanted["pos_embed"][:, 0])
-    assert found["dist_token"].shape == found["reg_token"].shape == (1, 1, 16)
+    expected = theirs.state_dict()
+    assert torch.equal(state["cls_token"], expected["cls_token"])
+    torch.testing.assert_close(state["pos_embed"][:, 3:], expected["pos_embed"][:, 1:], rtol=0, atol=1e-6)
+    assert torch.equal(state["pos_embed"][:, 0], expected["pos_embed"][:, 0])
+    assert state["dist_token"].shape == state["reg_token"].shape == (1, 1, 16)
 
     mean = {"prefix": [], "head": {"type": "linear", "pool": "gap"}}
     with pytest.raises(WeightsError, match=r"\(class\) than in this model \(none\)"):
         start(tmp_path, file, model=mean)
-    found = canonical(start(tmp_path, file, model=mean, tokens="convert"))
-    assert "cls_token" not in found
-    torch.testing.assert_close(found["pos_embed"], wanted["pos_embed"][:, 1:], rtol=0, atol=1e-6)
+    state = canonical(start(tmp_path, file, model=mean, tokens="convert"))
+    assert "cls_token" not in state
+    torch.testing.assert_close(state["pos_embed"], expected["pos_embed"][:, 1:], rtol=0, atol=1e-6)
 
 
 def test_unfitting_weights_are_refused(tmp_path: Path) -> None:
@@ -276,11 +276,11 @@ def test_trial_weights_are_exported_to_other_formats(tmp_path: Path) -> None:
     x_BCHW = torch.randn(2, 3, 24, 24)
     with torch.no_grad():
         torch.testing.assert_close(theirs(x_BCHW), mine(x_BCHW).logits, rtol=0, atol=1e-5)
-    shown = vitlab("weights", "inspect", folder.weights).stdout
-    assert "vitlab (safetensors, float32)" in shown and "6x6 (images of 24x24)" in shown
-    opened = open_model(folder.weights)
+    output = vitlab("weights", "inspect", folder.weights).stdout
+    assert "vitlab (safetensors, float32)" in output and "6x6 (images of 24x24)" in output
+    model = open_model(folder.weights)
     with torch.no_grad():
-        assert torch.equal(opened.model(x_BCHW).logits, mine(x_BCHW).logits)
+        assert torch.equal(model.model(x_BCHW).logits, mine(x_BCHW).logits)
     again = canonical(start(tmp_path, folder.weights, head="keep"))
     assert all(torch.equal(again[name], value) for name, value in mine.to_canonical(mine.state_dict()).items())
     folder.spec.unlink()

@@ -132,13 +132,13 @@ TIMM: dict[str, tuple[Callable[[], nn.Module], tuple[int, int], ModelFacts]] = {
 
 @pytest.mark.parametrize("name", TIMM)
 def test_timm_round_trip(name: str, tmp_path: Path) -> None:
-    make, size, said = TIMM[name]
+    make, size, facts = TIMM[name]
     theirs = make()
-    opened = open_model(saved(theirs, tmp_path / "a.pth"), facts=said)
-    assert opened.info.image == size and opened.info.classes == 5
-    x_BCHW = images(*size)[:, : opened.info.channels]
-    torch.testing.assert_close(logits(opened.model, x_BCHW), logits(theirs, x_BCHW), **CLOSE)
-    ours = randomised(opened.model, seed=3)
+    model = open_model(saved(theirs, tmp_path / "a.pth"), facts=facts)
+    assert model.info.image == size and model.info.classes == 5
+    x_BCHW = images(*size)[:, : model.info.channels]
+    torch.testing.assert_close(logits(model.model, x_BCHW), logits(theirs, x_BCHW), **CLOSE)
+    ours = randomised(model.model, seed=3)
     again = make()
     again.load_state_dict(FORMATS["timm"].from_canonical(ours.to_canonical(ours.state_dict()), 2), strict=True)
     torch.testing.assert_close(logits(again, x_BCHW), logits(ours, x_BCHW), **CLOSE)
@@ -148,9 +148,9 @@ def test_timm_round_trip(name: str, tmp_path: Path) -> None:
 def test_every_attention_reads_one_file(attention: str, tmp_path: Path) -> None:
     theirs = vit()
     checkpoint = read(saved(theirs, tmp_path / "a.pth"))
-    found = checkpoint.architecture(HEADS)
-    options = {**found.options, "attention": {"type": attention}}
-    ours = slot("model").build({"type": "vit", **options}, found.info)
+    architecture = checkpoint.architecture(HEADS)
+    options = {**architecture.options, "attention": {"type": attention}}
+    ours = slot("model").build({"type": "vit", **options}, architecture.info)
     ours.load_state_dict(ours.from_canonical(checkpoint.state), strict=True)
     torch.testing.assert_close(logits(ours.eval(), images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
     back = FORMATS["hf-memory"].from_canonical(ours.to_canonical(ours.state_dict()), 2)
@@ -162,10 +162,10 @@ def test_every_attention_reads_one_file(attention: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("representation", [None, 12])
 def test_torchvision_round_trip(representation: int | None, tmp_path: Path) -> None:
     theirs = torchvision_vit(representation_size=representation)
-    opened = open_model(saved(theirs, tmp_path / "a.pt"), facts=HEADS)
-    assert opened.mean == (0.485, 0.456, 0.406)
-    torch.testing.assert_close(logits(opened.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
-    ours = randomised(opened.model, seed=3)
+    model = open_model(saved(theirs, tmp_path / "a.pt"), facts=HEADS)
+    assert model.mean == (0.485, 0.456, 0.406)
+    torch.testing.assert_close(logits(model.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
+    ours = randomised(model.model, seed=3)
     state = FORMATS["torchvision"].from_canonical(ours.to_canonical(ours.state_dict()), 2)
     theirs.load_state_dict(state, strict=True)
     torch.testing.assert_close(logits(theirs, images(16, 16)), logits(ours, images(16, 16)), **CLOSE)
@@ -191,12 +191,12 @@ def test_hugging_face_round_trip(kind: str, oblong: bool, tmp_path: Path) -> Non
     size = {"image_size": (8, 24), "patch_size": (4, 8)} if oblong else {}
     theirs = hugging_face(kind, **size)
     x_BCHW = images(8, 24) if oblong else images(16, 16)
-    said = ModelFacts(heads=2, grid=(2, 3) if oblong else None)
+    facts = ModelFacts(heads=2, grid=(2, 3) if oblong else None)
     theirs.save_pretrained(tmp_path / "disk")
     from_disk = open_model(tmp_path / "disk" / "model.safetensors")
-    in_memory = open_model(saved(theirs, tmp_path / "memory.pth"), facts=said)
-    for opened in (from_disk, in_memory):
-        torch.testing.assert_close(logits(opened.model, x_BCHW), logits(theirs, x_BCHW), **CLOSE)
+    in_memory = open_model(saved(theirs, tmp_path / "memory.pth"), facts=facts)
+    for model in (from_disk, in_memory):
+        torch.testing.assert_close(logits(model.model, x_BCHW), logits(theirs, x_BCHW), **CLOSE)
     assert [note[:34] for note in from_disk.notes] == ["assumed: pixels normalised by mean"], "its config says the rest"
     ours = randomised(in_memory.model, seed=3)
     state = FORMATS["hf-memory"].from_canonical(ours.to_canonical(ours.state_dict()), 2)
@@ -210,8 +210,8 @@ def test_hugging_face_output_equals_transformers(tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path / "theirs")
     source = saved(theirs, tmp_path / "memory.pth")
     convert(source, tmp_path / "ours" / "model.safetensors", "hf", facts=HEADS)
-    written, wanted = (safetensors.torch.load_file(tmp_path / who / "model.safetensors") for who in ("ours", "theirs"))
-    assert written.keys() == wanted.keys() and all(torch.equal(written[name], wanted[name]) for name in wanted)
+    output, expected = (safetensors.torch.load_file(tmp_path / who / "model.safetensors") for who in ("ours", "theirs"))
+    assert output.keys() == expected.keys() and all(torch.equal(output[name], expected[name]) for name in expected)
     again = transformers.DeiTForImageClassificationWithTeacher.from_pretrained(tmp_path / "ours").eval()
     torch.testing.assert_close(logits(again, images(16, 16)), logits(theirs, images(16, 16)), rtol=0, atol=0)
 
@@ -224,10 +224,10 @@ def test_hugging_face_body_has_no_head(tmp_path: Path) -> None:
     model = open_model(file, facts=HEADS, head="new", classes=7).model
     with torch.no_grad():
         features = model.forward_features(images(16, 16))
-        wanted = theirs(images(16, 16))
-    torch.testing.assert_close(features, wanted.last_hidden_state, **CLOSE)
+        expected = theirs(images(16, 16))
+    torch.testing.assert_close(features, expected.last_hidden_state, **CLOSE)
     hidden = torch.tanh(model.head.pre_logits(features[:, 0]))
-    torch.testing.assert_close(hidden, wanted.pooler_output, **CLOSE)
+    torch.testing.assert_close(hidden, expected.pooler_output, **CLOSE)
     assert logits(model, images(16, 16)).shape == (3, 7) and not logits(model, images(16, 16)).any()
 
 
@@ -252,10 +252,10 @@ def test_google_round_trip_through_timm_reader(name: str, tmp_path: Path) -> Non
     canonical = read(file).state
     assert canonical.keys() == theirs.state_dict().keys()
     assert all(torch.equal(canonical[name], value) for name, value in theirs.state_dict().items())
-    opened = open_model(file)
-    assert opened.mean == (0.5, 0.5, 0.5)
+    model = open_model(file)
+    assert model.mean == (0.5, 0.5, 0.5)
     if name in ("plain", "map"):
-        torch.testing.assert_close(logits(opened.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
+        torch.testing.assert_close(logits(model.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
 
 
 def npz(model: nn.Module, **more: Any) -> dict[str, np.ndarray[Any, Any]]:
@@ -295,12 +295,12 @@ def test_big_vision_layout(stacked: bool, tmp_path: Path) -> None:
             arrays[name.replace("encoderblock_0", "encoderblock")] = np.stack(both)
     arrays["opt/step"] = np.int64(3)
     np.savez(tmp_path / "a.npz", **arrays)
-    opened = open_model(tmp_path / "a.npz")
-    torch.testing.assert_close(logits(opened.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
+    model = open_model(tmp_path / "a.npz")
+    torch.testing.assert_close(logits(model.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
     again = vit(no_embed_class=True, act_layer="gelu_tanh")
     randomised(again, seed=7).load_pretrained(str(tmp_path / "a.npz"))
     torch.testing.assert_close(logits(again, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
-    assert opened.notes[-1] == "left out: opt/step"
+    assert model.notes[-1] == "left out: opt/step"
 
 
 # -- DeiT's own files -------------------------------------------------------------------------------------------------
@@ -312,10 +312,10 @@ def test_files_written_by_deit_training(tmp_path: Path) -> None:
         {"model": theirs.state_dict(), "epoch": 3, "args": argparse.Namespace(lr=1e-3), "optimizer": {"state": {}}},
         tmp_path / "a.pth",
     )
-    opened = open_model(tmp_path / "a.pth", facts=HEADS)
-    torch.testing.assert_close(logits(opened.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
-    assert opened.mean == (0.485, 0.456, 0.406)
-    assert "under 'model'" in opened.notes[0] and "epoch, args, optimizer" in opened.notes[-1]
+    model = open_model(tmp_path / "a.pth", facts=HEADS)
+    torch.testing.assert_close(logits(model.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
+    assert model.mean == (0.485, 0.456, 0.406)
+    assert "under 'model'" in model.notes[0] and "epoch, args, optimizer" in model.notes[-1]
 
 
 def test_deit_3(tmp_path: Path) -> None:
@@ -329,8 +329,8 @@ def test_deit_3(tmp_path: Path) -> None:
     filtered = timm.models.vision_transformer.checkpoint_filter_fn(state, theirs, adapt_layer_scale=True)
     checkpoint = read(tmp_path / "a.pth")
     assert checkpoint.form.name == "deit" and checkpoint.state.keys() == filtered.keys()
-    opened = open_model(tmp_path / "a.pth", facts=HEADS)
-    torch.testing.assert_close(logits(opened.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
+    model = open_model(tmp_path / "a.pth", facts=HEADS)
+    torch.testing.assert_close(logits(model.model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE)
     assert FORMATS["deit"].from_canonical(checkpoint.state, 2).keys() == state.keys()
 
 
@@ -338,8 +338,8 @@ def test_deit_3_output_has_no_class_token_row(tmp_path: Path) -> None:
     theirs = vit(init_values=0.1)
     file = tmp_path / "b.pth"
     convert(saved(theirs, tmp_path / "a.pth"), file, "deit", facts=HEADS)
-    written = torch.load(file, weights_only=True)
-    assert written["pos_embed"].shape == (1, 16, 16) and "blocks.0.gamma_1" in written
+    state = torch.load(file, weights_only=True)
+    assert state["pos_embed"].shape == (1, 16, 16) and "blocks.0.gamma_1" in state
     torch.testing.assert_close(
         logits(open_model(file, facts=HEADS).model, images(16, 16)), logits(theirs, images(16, 16)), **CLOSE
     )
@@ -353,9 +353,9 @@ def test_deit_3_output_has_no_class_token_row(tmp_path: Path) -> None:
 def test_format_chain_changes_no_bit(way: list[str]) -> None:
     state = start = dict(vit().state_dict())
     for name in way:
-        written = FORMATS[name].from_canonical(state, 2)
-        assert FORMATS[name].recognise(written.keys())
-        back = FORMATS[name].to_canonical(written)
+        exported = FORMATS[name].from_canonical(state, 2)
+        assert FORMATS[name].recognise(exported.keys())
+        back = FORMATS[name].to_canonical(exported)
         assert not back.unknown and not back.dropped
         state = back.state
     assert state.keys() == start.keys() and all(torch.equal(state[name], start[name]) for name in start)
@@ -366,25 +366,25 @@ def test_other_resolution_equals_library(how: str, tmp_path: Path) -> None:
     theirs, file = vit(), tmp_path / "b.safetensors"
     convert(saved(theirs, tmp_path / "a.pth"), file, "timm", facts=HEADS, image=(24, 32), resample=how)
     table = theirs.state_dict()["pos_embed"]
-    found = read(file).state["pos_embed"]
+    resampled = read(file).state["pos_embed"]
     grid = table[:, 1:].reshape(1, 4, 4, 16)
     if how == "timm":
         theirs.set_input_size((24, 32))
-        wanted = theirs.state_dict()["pos_embed"]
+        expected = theirs.state_dict()["pos_embed"]
     elif how == "google":
         from scipy.ndimage import zoom
 
-        wanted = torch.from_numpy(zoom(grid[0].numpy(), (6 / 4, 8 / 4, 1), order=1)).reshape(1, 48, 16)
+        expected = torch.from_numpy(zoom(grid[0].numpy(), (6 / 4, 8 / 4, 1), order=1)).reshape(1, 48, 16)
     else:
         corners = {"align_corners": True} if how == "torchvision" else {"align_corners": False}
-        wanted = nn.functional.interpolate(grid.permute(0, 3, 1, 2), (6, 8), mode="bicubic", **corners)
-        wanted = wanted.flatten(2).mT
-    torch.testing.assert_close(found[:, -48:], wanted[:, -48:], rtol=0, atol=1e-5)
-    assert torch.equal(found[:, 0], table[:, 0])
-    opened = open_model(file)
-    assert opened.info.image == (24, 32) and not opened.notes, "the header of the new file says what tensors do not"
+        expected = nn.functional.interpolate(grid.permute(0, 3, 1, 2), (6, 8), mode="bicubic", **corners)
+        expected = expected.flatten(2).mT
+    torch.testing.assert_close(resampled[:, -48:], expected[:, -48:], rtol=0, atol=1e-5)
+    assert torch.equal(resampled[:, 0], table[:, 0])
+    model = open_model(file)
+    assert model.info.image == (24, 32) and not model.notes, "the header of the new file says what tensors do not"
     if how == "timm":
-        torch.testing.assert_close(logits(opened.model, images(24, 32)), logits(theirs, images(24, 32)), **CLOSE)
+        torch.testing.assert_close(logits(model.model, images(24, 32)), logits(theirs, images(24, 32)), **CLOSE)
 
 
 def test_missing_class_token_row_is_added_without_changing_function(tmp_path: Path) -> None:
@@ -493,8 +493,8 @@ def test_missing_unknown_and_misshapen_keys_are_named(tmp_path: Path) -> None:
     sentence = refusal(tmp_path / "a.pth")
     assert "blocks.1.norm2.bias is missing" in sentence and "blocks.0.extra is unknown" in sentence
     assert "blocks.1.mlp.fc1.bias is of another shape" in sentence
-    found = look(tmp_path / "a.pth", facts=HEADS)
-    assert found.faults == {
+    report = look(tmp_path / "a.pth", facts=HEADS)
+    assert report.faults == {
         "missing": ["blocks.1.norm2.bias"],
         "unknown": ["blocks.0.extra"],
         "of another shape": ["blocks.1.mlp.fc1.bias"],
@@ -525,8 +525,8 @@ def test_hub_files_beside_weights(tmp_path: Path) -> None:
         "pretrained_cfg": {"input_size": [3, 16, 16], "mean": [0.1, 0.2, 0.3], "std": [1, 2, 3]},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    opened = open_model(file)
-    assert opened.mean == (0.1, 0.2, 0.3) and opened.model.geometry.heads == 2
+    model = open_model(file)
+    assert model.mean == (0.1, 0.2, 0.3) and model.model.geometry.heads == 2
     with pytest.raises(WeightsError, match="the file says heads 2, and 4 was asked for"):
         open_model(file, facts=ModelFacts(heads=4))
     for wrong, sentence in (

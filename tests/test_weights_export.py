@@ -101,8 +101,8 @@ def left(folder: Path, options: dict[str, Any], image: tuple[int, int] = (16, 16
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            drawn = torch.randn(parameter.shape, generator=generator) * 0.3 + (0.5 if parameter.ndim < 2 else 0)
-            parameter.copy_((drawn * 1024).round() / 1024)  # so that a row of positions added to a token is exact
+            weight = torch.randn(parameter.shape, generator=generator) * 0.3 + (0.5 if parameter.ndim < 2 else 0)
+            parameter.copy_((weight * 1024).round() / 1024)  # so that a row of positions added to a token is exact
     folder.mkdir(exist_ok=True)
     write_weights(folder / "weights.safetensors", model.state_dict(), InputSpec(info, (0.5,) * 3, (0.5,) * 3))
     spec = {"data": {"type": "digits"}, "model": choice.plain(), "train": {}}
@@ -140,8 +140,8 @@ def outcome(folder: Path, options: dict[str, Any], to: str) -> str:
     except WeightsError as error:
         assert not target.exists() and "\n" not in str(error)
         return str(error).partition(": ")[2]
-    said = said_by(done.notes) if to == "google" else ModelFacts()
-    torch.testing.assert_close(logits(open_model(target, facts=said).model), logits(model), rtol=1e-10, atol=1e-10)
+    facts = said_by(done.notes) if to == "google" else ModelFacts()
+    torch.testing.assert_close(logits(open_model(target, facts=facts).model), logits(model), rtol=1e-10, atol=1e-10)
     return "equal"
 
 
@@ -164,7 +164,7 @@ def test_model_is_equal_after_reading_or_refused(to: str, tmp_path: Path) -> Non
     for _ in range(20):
         places = draw.sample(list(OPTIONS), 3)
         mixed.append({name: value for place in places for name, value in draw.choice(OPTIONS[place]).items()})
-    found = []
+    differences = []
     for options in [{}, *alone, *mixed]:
         if (
             slot("model")
@@ -175,11 +175,11 @@ def test_model_is_equal_after_reading_or_refused(to: str, tmp_path: Path) -> Non
         ):
             continue
         try:
-            found.append(outcome(tmp_path / "trial", options, to))
+            differences.append(outcome(tmp_path / "trial", options, to))
         except AssertionError as error:
             raise AssertionError(f"{options}: {error}") from error
-    assert found[0] == "equal" and found.count("equal") >= 8
-    assert len(set(found)) > 5
+    assert differences[0] == "equal" and differences.count("equal") >= 8
+    assert len(set(differences)) > 5
 
 
 @pytest.mark.parametrize("to", ["timm", "hf", "torchvision", "google"])

@@ -107,10 +107,10 @@ def test_every_transformers_key_is_in_a_table(kind: Any) -> None:
 def vit(folder: Path, **config: Any) -> Path:
     """Write a model of timm's and its config; return the file."""
     case = weights_zoo.small(folder, "vit_tiny_patch16_224")
-    written = json.loads((folder / "config.json").read_text())
+    config_data = json.loads((folder / "config.json").read_text())
     for key, value in config.items():
-        written[key] = {**written[key], **value} if isinstance(value, dict) else value
-    (folder / "config.json").write_text(json.dumps(written))
+        config_data[key] = {**config_data[key], **value} if isinstance(value, dict) else value
+    (folder / "config.json").write_text(json.dumps(config_data))
     return case.file
 
 
@@ -158,13 +158,13 @@ def test_preprocessor_steps_reduce_to_mean_and_std(
 ) -> None:
     """What transformers' processor makes of a pixel, (v * rescale_factor - mean) / std, in terms of v / 255."""
     case = weights_zoo.hugging_face("ViTForImageClassification", tmp_path, preprocessor=preprocessor)
-    opened = open_model(case.file)
-    assert opened.mean == pytest.approx(mean) and opened.std == pytest.approx(std)
+    model = open_model(case.file)
+    assert model.mean == pytest.approx(mean) and model.std == pytest.approx(std)
     value = 200.0
     scaled = value * (preprocessor.get("rescale_factor", 1 / 255) if preprocessor.get("do_rescale", True) else 1)
     normal = preprocessor.get("do_normalize", True)
-    wanted = (scaled - preprocessor["image_mean"][0]) / preprocessor["image_std"][0] if normal else scaled
-    assert (value / 255 - opened.mean[0]) / opened.std[0] == pytest.approx(wanted)
+    expected = (scaled - preprocessor["image_mean"][0]) / preprocessor["image_std"][0] if normal else scaled
+    assert (value / 255 - model.mean[0]) / model.std[0] == pytest.approx(expected)
 
 
 def test_one_channel_gives_one_note_on_normalisation(tmp_path: Path) -> None:

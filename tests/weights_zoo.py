@@ -87,21 +87,21 @@ def outcome(case: Case) -> tuple[Verdict, str]:
         original = case.make(folder)
         body = original.features is not None
         try:
-            opened = open_model(original.file, facts=original.said, head="new" if body else "keep")
+            model = open_model(original.file, facts=original.said, head="new" if body else "keep")
         except WeightsError as error:
             sentence = str(error).removeprefix(f"{original.file}: ").replace(f"{folder}/", "")
             return "refused", sentence
-        notes = [note.replace(f"{folder}/", "").removeprefix("assumed: ") for note in opened.notes]
-        mine, theirs = opened.model.double(), original.model.double()
+        notes = [note.replace(f"{folder}/", "").removeprefix("assumed: ") for note in model.notes]
+        mine, theirs = model.model.double(), original.model.double()
         exact = _exact_rotation(mine, theirs)
         generator = torch.Generator().manual_seed(1)
         x_BCHW = torch.randn(2, original.channels, *original.size, generator=generator, dtype=torch.float64)
         with torch.no_grad():
             if original.features is not None:
-                found, wanted = mine.forward_features(x_BCHW), original.features(theirs, x_BCHW)
+                actual, expected = mine.forward_features(x_BCHW), original.features(theirs, x_BCHW)
             else:
-                found, wanted = mine.views(mine(x_BCHW))[""], _logits(theirs(x_BCHW))
-        difference = float((found - wanted).abs().max() / wanted.abs().max())
+                actual, expected = mine.views(mine(x_BCHW))[""], _logits(theirs(x_BCHW))
+        difference = float((actual - expected).abs().max() / expected.abs().max())
         if difference <= (EQUAL if exact else ROTARY):
             return "equal", "; ".join(notes)
         listed = " ".join(notes)
@@ -112,8 +112,8 @@ def outcome(case: Case) -> tuple[Verdict, str]:
 
 
 def _logits(output: Any) -> Tensor:
-    found: Tensor = output if isinstance(output, Tensor) else output.logits
-    return found
+    logits: Tensor = output if isinstance(output, Tensor) else output.logits
+    return logits
 
 
 def _exact_rotation(mine: Any, theirs: Any) -> bool:
@@ -185,8 +185,8 @@ def published(name: str, folder: Path, **more: Any) -> nn.Module:
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    named = {name: value.__name__ if isinstance(value, type) else value for name, value in options.items()}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
+    texts = {name: value.__name__ if isinstance(value, type) else value for name, value in options.items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in texts.items()}
 
 
 def _saved(model: nn.Module, file: Path, **how: Any) -> Original:
@@ -370,10 +370,10 @@ def _timm_cases() -> Iterator[Case]:
     for options in EVA_ARGUMENTS:
         make = functools.partial(small, base="vit_small_patch16_rope_224", **options)
         yield Case(ROTATED, _named(options), make)
-    for name, (options, said, assumed) in BARE_FILES.items():
-        yield Case(BARE, name, functools.partial(bare, said=said, **options), assumed)
-    for name, (said, assumed) in BARE_NAMES.items():
-        yield Case(BARE, name, functools.partial(bare_named, name, said=said), assumed)
+    for name, (options, facts_given, assumed) in BARE_FILES.items():
+        yield Case(BARE, name, functools.partial(bare, said=facts_given, **options), assumed)
+    for name, (facts_given, assumed) in BARE_NAMES.items():
+        yield Case(BARE, name, functools.partial(bare_named, name, said=facts_given), assumed)
 
 
 # -- transformers -----------------------------------------------------------------------------------------------------
@@ -398,8 +398,8 @@ def hugging_face(kind: str, folder: Path, *, preprocessor: dict[str, Any] | None
 
 
 def _last_hidden(model: nn.Module, x_BCHW: Tensor) -> Tensor:
-    found: Tensor = model(x_BCHW).last_hidden_state
-    return found
+    logits: Tensor = model(x_BCHW).last_hidden_state
+    return logits
 
 
 _CLASSIFIER = "ViTForImageClassification"
@@ -440,8 +440,8 @@ HUGGING_FACE_CASES: list[tuple[str, dict[str, Any]]] = [
 
 def _hugging_face_cases() -> Iterator[Case]:
     for kind, options in HUGGING_FACE_CASES:
-        shown = f"{kind}: {_named(options)}" if options else kind
-        yield Case(HUGGING_FACE, shown, functools.partial(hugging_face, kind, **options))
+        title = f"{kind}: {_named(options)}" if options else kind
+        yield Case(HUGGING_FACE, title, functools.partial(hugging_face, kind, **options))
 
 
 HUGGING_FACE_BARE = "transformers, the tensors alone"
@@ -464,8 +464,8 @@ def hugging_face_bare(kind: str, folder: Path, **options: Any) -> Original:
 
 def _hugging_face_bare_cases() -> Iterator[Case]:
     for kind, options, assumed in HUGGING_FACE_TENSORS:
-        shown = f"{kind}: {_named(options)}" if options else kind
-        yield Case(HUGGING_FACE_BARE, shown, functools.partial(hugging_face_bare, kind, **options), assumed)
+        title = f"{kind}: {_named(options)}" if options else kind
+        yield Case(HUGGING_FACE_BARE, title, functools.partial(hugging_face_bare, kind, **options), assumed)
 
 
 # -- torchvision ------------------------------------------------------------------------------------------------------
@@ -573,9 +573,9 @@ def _google_cases() -> Iterator[Case]:
         *((f"vit_jax, hybrid of {len(layers)} stages", {"layers": layers}, ()) for layers in ((1, 1), (1, 1, 1), ())),
     ]
     for root in ("opt/target/", "params/img/", "params/", ""):
-        shown = f"big_vision under '{root}'"
-        cases.append((shown, {"root": root, "no_embed_class": True}, ()))
-        cases.append((f"{shown}, scanned", {"root": root, "stacked": True, "no_embed_class": True}, ()))
+        title = f"big_vision under '{root}'"
+        cases.append((title, {"root": root, "no_embed_class": True}, ()))
+        cases.append((f"{title}, scanned", {"root": root, "stacked": True, "no_embed_class": True}, ()))
     pooled = {**none, "root": "params/", "global_pool": "map"}
     fixed = {"root": "params/", "fixed": True, "no_embed_class": True}
     cases += [

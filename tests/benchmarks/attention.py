@@ -78,7 +78,7 @@ def seconds(work: Callable[[], None], device: torch.device, at_least_s: float = 
 def speed(shape: str, device: torch.device, rounds: int) -> dict[str, dict[str, tuple[float, float]]]:
     """Work to implementation to (seconds a call, median ratio of speeds to fused)."""
     models = {name: built(name, shape, device) for name in IMPLEMENTATIONS}
-    found = {}
+    speeds = {}
     for label, work in (("training step", training_step), ("inference", inference)):
         for parts in models.values():
             work(*parts)
@@ -86,22 +86,22 @@ def speed(shape: str, device: torch.device, rounds: int) -> dict[str, dict[str, 
             {name: seconds(functools.partial(work, *parts), device) for name, parts in models.items()}
             for _ in range(rounds)
         ]
-        found[label] = {
+        speeds[label] = {
             name: (
                 statistics.median(one[name] for one in times),
                 statistics.median(one["fused"] / one[name] for one in times),
             )
             for name in IMPLEMENTATIONS
         }
-    return found
+    return speeds
 
 
 def _step_memory(attention: str, shape: str, device: str, answer: Any) -> None:
     torch.set_num_threads(1)
     parts = built(attention, shape, torch.device(device))
-    held = _forget_the_peak(device)
+    baseline = _forget_the_peak(device)
     training_step(*parts)
-    answer.put(_peak(device) - held)
+    answer.put(_peak(device) - baseline)
 
 
 def _forget_the_peak(device: str) -> int:
@@ -134,14 +134,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=7)
-    chosen = parser.parse_args()
-    device = torch.device(chosen.device)
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, {device}, 1 thread, {chosen.rounds} rounds")
+    print(f"torch {torch.__version__}, {device}, 1 thread, {arguments.rounds} rounds")
     for shape in SHAPES:
         print(f"\n{shape}")
         print(f"  {'':10}{'training step':>26}{'inference':>26}{'step memory':>14}")
-        times = speed(shape, device, chosen.rounds)
+        times = speed(shape, device, arguments.rounds)
         for name in IMPLEMENTATIONS:
             cells = [f"{1e3 * s:9.2f} ms ({ratio:4.2f} x)" for s, ratio in (times[label][name] for label in times)]
             used = f"{memory(name, shape, device) / 2**20:.1f} MiB"

@@ -70,13 +70,13 @@ def resampled(pool: Sequence[Floats], draws: np.random.Generator) -> Source:
 
 def read_pool(file: Path) -> dict[str, dict[str, Floats]]:
     """Code (``sound``, or a bug) to arm to the values of its seeds, in their order."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
+    pool: dict[str, dict[str, dict[int, float]]] = {}
     with open(file, encoding="utf-8") as text:
         for row in csv.DictReader(text):
-            found.setdefault(row["code"], {}).setdefault(row["arm"], {})[int(row["seed"])] = float(row[METRIC])
+            pool.setdefault(row["code"], {}).setdefault(row["arm"], {})[int(row["seed"])] = float(row[METRIC])
     return {
         code: {arm: np.array([seeds[seed] for seed in sorted(seeds)]) for arm, seeds in arms.items()}
-        for code, arms in found.items()
+        for code, arms in pool.items()
     }
 
 
@@ -103,54 +103,54 @@ def gate(
 ) -> list[Cell]:
     """The cells of a study, from the values of its arms at all the seeds that it may ask for."""
     baseline = Baseline.model_construct(study="s", accepted=(), values=_values(old, quantum), anchor=None)
-    seen = {seeds: _values(new[:, :seeds], quantum), second: _values(new, quantum)}
-    cells, _ = statistical(study(seeds, second, margin), baseline, lambda more, _: seen[len(more or range(seeds))])
+    samples = {seeds: _values(new[:, :seeds], quantum), second: _values(new, quantum)}
+    cells, _ = statistical(study(seeds, second, margin), baseline, lambda more, _: samples[len(more or range(seeds))])
     return cells
 
 
-def _values(found: Floats, quantum: float) -> Values:
-    arms = {str(arm): dict(enumerate(row)) for arm, row in enumerate(found.tolist())}
+def _values(sources: Floats, quantum: float) -> Values:
+    arms = {str(arm): dict(enumerate(row)) for arm, row in enumerate(sources.tolist())}
     data = dict.fromkeys(arms, "")
     return Values.model_construct(
         device="cpu", data=data, metrics={METRIC: arms}, quanta={METRIC: quantum}, diverged={}, behind={}
     )
 
 
-def report(found: Floats) -> bool:
+def report(sources: Floats) -> bool:
     """Whether a report would claim a difference of any arm from the first, by what its judgement rests on."""
-    first, *others = (dict(enumerate(row)) for row in found.tolist())
+    first, *others = (dict(enumerate(row)) for row in sources.tolist())
     return min(statistics.adjust_p_values([statistics.compare(other, first, ALPHA).p for other in others])) <= ALPHA
 
 
-def report_itself(found: Floats) -> bool:
+def report_itself(sources: Floats) -> bool:
     """As :func:`report`, by the report's own functions, which compute much more."""
-    return bool({"better", "worse"} & set(_verdicts(found, None).values()))
+    return bool({"better", "worse"} & set(_verdicts(sources, None).values()))
 
 
-def report_twice(found: Floats, first: int) -> tuple[bool, bool]:
+def report_twice(sources: Floats, first: int) -> tuple[bool, bool]:
     """As :func:`report`, where what ``first`` seeds leave open is given all of them; and whether anything was."""
-    arms, all_ = len(found) - 1, found.shape[1]
-    p = np.array([[_p(found, arm, seeds) for arm in range(1, arms + 1)] for seeds in (first, all_)])
+    arms, all_ = len(sources) - 1, sources.shape[1]
+    p = np.array([[_p(sources, arm, seeds) for arm in range(1, arms + 1)] for seeds in (first, all_)])
     early = np.array(statistics.adjust_p_values(p[0].tolist())) <= ALPHA / 2
     late = np.array(statistics.adjust_p_values(np.where(early, 1.0, p[1]).tolist())) <= ALPHA / 2
     return bool(early.any() or late.any()), not early.all()
 
 
-def report_twice_itself(found: Floats, first: int) -> bool:
+def report_twice_itself(sources: Floats, first: int) -> bool:
     """As :func:`report_twice`, by the report's own functions."""
-    looks = InterimAnalysis(tuple(range(first)), tuple(range(found.shape[1])))
-    early = _verdicts(found, looks)
-    open_ = tuple(arm for arm, said in early.items() if said == "cannot tell")
-    return bool({"better", "worse"} & set(_verdicts(found, replace(looks, open=open_)).values()))
+    looks = InterimAnalysis(tuple(range(first)), tuple(range(sources.shape[1])))
+    early = _verdicts(sources, looks)
+    open_ = tuple(arm for arm, decision in early.items() if decision == "cannot tell")
+    return bool({"better", "worse"} & set(_verdicts(sources, replace(looks, open=open_)).values()))
 
 
-def _p(found: Floats, arm: int, seeds: int) -> float:
-    other, first = (dict(enumerate(found[row, :seeds].tolist())) for row in (arm, 0))
+def _p(sources: Floats, arm: int, seeds: int) -> float:
+    other, first = (dict(enumerate(sources[row, :seeds].tolist())) for row in (arm, 0))
     return statistics.compare(other, first, ALPHA).p
 
 
-def _verdicts(found: Floats, looks: InterimAnalysis | None) -> dict[str, str]:
-    values = {str(arm): dict(enumerate(row)) for arm, row in enumerate(found.tolist())}
+def _verdicts(sources: Floats, looks: InterimAnalysis | None) -> dict[str, str]:
+    values = {str(arm): dict(enumerate(row)) for arm, row in enumerate(sources.tolist())}
     compared = dict.fromkeys([*values][1:], "0")
     analysis = Analysis(metric=METRIC)
     arms = tuple(Arm(arm, {}, compared.get(arm)) for arm in values)
@@ -240,9 +240,9 @@ def report_rows(source: Source, count: int, worst: list[float]) -> Iterator[Sequ
     """The report on arms that do not differ from the first."""
     for seeds in SEEDS:
         for arms in ARMS:
-            found = [source(arms + 1, seeds) for _ in range(count)]
-            claims = [report(values) for values in found]
-            if [report_itself(values) for values in found[:10]] != claims[:10]:
+            sources = [source(arms + 1, seeds) for _ in range(count)]
+            claims = [report(values) for values in sources]
+            if [report_itself(values) for values in sources[:10]] != claims[:10]:
                 raise RuntimeError("the report itself says something else")
             yield seeds, arms, alarms_of(["regressed" if claim else "" for claim in claims], worst)
 
@@ -251,9 +251,9 @@ def report_look_rows(source: Source, count: int, worst: list[float]) -> Iterator
     """As :func:`report_rows`, what is left open being looked at again with more seeds."""
     for first, second in LOOKS:
         for arms in ARMS:
-            found = [source(arms + 1, second) for _ in range(count)]
-            claims = [report_twice(values, first) for values in found]
-            if [report_twice_itself(values, first) for values in found[:10]] != [claim for claim, _ in claims[:10]]:
+            sources = [source(arms + 1, second) for _ in range(count)]
+            claims = [report_twice(values, first) for values in sources]
+            if [report_twice_itself(values, first) for values in sources[:10]] != [claim for claim, _ in claims[:10]]:
                 raise RuntimeError("the report itself says something else")
             alarms = alarms_of(["regressed" if claim else "" for claim, _ in claims], worst)
             yield f"{first}, then {second}", arms, alarms, f"{np.mean([again for _, again in claims]):.0%}"
@@ -267,8 +267,8 @@ def repeat_rows(
         most = second or seeds
         verdicts = []
         for _ in range(count):
-            drawn = draws.permutation(pool.shape[1])[: 2 * most]
-            cells = gate(pool[:, drawn[:most]], pool[:, drawn[most:]], seeds, quantum, second)
+            sample = draws.permutation(pool.shape[1])[: 2 * most]
+            cells = gate(pool[:, sample[:most]], pool[:, sample[most:]], seeds, quantum, second)
             verdicts.append(overall(cell.verdict for cell in cells))
         shares = [f"{verdicts.count(verdict) / count:.1%}" for verdict in ("pass", "inconclusive")]
         yield f"{seeds}, then {second}" if second else seeds, alarms_of(verdicts, worst), *shares
@@ -279,15 +279,15 @@ def bug_rows(
 ) -> Iterator[Sequence[object]]:
     """Each bug in the baseline of the study of the pool: its effect over all its seeds, and the verdicts of few."""
     for bug in [code for code in pool if code != "sound"]:
-        ((arm, found),) = pool[bug].items()
-        sound = pool["sound"][arm][: len(found)]
-        effect = statistics.paired_t_test(sound.tolist(), found.tolist(), ALPHA)
+        ((arm, values),) = pool[bug].items()
+        sound = pool["sound"][arm][: len(values)]
+        effect = statistics.paired_t_test(sound.tolist(), values.tolist(), ALPHA)
         for margin, seeds in itertools.product(MARGINS, BUGGED):
-            (cell,) = gate(sound[None, :seeds], found[None, :seeds], seeds, quantum, margin=margin)
+            (cell,) = gate(sound[None, :seeds], values[None, :seeds], seeds, quantum, margin=margin)
             shares: Counter[str] = Counter()
             for _ in range(count):
-                drawn = draws.permutation(len(found))[:seeds]
-                shares[gate(sound[None, drawn], found[None, drawn], seeds, quantum, margin=margin)[0].verdict] += 1
+                sample = draws.permutation(len(values))[:seeds]
+                shares[gate(sound[None, sample], values[None, sample], seeds, quantum, margin=margin)[0].verdict] += 1
             if cell.verdict == "pass" and effect.difference > cell.margin:
                 worst.append(math.inf)
             drop = f"{100 * effect.difference:.1f} ({100 * effect.low:.1f} to {100 * effect.high:.1f})"
@@ -311,8 +311,8 @@ def main() -> int:
     if arguments.only != "real":
         draws = np.random.default_rng([arguments.seed, 0])
         noise = gaussian(draws)
-        found = ("found at 1 sd (scipy)", "found at 2 sd (scipy)")
-        table("The gate, Gaussian", (*heads, *found), gate_rows(noise, 0.0, count, worst, draws))
+        columns = ("found at 1 sd (scipy)", "found at 2 sd (scipy)")
+        table("The gate, Gaussian", (*heads, *columns), gate_rows(noise, 0.0, count, worst, draws))
         table("The gate, Gaussian, two looks", looks, look_rows(noise, 0.0, count, worst))
         table("The report, Gaussian", compared, report_rows(noise, count, worst))
         noise = gaussian(np.random.default_rng([arguments.seed, 3]))

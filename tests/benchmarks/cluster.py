@@ -64,7 +64,7 @@ def main() -> None:
                 took = time.monotonic() - began
                 print(done.stdout, done.stderr, sep="\n")
                 plan, store = open_study(folder / "out/studies/cluster")
-                found = tracking.faults(store, plan, services.database)
+                problems = tracking.faults(store, plan, services.database)
                 hosts = rows(services.database, "select count(*) from runs where artifact_uri is not null")
                 report = rows(
                     services.database,
@@ -78,11 +78,11 @@ def main() -> None:
             _end_ray(str(services.ports["ray-head"]))
             for log in sorted(folder.glob("*.log")):
                 print(f"-- {log.name}", *log.read_text(errors="replace").splitlines()[-4:], sep="\n   ")
-    ended = done.returncode == 0 and nodes and "<h1" in page and hosts[0][0] >= len(plan.trials)
-    said = "; ".join(found) or "each stored once"
+    successful = done.returncode == 0 and nodes and "<h1" in page and hosts[0][0] >= len(plan.trials)
+    summary = "; ".join(problems) or "each stored once"
     points = "every point of every journal"
-    print(f"{len(plan.trials)} trials on Ray in {took:.0f} s, exit code {done.returncode}; {points}: {said}")
-    sys.exit(bool(found) or not ended)
+    print(f"{len(plan.trials)} trials on Ray in {took:.0f} s, exit code {done.returncode}; {points}: {summary}")
+    sys.exit(bool(problems) or not successful)
 
 
 def _end_ray(port: str) -> None:

@@ -48,8 +48,8 @@ def row(
     goal: str, what: str, values: Iterable[float], unit: str, clock: str, gate: float | None = None, note: str = ""
 ) -> Row:
     """The line of some values, one a round."""
-    found = list(values)
-    low, median, high = statistics.quantiles(found, n=4, method="inclusive") if len(found) > 1 else 3 * found
+    samples = list(values)
+    low, median, high = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else 3 * samples
     return Row(goal, what, median, low, high, unit, clock, gate, note)
 
 

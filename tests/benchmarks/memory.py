@@ -42,10 +42,10 @@ def _held(pipe: Connection, members: int) -> None:
             run_trial(*work[0], settings)
         else:
             run_cohort(work, settings)
-        held = _peak() - before
+        bytes_held = _peak() - before
         if not all(folder.done() for _, folder in work):
             raise RuntimeError(f"a trial has failed: {[folder.failure() for _, folder in work]}")
-    pipe.send(held)
+    pipe.send(bytes_held)
 
 
 def _in_a_process(members: int) -> int:
@@ -54,9 +54,9 @@ def _in_a_process(members: int) -> int:
     process = context.Process(target=_held, args=(theirs, members))
     process.start()
     theirs.close()
-    found: int = ours.recv()
+    peak: int = ours.recv()
     process.join()
-    return found
+    return peak
 
 
 def measure() -> list[Row]:

@@ -37,8 +37,8 @@ def _write(root: Path) -> None:
 
 def _reading(root: Path, decoded: str, cut: bool = False) -> Contender:
     """Reads images in an order drawn at random, in this thread: what is read ahead would count for whoever is next."""
-    named = {"type": "image_folder", "root": str(root), "decoded": decoded, "normalize": "imagenet"}
-    train = prepare(named, dict.fromkeys(STREAMS, 0)).train
+    settings = {"type": "image_folder", "root": str(root), "decoded": decoded, "normalize": "imagenet"}
+    train = prepare(settings, dict.fromkeys(STREAMS, 0)).train
     draw = torch.Generator().manual_seed(0)
     key = noise.key(0, "augment", 0, 0)
     boxes = partial(slot("augment").build("random_resized_crop").boxes, key)

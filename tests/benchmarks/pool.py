@@ -65,24 +65,27 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=POOL)
     arguments = parser.parse_args()
     arms = [arm.name for arm in lab.plan_study(STUDY)[1].arms]
-    wanted = [("", [arm], range(arguments.seeds)) for arm in arms]
-    wanted += [(bug, arms[:1], range(arguments.bugged)) for bug in BUGS]
+    expected = [("", [arm], range(arguments.seeds)) for arm in arms]
+    expected += [(bug, arms[:1], range(arguments.bugged)) for bug in BUGS]
     tasks = [
-        (bug, some, seeds[first : first + MOST]) for bug, some, seeds in wanted for first in range(0, len(seeds), MOST)
+        (bug, some, seeds[first : first + MOST])
+        for bug, some, seeds in expected
+        for first in range(0, len(seeds), MOST)
     ]
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as workers:
-        found = []
+        processes_rows = []
         for some in workers.map(trained, *zip(*tasks, strict=True)):
-            found.append(some)
+            processes_rows.append(some)
             print(
-                f"{len(found)} of {len(tasks)} cohorts, {sum(spent for _, spent in found):.0f} CPU-seconds", flush=True
+                f"{len(processes_rows)} of {len(tasks)} cohorts, {sum(spent for _, spent in processes_rows):.0f} CPU-seconds",
+                flush=True,
             )
-    rows = [row for some, _ in found for row in some]
+    rows = [row for some, _ in processes_rows for row in some]
     with open(arguments.out, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("code", "arm", "seed", METRIC))
         table.writerows(rows)
-    spent = sum(seconds for _, seconds in found)
+    spent = sum(seconds for _, seconds in processes_rows)
     print(f"{arguments.out}: {len(rows)} trials, {spent:.0f} CPU-seconds, {spent / len(rows):.2f} a trial")
     return 0
 

@@ -58,7 +58,7 @@ def environment() -> dict[str, str]:
     if info.exists():
         names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
         cpu = names[0] if names else cpu
-    found = {
+    facts = {
         "CPU": f"{cpu}, {torch.backends.cpu.get_cpu_capability()}",
         "cores": str(len(os.sched_getaffinity(0))),
         "load": f"{os.getloadavg()[0]:.1f}",
@@ -66,10 +66,10 @@ def environment() -> dict[str, str]:
     }
     for name in ("torch", "torchvision", "timm", "transformers", "vit-pytorch"):
         try:
-            found[name] = version(name)
+            facts[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed, not measured"
-    return found
+            facts[name] = "not installed, not measured"
+    return facts
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -118,12 +118,12 @@ def draw(rows: Sequence[Row], file: Path) -> None:
     figure.savefig(file, dpi=150)
 
 
-def write(rows: Sequence[Row], found: Mapping[str, str], out: Path) -> None:
+def write(rows: Sequence[Row], actual: Mapping[str, str], out: Path) -> None:
     """The table, the numbers and the figure."""
-    setting = ", ".join(f"{name} {value}" for name, value in found.items())
+    setting = ", ".join(f"{name} {value}" for name, value in actual.items())
     (out / "table.md").write_text(f"{table(rows)}\n\n{datetime.date.today()}: {setting}.\n")
-    measured = [{**asdict(one), "met": one.met} for one in rows]
-    (out / "measured.json").write_text(json.dumps({"environment": found, "rows": measured}, indent=1) + "\n")
+    records = [{**asdict(one), "met": one.met} for one in rows]
+    (out / "measured.json").write_text(json.dumps({"environment": actual, "rows": records}, indent=1) + "\n")
     draw(rows, out / "ratios.png")
 
 
@@ -131,23 +131,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", default=",".join(GOALS), help=f"some of {','.join(GOALS)}")
     parser.add_argument("--out", type=Path, default=OUT)
-    chosen = parser.parse_args()
-    goals = chosen.only.split(",")
+    arguments = parser.parse_args()
+    goals = arguments.only.split(",")
     unknown = [goal for goal in goals if goal not in GOALS]
     if unknown:
         parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(GOALS)}")
     torch.set_num_threads(1)
-    began, found = time.perf_counter(), environment()
-    load = found["load"]
-    chosen.out.mkdir(parents=True, exist_ok=True)
+    began, facts = time.perf_counter(), environment()
+    load = facts["load"]
+    arguments.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     for goal in goals:
         rows += GOALS[goal]()
-        found["load"] = f"{load} to {os.getloadavg()[0]:.1f}"
-        write(rows, found, chosen.out)  # so that a run that is ended early leaves what it found
+        facts["load"] = f"{load} to {os.getloadavg()[0]:.1f}"
+        write(rows, facts, arguments.out)  # so that a run that is ended early leaves what it found
         print(f"{goal} measured, {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
-    print((chosen.out / "table.md").read_text())
-    print(f"table, numbers and figure: {chosen.out}")
+    print((arguments.out / "table.md").read_text())
+    print(f"table, numbers and figure: {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -97,9 +97,9 @@ def _one_by_one_s(peer: str, threads: int, trials: int) -> float:
     """Seconds of a process that trains so many, from how long it takes to start and to train a few."""
     line = [sys.executable, __file__, peer, str(threads), str(MEASURED)]
     began = time.perf_counter()
-    told = subprocess.run(line, env=user_environment(), stdout=subprocess.PIPE, text=True, check=True).stdout
+    process = subprocess.run(line, env=user_environment(), stdout=subprocess.PIPE, text=True, check=True).stdout
     passed = time.perf_counter() - began
-    each = json.loads(told.splitlines()[-1])
+    each = json.loads(process.splitlines()[-1])
     return passed - sum(each) + trials * sum(each) / len(each)
 
 
@@ -141,7 +141,7 @@ def _timm() -> Callable[[], None]:
     torchvision()  # which timm imports, and which does not import everywhere by itself
     from timm.models.vision_transformer import VisionTransformer
 
-    pixels_NHW, y_N = (torch.from_numpy(found) for found in (load_digits().images, load_digits().target))
+    pixels_NHW, y_N = (torch.from_numpy(array) for array in (load_digits().images, load_digits().target))
     x_NCHW = (pixels_NHW[:, None].float() / 16 - 0.3) / 0.4
     held_out = range(POSITION_TRAIN, len(x_NCHW), POSITION_BATCH)
 

@@ -46,9 +46,9 @@ def _compared(name: str, shape: Shape, gate: float | None) -> Row:
 
     speeds: dict[str, list[float]] = {"one": [], "default": []}
     for turn in range(-1, ROUNDS):  # the first round warms up
-        found = {"one": speed(1), "default": speed(cores)}
+        speed_of = {"one": speed(1), "default": speed(cores)}
         if turn >= 0:
-            for way, images_s in found.items():
+            for way, images_s in speed_of.items():
                 speeds[way].append(images_s)
     for pipe, process in zip(pipes, processes, strict=True):
         pipe.send(0)

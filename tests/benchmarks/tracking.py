@@ -90,29 +90,29 @@ def work(root: Path, numbers: range, points: int, step_s: float) -> None:
             folder.emit("end", status="done")
             final = {"val/accuracy": draws.random(), "val/loss": math.nan, "test/accuracy": draws.random()}
             outcome = Outcome(final, tuple(history), "0" * 64, points, 16 * points)
-            ended = time.time()
-            around = Circumstances(began, ended - began, "here", 1, 100, 1000, 10**6, {}, {}, ended)
+            end = time.time()
+            around = Circumstances(began, end - began, "here", 1, 100, 1000, 10**6, {}, {}, end)
             folder.finish(Result(trial.key, trial.code, "done", outcome, around))
 
 
 def expected(store: Store, plan: Plan) -> Points:
     """What the journals and the results say, read as JSON."""
-    found: Points = Counter()
+    points: Points = Counter()
     for planned in plan.trials:
         trial = planned.trial
         path = store.trial(trial.key, trial.code).path
         for event in map(json.loads, (path / "events.jsonl").read_text().splitlines()):
             if event["kind"] == "metrics":
                 values = {**event["metrics"], "progress/epoch": event["epoch"], "progress/images": event["images"]}
-                found.update((trial.key, name, event["t"], event["step"], _said(v)) for name, v in values.items())
+                points.update((trial.key, name, event["t"], event["step"], _said(v)) for name, v in values.items())
         result = json.loads((path / "result.json").read_text())
         around, outcome = result["circumstances"], result["outcome"]
         t = int(around["ended"] * 1000)
         finals = {f"final/{name}": value for name, value in outcome["metrics"].items()}
         finals |= {f"cost/{name}": around[name] for name in ("params", "macs", "wall_s", "memory_bytes")}
         finals["cost/images_per_s"] = outcome["images"] / around["wall_s"]
-        found.update((trial.key, name, t, 0, _said(value)) for name, value in finals.items())
-    return found
+        points.update((trial.key, name, t, 0, _said(value)) for name, value in finals.items())
+    return points
 
 
 def stored(database: str | Path) -> Points:
@@ -129,19 +129,19 @@ def _said(value: float) -> str:
 
 def faults(store: Store, plan: Plan, database: str | Path) -> list[str]:
     """What the database holds otherwise than once."""
-    wanted, there = expected(store, plan), stored(database)
-    said = []
-    missing, surplus = wanted - there, there - wanted
+    reference, there = expected(store, plan), stored(database)
+    problems = []
+    missing, surplus = reference - there, there - reference
     twice = [point for point, count in there.items() if count > 1]
     for what, some in (("missing", missing), ("that nobody journalled", surplus), ("stored twice", twice)):
         if some:
-            said.append(f"{len(some)} points {what}, such as {next(iter(some))}")
+            problems.append(f"{len(some)} points {what}, such as {next(iter(some))}")
     runs = rows(database, RUNS)
     if len(runs) != len(plan.trials) or {count for _, count, *_ in runs} != {1}:
-        said.append(f"{len(runs)} trials have runs, {max((count for _, count, *_ in runs), default=0)} at most")
+        problems.append(f"{len(runs)} trials have runs, {max((count for _, count, *_ in runs), default=0)} at most")
     if {status for *_, low, high in runs for status in (low, high)} - {"FINISHED"}:
-        said.append("runs that are not finished")
-    return said
+        problems.append("runs that are not finished")
+    return problems
 
 
 def resident_mb() -> float:
@@ -152,18 +152,18 @@ def resident_mb() -> float:
 @contextmanager
 def sampled(every: int, row: Callable[[int, float, float], None]) -> Iterator[None]:
     """Calls ``row`` with the number of trials that have been delivered to their end, the memory and the seconds."""
-    genuine, began, ended = TrialRuns.deliver, time.monotonic(), 0
+    genuine, began, deliveries = TrialRuns.deliver, time.monotonic(), 0
 
     def deliver(self: TrialRuns, item: Any, *, final: bool) -> None:
-        nonlocal ended
+        nonlocal deliveries
         before = self.offsets.runs.get(item.identity)
         was = before is not None and before.ended == RESULT
         genuine(self, item, final=final)
         after = self.offsets.runs.get(item.identity)
         if not was and after is not None and after.ended == RESULT:
-            ended += 1
-            if ended == 1 or ended % every == 0:
-                row(ended, resident_mb(), time.monotonic() - began)
+            deliveries += 1
+            if deliveries == 1 or deliveries % every == 0:
+                row(deliveries, resident_mb(), time.monotonic() - began)
 
     TrialRuns.deliver = deliver  # type: ignore[method-assign]
     try:
@@ -240,19 +240,22 @@ def main() -> None:
         folder.chmod(0o755)  # PostgreSQL runs as somebody else
         if options.where == "sqlite":
             store, plan = run(folder / "out", None)
-            found, logs = faults(store, plan, folder / "out" / "mlflow.db"), list[Path]()
+            problems, logs = faults(store, plan, folder / "out" / "mlflow.db"), list[Path]()
         else:
             services = Services(folder)
             with services.mlflow() as uri:
                 store, plan = run(folder / "out", uri)
-                found, logs = faults(store, plan, services.database), [folder / "mlflow.log", folder / "postgres.log"]
+                problems, logs = (
+                    faults(store, plan, services.database),
+                    [folder / "mlflow.log", folder / "postgres.log"],
+                )
         for log in logs:
             lines = [line for line in log.read_text(errors="replace").splitlines() if _is_trouble(line)]
-            found += [f"{log.name}: {len(lines)} lines such as {lines[0]}"] if lines else []
+            problems += [f"{log.name}: {len(lines)} lines such as {lines[0]}"] if lines else []
         count = sum(expected(store, plan).values())
         took = time.monotonic() - began
-    print(f"{len(plan.trials)} trials, {count} points, {took:.0f} s: " + ("; ".join(found) or "each stored once"))
-    sys.exit(bool(found))
+    print(f"{len(plan.trials)} trials, {count} points, {took:.0f} s: " + ("; ".join(problems) or "each stored once"))
+    sys.exit(bool(problems))
 
 
 def _is_trouble(line: str) -> bool:

@@ -74,21 +74,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--arm", choices=(PUBLISHED, CORRECTED), default=PUBLISHED)
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     changes = {
-        "data.root": chosen.root,
-        "seeds": chosen.seeds,
-        "train.epochs": chosen.epochs,
+        "data.root": arguments.root,
+        "seeds": arguments.seeds,
+        "train.epochs": arguments.epochs,
         "train.evaluations": 1,
     }
     _, plan = plan_study(STUDY, changes=changes)
-    print(f"torch {torch.__version__}, 1 thread, {chosen.arm}, {chosen.epochs} epochs; accuracy on test, seconds")
+    print(f"torch {torch.__version__}, 1 thread, {arguments.arm}, {arguments.epochs} epochs; accuracy on test, seconds")
     mine, theirs = [], []
-    for seed in range(chosen.seeds):
-        trial = plan.find(chosen.arm, seed)
+    for seed in range(arguments.seeds):
+        trial = plan.find(arguments.arm, seed)
         mine.append(vitlabs(trial))
-        theirs.append(plains(trial, chosen.arm, seed))
+        theirs.append(plains(trial, arguments.arm, seed))
         print(
             f"  seed {seed:2}: vitlab {mine[-1][0]:5.2f} %, {mine[-1][1]:5.1f} s;"
             f" plain {theirs[-1][0]:5.2f} %, {theirs[-1][1]:5.1f} s",

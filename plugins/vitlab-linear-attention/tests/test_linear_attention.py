@@ -198,9 +198,9 @@ def test_neighborhood_is_softmax_over_window(grid: tuple[int, int], prefix: tupl
     attention, x, bias = built({"type": "neighborhood", "window": window}, g), tokens(g), bias_of(g)
     q, k, v = heads_of(attention, x)
     logits = turned(q, g) @ turned(k, g).transpose(-2, -1) / math.sqrt(g.head_dim) + bias
-    seen = torch.zeros(g.tokens, g.tokens, dtype=torch.bool)
-    seen[: len(prefix)] = True
-    seen[:, : len(prefix)] = True
+    mask = torch.zeros(g.tokens, g.tokens, dtype=torch.bool)
+    mask[: len(prefix)] = True
+    mask[:, : len(prefix)] = True
     for patch in range(g.patches):
         ranges = []
         for at, length in zip(divmod(patch, grid[1]), grid, strict=True):
@@ -210,8 +210,8 @@ def test_neighborhood_is_softmax_over_window(grid: tuple[int, int], prefix: tupl
             assert at in ranges[-1]
         for row in ranges[0]:
             for column in ranges[1]:
-                seen[len(prefix) + patch, len(prefix) + row * grid[1] + column] = True
-    weights = logits.masked_fill(~seen, -math.inf).softmax(-1)
+                mask[len(prefix) + patch, len(prefix) + row * grid[1] + column] = True
+    weights = logits.masked_fill(~mask, -math.inf).softmax(-1)
     torch.testing.assert_close(attention.maps(x, rotation_of(g), bias), weights, rtol=1e-10, atol=1e-12)
     out = attention(x, rotation_of(g), bias)
     torch.testing.assert_close(out, projected(attention, weights, v), rtol=1e-10, atol=1e-12)
@@ -256,10 +256,10 @@ def test_weights_of_other_attention_can_be_loaded(name: str) -> None:
     source.initialise(0)
     started.initialise(1)
     start_from(started, source, InitFrom(checkpoint="of-another.pt", head="keep"))
-    wanted = source.to_canonical(source.state_dict())
-    found = started.to_canonical(started.state_dict())
-    assert all(torch.equal(found[key], value) for key, value in wanted.items())
-    assert {key.rpartition(".")[2] for key in found.keys() - wanted.keys()} <= {"features_FK"}
+    expected = source.to_canonical(source.state_dict())
+    state = started.to_canonical(started.state_dict())
+    assert all(torch.equal(state[key], value) for key, value in expected.items())
+    assert {key.rpartition(".")[2] for key in state.keys() - expected.keys()} <= {"features_FK"}
 
 
 def test_unsupported_position_is_planned_skip(tmp_path: Path) -> None:

@@ -32,12 +32,12 @@ SEEDS = {"split": 0, "subset": 0}
 def arrays(channels: int, classes: int, seed: int = 0) -> dict[str, np.ndarray]:
     """The six arrays of a set, as its authors write them."""
     rng = np.random.default_rng(seed)
-    found = {}
+    content = {}
     for part, n in COUNTS.items():
         shape = (n, 28, 28) if channels == 1 else (n, 28, 28, channels)
-        found[f"{part}_images"] = rng.integers(0, 256, shape, dtype=np.uint8)
-        found[f"{part}_labels"] = (np.arange(n) % classes)[:, None].astype(np.uint8)
-    return found
+        content[f"{part}_images"] = rng.integers(0, 256, shape, dtype=np.uint8)
+        content[f"{part}_labels"] = (np.arange(n) % classes)[:, None].astype(np.uint8)
+    return content
 
 
 def write(folder: Path, name: str = "bloodmnist", **replaced: Any) -> Path:
@@ -72,18 +72,18 @@ def test_medmnist_passes_contract_test() -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_every_set_round_trips(name: str, tmp_path: Path) -> None:
     facts = SETS[name]
-    data, written = built(write(tmp_path / "here", name), name), arrays(facts.channels, len(facts.labels))
+    data, stored = built(write(tmp_path / "here", name), name), arrays(facts.channels, len(facts.labels))
     info = data.info()
     assert (info.image, info.channels, info.classes) == ((28, 28), facts.channels, len(facts.labels))
     assert data.missing() is None and len(set(info.labels)) == info.classes
     for split, parts in (("train", ("train", "val")), ("test", ("test",))):
         x_NCHW, y_N = data.read(split)
-        expected = np.concatenate([written[f"{part}_images"] for part in parts])
+        expected = np.concatenate([stored[f"{part}_images"] for part in parts])
         assert x_NCHW.dtype == torch.uint8 and y_N.dtype == torch.int64
         for channel in range(facts.channels):
             theirs = expected if facts.channels == 1 else expected[..., channel]
             assert np.array_equal(x_NCHW[:, channel].numpy(), theirs)
-        assert np.array_equal(y_N.numpy(), np.concatenate([written[f"{part}_labels"][:, 0] for part in parts]))
+        assert np.array_equal(y_N.numpy(), np.concatenate([stored[f"{part}_labels"][:, 0] for part in parts]))
 
 
 def test_file_is_found_in_usual_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,11 +102,11 @@ def choice(folder: Path, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_validation_is_that_of_authors(tmp_path: Path, seed: int) -> None:
-    written = arrays(3, 8)
-    found = prepare(choice(write(tmp_path / "here")), {"split": seed, "subset": 0})
-    for subset, part in ((found.train, "train"), (found.val, "val"), (found.test, "test")):
-        assert np.array_equal(subset.x_NCHW.permute(0, 2, 3, 1).numpy(), written[f"{part}_images"])
-        assert np.array_equal(subset.y_N.numpy(), written[f"{part}_labels"][:, 0])
+    stored = arrays(3, 8)
+    prepared = prepare(choice(write(tmp_path / "here")), {"split": seed, "subset": 0})
+    for subset, part in ((prepared.train, "train"), (prepared.val, "val"), (prepared.test, "test")):
+        assert np.array_equal(subset.x_NCHW.permute(0, 2, 3, 1).numpy(), stored[f"{part}_images"])
+        assert np.array_equal(subset.y_N.numpy(), stored[f"{part}_labels"][:, 0])
 
 
 def test_configured_share_is_drawn_from_both_splits(tmp_path: Path) -> None:
@@ -118,9 +118,13 @@ def test_configured_share_is_drawn_from_both_splits(tmp_path: Path) -> None:
 
 def test_subset_of_classes_and_fraction_keep_authors_validation(tmp_path: Path) -> None:
     """Of eight classes in turn, two are a quarter of every part."""
-    found = prepare(choice(write(tmp_path / "here"), classes=[1, 0], fraction=0.5), SEEDS)
-    assert [len(found.train), len(found.val), len(found.test)] == [5 + 1, 2, 4]  # half of 5 of each class is 3, rounded
-    assert found.val.id_N.tolist() == [40, 41] and found.val.y_N.tolist() == [1, 0]
+    prepared = prepare(choice(write(tmp_path / "here"), classes=[1, 0], fraction=0.5), SEEDS)
+    assert [len(prepared.train), len(prepared.val), len(prepared.test)] == [
+        5 + 1,
+        2,
+        4,
+    ]  # half of 5 of each class is 3, rounded
+    assert prepared.val.id_N.tolist() == [40, 41] and prepared.val.y_N.tolist() == [1, 0]
     nothing = {"val_labels": np.full((8, 1), 2, np.uint8)}
     with pytest.raises(DataError, match="none to validate on"):
         prepare(choice(write(tmp_path / "other", **nothing), classes=[1, 0]), SEEDS)

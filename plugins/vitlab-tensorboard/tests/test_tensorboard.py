@@ -87,25 +87,25 @@ def read(out: Path, run: str, folder: str = "tensorboard") -> EventAccumulator:
 
 
 def stored(out: Path, run: str, folder: str = "tensorboard") -> Points:
-    found: Points = Counter()
+    points: Points = Counter()
     events = read(out, run, folder)
     for name in events.Tags()["tensors"]:
         if not name.endswith("text_summary"):
-            found.update(
+            points.update(
                 (name, float(e.tensor_proto.float_val[0]), round(e.wall_time * 1000), e.step)
                 for e in events.Tensors(name)
             )
-    return found
+    return points
 
 
 def journalled(folder: TrialFolder) -> Points:
     """What the lines of a journal say, in the float32 that TensorBoard stores."""
-    found: Points = Counter()
+    points: Points = Counter()
     for event in map(json.loads, (folder.path / "events.jsonl").read_text().splitlines()):
         if event["kind"] == "metrics":
             values = event["metrics"] | {"progress/epoch": event["epoch"], "progress/images": event["images"]}
-            found.update((name, float(np.float32(value)), event["t"], event["step"]) for name, value in values.items())
-    return found
+            points.update((name, float(np.float32(value)), event["t"], event["step"]) for name, value in values.items())
+    return points
 
 
 def holds_all_once(out: Path, folder: str = "tensorboard") -> None:
@@ -197,10 +197,10 @@ def test_running_reader_reads_every_point_once(untold: Path, monkeypatch: Any) -
         with pytest.raises(Killed):
             tracker(untold).update()
     reader = read(untold, NAMES[0])
-    seen = {name: len(reader.Tensors(name)) for name in reader.Tags()["tensors"]}
+    counts = {name: len(reader.Tensors(name)) for name in reader.Tags()["tensors"]}
     assert tracker(untold).close()
     reader.Reload()
-    assert {name: len(reader.Tensors(name)) for name in reader.Tags()["tensors"]} == seen
+    assert {name: len(reader.Tensors(name)) for name in reader.Tags()["tensors"]} == counts
     holds_all_once(untold)
 
 
@@ -224,8 +224,8 @@ def test_stopped_resumed_and_retrained_trials(untold: Path) -> None:
     old = next((untold / "tensorboard/tiny" / NAMES[-1]).iterdir())
     plan = Plan.from_json(json.loads((untold / "studies/tiny/plan.json").read_text()))
     shutil.rmtree(folder.path)
-    asked = itertools.count()
-    assert run_trial(plan.find("position=none", 1), folder, Settings(), lambda: next(asked) >= 3) is None
+    counter = itertools.count()
+    assert run_trial(plan.find("position=none", 1), folder, Settings(), lambda: next(counter) >= 3) is None
     with (folder.path / "events.jsonl").open("a") as journal:
         journal.write('{"t": 1, "kind": "metr')
     tracker(untold).close()
@@ -262,11 +262,11 @@ def test_cursor_outside_folder_is_refused(untold: Path) -> None:
     precious = untold / "precious.txt"
     precious.write_text("mine")
     account = untold / "studies/tiny/tensorboard-offsets.json"
-    said = json.loads(account.read_text())
-    for trial in said["tensorboard"].values():
+    document = json.loads(account.read_text())
+    for trial in document["tensorboard"].values():
         trial["mark"]["file"] = "../../precious.txt"
         trial["offset"] = 0
-    account.write_text(json.dumps(said))
+    account.write_text(json.dumps(document))
     tracker(untold).close()
     shutil.rmtree(untold / "trials")
     tracker(untold).close()
@@ -336,8 +336,8 @@ def test_command_line_prints_tensorboard_command(trained: Path, capsys: Any, mon
     monkeypatch.setattr("signal.signal", lambda *_: None)
     file = study_file(trained.parent)
     cli.cli.main(["run", str(file), "--out", str(trained)], standalone_mode=False)
-    said = capsys.readouterr().out
-    assert f"TensorBoard   tensorboard --logdir {trained / 'tensorboard' / 'tiny'}" in said and "MLflow" not in said
+    output = capsys.readouterr().out
+    assert f"TensorBoard   tensorboard --logdir {trained / 'tensorboard' / 'tiny'}" in output and "MLflow" not in output
     assert not (trained / "mlflow.db").exists()
 
 

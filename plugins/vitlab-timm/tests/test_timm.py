@@ -82,10 +82,10 @@ def test_initial_values_equal_timm_and_depend_on_seed(name: str, options: dict[s
     one.initialise(0)  # nothing of the generator's state is used up
     torch.manual_seed(7)
     assert torch.equal(before, torch.random.get_rng_state())
-    wanted, found = theirs(name, **options).state_dict(), one.to_canonical(one.state_dict())
-    for key, value in wanted.items():
+    expected, actual = theirs(name, **options).state_dict(), one.to_canonical(one.state_dict())
+    for key, value in expected.items():
         if value.numel() > 1000:  # of the same distribution
-            assert found[key].float().std().item() == pytest.approx(value.float().std().item(), rel=0.2, abs=1e-6), key
+            assert actual[key].float().std().item() == pytest.approx(value.float().std().item(), rel=0.2, abs=1e-6), key
 
 
 @nets
@@ -154,8 +154,8 @@ def test_weights_are_exchanged_with_vit() -> None:
 def test_mistakes_are_reported_with_place(options: dict[str, Any], path: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(OptionError) as caught:
         model.resolve({"type": "timm", **options})
-    found, text = caught.value.faults[0]
-    assert tuple(found)[: len(path)] == path and sentence in text
+    place, text = caught.value.faults[0]
+    assert tuple(place)[: len(path)] == path and sentence in text
 
 
 @pytest.mark.parametrize(
@@ -196,9 +196,9 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torc
 def test_weights_come_by_name_from_timm_cache(published: dict[str, torch.Tensor]) -> None:
     info = DataInfo(image=(64, 64), channels=3, classes=1000)
     net = built("test_resnet", info, weights="r160_in1k")
-    found = net.to_canonical(net.state_dict())
-    assert found.keys() == published.keys()
-    assert all(torch.equal(found[key], value) for key, value in published.items())
+    state = net.to_canonical(net.state_dict())
+    assert state.keys() == published.keys()
+    assert all(torch.equal(state[key], value) for key, value in published.items())
 
 
 def test_weights_are_adapted_to_channels_and_classes_like_timm(published: dict[str, torch.Tensor]) -> None:
