@@ -410,10 +410,11 @@ def test_command_line_changes_are_stored_with_study(tmp_path: Path) -> None:
     assert answer.plan.trials[0].trial.spec["model"]["dim"] == 4
     # Delivered, or not, to where the run was told to, and to no database of its own.
     assert sync(tmp_path / "out") == [("tiny", None)] and not (tmp_path / "out" / "mlflow.db").exists()
-    provenance = json.loads(str(report.render(answer.plan, answer.store, "json")))["made"]
-    where = tmp_path / "out" / "studies" / "tiny" / "study.yaml"
+    provenance = json.loads(str(report.render(answer.plan, answer.store, "json")))["provenance"]
+    out = tmp_path / "out"
+    out = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
     assert provenance["command"] == (
-        f"vitlab run {where} --out {tmp_path / 'out'} --set model.dim=4 --set 'question=Why not?'"
+        f"vitlab run {out / 'studies' / 'tiny' / 'study.yaml'} --out {out} --set model.dim=4 --set 'question=Why not?'"
     )
     assert provenance["place"] == f"In {Path.cwd()}", "where it was run; the output folder is elsewhere"
 

@@ -143,7 +143,7 @@ def test_non_linear_head_is_refused(data: dict[str, Any], model: dict[str, Any],
 
 
 def ran(folder: TrialFolder, key: str, spec: dict[str, Any], needs: dict[str, str] = {}) -> tuple[Any, Trial]:
-    what = Trial(spec, SEEDS, (), data_info(spec["data"]).identity, needs, key, code_of(spec, needs))
+    what = Trial(spec, SEEDS, (), data_info(spec["data"]).identity, needs, key=key, code=code_of(spec, needs))
     result = run_trial(what, folder, Settings(deterministic=False))
     assert result is not None and result.status == "done"
     return result, what

@@ -178,9 +178,12 @@ def test_plan_shows_gpu_hours_with_assumptions(tmp_path: Path) -> None:
 
 def test_gpu_hours_need_data_if_lengths_are_epochs(tmp_path: Path) -> None:
     file, out = str(FOLDER / "quickstart.yaml"), str(tmp_path)
-    assert all(arm["cost"]["gpu_hours"] is None for arm in plan_json(file, "--out", out)["arms"])
+    images = 40 * (1149 // 64) * 64  # 40 epochs of the 1,149 training images of the digits, in batches of 64
+    assert {arm["cost"]["images"] for arm in plan_json(file, "--out", out)["arms"]} == {images}
+    absent = (file, "--out", out, "--set", "data.type=cifar10", "--set", f"data.root={tmp_path}")
+    assert all(arm["cost"]["gpu_hours"] is None for arm in plan_json(*absent)["arms"])
     assert "'?' where the length is in epochs" in " ".join(
-        CliRunner().invoke(cli, ["plan", file, "--out", out, "--cost"]).output.split()
+        CliRunner().invoke(cli, ["plan", *absent, "--cost"]).output.split()
     )
 
 

@@ -148,7 +148,8 @@ def test_broken_plugin_fails_only_studies_that_name_it(site: Path) -> None:
     install(site, "wrong_vit", "2", code, {"vitlab.norm": points})
     message = broken(norm, "broken")
     first = "norm 'broken' from broken-vit 0.3.1 failed to import: ModuleNotFoundError: No module named 'a_module_that_is_not', at "
-    place = site / "broken_vit.py"
+    file = site / "broken_vit.py"
+    place = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     assert message.splitlines() == [
         f"{first}{place}:2",
         f"  {place}:3, in <module>",

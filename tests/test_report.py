@@ -44,6 +44,7 @@ from vitlab import report
 from vitlab.errors import UserError
 from vitlab.plan import registration
 from vitlab.plan.values import Arm, Plan, Planned
+from vitlab.plan.versions import record_run
 from vitlab.report import comparison, figures, frame, labels, phrasing, tables, verdict
 from vitlab.spec import Analysis
 from vitlab.store.folders import Store, read_json, write_json
@@ -850,9 +851,11 @@ def test_latex_fits_paper_width(tmp_path):
 
 def test_provenance_separates_trained_from_cached(tmp_path):
     plan, store = study(tmp_path)
-    write_json(store.study(plan.study) / "changes.json", {})  # a second run, after all had ended
+    record_run(store.study(plan.study), plan.version, {"time": 1.79e9 + 3600})  # a second run, after all had ended
     last = plan.trials[-1].trial
-    store.trial(last.key, last.code).finish(result_of(last, {"val/accuracy": 0.9}))
+    result = result_of(last, {"val/accuracy": 0.9})
+    later = dataclasses.replace(result.circumstances, ended=1.79e9 + 3700)
+    store.trial(last.key, last.code).finish(dataclasses.replace(result, circumstances=later))
     provenance = document(plan, store)["made"]
     assert (provenance["trained"], provenance["cached"]) == (1, 19)
     assert provenance["data"] == [{"set": "digits", "identity": "sha256:c0ffee"}]

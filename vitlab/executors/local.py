@@ -29,6 +29,7 @@ import json
 import math
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import signal
 import time
@@ -301,6 +302,7 @@ def start_server() -> None:
 
     It inherits the signals that are blocked here, and :mod:`vitlab.executors.preload` unblocks them.
     """
+    multiprocessing.resource_tracker.ensure_running()  # otherwise the fork server starts it, which unblocks Ctrl-C
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         multiprocessing.forkserver.ensure_running()
