@@ -410,7 +410,7 @@ def test_command_line_changes_are_stored_with_study(tmp_path: Path) -> None:
     assert answer.plan.trials[0].trial.spec["model"]["dim"] == 4
     # Delivered, or not, to where the run was told to, and to no database of its own.
     assert sync(tmp_path / "out") == [("tiny", None)] and not (tmp_path / "out" / "mlflow.db").exists()
-    provenance = json.loads(str(report.render(answer.plan, answer.store, "json")))["provenance"]
+    provenance = json.loads(str(report.render(answer.plan, answer.store, "json")))["made"]
     out = tmp_path / "out"
     out = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
     assert provenance["command"] == (
