@@ -43,7 +43,7 @@ def result(trial: Trial, status: str = "done", failure: str = "", wall_s: float 
 
 def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[], bool]) -> Result | None:
     with folder.lease():
-        match trial.spec["do"]:
+        match trial.spec.data.type:
             case "finish":
                 print("said by the trial")
                 os.system("echo said by a child of it")
@@ -53,7 +53,7 @@ def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[
                 around["torch"] = "torch" in sys.modules
                 around["status"] = Path("/proc/self/status").read_text()
                 write_json(folder.path / "around.json", around)
-                time.sleep(trial.spec.get("for", 0.0))
+                time.sleep(trial.spec.data.options.get("for", 0.0))
             case "diverge":
                 folder.finish(result(trial, "diverged", "loss is not finite at step 3"))
                 return folder.result()
@@ -65,10 +65,10 @@ def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[
             case "starve":
                 raise OutOfMemory("memory ran out, with train.batch_size 4096")
             case "step":
-                for _ in range(trial.spec.get("steps", 2)):
+                for _ in range(trial.spec.data.options.get("steps", 2)):
                     if stop():
                         return None
-                    time.sleep(trial.spec.get("for", 0.0))
+                    time.sleep(trial.spec.data.options.get("for", 0.0))
             case "raise":
                 raise RuntimeError("no such\nlayer")
             case "leave":

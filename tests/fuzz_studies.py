@@ -206,7 +206,7 @@ def _plan(file: Path, changes: dict[str, Any], folder: Path) -> None:
     if len(plan.trials) < 50:
         text = json.dumps(plan.to_json())
         assert json.dumps(Plan.from_json(json.loads(text)).to_json()) == text
-    for data in {json.dumps(trial.spec["data"], sort_keys=True) for _, trial in _distinct(plan)}:
+    for data in {json.dumps(trial.spec.plain()["data"], sort_keys=True) for _, trial in _distinct(plan)}:
         missing(json.loads(data))
 
 

@@ -20,11 +20,11 @@ def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[
         stop()
         try:
             _, total = torch.cuda.mem_get_info()
-            block = torch.empty(int(trial.spec["takes"] * total), dtype=torch.uint8, device="cuda")
+            block = torch.empty(int(trial.spec.data.options["takes"] * total), dtype=torch.uint8, device="cuda")
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(str(error)) from error
         stop()
-        time.sleep(trial.spec["for"])
+        time.sleep(trial.spec.data.options["for"])
         del block
         folder.finish(result(trial))
     return folder.result()

@@ -9,6 +9,7 @@ from typing import Any
 
 from vitlab.executors import Ended, Executor, Job
 from vitlab.plan.values import Trial
+from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
 
 HERE = Path(__file__).parent
@@ -18,7 +19,14 @@ PATIENCE_S = 240.0  #: for a loaded machine; nothing waits that long unless it i
 def job(root: Path, do: str, name: str = "", **spec: Any) -> Job:
     """A job for ``executor_runner``."""
     key = name or do
-    trial = Trial(spec={"do": do, **spec}, seeds={}, origins=(), data=None, key=key, code="c0de")
+    trial = Trial(
+        spec=TrialSpec(data=Choice(do, spec), model=Choice("vit"), train=TrainSpec(steps=1)),
+        seeds={},
+        origins=(),
+        data=None,
+        key=key,
+        code="c0de",
+    )
     return Job(f"{key}/s0", Store(root).trial(key, "c0de").path, trial, (), 1, "cpu", True, "none")
 
 

@@ -15,7 +15,7 @@ import pytest
 from vitlab import report
 from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.report import comparison, frame
-from vitlab.spec import STREAMS, Analysis
+from vitlab.spec import STREAMS, Analysis, TrialSpec
 from vitlab.store.folders import Store, write_json
 from vitlab.store.result import Circumstances, Measurement, Outcome, Result
 
@@ -35,7 +35,9 @@ def trial_of(arm: str, seed: int, lr: float = 2e-3) -> Trial:
     }
     seeds = {stream: 0 if stream == "split" else seed for stream in STREAMS}
     key = hashlib.blake2b(f"{arm}/{seed}".encode(), digest_size=32).hexdigest()
-    return Trial(spec, seeds, ("model:vit vitlab 0.1.0",), "sha256:c0ffee", key=key, code="c" * 16)
+    return Trial(
+        TrialSpec.model_validate(spec), seeds, ("model:vit vitlab 0.1.0",), "sha256:c0ffee", key=key, code="c" * 16
+    )
 
 
 def result_of(

@@ -28,11 +28,11 @@ def test_step_0_logits_are_equal_across_arms(dtype: torch.dtype, tolerance: floa
         outputs: list[torch.Tensor] = []
         for arm in ARMS:
             trial = plan.find(arm, seed)
-            data = slot("dataset").resolve(trial.spec["data"])
+            data = slot("dataset").resolve(trial.spec.data)
             prepared = prepare(data, trial.seeds)
             feed = Feed(prepared, data.options["augment"], trial.seeds, torch.device("cpu"), dtype)
-            batch = feed.batch(0, trial.spec["train"]["batch_size"])
-            network: Model = model.build(trial.spec["model"], prepared.info)
+            batch = feed.batch(0, trial.spec.train.batch_size)
+            network: Model = model.build(trial.spec.model, prepared.info)
             network.initialise(trial.seeds["init"])
             outputs.append(batch.x_BCHW)
             with torch.no_grad():
@@ -49,9 +49,9 @@ def test_float64_losses_of_50_steps_agree() -> None:
     for arm in ARMS:
         trial = plan.find(arm, 0)
         length = {**dict.fromkeys(LENGTHS), "steps": 50, "batch_size": 16}
-        spec = TrainSpec.model_validate({**trial.spec["train"], **length, "precision": "fp64"})
-        prepared = prepare(trial.spec["data"], trial.seeds)
-        network: Model = model.build(trial.spec["model"], prepared.info)
+        spec = TrainSpec.model_validate({**trial.spec.plain()["train"], **length, "precision": "fp64"})
+        prepared = prepare(trial.spec.data, trial.seeds)
+        network: Model = model.build(trial.spec.model, prepared.info)
         network.initialise(trial.seeds["init"])
         feed = Feed(prepared, [], trial.seeds, torch.device("cpu"), torch.float64)
         training = Training(network.double(), feed, spec, trial.seeds, "classification", None)

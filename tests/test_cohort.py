@@ -28,7 +28,7 @@ from vitlab.plan.values import Planned, Trial
 from vitlab.registry import listing, slot
 from vitlab.runner.attempt import Attempt
 from vitlab.runner.run import Settings, run_cohort, run_trial
-from vitlab.spec import STREAMS, TrainSpec
+from vitlab.spec import STREAMS, Choice, TrainSpec, TrialSpec
 from vitlab.spec.run import Engine
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
@@ -386,7 +386,7 @@ def trial(seed: int, *, model: dict[str, Any] = {}, **train: Any) -> Trial:
         "train": TrainSpec.model_validate({**TRAIN, **train}).model_dump(mode="json", exclude_none=True),
     }
     seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
-    return Trial(spec=spec, seeds=seeds, origins=(), data=None, key=f"k{seed}", code="")
+    return Trial(spec=TrialSpec.model_validate(spec), seeds=seeds, origins=(), data=None, key=f"k{seed}", code="")
 
 
 def work(root: Path, *trials: Trial) -> list[tuple[Trial, TrialFolder]]:
@@ -584,7 +584,7 @@ def test_speed_key_depends_on_picture_crops_only() -> None:
     augments: list[list[Any]] = [[], ["flip"], ["random_resized_crop"], [cut], [{**cut, "scale": [0.5, 1.0]}, "flip"]]
     data = {"type": "image_folder", "root": "nowhere", "num_classes": 2}
     plain, flipped, cropped, pictures, others = (
-        shape(replace(trial(0), spec={**trial(0).spec, "data": choice.plain()}))
+        shape(replace(trial(0), spec=trial(0).spec.model_copy(update={"data": Choice.of(choice.plain())})))
         for choice in (slot("dataset").resolve({**data, "augment": augment}) for augment in augments)
     )
     assert plain == flipped == cropped != pictures == others

@@ -21,6 +21,7 @@ from vitlab.errors import UserError
 from vitlab.plan.values import Plan, Planned
 from vitlab.report import frame, notebook
 from vitlab.report.comparison import COLUMNS, MEANINGS
+from vitlab.spec import Choice
 from vitlab.store.folders import Store, write_json
 from vitlab.store.result import Circumstances, Outcome, Result
 
@@ -36,7 +37,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
         plan, _ = synthetic_studies.study(root / "scratch" / name, arms)
         trials = []
         for item in plan.trials:
-            spec = {**item.trial.spec, "model": {"type": "vit", "drop": 0.1 if name == "new" else 0.0}}
+            model = Choice("vit", {"drop": 0.1 if name == "new" else 0.0})
+            spec = item.trial.spec.model_copy(update={"model": model})
             key = f"{name}-{len(trials)}"
             trial = dataclasses.replace(item.trial, spec=spec, key=key, code=f"{name}-code")
             trials.append(Planned(item.arm, item.seed, trial))

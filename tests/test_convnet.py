@@ -22,7 +22,7 @@ from vitlab.models.cost import cost_of
 from vitlab.plan.values import Trial
 from vitlab.runner.models import load_model
 from vitlab.runner.run import Settings, run_trial
-from vitlab.spec import STREAMS
+from vitlab.spec import STREAMS, TrialSpec
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
 from vitlab.testing import check_component
@@ -342,7 +342,7 @@ def trial(**choice: Any) -> Trial:
             "loss": "cross_entropy",
         },
     }
-    return Trial(spec, dict.fromkeys(STREAMS, 0), (), None, key="key")
+    return Trial(TrialSpec.model_validate(spec), dict.fromkeys(STREAMS, 0), (), None, key="key")
 
 
 def stopping_after(steps: int) -> Any:
@@ -360,7 +360,7 @@ def test_resume_equals_uninterrupted_bitwise(tmp_path: Path) -> None:
     assert actual is not None and actual.outcome == expected.outcome and actual.circumstances.attempts == 3
     assert stopped.weights.read_bytes() == straight.weights.read_bytes()
     assert expected.outcome.metrics["val/accuracy"] > 0.5  # it learns: chance is 0.25
-    assert expected.circumstances.macs == cost_of(trial().spec["model"], data(8, 1, 4)).macs
+    assert expected.circumstances.macs == cost_of(trial().spec.plain()["model"], data(8, 1, 4)).macs
     net, _ = load_model(stopped)
     state = net.state_dict()
     assert state["bn1.num_batches_tracked"].item() == 20

@@ -35,7 +35,7 @@ from vitlab.plan.key import DISTILLATION, code_of
 from vitlab.plan.values import Plan
 from vitlab.registry import slot
 from vitlab.runner.run import Settings, run_trial
-from vitlab.spec import Seeds
+from vitlab.spec import Choice, Seeds
 from vitlab.spec.trial import Distill
 from vitlab.store.folders import Store
 from vitlab.training.artifacts import InputSpec
@@ -327,7 +327,7 @@ def test_token_cosine_equals_trained_model(taught: Answer) -> None:
 
     model, transform = vitlab.load(taught.folder, arm="kind=soft", seed=1)
     trial = taught.plan.find("kind=soft", 1)
-    test = prepare(slot("dataset").resolve(trial.spec["data"]), trial.seeds).test
+    test = prepare(slot("dataset").resolve(trial.spec.data), trial.seeds).test
     with torch.no_grad():
         x_BTD = model.forward_features(transform(test.x_NCHW))
     first, second = x_BTD[:, 0].double().numpy(), x_BTD[:, 1].double().numpy()
@@ -385,8 +385,11 @@ def test_distillation_code_is_only_in_digest_of_students(taught: Answer, tmp_pat
     with (tmp_path / "vitlab" / "training" / "distillation.py").open("a") as stream:
         stream.write("\nCHANGED = True\n")
     student, teacher = taught.plan.trials[0].trial, taught.plan.prerequisites[0]
-    keys = [[trial.spec, trial.needs] for trial in (student, teacher)]
-    code = "import json, sys; from vitlab.plan.key import code_of; print(*[code_of(*a) for a in json.load(sys.stdin)])"
+    keys = [[trial.spec.plain(), trial.needs] for trial in (student, teacher)]
+    code = (
+        "import json, sys; from vitlab.plan.key import code_of; from vitlab.spec import TrialSpec; "
+        "print(*[code_of(TrialSpec.model_validate(spec), needs) for spec, needs in json.load(sys.stdin)])"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         input=json.dumps(keys),
@@ -395,7 +398,7 @@ def test_distillation_code_is_only_in_digest_of_students(taught: Answer, tmp_pat
         text=True,
         check=True,
     )
-    assert [code_of(*one) for one in keys] == [student.code, teacher.code]
+    assert [code_of(trial.spec, trial.needs) for trial in (student, teacher)] == [student.code, teacher.code]
     theirs, its = done.stdout.split()
     assert theirs != student.code and its == teacher.code
 
@@ -451,16 +454,16 @@ def test_teacher_from_timm_file(tmp_path: Path) -> None:
     path = study(tmp_path, base=taught, design=None, seeds=1)
     answer = vitlab.run(path, out=tmp_path / "out", changes={"train.steps": 1})
     trial = answer.plan.trials[0].trial
-    assert not answer.plan.prerequisites and trial.spec["distill"]["teacher"]["checkpoint"] == str(file)
+    assert not answer.plan.prerequisites and trial.spec.plain()["distill"]["teacher"]["checkpoint"] == str(file)
 
     from vitlab.data.prepare import Feed, prepare
 
-    prepared = prepare(slot("dataset").resolve(trial.spec["data"]), trial.seeds)
+    prepared = prepare(slot("dataset").resolve(trial.spec.data), trial.seeds)
     batch = Feed(prepared, [], trial.seeds, torch.device("cpu"), torch.float32).batch(0, 16)
     pixels = (batch.x_BCHW * prepared.std[0] + prepared.mean[0]).expand(-1, 3, -1, -1)
     transforms = torchvision("torchvision.transforms.v2.functional")
     pixels_in = (transforms.resize(pixels, [16, 16], antialias=True) - 0.5) / 0.5
-    student = slot("model").build(trial.spec["model"], prepared.info)
+    student = slot("model").build(trial.spec.model, prepared.info)
     student.initialise(0)
     with torch.no_grad():
         said_BK = theirs(pixels_in).double().numpy()
@@ -622,7 +625,7 @@ def test_trial_weight_file_has_known_split(taught: Answer, tmp_path: Path) -> No
 def test_split_search_ends_for_cycles_and_foreign_files(taught: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     """As specs beside files that came from elsewhere may have it."""
     teacher = taught.plan.prerequisites[0]
-    trial: Any = SimpleNamespace(plain={"data": {"type": "synthetic"}}, info=SimpleNamespace(identity="other"))
+    trial: Any = SimpleNamespace(spec=SimpleNamespace(data=Choice("synthetic")), info=SimpleNamespace(identity="other"))
     for file, dependency in (("/out/trials/a/c/w.safetensors", "a/c"), ("/w.safetensors", "b/c")):
         spec = {**teacher.to_json(), "needs": {"init_from": dependency}}
         monkeypatch.setattr(arms, "read_json", lambda path, spec=spec: spec)
@@ -671,7 +674,7 @@ def test_arms_may_be_named_by_kind(tmp_path: Path) -> None:
     without, labels = by_arm["kind=none"], by_arm["kind=labels"]
     plain = {name: value for name, value in base().items() if name != "distill"}
     assert planned(tmp_path, base=plain, design=None, seeds=1).trials[0].trial == without
-    assert "distill" not in without.spec and not without.needs and not labels.needs
+    assert without.spec.distill is None and not without.needs and not labels.needs
     assert labels.code != without.code and labels.key != without.key
     alone = {**base(), "distill": {"kind": "labels", "tau": 3.0}}
     assert planned(tmp_path, base=alone, design=None, seeds=1).trials[0].trial == labels
@@ -694,7 +697,7 @@ def test_teacher_without_data_uses_data_of_student(tmp_path: Path) -> None:
     inherits = planned(tmp_path, base=base(teacher={"trial": trial}), design={"one_at_a_time": {"data.size": [16]}})
     explicit = planned(tmp_path)
     assert {t.key for t in explicit.prerequisites} < {t.key for t in inherits.prerequisites}
-    assert sorted({str(t.spec["data"]["size"]) for t in inherits.prerequisites}) == ["None", "[16, 16]"]
+    assert sorted({str(t.spec.plain()["data"]["size"]) for t in inherits.prerequisites}) == ["None", "[16, 16]"]
     with pytest.raises(SpecError) as caught:
         planned(tmp_path, base={**base(teacher={"trial": trial}), "data": {"type": "digit"}}, design=None)
     assert len(caught.value.problems) == 1
@@ -765,5 +768,5 @@ def test_full_study_compares_kinds_and_teachers_on_same_trials() -> None:
 def test_imagenet_study_plans_without_images_and_teacher() -> None:
     _, plan = plan_study(PIPELINES / "imagenet" / "distillation.yaml")
     assert len(plan.arms) == 8 and not plan.prerequisites
-    taught = {i.arm for i in plan.trials if "distill" in i.trial.spec}
+    taught = {i.arm for i in plan.trials if i.trial.spec.distill}
     assert len(taught) == 6 and all(name in "".join(plan.notes) for name in taught)

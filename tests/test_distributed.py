@@ -17,7 +17,7 @@ from vitlab.executors.placement import Placement, Request
 from vitlab.plan.values import Trial
 from vitlab.runner.models import load_model
 from vitlab.runner.run import Settings, run_trial
-from vitlab.spec import STREAMS, RunSpec
+from vitlab.spec import STREAMS, RunSpec, TrialSpec
 from vitlab.store.folders import TrialFolder, read_json
 from vitlab.store.result import Result
 
@@ -78,7 +78,7 @@ class Troubled(CrossEntropy):
 
 def trial(train: dict[str, Any] = {}) -> Trial:
     spec = {"data": DATA, "model": MODEL, "train": {**TRAIN, **train}}
-    return Trial(spec, dict.fromkeys(STREAMS, 0), (), None, key="key")
+    return Trial(TrialSpec.model_validate(spec), dict.fromkeys(STREAMS, 0), (), None, key="key")
 
 
 @pytest.fixture

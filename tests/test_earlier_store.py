@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 import vitlab
 from vitlab import lab
+from vitlab.plan.values import Plan
 
 STORED = Path(__file__).parent / "stores" / "earlier"
 """A study of two arms and two seeds, as version 0.1.0 left it; without weights."""
@@ -38,3 +40,15 @@ def test_results_and_comparison_of_earlier_store_are_read(store: Path) -> None:
 def test_trials_of_earlier_store_keep_their_keys(store: Path) -> None:
     _, plan = lab.plan_study(store / "study.yaml", out=store / "runs")
     assert {planned.trial.key for planned in plan.trials} == {file.name for file in store.glob("runs/trials/*")}
+
+
+def test_specs_of_an_earlier_store_are_typed_and_written_unchanged(store: Path) -> None:
+    stored = json.loads((store / "runs" / "studies" / "earlier" / "plan.json").read_text())
+    _, planned_again = lab.plan_study(store / "study.yaml", out=store / "runs")
+    for plan in (Plan.from_json(stored), planned_again):
+        assert json.dumps(plan.to_json()["specs"]) == json.dumps(stored["specs"])
+        spec = plan.find("position=none", 0).spec
+        assert spec.train.batch_size == stored["specs"]["position=none"]["train"]["batch_size"]
+        assert spec.model.options["position"] == {"type": "none"}
+        with pytest.raises(ValidationError):
+            spec.train.batch_size = 1

@@ -18,7 +18,7 @@ from vitlab.driver.scheduler import Watch, _drive
 from vitlab.executors import Job, Local
 from vitlab.lab import Answer
 from vitlab.plan.values import Planned, Trial
-from vitlab.spec import RunSpec
+from vitlab.spec import Choice, RunSpec, TrainSpec, TrialSpec
 from vitlab.store.folders import Store, TrialFolder
 
 pytestmark = [
@@ -99,7 +99,10 @@ def test_out_of_memory_trial_gets_more_memory(tmp_path: Path, monkeypatch: pytes
     executor = Greedy(RunSpec.model_validate({"device": "cuda", "resources": {"gpu": 0.5}, "retries": 0}))
     jobs = []
     for name, seconds in (("first", 20.0), ("second", 0.1)):
-        trial = Trial(spec={"takes": 0.7, "for": seconds}, seeds={}, origins=(), data=None, key=name, code="c0de")
+        spec = TrialSpec(
+            data=Choice("take", {"takes": 0.7, "for": seconds}), model=Choice("vit"), train=TrainSpec(steps=1)
+        )
+        trial = Trial(spec=spec, seeds={}, origins=(), data=None, key=name, code="c0de")
         folder = Store(tmp_path).trial(name, "c0de").path
         jobs.append(Job(name, folder, trial, (), 1, "cuda", True, "none"))
     planned = {item.folder: Planned(item.name, 0, item.trial) for item in jobs}

@@ -407,7 +407,7 @@ def test_command_line_changes_are_stored_with_study(tmp_path: Path) -> None:
     file = study(tmp_path, seeds=1, design=None, run={"executor": "inline"})
     changes = {"run.tracking_uri": NOWHERE, "model.dim": 4, "question": "Why not?"}
     answer = vitlab.run(file, out=tmp_path / "out", changes=changes)
-    assert answer.plan.trials[0].trial.spec["model"]["dim"] == 4
+    assert answer.plan.trials[0].trial.spec.plain()["model"]["dim"] == 4
     # Delivered, or not, to where the run was told to, and to no database of its own.
     assert sync(tmp_path / "out") == [("tiny", None)] and not (tmp_path / "out" / "mlflow.db").exists()
     provenance = json.loads(str(report.render(answer.plan, answer.store, "json")))["made"]
@@ -430,7 +430,7 @@ def test_loaded_model_reproduces_stored_predictions(answered: tuple[Path, Path, 
         transform
     )
     trial = answer.plan.find("position=none", 1)
-    images = prepare(slot("dataset").resolve(trial.spec["data"]), trial.seeds).test
+    images = prepare(slot("dataset").resolve(trial.spec.data), trial.seeds).test
     assert list(images.id_N) == list(stored["id"])
     with torch.no_grad():
         logits = model.views(model(transform(images.x_NCHW)))[""]

@@ -26,7 +26,7 @@ from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.runner.models import load_model
 from vitlab.runner.run import Settings, run_trial
-from vitlab.spec import STREAMS
+from vitlab.spec import STREAMS, TrialSpec
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
 from vitlab.training.linear_probe import MIN_STD, fit_head, solve
@@ -143,7 +143,8 @@ def test_non_linear_head_is_refused(data: dict[str, Any], model: dict[str, Any],
 
 
 def ran(folder: TrialFolder, key: str, spec: dict[str, Any], needs: dict[str, str] = {}) -> tuple[Any, Trial]:
-    what = Trial(spec, SEEDS, (), data_info(spec["data"]).identity, needs, key=key, code=code_of(spec, needs))
+    resolved = TrialSpec.model_validate(spec)
+    what = Trial(resolved, SEEDS, (), data_info(resolved.data).identity, needs, key=key, code=code_of(resolved, needs))
     result = run_trial(what, folder, Settings(deterministic=False))
     assert result is not None and result.status == "done"
     return result, what
@@ -193,8 +194,12 @@ def test_fitted_head_is_recorded() -> None:
         InitFrom.model_validate({**base, "l2": 1.0})
     with pytest.raises(ValidationError, match="greater than 0"):
         InitFrom.model_validate({**base, "head": "fitted", "l2": 0})
-    assert PROBE in modules_beside({"init_from": {"head": "fitted"}})
-    assert PROBE not in modules_beside({"init_from": {"head": "new"}}) | modules_beside({})
+    spec = {"data": TARGET, "model": VIT, "train": {"steps": 0}}
+    fitted, new, without = (
+        modules_beside(TrialSpec.model_validate({**spec, **rest}))
+        for rest in ({"init_from": {**base, "head": "fitted"}}, {"init_from": {**base, "head": "new"}}, {})
+    )
+    assert PROBE in fitted and PROBE not in new | without
 
 
 # -- a few images of each class ---------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from vitlab.errors import UserError
+from vitlab.spec import TrialSpec
 from vitlab.store import locks
 from vitlab.store.folders import TrialFolder, temporary, write_bytes
 from vitlab.store.locks import DRIVER, Busy, LockLost, hold, holds_lock, is_locked, owner, process
@@ -352,7 +353,10 @@ def test_training_that_lost_its_lock_writes_nothing(
     work = []
     for seed in range(2 if engine == "vmap" else 1):
         work.append(
-            (Trial(SPEC, dict.fromkeys(STREAMS, seed), (), None, key=f"k{seed}"), TrialFolder(tmp_path / f"{seed}"))
+            (
+                Trial(TrialSpec.model_validate(SPEC), dict.fromkeys(STREAMS, seed), (), None, key=f"k{seed}"),
+                TrialFolder(tmp_path / f"{seed}"),
+            )
         )
     trial, folder = work[0]
     before: dict[str, bytes] = {}
@@ -386,7 +390,10 @@ def test_lost_lock_in_batch_is_not_taken_for_stacking_failure(
     from vitlab.spec import STREAMS
 
     work = [
-        (Trial(SPEC, dict.fromkeys(STREAMS, seed), (), None, key=f"k{seed}"), TrialFolder(tmp_path / f"{seed}"))
+        (
+            Trial(TrialSpec.model_validate(SPEC), dict.fromkeys(STREAMS, seed), (), None, key=f"k{seed}"),
+            TrialFolder(tmp_path / f"{seed}"),
+        )
         for seed in range(2)
     ]
     failed: list[Attempt] = []

@@ -50,11 +50,11 @@ def planned(tmp_path: Path, *, base: Mapping[str, Any] = BASE, count: Any = stub
 
 
 def models(plan: Plan) -> dict[str, Any]:
-    return {item.arm: item.trial.spec["model"] for item in plan.trials}
+    return {item.arm: item.trial.spec.plain()["model"] for item in plan.trials}
 
 
 def trains(plan: Plan) -> dict[str, Any]:
-    return {item.arm: item.trial.spec["train"] for item in plan.trials}
+    return {item.arm: item.trial.spec.plain()["train"] for item in plan.trials}
 
 
 def problems(tmp_path: Path, **study: Any) -> list[str]:
@@ -323,13 +323,13 @@ def test_built_models_have_planned_parameters(tmp_path: Path) -> None:
         design={"one_at_a_time": {"model.depth": [2, 5], "model.mlp": ["swiglu"], "model.position": ["rope2d"]}},
         match={"quantity": "params", "knob": "model.dim", "tolerance": 0.1},
     )
-    counts = {item.arm: count_parameters(item.trial.spec) for item in plan.trials}
+    counts = {item.arm: count_parameters(item.trial.spec.plain()) for item in plan.trials}
     target = counts.pop("baseline")
     assert len(counts) == 4
     for arm, count in counts.items():
         assert abs(count / target - 1) <= 0.1, (arm, count, target)
         assert f"{count:,} params" in plan.arm(arm).note
-        wider = {item.arm: item.trial.spec for item in plan.trials}[arm]
+        wider = {item.arm: item.trial.spec.plain() for item in plan.trials}[arm]
         for step in (-3, 3) if arm != "position=rope2d" else ():
             other = count_parameters({**wider, "model": {**wider["model"], "dim": wider["model"]["dim"] + step}})
             assert abs(other - target) >= abs(count - target), "a neighbour is closer"
@@ -351,8 +351,8 @@ def test_training_work_is_equal_by_formula(tmp_path: Path) -> None:
         macs = n * p * p * d + depth * (4 * t * d * d + 2 * t * t * d + 2 * t * d * 4 * d) + d * 10
         return 3 * macs * spec["train"]["steps"] * spec["train"]["batch_size"]
 
-    works = {item.arm: work(item.trial.spec) for item in plan.trials}
-    assert len({item.trial.spec["train"]["steps"] for item in plan.trials}) == 4
+    works = {item.arm: work(item.trial.spec.plain()) for item in plan.trials}
+    assert len({item.trial.spec.train.steps for item in plan.trials}) == 4
     for arm, count in works.items():
         assert count == pytest.approx(works["baseline"], rel=0.01), arm
 

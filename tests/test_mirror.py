@@ -13,6 +13,7 @@ from vitlab.executors import mirror
 from vitlab.executors.base import Companion, Job
 from vitlab.executors.mirror import FileChunk, FileReceiver, FileSender, input_files, relocate
 from vitlab.plan.values import Trial
+from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store, TrialFolder, write_bytes
 
 
@@ -92,6 +93,9 @@ def test_incomplete_lines_and_files_are_not_copied(tmp_path: Path, monkeypatch: 
     assert [path.name for path in here.path.iterdir()] == ["events.jsonl"]
 
 
+SPEC = TrialSpec(data=Choice("digits"), model=Choice("vit"), train=TrainSpec(steps=1))
+
+
 @pytest.mark.parametrize("path", ["../../elsewhere", "/etc/passwd", "checkpoint/../../x"])
 def test_worker_cannot_write_outside_its_folder(path: str, tmp_path: Path) -> None:
     with pytest.raises(VitlabError, match="not in its trial's folder"):
@@ -104,7 +108,7 @@ def test_input_files_are_copied_to_expected_paths(tmp_path: Path) -> None:
     plugin.write_text("")
 
     def trial(key: str, **needs: str) -> Trial:
-        return Trial(spec={}, seeds={}, origins=(), data=None, key=key, code="c", needs=needs)
+        return Trial(spec=SPEC, seeds={}, origins=(), data=None, key=key, code="c", needs=needs)
 
     teacher = store.trial("teacher", "c")
     for path in (

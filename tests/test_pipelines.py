@@ -15,6 +15,7 @@ from vitlab import lab
 from vitlab.cli import cli
 from vitlab.plan.price import gpu_hours, images_seen, train_macs
 from vitlab.plan.values import Plan
+from vitlab.spec import TrainSpec
 
 FOLDER = Path(__file__).parent.parent / "pipelines"
 FILES = sorted(FOLDER.rglob("*.yaml"))
@@ -39,7 +40,7 @@ def plan_of(file: Path, tmp_path: Path) -> Plan:
 
 def specs(plan: Plan) -> dict[str, Any]:
     """Of each arm."""
-    return {planned.arm: planned.trial.spec for planned in (*plan.trials, *plan.pending)}
+    return {planned.arm: planned.trial.spec.plain() for planned in (*plan.trials, *plan.pending)}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(FOLDER)))
@@ -129,7 +130,10 @@ def test_header_numbers_equal_plan(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model_size", "patch_size", "data_scale"])
 def test_equal_images(name: str, tmp_path: Path) -> None:
-    image_counts = {images_seen(spec["train"]) for spec in specs(plan_of(FOLDER / f"{name}.yaml", tmp_path)).values()}
+    image_counts = {
+        images_seen(TrainSpec.model_validate(spec["train"]))
+        for spec in specs(plan_of(FOLDER / f"{name}.yaml", tmp_path)).values()
+    }
     assert len(image_counts) == 1
     epochs = (image_counts.pop() or 0) / FASHION_MNIST
     (header,) = re.findall(r"# ([\d.]+) epochs of the 54,000", (FOLDER / f"{name}.yaml").read_text())

@@ -205,7 +205,7 @@ def test_new_type_replaces_slot_and_shortest_paths_apply_first(tmp_path: Path) -
         "c": {"train.optimizer.type": "sgd"},
     }
     study_plan = plan(tmp_path, design={"arms": arms}, analysis={"compare": "none"})
-    optimizers = {item.arm: item.trial.spec["train"]["optimizer"] for item in study_plan.trials}
+    optimizers = {item.arm: item.trial.spec.plain()["train"]["optimizer"] for item in study_plan.trials}
     assert optimizers["a"]["type"] == "adamw"
     assert optimizers["b"]["type"] == optimizers["c"]["type"] == "sgd"
     assert optimizers["b"]["lr"] == 0.5 != optimizers["c"]["lr"]
@@ -213,7 +213,7 @@ def test_new_type_replaces_slot_and_shortest_paths_apply_first(tmp_path: Path) -
 
 def test_new_length_replaces_old_one(tmp_path: Path) -> None:
     study_plan = plan(tmp_path, design={"one_at_a_time": {"train.images": [64]}})
-    trains = {item.arm: item.trial.spec["train"] for item in study_plan.trials}
+    trains = {item.arm: item.trial.spec.plain()["train"] for item in study_plan.trials}
     assert trains["images=64"]["images"] == 64 and "steps" not in trains["images=64"]
 
 
@@ -500,6 +500,9 @@ def test_trial_may_start_from_another(tmp_path: Path) -> None:
     for item in study_plan.trials:
         (dependency,) = item.trial.needs.values()
         assert prerequisites[dependency].seeds == item.trial.seeds
+    source = study_plan.trials[0].trial.spec.init_from
+    assert source is not None and source.trial == study_plan.prerequisites[0].spec
+    assert Plan.from_json(study_plan.to_json()) == study_plan
     alone = plan(tmp_path, base={**BASE, "train": {"steps": 5, "batch_size": 8}}, seeds=2)
     assert {trial.key for trial in study_plan.prerequisites} == keys(alone), "named by its spec, it is the same trial"
     assert len(plan(tmp_path, base=fine_tuning(seed=7), seeds=2).prerequisites) == 1
@@ -583,7 +586,7 @@ def test_pretraining_may_differ_in_split_independent_options(data: dict[str, Any
     bodies = {f"{trial.key}/{trial.code}": trial for trial in study_plan.prerequisites}
     for item in study_plan.trials:
         body = bodies[item.trial.needs["init_from"]]
-        training_part, validation_part = (prepare(one.spec["data"], one.seeds) for one in (body, item.trial))
+        training_part, validation_part = (prepare(one.spec.data, one.seeds) for one in (body, item.trial))
         assert not set(training_part.train.id_N.tolist()) & set(validation_part.val.id_N.tolist())
 
 

@@ -34,7 +34,7 @@ from vitlab.executors.base import Companion, trial_endings
 from vitlab.executors.ray import _Running
 from vitlab.executors.task import End, Started, stream
 from vitlab.plan.values import Trial
-from vitlab.spec import STREAMS, RunSpec
+from vitlab.spec import STREAMS, RunSpec, TrialSpec
 from vitlab.spec.run import Resources
 from vitlab.store.folders import Store, TrialFolder, read_json
 
@@ -118,7 +118,9 @@ def real(root: Path, seed: int = 0, *, seeds: int = 1, name: str = "k") -> Job:
     """A training, or a cohort of them."""
     members = []
     for each in range(seed, seed + seeds):
-        one = Trial(SPEC, dict.fromkeys(STREAMS, each), (), None, key=f"{name}{each}", code="")
+        one = Trial(
+            TrialSpec.model_validate(SPEC), dict.fromkeys(STREAMS, each), (), None, key=f"{name}{each}", code=""
+        )
         members.append(Companion(f"a/s{each}", Store(root).trial(one.key, "c").path, one))
     first, *others = members
     engine = "vmap" if others else "loop"

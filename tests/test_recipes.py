@@ -25,7 +25,7 @@ from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.runner.models import load_model
 from vitlab.runner.run import Settings, run_trial
-from vitlab.spec import STREAMS, TrainSpec
+from vitlab.spec import STREAMS, TrainSpec, TrialSpec
 from vitlab.spec.trial import Ema, Mix
 from vitlab.spec.yaml import parse_document
 from vitlab.store.folders import TrialFolder
@@ -224,7 +224,7 @@ def test_zero_mixing_is_no_mixing() -> None:
 def test_mixing_code_is_only_in_digest_of_mixing_trials() -> None:
     mixed, without = resolved({"mix": BOTH}), resolved({})
     assert MIXING in mixed.modules and MIXING not in without.modules
-    assert mixed.modules - {MIXING} == without.modules and modules_beside(mixed.plain) == {MIXING}
+    assert mixed.modules - {MIXING} == without.modules and modules_beside(mixed.spec) == {MIXING}
     assert code_of_modules(mixed.modules) != code_of_modules(without.modules)
 
 
@@ -445,9 +445,9 @@ def test_augreg_levels_equal_paper(tmp_path: Path) -> None:
     plan = lab.plan_study(file, out=tmp_path)[1]
     levels = {}
     for planned in plan.trials:
-        augment = planned.trial.spec["data"]["augment"][2:]
+        augment = planned.trial.spec.plain()["data"]["augment"][2:]
         strength = (augment[0]["num_ops"], augment[0]["magnitude"]) if augment else None
-        levels[planned.arm] = (strength, planned.trial.spec["train"].get("mix", {}).get("mixup", 0))
+        levels[planned.arm] = (strength, planned.trial.spec.plain()["train"].get("mix", {}).get("mixup", 0))
     assert levels == {
         "none": (None, 0),
         "light1": ((2, 0), 0),
@@ -463,7 +463,8 @@ def test_trial_with_all_options_resumes_and_keeps_evaluations(tmp_path: Path) ->
     everything = {"mix": BOTH, "ema": {"decay": 0.9}, "layer_decay": 0.8, "repeats": 3, "evaluations": 3}
     data = {**DATA, "augment": ["flip", {"type": "erasing", "p": 1.0}]}
     train_spec = spec(**everything).model_dump(mode="json", exclude_none=True)
-    trial = Trial({"data": data, "model": MODEL, "train": train_spec}, SEEDS, (), None, key="key")
+    given = {"data": data, "model": MODEL, "train": train_spec}
+    trial = Trial(TrialSpec.model_validate(given), SEEDS, (), None, key="key")
     whole = run_trial(trial, TrialFolder(tmp_path / "whole"), Settings(device="cpu"))
     folder, calls = TrialFolder(tmp_path / "parts"), iter(range(100))
     assert run_trial(trial, folder, Settings(device="cpu"), stop=lambda: next(calls) == 7) is None

@@ -18,9 +18,11 @@ from statsmodels.stats.anova import AnovaRM
 from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.report import budgets, comparison, figures, frame, tables, tradeoff
 from vitlab.report.document import plain
-from vitlab.spec import STREAMS, Analysis
+from vitlab.spec import STREAMS, Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
 from vitlab.store.result import Circumstances, Outcome, Result
+
+SPEC = TrialSpec(data=Choice("digits"), model=Choice("vit"), train=TrainSpec(steps=1))
 
 
 def study(root: Path, arms: Mapping[str, tuple[Mapping[str, Any], list[float], int, float]]) -> tuple[Plan, Store]:
@@ -28,7 +30,7 @@ def study(root: Path, arms: Mapping[str, tuple[Mapping[str, Any], list[float], i
     store, planned = Store(root), []
     for name, (_, values, params, wall_s) in arms.items():
         for seed, value in enumerate(values):
-            trial = Trial({"data": {"type": "digits"}}, dict.fromkeys(STREAMS, seed), (), "d", key=f"{name}-{seed}")
+            trial = Trial(SPEC, dict.fromkeys(STREAMS, seed), (), "d", key=f"{name}-{seed}")
             planned.append(Planned(name, seed, trial))
             around = Circumstances(1.7e9, wall_s, "host", 1, params, 10 * params, 10**8, {}, {})
             outcome = Outcome({"val/accuracy": value}, (), "w", 10, 640)

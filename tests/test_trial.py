@@ -29,7 +29,7 @@ from vitlab.registry import slot
 from vitlab.runner import attempt, circumstances, utilisation
 from vitlab.runner.models import load_model
 from vitlab.runner.run import Settings, run_cohort, run_trial
-from vitlab.spec import STREAMS
+from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store.folders import Busy, TrialFolder, read_json
 from vitlab.store.result import Result
 from vitlab.training import checkpoint
@@ -89,7 +89,7 @@ def trial(
     seed: int = 0, *, model: dict[str, Any] = {}, train: dict[str, Any] = {}, data: dict[str, Any] = {}, **rest: Any
 ) -> Trial:
     spec = {"data": {**DATA, **data}, "model": {**MODEL, **model}, "train": {**TRAIN, **train}}
-    return Trial(spec, dict.fromkeys(STREAMS, seed), (), None, **{"key": "key", **rest})
+    return Trial(TrialSpec.model_validate(spec), dict.fromkeys(STREAMS, seed), (), None, **{"key": "key", **rest})
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_resume_after_stop_equals_uninterrupted(folder: Any) -> None:
 
 def test_parts_with_torch_generator_resume(folder: Any, guests: Settings) -> None:
     spec = {"data": DATA, "model": {"type": "guest"}, "train": TRAIN}
-    what = Trial(spec, dict.fromkeys(STREAMS, 3), (), None, key="guest")
+    what = Trial(TrialSpec.model_validate(spec), dict.fromkeys(STREAMS, 3), (), None, key="guest")
     expected = done(run_trial(what, folder("straight"), guests))
     where = folder("stopped")
     assert run_trial(what, where, guests, stop=stop_after(9)) is None
@@ -242,8 +242,8 @@ def test_torn_last_journal_line_is_cut_off(folder: Any) -> None:
 
 def fine_tuning(before: Trial, *, model: dict[str, Any] = {}, train: dict[str, Any] = {}, **how: Any) -> Trial:
     what = trial(1, model=model, train=train, data={"size": 12}, needs={"init_from": "before/code"}, key="after")
-    spec = {**what.spec, "init_from": {"trial": dict(before.spec), **how}}
-    return Trial(spec, what.seeds, (), None, what.needs, key="after")
+    spec = {**what.spec.plain(), "init_from": {"trial": before.spec.plain(), **how}}
+    return Trial(TrialSpec.model_validate(spec), what.seeds, (), None, what.needs, key="after")
 
 
 @pytest.fixture
@@ -300,8 +300,15 @@ def test_unfitting_weights_are_refused_by_name(pretrained: Trial, tmp_path: Path
 def by_file(role: str, file: Path, digests: Any) -> Trial:
     source = {"checkpoint": str(file)}
     how = {"init_from": source} if role == "init_from" else {"distill": {"teacher": source, "kind": "hard"}}
-    spec = {**trial(1).spec, **how}
-    return Trial(spec, dict.fromkeys(STREAMS, 1), (), None, files={role: digests} if digests else {}, key="after")
+    spec = {**trial(1).spec.plain(), **how}
+    return Trial(
+        TrialSpec.model_validate(spec),
+        dict.fromkeys(STREAMS, 1),
+        (),
+        None,
+        files={role: digests} if digests else {},
+        key="after",
+    )
 
 
 @pytest.mark.parametrize("role", ["init_from", "teacher"])

@@ -23,7 +23,7 @@ from vitlab.plan import Plan, Planned
 from vitlab.plan.tune import decide, edges
 from vitlab.plan.values import Rival, Trial, Tuning
 from vitlab.report.api import open_study
-from vitlab.spec import Analysis
+from vitlab.spec import Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
 from vitlab.store.result import Circumstances, Measurement, Outcome, Result
 
@@ -60,7 +60,7 @@ def trained_seeds(out: Path) -> list[int]:
 
 
 def rate(plan: Plan, arm: str) -> float:
-    (value,) = {item.trial.spec["train"]["optimizer"]["lr"] for item in plan.trials if item.arm == arm}
+    (value,) = {item.trial.spec.train.optimizer.options["lr"] for item in plan.trials if item.arm == arm}
     return float(value)
 
 
@@ -83,9 +83,9 @@ def test_trials_are_pending_before_choice(tmp_path: Path) -> None:
         for rival in tuning.rivals:
             assert [item.seed for item in rival.trials] == [1_000_000, 1_000_001, 1_000_002]
             for item in rival.trials:
-                optimizer = item.trial.spec["train"]["optimizer"]
+                optimizer = item.trial.spec.plain()["train"]["optimizer"]
                 assert {LR: optimizer["lr"], "train.optimizer.weight_decay": optimizer["weight_decay"]} == rival.values
-                assert item.trial.spec["train"]["steps"] == 20 and item.trial.seeds["split"] == 0
+                assert item.trial.spec.train.steps == 20 and item.trial.seeds["split"] == 0
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     _, other = plan_study(study(tmp_path, tune=tune, seeds={"count": 2, "vary": ["init"]}), out=tmp_path)
     assert other.tuning[0].key != plan.tuning[0].key, "its trainings draw otherwise, and may choose otherwise"
@@ -107,7 +107,7 @@ def test_rival_is_trial_of_explicit_file(tmp_path: Path) -> None:
 def test_tuned_arms_may_vary_optimizer_but_not_rate(tmp_path: Path) -> None:
     optimizers = {"one_at_a_time": {"train.optimizer": ["sgd"]}}
     _, plan = plan_study(study(tmp_path, design=optimizers), out=tmp_path)
-    assert {item.trial.spec["train"]["optimizer"]["type"] for item in plan.tuning[1].trials} == {"sgd"}
+    assert {item.trial.spec.train.optimizer.type for item in plan.tuning[1].trials} == {"sgd"}
     for design in (
         {"one_at_a_time": {LR: [1e-2]}},
         {"one_at_a_time": {"train.optimizer": [{"type": "sgd", "lr": 0.1}]}},
@@ -121,9 +121,9 @@ def test_matching_precedes_tuning(tmp_path: Path) -> None:
     match = {"quantity": "train_macs", "knob": "train.steps", "tolerance": 0.1}
     _, plan = plan_study(study(tmp_path, design=design, match=match), out=tmp_path)
     _, alone = plan_study(study(tmp_path, design=design, match=match, tune=None), out=tmp_path)
-    steps = alone.find("patch_size=2", 0).spec["train"]["steps"]
+    steps = alone.find("patch_size=2", 0).spec.train.steps
     assert 0 < steps < 20
-    assert {item.trial.spec["train"]["steps"] for item in plan.tuning[1].trials} == {steps}
+    assert {item.trial.spec.train.steps for item in plan.tuning[1].trials} == {steps}
     with pytest.raises(SpecError, match="would undo the match in train_macs"):
         tune = {"knobs": {"train.batch_size": [16, 32]}}
         plan_study(study(tmp_path, design=design, match=match, tune=tune), out=tmp_path)
@@ -146,10 +146,13 @@ def test_unsupported_values_are_refused_or_skipped_by_rule(tmp_path: Path) -> No
 # -- the choice -------------------------------------------------------------------------------------------------------
 
 
+SPEC = TrialSpec(data=Choice("digits"), model=Choice("vit"), train=TrainSpec(steps=1))
+
+
 def tuning_of(*values: float, seeds: int = 1) -> Tuning:
     """Rivals whose trials are told apart by their keys: value and seed."""
     rivals = [
-        Rival({LR: value}, tuple(Planned("", seed, Trial({}, {}, (), None, key=f"{value}/{seed}")) for seed in range(seeds)))
+        Rival({LR: value}, tuple(Planned("", seed, Trial(SPEC, {}, (), None, key=f"{value}/{seed}")) for seed in range(seeds)))
         for value in values
     ]  # fmt: skip
     return Tuning("a", "k", "val/accuracy", tuple(rivals))

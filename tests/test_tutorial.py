@@ -19,7 +19,6 @@ from vitlab.models import Model, model
 from vitlab.models.cost import parameters
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
-from vitlab.spec import TrainSpec
 from vitlab.training.loop import train
 
 STUDY_MNIST = STUDY.with_name("tutorial_mnist.yaml")
@@ -61,14 +60,14 @@ def planned(arm: str, **changes: Any) -> Trial:
 
 
 def fed(trial: Trial) -> Feed:
-    data = slot("dataset").resolve(trial.spec["data"])
+    data = slot("dataset").resolve(trial.spec.data)
     return Feed(prepare(data, trial.seeds), data.options["augment"], trial.seeds, "cpu", torch.float64)
 
 
 def ours(trial: Trial, reference: PlainViT | None = None) -> Model:
     """The trial's model, with the weights of a reference where one is given."""
-    info = prepare(slot("dataset").resolve(trial.spec["data"]), trial.seeds).info
-    network: Model = model.build(trial.spec["model"], info)
+    info = prepare(slot("dataset").resolve(trial.spec.data), trial.seeds).info
+    network: Model = model.build(trial.spec.model, info)
     if reference is None:
         network.initialise(trial.seeds["init"])
         return network
@@ -122,7 +121,7 @@ def test_training_equals_tutorial_per_step(arm: str, steps: int) -> None:
     torch.manual_seed(2)
     reference = plain(arm).double()
     network, feed = ours(trial, reference), fed(trial)
-    trained = train(network, feed, TrainSpec.model_validate(trial.spec["train"]), trial.seeds)
+    trained = train(network, feed, trial.spec.train, trial.seeds)
     assert trained is not None and len(trained.history) == steps
     mine = torch.tensor([m.metrics["train/loss"] for m in trained.history], dtype=torch.float64)
     theirs = torch.stack(list(tutorial_losses(arm, reference, feed, steps)))
@@ -147,7 +146,7 @@ def test_losses_and_gradients_equal_tutorial_along_its_path() -> None:
     torch.manual_seed(2)
     reference = plain(PUBLISHED).double()
     network, feed = ours(trial, reference), fed(trial)
-    loss = slot("loss").build(trial.spec["train"]["loss"])
+    loss = slot("loss").build(trial.spec.train.loss)
     for step, expected in enumerate(tutorial_losses(PUBLISHED, reference, feed, 200)):
         if step % 4:
             continue
@@ -191,12 +190,12 @@ def test_studies_have_settings_of_tutorial() -> None:
     _, on_mnist = plan_study(STUDY_MNIST)
     assert [arm.name for arm in plan.arms] == [arm.name for arm in on_mnist.arms] == [PUBLISHED, CORRECTED]
     for planned_arm, other in zip(plan.trials, on_mnist.trials, strict=True):
-        spec, mnist = planned_arm.trial.spec, other.trial.spec
+        spec, mnist = planned_arm.trial.spec.plain(), other.trial.spec.plain()
         assert (spec["data"]["type"], mnist["data"]["type"]) == ("fashion_mnist", "mnist")
         assert {**mnist, "data": spec["data"]} == spec
         assert {**mnist["data"], "type": "fashion_mnist"} == spec["data"]
     for arm, reads in ((PUBLISHED, "probabilities"), (CORRECTED, "logits")):
-        section = plan.find(arm, 0).spec["train"]
+        section = plan.find(arm, 0).spec.plain()["train"]
         assert (section["epochs"], section["batch_size"], section["schedule"]["type"]) == (5, 128, "constant")
         assert (section["optimizer"]["type"], section["optimizer"]["lr"]) == ("adam", 0.005)
         assert section["optimizer"]["weight_decay"] == 0 and section["loss"]["reads"] == reads

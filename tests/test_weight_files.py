@@ -23,7 +23,7 @@ from vitlab.plan.resolve import Resolver
 from vitlab.plan.values import Trial
 from vitlab.runner.models import load_model
 from vitlab.runner.run import Settings, run_trial
-from vitlab.spec import STREAMS
+from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store.folders import TrialFolder
 from vitlab.training.artifacts import InputSpec, Transform
 from vitlab.weights import ModelFacts, convert, open_model
@@ -145,7 +145,8 @@ def start(tmp_path: Path, file: Path, *, steps: int = 0, model: dict[str, Any] =
     spec = {"data": DATA, "model": {**MODEL, **model}, "train": train}
     spec["init_from"] = {"checkpoint": str(file), **how}
     folder = TrialFolder(tmp_path / f"trial{len(list(tmp_path.iterdir()))}" / "code")
-    planned = Trial(spec, dict.fromkeys(STREAMS, 0), (), None, key="k", code=code_of(spec))
+    resolved = TrialSpec.model_validate(spec)
+    planned = Trial(resolved, dict.fromkeys(STREAMS, 0), (), None, key="k", code=code_of(resolved))
     result = run_trial(planned, folder, Settings())
     assert result is not None and result.status == "done"
     return folder
@@ -250,17 +251,17 @@ def test_unfitting_weights_are_refused(tmp_path: Path) -> None:
 
 
 def test_code_of_trial_with_weight_file_includes_reader(tmp_path: Path) -> None:
-    spec = {
+    spec: dict[str, Any] = {
         "data": DATA,
         "model": MODEL,
-        "train": {"optimizer": "adamw", "schedule": "cosine", "loss": "cross_entropy"},
+        "train": {"steps": 1, "optimizer": "adamw", "schedule": "cosine", "loss": "cross_entropy"},
     }
     by_file = {**spec, "init_from": {"checkpoint": "a.pth"}}
-    assert code_of(by_file) != code_of(spec) == code_of({**spec, "init_from": None})
-    by_file["train"] = {**spec["train"], "steps": 1}
+    without, nothing = (TrialSpec.model_validate({**spec, **rest}) for rest in ({}, {"init_from": None}))
+    assert code_of(TrialSpec.model_validate(by_file)) != code_of(without) == code_of(nothing)
     by_file["init_from"] = {"checkpoint": str(saved(vit(), tmp_path / "a.pth"))}
     planned = Resolver(data_info).resolve(by_file)
-    assert code_of_modules(planned.modules) == code_of(planned.plain), "the plan and the worker agree"
+    assert code_of_modules(planned.modules) == code_of(planned.spec), "the plan and the worker agree"
 
 
 # -- the weights of a trial, elsewhere --------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
+from vitlab.spec import TrialSpec
 from vitlab.store.folders import write_json
 from vitlab.training.artifacts import InputSpec, write_weights
 from vitlab.weights import ModelFacts, convert, open_model
@@ -105,8 +106,8 @@ def left(folder: Path, options: dict[str, Any], image: tuple[int, int] = (16, 16
             parameter.copy_((weight * 1024).round() / 1024)  # so that a row of positions added to a token is exact
     folder.mkdir(exist_ok=True)
     write_weights(folder / "weights.safetensors", model.state_dict(), InputSpec(info, (0.5,) * 3, (0.5,) * 3))
-    spec = {"data": {"type": "digits"}, "model": choice.plain(), "train": {}}
-    write_json(folder / "spec.json", Trial(spec, {}, (), None).to_json())
+    spec = {"data": {"type": "digits"}, "model": choice.plain(), "train": {"steps": 1}}
+    write_json(folder / "spec.json", Trial(TrialSpec.model_validate(spec), {}, (), None).to_json())
     return folder / "weights.safetensors", model.double().eval()
 
 

@@ -6,7 +6,6 @@ Only this module sees the whole study; every other module receives the part it n
 from __future__ import annotations
 
 import fnmatch
-import json
 import logging
 import time
 from collections import Counter
@@ -336,12 +335,12 @@ def costs(plan: Plan) -> dict[str, dict[str, int]]:
     for planned in (*plan.trials, *plan.pending):
         if planned.arm in by_arm:
             continue
-        info = data_info(registry.slot("dataset").resolve(planned.trial.spec["data"]))
-        choice = json.dumps(planned.trial.spec["model"], sort_keys=True), info
+        info = data_info(registry.slot("dataset").resolve(planned.trial.spec.data))
+        choice = str(planned.trial.spec.model), info
         if choice not in by_choice:
             try:
                 with _without_memory():
-                    model = registry.slot("model").build(planned.trial.spec["model"], info)
+                    model = registry.slot("model").build(planned.trial.spec.model, info)
                 by_choice[choice] = {"params": parameters(model), "macs": macs(model, info)}
             except Exception as error:
                 error.add_note(f"in the model of arm '{planned.arm}'")
@@ -521,8 +520,8 @@ def _streamed(plan: Plan) -> list[str]:
     """Return a sentence for each image data set that is not held in memory, with the place it is read from."""
     from vitlab.data.prepare import describe_storage
 
-    of_arm = {planned.arm: planned.trial.spec["data"] for planned in (*plan.trials, *plan.pending)}
-    distinct_sets = {json.dumps(data, sort_keys=True): data for data in of_arm.values()}
+    of_arm = {planned.arm: planned.trial.spec.data for planned in (*plan.trials, *plan.pending)}
+    distinct_sets = {str(data): data for data in of_arm.values()}
     return list(
         dict.fromkeys(sentence for data in distinct_sets.values() if (sentence := describe_storage(data)) is not None)
     )
@@ -542,8 +541,8 @@ def _missing(plan: Plan, store: Store) -> list[str]:
 
     trials: dict[str, list[Planned]] = {}
     for planned in _all(plan):
-        trials.setdefault(str(planned.trial.spec["data"]), []).append(planned)
-    reasons = {name: missing(some[0].trial.spec["data"]) for name, some in trials.items()}
+        trials.setdefault(str(planned.trial.spec.data), []).append(planned)
+    reasons = {name: missing(some[0].trial.spec.data) for name, some in trials.items()}
     names = [
         name for name in reasons if reasons[name] and not all(_folder(store, item).done() for item in trials[name])
     ]
@@ -587,7 +586,7 @@ def _with_data(plan: Plan, store: Store, file: str | Path, again: Any) -> Plan:
     """
     for reason in _missing(plan, store):
         raise SpecError([read_document(file).problem(("base", "data", "root"), reason)])
-    pending = [planned.trial.spec["data"] for planned in _all(plan) if planned.trial.data is None]
+    pending = [planned.trial.spec.data for planned in _all(plan) if planned.trial.data is None]
     absent = {str(choice): choice for choice in pending}
     if not absent:
         return plan

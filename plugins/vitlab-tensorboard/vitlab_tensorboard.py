@@ -183,7 +183,7 @@ def _introduction(item: TrackedTrial, headline: str) -> list[Any]:
     from torch.utils.tensorboard.summary import hparams
 
     trial = item.planned.trial
-    own = {"arm": item.planned.arm or item.kind, "seed": str(item.planned.seed), **records.flat(trial.spec)}
+    own = {"arm": item.planned.arm or item.kind, "seed": str(item.planned.seed), **records.flat(trial.spec.plain())}
     experiment, start, _ = hparams({key: _value(text) for key, text in sorted(own.items())}, {headline: 0.0})
     spec = yaml.safe_dump(trial.to_json(), sort_keys=False, allow_unicode=True)
     return [_text("spec", _block(spec)), experiment, start]

@@ -19,7 +19,7 @@ from vitlab.data.prepare import Feed, prepare
 from vitlab.data.torchvision_import import torchvision as import_torchvision
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
-from vitlab.spec import STREAMS, TrainSpec
+from vitlab.spec import STREAMS, TrialSpec
 from vitlab.training.cohort import Cohort, Stacking
 from vitlab.training.loop import Training
 
@@ -162,20 +162,20 @@ def peer(name: str, shape: Shape, *, fused: bool, bf16: bool = False) -> Contend
 # -- vitlab ------------------------------------------------------------------------------------------------------------
 
 
-def begun(spec: Mapping[str, Any], seeds: Mapping[str, int]) -> Training:
+def begun(spec: TrialSpec, seeds: Mapping[str, int]) -> Training:
     """A training as a worker begins it."""
-    data = slot("dataset").resolve(spec["data"])
+    data = slot("dataset").resolve(spec.data)
     prepared = prepare(data, seeds)
-    network = slot("model").build(spec["model"], prepared.info)
+    network = slot("model").build(spec.model, prepared.info)
     network.initialise(seeds["init"])
     feed = Feed(prepared, data.options["augment"], seeds)
-    return Training(network, feed, TrainSpec.model_validate(spec["train"]), seeds, prepared.info.task, None)
+    return Training(network, feed, spec.train, seeds, prepared.info.task, None)
 
 
 def planned(trial: Trial) -> Training:
     """The training of a trial of a study, without an end."""
-    train = {name: value for name, value in trial.spec["train"].items() if name not in ("epochs", "images")}
-    return begun({**trial.spec, "train": {**train, "steps": FOREVER}}, trial.seeds)
+    train = trial.spec.train.model_copy(update={"epochs": None, "images": None, "steps": FOREVER})
+    return begun(trial.spec.model_copy(update={"train": train}), trial.seeds)
 
 
 def training_spec(shape: Shape, *, bf16: bool = False) -> dict[str, Any]:
@@ -209,7 +209,9 @@ def training_spec(shape: Shape, *, bf16: bool = False) -> dict[str, Any]:
 
 def training(shape: Shape, seed: int = 0, *, bf16: bool = False) -> Training:
     """The same, begun."""
-    return begun(training_spec(shape, bf16=bf16), {**dict.fromkeys(STREAMS, seed), "split": 0})
+    return begun(
+        TrialSpec.model_validate(training_spec(shape, bf16=bf16)), {**dict.fromkeys(STREAMS, seed), "split": 0}
+    )
 
 
 def loop(one: Training) -> Contender:

@@ -14,7 +14,7 @@ from measuring import Row, row
 
 from vitlab.plan.values import Trial
 from vitlab.runner.run import Settings, run_cohort, run_trial
-from vitlab.spec import STREAMS
+from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store.folders import TrialFolder
 
 MEMBERS = 16
@@ -35,7 +35,12 @@ def _held(pipe: Connection, members: int) -> None:
         work = []
         for seed in range(members):
             seeds = {**dict.fromkeys(STREAMS, seed), "split": 0}
-            work.append((Trial(spec, seeds, (), None, key=str(seed)), TrialFolder(Path(folder) / str(seed))))
+            work.append(
+                (
+                    Trial(TrialSpec.model_validate(spec), seeds, (), None, key=str(seed)),
+                    TrialFolder(Path(folder) / str(seed)),
+                )
+            )
         settings = Settings(device="cpu", every_s=0.0)
         before = _peak()
         if members == 1:

@@ -31,7 +31,7 @@ import yaml
 from vitlab import lab
 from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.registry import slot
-from vitlab.spec import Analysis, RunSpec
+from vitlab.spec import Analysis, RunSpec, TrialSpec
 from vitlab.store.folders import Store
 from vitlab.store.result import Circumstances, Measurement, Outcome, Result
 from vitlab.trackers import BackgroundTracker
@@ -68,7 +68,9 @@ def plan_of(trials: int) -> Plan:
     for number in range(trials):
         arm, seed = arms[number // SEEDS], number % SEEDS
         own = {**spec, "model": {**spec["model"], "dim": 8 + number // SEEDS}}
-        trial = Trial(own, {"init": seed}, (), "digits:0", key=f"{number:064x}", code="c" * 64)
+        trial = Trial(
+            TrialSpec.model_validate(own), {"init": seed}, (), "digits:0", key=f"{number:064x}", code="c" * 64
+        )
         planned.append(Planned(arm.name, seed, trial))
     return Plan(STUDY, "Is nothing lost?", tuple(arms), tuple(planned), Analysis())
 

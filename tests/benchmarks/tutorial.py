@@ -26,7 +26,6 @@ from vitlab.lab import plan_study
 from vitlab.models import Model, model
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
-from vitlab.spec import TrainSpec
 from vitlab.training.loop import train
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -38,27 +37,27 @@ MARGIN = 3.0
 
 def vitlabs(trial: Trial) -> tuple[float, float]:
     """Accuracy on test in percent, and seconds."""
-    data = slot("dataset").resolve(trial.spec["data"])
+    data = slot("dataset").resolve(trial.spec.data)
     prepared = prepare(data, trial.seeds)
     began = time.perf_counter()
     feed = Feed(prepared, data.options["augment"], trial.seeds)
-    network: Model = model.build(trial.spec["model"], prepared.info)
+    network: Model = model.build(trial.spec.model, prepared.info)
     network.initialise(trial.seeds["init"])
-    trained = train(network, feed, TrainSpec.model_validate(trial.spec["train"]), trial.seeds)
+    trained = train(network, feed, trial.spec.train, trial.seeds)
     assert trained is not None
     return 100 * trained.metrics["test/accuracy"], time.perf_counter() - began
 
 
 def plains(trial: Trial, arm: str, seed: int) -> tuple[float, float]:
     """As :func:`vitlabs`."""
-    prepared = prepare(slot("dataset").resolve(trial.spec["data"]), trial.seeds)
+    prepared = prepare(slot("dataset").resolve(trial.spec.data), trial.seeds)
     pixels = {split: (part.x_NCHW, part.y_N) for split, part in (("train", prepared.train), ("test", prepared.test))}
     began = time.perf_counter()
     torch.manual_seed(seed)
     sets = {split: TensorDataset(x_NCHW.float() / 255, y_N) for split, (x_NCHW, y_N) in pixels.items()}
     network, criterion = plain(arm), nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(network.parameters(), lr=0.005)
-    for _ in range(int(trial.spec["train"]["epochs"])):
+    for _ in range(int(trial.spec.train.epochs)):
         for x_BCHW, y_B in DataLoader(sets["train"], batch_size=128, shuffle=True):
             optimizer.zero_grad()
             criterion(network(x_BCHW), y_B).backward()

@@ -81,12 +81,12 @@ def _costs(plan: Any, tflops: float) -> dict[str, dict[str, Any]]:
     by_arm: dict[str, dict[str, Any]] = {}
     for arm, cost in lab.costs(plan).items():
         trial = trials[arm]
-        images = images_seen(trial.spec["train"])
+        images = images_seen(trial.spec.train)
         if images is None:
-            data = json.dumps([trial.spec["data"], trial.seeds["split"], trial.seeds["subset"]], sort_keys=True)
+            data = json.dumps([trial.spec.data.plain(), trial.seeds["split"], trial.seeds["subset"]], sort_keys=True)
             if data not in images_by_data:
-                images_by_data[data] = examples(trial.spec["data"], trial.seeds)
-            images = images_seen(trial.spec["train"], images_by_data[data])
+                images_by_data[data] = examples(trial.spec.data, trial.seeds)
+            images = images_seen(trial.spec.train, images_by_data[data])
         work = None if images is None else train_macs(cost["macs"], images)
         hours = None if work is None else gpu_hours(work, tflops)
         by_arm[arm] = {**cost, "images": images, "train_macs": work, "gpu_hours": hours}

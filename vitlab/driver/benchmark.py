@@ -237,8 +237,8 @@ def _circumstances(trial: Trial, settings: Settings, device: torch.device) -> di
         "device": device.type,
         "processor": processor,
         "threads": settings.threads,
-        "batch_size": trial.spec["train"]["batch_size"],
-        "precision": trial.spec["train"].get("precision", "fp32"),
+        "batch_size": trial.spec.train.batch_size,
+        "precision": trial.spec.train.precision,
         "torch": torch.__version__,
     }
 

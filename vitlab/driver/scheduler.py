@@ -262,8 +262,8 @@ def _work(trial: Trial) -> Work | None:
     """Return the model's work per image; see :data:`vitlab.plan.cohorts.Works`."""
     from vitlab.data.prepare import data_info
 
-    model = registry.slot("model").resolve(trial.spec["model"])
-    info = data_info(registry.slot("dataset").resolve(trial.spec["data"]))
+    model = registry.slot("model").resolve(trial.spec.model)
+    info = data_info(registry.slot("dataset").resolve(trial.spec.data))
     work: Work | None = model.component.work(info, model.options)  # type: ignore[attr-defined]
     return work
 

@@ -15,7 +15,7 @@ from vitlab.plan.resolve import ResolvedTrial, Resolver, changed, other_split, s
 from vitlab.plan.rules import RuleFault, holds, parse
 from vitlab.plan.values import Trial
 from vitlab.spec import Document, Seeds, Study
-from vitlab.spec.trial import SOURCES
+from vitlab.spec.trial import Teacher
 from vitlab.store.folders import read_json
 
 
@@ -92,13 +92,13 @@ def trial_of(
         splits: type of data set to the seed of its split, which replaces the study's, so that no trial from which
             another one takes weights, however indirectly, is trained on the other's validation images.
     """
-    data = resolved.plain["data"]["type"]
+    data = resolved.spec.data.type
     streams = seeds.streams(seed) | ({"split": splits[data]} if data in splits else {})
     splits = {data: streams["split"], **splits}
     needs: dict[str, str] = {}
     for role, prerequisite in resolved.needs.items():
         own = seed if prerequisite.seed == "same" else prerequisite.seed
-        taught = {prerequisite.trial.plain["data"]["type"]: streams["split"]} if role == "teacher" else {}
+        taught = {prerequisite.trial.spec.data.type: streams["split"]} if role == "teacher" else {}
         other = trial_of(prerequisite.trial, own, seeds, prerequisites, {**taught, **splits})
         prerequisites[other.key] = other
         needs[role] = f"{other.key}/{other.code}"
@@ -110,7 +110,7 @@ def trial_of(
         "needs": {role: prerequisite.partition("/")[0] for role, prerequisite in needs.items()},
     }
     return Trial(
-        resolved.plain,
+        resolved.spec,
         streams,
         resolved.origins,
         resolved.info.identity,
@@ -132,15 +132,12 @@ def notes_on_files(arms: Iterable[ResolvedArm], seeds: Seeds) -> list[str]:
     for arm in arms:
         if arm.skip:
             continue
-        for role, path in SOURCES.items():
-            source: Any = arm.trial.plain
-            for part in path:
-                source = source.get(part) or {}
+        for role, source in arm.trial.spec.sources().items():
             reason = ""
-            if source.get("pretrained") is not None:
-                reason = _unknown(source["pretrained"])
-            elif source.get("checkpoint") is not None:
-                file = FilePath(source["checkpoint"])
+            if isinstance(source, Teacher) and source.pretrained is not None:
+                reason = _unknown(source.pretrained)
+            elif source.checkpoint is not None:
+                file = FilePath(source.checkpoint)
                 exposure = _has_seen(file, arm.trial, seeds)
                 reason = exposure or (_unknown(file.name) if exposure is None and role == "teacher" else "")
             if reason:
@@ -161,13 +158,13 @@ def _has_seen(
     """
     try:
         source = Trial.from_json(read_json(file.with_name("spec.json")))
-        theirs, identity, split = source.spec["data"], source.data, source.seeds["split"]
-        mine = trial.plain["data"]
+        theirs, identity, split = source.spec.data, source.data, source.seeds["split"]
+        mine = trial.spec.data
         if same_images(mine, trial.info.identity, theirs, identity):
             reason = other_split(mine, theirs)
             if reason is not None or {seeds.streams(seed)["split"] for seed in seeds.all} != {split}:
                 why = f" ({reason})" if reason else ""
-                return f"{file.parent.name[:8]}/{file.name} was trained on another split of {mine['type']}{why}"
+                return f"{file.parent.name[:8]}/{file.name} was trained on another split of {mine.type}{why}"
     except (KeyError, TypeError, ValueError):
         return None  # the file is missing or is not a trial's spec
     if len(file.parents) < 3:  # not in a trial's folder: the trials that it needed cannot be located

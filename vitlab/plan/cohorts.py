@@ -18,8 +18,9 @@ from vitlab.geometry import Work
 from vitlab.plan.key import key_of
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import EngineBenchmark, Planned
+from vitlab.spec import Choice
 from vitlab.spec.run import Engine
-from vitlab.spec.trial import LENGTHS
+from vitlab.spec.trial import LENGTHS, TrialSpec
 
 MOST = 16  #: largest cohort: more members gain nothing, and losing a worker costs more
 LARGEST = 1 << 16
@@ -65,20 +66,20 @@ def engine_of(trial: Trial, chosen: Engine, works: Works, probes: Mapping[str, E
     if chosen == "measured" and (probe := probes.get(shape(trial))) is not None:
         return probe.engine
     work = works(trial)
-    if work is None or work.values * trial.spec["train"]["batch_size"] > LARGEST:
+    if work is None or work.values * trial.spec.train.batch_size > LARGEST:
         return "loop"
     return stacking(trial, work)
 
 
 def stacking(trial: Trial, work: Work | None) -> Literal["vmap", "stack"]:
     """Return the engine of a trial in a cohort: rule 5 of :func:`engine_of`."""
-    wide = trial.spec["train"].get("precision", "fp32") in ("fp32", "fp64")
+    wide = trial.spec.train.precision in ("fp32", "fp64")
     return "stack" if wide and work is not None and work.products is not None and work.products <= NARROW else "vmap"
 
 
 def stackable(trial: Trial) -> bool:
     """Return whether a trial's spec allows it to be a member of a cohort."""
-    return not (trial.needs or trial.spec.get("distill") or trial.spec["train"].get("ema"))
+    return not (trial.needs or trial.spec.distill or trial.spec.train.ema)
 
 
 def shape(trial: Trial) -> str:
@@ -88,10 +89,9 @@ def shape(trial: Trial) -> str:
     decoded for every batch, is part of the digest.
     """
     beside = (*FREE, *LENGTHS, "evaluations")
-    data = _without(trial.spec["data"], AUGMENT)
-    if any(change.get("of") == "picture" for change in trial.spec["data"].get("augment", ())):
-        data["of"] = "picture"
-    spec = {**trial.spec, "train": _without(trial.spec["train"], beside), "data": data}
+    spec = _without(trial.spec, train=beside, data=AUGMENT)
+    if any(Choice.of(change).options.get("of") == "picture" for change in trial.spec.data.options.get("augment", ())):
+        spec["data"]["of"] = "picture"
     return key_of(spec)[:32]
 
 
@@ -110,7 +110,7 @@ def stack_key(trial: Trial) -> str:
     Such trials differ in seeds and in :data:`FREE` and :data:`AUGMENT` alone.  They share their validation and test
     images, because a cohort is evaluated together.
     """
-    spec = {**trial.spec, "train": _without(trial.spec["train"], FREE), "data": _without(trial.spec["data"], AUGMENT)}
+    spec = _without(trial.spec, train=FREE, data=AUGMENT)
     return json.dumps([spec, trial.seeds["split"], trial.data, trial.code], sort_keys=True)
 
 
@@ -142,8 +142,12 @@ def group_trials(
     return [(engine, part) for engine, group in groups for part in _parts(group, places)]
 
 
-def _without(tree: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: value for name, value in tree.items() if name not in names}
+def _without(spec: TrialSpec, train: Sequence[str], data: Sequence[str]) -> dict[str, Any]:
+    """Return a spec in plain values without some keys of ``train`` and ``data``."""
+    tree = spec.plain()
+    for part, names in (("train", train), ("data", data)):
+        tree[part] = {name: value for name, value in tree[part].items() if name not in names}
+    return tree
 
 
 def _parts(group: list[Planned], places: int) -> list[list[Planned]]:

@@ -217,7 +217,7 @@ def _identity(arm: ResolvedArm, study: Study) -> str:
 
 def _keyless(resolved: ResolvedTrial, streams: Mapping[str, int]) -> Trial:
     """Return a trial without a key, for an arm that is not tuned yet; it cannot be run."""
-    return Trial(resolved.plain, streams, resolved.origins, resolved.info.identity)
+    return Trial(resolved.spec, streams, resolved.origins, resolved.info.identity)
 
 
 def _engine(arm: ResolvedArm, chosen: Engine, trial: Trial, probes: Mapping[str, EngineBenchmark]) -> str:

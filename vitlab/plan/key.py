@@ -20,11 +20,12 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from vitlab.plan import source
 from vitlab.registry import Resolved, plugin_files, slot
-from vitlab.spec.trial import METRICS, SLOTS_OF_A_TRIAL, SOURCES
+from vitlab.spec.trial import SLOTS_OF_A_TRIAL, TrialSpec
 
 RUNNER = "vitlab.runner.run"
 """Module that runs trials."""
@@ -62,7 +63,7 @@ NOTHING = Surroundings()
 
 
 def code_of(
-    spec: Mapping[str, Any],
+    spec: TrialSpec,
     needs: Mapping[str, str] = {},
     versions: Mapping[str, str] = {},
     reader: source.Reader = source.expected,
@@ -78,31 +79,26 @@ def code_of(
     return code_of_modules(modules_of_spec(spec), needs, versions, reader)
 
 
-def modules_of_spec(spec: Mapping[str, Any]) -> frozenset[str]:
+def modules_of_spec(spec: TrialSpec) -> frozenset[str]:
     """Return the root modules of a trial's code in this process, including every loaded component file."""
     return modules_of(components(spec)) | modules_beside(spec) | plugin_files.modules()
 
 
-def requirements_of(spec: Mapping[str, Any]) -> dict[str, str]:
+def requirements_of(spec: TrialSpec) -> dict[str, str]:
     """Return name to version of the installed distributions that a trial's code imports."""
     digests = closure({RUNNER, *modules_of_spec(spec)})
     pairs = (name.partition("==") for name in digests if "==" in name)
     return {name: version for name, _, version in pairs}
 
 
-def modules_beside(spec: Mapping[str, Any]) -> frozenset[str]:
+def modules_beside(spec: TrialSpec) -> frozenset[str]:
     """Return the root modules of a trial's optional features, such as distillation, that its spec uses."""
-    train = spec.get("train") or {}
-    options = {DISTILLATION: spec.get("distill"), MIXING: train.get("mix"), AVERAGING: train.get("ema")}
+    options = {DISTILLATION: spec.distill, MIXING: spec.train.mix, AVERAGING: spec.train.ema}
     modules = {module for module, option in options.items() if option is not None}
-    if (spec.get("init_from") or {}).get("head") == "fitted":
+    if spec.init_from is not None and spec.init_from.head == "fitted":
         modules.add(PROBE)
-    for path in SOURCES.values():
-        source: Any = spec
-        for part in path:
-            source = source.get(part) or {}
-        if source.get("checkpoint") is not None or source.get("pretrained") is not None:
-            modules.add(READER)
+    if any(source.trial is None for source in spec.sources().values()):
+        modules.add(READER)
     return frozenset(modules)
 
 
@@ -132,16 +128,12 @@ def modules_of_class(component: type) -> frozenset[str]:
     return frozenset({component.__module__, *bases} - {""})
 
 
-def components(spec: Mapping[str, Any]) -> Iterator[Resolved]:
+def components(spec: TrialSpec) -> Iterator[Resolved]:
     """Yield the resolved choices of a trial: one for each of its slots, and the metrics it names."""
     for path, name in SLOTS_OF_A_TRIAL.items():
-        value: Any = spec
-        for part in path:
-            value = value[part]
-        yield slot(name).resolve(value)
-    train, metrics = METRICS
-    for value in spec[train].get(metrics, ()):
-        yield slot("metric").resolve(value)
+        yield slot(name).resolve(attrgetter(".".join(path))(spec))
+    for metric in spec.train.metrics:
+        yield slot("metric").resolve(metric)
 
 
 @cache

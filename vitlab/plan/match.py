@@ -304,7 +304,7 @@ def _possible(off: Callable[[int], float | None], first: int, stop: int, step: i
 def _unit(trial: ResolvedTrial, knob: str, now: int | float) -> int | float:
     """Return the spacing of a knob's values."""
     if knob == "train.images":
-        return int(trial.plain["train"]["batch_size"])
+        return trial.spec.train.batch_size
     if isinstance(now, int):
         return 1
     return 10.0 ** (floor(log10(now)) - 3) if now > 0 else 0.001
@@ -315,12 +315,14 @@ def _length(trial: ResolvedTrial) -> tuple[float, str]:
 
     The unit is epochs of the data set if the number of its images is not known yet.
     """
-    train = trial.plain["train"]
+    train = trial.spec.train
     images = images_seen(train)
     if images is not None:
         return images, IMAGES
-    options = {name: value for name, value in trial.plain["data"].items() if name not in _SHOWN and value is not None}
-    return train["epochs"], f"epochs of {text(options)}"
+    assert train.epochs is not None
+    data = trial.spec.data.plain()
+    options = {name: value for name, value in data.items() if name not in _SHOWN and value is not None}
+    return train.epochs, f"epochs of {text(options)}"
 
 
 _SHOWN = ("size", "channels", "normalize", "augment")

@@ -6,27 +6,26 @@ floating-point operations, and a GPU attains about 0.4 of its peak rate in train
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from vitlab.spec.trial import TrainSpec
 
 BACKWARD = 3  #: work of a training step in forward passes: one forward, and a backward of twice its work
 UTILISATION = 0.4  #: share of the peak rate that a training attains; 0.3 to 0.5 if data loading keeps up
 
 
-def images_seen(train: Mapping[str, Any], examples: int | None = None) -> int | None:
+def images_seen(train: TrainSpec, examples: int | None = None) -> int | None:
     """Return the number of images that a training sees, in whole batches.
 
     Args:
         train: ``train`` of a trial's spec.
         examples: number of training images; if None, a length in epochs gives None.
     """
-    size = int(train["batch_size"])
-    if train.get("steps") is not None:
-        return int(train["steps"]) * size
-    if train.get("images") is not None:
-        return max(1, round(int(train["images"]) / size)) * size
-    if examples is not None:
-        return max(1, round(float(train["epochs"]) * max(1, examples // size))) * min(size, examples)
+    size = train.batch_size
+    if train.steps is not None:
+        return train.steps * size
+    if train.images is not None:
+        return max(1, round(train.images / size)) * size
+    if examples is not None and train.epochs is not None:
+        return max(1, round(train.epochs * max(1, examples // size))) * min(size, examples)
     return None
 
 

@@ -16,7 +16,7 @@ from vitlab.geometry import DataInfo
 from vitlab.plan.checkpoints import digests_of, identity_of
 from vitlab.plan.key import NOTHING, PUBLISHED, Surroundings, modules_beside, modules_of
 from vitlab.registry import SLOT_MODULES, Resolved, slot
-from vitlab.spec import TrialSpec
+from vitlab.spec import Choice, TrialSpec
 from vitlab.spec.collect import collect, copied
 from vitlab.spec.sentences import faults as spec_faults
 from vitlab.spec.study import STAND_INS
@@ -47,7 +47,8 @@ class Faults(Exception):
 class ResolvedTrial:
     """A trial before it has seeds."""
 
-    plain: Mapping[str, Any]  #: data, model and train as plain JSON, with every option
+    spec: TrialSpec  #: with every option
+    plain: Mapping[str, Any]  #: ``spec`` in plain JSON values
     identity: Mapping[str, Any]  #: ``plain`` without the options that cannot change a result
     origins: tuple[str, ...]
     modules: frozenset[str]  #: root modules of its code
@@ -141,7 +142,7 @@ class Resolver:
         metrics = self._metrics(plain, identity, info, faults)
         if info is not None and info.task != "classification" and _get(plain, ("train", "mix")) is not None:
             faults.append((("train", "mix"), f"mixing joins the classes of images, and the task here is {info.task}"))
-        needs, files = self._needs(plain, identity, faults)
+        needs, files = self._needs(tree, plain, identity, faults)
         if isinstance(plain.get("distill"), Mapping):
             _drop_unused_options(identity["distill"])
             if info is not None and ("model",) in parts:
@@ -150,7 +151,7 @@ class Resolver:
         if info is not None and isinstance(plain.get("data"), Mapping):
             places = {"init_from": ("init_from", "trial"), "teacher": ("distill", "teacher")}
             for role, prerequisite in needs.items():
-                reason = _other_split_below(plain["data"], info.identity, role, prerequisite.trial)
+                reason = _other_split_below(Choice.of(plain["data"]), info.identity, role, prerequisite.trial)
                 faults += [(places[role], reason)] if reason else []
         if faults:
             raise Faults(faults, Partial(plain, info))
@@ -158,14 +159,19 @@ class Resolver:
         model = parts["model",].choice
         all_parts = [*parts.values(), *metrics]
         origins = sorted(set().union(*(part.origins for part in all_parts)))
-        modules = modules_beside(plain).union(self._surroundings.files, *(part.modules for part in all_parts))
+        resolved = TrialSpec.model_validate(plain)
+        modules = modules_beside(resolved).union(self._surroundings.files, *(part.modules for part in all_parts))
         versions = self._surroundings.versions
         return ResolvedTrial(
-            plain, identity, tuple(origins), modules, info, model, incompatibility, needs, files, versions
+            resolved, plain, identity, tuple(origins), modules, info, model, incompatibility, needs, files, versions
         )
 
     def _needs(
-        self, plain: dict[str, Any], identity: dict[str, Any], faults: list[tuple[Path, str]]
+        self,
+        tree: Mapping[str, Any],
+        plain: dict[str, Any],
+        identity: dict[str, Any],
+        faults: list[tuple[Path, str]],
     ) -> tuple[dict[str, Prerequisite], dict[str, dict[str, str]]]:
         """Return role to prerequisite, and role to digests of checkpoint files.
 
@@ -200,13 +206,14 @@ class Resolver:
                     if digest is not None:
                         files[role] = {source["pretrained"]: digest}
             elif isinstance(source.get("trial"), Mapping):
-                tree = source["trial"]
-                if role == "teacher" and "data" not in tree:
+                written = _get(tree, (*path, "trial"))
+                nested = written if isinstance(written, Mapping) else source["trial"]
+                if role == "teacher" and "data" not in nested:
                     if not isinstance(plain.get("data"), Mapping) or any(place[0] == "data" for place, _ in faults):
                         continue  # its mistakes are reported already
-                    tree = {"data": plain["data"], **tree}
+                    nested = {"data": plain["data"], **nested}
                 try:
-                    trial = self.resolve(tree)
+                    trial = self.resolve(nested)
                 except Faults as error:
                     faults += [((*path, "trial", *inner), sentence) for inner, sentence in error.faults]
                     continue
@@ -246,7 +253,7 @@ class Resolver:
             _put(identity, METRICS, sorted((choice.hashed for choice in metrics), key=json.dumps))
         else:  # without metrics, the key is left out of the spec and the identity
             for tree in (plain, identity):
-                del _get(tree, METRICS[:-1])[METRICS[-1]]
+                _get(tree, METRICS[:-1]).pop(METRICS[-1], None)
         return metrics
 
     def _choice(self, name: str, value: Any) -> _CachedChoice | _InvalidChoice:
@@ -322,9 +329,7 @@ def _unsuitable(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial
         yield f"the teacher's data.classes is {theirs['classes']}, and here it is {mine['classes']}"
 
 
-def same_images(
-    mine: Mapping[str, Any], my_identity: str | None, theirs: Mapping[str, Any], their_identity: str | None
-) -> bool:
+def same_images(mine: Choice, my_identity: str | None, theirs: Choice, their_identity: str | None) -> bool:
     """Return whether two trials may share training and validation images.
 
     Args:
@@ -334,10 +339,10 @@ def same_images(
         their_identity: identity of its data; None if unknown.
     """
     differ = None not in (my_identity, their_identity) and my_identity != their_identity
-    return bool(mine["type"] == theirs["type"] and not differ)
+    return mine.type == theirs.type and not differ
 
 
-def other_split(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+def other_split(mine: Choice, theirs: Choice) -> str | None:
     """Return why two trials on the same images hold out different ones under one seed, or None.
 
     The form is ``NAME is THEIRS, and here it is MINE``.  Fractions, images per class, colours and sizes do not change
@@ -347,29 +352,30 @@ def other_split(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | Non
     if here != there:
         return f"data.validation is {there}, and here it is {here}"
     room = slot("dataset")
-    grouped = room.get(mine["type"]).groups is not room.contract.groups
-    if grouped and mine.get("classes") != theirs.get("classes"):
-        return f"data.classes is {theirs.get('classes')}, and here it is {mine.get('classes')}"
+    grouped = room.get(mine.type).groups is not room.contract.groups
+    classes, other_classes = mine.options.get("classes"), theirs.options.get("classes")
+    if grouped and classes != other_classes:
+        return f"data.classes is {other_classes}, and here it is {classes}"
     return None
 
 
-def _held_out(data: Mapping[str, Any]) -> str:
+def _held_out(data: Choice) -> str:
     """Format the share of the training images that is held out, or state that the data set defines the split."""
     room = slot("dataset")
-    component: Any = room.get(data["type"])
-    share = data.get("validation")
+    component: Any = room.get(data.type)
+    share = data.options.get("validation")
     if share is None and component.held_out is not room.contract.held_out:
         return "unset (the authors' own images)"
     return f"{component.validation if share is None else share:g}"
 
 
-def _other_split_below(data: Mapping[str, Any], identity: str | None, role: str, source: ResolvedTrial) -> str | None:
+def _other_split_below(data: Choice, identity: str | None, role: str, source: ResolvedTrial) -> str | None:
     """Return why one of a trial's prerequisites may have been trained on its validation images, or None."""
     whose = {"init_from": "pretraining's", "teacher": "teacher's"}
     queue = [(f"the {whose[role]}", source)]
     while queue:
         name, trial = queue.pop(0)
-        theirs = trial.plain["data"]
+        theirs = trial.spec.data
         if same_images(data, identity, theirs, trial.info.identity) and (reason := other_split(data, theirs)):
             return (
                 f"{name} {reason}: with different splits one is trained on images that the other is judged by; give "

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
-
-def _complete(spec: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a spec, checked to name its components.
-
-    Raises:
-        ValueError: if it does not.
-    """
-    for part in ("data", "model", "train"):
-        if not isinstance(spec.get(part), Mapping):
-            raise ValueError(f"spec.{part} is no mapping")
-    for part in ("data", "model"):
-        if not isinstance(spec[part].get("type"), str):
-            raise ValueError(f"spec.{part} names no component")
-    return spec
-
+from vitlab.spec.trial import TrialSpec
 
 FolderName = Annotated[str, Field(pattern=r"^[\w-]*$")]
 """A hash that is also the name of a folder; the pattern prevents a path from leaving the parent folder."""
@@ -36,8 +22,7 @@ class Trial:
     runs.  Two trials with equal key and code have equal outcomes on one kind of machine.
     """
 
-    spec: Annotated[Mapping[str, Any], AfterValidator(_complete)]
-    """``data``, ``model`` and ``train``, with every option resolved."""
+    spec: TrialSpec  #: with every option resolved
     seeds: Mapping[str, int]  #: stream to seed
     origins: tuple[str, ...]  #: ``slot:name source version`` of every component, sorted
     data: str | None  #: identity of the data set; None if it is not downloaded yet, in which case the key is pending
@@ -55,7 +40,7 @@ class Trial:
 
     def to_json(self) -> dict[str, Any]:
         """Return the trial as plain data."""
-        return asdict(self)
+        return {**vars(self), "spec": self.spec.plain()}
 
     @classmethod
     def from_json(cls, data: Any) -> Trial:

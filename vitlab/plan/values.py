@@ -11,7 +11,7 @@ from pydantic import AfterValidator, TypeAdapter
 from vitlab.errors import UserError, nearest
 from vitlab.plan.trial import FolderName
 from vitlab.plan.trial import Trial as Trial
-from vitlab.spec import Analysis
+from vitlab.spec import Analysis, TrialSpec
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Tuning:
                 "values": dict(rival.values),
                 "score": rival.score,
                 "wall_s": rival.wall_s,
-                "spec": rival.trials[0].trial.spec,
+                "spec": rival.trials[0].trial.spec.plain(),
                 "trials": [_without_spec(planned) for planned in rival.trials],
             }
             for rival in self.rivals
@@ -229,7 +229,8 @@ class Plan:
         """Return the plan as JSON values, with the resolved spec of an arm once rather than once per seed."""
         specs: dict[str, Any] = {}
         for planned in (*self.trials, *self.pending):
-            specs.setdefault(planned.arm, planned.trial.spec)
+            if planned.arm not in specs:
+                specs[planned.arm] = planned.trial.spec.plain()
         return {
             "study": self.study,
             "question": self.question,
@@ -256,9 +257,10 @@ class Plan:
             ValueError, LookupError, TypeError, AttributeError: if a value is missing or of another type, or names
                 an arm that does not exist.
         """
+        specs = {arm: TrialSpec.model_validate(spec) for arm, spec in data["specs"].items()}
 
         def with_specs(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-            return [_with_spec(item, data["specs"][item["arm"]]) for item in items]
+            return [_with_spec(item, specs[item["arm"]]) for item in items]
 
         plan = _PLAN.validate_python(
             {
@@ -288,21 +290,21 @@ def probes_of(plan: Mapping[str, Any]) -> dict[str, EngineBenchmark]:
 
 def _without_spec(planned: Planned) -> dict[str, Any]:
     """Return a planned trial as JSON values without its spec, which is stored once for all seeds."""
-    trial = planned.trial.to_json()
-    del trial["spec"]
-    return {"arm": planned.arm, "seed": planned.seed, **trial}
+    values = {name: value for name, value in vars(planned.trial).items() if name != "spec"}
+    return {"arm": planned.arm, "seed": planned.seed, **values}
 
 
-def _with_spec(item: Mapping[str, Any], spec: Any) -> dict[str, Any]:
+def _with_spec(item: Mapping[str, Any], spec: TrialSpec) -> dict[str, Any]:
     """Return a planned trial in JSON values with its spec."""
     rest = {name: value for name, value in item.items() if name not in ("arm", "seed")}
     return {"arm": item["arm"], "seed": item["seed"], "trial": {"spec": spec, **rest}}
 
 
 def _tuning_with_specs(data: Mapping[str, Any]) -> dict[str, Any]:
-    rivals = [
-        {**rival, "trials": [_with_spec(item, rival["spec"]) for item in rival["trials"]]} for rival in data["rivals"]
-    ]
+    rivals = []
+    for rival in data["rivals"]:
+        spec = TrialSpec.model_validate(rival["spec"])
+        rivals.append({**rival, "trials": [_with_spec(item, spec) for item in rival["trials"]]})
     return {**data, "rivals": rivals}
 
 

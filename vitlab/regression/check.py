@@ -138,9 +138,9 @@ def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
     study, plan = plan_study()
     if study.tune is not None:
         raise UserError(f"{request.file} tunes knobs, which would hide a change; check a study with the knobs it chose")
-    absent = {str(item.trial.spec["data"]): item.trial for item in plan.trials if item.trial.data is None}
+    absent = {str(item.trial.spec.data): item.trial for item in plan.trials if item.trial.data is None}
     for trial in absent.values():
-        registry.slot("dataset").build(trial.spec["data"]).read("train")
+        registry.slot("dataset").build(trial.spec.data).read("train")
     if absent:
         study, plan = plan_study()
     return study.model_copy(update={"check": study.check or Check()}), plan

@@ -50,7 +50,7 @@ def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: S
 
     arms = {}
     for planned in first_of_arms(plan):
-        own = str(planned.trial.spec["train"].get("precision", "fp32"))
+        own = planned.trial.spec.train.precision
         engine = plan.arm(planned.arm).engine  # engines use different kernels, and a fault may be in one of them
         by_precision = {
             name: trace(plan, planned, EXACT_STEPS, name, engine, plugins) for name in dict.fromkeys(("fp64", own))
@@ -67,7 +67,7 @@ def compute_facts(plan: Plan, costs: Mapping[str, Mapping[str, int]], plugins: S
             origins=trial.origins,
             data=trial.data,
             seeds=dict(trial.seeds),
-            spec=dict(_flat(trial.spec)),
+            spec=dict(_flat(trial.spec.plain())),
             params=costs[planned.arm]["params"],
             macs=costs[planned.arm]["macs"],
             traces=traces,

@@ -232,7 +232,7 @@ def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> list[Finding]:
 
     findings = []
     for planned in first_of_arms(plan):
-        if planned.trial.spec["train"].get("steps") == 0:
+        if planned.trial.spec.train.steps == 0:
             continue  # a closed-form solution takes no steps
         result = trace(plan, planned, LEARNING_STEPS, plugins=plugins)
         half = max(1, len(result.losses) // 2)  # long enough for the noise of batches to even out

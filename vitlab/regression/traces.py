@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -76,12 +75,14 @@ def trace(
 
 def shorten(trial: Trial, steps: int, precision: str | None) -> Trial:
     """Return the trial with its training limited to a number of steps."""
-    train: dict[str, Any] = {**trial.spec["train"], "evaluations": 1}
-    planned = train.get("steps")
-    train |= {**dict.fromkeys(LENGTHS), "steps": steps if planned is None else min(steps, planned)}
-    if precision is not None:
-        train["precision"] = precision
-    return replace(trial, spec={**trial.spec, "train": train})
+    train = trial.spec.train
+    changes = {
+        **dict.fromkeys(LENGTHS),
+        "steps": steps if train.steps is None else min(steps, train.steps),
+        "evaluations": 1,
+        "precision": precision or train.precision,
+    }
+    return replace(trial, spec=trial.spec.model_copy(update={"train": train.model_copy(update=changes)}))
 
 
 def _prerequisites(trial: Trial, trials: dict[str, Trial]) -> Iterable[Trial]:

@@ -116,7 +116,7 @@ def _differences(arm: str, old: Trial | None, new: Trial | None) -> list[str]:
     """Describe how the specs and the code of an arm's trials differ."""
     if old is None or new is None:
         return []
-    before, after = flat(old.spec), flat(new.spec)
+    before, after = flat(old.spec.plain()), flat(new.spec.plain())
     paths = [path for path in {**before, **after} if before.get(path) != after.get(path)]
     differences = [
         f"{path} {before.get(path, 'absent')} and {after.get(path, 'absent')}" for path in paths[:MAX_LISTED]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -312,18 +312,13 @@ def _tuning_notes(plan: Plan) -> list[str]:
 
 def _learning_rate(plan: Plan) -> list[str]:
     """Return a note if arms with different models share an untuned learning rate."""
-    rates = [_rate(planned.trial.spec) for planned in plan.trials]
-    models = [planned.trial.spec.get("model") for planned in plan.trials]
+    rates = [planned.trial.spec.train.optimizer.options.get("lr") for planned in plan.trials]
+    models = [planned.trial.spec.model for planned in plan.trials]
     tuned = any(overlap(RATE, knob) for item in plan.tuning for rival in item.rivals for knob in rival.values)
     if tuned or all(model == models[0] for model in models) or len(set(rates)) > 1:
         return []
     at = f" ({rates[0]:g})" if isinstance(rates[0], float | int) else ""
     return [f"All arms ran at one learning rate{at}: none was tuned, and a better one may suit some arms."]
-
-
-def _rate(spec: Mapping[str, Any]) -> Any:
-    optimizer = spec.get("train", {}).get("optimizer", {})
-    return optimizer.get("lr") if isinstance(optimizer, Mapping) else None
 
 
 def _first_of(sentences: list[str], what: str) -> list[str]:

@@ -25,7 +25,6 @@ from vitlab.runner.failures import record
 from vitlab.runner.models import distillation_of, fit_head, initial_model
 from vitlab.runner.settings import Settings, dtype_of
 from vitlab.runner.utilisation import matrix_rate, utilisation
-from vitlab.spec import TrainSpec
 from vitlab.store.folders import TrialFolder, write_json
 from vitlab.store.result import Circumstances, Measurement, Outcome, Result
 from vitlab.training import checkpoint
@@ -93,19 +92,19 @@ class Attempt:
         self.open()
         if self.device.type == "cuda":
             torch.cuda.init()  # type: ignore[no-untyped-call]
-        spec = TrainSpec.model_validate(trial.spec["train"])
+        spec = trial.spec.train
         self.rate = self.peers.count * matrix_rate(self.device, spec.precision)
         if self.device.type == "cuda":  # excludes the memory of the rate measurement
             torch.cuda.reset_peak_memory_stats(self.device)  # a process may run several trials
         self.engine = engine
-        data: Resolved = slot("dataset").resolve(trial.spec["data"])
+        data: Resolved = slot("dataset").resolve(trial.spec.data)
         prepared = prepare(data, trial.seeds)
         if trial.data is not None and prepared.info.identity != trial.data:
             raise DataError(
                 f"the data here is not the data this trial was planned for: {data.type} has the identity "
                 f"{prepared.info.identity}, and the plan says {trial.data}"
             )
-        feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(trial.spec["train"]))
+        feed = Feed(prepared, data.options["augment"], trial.seeds, self.device, dtype_of(spec.precision))
         model, notes = initial_model(trial, self.folder, prepared, self.device)
         fit_head(model, trial, feed)
         if engine == "stack" and (reason := stacking_incompatibility(model, spec.precision, self.device)):
@@ -166,7 +165,7 @@ class Attempt:
             macs=macs,
             memory_bytes=peak_memory(self.device),
             versions={**versions(), **requirements_of(self.trial.spec)},
-            numerics={**self._numerics(), "attention": attention_of(self.kernels, self.trial.spec["model"])},
+            numerics={**self._numerics(), "attention": attention_of(self.kernels, self.trial.spec.model)},
             ended=time.time(),
         )
         return self.write_result(trained, training.model, circumstances)
@@ -238,7 +237,7 @@ class Attempt:
             else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
             "engine": self.engine,
             "threads": self.settings.threads,
-            "precision": self.trial.spec["train"].get("precision", "fp32"),
+            "precision": self.trial.spec.train.precision,
             "deterministic": self.settings.deterministic,
             "evaluation_batch": EVALUATION_BATCH,
             "processes": self.peers.count,

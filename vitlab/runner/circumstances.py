@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -20,6 +20,7 @@ from vitlab.models.contract import Model
 from vitlab.models.cost import cost_of, macs, parameters
 from vitlab.plan.key import key_of
 from vitlab.plan.trial import Trial
+from vitlab.spec import Choice
 from vitlab.store.memo import Memo
 
 MAX_SIZES = 1_000  #: model sizes kept in the cache file, the latest ones
@@ -36,7 +37,7 @@ def size_of(model: Model, trial: Trial, info: DataInfo) -> tuple[int, int]:
     """
     if not trial.code:
         return parameters(model), _work(model, info)
-    identity = {"model": trial.spec["model"], "origins": trial.origins, "data": asdict(info), "code": trial.code}
+    identity = {"model": trial.spec.model.plain(), "origins": trial.origins, "data": asdict(info), "code": trial.code}
     key = key_of({**identity, "torch": torch.__version__})[:32]
     if key not in _sizes:
         memo = Memo("sizes", MAX_SIZES)
@@ -76,10 +77,10 @@ def kernels_of_first_pass(model: Model, together: bool) -> set[str]:
     return kernels
 
 
-def attention_of(kernels: set[str], choice: Mapping[str, Any]) -> str:
+def attention_of(kernels: set[str], model: Choice) -> str:
     """Return the kernels that attention chose automatically, or else its type."""
-    attention = choice.get("attention")
-    return "+".join(sorted(kernels)) or (cast(str, attention["type"]) if isinstance(attention, Mapping) else "")
+    attention = model.options.get("attention")
+    return "+".join(sorted(kernels)) or (attention["type"] if isinstance(attention, Mapping) else "")
 
 
 def rehearse() -> None:

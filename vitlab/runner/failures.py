@@ -32,7 +32,7 @@ def out_of_memory(error: BaseException) -> bool:
 def sentence_of(error: BaseException, trial: Trial) -> str:
     """Return why a trial failed; errors from outside vitlab get their type and the line in the plugin."""
     if out_of_memory(error):
-        batch_size = trial.spec["train"].get("batch_size")
+        batch_size = trial.spec.train.batch_size
         return (
             f"memory ran out, with train.batch_size {batch_size}; a smaller one, a smaller model, "
             f"or fewer trials at a time (run.workers) need less"

@@ -21,7 +21,6 @@ from vitlab.plan.key import DISTILLATION, PROBE, READER
 from vitlab.plan.trial import Trial
 from vitlab.registry import slot
 from vitlab.runner.settings import dtype_of
-from vitlab.spec.trial import Distill, InitFrom
 from vitlab.store.folders import TrialFolder, read_json
 from vitlab.training.artifacts import InputSpec, Transform, read_weights
 from vitlab.training.checkpoint import digest
@@ -44,8 +43,8 @@ def load_model(folder: TrialFolder) -> tuple[Model, Transform]:
     trial = read_json(folder.spec, Trial.from_json)
     if trial is None:
         raise WeightsError(f"{folder.spec} does not exist or is damaged; 'vitlab run' writes it again")
-    model: Model = slot("model").build(trial.spec["model"], input_spec.info)
-    dtype = dtype_of(trial.spec["train"])
+    model: Model = slot("model").build(trial.spec.model, input_spec.info)
+    dtype = dtype_of(trial.spec.train.precision)
     model.to(dtype).load_state_dict(state)
     return model.eval(), Transform(input_spec, dtype=dtype)
 
@@ -59,27 +58,25 @@ def initial_model(
         The model, and notes on these weights for the journal.
     """
     noise.seed_torch(noise.key(trial.seeds["init"], "init"), device)
-    model: Model = slot("model").build(trial.spec["model"], prepared.info)
+    model: Model = slot("model").build(trial.spec.model, prepared.info)
     model.initialise(trial.seeds["init"])
     notes = _start_from_others(model, trial, folder)
-    return model.to(device, dtype_of(trial.spec["train"])), notes
+    return model.to(device, dtype_of(trial.spec.train.precision)), notes
 
 
 def fit_head(model: Model, trial: Trial, feed: Feed) -> None:
     """Solve for the head on the training images, if the trial starts from one that is fitted."""
-    source = trial.spec.get("init_from")
-    if source is not None and (how := InitFrom.model_validate(source)).head == "fitted":
+    source = trial.spec.init_from
+    if source is not None and source.head == "fitted":
         probe: Any = importlib.import_module(PROBE)
-        probe.fit_head(model, feed, how.l2, trial.spec["train"].get("precision", "fp32"))
+        probe.fit_head(model, feed, source.l2, trial.spec.train.precision)
 
 
 def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, device: torch.device) -> Any:
     """Return the distillation of a trial, or None if it has none."""
-    settings = trial.spec.get("distill")
-    if settings is None:
+    how, precision = trial.spec.distill, trial.spec.train.precision
+    if how is None:
         return None
-    how = Distill.model_validate(settings)
-    train = trial.spec["train"]
     mine = theirs = InputSpec(prepared.info, prepared.mean, prepared.std)
     teacher: Model | None = None
     notes: tuple[str, ...] = ()
@@ -99,9 +96,9 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
     for note in notes:
         print(f"of the teacher's weights: {note}", file=sys.stderr)
     if teacher is not None:
-        teacher.to(device, dtype_of(train))
+        teacher.to(device, dtype_of(precision))
     distillation: Any = importlib.import_module(DISTILLATION)
-    return distillation.Distillation(how, teacher, theirs, mine, train.get("precision", "fp32"))
+    return distillation.Distillation(how, teacher, theirs, mine, precision)
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------
@@ -109,11 +106,10 @@ def distillation_of(trial: Trial, folder: TrialFolder, prepared: Prepared, devic
 
 def _start_from_others(model: Model, trial: Trial, folder: TrialFolder) -> list[str]:
     """Load the weights the trial starts from, if any, and return notes on them."""
-    settings = trial.spec.get("init_from")
-    if settings is None:
+    how = trial.spec.init_from
+    if how is None:
         return []
     notes: list[str] = []
-    how = InitFrom.model_validate(settings)
     if how.checkpoint is not None:
         heads = getattr(getattr(model, "geometry", None), "heads", None)  # few weight files record them
         head: Literal["keep", "new"] = "keep" if how.head == "keep" else "new"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -39,9 +38,9 @@ def device_of(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def dtype_of(train: Mapping[str, Any]) -> torch.dtype:
+def dtype_of(precision: str) -> torch.dtype:
     """Return the dtype of weights and images; bf16 is autocast over float32."""
-    return torch.float64 if train.get("precision") == "fp64" else torch.float32
+    return torch.float64 if precision == "fp64" else torch.float32
 
 
 @contextmanager

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
 from vitlab.spec.choice import Choice, Frozen
 from vitlab.spec.collect import conflict
@@ -88,13 +96,34 @@ class TrainSpec(Frozen):
         """Return None for options that never mix, so that such an arm equals the arm without ``mix``."""
         return None if value is None or not value.prob or not (value.mixup or value.cutmix) else value
 
+    @model_serializer(mode="wrap")
+    def _without_empty_metrics(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out an empty list of metrics, so that the option does not change older trials."""
+        tree: dict[str, Any] = handler(self)
+        return tree if self.metrics else {name: value for name, value in tree.items() if name != "metrics"}
+
 
 class Source(Frozen):
     """A source of weights: a checkpoint file of any supported format, or another trial, given by its spec."""
 
     checkpoint: str | None = None
-    trial: dict[str, Any] | None = None  #: a complete trial; it is trained once and shared by all trials that need it
+    trial: TrialSpec | dict[str, Any] | None = None
+    """A complete trial; it is trained once and shared by all trials that need it.  A mapping only in a study file,
+    where a teacher may leave out its data."""
     seed: Literal["same"] | Annotated[int, Field(ge=0)] = "same"  #: its seed; ``same``: that of the replicate
+
+    @field_validator("trial", mode="plain", json_schema_input_type=dict[str, Any] | None)
+    @classmethod
+    def _complete_if_possible(cls, value: Any) -> TrialSpec | dict[str, Any] | None:
+        """Parse a complete trial; any other mapping is completed by planning, which reports the mistakes in it."""
+        if value is None or isinstance(value, TrialSpec):
+            return value
+        if not isinstance(value, dict):
+            raise PydanticKnownError("dict_type")
+        try:
+            return TrialSpec.model_validate(value)
+        except ValidationError:
+            return value
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -203,6 +232,16 @@ class TrialSpec(Frozen):
         if value is None or value.kind == "none":
             return None
         return Distill(kind="labels", alpha=value.alpha) if value.kind == "labels" else value
+
+    def sources(self) -> dict[str, Source]:
+        """Return role to source, for the weights of other models that the trial uses; see :data:`SOURCES`."""
+        teacher = None if self.distill is None else self.distill.teacher
+        sources = {"init_from": self.init_from, "teacher": teacher}
+        return {role: source for role, source in sources.items() if source is not None}
+
+    def plain(self) -> dict[str, Any]:
+        """Return the spec in plain JSON values, without unset options."""
+        return self.model_dump(mode="json", exclude_none=True)
 
 
 SLOTS_OF_A_TRIAL = {

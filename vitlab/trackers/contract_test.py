@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.spec import Analysis, RunSpec
+from vitlab.spec import Analysis, RunSpec, TrialSpec
 from vitlab.store.folders import Store, write_bytes
 from vitlab.store.result import Circumstances, Measurement, Outcome, Result
 from vitlab.trackers.replay import Replay
@@ -111,7 +111,13 @@ def _plan() -> Plan:
                 "train": {"steps": 4, "optimizer": {"type": "adamw", "lr": 1e-3}},
             }
             key = f"{number}{seed}".ljust(64, "0")
-            trials.append(Planned(arm.name, seed, Trial(spec, {"init": seed}, (), "digits:0", key=key, code="c" * 64)))
+            trials.append(
+                Planned(
+                    arm.name,
+                    seed,
+                    Trial(TrialSpec.model_validate(spec), {"init": seed}, (), "digits:0", key=key, code="c" * 64),
+                )
+            )
     return Plan(STUDY, "Does it hold?", arms, tuple(trials), Analysis())
 
 

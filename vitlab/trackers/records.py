@@ -61,7 +61,7 @@ def flat(spec: Mapping[str, Any]) -> dict[str, str]:
 
 def params(trials: Iterable[Trial]) -> dict[str, dict[str, str]]:
     """Return the parameters of every trial by trial key, each with the same names."""
-    flattened = {trial.key: flat(trial.spec) for trial in trials}
+    flattened = {trial.key: flat(trial.spec.plain()) for trial in trials}
     names = sorted(set().union(*flattened.values()))
     return {trial_key: {name: own.get(name, ABSENT) for name in names} for trial_key, own in flattened.items()}
 

@@ -254,12 +254,12 @@ class TrialRuns:
             self.client.log_batch(state.run, params=missing)
         trial = item.planned.trial
         if trial.data is not None and not (run.inputs and run.inputs.dataset_inputs):
-            data = trial.spec["data"]
+            data = trial.spec.data
             dataset = Dataset(
-                name=str(data["type"]),
+                name=data.type,
                 digest=records.digest(trial.data),
                 source_type="vitlab",
-                source=json.dumps(dict(data), default=str),
+                source=json.dumps(data.plain(), default=str),
             )
             self.client.log_inputs(state.run, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
         began = began_at(self.folder(item))

@@ -18,6 +18,7 @@ from vitlab.models.anatomy import Anatomy
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
 from vitlab.registry import slot
+from vitlab.spec import TrialSpec
 from vitlab.store.folders import TrialFolder, mapping, read_json
 from vitlab.weights.architecture import Architecture
 from vitlab.weights.files import WeightFile
@@ -136,14 +137,14 @@ def load_trial(contents: WeightFile) -> TrialModel:
     if contents.header.get(DIGEST, digest) != digest:
         raise WeightsError("it is damaged: its header is not what was written")
     folder = TrialFolder(contents.file.parent)
-    spec = read_json(folder.spec, mapping)
-    if spec is None:
+    trial = read_json(folder.spec, mapping)
+    if trial is None:
         raise WeightsError(f"these are the weights of a trial, and its {folder.spec.name} is not beside them")
     try:
         header = json.loads(text)
         height, width = header["info"]["image"]
         info = DataInfo(**{**header["info"], "image": (height, width), "labels": tuple(header["info"]["labels"])})
-        choice = slot("model").resolve(spec["spec"]["model"])
+        choice = slot("model").resolve(TrialSpec.model_validate(trial["spec"]).model)
         with torch.random.fork_rng(devices=[]):
             model = cast(Model, slot("model").build(choice, info))
         wide = next((value.dtype for value in contents.tensors.values() if value.is_floating_point()), torch.float32)
