@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from vitlab import report
-from vitlab.plan.values import Arm, Plan, Planned, Trial
+from vitlab.plan.values import Arm, MetricFacts, Plan, Planned, Trial
 from vitlab.report import comparison, frame
 from vitlab.spec import STREAMS, Analysis, TrialSpec
 from vitlab.store.folders import Store, write_json
@@ -25,6 +25,14 @@ NONE = [0.941, 0.937, 0.944, 0.939, 0.940]
 NEAR = [0.970, 0.974, 0.969, 0.971, 0.973]
 SINE = [0.966, 0.960, 0.968, 0.967, 0.959]
 POSITIONS = {"baseline": BASE, "position=none": NONE, "position=sincos2d": NEAR, "position=sinusoidal": SINE}
+
+
+METRICS = {
+    "loss": MetricFacts("min", "number", (0.0, None)),
+    "accuracy": MetricFacts("max", "share", (0.0, 1.0), quantum=1.0),
+    "top5": MetricFacts("max", "share", (0.0, 1.0), quantum=1.0),
+    "ece": MetricFacts("min", "share", (0.0, 1.0)),
+}
 
 
 def trial_of(arm: str, seed: int, lr: float = 2e-3) -> Trial:
@@ -89,7 +97,7 @@ def study(
         ),
         trials=tuple(planned),
         analysis=analysis or Analysis(),
-        **plan,
+        **{"metrics": METRICS, **plan},
     )
     write_json(store.study(study_plan.study) / "plan.json", study_plan.to_json())
     return study_plan, store

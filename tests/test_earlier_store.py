@@ -12,6 +12,7 @@ from pydantic import ValidationError
 import vitlab
 from vitlab import lab
 from vitlab.plan.values import Plan
+from vitlab.plan.written import read_plan
 
 STORED = Path(__file__).parent / "stores" / "earlier"
 """A study of two arms and two seeds, as version 0.1.0 left it; without weights."""
@@ -40,6 +41,15 @@ def test_results_and_comparison_of_earlier_store_are_read(store: Path) -> None:
 def test_trials_of_earlier_store_keep_their_keys(store: Path) -> None:
     _, plan = lab.plan_study(store / "study.yaml", out=store / "runs")
     assert {planned.trial.key for planned in plan.trials} == {file.name for file in store.glob("runs/trials/*")}
+
+
+def test_plan_of_earlier_store_has_metric_facts(store: Path) -> None:
+    file = store / "runs" / "studies" / "earlier" / "plan.json"
+    assert "metrics" not in json.loads(file.read_text())
+    plan = read_plan(file)
+    assert plan is not None and plan.shares >= {"accuracy", "top5", "ece"}
+    _, planned_again = lab.plan_study(store / "study.yaml", out=store / "runs")
+    assert {name: plan.metrics[name] for name in planned_again.metrics} == planned_again.metrics
 
 
 def test_specs_of_an_earlier_store_are_typed_and_written_unchanged(store: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import vitlab
 from vitlab import lab, testing
 from vitlab.errors import SpecError
 from vitlab.geometry import DataInfo
-from vitlab.plan.values import Plan
+from vitlab.plan.values import MetricFacts, Plan
 from vitlab.registry import BUILT_IN, slot
 from vitlab.regression import gate
 from vitlab.spec import Study
@@ -203,6 +204,37 @@ def test_tuning_with_wrong_goal_is_refused(tmp_path: Path) -> None:
     assert problems(tmp_path, analysis={"metric": "val/loss"}, tune=tune) == [
         "val/accuracy is to be large, and the goal of the analysis is min: the worst would win"
     ]
+
+
+def test_metric_facts_are_stored_in_plan(tmp_path: Path) -> None:
+    plan = planned(tmp_path, train={"metrics": ["brier", {"type": "top_k", "k": 3}]})[1]
+    arms = [arm.name for arm in plan.arms]
+    assert plan.metrics == {
+        "loss": MetricFacts("min", "number", (0, None), 0, dict.fromkeys(arms, math.log(6))),
+        "accuracy": MetricFacts("max", "share", (0, 1), 1, dict.fromkeys(arms, 1 / 6)),
+        "top5": MetricFacts("max", "share", (0, 1), 1, dict.fromkeys(arms, 5 / 6)),
+        "ece": MetricFacts("min", "share", (0, 1)),
+        "brier": MetricFacts("min", "number", (0, 2)),
+        "top3": MetricFacts("max", "share", (0, 1), 1, dict.fromkeys(arms, 1 / 2)),
+    }
+    stored = Plan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False)))
+    assert stored.metrics == plan.metrics
+    assert stored.facts("test/accuracy_dist") == plan.metrics["accuracy"] and stored.facts("val/topology") is None
+
+
+def test_unit_chance_and_quantum_of_plugin_metric_are_used(tmp_path: Path) -> None:
+    plugin = tmp_path / "my_metrics.py"
+    declared = "bounds = (0.0, 2.0)\n    unit = 'share'\n    quantum = 1.0\n    def chance(self, data): return 0.25\n"
+    plugin.write_text(GUEST.replace('bounds = (0.0, float("inf"))', declared))
+    file = study(tmp_path, train={"metrics": ["gap"]}, analysis={"metric": "val/gap"}, check={})
+    answer = lab.run(file, out=tmp_path / "out", plugins=[plugin])
+    assert answer.plan.facts("val/gap") == MetricFacts(
+        "min", "share", (0, 2), 1, {arm.name: 0.25 for arm in answer.plan.arms}
+    )
+    assert "val gap (%)" in (answer.folder / "report" / "report.md").read_text()
+    found, plan = lab.plan_study(file, plugins=[plugin])
+    images = vitlab.predictions(file, out=tmp_path / "out").query("split == 'val' and seed == 0 and arm == 'baseline'")
+    assert gate.values_of(plan, answer.store, found).quanta == {"val/gap": 1 / len(images)}
 
 
 # -- a guest ----------------------------------------------------------------------------------------------------------

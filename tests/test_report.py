@@ -27,6 +27,7 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 from synthetic_studies import (
     BASE,
+    METRICS,
     NEAR,
     NONE,
     POSITIONS,
@@ -309,7 +310,7 @@ def test_constant_probability_is_shown_with_its_interval(tmp_path):
     """P(better) is 0 for every arm, and its interval would stand beside another column without it."""
     rows = document(*study(tmp_path, {"baseline": BASE, "b": NONE, "c": SINE}))["arms"]
     assert [row["better"] for row in rows] == [None, 0.0, 0.0]
-    titles = [column.title for column in tables.detail_columns(rows, Analysis())]
+    titles = [column.title for column in tables.detail_columns(rows, Analysis(), {"accuracy"})]
     at = titles.index("P(better) (%)")
     assert titles[at + 1] == "95 % interval of it" and "broken" not in titles
 
@@ -317,7 +318,9 @@ def test_constant_probability_is_shown_with_its_interval(tmp_path):
 def _broken(tmp_path: Path, arms: Mapping[str, Sequence[float | None]], **options: Any) -> tuple[Plan, Store]:
     """A study of ten classes in which every trial without a value has diverged."""
     plan, store = study(tmp_path, arms, **options)
-    plan = dataclasses.replace(plan, arms=tuple(dataclasses.replace(arm, classes=10) for arm in plan.arms))
+    chance = {arm.name: 0.1 for arm in plan.arms}
+    metrics = {**METRICS, "accuracy": dataclasses.replace(METRICS["accuracy"], chance=chance)}
+    plan = dataclasses.replace(plan, metrics=metrics)
     for item in plan.trials:
         folder = store.trial(item.trial.key, item.trial.code)
         if not folder.done():
@@ -345,7 +348,10 @@ def test_claim_supported_by_complete_pairs_only_is_not_made(tmp_path):
         "with chance (10.0 %) in the place of 1 seed that diverged or failed, 5.89 points below" in fragile
         and "detected" not in fragile
     )
-    columns = {column.title: column.cells for column in tables.columns(document(plan, store)["arms"], plan.analysis)}
+    columns = {
+        column.title: column.cells
+        for column in tables.columns(document(plan, store)["arms"], plan.analysis, plan.shares)
+    }
     assert columns["verdict"] == ("", "cannot tell (1 broken seed)", "better")
     assert sturdy.startswith("sturdy is 3.09 points above baseline") and "chance" not in sturdy
     assert rows.loc["sturdy", ["chance", "chance_p"]].isna().all() and rows.loc["sturdy", "broken"] == 0
@@ -355,20 +361,11 @@ def test_claim_supported_by_both_comparisons_is_made(tmp_path):
     plan, store = _broken(tmp_path, {"baseline": [0.9, 0.901, 0.902, 0.9], "b": [0.101, 0.1, 0.102, None]})
     [sentence] = report.answers(plan, frame.results(plan, store))
     assert sentence.startswith("b is 80.") and "in the place of 1 seed" in sentence
-    unknown = dataclasses.replace(plan, arms=tuple(dataclasses.replace(arm, classes=None) for arm in plan.arms))
+    unknown = dataclasses.replace(plan, metrics=METRICS)
     [sentence] = report.answers(unknown, frame.results(plan, store))
     assert (
         sentence.startswith("cannot tell: b is 80.") and "what chance reaches in val/accuracy is not known" in sentence
     )
-
-
-@pytest.mark.parametrize(
-    ("metric", "classes", "level"),
-    [("val/accuracy", 10, 0.1), ("val/top5", 10, 0.5), ("val/loss", 10, math.log(10)), ("val/accuracy_cls", 4, 0.25)],
-)
-def test_chance_level_is_that_of_guessing(metric, classes, level):
-    assert comparison.chance_level(metric, classes) == pytest.approx(level)
-    assert math.isnan(comparison.chance_level(metric, None)) and math.isnan(comparison.chance_level("val/ece", 10))
 
 
 # -- what was registered ----------------------------------------------------------------------------------------------
@@ -843,7 +840,7 @@ def test_latex_fits_paper_width(tmp_path):
     everything = text_of(plan, store, "latex-all")
     tables_all = _latex_tables(everything)
     assert len(tables_all) == 3 and len(tables_all[0][1][0]) == len(
-        tables.columns(document(plan, store)["arms"], plan.analysis)
+        tables.columns(document(plan, store)["arms"], plan.analysis, plan.shares)
     )
     labels = re.findall(r"\\label\{(.*?)\}", everything)
     assert labels == ["tab:positions-arms", "tab:positions-comparisons", "tab:positions-interactions"]
@@ -1139,11 +1136,12 @@ def test_numbers_have_readable_precision():
     strict = {0.0008: "0.0008", 0.00052: "0.00052", 0.00048: "0.0005", 0.00004: "< 0.0001", 0.02: "0.020"}
     assert {p: phrasing.p_value(p, 0.0005) for p in strict} == strict
     assert [phrasing.duration(s) for s in (3.2, 59.7, 185, 7620)] == ["3.2 s", "1 min 00 s", "3 min 05 s", "2 h 07 min"]
-    assert phrasing.Scale.of("val/accuracy_cls").unit == phrasing.Scale.of("test/top5").unit == "%"
-    assert phrasing.Scale.of("val/loss").unit == phrasing.Scale.of("val/topology").unit == ""
-    assert phrasing.Scale.of("val/ece").number(-0.0001, 1) == "0.0"
+    shares = {"accuracy", "top5", "ece"}
+    assert phrasing.Scale.of("val/accuracy_cls", shares).unit == phrasing.Scale.of("test/top5", shares).unit == "%"
+    assert phrasing.Scale.of("val/loss", shares).unit == phrasing.Scale.of("val/topology", shares).unit == ""
+    assert phrasing.Scale.of("val/ece", shares).number(-0.0001, 1) == "0.0"
     # An interval that holds no 0 is not shown as one that ends there.
-    ends = [phrasing.Scale.of("val/accuracy").end(value, 1) for value in (0.0002, -0.000003, 0.0, 0.016)]
+    ends = [phrasing.Scale.of("val/accuracy", shares).end(value, 1) for value in (0.0002, -0.000003, 0.0, 0.016)]
     assert ends == ["0.02", "\N{MINUS SIGN}0.0003", "0.0", "1.6"]
 
 

@@ -78,10 +78,9 @@ class Answer:
 
     def results(self) -> Results:
         """Return one row per trial, see :func:`vitlab.results`."""
-        from vitlab.report import frame
         from vitlab.report.notebook import Results
 
-        return Results(frame.results(self.plan, self.store))
+        return Results.of_study(self.plan, self.store)
 
     def compare(self) -> Comparison:
         """Return one row per arm, see :func:`vitlab.compare`."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.geometry import Work
-from vitlab.plan import match, metric_goals, tune
+from vitlab.plan import match, metrics, tune
 from vitlab.plan.arms import PlanContext, ResolvedArm, notes_on_files, rules_of, trial_of
 from vitlab.plan.cohorts import engine_of
 from vitlab.plan.design import MOST, DesignFault, Draft, drafts, name_of, short_names
@@ -84,7 +84,7 @@ def make_plan(
                 raise Faults(own, error.partial) from None
             return error.partial
 
-    study = metric_goals.with_goal(study, resolved_base)
+    study = metrics.with_goal(study, resolved_base)
     try:
         planned = drafts(study.design)
     except DesignFault as error:
@@ -122,7 +122,7 @@ def make_plan(
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
     faults = match.mistakes(study.match, resolved_base.plain, planned) if study.match is not None else []
     faults += tune.mistakes(study, at, planned) if study.tune is not None else []
-    faults += metric_goals.mistakes(study, document, resolved_base, trials)
+    faults += metrics.mistakes(study, document, resolved_base, trials)
     problems += [document.problem(place, sentence) for place, sentence in faults]
     if isinstance(resolved_base, Partial):
         raise SpecError(problems)
@@ -205,6 +205,7 @@ def _plan(
         pending=tuple(pending),
         probes=probes,
         looks=looks,
+        metrics=metrics.facts({arm.name: arm.trial for arm in arms.values()}),
         identities={arm.name: _identity(arm, study) for arm in arms.values() if not arm.skip},
     )
 

@@ -17,7 +17,7 @@ from vitlab.plan.arms import PlanContext, ResolvedArm, trial_of
 from vitlab.plan.design import MOST, Draft, short_names, text
 from vitlab.plan.key import key_of
 from vitlab.plan.match import Matcher, Unmatched, is_number, overlap, setting
-from vitlab.plan.metric_goals import goal_of, goals
+from vitlab.plan.metrics import goal_of, metrics
 from vitlab.plan.resolve import Faults, Partial, ResolvedTrial
 from vitlab.plan.values import Planned, Rival, Trial, Tuning
 from vitlab.spec import Analysis, Study, Tune
@@ -103,7 +103,7 @@ def mistakes(
             if overlap(knob, other)
         ]
     select, own = selects(tune, study.analysis), study.analysis.metric.partition("/")[2]
-    if select.partition("/")[2] != own and goal_of(select, goals(at_base({}))) not in (None, study.analysis.goal):
+    if select.partition("/")[2] != own and goal_of(select, metrics(at_base({}))) not in (None, study.analysis.goal):
         size = "small" if study.analysis.goal == "max" else "large"
         sentence = f"{select} is to be {size}, and the goal of the analysis is {study.analysis.goal}"
         faults.append((("tune", "select"), f"{sentence}: the worst would win"))

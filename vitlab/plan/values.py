@@ -12,6 +12,7 @@ from vitlab.errors import UserError, nearest
 from vitlab.plan.trial import FolderName
 from vitlab.plan.trial import Trial as Trial
 from vitlab.spec import Analysis, TrialSpec
+from vitlab.spec.check import Goal, Unit
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,23 @@ class EngineBenchmark:
 
 
 @dataclass(frozen=True)
+class MetricFacts:
+    """The facts of a metric that do not depend on results, as it declares them; see vitlab.training.metrics.Metric."""
+
+    goal: Goal
+    unit: Unit
+    bounds: tuple[float | None, float | None]  #: its range; None for an infinite end
+    quantum: float = 0.0  #: smallest change, times the number of images; 0 if it has none
+    chance: Mapping[str, float] = field(default_factory=dict)
+    """Arm to the value of guesses, where it is known."""
+
+
+def own_metric(name: str, names: Iterable[str]) -> str | None:
+    """Return the metric that a name in results belongs to: ``accuracy`` for ``accuracy_dist``."""
+    return max((one for one in names if name == one or name.startswith(f"{one}_")), key=len, default=None)
+
+
+@dataclass(frozen=True)
 class InterimAnalysis:
     """An interim analysis with the first seeds and a final one with more, each at half of alpha.
 
@@ -191,6 +209,7 @@ class Plan:
     version: FolderName = ""  #: version of the study file, see :mod:`vitlab.plan.versions`
     identities: Mapping[str, str] = field(default_factory=dict)
     """Arm to a digest of its trial without seeds and code, and of its matching and tuning."""
+    metrics: Mapping[str, MetricFacts] = field(default_factory=dict)  #: name in results, without its split, to facts
 
     @property
     def sharing(self) -> int:
@@ -206,6 +225,16 @@ class Plan:
     def paths(self) -> list[str]:
         """Paths that the arms vary, in the order of the design."""
         return list(dict.fromkeys(path for arm in self.arms for path in arm.values))
+
+    def facts(self, metric: str) -> MetricFacts | None:
+        """Return the facts of a metric such as ``val/accuracy``; None if they are not known."""
+        own = own_metric(metric.partition("/")[2], self.metrics)
+        return None if own is None else self.metrics[own]
+
+    @property
+    def shares(self) -> frozenset[str]:
+        """Names of the metrics that are shares of one, without their splits."""
+        return frozenset(name for name, facts in self.metrics.items() if facts.unit == "share")
 
     def arm(self, name: str) -> Arm:
         """Return the arm with this name."""
@@ -247,6 +276,7 @@ class Plan:
             "looks": None if self.looks is None else asdict(self.looks),
             "version": self.version,
             "identities": dict(self.identities),
+            "metrics": {name: asdict(facts) for name, facts in self.metrics.items()},
         }
 
     @classmethod

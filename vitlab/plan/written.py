@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UserError
+from vitlab.plan.metrics import with_facts
 from vitlab.plan.values import Plan
 from vitlab.store.folders import Damaged, load_json, mapping, read_json
 
@@ -39,6 +40,8 @@ def plan_data(file: Path) -> Mapping[str, Any] | None:
 def _plan_of(file: Path, data: Any) -> Plan:
     """Parse a plan; refuse one of another study than its folder's."""
     plan = Plan.from_json(data)
+    if "metrics" not in data:  # stored by an earlier version
+        plan = with_facts(plan)
     if file.parent.parent.name == "studies" and plan.study != file.parent.name:
         raise ValueError(f"it is the plan of study {plan.study[:100]!r}")
     return plan

@@ -20,8 +20,6 @@ from vitlab.spec import Study
 from vitlab.spec.check import Goal
 from vitlab.store.folders import Store
 
-STEPPED = ("accuracy", "top")
-"""Prefixes of metrics that are shares of images and change in steps of one image."""
 TARGET_CHANCE = 0.8  #: the probability with which an unchanged model should pass
 
 Train = Callable[[Sequence[int] | None, Sequence[str]], Values]
@@ -82,8 +80,8 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
     images = _images(outcomes)
     quanta = {}
     for metric in metrics:
-        group, _, name = metric.partition("/")
-        quanta[metric] = 1 / images[group] if name.startswith(STEPPED) and images.get(group) else 0.0
+        facts, count = plan.facts(metric), images.get(metric.partition("/")[0])
+        quanta[metric] = facts.quantum / count if facts is not None and count else 0.0
     diverged: dict[str, tuple[int, ...]] = {}
     for item in outcomes:
         final = item.result.outcome.metrics if item.result is not None else {}

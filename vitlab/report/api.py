@@ -82,10 +82,9 @@ def results(path: str | Path, *, out: str | Path = OUT) -> Results:
     Raises:
         UserError: if the study has not been run in ``out``.
     """
-    from vitlab.report import frame
     from vitlab.report.notebook import Results
 
-    return Results(frame.results(*open_study(path, out=out)))
+    return Results.of_study(*open_study(path, out=out))
 
 
 def compare(first: str | Path, second: str | Path | None = None, *, out: str | Path = OUT) -> Comparison:
@@ -105,7 +104,7 @@ def compare(first: str | Path, second: str | Path | None = None, *, out: str | P
     if second is None:
         return Comparison.of_study(plan, store)
     comparison = between((plan, store), open_study(second, out=out))
-    return Comparison.of(comparison.summary, comparison.plan.analysis, comparison.notes)
+    return Comparison.of(comparison.summary, comparison.plan, comparison.notes)
 
 
 def history(path: str | Path, *, out: str | Path = OUT) -> pd.DataFrame:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError
-from vitlab.plan.values import Plan, Planned, Trial
+from vitlab.plan.values import MetricFacts, Plan, Planned, Trial
 from vitlab.plan.versions import flat
 from vitlab.report import phrasing
 from vitlab.report.comparison import summary
@@ -36,8 +36,9 @@ class Between:
             "study": self.plan.study,
             "question": self.plan.question,
             "analysis": self.plan.analysis.model_dump(mode="json"),
+            "shares": sorted(self.plan.shares),
             "overview": phrasing.overview(rows),
-            "answers": phrasing.answers(rows, self.plan.analysis),
+            "answers": phrasing.answers(rows, self.plan.analysis, self.plan.shares),
             "arms": rows,
             **{"tuning": [], "heads": [], "scaling": [], "fronts": {}, "interactions": [], "cost": []},
             "notes": list(self.notes),
@@ -71,11 +72,16 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
     if labels[0] == labels[1]:
         labels = [f"{label} ({place})" for label, place in zip(labels, ("first", "second"), strict=True)]
     arms, trials, frames = [], [], []
+    metrics: dict[str, MetricFacts] = {}
     for label, (plan, store) in zip(labels, (first, second), strict=True):
         against = {name: f"{labels[0]}: {name}" if label == labels[1] else None for name in common}
         own = {name: f"{label}: {name}" for name in common}
         arms += [replace(plan.arm(name), name=own[name], baseline=against[name]) for name in common]
         trials += [Planned(own[item.arm], item.seed, item.trial) for item in plan.trials if item.arm in own]
+        for metric, facts in plan.metrics.items():
+            earlier = metrics[metric].chance if metric in metrics else {}
+            chance = {own[arm]: level for arm, level in facts.chance.items() if arm in own}
+            metrics[metric] = replace(facts, chance={**earlier, **chance})
         frame = results(plan, store)
         frame = frame[frame["arm"].isin(common)]
         renamed = {
@@ -89,6 +95,7 @@ def between(first: tuple[Plan, Store], second: tuple[Plan, Store]) -> Between:
         tuple(arms),
         tuple(trials),
         plans[1].analysis,
+        metrics=metrics,
     )
     pairs = {f"{labels[1]}: {name}": (_one(plans[0], name), _one(plans[1], name)) for name in common}
     refused = {

@@ -31,7 +31,7 @@ def scaling(plan: Plan, frame: pd.DataFrame, width: float = WIDE) -> Figure | No
     laws = scalings(plan, frame)
     if not laws:
         return None
-    scale = phrasing.Scale.of(plan.analysis.metric)
+    scale = phrasing.Scale.of(plan.analysis.metric, plan.shares)
     values = usable(frame, plan.analysis)
     sizes = [size for size in SIZES if any(item.size == size for item in laws)]
     series = list(dict.fromkeys(item.series for item in laws))
@@ -80,7 +80,7 @@ def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = (), width: 
     fronts_by_cost = fronts(plan, list(rows.values()))
     if not fronts_by_cost:
         return None
-    scale = phrasing.Scale.of(plan.analysis.metric)
+    scale = phrasing.Scale.of(plan.analysis.metric, plan.shares)
     with style():
         from matplotlib.figure import Figure
 

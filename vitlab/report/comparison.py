@@ -12,7 +12,6 @@ valid on their own and Bonferroni's correction covers the two looks.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -121,18 +120,6 @@ def refusals(plan: Plan, seeds: Collection[int] | None = None) -> dict[str, str]
     return reasons
 
 
-def chance_level(metric: str, classes: int | None) -> float:
-    """Return the chance level of a metric for equally likely classes; NaN if it is not known."""
-    name = metric.partition("/")[2].partition("@")[0]
-    if classes is None or classes < 1:
-        return math.nan
-    if re.fullmatch(r"accuracy(_\w+)?|(pixel|balanced)_accuracy", name):
-        return 1 / classes
-    if top := re.fullmatch(r"top(\d+)", name):
-        return min(1.0, int(top[1]) / classes)
-    return math.log(classes) if name == "loss" else math.nan
-
-
 def broken_seeds(frame: pd.DataFrame, analysis: Analysis) -> dict[str, list[int]]:
     """Return the seeds of each arm that diverged or failed, or lack a finite value that other seeds of the arm have."""
     broken = {}
@@ -239,7 +226,8 @@ def _judge_look(
 ) -> dict[str, dict[str, Any]]:
     """Judge the comparisons of one look at the given seeds, see :func:`judge`."""
     analysis = plan.analysis
-    chance = {arm.name: chance_level(analysis.metric, arm.classes) for arm in plan.arms}
+    facts = plan.facts(analysis.metric)
+    chance = {} if facts is None else facts.chance
     imputed = {
         arm: {**by_seed, **dict.fromkeys(lost.get(arm, ()), chance.get(arm, math.nan))}
         for arm, by_seed in values.items()

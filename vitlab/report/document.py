@@ -26,7 +26,7 @@ from vitlab.store.folders import Store
 if TYPE_CHECKING:
     import pandas as pd
 
-FORM = 9  #: version of this document; a stored one of another version is rendered anew
+FORM = 10  #: version of this document; a stored one of another version is rendered anew
 BUILT_IN = "vitlab"
 
 
@@ -42,8 +42,9 @@ def document(
         "study": plan.study,
         "question": plan.question,
         "analysis": plan.analysis.model_dump(mode="json"),
+        "shares": sorted(plan.shares),
         "overview": phrasing.overview(rows),
-        "answers": phrasing.answers(rows, plan.analysis),
+        "answers": phrasing.answers(rows, plan.analysis, plan.shares),
         "arms": rows,
         "skipped": [{"arm": arm.name, "because": arm.skip} for arm in plan.arms if arm.skip],
         "tuning": tuning(plan),

@@ -123,8 +123,8 @@ def captions(plan: Plan) -> dict[str, str]:
         else f"Of every arm {seeds}.",
         "interaction": f"The mean of every cell of the grid with its {level} t-interval. Parallel lines: the effect of "
         "one factor does not depend on the other.",
-        "curves": f"{phrasing.Scale.of(plan.analysis.metric).title} {over}",
-        "loss": f"{phrasing.Scale.of(_loss_of(plan)).title} {over}",
+        "curves": f"{phrasing.Scale.of(plan.analysis.metric, plan.shares).title} {over}",
+        "loss": f"{phrasing.Scale.of(_loss_of(plan), plan.shares).title} {over}",
         "scaling": f"{'The metric' if plan.analysis.goal == 'min' else 'One less the metric'} over size, both on "
         "logarithmic axes: each seed (small), the mean of their logarithms, and a power law with the "
         f"{level} band that the spread of the seeds allows.",
@@ -142,7 +142,7 @@ def curves(
     baseline behind it.  Means are those of trials that are done.
     """
     metric = metric or plan.analysis.metric
-    scale = phrasing.Scale.of(metric)
+    scale = phrasing.Scale.of(metric, plan.shares)
     endings = frame.loc[frame["status"].isin(["done", "diverged", "failed"]), ["arm", "seed", "status"]]
     measurements = history[(history["metric"] == metric) & np.isfinite(history["value"])]
     measurements = measurements.merge(endings, on=["arm", "seed"])
@@ -250,7 +250,7 @@ def interaction(plan: Plan, summary: pd.DataFrame, width: float = WIDE) -> Figur
     )
     if not full or len(apart) > len(SERIES):
         return None
-    scale, short = phrasing.Scale.of(plan.analysis.metric), short_names(paths)
+    scale, short = phrasing.Scale.of(plan.analysis.metric, plan.shares), short_names(paths)
     with style():
         from matplotlib.figure import Figure
 
@@ -295,7 +295,7 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, width: float = 
     rows = {row["arm"]: row for row in plain(summary)}
     names = [name for name in rows if name in values]
     compared = [name for name in names if rows[name]["difference"] is not None]
-    scale, wide = phrasing.Scale.of(plan.analysis.metric), width >= WIDE
+    scale, wide = phrasing.Scale.of(plan.analysis.metric, plan.shares), width >= WIDE
     labels = wrapped_labels(names, 30 if wide else 20)
     row = max(0.34, 0.14 * max(label.count("\n") + 1 for label in labels.values()) + 0.12)
     with style():

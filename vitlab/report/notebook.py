@@ -22,6 +22,16 @@ ROWS = 60  #: trials that a notebook shows
 class Results(pd.DataFrame):
     """A frame of :func:`vitlab.report.frame.results`; slices of it are ordinary frames."""
 
+    _metadata = ("shares",)
+    shares: frozenset[str]
+
+    @classmethod
+    def of_study(cls, plan: Plan, store: Store) -> Results:
+        """Return the results of a study."""
+        results = cls(frames.results(plan, store))
+        results.shares = plan.shares
+        return results
+
     @property
     def _constructor(self) -> type[pd.DataFrame]:
         return pd.DataFrame
@@ -33,14 +43,15 @@ class Results(pd.DataFrame):
         states = {name: int((self["status"] == name).sum()) for name in frames.STATUSES}
         summary = [f"{phrasing.count(len(self), 'trial')}: {phrasing.states(states)}"]
         remainder = f"... and {len(self) - ROWS:,} more." if len(self) > ROWS else ""
-        return _html(summary, trial_columns(plain(self.head(ROWS))), [remainder] if remainder else [])
+        return _html(summary, trial_columns(plain(self.head(ROWS)), self.shares), [remainder] if remainder else [])
 
 
 class Comparison(pd.DataFrame):
     """A frame of :func:`vitlab.report.comparison.summary`; slices of it are ordinary frames."""
 
-    _metadata = ("analysis", "notes")
+    _metadata = ("analysis", "shares", "notes")
     analysis: Analysis
+    shares: frozenset[str]
     notes: tuple[str, ...]
 
     @classmethod
@@ -50,13 +61,14 @@ class Comparison(pd.DataFrame):
         table = frames.table(plan, trials)
         summary = comparison.summary(table, plan)
         trial_notes = notes(plan, [*frames.prerequisites(plan, store), *trials], table, plain(summary))
-        return cls.of(summary, plan.analysis, (*of_version(plan, store), *trial_notes))
+        return cls.of(summary, plan, (*of_version(plan, store), *trial_notes))
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, analysis: Analysis, notes: tuple[str, ...] = ()) -> Comparison:
-        """Return a summary as a comparison with its analysis and notes."""
+    def of(cls, frame: pd.DataFrame, plan: Plan, notes: tuple[str, ...] = ()) -> Comparison:
+        """Return a summary as a comparison with the analysis of its plan and notes."""
         comparison_frame = cls(frame)
-        comparison_frame.analysis, comparison_frame.notes = analysis, notes
+        comparison_frame.analysis, comparison_frame.shares = plan.analysis, plan.shares
+        comparison_frame.notes = notes
         return comparison_frame
 
     @property
@@ -66,11 +78,11 @@ class Comparison(pd.DataFrame):
     @property
     def answers(self) -> list[str]:
         """The answers, one sentence per comparison."""
-        return phrasing.answers(plain(self), self.analysis)
+        return phrasing.answers(plain(self), self.analysis, self.shares)
 
     def _repr_html_(self) -> str:
         """Return answers, the table of arms and notes as HTML; every text is escaped."""
-        return _html(self.answers, columns(plain(self), self.analysis), self.notes)
+        return _html(self.answers, columns(plain(self), self.analysis, self.shares), self.notes)
 
 
 def _html(sentences: Sequence[str], table: Sequence[Column], notes_below: Sequence[str]) -> str:

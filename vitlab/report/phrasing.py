@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from vitlab.plan.values import own_metric
 from vitlab.report.verdict import Row as Row
 from vitlab.report.verdict import Verdict, is_equivalent, of_complete_pairs
 from vitlab.spec import Analysis
@@ -18,8 +19,6 @@ from vitlab.spec import Analysis
 MINUS, TIMES, DASH = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 FEW = 12  #: above this number of comparisons, an overview comes first
-SHARES = frozenset({"accuracy", "top", "ece", "miou", "iou", "precision", "recall", "f1"})
-"""Words in the names of metrics that are shares of one."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,11 @@ class Scale:
     points: str  #: of a difference: ``points`` or nothing
 
     @classmethod
-    def of(cls, metric: str) -> Scale:
-        """Return the scale of a metric by its name."""
-        name = metric.partition("/")[2]
-        share = not SHARES.isdisjoint(word if word in SHARES else word.rstrip("0123456789") for word in name.split("_"))
-        return cls(metric, 100.0, "%", "points") if share else cls(metric, 1.0, "", "")
+    def of(cls, metric: str, shares: Collection[str]) -> Scale:
+        """Return the scale of a metric such as ``val/accuracy``, given :attr:`vitlab.plan.values.Plan.shares`."""
+        if own_metric(metric.partition("/")[2], shares) is None:
+            return cls(metric, 1.0, "", "")
+        return cls(metric, 100.0, "%", "points")
 
     @property
     def title(self) -> str:
@@ -224,9 +223,9 @@ def states(row: Row) -> str:
     return ", ".join(f"{row[name]} {name}" for name in names if row[name]) or "none planned"
 
 
-def answers(rows: Sequence[Row], analysis: Analysis) -> list[str]:
+def answers(rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) -> list[str]:
     """Return one sentence per comparison, or one per arm if there are no comparisons."""
-    scale = Scale.of(analysis.metric)
+    scale = Scale.of(analysis.metric, shares)
     compared = [row for row in rows if row["baseline"] is not None]
     if compared:
         decimals = scale.decimals(widths(compared, "difference_low", "difference_high"))

@@ -116,7 +116,7 @@ def answers(plan: Plan, frame: pd.DataFrame) -> list[str]:
     """Return one sentence per comparison, given the frame of :func:`vitlab.report.frame.results`."""
     from vitlab.report.comparison import summary
 
-    return phrasing.answers(plain(summary(frame, plan)), plan.analysis)
+    return phrasing.answers(plain(summary(frame, plan)), plan.analysis, plan.shares)
 
 
 def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
@@ -176,7 +176,7 @@ def _check_format(format: str) -> None:
 
 
 def _columns(doc: Mapping[str, Any]) -> list[tables.Column]:
-    return tables.columns(doc["arms"], Analysis.model_validate(doc["analysis"]))
+    return tables.columns(doc["arms"], Analysis.model_validate(doc["analysis"]), doc["shares"])
 
 
 # -- the terminal -----------------------------------------------------------------------------------------------------
@@ -271,8 +271,8 @@ def _md(text: str) -> str:
 def _latex(doc: Mapping[str, Any]) -> str:
     """Return the table of arms in the width of a paper, to be read into a document that uses booktabs."""
     analysis = Analysis.model_validate(doc["analysis"])
-    caption = tables.paper_caption(doc["question"], doc["arms"], analysis)
-    return _latex_file(doc, [("arms", caption, tables.paper_columns(doc["arms"], analysis))])
+    caption = tables.paper_caption(doc["question"], doc["arms"], analysis, doc["shares"])
+    return _latex_file(doc, [("arms", caption, tables.paper_columns(doc["arms"], analysis, doc["shares"]))])
 
 
 def _latex_all(doc: Mapping[str, Any]) -> str:
@@ -407,7 +407,8 @@ def _html(content: _Content, svgs: Mapping[str, tuple[str, str]]) -> str:
         folded={"arms": f"Picture of all {len(rows)} arms"} if len(rows) > LONG else {},
         looks=list(attention_pictures.pictures(content.doc["explained"], content.store.root)),
         trials=_table(
-            tables.trial_columns(content.doc["trials"]), [trial["status"] for trial in content.doc["trials"]]
+            tables.trial_columns(content.doc["trials"], content.doc["shares"]),
+            [trial["status"] for trial in content.doc["trials"]],
         ),
         made=provenance_lines(content.doc),
         judged=f"{analysis.metric} ({analysis.goal}, {analysis.at})",

@@ -5,7 +5,7 @@ Like :mod:`vitlab.report.phrasing`, it works on plain rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +40,9 @@ class Column:
     right: bool = True
 
 
-def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
+def columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) -> list[Column]:
     """Return the table of arms: mean, difference from the baseline, verdict, cost."""
-    scale = Scale.of(analysis.metric)
+    scale = Scale.of(analysis.metric, shares)
     own = scale.decimals(widths(rows, "low", "high"))
     apart = scale.decimals(widths(rows, "difference_low", "difference_high"))
     interval = f"{percent(1 - analysis.alpha)} interval"
@@ -87,7 +87,7 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
         ]
     test = f"test/{analysis.metric.partition('/')[2]}"
     if test != analysis.metric and any(row.get(test) is not None for row in rows):
-        title = f"{Scale.of(test).title}, mean {PLUS_MINUS} sd"
+        title = f"{Scale.of(test, shares).title}, mean {PLUS_MINUS} sd"
         table.append(Column(title, cells(lambda row: spread(scale, row.get(test), row.get(f"{test}_sd"), own)), rank=4))
     table += [
         Column("parameters", cells(lambda row: compact(row["params"])), rank=5),
@@ -96,9 +96,9 @@ def columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
     return table
 
 
-def paper_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
+def paper_columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) -> list[Column]:
     """Return the table of arms in the width of a paper: mean ± sd, difference with its interval, verdict."""
-    scale = Scale.of(analysis.metric)
+    scale = Scale.of(analysis.metric, shares)
     own = scale.decimals(widths(rows, "low", "high"))
     apart = scale.decimals(widths(rows, "difference_low", "difference_high"))
     labels = short_labels([row["arm"] for row in rows])
@@ -123,11 +123,11 @@ def paper_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
     return table
 
 
-def paper_caption(question: str, rows: Sequence[Row], analysis: Analysis) -> str:
+def paper_caption(question: str, rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) -> str:
     """Return the caption of :func:`paper_columns`."""
     counts = {row["n"] for row in rows}
     seeds = f" over {count(max(counts), 'seed')}" if len(counts) == 1 else " over n seeds"
-    sentences = [question, f"Mean {PLUS_MINUS} standard deviation of {Scale.of(analysis.metric).title}{seeds}."]
+    sentences = [question, f"Mean {PLUS_MINUS} standard deviation of {Scale.of(analysis.metric, shares).title}{seeds}."]
     compared = [row for row in rows if row["baseline"] is not None]
     if compared:
         baselines = {row["baseline"] for row in compared}
@@ -154,12 +154,12 @@ def _verdict_cell(row: Row, analysis: Analysis) -> str:
     return f"{verdict} (exploratory)" if row["exploratory"] and claimed else verdict
 
 
-def detail_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
+def detail_columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) -> list[Column]:
     """Return the table of comparisons with the statistics of each verdict; columns without values are left out."""
     compared = [row for row in rows if row["baseline"] is not None and row["difference"] is not None]
     if not compared:
         return []
-    scale = Scale.of(analysis.metric)
+    scale = Scale.of(analysis.metric, shares)
     apart = scale.decimals(widths(rows, "difference_low", "difference_high"))
 
     def bracket(row: Row, low: str, high: str, factor: float, decimals: int) -> str:
@@ -194,7 +194,7 @@ def detail_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
     return [column for column in table if not set(column.cells) <= ({"0"} if column.title == "broken" else {DASH})]
 
 
-def head_columns(rows: Sequence[Row]) -> list[Column]:
+def head_columns(rows: Sequence[Row], shares: Collection[str]) -> list[Column]:
     """Return the table of heads: the mean of each head of an arm, alone and fused."""
     if not rows:
         return []
@@ -202,18 +202,18 @@ def head_columns(rows: Sequence[Row]) -> list[Column]:
     for name in rows[0]:
         if name == "arm" or all(row[name] is None for row in rows):
             continue
-        scale = Scale.of(name)
+        scale = Scale.of(name, shares)
         decimals = 1 if scale.unit else 3
         cells = tuple(DASH if row[name] is None else scale.number(row[name], decimals) for row in rows)
         table.append(Column(scale.title, cells))
     return table
 
 
-def interaction_columns(rows: Sequence[Row], analysis: Analysis) -> list[Column]:
+def interaction_columns(rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) -> list[Column]:
     """Return the table of two-way interactions."""
     if not rows:
         return []
-    scale = Scale.of(analysis.metric)
+    scale = Scale.of(analysis.metric, shares)
     decimals = scale.decimals(widths(rows, "low", "high"))
 
     def bracket(row: Row) -> str:
@@ -321,13 +321,13 @@ def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, l
             "Comparisons",
             "What stands behind each verdict. Intervals and p values in this table are of one comparison, but for "
             "BCa's interval and p with chance, which hold for all at once.",
-            detail_columns(doc["arms"], analysis),
+            detail_columns(doc["arms"], analysis, doc["shares"]),
         ),
         (
             "Interactions",
             "What two changes do together beyond the sum of what each does alone, at the seeds that all four arms "
             "have; a family of their own, which no study registers.",
-            interaction_columns(doc["interactions"], analysis),
+            interaction_columns(doc["interactions"], analysis, doc["shares"]),
         ),
         (
             "Scaling",
@@ -343,17 +343,17 @@ def tables(doc: Mapping[str, Any], analysis: Analysis) -> list[tuple[str, str, l
             front_columns(doc["fronts"], doc["arms"]),
         ),
         ("Cost", cost_caption(doc["cost"]), cost_columns(doc["cost"])),
-        ("Heads", "Means of what each head reaches alone, and fused.", head_columns(doc["heads"])),
-        ("Tuning", "Who stood against whom.", tuning_columns(doc["tuning"])),
+        ("Heads", "Means of what each head reaches alone, and fused.", head_columns(doc["heads"], doc["shares"])),
+        ("Tuning", "Who stood against whom.", tuning_columns(doc["tuning"], doc["shares"])),
     ]
     return [table for table in entries if table[2]]
 
 
-def tuning_columns(rows: Sequence[Row]) -> list[Column]:
+def tuning_columns(rows: Sequence[Row], shares: Collection[str]) -> list[Column]:
     """Return the table of tuning candidates: value, score, cost and outcome."""
     if not rows:
         return []
-    scale = Scale.of(rows[0]["metric"])
+    scale = Scale.of(rows[0]["metric"], shares)
     decimals = 2 if scale.unit else 4
 
     def score(row: Row) -> str:
@@ -369,7 +369,7 @@ def tuning_columns(rows: Sequence[Row]) -> list[Column]:
     ]
 
 
-def trial_columns(rows: Sequence[Row]) -> list[Column]:
+def trial_columns(rows: Sequence[Row], shares: Collection[str]) -> list[Column]:
     """Return the table of trials: a selection of the columns of results.csv."""
     metrics = [name for name in (rows[0] if rows else ()) if name.startswith(("val/", "test/"))]
     table = [
@@ -380,7 +380,7 @@ def trial_columns(rows: Sequence[Row]) -> list[Column]:
     if any(row["failure_kind"] for row in rows):
         table.append(Column("failure", tuple(row["failure_kind"] or "" for row in rows), right=False))
     for metric in metrics:
-        scale = Scale.of(metric)
+        scale = Scale.of(metric, shares)
         cells = tuple(scale.number(row[metric], 2 if scale.unit else 4) for row in rows)
         table.append(Column(scale.title, cells))
     return [

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from vitlab.spec.choice import Amount, Frozen
 
 Goal = Literal["max", "min"]
+Unit = Literal["share", "number"]
 
 
 def not_a_metric(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo
 from vitlab.registry import Resolved, slot
+from vitlab.spec.check import Unit
 from vitlab.testing.expect import during, expect
 
 N, K = 40, 7
@@ -29,6 +30,9 @@ def check_metric(who: str, choice: Resolved) -> None:
     expect(cls.goal in ("max", "min"), f"{who}: goal is {cls.goal!r}; it is max or min")
     low, high = cls.bounds
     expect(low < high, f"{who}: bounds are {cls.bounds}; the lower one comes first")
+    units = (None, *get_args(Unit))
+    expect(cls.unit in units, f"{who}: unit is {cls.unit!r}; it is {' or '.join(get_args(Unit))}")
+    expect(cls.quantum >= 0, f"{who}: quantum is {cls.quantum!r}; it is 0 or more")
     expect(bool(cls.tasks), f"{who} names no task that it judges")
     name = slot("metric").build(choice).name or choice.type.rpartition(":")[2]
     expect(bool(re.fullmatch(r"\w+", name)), f"{who} is called '{name}' in results; a name is letters, digits and _")
@@ -36,6 +40,8 @@ def check_metric(who: str, choice: Resolved) -> None:
         data = DataInfo(image=(4, 4), channels=1, classes=K, task=task)
         reason = cls.incompatibility(data, choice.options)
         if reason is None:
+            level = slot("metric").build(choice).chance(data)
+            expect(level is None or low <= level <= high, f"{who}: chance gives {level!r}, outside of {cls.bounds}")
             _check_on(f"{who} of {task}", choice, task)
         else:
             expect(bool(reason.strip()), f"{who}: incompatibility gives a reason in words, or None")

@@ -29,7 +29,7 @@ from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo, Task
 from vitlab.registry import BUILT_IN, Resolved, Slot
 from vitlab.spec import Choice
-from vitlab.spec.check import Goal
+from vitlab.spec.check import Goal, Unit
 from vitlab.training.losses import flat
 
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -50,6 +50,10 @@ class Metric(ABC):
     tasks: ClassVar[tuple[Task, ...]] = ("classification",)  #: tasks it applies to
     goal: ClassVar[Goal] = "max"  #: the better direction, unless the study names one
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)  #: its range
+    unit: ClassVar[Unit | None] = None
+    """``share``: of one, shown in percent; ``number``: shown as it is.  By default a metric from 0 to 1 is a share."""
+    quantum: ClassVar[float] = 0.0
+    """Smallest change of the metric, times the number of images: 1 for a share of images; 0 if it has none."""
     every_view: ClassVar[bool] = False
     """Whether it is also reported for further classifiers of the head, as ``NAME_VIEW``, such as ``accuracy_dist``."""
     name: str = ""  #: in results; by default the name in the study; set it if an option changes what is computed
@@ -74,6 +78,10 @@ class Metric(ABC):
 
     def column(self, rows_N: Tensor) -> Tensor | None:
         """Return one value per image, (N,), for ``predictions.parquet``; None if the metric has none."""
+        return None
+
+    def chance(self, data: DataInfo) -> float | None:
+        """Return the value that guesses reach if all classes are equally likely; None if it is not known."""
         return None
 
     @classmethod
@@ -124,6 +132,10 @@ class NegativeLogLikelihood(OfDecisions):
     goal = "min"
     bounds = (0.0, math.inf)
 
+    def chance(self, data: DataInfo) -> float:
+        """Return the loss of a uniform prediction."""
+        return math.log(data.classes)
+
     def of_each(self, logits_MK: Tensor, target_M: Tensor) -> Tensor:
         """Return the cross-entropy of each decision."""
         return F.cross_entropy(logits_MK, target_M, ignore_index=IGNORED, reduction="none")
@@ -138,6 +150,10 @@ class PixelAccuracy(OfDecisions):
 
     tasks = ("segmentation",)
 
+    def chance(self, data: DataInfo) -> float:
+        """Return the share of correct guesses."""
+        return 1 / data.classes
+
     def of_each(self, logits_MK: Tensor, target_M: Tensor) -> Tensor:
         """Return which decisions are correct."""
         return logits_MK.argmax(1) == target_M
@@ -151,6 +167,11 @@ class Accuracy(Metric):
     """Share of images whose class has the largest logit."""
 
     every_view = True
+    quantum = 1.0
+
+    def chance(self, data: DataInfo) -> float:
+        """Return the share of correct guesses."""
+        return 1 / data.classes
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return which images are classified correctly."""
@@ -161,9 +182,15 @@ class Accuracy(Metric):
 class TopK(Metric):
     """Share of images whose class is among the k largest logits; named ``topK``, such as ``top5``, in results."""
 
+    quantum = 1.0
+
     def __init__(self, *, k: Annotated[int, Field(ge=2)] = 5) -> None:
         self.k = k
         self.name = f"top{k}"
+
+    def chance(self, data: DataInfo) -> float:
+        """Return the share of images whose class is among k guesses."""
+        return min(1.0, self.k / data.classes)
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return which images have their class among the top ``k``."""
@@ -184,6 +211,10 @@ class BalancedAccuracy(Metric):
     A rare class counts as much as a frequent one.  Reference: Brodersen et al., The Balanced Accuracy and Its Posterior
     Distribution, ICPR 2010.
     """
+
+    def chance(self, data: DataInfo) -> float:
+        """Return the share of correct guesses."""
+        return 1 / data.classes
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the class of each image and whether it was recognised, B2."""

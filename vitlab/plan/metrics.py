@@ -1,16 +1,20 @@
-"""The metrics that a study's trials report, and the direction in which each is better."""
+"""The metrics that a study's trials report: their facts, the goal of the analysis, and mistakes in naming them."""
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from vitlab.errors import OptionError, Path, closest, nearest
+from vitlab.geometry import DataInfo, Task
 from vitlab.plan.resolve import Partial, ResolvedTrial
+from vitlab.plan.values import MetricFacts, Plan, own_metric
 from vitlab.registry import SLOT_MODULES, slot
-from vitlab.spec import Document, Study
+from vitlab.spec import Choice, Document, Study
 from vitlab.spec.check import Goal
 from vitlab.spec.trial import METRICS
 
@@ -21,35 +25,64 @@ def metrics(trial: ResolvedTrial | Partial) -> dict[str, Any]:
         return {}
     train, key = METRICS
     choices = trial.plain[train].get(key, ()) if isinstance(trial.plain.get(train), Mapping) else ()
+    return _metrics(trial.info, choices)
+
+
+def _metrics(data: DataInfo, choices: Iterable[Any]) -> dict[str, Any]:
     named = []
     for choice in choices:
         with suppress(OptionError, ValueError):  # mistakes in a metric are reported when the trial is resolved
             named.append(slot("metric").resolve(choice))
+    # Imported by name, because planning does not import components.
     room: Any = importlib.import_module(SLOT_MODULES["metric"])
-    results: dict[str, Any] = room.metrics_of(trial.info, named)
+    results: dict[str, Any] = room.metrics_of(data, named)
     return results
 
 
-def goals(trial: ResolvedTrial | Partial) -> dict[str, Goal]:
-    """Return name to declared goal, for the metrics that a trial reports of a split."""
-    return {name: metric.goal for name, metric in metrics(trial).items()}
+def facts(trials: Mapping[str, ResolvedTrial]) -> dict[str, MetricFacts]:
+    """Return metric to its facts, for the metrics that the trials of a study's arms report."""
+    return _facts((arm, trial.info, metrics(trial)) for arm, trial in trials.items())
 
 
-def goal_of(metric: str, goals_by_name: Mapping[str, Goal]) -> Goal | None:
-    """Return the goal of a metric such as ``val/accuracy``; None if it is not declared.
+def with_facts(plan: Plan) -> Plan:
+    """Return a plan that was stored without the facts of its metrics, with those of metrics of the same names."""
+    specs = {planned.arm: planned.trial.spec for planned in (*plan.trials, *plan.pending)}
+    tasks: tuple[Task, ...] = ("classification", "segmentation")
+    reported = []
+    for arm in plan.arms:
+        choices: tuple[Choice, ...] = specs[arm.name].train.metrics if arm.name in specs else ()
+        for task in tasks if arm.classes else ():
+            data = DataInfo(image=(1, 1), channels=1, classes=arm.classes or 0, task=task)
+            reported.append((arm.name, data, _metrics(data, choices)))
+    return replace(plan, metrics=_facts(reported))
 
-    Every ``train`` metric is a loss.  ``accuracy_dist`` is the accuracy of one of several predictions.
+
+def _facts(reported: Iterable[tuple[str, DataInfo, Mapping[str, Any]]]) -> dict[str, MetricFacts]:
+    """Return metric to its facts, from arm, data and metrics by name."""
+    found: dict[str, MetricFacts] = {}
+    chance: dict[str, dict[str, float]] = {}
+    for arm, data, metrics_by_name in reported:
+        for name, metric in metrics_by_name.items():
+            low, high = metric.bounds
+            unit = metric.unit or ("share" if (low, high) == (0, 1) else "number")
+            bounds = tuple(end if math.isfinite(end) else None for end in (low, high))
+            found[name] = MetricFacts(metric.goal, unit, bounds, metric.quantum)
+            level = metric.chance(data)
+            if level is not None:
+                chance.setdefault(name, {})[arm] = level
+    return {name: replace(each, chance=chance.get(name, {})) for name, each in found.items()}
+
+
+def goal_of(metric: str, reported: Mapping[str, Any]) -> Goal | None:
+    """Return the goal that a metric such as ``val/accuracy`` declares; None if it is not reported.
+
+    Every ``train`` metric is a loss.
     """
     group, _, name = metric.partition("/")
     if group == "train":
         return "min"
-    own = _own(name, goals_by_name)
-    return None if own is None else goals_by_name[own]
-
-
-def _own(name: str, names: Iterable[str]) -> str | None:
-    """Return the metric that a name in results belongs to: ``accuracy`` for ``accuracy_dist``."""
-    return max((one for one in names if name == one or name.startswith(f"{one}_")), key=len, default=None)
+    own = own_metric(name, reported)
+    return None if own is None else reported[own].goal
 
 
 def with_goal(study: Study, base: ResolvedTrial | Partial) -> Study:
@@ -57,7 +90,7 @@ def with_goal(study: Study, base: ResolvedTrial | Partial) -> Study:
     if "goal" in study.analysis.model_fields_set:
         return study
     metric = study.analysis.metric
-    goal = goal_of(metric, goals(base)) or _installed(metric.partition("/")[2]) or study.analysis.goal
+    goal = goal_of(metric, metrics(base)) or _installed(metric.partition("/")[2]) or study.analysis.goal
     return study.model_copy(update={"analysis": study.analysis.model_copy(update={"goal": goal})})
 
 
@@ -86,11 +119,11 @@ def _unreported(
         required["tune", "select"] = study.tune.select
     if study.check is not None:
         required |= {("check", "metrics", metric): metric for metric in study.check.metrics}
-    reported = goals(base)
+    reported = metrics(base)
     if base.info is None or all(goal_of(metric, reported) is not None for metric in required.values()):
         return  # the usual case, in which no arm need be examined
     for trial in arms:
-        reported |= goals(trial)
+        reported |= metrics(trial)
         if trial.plain.get("distill"):
             return  # distillation reports values that are not metrics
     for place, metric in required.items():
@@ -119,7 +152,7 @@ def _amounts(study: Study, document: Document, metrics_by_name: Mapping[str, Any
                     yield amounts[-1][0], f"{metric} is not judged.{hint} Judged: {', '.join(compared)}."
     for place, metric, amount in amounts:
         group, _, name = metric.partition("/")
-        own = None if group == "train" else _own(name, metrics_by_name)
+        own = None if group == "train" else own_metric(name, metrics_by_name)
         if own is None:
             continue
         (low, high), where = metrics_by_name[own].bounds, ".".join(map(str, place))
