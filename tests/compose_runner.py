@@ -35,13 +35,13 @@ def free_port() -> int:
 
 
 def postgres_binaries() -> Path | None:
-    """Where Debian has PostgreSQL's programs; None where it is not installed."""
+    """Return the folder of Debian's PostgreSQL programs, or None."""
     paths = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     return paths[-1] if paths else None
 
 
 class Services:
-    """What the file says of its services, as this machine can run it."""
+    """The file's services as processes of this machine."""
 
     def __init__(self, folder: Path, weed: Path | None = None) -> None:
         """
@@ -61,7 +61,7 @@ class Services:
 
     @property
     def database(self) -> str:
-        """As psycopg takes it."""
+        """Return the connection string for psycopg."""
         return f"postgresql://mlflow:{self.secrets['POSTGRES_PASSWORD']}@127.0.0.1:{self.ports['postgres']}/mlflow"
 
     def environment(self, service: str) -> dict[str, str]:
@@ -82,7 +82,7 @@ class Services:
         return [str(self.ports["mlflow"]) if word == "5000" and service == "mlflow" else word for word in words]
 
     def _here(self, text: str) -> str:
-        """One of the file's texts, with its variables filled in and its names those of this machine."""
+        """Return a text of the file with its variables filled in and local names."""
 
         def value(match: re.Match[str]) -> str:
             name, default = match[1], match[2]
@@ -101,7 +101,7 @@ class Services:
 
     @contextmanager
     def running(self, service: str, **more: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A service as a process group, until the block ends; its output goes to a file of its name."""
+        """Run a service as a process group during the block; its output goes to a file of its name."""
         with open(self.folder / f"{service}.log", "ab") as log:
             process = subprocess.Popen(
                 self.command(service),
@@ -119,7 +119,7 @@ class Services:
 
     @contextmanager
     def postgres(self) -> Iterator[None]:
-        """PostgreSQL with the file's user, database and password, asking for the password."""
+        """Run PostgreSQL with the file's user, database and password, requiring the password."""
         binaries = postgres_binaries()
         assert binaries is not None
         service, data = self.environment("postgres"), self.folder / "postgres"
@@ -149,7 +149,7 @@ class Services:
             server.wait(30)
 
     def _healthy(self, service: str, binaries: Path | None = None) -> None:
-        """Wait until the file's own check of health says so."""
+        """Wait for the file's own health check."""
         check = [self._here(word) for word in self.said[service]["healthcheck"]["test"][1:]]
         if binaries is not None:
             check = [str(binaries / check[0]), "-p", str(self.ports[service]), *check[1:]]
@@ -162,7 +162,7 @@ class Services:
 
     @contextmanager
     def mlflow(self) -> Iterator[str]:
-        """PostgreSQL, the artifact store, and the tracking server on both; yields its address."""
+        """Run PostgreSQL, the artifact store and the tracking server; yield its address."""
         with ExitStack() as stack:
             stack.enter_context(self.postgres())
             if self.weed is not None:
@@ -176,7 +176,7 @@ class Services:
 
     @contextmanager
     def ray(self, workers: int, folder: Path) -> Iterator[None]:
-        """The head and some workers, each a process group of its own; all have joined when the block begins."""
+        """Run Ray's head and workers, each a process group; all have joined when the block begins."""
         own = {"RAY_TMPDIR": str(folder)}
         with ExitStack() as stack:
             self._joined(stack, "ray-head", own)
@@ -186,7 +186,7 @@ class Services:
             yield
 
     def _joined(self, stack: ExitStack, service: str, more: Mapping[str, str]) -> None:
-        """Start a node of Ray's, and again where it ends by itself, as the file's ``restart`` says.
+        """Start a node of Ray, and start it again if it ends, as the file's ``restart`` says.
 
         Ray gives a node 30 s to start, whatever the machine does, and ends it then.
         """
@@ -203,7 +203,7 @@ class Services:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all it has started."""
+    """End a process and its descendants."""
     for number, patience_s in ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0)):
         until = time.monotonic() + patience_s
         with suppress(ProcessLookupError):
@@ -216,7 +216,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def rows(database: str | Path, sql: str) -> Sequence[tuple[Any, ...]]:
-    """What a query finds in a file of SQLite's or in PostgreSQL."""
+    """Return the rows of a query to SQLite or PostgreSQL."""
     if isinstance(database, Path):
         import sqlite3
 

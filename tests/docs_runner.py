@@ -1,4 +1,4 @@
-"""Does what the pages of docs/ tell a reader to do: ``python docs_runner.py FOLDER PAGE...``.
+"""Runner of the instructions on the pages of docs/: ``python docs_runner.py FOLDER PAGE...``.
 
 Block after block of each page, in a folder of its own: a block with a title is written to the file it names, commands
 are run, studies are validated, Python is executed.  Each is a fork of this process, which has imported torch once, so
@@ -59,7 +59,7 @@ base:
 
 @dataclass
 class Block:
-    """A fenced block: where it stands, its language, the file it is to be written to, and its text."""
+    """A fenced block: its place, language, target file and text."""
 
     line: int
     language: str
@@ -69,7 +69,7 @@ class Block:
 
 @dataclass
 class Reader:
-    """Where somebody who follows a page has got to."""
+    """State of a reader who follows a page."""
 
     home: Path  #: the folder begun in, which has the repository's own files as well
     here: Path
@@ -81,7 +81,7 @@ class Reader:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The fenced blocks of a page, also those that are indented."""
+    """Yield the fenced blocks of a page, indented ones too."""
     text = page.read_text(encoding="utf-8")
     for match in re.finditer(r'(?ms)^( *)```(\w*)(?: title="([^"]+)")?\n(.*?)^ *```$', text):
         indent, language, title, inside = match.groups()
@@ -90,7 +90,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def follow(page: Path, home: Path) -> Iterator[tuple[Block, str]]:
-    """Do what a page says, block by block; yields what could not be done, and why."""
+    """Follow a page block by block; yield the failing blocks with their reasons."""
     (home / "vitlab-runs").mkdir(parents=True)
     for name in ("pipelines", "plugins", "docker", "constraints.txt", "pyproject.toml", "Makefile"):
         (home / name).symlink_to(ROOT / name)
@@ -104,7 +104,7 @@ def follow(page: Path, home: Path) -> Iterator[tuple[Block, str]]:
 
 
 class Failed(Exception):
-    """What is shown does not work."""
+    """A block that does not work."""
 
 
 def _do(block: Block, reader: Reader) -> None:
@@ -134,7 +134,7 @@ def _do(block: Block, reader: Reader) -> None:
 
 
 def _study(block: Block, reader: Reader) -> None:
-    """A whole study is validated as it is, a part of one within the smallest study there is."""
+    """Validate a complete study as it is, or a part within a minimal study."""
     content = yaml.safe_load(block.text)
     if block.title.startswith(".github/") or block.title in reader.trained:
         return
@@ -187,7 +187,7 @@ def _command(words: list[str], reader: Reader) -> None:
 
 
 def _install(words: list[str], reader: Reader) -> None:
-    """Lay a package down as an editable installation does; vitlab itself is there already."""
+    """Lay out a package like an editable installation; vitlab itself is already installed."""
     for option, value in pairwise(words):
         if option == "-c" and not (reader.here / value).is_file():
             raise Failed(f"there is no file {value}")
@@ -232,7 +232,7 @@ def _vitlab(words: list[str], reader: Reader) -> None:
 
 
 def _shorten(files: list[Path]) -> None:
-    """Make the studies among some files small, in the files: what later blocks ask of them is then what was run."""
+    """Make studies among the files small, so that later blocks refer to what was run."""
     for file in files:
         if file.suffix == ".yaml" and file.is_file():
             study = yaml.safe_load(file.read_text())
@@ -248,7 +248,7 @@ def _shorten(files: list[Path]) -> None:
 
 
 def _read(words: list[str]) -> None:
-    """Only read the words of a command: its name, its options and their values."""
+    """Parse the words of a command: name, options and values."""
     command: click.Command = importlib.import_module(f"vitlab.cli.{words[0]}").command
     try:
         command.make_context(words[0], words[1:])
@@ -277,7 +277,7 @@ def _pytest(words: list[str]) -> None:
 
 
 def _apart(work: Callable[[], None], reader: Reader) -> None:
-    """Do something in a fork, in the reader's folder and with the reader's packages."""
+    """Run a function in a fork, in the reader's folder and with the reader's packages."""
     output_file = reader.home / ".said"
     child = os.fork()
     if child == 0:
@@ -309,7 +309,7 @@ def _apart(work: Callable[[], None], reader: Reader) -> None:
 
 
 def main() -> None:
-    """Follow the pages, after importing what most of their commands need."""
+    """Follow the pages, after importing what most commands need."""
     for name in WARM:
         importlib.import_module(name)
     folder = Path(sys.argv[1])

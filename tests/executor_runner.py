@@ -1,4 +1,4 @@
-"""Stands in for ``vitlab.runner.run`` in tests of executors: what a trial does is said by its spec."""
+"""Replacement of ``vitlab.runner.run`` in tests of executors: the spec says what a trial does."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ def bench() -> Iterator[Bench]:
 
 
 def main() -> int:
-    """Run the fuzzer as a command; 1 where a mutant did not end as it must."""
+    """Run the fuzzer as a command; return 1 if a mutant does not end as required."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutants", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)

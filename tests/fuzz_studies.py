@@ -40,12 +40,12 @@ SPAWNS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork
 
 
 class Hang(BaseException):
-    """A mutant has used more CPU time than it may."""
+    """A mutant that exceeds its CPU time."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A mutant that did not end as it must."""
+    """A mutant that does not end as required."""
 
     mutant: str
     what: str
@@ -135,7 +135,7 @@ def mutant(seed: int, index: int) -> tuple[bytes, dict[str, Any]]:
 
 
 def _with_alias(rng: Random, text: str) -> str:
-    """Put an anchor on one value and an alias of it in the place of another."""
+    """Put an anchor on one value and its alias in place of another."""
     values = list(re.finditer(r"(?m)(?<=: )\S+$", text))
     if len(values) < 2:
         return text
@@ -197,7 +197,7 @@ def examine(seed: int, index: int, folder: Path) -> tuple[str, Finding | None]:
 
 
 def _plan(file: Path, changes: dict[str, Any], folder: Path) -> None:
-    """Do all that ``vitlab plan`` and the beginning of ``vitlab run`` do with a study file."""
+    """Do what ``vitlab plan`` and the start of ``vitlab run`` do with a study file."""
     from vitlab import lab
     from vitlab.data.prepare import missing
     from vitlab.plan import Plan
@@ -235,7 +235,7 @@ def shard(task: tuple[int, int, int]) -> tuple[Counter[str], list[Finding]]:
 
 
 def prepare() -> None:
-    """Import beforehand what planning imports, so that only mutants write and spend time."""
+    """Import what planning imports, so that only mutants write and spend time."""
     sys.dont_write_bytecode = True
     from vitlab import lab
 
@@ -247,7 +247,7 @@ def prepare() -> None:
 
 
 def main() -> int:
-    """Run the fuzzer as a command; 1 where a mutant did not end as it must."""
+    """Run the fuzzer as a command; return 1 if a mutant does not end as required."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutants", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Stands in for ``vitlab.runner.run`` on a real GPU: a trial takes the share of its memory that its spec says, and holds it."""
+"""Replacement of ``vitlab.runner.run`` on a GPU: a trial allocates the share of memory in its spec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of executors share: jobs, how they end, and looking at processes until something has happened."""
+"""Helpers of tests of executors: jobs, their endings, and waiting for processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATIENCE_S = 240.0  #: for a loaded machine; nothing waits that long unless it i
 
 
 def job(root: Path, do: str, name: str = "", **spec: Any) -> Job:
-    """A job for ``executor_runner``."""
+    """Return a job for ``executor_runner``."""
     key = name or do
     trial = Trial(
         spec=TrialSpec(data=Choice(do, spec), model=Choice("vit"), train=TrainSpec(steps=1)),
@@ -31,7 +31,7 @@ def job(root: Path, do: str, name: str = "", **spec: Any) -> Job:
 
 
 def ends(executor: Executor, count: int) -> dict[str, Ended]:
-    """The next ends of jobs, by the keys of their trials."""
+    """Return the next endings of jobs, by the keys of their trials."""
     endings: list[Ended] = []
     deadline = time.monotonic() + PATIENCE_S
     while len(endings) < count:
@@ -42,7 +42,7 @@ def ends(executor: Executor, count: int) -> dict[str, Ended]:
 
 
 def until(what: Callable[[], Any]) -> Any:
-    """What it gives once that is true."""
+    """Call the function until it returns something true, and return that."""
     deadline = time.monotonic() + PATIENCE_S
     while not (value := what()):
         assert time.monotonic() < deadline
@@ -58,7 +58,7 @@ def alive(pid: int) -> bool:
 
 
 def processes(sign: str, file: str = "cmdline") -> list[int]:
-    """The processes in whose command line, or environment, a sign stands."""
+    """Return the processes whose command line or environment contains the text."""
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

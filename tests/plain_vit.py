@@ -1,4 +1,4 @@
-"""The network of ``pipelines/tutorial.yaml`` as a tutorial would write it, from the study's sentence alone.
+"""The network of ``pipelines/tutorial.yaml`` as a tutorial would write it, without vitlab.
 
 One module a head, a table of sines and cosines filled entry by entry, a softmax at the end of the model, and torch's own
 initial values.  Nothing here is vitlab's.
@@ -44,7 +44,7 @@ class Layer(nn.Module):
 
 
 class PlainViT(nn.Module):
-    """32x32 grey images to 10 classes: to their probabilities, or, with the softmax taken off, to logits."""
+    """Network from 32x32 grey images to 10 probabilities, or to logits without the final softmax."""
 
     def __init__(self, ending: nn.Module, dim: int = 9, heads: int = 3, layers: int = 3) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Stands in for ``vitlab.runner.run`` in tests of Ray: the same trial, slower, with a checkpoint after every step.
+"""Replacement of ``vitlab.runner.run`` in tests of Ray: slow steps, with a checkpoint after each.
 
 Steps take the time that VITLAB_TEST_STEP_S says, so that a test can come in between.
 """

@@ -1,4 +1,4 @@
-"""What the tests of slots share: registrations that end with the test."""
+"""Fixtures of tests of slots: registrations that end with the test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vitlab.registry import Slot, plugin_files, slots
 
 
 def keep(monkeypatch: pytest.MonkeyPatch, *rooms: Slot[Any]) -> None:
-    """Whatever the test registers in these slots, or by a file, is gone after it."""
+    """Remove what the test registers in these slots, directly or by a file."""
     for room in rooms:
         for name in ("_members", "_origins"):
             monkeypatch.setattr(room, name, dict(getattr(room, name)))

@@ -1,4 +1,4 @@
-"""A campaign of faults: studies whose processes are killed, stopped, starved and cut off, and that end all the same.
+"""A campaign of faults: studies whose processes are killed, stopped, starved and cut off.
 
     python tests/soak.py [--minutes 30] [--seed 0] [--scale 1] [--executors local,ray] [--out vitlab-runs/soak]
 
@@ -98,7 +98,7 @@ main()
 
 
 class Server:
-    """MLflow's server, which comes and goes."""
+    """MLflow's server, which can be started and stopped."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True)
@@ -118,7 +118,7 @@ class Server:
         self._back = 0.0
 
     def stop(self) -> bool:
-        """Go, as a machine goes that loses its power.  Returns whether it was there."""
+        """Kill the server; return whether it was running."""
         if self._back:
             return False
         os.killpg(self._process.pid, signal.SIGKILL)
@@ -135,7 +135,7 @@ class Server:
 
 
 class Cluster:
-    """A Ray cluster of a head, which runs nothing, and two machines; all on this one."""
+    """A Ray cluster of a head, which runs nothing, and two machines, all on this one."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster as RayCluster
@@ -150,13 +150,13 @@ class Cluster:
         self.environment = {"RAY_ADDRESS": self._cluster.address}
 
     def lose(self, dice: random.Random) -> None:
-        """A machine goes without a word, and another comes in its place."""
+        """Kill a machine and start another."""
         machine = self._machines.pop(dice.randrange(len(self._machines)))
         self._cluster.remove_node(machine, allow_graceful=False)
         self._machines.append(self._cluster.add_node(num_cpus=2, **self._common))
 
     def close(self) -> list[str]:
-        """End; returns what is left of it."""
+        """Stop the cluster and return the remaining processes."""
         self._cluster.shutdown()
         leftovers = waited(lambda: not processes(self._temporary), 30.0)
         shutil.rmtree(self._temporary, ignore_errors=True)
@@ -164,7 +164,7 @@ class Cluster:
 
 
 class Bout:
-    """One study, its driver, and the faults that are put into it."""
+    """One study, its driver, and the faults injected into it."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Bout:
         self.driver: subprocess.Popen[bytes]
         self.executor = ""
 
-    # -- the driver ---------------------------------------------------------------------------------------------------
+    # -- driver -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         executor = self.executor = self.dice.choice(self.executors)
@@ -221,7 +221,7 @@ class Bout:
         self.starts += 1
 
     def running(self) -> list[tuple[TrialFolder, str]]:
-        """Trials that are being trained, with the processes that train them."""
+        """Return the trials in training, with their processes."""
         folders = []
         for path in sorted(self.out.glob("trials/*/*")):
             folder = TrialFolder(path)
@@ -236,7 +236,7 @@ class Bout:
     # -- faults -------------------------------------------------------------------------------------------------------
 
     def put_in(self, fault: str) -> bool:
-        """Do it, if it can be done just now."""
+        """Inject the fault if it is possible now."""
         if fault == "driver killed":
             if not self.running():
                 return False
@@ -299,7 +299,7 @@ class Bout:
     # -- to the end ---------------------------------------------------------------------------------------------------
 
     def play(self, faults: list[str], until: float, pause_s: tuple[float, float] = (0.5, 2.5)) -> list[str]:
-        """Run the study and put faults in, one after the other and each taken off the list, until it ends.
+        """Run the study and inject the listed faults one after another until it ends.
 
         Returns:
             what was found.
@@ -331,12 +331,12 @@ class Bout:
         return [f"the driver ended with {code}; see {self.log}"] if code else []
 
     def outcomes(self) -> dict[str, Any]:
-        """What every trial has come to, by its key."""
+        """Return the result of every trial by its key."""
         files = sorted(self.out.glob("trials/*/*/result.json"))
         return {file.parent.parent.name: read_json(file)["outcome"] for file in files}
 
     def faults_found(self, reference: dict[str, Any]) -> list[str]:
-        """What is not as it should be now that the study has ended."""
+        """Return the problems of the ended study."""
         faults = []
         mine = self.outcomes()
         missing = reference.keys() - mine.keys()
@@ -371,7 +371,7 @@ class Bout:
         return faults
 
     def _in_mlflow(self) -> list[str]:
-        """What MLflow lacks, has twice, or has wrong."""
+        """Return the points that MLflow lacks, has twice, or has wrong."""
         assert self.server is not None
         from mlflow import MlflowClient
 
@@ -418,7 +418,7 @@ class Bout:
 
 
 def waited(what: Callable[[], Any], seconds: float) -> bool:
-    """Whether it has come true in this time."""
+    """Return whether the condition becomes true in time."""
     deadline = time.monotonic() + seconds
     while not what():
         if time.monotonic() > deadline:
@@ -429,7 +429,7 @@ def waited(what: Callable[[], Any], seconds: float) -> bool:
 
 @contextmanager
 def house(out: Path, executors: Sequence[str]) -> Iterator[tuple[Server, Cluster | None, list[str]]]:
-    """A tracking server, a cluster where one is wanted, and what is found when they end."""
+    """Run a tracking server and, if needed, a cluster; yield them and the list of leftovers."""
     leftovers: list[str] = []
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(32).hex(), "RAY_USAGE_STATS_ENABLED": "0"}
     os.environ.update({**token, "VITLAB_SOAK_STEP_S": "0.015", "MLFLOW_DISABLE_TELEMETRY": "true"})
@@ -444,12 +444,12 @@ def house(out: Path, executors: Sequence[str]) -> Iterator[tuple[Server, Cluster
 
 
 def by_engine(engine: str) -> dict[str, Any]:
-    """The study's file, for one engine."""
+    """Return the study file for one engine."""
     return {**STUDY, "run": {**STUDY["run"], "engine": engine}}
 
 
 def undisturbed(folder: Path, study: dict[str, Any]) -> dict[str, Any]:
-    """What the trials of a study come to if nobody disturbs them.
+    """Return the results of the study's trials without faults.
 
     In a process of their own, as this one may have multiplied matrices before anybody said how they are to be rounded.
     """
@@ -460,7 +460,7 @@ def undisturbed(folder: Path, study: dict[str, Any]) -> dict[str, Any]:
 
 
 def campaign(out: Path, *, minutes: float, seed: int, scale: float, executors: Sequence[str]) -> int:
-    """All of it.  Returns how much was found."""
+    """Run the campaign and return the number of problems."""
     dice = random.Random(seed)
     until = time.monotonic() + 60 * minutes
     quotas = {fault: max(1, round(count * scale)) for fault, count in QUOTAS.items()}
@@ -522,7 +522,7 @@ def campaign(out: Path, *, minutes: float, seed: int, scale: float, executors: S
 
 
 def main() -> None:
-    """See the module."""
+    """Run the command line, see the module."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0, help="after that nothing more is done to studies")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Studies made by hand, whose trials have ended with values that the tests of reports know."""
+"""Synthetic studies with ended trials and known values."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def study(
     numerics: Mapping[str, Any] = {},
     **plan: Any,
 ) -> tuple[Plan, Store]:
-    """A study whose trials have ended with the given values; None stands for a trial that was never begun."""
+    """Return a study whose trials ended with the given values; None is a trial that was not started."""
     store, planned = Store(root), []
     for arm, values in arms.items():
         for seed, value in enumerate(values):

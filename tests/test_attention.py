@@ -1,4 +1,4 @@
-"""Attention: every implementation is the same function, that of the formula."""
+"""Tests of attention: every implementation equals the formula."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def geometry(*, dim: int = 12, heads: int = 3, prefix: tuple[str, ...] = ("class
 
 
 def formula(state: Mapping[str, Tensor], g: Geometry, x: Tensor, rotation: Any, bias: Tensor | None) -> Tensor:
-    """Attention as written in the papers, head by head, in float64; pairs of channels rotated as complex numbers."""
+    """Compute attention as in the papers, head by head, in float64; channel pairs are rotated as complex numbers."""
     s = {name: value.double() for name, value in state.items()}
     qkv = x @ s["qkv.weight"].T + s.get("qkv.bias", torch.zeros(()).double())
     mixed = []
@@ -101,7 +101,7 @@ def test_implementations_equal_formula(name: str, what: str, prefix: tuple[str, 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_implementations_share_canonical_state(name: str) -> None:
-    """timm's own attention is the reference; its state loads strictly and comes back bit for bit."""
+    """The reference is timm's attention; its state loads strictly and round-trips bitwise."""
     torchvision()  # timm imports it, and it may need help
     timm_attention = pytest.importorskip("timm.layers").Attention
     torch.manual_seed(3)

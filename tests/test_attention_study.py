@@ -1,4 +1,4 @@
-"""``pipelines/attention.yaml``: its arms are one function, and in float64 they train alike, step for step."""
+"""Tests of ``pipelines/attention.yaml``: its arms are one function and train alike in float64."""
 
 from __future__ import annotations
 

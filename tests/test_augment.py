@@ -1,4 +1,4 @@
-"""Augmentations against torchvision: the same pixels for the same draws, and draws distributed as they should be."""
+"""Tests of augmentations against torchvision: equal pixels for equal draws, and distributions of draws."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EVERY = [
 
 
 def images(n: int = 40, channels: int = 3, height: int = 12, width: int = 16) -> Tensor:
-    """Smooth and noisy, dark and light, so that no operation is trivial on all of them."""
+    """Return smooth and noisy, dark and light images, so that no operation is trivial on all of them."""
     random = np.random.default_rng(0)
     smooth = torch.from_numpy(random.random((n, channels, 4, 4)))
     smooth = torch.nn.functional.interpolate(smooth, (height, width), mode="bicubic").clamp(0, 1)
@@ -53,7 +53,7 @@ def test_listing_reads_every_builtin_from_source_text() -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 @pytest.mark.parametrize("name", EVERY)
 def test_augmented_sample_does_not_depend_on_batch(name: str, dtype: torch.dtype) -> None:
-    """Alone, in a batch, and in a batch of others in another order; nothing is written to what came in."""
+    """Alone, in a batch, and in another order among others; the input is not written to."""
     change = slot("augment").build(name)
     x_BCHW = images() if dtype == torch.uint8 else images().float() / 255
     if change.normalized:

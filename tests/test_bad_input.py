@@ -1,4 +1,4 @@
-"""What users get wrong: one sentence each, at its place, with exit code 2 and nothing written.
+"""Tests of user mistakes: one sentence each, with its place, exit code 2, and nothing written.
 
 Every mistake stands in a file on disk and goes through the command line, for that is the way it comes.
 """
@@ -48,7 +48,7 @@ Vitlab = Callable[..., tuple[int, str, str]]
 
 
 def call(*arguments: object) -> tuple[int, str, str]:
-    """A ``vitlab`` command in this process: its exit code, stdout and stderr."""
+    """Run a ``vitlab`` command in this process and return exit code, stdout and stderr."""
     out, err = StringIO(), StringIO()
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -68,13 +68,13 @@ def call(*arguments: object) -> tuple[int, str, str]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder to work in, in which nothing but what a test puts there may stand afterwards."""
+    """Return an empty working directory in which nothing may be written."""
     monkeypatch.chdir(tmp_path)
     yield tmp_path
 
 
 def refused(folder: Path, *arguments: object) -> list[str]:
-    """The lines on stderr of a command that must be refused as the user's mistake, and leave nothing behind."""
+    """Return the stderr lines of a command that must be refused without writing anything."""
     before = sorted(folder.rglob("*"))
     code, out, err = call(*arguments)
     assert code == 2, (code, out, err)
@@ -84,7 +84,7 @@ def refused(folder: Path, *arguments: object) -> list[str]:
 
 
 def messages(err: str) -> list[str]:
-    """The mistakes on stderr, one line each, without the lines of the file below them and their number at the end."""
+    """Return the mistakes on stderr, one line each, without source lines and the final count."""
     lines = [line for line in err.splitlines() if not line.startswith(" ")]
     count = re.match(r"(\d+) mistakes", lines[-1]) if lines else None
     if count is None:
@@ -95,7 +95,7 @@ def messages(err: str) -> list[str]:
 
 
 def mistakes(folder: Path, text: str) -> list[str]:
-    """What ``vitlab run`` says of a study, one line each."""
+    """Return the mistakes that ``vitlab run`` reports, one line each."""
     (folder / "s.yaml").write_text(text)
     return refused(folder, "run", "s.yaml")
 
@@ -482,7 +482,7 @@ def test_missing_data_is_reported_before_run(here: Path, command: str) -> None:
     assert code == 0 and out.count("data not here: cifar10") == 1 and "/nowhere" in out
 
 
-# -- what is no study -------------------------------------------------------------------------------------------------
+# -- invalid files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -537,7 +537,7 @@ def test_nesting_depth_is_bounded(here: Path, text: str) -> None:
     assert re.match(r"s\.yaml", one(mistakes(here, text)))
 
 
-# -- what the file names and is not here ------------------------------------------------------------------------------
+# -- missing files ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -558,7 +558,7 @@ def test_missing_weights_are_reported(here: Path) -> None:
 
 
 class Deed:
-    """What unpickling it does."""
+    """Pickle that writes a file when it is loaded."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -568,7 +568,7 @@ class Deed:
 
 
 def hostile(here: Path, suffix: str, *, zipped: bool) -> Path:
-    """A file of weights that would leave a file behind if it were unpickled."""
+    """Return a file of weights that would write a file if it were unpickled."""
     file = here / f"weights{suffix}"
     if zipped:
         torch.save({"head.weight": Deed(here / "pwned")}, file)  # as torch keeps pickles
@@ -720,7 +720,7 @@ def test_separate_process_reports_mistake(here: Path, text: str, message: str) -
     assert [path.name for path in here.iterdir()] == ["s.yaml"]
 
 
-# -- whatever else can be typed ---------------------------------------------------------------------------------------
+# -- other input ------------------------------------------------------------------------------------------------------
 
 QUICKSTART = re.sub(r"(?m)^#.*\n", "", (ROOT / "pipelines" / "quickstart.yaml").read_text())
 PIECES = (
@@ -731,7 +731,7 @@ PIECES = (
 
 @st.composite
 def mutated(draw: st.DrawFn) -> str:
-    """The quickstart with up to four accidents: characters and lines deleted, doubled, moved or put in."""
+    """Return the quickstart with up to four accidents: characters and lines deleted, doubled, moved or inserted."""
     text = QUICKSTART
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(text)))

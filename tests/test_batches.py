@@ -1,4 +1,4 @@
-"""Batches are a pure function of the step; a sample's augmentation is a function of the sample."""
+"""Tests that batches are a pure function of the step, and augmentation a function of the sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring: speeds against a clock that is known, files that belong to no trial, and engines that follow a probe."""
+"""Tests of benchmarks: speeds with a fake clock, separate files, and the choice of engines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WRITE = report.write
 
 
 class Here(Inline):
-    """Measures in this process: what is tested is what is measured, and the local executor has tests of its own."""
+    """Measures in this process; the local executor has its own tests."""
 
     runner = "vitlab.driver.benchmark"
 
@@ -65,12 +65,12 @@ def write(folder: Path, **changes: Any) -> Path:
 
 
 def everything(out: Path) -> dict[str, bytes]:
-    """Every file of the trials of a store."""
+    """Return every file of the trials of a store."""
     return {str(file): file.read_bytes() for file in sorted(out.glob("trials/**/*")) if file.is_file()}
 
 
 def test_speed_is_steps_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step takes a quarter of a second, those that warm up take forever."""
+    """A step takes a quarter of a second; warm-up steps take forever."""
     now, steps = [0.0], [0]
 
     def step() -> None:
@@ -165,7 +165,7 @@ def test_unstackable_arm_is_trained_by_loop(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_unsupported_engine_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rotary encoding is not known with the batch innermost; vmap takes it."""
+    """The last-axis engine does not support rotary encodings; vmap does."""
     monkeypatch.setattr(benchmark, "STACKINGS", ("vmap", "stack"))
     probe, (message,) = probed(tmp_path, **{"base.model.position": "rope2d"})
     assert set(probe.speeds) == {"loop", "vmap"} and "rotates queries and keys" in probe.why_not["stack"]

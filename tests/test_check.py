@@ -1,4 +1,4 @@
-"""`vitlab check` on a real study: what is unchanged passes, and what is broken is found though its results are there.
+"""Tests of `vitlab check` on a real study: unchanged code passes, and bugs are found despite stored results.
 
 Bugs are put in while the process runs (``benchmarks/bugs.py``), so that the code's files, and with them the places of
 results in the store, stay the same: the store is full of what the sound code has computed, and whoever asked it would
@@ -67,7 +67,7 @@ def vitlab(folder: Path, *words: str) -> Any:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_report() -> Iterator[None]:
-    """Every run writes one, which costs more than these trainings and is nothing to the gate."""
+    """Skip reports, which cost more than these trainings and do not affect the gate."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitlab.report.write", lambda *_: [])
         yield
@@ -75,7 +75,7 @@ def no_report() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def accepted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a study, its baseline, and a store that holds all its results."""
+    """Return a folder with a study, its baseline, and a store with all its results."""
     folder = tmp_path_factory.mktemp("gate")
     write(folder)
     assert vitlab(folder, "--accept", "--reason", "the first").exit_code == 0
@@ -97,7 +97,7 @@ def test_unchanged_code_passes_exactly(accepted: Path) -> None:
 
 
 def test_second_interim_analysis_does_not_affect_gate(accepted: Path) -> None:
-    """Its plan depends on results, which the store holds; the baseline was accepted before there were any."""
+    """Its plan depends on stored results; the baseline was accepted before there were any."""
     twice = ("--set", "seeds={count: 2, escalate_to: 4}", "--set", "analysis.alpha=1e-9")
     changes = {"seeds": {"count": 2, "escalate_to": 4}, "analysis.alpha": 1e-9}
     _, plan = lab.plan_study(accepted / "gate.yaml", out=accepted / "out", changes=changes)
@@ -107,7 +107,7 @@ def test_second_interim_analysis_does_not_affect_gate(accepted: Path) -> None:
 
 
 def test_retraining_unchanged_code_passes_exactly(accepted: Path, tmp_path: Path) -> None:
-    """A fresh store, as in CI: every trial is trained anew, and comes to the same."""
+    """In a fresh store, as in CI, every trial is trained again with equal results."""
     shutil.copytree(accepted, tmp_path / "ci", ignore=shutil.ignore_patterns("out"))
     done = vitlab(tmp_path / "ci", "--json", "--tier", "statistical")
     assert {cell["reason"] for cell in json.loads(done.stdout)["cells"]} == {"identical"}
@@ -142,7 +142,7 @@ def test_bug_is_detected_despite_full_store(
 
 @pytest.fixture
 def other_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """This process has another torch than the one that it had."""
+    """Pretend that this process has another version of torch."""
     monkeypatch.setattr(torch, "__version__", "9.9.0")
     circumstances.versions.cache_clear()
     yield "9.9.0"
@@ -152,7 +152,7 @@ def other_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_results_of_other_torch_are_not_reused(
     accepted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other_torch: str
 ) -> None:
-    """A broken upgrade, and a store that is full of what the torch before it has computed."""
+    """The store is full of results of the earlier version of torch."""
     shutil.copytree(accepted, tmp_path / "here")
     before = {file: file.read_bytes() for file in (tmp_path / "here" / "out").glob("trials/*/*/result.json")}
     with monkeypatch.context() as patch:
@@ -204,7 +204,7 @@ def test_trial_with_recorded_versions_is_not_trained_under_others(
 def test_exit_code_github_and_junit_report_verdict(
     accepted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As from a shell: click's own runner would not notice an exit code that gets lost on the way out."""
+    """Run as a process, because click's test runner could hide a lost exit code."""
     BUGS["half_the_rate"](monkeypatch)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
@@ -219,7 +219,7 @@ def test_exit_code_github_and_junit_report_verdict(
 
 
 def test_engine_of_seeds_is_traced(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a cohort attention takes a kernel of its own; a fault in it shows in no training by itself."""
+    """Stacked attention has its own kernel; its fault does not show in single trainings."""
     from vitlab.models import batch_last
 
     _, plan = check.lab.plan_study(accepted / "gate.yaml")
@@ -258,7 +258,7 @@ def test_untrained_arm_is_detected(accepted: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_trace_equals_start_of_real_training(accepted: Path) -> None:
-    """The mean of its losses is what a trial of as many steps writes down."""
+    """The mean of its losses equals the logged loss of a trial with as many steps."""
     _, plan = check.lab.plan_study(accepted / "gate.yaml")
     facts_traced = trace(plan, plan.trials[0], 24)
     frame = api.results(accepted / "out" / "studies" / "gate-check")
@@ -289,7 +289,7 @@ def test_inconclusive_fails_if_configured(accepted: Path, tmp_path: Path) -> Non
 
 
 def test_inconclusive_arms_get_more_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the file to the verdict: crops drawn otherwise are like other seeds, and the arm without crops is the same."""
+    """Differently drawn crops act like other seeds; the arm without crops is unchanged."""
     check = {"escalate_to": 5, "margin": {"val/accuracy": 1e-3}, "min_abs": {"val/accuracy": 1e-3}, "alpha": 1e-3}
     file = write(tmp_path, design={"arms": {"crops": {}, "none": {"data.augment": []}}}, check=check)
     assert vitlab(tmp_path, "--accept", "--reason", "five seeds of each").exit_code == 0
@@ -314,7 +314,7 @@ def test_inconclusive_arms_get_more_seeds(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_no_surviving_arm_means_regression(accepted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No trial has the metric then, and that is no mistake of the file's."""
+    """No trial has the metric then; this is not a mistake of the file."""
     write(tmp_path, design=None)
     shutil.copy(accepted / "gate.baseline.yaml", tmp_path)
     monkeypatch.setattr(Training, "rate", lambda self, step: math.inf)

@@ -1,4 +1,4 @@
-"""The command line: exit codes, what goes to stdout and what to stderr, and that what is to be parsed can be parsed."""
+"""Tests of the command line: exit codes, stdout and stderr, and parsable output."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ STUDY = {
 
 
 def call(*arguments: object) -> tuple[int, str, str]:
-    """A ``vitlab`` command in this process: its exit code, stdout and stderr."""
+    """Run a ``vitlab`` command in this process and return exit code, stdout and stderr."""
     code, out, err = call_bytes(*arguments)
     return code, out.decode(), err
 
@@ -75,7 +75,7 @@ def call_bytes(*arguments: object) -> tuple[int, bytes, str]:
 
 
 def parsed(text: str) -> Any:
-    """JSON as every parser reads it: without NaN and infinities."""
+    """Parse strict JSON, without NaN and infinities."""
 
     def refuse(constant: str) -> Any:
         raise ValueError(f"{constant} is not JSON")
@@ -96,7 +96,7 @@ def write(folder: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A study that the command line has run: its file and its output folder."""
+    """Return a study run by the command line: its file and its output folder."""
     folder = tmp_path_factory.mktemp("ran")
     file, out = write(folder), folder / "out"
     code, printed, err = call("run", file, "--out", out, "--json")
@@ -160,7 +160,7 @@ def test_failed_trials_exit_with_4_and_answer_is_printed(tmp_path: Path, monkeyp
 
 
 def test_background_run_receives_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are added later as well: its command line is read from the options there are."""
+    """Includes options added later: its command line is built from the existing options."""
     monkeypatch.setattr("vitlab.registry.plugins.disable", lambda names: None)  # none is installed here
     (tmp_path / "own.py").touch()
     values = {"workers": "2", "only": "arm=a b", "changes": "data.root=/my data", "plugins": str(tmp_path / "own.py")}
@@ -305,7 +305,7 @@ def test_external_errors_have_exit_codes(tmp_path: Path, error: BaseException, c
 
 
 def test_closed_pipe_ends_quietly(ran: tuple[Path, Path]) -> None:
-    """``vitlab plan | head -1`` closes the pipe early; neither a traceback nor an error follows."""
+    """``vitlab plan | head -1`` closes the pipe early; there is neither a traceback nor an error."""
     file, out = ran
     command = f"{sys.executable} -m vitlab plan {file} --out {out} --full | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
@@ -440,7 +440,7 @@ def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("plan", ["{torn", "{}", "[]", '{"study": "tiny"}', ""])
 def test_gc_deletes_nothing_if_a_plan_is_unreadable(ran: tuple[Path, Path], tmp_path: Path, plan: str) -> None:
-    """Torn, or of another version; its trials would look as if nobody needed them."""
+    """A torn plan or one of another version would make its trials look unused."""
     shutil.copytree(ran[1], tmp_path / "out")
     file = tmp_path / "out" / "studies" / "tiny" / "plan.json"
     file.write_text(plan)
@@ -476,7 +476,7 @@ def test_explain_separates_arms_and_images_and_draws_side_by_side(ran: tuple[Pat
     assert (code, printed) == (2, "") and "99999" in err and "Traceback" not in err
 
 
-# -- the registry -----------------------------------------------------------------------------------------------------
+# -- registry ---------------------------------------------------------------------------------------------------------
 
 
 def test_list_and_show_agree(tmp_path: Path) -> None:
@@ -550,7 +550,7 @@ def test_help_documents_every_option(names: list[str]) -> None:
 
 
 def test_help_names_existing_things() -> None:
-    """Names are written out in the commands, so that help imports none of the rooms they are of."""
+    """Names are literal in the commands, so that help imports no other package."""
     command = {
         name: importlib.import_module(f"vitlab.cli.{name}") for name in ("weights", "report", "compare", "explain")
     }

@@ -1,4 +1,4 @@
-"""The code of a trial: what its digest follows, and that it is of the code a process runs, not of the file on disk."""
+"""Tests of the code digest: the modules it follows, and that it is of the loaded code."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Scaled(GeluMLP):
 
 @pytest.fixture(autouse=True)
 def forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Modules of ``tmp_path`` can be found, and all that a test imports or registers is gone after it."""
+    """Make modules of ``tmp_path`` importable, and forget imports and registrations after the test."""
     slot_fixtures.keep(monkeypatch, mlp)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -84,14 +84,14 @@ def loss(answer: Answer) -> float:
 
 
 def write(file: Path, text: str) -> Path:
-    """Write a module as an editor does: whoever has imported it is not told."""
+    """Write a module like an editor, without notice to processes that imported it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     importlib.invalidate_caches()
     return file
 
 
-# -- what is followed -------------------------------------------------------------------------------------------------
+# -- followed imports -------------------------------------------------------------------------------------------------
 
 
 def test_digest_follows_helper_modules_of_plugin_file(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_digest_follows_helper_modules_of_plugin_file(tmp_path: Path) -> None:
 
 
 def test_edited_helper_is_retrained_by_workers(tmp_path: Path) -> None:
-    """Through the worker processes, which compute the digest again and would refuse another."""
+    """Worker processes compute the digest again and would refuse another."""
     write(tmp_path / "workerlab.py", "SCALE = 1\n")
     plugin = write(
         tmp_path / "my_blocks.py", SCALED.format(imports="from workerlab import SCALE", name="worked", scale="SCALE")
@@ -204,7 +204,7 @@ def test_digest_of_mutually_importing_packages_terminates(tmp_path: Path) -> Non
 
 
 def install(site: Path, name: str, version: str, recorded: Mapping[str, Any] | None = None) -> Path:
-    """Lay a package and its metadata down as pip would, in the place of an earlier version."""
+    """Lay out a package and its metadata like pip, replacing an earlier version."""
     for old in site.glob(f"{name}-*.dist-info"):
         shutil.rmtree(old)
     info = site / f"{name}-{version}.dist-info"
@@ -270,7 +270,7 @@ def test_unparsable_text_counts_by_bytes(tmp_path: Path) -> None:
     assert code_digest(frozenset({"asker"})) != first
 
 
-# -- what this process runs -------------------------------------------------------------------------------------------
+# -- loaded code ------------------------------------------------------------------------------------------------------
 
 
 def component(name: str, scale: int) -> str:
@@ -278,7 +278,7 @@ def component(name: str, scale: int) -> str:
 
 
 def test_code_edited_after_import_is_not_run_inline(tmp_path: Path) -> None:
-    """As in a notebook: the old code must never be stored under the digest of the new text."""
+    """As in a notebook: results of old code must never be stored under the digest of the new text."""
     module = write(tmp_path / "noted.py", component("noted", 1))
     importlib.import_module("noted")
     write(module, component("noted", 555))
@@ -330,7 +330,7 @@ class Shades(Synthetic):
 
 
 def test_reloaded_data_set_reads_images_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a process remembers of a data set is of the code that has read it."""
+    """Cached images of a data set belong to the code that read it."""
     slot_fixtures.keep(monkeypatch, dataset)
     module = write(tmp_path / "shades.py", DATA.format(by=1))
     dataset._add("shades", importlib.import_module("shades").Shades, registry.Origin("shades", "1"))
@@ -369,7 +369,7 @@ def test_comment_edited_after_import_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_loaded_code_continues_if_digest_is_known(tmp_path: Path) -> None:
-    """As in workers that were forked before a file of vitlab was edited: what was planned before that still runs."""
+    """As in workers forked before an edit of vitlab: trials planned before it still run."""
     module = write(tmp_path / "forked.py", component("forked", 1))
     importlib.import_module("forked")
     refresh()
@@ -381,7 +381,7 @@ def test_loaded_code_continues_if_digest_is_known(tmp_path: Path) -> None:
 
 
 def test_edit_of_vitlab_does_not_disturb_running_study(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its driver plans again after every stage, and its workers are forked from a process that began with the driver."""
+    """Its driver plans again after every stage, and its workers are forked from a process started with the driver."""
     digest = closure({"vitlab.training.loop"})
     file = Path(sys.modules["vitlab.training.loop"].__file__ or "")
     monkeypatch.setattr(source, "stamp_of", lambda path: None if path == file else imports.stamp_of(path))
@@ -391,7 +391,7 @@ def test_edit_of_vitlab_does_not_disturb_running_study(monkeypatch: pytest.Monke
 
 
 def test_two_versions_of_plugin_file_are_distinguished(tmp_path: Path) -> None:
-    """Inline, what an earlier version of the file has patched goes on."""
+    """Inline, patches of an earlier version of the file remain active."""
     plugin = write(tmp_path / "twice.py", "x = 1\n")
     file = study(tmp_path)
     first = planned(file, plugin)

@@ -1,4 +1,4 @@
-"""Cohorts: what a member computes is what it would have computed alone, and nearly what the loop computes."""
+"""Tests of stacked trials: results equal those of single trials bitwise, and of the loop up to rounding."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     ("engine", "precision"), [("vmap", "fp32"), ("vmap", "fp64"), ("vmap", "bf16"), ("stack", "fp32")]
 )
 def test_trial_does_not_depend_on_batch_of_trials(engine: Stacking, precision: str) -> None:
-    """Each has its own data order, augmentation, masks, mixing, rate, decay, clipping and even optimizer."""
+    """Trials differ in data order, augmentation, masks, mixing, rate, decay, clipping and optimizer."""
     ways: list[dict[str, Any]] = [
         {},
         {"optimizer": {"type": "adamw", "lr": 1e-2, "weight_decay": 0.3}, "clip_grad": 0.5},
@@ -128,7 +128,7 @@ for engine in ("vmap", "stack"):
 
 
 def test_trial_does_not_depend_on_memory_layout(tmp_path: Path) -> None:
-    """In a process that has trained another by the loop before, as workers do: 9 numbers wide, 13 images."""
+    """In a process that trained another by the loop before, as workers do: 9 numbers wide, 13 images."""
     program = SIZES_THAT_DO_NOT_ALIGN.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
@@ -181,7 +181,7 @@ def _copied(state: Any) -> Any:
 
 
 def options() -> list[Any]:
-    """Every installed part that says it can be stacked, guests included; every optimizer, schedule and loss."""
+    """Return every installed stackable part, plugins included; every optimizer, schedule and loss."""
     dropping = {"attention": {"type": "auto", "proj_drop": 0.1}, "mlp": {"type": "gelu", "drop": 0.1}}
     cases: list[Any] = [
         pytest.param({}, {}, id="base"),
@@ -254,7 +254,7 @@ def test_vmap_equals_loop_up_to_rounding_in_float32() -> None:
 @pytest.mark.parametrize("engine", ["vmap", "stack"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_weight_averages_follow_stack(engine: Stacking, count: int) -> None:
-    """Averages, their evaluations and what a checkpoint holds of them, against those of the loop."""
+    """Averages, their evaluations and checkpoints equal those of the loop."""
     how: dict[str, Any] = {"precision": "fp64", "ema": {"decay": 0.9}}
     alone, together = ([training(seed, **how) for seed in range(count)] for _ in range(2))
     expected: list[TrainingResult | None] = [complete(one) for one in alone]
@@ -285,7 +285,7 @@ def test_training_with_teacher_is_not_stacked() -> None:
 
 @pytest.mark.parametrize("engine", ["loop", "vmap", "stack"])
 def test_frozen_body_is_in_evaluation_mode(engine: str) -> None:
-    """Against logistic regression of torch's on features in evaluation mode: batch norm, dropout, drop path."""
+    """The reference is torch's logistic regression on features in evaluation mode: batch norm, dropout, drop path."""
     model = {
         "patch": "conv_stem",
         "drop": 0.3,
@@ -338,7 +338,7 @@ TINY = {"patch_size": 16, "dim": 9, "heads": 3, "depth": 3, "position": "sinusoi
 
 
 class Counting(TorchDispatchMode):
-    """Counts the operations that compute something."""
+    """Counter of operations that compute something."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -362,7 +362,7 @@ class Counting(TorchDispatchMode):
 def test_sixteen_seeds_take_few_operations_each(
     engine: Stacking, model: dict[str, Any], data: dict[str, Any], most: int
 ) -> None:
-    """Of the passes and the update; without drawing batches, which is the same work for a loop."""
+    """Counts forward, backward and update, without drawing batches, which cost the loop the same."""
     plain = {"drop": 0.0, "drop_path": 0.0}
     members = [training(seed, data=data, model={**plain, **model}, batch_size=8) for seed in range(16)]
     stacked = Cohort(members, engine)
@@ -554,7 +554,7 @@ def test_batch_too_large_for_memory_is_halved(tmp_path: Path, monkeypatch: pytes
     assert len(results(items)) == 5
 
 
-# -- which, and whether -----------------------------------------------------------------------------------------------
+# -- selection --------------------------------------------------------------------------------------------------------
 
 
 def planned(seed: int, **options: Any) -> Planned:
@@ -630,7 +630,7 @@ def test_plan_predicts_engine_of_worker(model: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("engine", ["vmap", "stack"])
 def test_study_ends_the_same_for_any_batching(tmp_path: Path, engine: str) -> None:
-    """All at once, in two worker processes; one seed and then the others."""
+    """All at once in two worker processes; then one seed and then the others."""
     text = """
 study: cut
 base:

@@ -1,4 +1,4 @@
-"""Everything with everything: each position, attention and pooling that is installed, guests included.
+"""Tests of all combinations of installed positions, attentions and poolings, plugins included.
 
 A combination either works in full, or is refused beforehand with a reason.
 """
@@ -27,7 +27,7 @@ BUILT_IN = {
 
 
 def poolings() -> list[tuple[str, str | None]]:
-    """Every head, and the linear one with every way to pool."""
+    """Return every head, and the linear one with every pooling."""
     return [("linear", pool) for pool in ("cls", "gap", "map")] + [
         (name, None) for name in slot("head").names() if name != "linear"
     ]
@@ -60,7 +60,7 @@ IMAGES = torch.randn(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
 
 @cache
 def explicit(position: str, head: str, pool: str | None) -> Tensor:
-    """The prediction with the explicit attention, which the other built-in ones must equal."""
+    """Return the prediction with the explicit attention, which the other built-in ones must equal."""
     return prediction(build(options_of(position, "fused", head, pool), head, seed=0))
 
 

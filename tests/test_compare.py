@@ -1,4 +1,4 @@
-"""Two studies side by side: the command, the frame, and what it refuses."""
+"""Tests of comparisons of two studies: the command, the frame, and refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEW = {"baseline": synthetic_studies.NEAR, "<b>=1": synthetic_studies.NONE, "fre
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An output folder with the studies ``old`` and ``new``, whose trials are of different code and dropout."""
+    """Return an output folder with the studies ``old`` and ``new``, with trials of different code and dropout."""
     root = tmp_path_factory.mktemp("out")
     for name, arms in (("old", OLD), ("new", NEW)):
         plan, _ = synthetic_studies.study(root / "scratch" / name, arms)
@@ -51,7 +51,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def change(out: Path, name: str, **values: object) -> None:
-    """Write a further study that is ``new`` but for some values."""
+    """Write a further study that equals ``new`` except for some values."""
     plan = Plan.from_json(json.loads((out / "studies" / "new" / "plan.json").read_text()))
     write_json(out / "studies" / name / "plan.json", dataclasses.replace(plan, study=name, **values).to_json())
 

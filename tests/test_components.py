@@ -1,4 +1,4 @@
-"""Every installed component, guests included, keeps the contract of its slot."""
+"""Contract tests of every installed component, plugins included."""
 
 from __future__ import annotations
 

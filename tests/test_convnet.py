@@ -1,4 +1,4 @@
-"""Convolutional networks against torchvision's own, published numbers, and counts by hand."""
+"""Tests of convolutional networks against torchvision, published numbers, and hand calculation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def images(info: DataInfo, batch: int = 3, seed: int = 0) -> Tensor:
 
 
 class RegNetY400MF(RegNetY16GF):
-    """A small one of the family, for what does not depend on the size."""
+    """A small member of the family, for tests that do not depend on the size."""
 
     depths = (1, 3, 6, 6)
     widths = (48, 104, 208, 440)
@@ -57,7 +57,7 @@ class RegNetY400MF(RegNetY16GF):
 
 
 def theirs_and_ours(name: str, classes: int = 10) -> tuple[nn.Module, ConvNet]:
-    """torchvision's model, with running statistics as of a training, and ours under the same state; in double."""
+    """Return torchvision's model with trained running statistics, and ours with the same state; in double."""
     torch.manual_seed(0)
     theirs: nn.Module = getattr(models, name)(num_classes=classes)
     for module in theirs.modules():
@@ -236,7 +236,7 @@ def test_refusal_names_alternative() -> None:
     assert "segmentation" in component.incompatibility(segmentation, choice.options)
 
 
-# -- the contract -----------------------------------------------------------------------------------------------------
+# -- contract ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["resnet8", "resnet18"])
@@ -395,7 +395,7 @@ for _ in range(100):
 
 
 def test_narrow_network_trains_without_corrupting_memory() -> None:
-    """Four channels; glibc aborts the process when the heap is damaged."""
+    """Uses four channels; glibc aborts the process when the heap is damaged."""
     environment = {**os.environ, "MALLOC_CHECK_": "3", "LD_PRELOAD": "libc_malloc_debug.so.0"}
     done = subprocess.run([sys.executable, "-c", NARROW], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Parameters and multiply-accumulates against the published table, the closed form and timm."""
+"""Tests of parameters and multiply-accumulates against the published table, the closed form and timm."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_parameters_equal_timm() -> None:
 
 
 def test_model_reading_its_own_parameters_costs_nothing() -> None:
-    """The counter of operations takes exception to outputs that are views of parameters with gradients."""
+    """The operation counter rejects outputs that are views of parameters with gradients."""
     data = DataInfo(image=(16, 16), channels=1, classes=5, task="segmentation")
     cost = cost_of("prior", data)
     assert (cost.params, cost.macs) == (5, 0)

@@ -1,4 +1,4 @@
-"""Data sets are read as their authors published them, and whatever is wrong with them is one sentence."""
+"""Tests of data sets: equal to the published files, and one sentence for every problem."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_real_fashion_mnist_has_published_checksums() -> None:
 
 
 def python2_batch(x_ND: np.ndarray, y_N: list[int], key: str) -> bytes:
-    """A batch as Python 2's pickle wrote it: protocol 2, strings of bytes, numpy's old module."""
+    """Return a batch as pickled by Python 2: protocol 2, byte strings, numpy's old module."""
 
     def string(text: bytes) -> bytes:
         return b"U" + bytes([len(text)]) + text if len(text) < 256 else b"T" + struct.pack("<i", len(text)) + text
@@ -483,7 +483,7 @@ def test_synthetic_images_are_learnable_balanced_and_reproducible() -> None:
     assert LogisticRegression(max_iter=500).fit(x_ND, train.y_N).score(test_ND, test.y_N) < 0.4
 
 
-# -- what every data set takes ----------------------------------------------------------------------------------------
+# -- common options ---------------------------------------------------------------------------------------------------
 
 
 def test_resize_and_channels_equal_pillow() -> None:

@@ -1,4 +1,4 @@
-"""Disks that are full, or turn read-only, at the start or in the middle: a sentence, and what was done is kept."""
+"""Tests of full and read-only disks, at the start and during a run: one sentence, and results are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distillation: its losses against formulas, timm and torchvision; teachers through plans, runs and kills."""
+"""Tests of distillation: losses against formulas, timm and torchvision; teachers in plans, runs and kills."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HALF = InputSpec(COLOUR, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 class Fixed(nn.Module):
-    """Gives the same logits whatever it sees; as a teacher of ours, of timm's, and as a student of timm's."""
+    """A model with constant logits; as a teacher of ours and of timm's, and as a student of timm's."""
 
     def __init__(self, *logits: Tensor) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ TARGET = torch.arange(16) % 10
 
 
 def value(how: Mapping[str, Any], views: Mapping[str, Tensor], teacher: Tensor, dtype: torch.dtype) -> Any:
-    """The loss of a batch under a teacher of these logits."""
+    """Return the loss of a batch with a teacher of these logits."""
     model: Any = Fixed(teacher.to(dtype))
     distillation = Distillation(
         Distill.model_validate({"teacher": {"trial": {}}, **how}), model, NORMAL, NORMAL, "fp32"
@@ -92,7 +92,7 @@ def value(how: Mapping[str, Any], views: Mapping[str, Tensor], teacher: Tensor, 
     return distillation(loss, {name: view.to(dtype) for name, view in views.items()}, TARGET, X.to(dtype))
 
 
-# -- the loss ---------------------------------------------------------------------------------------------------------
+# -- loss -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("head", ["one", "two"])
@@ -107,7 +107,7 @@ def value(how: Mapping[str, Any], views: Mapping[str, Tensor], teacher: Tensor, 
     ids=str,
 )
 def test_loss_equals_deit(how: dict[str, Any], head: str) -> None:
-    """Equations 2 and 3 of arXiv:2012.12877 in numpy, with the division of its code."""
+    """The reference is equations 2 and 3 of arXiv:2012.12877 in numpy, with the division of its code."""
     cls, dist, teacher = (logits(seed) for seed in range(3))
     views = {"": cls} if head == "one" else {"": (cls + dist) / 2, "cls": cls, "dist": dist}
     student = (cls if head == "one" else dist).numpy()
@@ -180,11 +180,11 @@ def test_target_labels_trains_both_heads_on_labels() -> None:
     )
 
 
-# -- the teacher's glasses --------------------------------------------------------------------------------------------
+# -- teacher input ----------------------------------------------------------------------------------------------------
 
 
 def sight(channels: int, size: int, mean: float, std: float) -> InputSpec:
-    """With another mean and deviation in each channel."""
+    """Return an input spec with a different mean and deviation in each channel."""
     info = DataInfo(image=(size, size), channels=channels, classes=10, identity=None)
     return InputSpec(
         info, tuple(mean + 0.05 * c for c in range(channels)), tuple(std + 0.03 * c for c in range(channels))
@@ -229,12 +229,12 @@ TEACHER = {"data": {"type": "digits"}, "model": CONVNET, "train": {**TRAIN, "ste
 
 
 def trials(store: Path) -> dict[str, bytes]:
-    """What every trial of a store has left, by its folder."""
+    """Return the content of every trial of a store, by its folder."""
     return {str(file.parent.relative_to(store)): file.read_bytes() for file in store.glob("trials/*/*/result.json")}
 
 
 def study(folder: Path, name: str = "taught", **changes: Any) -> Path:
-    """A student with a distillation token of a convnet, in two kinds, and two seeds."""
+    """Write a study: a student with a distillation token of a convnet, in two kinds, and two seeds."""
     content = {
         "study": name,
         "base": {
@@ -254,7 +254,7 @@ def study(folder: Path, name: str = "taught", **changes: Any) -> Path:
 
 
 def base(**changes: Any) -> dict[str, Any]:
-    """The base of :func:`study`, with changes below ``distill``."""
+    """Return the base of :func:`study`, with changes below ``distill``."""
     distill = {"teacher": {"trial": TEACHER}, "kind": "hard", **changes}
     return {"data": {"type": "digits"}, "model": DISTILLED, "train": TRAIN, "distill": distill}
 
@@ -337,7 +337,7 @@ def test_token_cosine_equals_trained_model(taught: Answer) -> None:
 
 
 def test_teacher_stays_fixed_and_student_learns_its_outputs(tmp_path: Path) -> None:
-    """Its batch norm neither; and a student of the teacher alone comes to agree with it."""
+    """Its batch norm stays fixed too, and a student trained on the teacher alone comes to agree with it."""
     from vitlab.data.prepare import Feed, prepare
     from vitlab.spec import STREAMS, TrainSpec
     from vitlab.training.loop import train
@@ -367,7 +367,7 @@ def test_teacher_stays_fixed_and_student_learns_its_outputs(tmp_path: Path) -> N
 
 
 def test_second_study_reuses_teacher(taught: Answer, tmp_path: Path) -> None:
-    """As a prerequisite, and, in the study of convnets, as an arm."""
+    """As a prerequisite and, in the study of convnets, as an arm."""
     out = tmp_path / "out"
     shutil.copytree(taught.store.root, out)
     before = trials(out)
@@ -404,7 +404,7 @@ def test_distillation_code_is_only_in_digest_of_students(taught: Answer, tmp_pat
 
 
 def test_driver_killed_between_teacher_and_student_loses_nothing(tmp_path: Path) -> None:
-    """SIGKILL once a teacher has ended and a student is under way; then the same command again."""
+    """SIGKILL after a teacher has ended and during a student; then the same command again."""
     slow = {**base(), "train": {"steps": 100, "batch_size": 16, "evaluations": 10}}
     file, out = study(tmp_path, base=slow, design=None, seeds=1), tmp_path / "out"
     driver = subprocess.Popen(
@@ -441,7 +441,7 @@ def test_driver_killed_between_teacher_and_student_loses_nothing(tmp_path: Path)
 
 
 def test_teacher_from_timm_file(tmp_path: Path) -> None:
-    """What it teaches is what timm's own model says of the images, in its own colours and at its own size."""
+    """The teacher's logits equal timm's, with its own normalisation and size."""
     import timm
 
     torch.manual_seed(0)
@@ -540,7 +540,7 @@ RESNET18 = "ResNet18_Weights.IMAGENET1K_V1"
 
 
 def test_published_torchvision_weights_teach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From torch's cache, under the name of the published file; there is no network here."""
+    """Read from torch's cache, under the name of the published file, without network."""
     from vitlab.weights import open_pretrained, pretrained
 
     monkeypatch.setattr(pretrained, "_published_weights", pretrained._published_weights.__wrapped__)
@@ -623,7 +623,7 @@ def test_trial_weight_file_has_known_split(taught: Answer, tmp_path: Path) -> No
 
 
 def test_split_search_ends_for_cycles_and_foreign_files(taught: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As specs beside files that came from elsewhere may have it."""
+    """Foreign specs may have such prerequisites."""
     teacher = taught.plan.prerequisites[0]
     trial: Any = SimpleNamespace(spec=SimpleNamespace(data=Choice("synthetic")), info=SimpleNamespace(identity="other"))
     for file, dependency in (("/out/trials/a/c/w.safetensors", "a/c"), ("/w.safetensors", "b/c")):
@@ -641,7 +641,7 @@ def test_split_search_ends_for_cycles_and_foreign_files(taught: Answer, monkeypa
 
 
 def test_teacher_has_split_of_student(tmp_path: Path) -> None:
-    """Whatever its own seed, or it would have been trained on the images that its student is judged by."""
+    """For any own seed; otherwise it would be trained on the student's validation images."""
     plan = planned(tmp_path, seeds={"count": 2, "vary": ["init", "split"]})
     teachers = {f"{trial.key}/{trial.code}": trial for trial in plan.prerequisites}
     assert all(
@@ -666,7 +666,7 @@ def test_unread_teacher_options_do_not_change_trial(tmp_path: Path) -> None:
 
 
 def test_arms_may_be_named_by_kind(tmp_path: Path) -> None:
-    """``none`` is the trial that says nothing of distillation, and ``labels`` has no teacher."""
+    """``none`` is the trial without distillation, and ``labels`` has no teacher."""
     kinds = {"one_at_a_time": {"distill.kind": ["none", "labels", "soft"]}}
     plan = planned(tmp_path, design=kinds, seeds=1)
     by_arm = {item.arm: item.trial for item in plan.trials}
@@ -692,7 +692,7 @@ def test_two_tokens_with_one_target_train(tmp_path: Path) -> None:
 
 
 def test_teacher_without_data_uses_data_of_student(tmp_path: Path) -> None:
-    """So that an arm of other images is taught by a teacher of such images, and one root stands for both."""
+    """An arm of other images has a teacher of such images, and one root is used for both."""
     trial = {name: value for name, value in TEACHER.items() if name != "data"}
     inherits = planned(tmp_path, base=base(teacher={"trial": trial}), design={"one_at_a_time": {"data.size": [16]}})
     explicit = planned(tmp_path)

@@ -1,4 +1,4 @@
-"""One trial by several processes: what one would have computed, whatever becomes of any of them."""
+"""Tests of one trial by several processes: equal to one process, also after faults."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def done(result: Result | None) -> Result:
 
 
 def gone(guests: Path) -> bool:
-    """Whether every process that has called the loss is gone; some take their time."""
+    """Return whether all processes of the loss have ended; some need time."""
     pids = [int(file.read_text()) for file in guests.parent.glob("pid*")]
     assert len(pids) == 2
     return bool(until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids)))
@@ -119,7 +119,7 @@ def gone(guests: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialFolder, Result]:
-    """Undisturbed, by two processes."""
+    """Return the uninterrupted result of two processes."""
     where = TrialFolder(tmp_path_factory.mktemp("two"))
     return where, done(run_trial(trial(), where, settings(every_s=60.0)))
 
@@ -239,7 +239,7 @@ run: {executor: inline, device: cpu, resources: {processes: 2}, micro_batch_size
 
 @pytest.mark.usefixtures("no_report")
 def test_study_sets_processes_per_trial(tmp_path: Path) -> None:
-    """By the loop, though the model is small enough for a cohort."""
+    """The loop is used, although the model is small enough for stacking."""
     (tmp_path / "shared.yaml").write_text(STUDY)
     answer = vitlab.run(tmp_path / "shared.yaml", out=tmp_path / "out")
     (planned,) = answer.plan.trials

@@ -1,4 +1,4 @@
-"""The containers, by reading: who may connect, who runs, where secrets come from.  Nothing is built here.
+"""Tests of the container files by reading: network access, users, secrets.  Nothing is built.
 
 Two of the file's services run here as processes, where PostgreSQL is installed: ``benchmarks/tracking.py``.
 """
@@ -83,7 +83,7 @@ def test_image_runs_unprivileged_without_secrets() -> None:
 
 
 def test_image_installs_requirements_of_services(tmp_path: Path) -> None:
-    """The step that reads pyproject.toml, run here."""
+    """Run the step that reads pyproject.toml."""
     [step] = [text for kind, text in STEPS if kind == "RUN" and "tomllib" in text]
     command = step.partition("&&")[0].replace("needed.txt", str(tmp_path / "needed.txt"))
     subprocess.run(["sh", "-c", command], cwd=ROOT, check=True)
@@ -95,7 +95,7 @@ def test_image_installs_requirements_of_services(tmp_path: Path) -> None:
 
 
 def test_one_command_starts_services_and_keeps_passwords(tmp_path: Path) -> None:
-    """With a ``docker`` that says what it was asked."""
+    """Use a ``docker`` that prints its arguments."""
     (tmp_path / "docker").write_text((DOCKER / "start").read_text())
     (tmp_path / "bin").mkdir()
     engine = tmp_path / "bin" / "docker"
@@ -143,7 +143,7 @@ def test_readme_names_existing_commands_and_services() -> None:
 
 
 def test_build_context_has_only_copied_files() -> None:
-    """Results, secrets and history of a checkout are no part of an image, nor of what its builder is sent."""
+    """Results, secrets and history of a checkout are not sent to the builder."""
     copied = {word for step, words in STEPS if step == "COPY" for word in words.split()[:-1]}
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert lines[1] == "*" and {line[1:] for line in lines if line.startswith("!")} == copied

@@ -1,4 +1,4 @@
-"""The site: what its pages tell a reader to do works, its reference is what the code says, and it builds strictly."""
+"""Tests of the site: its instructions work, its reference equals the code, and it builds strictly."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ RUNNER = ROOT / "tests" / "docs_runner.py"
 
 @pytest.fixture(scope="module")
 def reference() -> dict[str, str]:
-    """The pages made from the code."""
+    """Return the generated pages."""
     pages: dict[str, str] = docs_module("reference").pages()
     return pages
 
 
 def docs_module(name: str) -> ModuleType:
-    """Import a hook of the site, which is no module of a package."""
+    """Import a hook of the site, which is not part of a package."""
     spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -62,7 +62,7 @@ RIGHT = [("sh", "vitlab list position  # a comment"), ("yaml", "run: {workers: 2
 
 
 def test_pages_can_be_followed(tmp_path: Path) -> None:
-    """And what is wrong on a page is found, or this test were worth nothing."""
+    """Wrong blocks must be found too, as a control."""
     control = tmp_path / "control.md"
     control.write_text("".join(f"```{language}\n{text}\n```\n\n" for language, text in WRONG + RIGHT))
     done = subprocess.run(
@@ -99,7 +99,7 @@ def test_architecture_lists_files_with_their_lengths() -> None:
 
 @pytest.mark.parametrize("name", registry.SLOT_MODULES)
 def test_reference_has_every_component_and_option(name: str, reference: dict[str, str]) -> None:
-    """Compared with the signatures themselves, read without vitlab's own reading of them."""
+    """The reference is the signatures, without vitlab's own schema."""
     text = reference[f"reference/{name}.md"]
     sections = dict(re.findall(r"(?ms)^## `(\w+)` \{#\w+\}\n(.*?)(?=^## |\Z)", text))
     registered = {target for (source, target) in registry.slot(name)._members if source == registry.BUILT_IN}
@@ -173,7 +173,7 @@ def test_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
 
 
 def test_dead_link_fails_build(tmp_path: Path) -> None:
-    """Whether it leads to no heading or to no page, from a page that is written by hand or a generated one."""
+    """Links without a heading or page, on written and on generated pages."""
     page, other = tmp_path / "index.html", tmp_path / "guide" / "index.html"
     other.parent.mkdir()
     page.write_text('<a href="#here"></a><p id="here"><a href="guide/#top"></a><a href="https://example.org/x"></a>')

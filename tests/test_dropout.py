@@ -1,4 +1,4 @@
-"""Dropout and drop-path whose masks are a function of key, sample and place."""
+"""Tests of dropout and drop-path, whose masks are a function of key, sample and module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that an earlier version wrote: its reports are drawn, and its trials keep their keys."""
+"""Tests of a store written by an earlier version: reports are rendered, and trials keep their keys."""
 
 from __future__ import annotations
 

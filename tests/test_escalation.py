@@ -1,4 +1,4 @@
-"""Two looks at one study: what they cost, what gets more seeds, and that nobody has to remember either."""
+"""Tests of escalation: cost of two stages, and which arms get more seeds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIRST, SECOND = tuple(range(5)), tuple(range(10))
 
 
 def study(folder: Path, seeds: Any, **changes: Any) -> Path:
-    """A tiny study: an arm that computes what the baseline does, for nothing is ever clipped, and one that does not."""
+    """Return a tiny study: an arm equal to the baseline, because nothing is clipped, and one that differs."""
     content = {
         "study": "tiny",
         "base": {
@@ -55,7 +55,7 @@ def study(folder: Path, seeds: Any, **changes: Any) -> Path:
 
 
 def holm(p: list[float]) -> list[float]:
-    """Holm's corrected p values by their definition."""
+    """Return Holm's corrected p values by their definition."""
     order = sorted(range(len(p)), key=p.__getitem__)
     corrected = dict[int, float]()
     worst = 0.0
@@ -67,7 +67,7 @@ def holm(p: list[float]) -> list[float]:
 
 @pytest.fixture
 def values() -> dict[str, dict[int, float]]:
-    """Ten seeds of three arms: far from the baseline, a little away from it, and not."""
+    """Return ten seeds of three arms: far from the baseline, near it, and equal to it."""
     draws = np.random.default_rng(3)
     means = {"baseline": 0.8, "far": 0.5, "near": 0.83, "level": 0.8}
     return {arm: dict(enumerate(mean + draws.normal(0, 0.02, 10))) for arm, mean in means.items()}
@@ -163,14 +163,14 @@ def test_further_seeds_are_smallest_unused():
     assert Study.model_validate({"study": "s", "base": base, "seeds": 3}).seeds.all == (0, 1, 2)
 
 
-# -- what is open, of studies made by hand ----------------------------------------------------------------------------
+# -- inconclusive arms of synthetic studies ---------------------------------------------------------------------------
 
 SEEDS = InterimAnalysis((0, 1, 2, 3), tuple(range(8)))
 BASE, FAR, NEAR = [0.80, 0.81, 0.79, 0.80], [0.500, 0.511, 0.489, 0.501], [0.81, 0.80, 0.80, 0.82]
 
 
 def registered_study(root: Path, arms: dict[str, list[float | None]], names: Sequence[str]) -> tuple[Plan, Store]:
-    """A study of two looks, in whose first run there were only some of its arms."""
+    """Return a study of two stages whose first run had only some of its arms."""
     plan, store = synthetic_studies.study(root, arms, looks=SEEDS)
     few = replace(plan, arms=tuple(arm for arm in plan.arms if arm.name in names))
     return replace(plan, registered=registration(few)), store
@@ -212,7 +212,7 @@ def test_reported_stages_equal_data(tmp_path):
 
 
 def test_comparison_is_refused_only_from_its_own_stage(tmp_path):
-    """The baseline has more seeds for another arm's sake, so more teachers than one that was settled before."""
+    """The baseline has more seeds for another arm, and so more teachers than an arm decided earlier."""
     plan, _ = synthetic_studies.study(tmp_path, {"baseline": [*BASE, *BASE], "far": FAR})
     taught = tuple(
         replace(

@@ -1,4 +1,4 @@
-"""Executors: what a job may do, and what is left when it, or its driver, is gone."""
+"""Tests of executors: rights of a job, and leftovers of dead jobs and drivers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def local() -> Iterator[Callable[..., Local]]:
         assert not executor._workers
 
 
-# -- how jobs end -----------------------------------------------------------------------------------------------------
+# -- endings of jobs --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [TinyInline, TinyLocal])
@@ -101,7 +101,7 @@ def test_dying_worker_leaves_others_running(local: Callable[..., Local], tmp_pat
 
 
 def test_dead_worker_with_living_child_is_lost(local: Callable[..., Local], tmp_path: Path) -> None:
-    """The child holds the worker's end of the pipe, so that nothing is heard on it, not even that it has closed."""
+    """The child holds the worker's end of the pipe, so that its closing is not noticed."""
     executor = local()
     executor.submit(job(tmp_path, "fork"))
     assert ends(executor, 1)["fork"].how == "lost"
@@ -159,7 +159,7 @@ def test_trial_with_result_is_not_retrained(tmp_path: Path) -> None:
         assert ends(executor, 1)["k"].how == "done"
 
 
-# -- where they run ---------------------------------------------------------------------------------------------------
+# -- placement --------------------------------------------------------------------------------------------------------
 
 
 def test_workers_are_isolated(local: Callable[..., Local], tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_slots_fit_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Made:
-    """Stands in for multiprocessing: workers that begin, and end, when the test says so."""
+    """Replacement of multiprocessing: workers start and end when the test says so."""
 
     def __init__(self) -> None:
         self.workers: dict[Path, MadeWorker] = {}
@@ -243,7 +243,7 @@ class MadeWorker:
         self.begun = False
 
     def start(self) -> None:
-        """Nothing begins of itself."""
+        """Do nothing."""
 
     def say(self, text: bytes) -> None:
         connection = multiprocessing.connection.Connection(os.dup(self.pipe))
@@ -256,14 +256,14 @@ class MadeWorker:
         os.close(self._life)
 
     def join(self) -> None:
-        """It has gone already."""
+        """Do nothing."""
 
     def close(self) -> None:
         os.close(self.sentinel)
 
 
 def test_two_hundred_random_gpu_requests_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every worker is told one GPU, no GPU is given out more than once over, and one in its first step bars the next."""
+    """Every worker gets one GPU, no GPU is over-committed, and a trial in its first step blocks the next."""
     gpus = ["GPU-a", "GPU-b", "5"]
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
     rng = random.Random(0)
@@ -501,7 +501,7 @@ def test_journal_of_earlier_attempt_survives_joining_a_batch(tmp_path: Path) -> 
     ]
 
 
-# -- the next driver --------------------------------------------------------------------------------------------------
+# -- takeover ---------------------------------------------------------------------------------------------------------
 
 
 def hold(folder: TrialFolder) -> Any:
@@ -568,7 +568,7 @@ def test_only_own_stopped_orphan_is_killed(
 
 
 def test_checkpoint_of_orphan_is_resumed_without_retries(tmp_path: Path) -> None:
-    """A worker whose driver was killed writes a checkpoint and leaves; that is no failed attempt of the next driver."""
+    """A worker whose driver was killed writes a checkpoint and exits; this does not count as an attempt."""
     work = job(tmp_path, "finish")
     lock = hold(TrialFolder(work.folder))
     threading.Timer(0.5, lock.close).start()
@@ -595,7 +595,7 @@ def test_trial_of_two_studies_is_trained_once(local: Callable[..., Local], tmp_p
     assert outcome is not None and (outcome.circumstances.wall_s == 77.0) == finishes
 
 
-# -- the room ---------------------------------------------------------------------------------------------------------
+# -- slot -------------------------------------------------------------------------------------------------------------
 
 
 def test_slot() -> None:

@@ -1,4 +1,4 @@
-"""Seeing inside: each number against a formula or an independent float64 computation, each picture against a check."""
+"""Tests of explanations: numbers against formulas or float64 computations, and checks of figures."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -276,7 +276,7 @@ def test_numbers_behind_pictures_equal_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("head", ["segmentation", {"type": "linear", "pool": "gap"}, {"type": "mlp", "pool": "map"}])
 def test_patch_head_is_explained_by_patches(head: Any, tmp_path: Path) -> None:
-    """Its class token is there, and what reaches it says nothing of the prediction."""
+    """The class token exists but does not affect the prediction."""
     task = "segmentation" if head == "segmentation" else "classification"
     tables = explained(tiny(task, head=head), tmp_path)
     assert "rollout_mean" in tables and "rollout_class" not in tables

@@ -1,4 +1,4 @@
-"""Failures: what ended an attempt is data, and what follows from it is said by run.retries, on_oom and abort_study."""
+"""Tests of failures: the ending of an attempt, and run.retries, on_oom and abort_study."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def job(root: Path, name: str, **spec: Any) -> Job:
 
 
 class Scripted(Executor):
-    """Ends each trial as its script says, one end after the other, and keeps what was asked of it."""
+    """Executor that ends each trial by a script, one after the other, and records its calls."""
 
     def __init__(self, run: RunSpec, scripts: dict[str, list[str]]) -> None:
         super().__init__(run)
@@ -59,10 +59,10 @@ class Scripted(Executor):
 
 
 class Deaf:
-    """A tracker that nobody asks for anything."""
+    """Tracker that does nothing."""
 
     def update(self) -> None:
-        """Nothing is shown anywhere."""
+        """Do nothing."""
 
 
 class Ear(Watch):

@@ -1,4 +1,4 @@
-"""About a quarter of a minute of each fuzzer; longer runs are commands, such as ``python tests/fuzz_studies.py``."""
+"""Short runs of the fuzzers; longer ones are commands, such as ``python tests/fuzz_studies.py``."""
 
 import subprocess
 import sys

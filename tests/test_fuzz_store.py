@@ -1,4 +1,4 @@
-"""Some damaged stores; ``python tests/fuzz_store.py --mutants 10000`` tries more of them."""
+"""Tests with some damaged stores; ``python tests/fuzz_store.py --mutants 10000`` has more."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What only a GPU can show: trials that share one, memory that really runs out, bf16, a cohort, explanations.
+"""Tests that need a GPU: shared GPUs, real out-of-memory, bf16, stacked trials, explanations.
 
 ``make test-gpu`` runs these and the other tests marked ``gpu``, and says NOT RUN where there is no CUDA device.
 """
@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 
 
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, precision: str, steps: int, **how: Any) -> Answer:
-    """Four seeds of a tiny ViT on the bundled digits, all on the first GPU."""
+    """Run four seeds of a tiny ViT on the bundled digits, all on the first GPU."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     model = {"type": "vit", "patch_size": 4, "dim": 64, "depth": 2, "heads": 4, "position": "learned"}
     content = {
@@ -85,7 +85,7 @@ class Ear(Watch):
 
 class Deaf:
     def update(self) -> None:
-        """Nothing is shown anywhere."""
+        """Do nothing."""
 
 
 class Greedy(Local):
@@ -93,7 +93,7 @@ class Greedy(Local):
 
 
 def test_out_of_memory_trial_gets_more_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two trials that say they need half a GPU and take 0.7 of it: the second dies, and goes on when the first is gone."""
+    """Two trials request half a GPU and use 0.7 of it: the second fails, and resumes when the first has ended."""
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     executor = Greedy(RunSpec.model_validate({"device": "cuda", "resources": {"gpu": 0.5}, "retries": 0}))

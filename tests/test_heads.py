@@ -1,4 +1,4 @@
-"""Heads, MLPs and norms against formulas, scipy and torchvision; whole heads against timm are in test_vit."""
+"""Tests of heads, MLPs and norms against formulas, scipy and torchvision; whole heads are in test_vit."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_class_token(prefix: tuple[str, ...]) -> None:
 
 
 def test_attention_pooling_equals_hand_calculation() -> None:
-    """Against a query per head and image, written out with numpy."""
+    """The reference is a query per head and image in numpy."""
     g = geometry()
     built = head.build({"type": "linear", "pool": "map"}, g).double()
     torch.nn.init.normal_(built.attn_pool.latent, generator=torch.Generator().manual_seed(1))
@@ -95,7 +95,7 @@ def test_prefix_tokens_are_not_pooled(pool: str) -> None:
 
 @pytest.mark.parametrize("size", [None, 24])
 def test_pre_logits_as_in_torchvision(size: int | None) -> None:
-    """The whole model with a hidden layer, weights moved over by name."""
+    """The whole model with a hidden layer, with weights copied by name."""
     models = torchvision("torchvision.models.vision_transformer")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -216,7 +216,7 @@ def test_zero_head_gives_uniform_prediction(name: str) -> None:
 
 
 def bilinear(grid: Any, size: tuple[int, int]) -> Any:
-    """Half-pixel centres, edges clamped: each axis by itself, by the book."""
+    """Interpolate bilinearly per axis, with half-pixel centres and clamped edges."""
     for axis in (0, 1):
         old, new = grid.shape[axis], size[axis]
         place = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
@@ -253,7 +253,7 @@ def test_segmentation_model() -> None:
     assert reason == "head 'linear' is for classification, and the data are for segmentation"
 
 
-# -- the norm between pooling and classifying -------------------------------------------------------------------------
+# -- norm between pool and classify -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["linear", "mlp", "distilled", "segmentation"])

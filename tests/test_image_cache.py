@@ -1,4 +1,4 @@
-"""Stored images: a batch is the same, to the last bit, wherever its pictures are decoded and whenever they are read."""
+"""Tests of stored images: batches are bitwise equal wherever pictures are decoded and whenever they are read."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real JPEGs, of many sizes and shapes, in three classes; one is grey."""
+    """Write real JPEGs of many sizes and shapes in three classes; one is grey."""
     random, folder = np.random.default_rng(0), tmp_path_factory.mktemp("pictures")
     for split, count in (("train", 25), ("val", 5)):
         for kind in ("cat", "cow", "dog"):
@@ -119,7 +119,7 @@ def test_resumed_training_equals_in_memory_training(root: Path) -> None:
 @pytest.mark.parametrize("decoded", PLACES)
 @pytest.mark.parametrize("how", ["bilinear", "bicubic"])
 def test_picture_crop_equals_torchvision(root: Path, decoded: str, how: str) -> None:
-    """Pillow itself crops and resizes the file; the rectangle is that of an image of the picture's own size."""
+    """The reference is Pillow's crop and resize; the rectangle is that of an image of the picture's size."""
     change = {"type": "random_resized_crop", "of": "picture", "interpolation": how, "scale": [0.1, 1.0]}
     one = feed(root, decoded, [change, "flip"], normalize="unit")
     cut, flip = slot("augment").build(change), slot("augment").build("flip")
@@ -260,7 +260,7 @@ def test_decoded_cache_is_written_once(root: Path, cache: Path, monkeypatch: pyt
 def test_cache_of_pictures_changed_while_reading_is_discarded(
     root: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoded: str, augment: list[Any]
 ) -> None:
-    """The picture is put back, so what the first identity stands for is asked for a second time."""
+    """The picture is restored, so the content of the first identity is requested again."""
     shutil.copytree(root, tmp_path / "copy")
     path = tmp_path / "copy" / "train" / "dog" / "7.jpg"
     content, image = path.read_bytes(), Pictures.image
@@ -359,7 +359,7 @@ def test_storage_rule_equals_documentation(root: Path, tmp_path: Path, monkeypat
 
 
 def test_study_reports_where_pictures_are_read_from(root: Path, tmp_path: Path) -> None:
-    """The plan does, and the journal of a trial; its result is that of a trial with all of them in memory."""
+    """The plan and the journal report it; the result equals that with all pictures in memory."""
     base = {
         "data": {"type": "image_folder", "root": str(root), "image_size": 16, "augment": AUGMENT},
         "model": {"type": "vit", "patch_size": 8, "dim": 8, "depth": 1, "heads": 2},

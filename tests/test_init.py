@@ -1,4 +1,4 @@
-"""Initial values: every scheme against the library it is named after, and draws that depend on names alone."""
+"""Tests of initial values: every scheme against its library, and draws that depend on names only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def canonical(of: ViT) -> dict[str, Tensor]:
 
 
 def same_law(ours: Tensor, theirs: Tensor, name: str) -> None:
-    """Constants are equal; draws pass Kolmogorov and Smirnov's test, and agree in spread."""
+    """Check equal constants, or draws by the Kolmogorov-Smirnov test and their spread."""
     mine, other = ours.flatten().double(), theirs.flatten().double()
     if other.std() == 0:
         assert torch.equal(mine, other), name
@@ -126,7 +126,7 @@ def test_bounds_of_uniform_draws() -> None:
         assert stats.kstest(state[name].flatten().numpy(), stats.uniform(-bound, 2 * bound).cdf).pvalue > 1e-3, name
 
 
-# -- what a draw depends on -------------------------------------------------------------------------------------------
+# -- keys of draws ----------------------------------------------------------------------------------------------------
 
 
 def test_equal_seeds_give_equal_values() -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C in real processes: exit code 130 and no traceback, at any moment and in any number."""
+"""Tests of Ctrl-C in real processes: exit code 130 and no traceback, at any moment and in any number."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ main()
 
 
 def begun(folder: Path, *arguments: object) -> subprocess.Popen[str]:
-    """Start a command in a process group of its own, and return once it handles signals."""
+    """Start a command in its own process group, and return when it handles signals."""
     process = subprocess.Popen(
         [sys.executable, "-c", BEGIN, *map(str, arguments)],
         cwd=folder,

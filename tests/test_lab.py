@@ -1,4 +1,4 @@
-"""The whole path on real data: what a second run, another seed, other code, a kill and a Ctrl-C leave and cost."""
+"""Tests of the whole path on real data: second runs, other seeds, other code, kills and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 def study(folder: Path, **changes: Any) -> Path:
-    """The file of a tiny study: two arms, two seeds, on the bundled digits."""
+    """Write a tiny study: two arms, two seeds, on the bundled digits."""
     content = {
         "study": "tiny",
         "question": "Does the position matter?",
@@ -63,7 +63,7 @@ def study(folder: Path, **changes: Any) -> Path:
 
 
 def command(*arguments: str | Path, cwd: Path, package: Path | None = None) -> subprocess.Popen[str]:
-    """A ``vitlab`` command in a process of its own; with ``package``, of the copy of vitlab in that folder."""
+    """Run a ``vitlab`` command in its own process, with ``package`` by the copy of vitlab in that folder."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(package)} if package else {})
     return subprocess.Popen(
         [sys.executable, "-m", "vitlab", *map(str, arguments)],
@@ -76,13 +76,13 @@ def command(*arguments: str | Path, cwd: Path, package: Path | None = None) -> s
 
 
 def trials(store: Path) -> dict[str, bytes]:
-    """What every trial of a store has left, by its folder."""
+    """Return the content of every trial of a store, by its folder."""
     return {str(file.parent): file.read_bytes() for file in store.glob("trials/*/*/result.json")}
 
 
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Answer]:
-    """A study that has been run: its file, its output folder and its answer."""
+    """Return a study that was run: its file, its output folder and its answer."""
     folder = tmp_path_factory.mktemp("answered")
     file = study(folder)
     return file, folder / "out", vitlab.run(file, out=folder / "out")
@@ -213,7 +213,7 @@ def test_changed_code_retrains_affected_trials_but_comments_do_not(
     mlp = tmp_path / "vitlab" / "components" / "mlp.py"
 
     def cached_by_arm() -> dict[str, list[bool]]:
-        """For each arm, whether its trials need no training, as the copied code sees it."""
+        """Return whether each arm's trials need no training with the copied code."""
         process = command("plan", file, "--out", out, "--format", "json", cwd=tmp_path, package=tmp_path)
         printed, errors = process.communicate()
         assert process.returncode == 0, errors
@@ -281,7 +281,7 @@ def test_failing_background_run_reports_error(tmp_path: Path) -> None:
 
 
 class Ear(Watch):
-    """Hears what a run says."""
+    """Watch that records the messages of a run."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -419,7 +419,7 @@ def test_command_line_changes_are_stored_with_study(tmp_path: Path) -> None:
     assert provenance["place"] == f"In {Path.cwd()}", "where it was run; the output folder is elsewhere"
 
 
-# -- what was computed can be had -------------------------------------------------------------------------------------
+# -- access to results ------------------------------------------------------------------------------------------------
 
 
 def test_loaded_model_reproduces_stored_predictions(answered: tuple[Path, Path, Answer]) -> None:

@@ -1,4 +1,4 @@
-"""Logistic regression on the pixels against scikit-learn's."""
+"""Tests of logistic regression on the pixels against scikit-learn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_optimum_equals_scikit_learn() -> None:
-    """The same strictly convex loss, minimised by each in its own way, in float64."""
+    """Both minimise the same strictly convex loss in float64."""
     x_NCHW, y_N = digits()
     index = train_test_split(np.arange(len(y_N)), test_size=0.25, random_state=0)
     (x, y), (x_test, y_test) = ((x_NCHW[part], y_N[part]) for part in index)
@@ -59,7 +59,7 @@ def test_optimum_equals_scikit_learn() -> None:
 
 
 def test_gradient_equals_formula() -> None:
-    """(p - y) x, averaged over the batch."""
+    """The formula is (p - y) x, averaged over the batch."""
     x, y = digits()
     x, y = x[:50], y[:50]
     ours = model.build("linear", DIGITS).double()

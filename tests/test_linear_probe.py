@@ -1,4 +1,4 @@
-"""Heads in closed form against scikit-learn's ridge regression; a few images of each class; bodies that are passed on."""
+"""Tests of heads in closed form against scikit-learn's ridge regression, and of few-shot subsets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TRAIN: dict[str, Any] = {
 
 
 def ridge(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Ridge, np.ndarray, np.ndarray]:
-    """Scikit-learn's, on standardised features, and what they were standardised by."""
+    """Fit scikit-learn's ridge regression on standardised features; return it with mean and deviation."""
     x = x_ND.double().numpy()
     mean, std = x.mean(0), x.std(0) + MIN_STD
     targets = np.where(np.arange(classes) == y_N.numpy()[:, None], 1.0, -1.0)
@@ -70,7 +70,7 @@ def test_linear_probe_is_ridge_regression(images: int, features: int, classes: i
 
 
 def features(model: Model, x_BCHW: Tensor) -> Tensor:
-    """What the classifier reads, without the hooks that the probe uses."""
+    """Return the input of the classifier, without the hooks of the probe."""
     if not hasattr(model, "forward_features"):
         return nn.Sequential(*list(model.children())[:-1], nn.Flatten())(x_BCHW)
     x_BTD = model.forward_features(x_BCHW)  # type: ignore[operator]

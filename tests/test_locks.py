@@ -1,4 +1,4 @@
-"""Leases: one holder, found out when it dies or is silent; and a holder that was taken for dead writes nothing more."""
+"""Tests of locks: one owner, detection of dead and silent owners, and no writes after a lost lock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def until(what: Callable[[], Any]) -> None:
 
 
 def without_locks(patch: pytest.MonkeyPatch, error: int = errno.ENOLCK) -> None:
-    """As on a file system that has none."""
+    """Pretend that the file system has no locks."""
 
     def none(file: Any, how: int) -> None:
         raise OSError(error, os.strerror(error))
@@ -52,7 +52,7 @@ def test_reading_locks_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_deleted_lock_blocks_nobody_and_loses_ownership(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As 'vitlab gc' deletes it between opening and locking: both would hold it, each a file of its own."""
+    """'vitlab gc' may delete it between opening and locking: two processes would each lock a different file."""
     lock = tmp_path / "trial" / "lock"
     flock, once = fcntl.flock, [True]
 
@@ -124,7 +124,7 @@ def test_truncated_heartbeat_does_not_block(tmp_path: Path, monkeypatch: pytest.
 
 
 class Full(io.FileIO):
-    """A file on a disk that has room for its name, and for nothing in it."""
+    """A file on a disk that has room for its name but not for its content."""
 
     def write(self, data: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -140,7 +140,7 @@ def test_lock_file_names_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_acquire_waits_for_readers(tmp_path: Path) -> None:
-    """A look shares the lock; this one takes longer than any."""
+    """A reader shares the lock; this one takes longer than any."""
     (tmp_path / "lock").touch()
     look = open(tmp_path / "lock", "rb")  # noqa: SIM115
     fcntl.flock(look, fcntl.LOCK_SH)
@@ -203,7 +203,7 @@ def test_lock_is_exclusive_and_ends_with_process(tmp_path: Path) -> None:
         assert folder.is_locked()
 
 
-# -- where a file system has no locks ---------------------------------------------------------------------------------
+# -- file systems without locks ---------------------------------------------------------------------------------------
 
 
 def _hold_and_write(path: Path, parent: Connection) -> None:
@@ -265,7 +265,7 @@ def _entered(lease: ExitStack, folder: TrialFolder) -> bool:
 
 
 def test_slow_owner_is_not_declared_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its thread says that it is there, whatever the rest of it does."""
+    """Its thread renews the heartbeat independent of its other work."""
     without_locks(monkeypatch)
     monkeypatch.setattr(locks, "SILENT_S", 0.5)
     lease = tmp_path / "lock.held"
@@ -279,7 +279,7 @@ def test_slow_owner_is_not_declared_dead(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_one_of_several_drivers_takes_over_stale_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between looking and taking, another has come: this one does not hold it as well."""
+    """Another driver locks between the check and the lock: this one must not own it as well."""
     without_locks(monkeypatch)
     lock, lease = tmp_path / "lock", tmp_path / "lock.held"
     lease.write_text("gone/1/2  0\n")
@@ -299,7 +299,7 @@ def test_one_of_several_drivers_takes_over_stale_lock(tmp_path: Path, monkeypatc
 
 
 def test_driver_with_skewed_clock_still_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock here is ahead of the file system's: to look at, the lease of the other seems silent."""
+    """The local clock is ahead of the file system's, so the lock of the other driver looks stale."""
     from vitlab.driver import scheduler
     from vitlab.driver.study_lock import sole_driver
     from vitlab.store.folders import Store

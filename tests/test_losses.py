@@ -1,4 +1,4 @@
-"""Losses and metrics, against formulas in float64, timm and scikit-learn."""
+"""Tests of losses and metrics against formulas in float64, timm and scikit-learn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matching: the solved knob against a search over every value, against formulas, and against built models."""
+"""Tests of matching: the solved knob against exhaustive search, formulas, and built models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Counts:
 
 
 def stub(model: Mapping[str, Any], info: DataInfo) -> Counts:
-    """Costs that can be computed in the head: a body of dim^2 a block, a classifier, work by the number of patches."""
+    """Return simple costs: a body of dim^2 per block, a classifier, and work by the number of patches."""
     body = model["depth"] * model["dim"] ** 2 + 7 * model["patch_size"] ** 2
     patches = (info.image[0] // model["patch_size"]) ** 2
     return Counts(body + info.classes * model["dim"], body, body * patches)
@@ -63,7 +63,7 @@ def problems(tmp_path: Path, **study: Any) -> list[str]:
     return [problem.message for problem in caught.value.problems]
 
 
-# -- the value that is found ------------------------------------------------------------------------------------------
+# -- solved values ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("quantity", ["params", "body_params", "macs", "train_macs"])
@@ -156,7 +156,7 @@ def test_arm_of_equal_cost_stays_same_trial(tmp_path: Path) -> None:
     assert "exactly" in matched.arm("position=none").note
 
 
-# -- what is matched with what ----------------------------------------------------------------------------------------
+# -- matching pairs ---------------------------------------------------------------------------------------------------
 
 
 def test_arm_is_matched_with_its_comparison(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_rules_apply_to_matched_values(tmp_path: Path) -> None:
     assert [arm.name for arm in plan.arms if arm.skip == "too long here"] == ["patch_size=4"]
 
 
-# -- what is said of it -----------------------------------------------------------------------------------------------
+# -- messages ---------------------------------------------------------------------------------------------------------
 
 
 def test_plan_reports_match_and_deviation(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_built_models_have_planned_parameters(tmp_path: Path) -> None:
 
 
 def test_training_work_is_equal_by_formula(tmp_path: Path) -> None:
-    """Multiply-accumulates of a plain ViT, by hand: patches, projections, attention, MLP, classifier."""
+    """The formula counts multiply-accumulates of a plain ViT: patches, projections, attention, MLP, classifier."""
     plan = real(
         tmp_path,
         base={**BASE, "train": {"steps": 1000, "batch_size": 16}},

@@ -1,4 +1,4 @@
-"""Metrics as a slot: chosen in a study, computed alike everywhere, and a guest's treated as a built-in."""
+"""Tests of the metric slot: chosen in a study, equal everywhere, and plugins treated like built-ins."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _slots_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def study(folder: Path, **changes: Any) -> Path:
-    """Two arms and two seeds on drawn images of six classes."""
+    """Write two arms and two seeds on synthetic images of six classes."""
     train = {"steps": 4, "batch_size": 16, "evaluations": 2, **changes.pop("train", {})}
     content = {
         "study": "measured",
@@ -83,7 +83,7 @@ def problems(folder: Path, **changes: Any) -> list[str]:
     return [problem.message for problem in caught.value.problems]
 
 
-# -- what they compute ------------------------------------------------------------------------------------------------
+# -- computation ------------------------------------------------------------------------------------------------------
 
 
 def valued(choice: str | dict[str, Any], logits: Tensor, target: Tensor) -> float:
@@ -116,7 +116,7 @@ def test_selectable_metrics_equal_scikit_learn() -> None:
 def test_trials_report_default_metrics_with_plugins_installed() -> None:
     @metric.register("accuracy")
     class Mine(Metric):
-        """Of this file, and no plugin's business."""
+        """A metric of this file, without relation to plugins."""
 
         def rows(self, logits: Tensor, target: Tensor) -> Tensor:
             raise AssertionError("nobody has named it")
@@ -131,7 +131,7 @@ def test_trials_report_default_metrics_with_plugins_installed() -> None:
 
 def test_metrics_are_skipped_after_non_finite_loss() -> None:
     class Fails(Metric):
-        """Raises where it is asked."""
+        """A metric that raises."""
 
         def rows(self, logits: Tensor, target: Tensor) -> Tensor:
             return target
@@ -292,7 +292,7 @@ def test_changed_formula_is_new_trial(tmp_path: Path) -> None:
     assert codes[0] != codes[1] and codes[1] == codes[2]
 
 
-# -- what the contract test finds -------------------------------------------------------------------------------------
+# -- contract test ----------------------------------------------------------------------------------------------------
 
 
 class Right(Metric):
@@ -303,49 +303,49 @@ class Right(Metric):
 
 
 class MeanOfBatches(Right):
-    """A mean of means, which is another number where batches differ in size."""
+    """A mean of means, which depends on the batch sizes."""
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         return super().rows(logits, target).double().mean()[None]
 
 
 class InOrder(Right):
-    """Later images count more."""
+    """A metric in which later images count more."""
 
     def value(self, rows_N: Tensor) -> float:
         return float((rows_N * torch.arange(len(rows_N))).sum() / torch.arange(len(rows_N)).sum())
 
 
 class Percent(Right):
-    """Beyond its bounds."""
+    """A metric that exceeds its bounds."""
 
     def value(self, rows_N: Tensor) -> float:
         return 100 * super().value(rows_N)
 
 
 class OtherWay(Right):
-    """An error that says it is to be large."""
+    """An error with goal max."""
 
     def value(self, rows_N: Tensor) -> float:
         return 1 - super().value(rows_N)
 
 
 class Random(Right):
-    """Another number each time."""
+    """A metric with a random value."""
 
     def value(self, rows_N: Tensor) -> float:
         return super().value(rows_N) * float(torch.rand(()))
 
 
 class Writes(Right):
-    """Changes what the next metric reads."""
+    """A metric that changes the input of the next one."""
 
     def rows(self, logits: Tensor, target: Tensor) -> Tensor:
         return super().rows(logits.sub_(logits.mean()), target)
 
 
 class Unlabelled(Metric):
-    """Counts pixels that have no label."""
+    """A metric that counts pixels without a label."""
 
     tasks = ("segmentation",)
 
@@ -355,21 +355,21 @@ class Unlabelled(Metric):
 
 
 class Undefined(Right):
-    """Divides by nothing where all is right."""
+    """A metric that divides by zero if all predictions are correct."""
 
     def value(self, rows_N: Tensor) -> float:
         return float((rows_N.sum() - len(rows_N)) / (rows_N.sum() - len(rows_N)))
 
 
 class Columns(Right):
-    """A column that is none."""
+    """A metric whose column has a wrong shape."""
 
     def column(self, rows_N: Tensor) -> Tensor:
         return rows_N[:2]
 
 
 class Goalless(Right):
-    """A goal that nobody knows."""
+    """A metric with an unknown goal."""
 
     goal = "high"  # type: ignore[assignment]
 

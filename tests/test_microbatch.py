@@ -1,4 +1,4 @@
-"""A step's batch in parts: the gradient, the loss and the draws are those of the whole batch."""
+"""Tests of micro-batches: gradient, loss and draws equal those of the full batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TWO = {"prefix": ["class", "distillation"], "head": "distilled"}
 
 
 class Second(SingleProcess):
-    """The second of three processes, whose sums nobody sees."""
+    """The second of three processes, without communication."""
 
     count, rank = 3, 1
 
@@ -94,7 +94,7 @@ def without_labels(one: Training, unlabelled: range, rows: range) -> Any:
 
 
 def test_micro_batch_without_labels_counts_nothing() -> None:
-    """The pixels of some parts have no label at all, and in the end those of none."""
+    """The pixels of some micro-batches have no label, and finally those of all."""
     whole, cut = (
         training(parts, data=SCENES, model={"prefix": [], "head": "segmentation"})
         for parts in (None, MicroBatches(4, SingleProcess()))
@@ -123,7 +123,7 @@ def test_rows_of_all_processes_form_the_batch() -> None:
 
 @pytest.mark.parametrize("rows", [range(16), range(0, 5), range(5, 10), range(9, 16)], ids=str)
 def test_micro_batch_draws_equal_full_batch(rows: range) -> None:
-    """Partners of mixed images may stand in another part."""
+    """Partners of mixed images may be in another micro-batch."""
     one = training(None, data=AUGMENTED, mix={"mixup": 0.8, "cutmix": 1.0}, repeats=2)
     for step in range(4):
         one.step = step

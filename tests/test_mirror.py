@@ -1,4 +1,4 @@
-"""What is written to a trial's folder far away arrives in the true one, in an order in which it may break off."""
+"""Tests of mirrors: files of a remote trial folder arrive in an order that may be interrupted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_folder_and_mirror_stay_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is written, in pieces of any length, and looked at at any time: at the end both hold the same."""
+    """For any writes, pieces of any length and reads at any time, both folders are finally equal."""
     monkeypatch.setattr(mirror, "CHUNK", 64)
     dice = random.Random(0)
     for round_ in range(20):

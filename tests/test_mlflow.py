@@ -1,4 +1,4 @@
-"""MLflow holds every point of every journal exactly once, whatever happened on the way, and costs nobody anything.
+"""Tests that MLflow stores every point of every journal exactly once, and never blocks a trial.
 
 Journals are read line by line as JSON, and MLflow through its own client, so that nothing of vitlab's is asked what
 should be there.
@@ -80,7 +80,7 @@ def study_file(folder: Path, name: str = "tiny", executor: str = "inline") -> Pa
 
 
 class Runs:
-    """An output folder in which the study's four trials have been trained, and MLflow's database beside them."""
+    """An output folder with the study's four trained trials, and MLflow's database beside them."""
 
     def __init__(self, trained: Path, database: Path, folder: Path) -> None:
         self.out, self.file = folder / "out", study_file(folder)
@@ -107,7 +107,7 @@ class Runs:
         return sorted(found, key=lambda run: run.info.run_name)
 
     def stored(self, run: Any) -> Points:
-        """The whole history of every metric of a run."""
+        """Return the whole history of every metric of a run."""
         histories = [self.client.get_metric_history(run.info.run_id, name) for name in run.data.metrics]
         return Counter((p.key, repr(p.value), p.timestamp, p.step) for p in itertools.chain.from_iterable(histories))
 
@@ -117,12 +117,12 @@ class Runs:
 
 
 def as_kept(value: float) -> str:
-    """MLflow would store an infinity as the largest number there is, and no chart would show anything else."""
+    """Return a value as stored: MLflow would store infinities as the largest number, which ruins charts."""
     return repr(float(value) if math.isfinite(value) else math.nan)
 
 
 def journalled(journal: Path) -> Points:
-    """What the lines of a journal say."""
+    """Return the points of a journal."""
     points: Points = Counter()
     for event in map(json.loads, journal.read_text().splitlines()):
         if event["kind"] == "metrics":
@@ -132,7 +132,7 @@ def journalled(journal: Path) -> Points:
 
 
 def holds_all_once(runs: Runs, study: str = "tiny") -> None:
-    """Every line of every journal once, at step 0 the final values of the results once, and nothing else."""
+    """Check that every line of every journal is stored once, final values once at step 0, and nothing else."""
     assert [run.info.run_name for run in runs.runs(study)] == NAMES
     for run in runs.runs(study):
         assert run.info.status == "FINISHED"
@@ -150,7 +150,7 @@ def holds_all_once(runs: Runs, study: str = "tiny") -> None:
 
 @pytest.fixture(scope="session")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty database of MLflow's, made once because that takes seconds."""
+    """Return an empty MLflow database, created once because that takes seconds."""
     file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     with service.quiet():
         service.initialise(file)
@@ -159,7 +159,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """The study, run by the command line and worker processes, with a server that is away, and its imports watched."""
+    """Run the study by the command line and worker processes, with an unreachable server and recorded imports."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "sitecustomize.py").write_text(SPY)
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -172,7 +172,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.
 
 @pytest.fixture(scope="module")
 def delivered(trained: tuple[Path, Any], database: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Trials that were trained while the server was away, and delivered by one ``sync``.  Only to be looked at."""
+    """Return trials trained without the server and delivered by one ``sync``, for reading only."""
     runs = Runs(trained[0], database, tmp_path_factory.mktemp("delivered"))
     [(study, link)] = lab.sync(runs.out)
     assert study == "tiny" and link is not None
@@ -181,7 +181,7 @@ def delivered(trained: tuple[Path, Any], database: Path, tmp_path_factory: pytes
 
 @pytest.fixture
 def runs(trained: tuple[Path, Any], database: Path, tmp_path: Path) -> Runs:
-    """Trials of which nothing has been delivered, without the predictions, whose pictures take their time."""
+    """Return undelivered trials, without predictions, whose pictures take time."""
     runs = Runs(trained[0], database, tmp_path)
     for file in runs.out.glob("trials/*/*/predictions.parquet"):
         file.unlink()
@@ -194,7 +194,7 @@ def no_server(monkeypatch: Patch) -> None:
 
 
 def test_study_does_not_need_its_server(trained: tuple[Path, Any], delivered: Runs) -> None:
-    """Exit 0, and no process that knows MLflow; then one ``sync`` delivers everything."""
+    """Exit code 0, and no process imports MLflow; then one ``sync`` delivers everything."""
     folder, done = trained
     assert done.returncode == 0, done.stderr
     assert "not reached" in done.stdout and "Traceback" not in done.stderr
@@ -205,7 +205,7 @@ def test_study_does_not_need_its_server(trained: tuple[Path, Any], delivered: Ru
 
 
 def test_unreachable_server_is_probed_and_failing_one_asked_once(runs: Runs, monkeypatch: Patch) -> None:
-    """Left to itself MLflow would try for four minutes, and then again at every update."""
+    """By default MLflow would retry for four minutes, and again at every update."""
     calls: list[str] = []
 
     def refuse(self: HTTPConnection) -> None:
@@ -224,7 +224,7 @@ def test_unreachable_server_is_probed_and_failing_one_asked_once(runs: Runs, mon
 
 
 def test_second_run_and_second_study(runs: Runs) -> None:
-    """Trials from the cache: delivered to the experiment of each study that shows them, and once however often."""
+    """Cached trials are delivered once to the experiment of each study that shows them."""
     for file in (runs.file, runs.file, study_file(runs.out.parent, "second")):
         answer = vitlab.run(file, out=runs.out)
         assert (answer.trained, answer.cached, answer.failed) == (0, 4, 0) and answer.link
@@ -235,7 +235,7 @@ def test_second_run_and_second_study(runs: Runs) -> None:
 
 
 class Killed(BaseException):
-    """Ends a process as SIGKILL would: nothing catches it."""
+    """Exception that ends a process like SIGKILL: nothing catches it."""
 
 
 BREAKS = [(1, False, Killed), (3, True, Killed), (5, True, ConnectionError), (4, False, ConnectionError)]
@@ -245,7 +245,7 @@ BREAKS = [(1, False, Killed), (3, True, Killed), (5, True, ConnectionError), (4,
 def test_interrupted_delivery_is_continued(
     number: int, stored_first: bool, error: type[BaseException], runs: Runs, monkeypatch: Patch
 ) -> None:
-    """At the n-th batch, before it is stored or between that and its answer, by a kill or by the network."""
+    """Interrupted at the n-th batch, before it is stored or before its answer, by a kill or by the network."""
     genuine: Callable[..., None] = MlflowClient.log_batch
     calls = itertools.count(1)
 
@@ -271,7 +271,7 @@ def test_interrupted_delivery_is_continued(
 
 
 def test_lost_offsets_deliver_nothing_twice(runs: Runs) -> None:
-    """Not even what is not a number."""
+    """This includes values that are not numbers."""
     strange = {"train/loss": math.inf, "val/loss": math.nan}
     runs.folder("baseline", 0).emit("metrics", step=5, epoch=1.0, images=80, metrics=strange)
     assert runs.tracker().close()
@@ -319,7 +319,7 @@ def test_retrained_stopped_and_resumed_trials(runs: Runs) -> None:
 
 
 def shifted(folder: TrialFolder, by_ms: int) -> None:
-    """Make a trial's journal and result those of another training, which began later."""
+    """Turn a trial's journal and result into those of a later training."""
     journal = folder.path / "events.jsonl"
     events = [json.loads(line) for line in journal.read_text().splitlines()]
     journal.write_text("".join(json.dumps({**event, "t": event["t"] + by_ms}) + "\n" for event in events))
@@ -327,7 +327,7 @@ def shifted(folder: TrialFolder, by_ms: int) -> None:
 
 @pytest.mark.parametrize("same_folder", [True, False])
 def test_waiting_trial_adopts_no_run_of_other_training(same_folder: bool, runs: Runs, tmp_path: Path) -> None:
-    """Of a folder that was deleted and filled anew, or of another folder that delivers to the same server."""
+    """The folder was deleted and filled again, or another folder delivers to the same server."""
     uri = f"sqlite:///{runs.out / 'mlflow.db'}"
     assert runs.tracker(uri).close()
     old = {run.info.run_id: runs.stored(run) for run in runs.runs()}
@@ -486,7 +486,7 @@ def test_user_file_is_not_replaced(runs: Runs, tmp_path: Path, caplog: Any) -> N
 
 
 def test_delivery_leaves_environment_unchanged(runs: Runs, monkeypatch: Patch) -> None:
-    """Another thread copies it to start a worker, which fails where a variable comes or goes meanwhile.
+    """Another thread copies the environment to start a worker, which fails if a variable changes meanwhile.
 
     Once nothing more is delivered, it is as before.
     """
@@ -511,7 +511,7 @@ def test_delivery_leaves_environment_unchanged(runs: Runs, monkeypatch: Patch) -
 
 
 def test_moved_and_recreated_output_folder(runs: Runs) -> None:
-    """A notebook that empties its folder must not write to the database it has deleted."""
+    """A notebook that empties its folder must not write to the deleted database."""
     assert runs.tracker().close()
     here, there = runs.out, runs.out.with_name("moved")
     runs.out = here.rename(there)
@@ -586,7 +586,7 @@ def artifacts(runs: Runs, run: str, folder: str = "") -> list[str]:
 
 
 def test_images_are_stored_once_by_step(delivered: Runs) -> None:
-    """Under the names the page reads: key, step, time, and what tells pictures of one step apart."""
+    """Under the names that the page reads: key, step, time, and a suffix for pictures of one step."""
     first = delivered.runs()[0].info.run_id
     names = artifacts(delivered, first, "images")
     pictures = [name.removeprefix("images/").split("+") for name in names]
@@ -644,7 +644,7 @@ def test_long_description_is_cut_at_line_and_names_are_escaped() -> None:
 
 
 def test_model_of_every_arm_is_stored_and_loaded(runs: Runs, monkeypatch: Patch) -> None:
-    """From MLflow, by its own download, with the same predictions to the last bit; once however often."""
+    """Loaded by MLflow's own download with bitwise equal predictions, and stored once for any number of syncs."""
 
     def models(kind: str = "model") -> dict[str, Any]:
         actual = runs.client.search_logged_models([runs.client.get_experiment_by_name("tiny").experiment_id])
@@ -684,7 +684,7 @@ def test_unstored_models_are_refused(runs: Runs) -> None:
         slot("tracker").build({"type": "mlflow", "models": "arms"}, runs.plan, Store(runs.out), RunSpec(keep="none"))
 
 
-# -- what must not come out, or get in --------------------------------------------------------------------------------
+# -- isolation --------------------------------------------------------------------------------------------------------
 
 
 def test_password_in_address_reaches_only_the_server(runs: Runs, caplog: Any) -> None:
@@ -740,7 +740,7 @@ def test_command_line_password_is_not_stored(runs: Runs, caplog: Any, monkeypatc
 
 
 def test_sync_ignores_server_known_only_from_stored_files(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
-    """As in an output folder that came from somebody else."""
+    """Foreign output folders may have such files."""
     requests: list[str] = []
     monkeypatch.setattr(Address, "is_reachable", lambda self: requests.append(self.uri))
     file = runs.out / "studies/tiny/study.yaml"
@@ -754,7 +754,7 @@ def test_sync_ignores_server_known_only_from_stored_files(runs: Runs, caplog: An
 
 
 def test_names_leaving_folder_are_refused(runs: Runs) -> None:
-    """As they may stand in results that came from somebody else."""
+    """Foreign results may have such names."""
     trial = runs.plan.trials[0]
     for key in ("../../elsewhere", "..", "a/b"):
         for plan in (
@@ -799,7 +799,7 @@ def test_unreadable_journal_does_not_block_others(runs: Runs) -> None:
 
 
 def test_concurrent_workers_store_every_point_once(database: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    """The short form of ``benchmarks/tracking.py``, with so many runs that they come in pages."""
+    """A short form of ``benchmarks/tracking.py``, with enough runs for several pages."""
     monkeypatch.setattr(tracking, "UPDATE_S", 0.2)
     monkeypatch.setattr(service, "PAGE", 3)
     out = tmp_path / "out"

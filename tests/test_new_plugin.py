@@ -1,4 +1,4 @@
-"""``vitlab new plugin``: what it writes installs, keeps its contract, and carries a study that runs."""
+"""Tests of ``vitlab new plugin``: the package installs, passes its contract test, and has a study that runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OWN = ("position", "attention", "head", "dataset")
 
 
 def lay_down(package: Path, site: Path) -> None:
-    """Install a generated package as pip would, from what its ``pyproject.toml`` says."""
+    """Install a generated package like pip, by its ``pyproject.toml``."""
     project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
     shutil.copytree(package / "src", site, dirs_exist_ok=True)
     info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
@@ -46,7 +46,7 @@ def lay_down(package: Path, site: Path) -> None:
 
 
 def python(code: str, site: Path, folder: Path) -> str:
-    """What a process of its own prints, beside the installed packages."""
+    """Return the output of a separate process with the installed packages."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(site),
@@ -108,7 +108,7 @@ print("ran", lab.smoke("acme-executor/studies/acme.yaml", changes=dict(design=No
 
 
 def written(slot: str, folder: Path) -> type[Any]:
-    """The class of a new package, imported as an ordinary class from an ordinary module."""
+    """Import the class of a new package as an ordinary module."""
     package = write_plugin(f"acme-{slot}", slot, out=folder)
     file = package / "src" / f"acme_{slot}" / "__init__.py"
     spec = importlib.util.spec_from_file_location(f"acme_{slot}", file)
@@ -136,7 +136,7 @@ def test_schedule_template_is_warmup_constant_root_cooldown(tmp_path: Path) -> N
 
 
 def test_optimizer_template_is_nadam_with_decoupled_decay(tmp_path: Path) -> None:
-    """Its first step by Dozat's algorithm 8, with gradient 1, whose second moment is 1 once it is corrected."""
+    """The first step equals Dozat's algorithm 8 with gradient 1, whose corrected second moment is 1."""
     weight = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
     optimizer = written("optimizer", tmp_path)(lr=1e-3).build([{"params": [weight], "weight_decay": 0.5}])
     weight.sum().backward()
@@ -169,7 +169,7 @@ def test_metric_template_equals_scikit_learn(tmp_path: Path) -> None:
     assert metric.value(rows_N) == pytest.approx(expected, rel=1e-12) and 0.1 < expected < 0.9
 
 
-# -- what is in the package -------------------------------------------------------------------------------------------
+# -- package contents -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slot", KINDS)
@@ -200,7 +200,7 @@ def test_package_uses_names_consistently(slot: str, tmp_path: Path) -> None:
 
 
 def test_templates_are_package_data() -> None:
-    """What is declared as package data covers every template."""
+    """The declared package data matches every template."""
     root = Path(vitlab.__file__).parent
     declared = tomllib.loads((root.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
         "vitlab"
@@ -212,7 +212,7 @@ def test_templates_are_package_data() -> None:
     } == set(KINDS)
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_unwritable_folder_gives_one_sentence(tmp_path: Path) -> None:
         write_plugin("acme-vit", "norm", out=tmp_path / "file")
 
 
-# -- the page of plugins ----------------------------------------------------------------------------------------------
+# -- page of plugins --------------------------------------------------------------------------------------------------
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 
@@ -282,7 +282,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_page_starts_with_generated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands are those of the test above; here, that they name what is written."""
+    """The commands are run by the test above; here, they name generated files."""
     page = (PLUGINS / "README.md").read_text()
     (shell,) = blocks("sh")
     new, enter, *others = [line.partition("#")[0].strip() for line in shell.splitlines()]

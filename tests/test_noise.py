@@ -1,4 +1,4 @@
-"""Keyed draws against the same hash in plain Python integers, and against the distributions they stand for."""
+"""Tests of keyed draws against the hash in plain Python integers, and against their distributions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GOLDEN = 0x9E3779B9
 
 
 def lowbias32(x: int) -> int:
-    """Chris Wellons' 32-bit finaliser, as published: unsigned arithmetic modulo 2^32."""
+    """Apply Chris Wellons' 32-bit finaliser, as published: unsigned arithmetic modulo 2^32."""
     x ^= x >> 16
     x = x * 0x7FEB352D & WORD
     x ^= x >> 15
@@ -29,7 +29,7 @@ def lowbias32(x: int) -> int:
 
 
 def bits(key: int, sample: int, draw: int) -> int:
-    """What the documentation of :mod:`vitlab.noise` says, in unsigned words."""
+    """Compute the bits as documented in :mod:`vitlab.noise`, in unsigned words."""
     low, high = key & WORD, key >> 32 & WORD
     row = lowbias32(sample & WORD ^ low)
     row = lowbias32(row ^ sample >> 32 & WORD ^ high)
@@ -77,7 +77,7 @@ def test_uniform_integers_and_normal_are_derived_from_bits(key: int, samples: li
 
 
 def test_keys_equal_published_hash_and_are_stable() -> None:
-    """Stored results depend on these: a key that changed would change every number of every study."""
+    """Stored results depend on these keys: a changed key would change every number of every study."""
     digest = hashlib.blake2b(b"3\x1faugment\x1f7", digest_size=8).digest()
     assert noise.key(3, "augment", 7) == struct.unpack("<q", digest)[0]
     assert noise.key(3, "augment", 7) == noise.key(3, "augment", 7)
@@ -201,7 +201,7 @@ def test_permutation_sorts_bits_of_positions(key: int, n: int) -> None:
 
 
 def test_permutations_are_uniform() -> None:
-    """All 24 orders of four, and each of ten items in each of ten places, equally often."""
+    """All 24 orders of four, and each of ten items in each of ten positions, are equally frequent."""
     four = [tuple(noise.permutation(noise.key(seed, "order"), 4).tolist()) for seed in range(3000)]
     counts = np.unique(np.array(four), axis=0, return_counts=True)[1]
     assert len(counts) == 24 and stats.chisquare(counts).pvalue > 1e-3

@@ -1,4 +1,4 @@
-"""Progress of a run, as a notebook and as plain lines show it."""
+"""Tests of the progress of a run in a notebook and as plain lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitlab.driver import progress
 
 
 class Display:
-    """``IPython.display.display`` as a kernel has it: what was shown, and every update."""
+    """Replacement of ``IPython.display.display`` in a kernel, with all updates."""
 
     def __init__(self) -> None:
         self.shown: list[Any] = []

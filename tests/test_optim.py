@@ -1,4 +1,4 @@
-"""Optimizers and schedules, against torch's own and timm's."""
+"""Tests of optimizers and schedules against torch and timm."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def factors(choice: str | dict[str, Any], steps: int = STEPS) -> list[float]:
 
 
 def torchs(make: Any) -> list[float]:
-    """The factors of a scheduler of torch, on a base rate of 1."""
+    """Return the factors of a scheduler of torch, for a base rate of 1."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     scheduler = make(optimizer)
     rates = []

@@ -1,4 +1,4 @@
-"""The house itself: what opening it costs, and which names it shows."""
+"""Tests of the package itself: cost of imports, and public names."""
 
 import ast
 import itertools
@@ -23,7 +23,7 @@ HEAVY = ("torch", "torchvision", "mlflow", "pandas", "pyarrow", "ray", "matplotl
 
 
 def heavy_after(*steps: str) -> dict[str, list[str]]:
-    """The heavy modules that a fresh process holds after each of several pieces of code, run one after the other.
+    """Return the heavy modules of a fresh process after each of several pieces of code, run one after the other.
 
     What is imported stays, so a process for all of them finds what one for each would; the first that has any is to
     blame.
@@ -51,7 +51,7 @@ def test_importing_vitlab_lists_and_help_import_nothing_heavy() -> None:
 
 
 def test_planning_imports_only_torch() -> None:
-    """Not even to find out which code a trial would run."""
+    """The code digest of a trial needs no further import."""
     study = ROOT / "pipelines" / "quickstart.yaml"
     workers = {"vitlab.training.cohort", "vitlab.training.artifacts", "vitlab.models.cost", "torch._dynamo"}
     code = f"{called('validate', str(study))}\nimport sys; assert not {workers!r} & sys.modules.keys()"
@@ -70,7 +70,7 @@ def test_public_names() -> None:
 
 @pytest.mark.parametrize("slot", registry.SLOT_MODULES)
 def test_listing_equals_registered_names(slot: str) -> None:
-    """The listing reads the text of a room; the slot knows what was really registered."""
+    """The listing reads the source of a module; the slot has the registered names."""
     listed = {entry.name for entry in registry.listing(slot)}
     assert listed == set(registry.slot(slot).names()) and listed
 
@@ -92,7 +92,7 @@ PARTS = {"pydantic_core": "pydantic"}
 
 
 def test_imports_are_declared_dependencies() -> None:
-    """What another library happens to bring along may leave with it."""
+    """A transitive dependency may disappear with its parent."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
     names = {canonicalize_name(Requirement(text).name) for text in declared}
@@ -119,7 +119,7 @@ ITS_OWN = {"vitlab/testing/__init__.py": "pickle.loads"}
 
 
 def risks(source: str) -> list[str]:
-    """The calls of a source that run what data says."""
+    """Return the calls of a source that execute data."""
     calls = []
     for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
         name = ast.unparse(call.func)

@@ -1,4 +1,4 @@
-"""Patch embeddings against the formula, timm's modules, and a stack of convolutions written out."""
+"""Tests of patch embeddings against the formula, timm's modules, and explicit convolutions."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_resnet_equals_timm_hybrids(model: str, image: tuple[int, int], size: in
 
 @pytest.mark.parametrize("image", [(33, 47), (20, 28)])
 def test_padding_equals_tensorflow_for_any_size(image: tuple[int, int]) -> None:
-    """Sizes that no multiple of the stride covers: the output has ceil(size / stride) places."""
+    """Sizes that are no multiple of the stride: the output has ceil(size / stride) positions."""
     reference = randomised(hybrid(model_name="vit_tiny_r_s16_p8_224", img_size=64, embed_dim=16, num_heads=2))
     module = build("resnet", geometry((64, 64), (8, 8), reduction=4), layers=())
     module.load_state_dict(reference.state_dict())
@@ -157,7 +157,7 @@ def test_padding_equals_tensorflow_for_any_size(image: tuple[int, int]) -> None:
 
 
 def test_resnet_narrow_and_wide() -> None:
-    """width_factor is that of timm's ResNetV2; 0.25 is for small laboratories."""
+    """width_factor is that of timm's ResNetV2; 0.25 is for small models."""
     torchvision()  # timm imports it, and it may need help
     reference = pytest.importorskip("timm.models.resnetv2").ResNetV2(
         [1, 2], width_factor=2, num_classes=0, preact=False, stem_type="same", in_chans=1

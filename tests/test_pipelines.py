@@ -1,4 +1,4 @@
-"""Every study file that is shipped: it says what it asks, it plans without its data, and it costs what is published."""
+"""Tests of every shipped study file: it has a question, plans without data, and has the published costs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plan_of(file: Path, tmp_path: Path) -> Plan:
 
 
 def specs(plan: Plan) -> dict[str, Any]:
-    """Of each arm."""
+    """Return the spec of each arm."""
     return {planned.arm: planned.trial.spec.plain() for planned in (*plan.trials, *plan.pending)}
 
 
@@ -87,7 +87,7 @@ def test_imagenet_sizes_equal_published(tmp_path: Path) -> None:
 
 
 def test_imagenet_recipe_equals_hand_calculation(tmp_path: Path) -> None:
-    """S/16 with the mean of 196 patches and a hidden layer: what a part adds is what its shapes say."""
+    """S/16 with the mean of 196 patches and a hidden layer: the cost of a part follows from its shapes."""
     costs = lab.costs(plan_of(FOLDER / "imagenet" / "recipe.yaml", tmp_path))
     d, plain = 384, PUBLISHED["S", 16][0]
     params = {arm: cost["params"] for arm, cost in costs.items()}
@@ -199,6 +199,6 @@ def test_tuning_is_counted_in_cost(tmp_path: Path) -> None:
 
 
 def test_study_runs(tmp_path: Path) -> None:
-    """Two steps of every kind of model, on data of the same shape as the study's."""
+    """Two steps of every kind of model, on data of the shape of the study's."""
     changes = {"data": {"type": "synthetic", "image_size": [28, 28]}, "run.executor": "inline"}
     assert lab.smoke(FOLDER / "data_scale.yaml", out=tmp_path, changes=changes) == 3

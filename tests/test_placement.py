@@ -1,4 +1,4 @@
-"""Placement: shares of GPUs, held to plain sums over who is where."""
+"""Tests of placement: shares of GPUs compared with plain sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planning: the algebra, names, merging, rules, baselines, keys and code digests."""
+"""Tests of planning: algebra, names, merging, rules, baselines, keys and code digests."""
 
 import importlib
 import itertools
@@ -43,7 +43,7 @@ def names(actual: Plan) -> list[str]:
     return [arm.name for arm in actual.arms]
 
 
-# -- the algebra ------------------------------------------------------------------------------------------------------
+# -- algebra ----------------------------------------------------------------------------------------------------------
 
 
 def values(node: dict[str, Any]) -> list[dict[str, Any]]:
@@ -326,7 +326,7 @@ def test_key_is_hash_of_canonical_json() -> None:
 
 @pytest.fixture
 def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Modules of ``tmp_path`` can be found; what was read of modules is forgotten before and after."""
+    """Make modules of ``tmp_path`` readable, with empty caches before and after."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     forget()
@@ -342,7 +342,7 @@ def forget() -> None:
 
 
 def digest() -> str:
-    """The code digest of ``guest.block`` as it is now."""
+    """Return the current code digest of ``guest.block``."""
     forget()
     return code_digest(frozenset({"guest.block"}))
 
@@ -426,7 +426,7 @@ def test_modules_are_read_without_import(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("reading")
 def test_source_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is remembered is under the text's own digest: nothing of it can be out of date."""
+    """Cached digests are stored under the digest of the text, so they cannot be stale."""
     package = tmp_path / "guest"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -454,7 +454,7 @@ def test_source_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("reading")
 def test_unparsable_code_is_digested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled modules count by their bytes; what a notebook defines cannot be read, and is never taken for known."""
+    """Compiled modules count by their bytes; notebook code cannot be read and never counts as known."""
     package = tmp_path / "guest"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -485,7 +485,7 @@ def test_runner_is_part_of_code_of_every_trial() -> None:
     assert code_digest(frozenset({"vitlab.models.vit"})) != code_digest(frozenset())
 
 
-# -- trials that need trials ------------------------------------------------------------------------------------------
+# -- prerequisites ----------------------------------------------------------------------------------------------------
 
 
 def fine_tuning(seed: object = "same") -> dict[str, Any]:
@@ -580,7 +580,7 @@ def test_weights_of_other_validation_split_are_refused(base: dict[str, Any], sen
     "data", [{"validation": 0.2}, {"fraction": 0.5}, {"per_class": 5}, {"classes": [0, 1]}, {"size": 16}]
 )
 def test_pretraining_may_differ_in_split_independent_options(data: dict[str, Any], tmp_path: Path) -> None:
-    """Seen in the images themselves: none that is trained on before is validated on here."""
+    """Checked with the images: no training image of the pretraining is a validation image here."""
     before = {**BASE, "data": {"type": "digits", **data}}
     study_plan = plan(tmp_path, base={**BASE, "init_from": {"trial": before}}, seeds={"count": 2, "vary": ["split"]})
     bodies = {f"{trial.key}/{trial.code}": trial for trial in study_plan.prerequisites}
@@ -591,7 +591,7 @@ def test_pretraining_may_differ_in_split_independent_options(data: dict[str, Any
 
 
 def test_indirect_pretraining_has_split_of_trial(tmp_path: Path) -> None:
-    """Whatever is between them, and whatever seed it names."""
+    """For any trials between them, and for any named seed."""
     between = {**OTHER, "init_from": {"trial": BASE, "seed": 7}}
     base = {**BASE, "init_from": {"trial": between, "seed": 7}}
     study_plan = plan(tmp_path, base=base, seeds={"count": 2, "vary": ["init", "split"]})

@@ -1,4 +1,4 @@
-"""Guests: listed without being imported, never in each other's way, and broken only for those who name them."""
+"""Tests of plugins: listed without import, isolated from each other, and broken only for their users."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DYT = """
 
 
 def install(site: Path, name: str, version: str, code: str, points: dict[str, list[str]]) -> None:
-    """Lay a distribution down as pip would: its module, and metadata with entry points."""
+    """Lay out a distribution like pip: its module, and metadata with entry points."""
     (site / f"{name}.py").write_text(textwrap.dedent(code))
     info = site / f"{name}-{version}.dist-info"
     info.mkdir()
@@ -66,7 +66,7 @@ def look_again() -> None:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder whose distributions are installed until the test ends."""
+    """Return a folder whose distributions are installed until the test ends."""
     there = set(sys.modules)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
@@ -229,7 +229,7 @@ def test_edited_plugin_file_is_read_again(tmp_path: Path) -> None:
 
 
 def test_plugin_file_runs_digested_text_despite_bytecode_cache(tmp_path: Path) -> None:
-    """Python takes compiled code for current where the file has the same size and, in seconds, the same time."""
+    """Python considers bytecode current if the source has the same size and modification second."""
     file = write(tmp_path / "my_blocks.py", by=0.25)
     py_compile.compile(str(file))
     before = file.stat()
@@ -341,7 +341,7 @@ def test_plugin_file_clashes_with_builtin_only_if_used(tmp_path: Path) -> None:
     assert norm.get("vitlab:rmsnorm").__module__ == "vitlab.components.norm"
 
 
-# -- the example ------------------------------------------------------------------------------------------------------
+# -- example ----------------------------------------------------------------------------------------------------------
 
 EXAMPLE = Path(__file__).parent.parent / "plugins" / "vitlab-example"
 

@@ -1,4 +1,4 @@
-"""Care for the host: versions, what is kept out, and one sentence for whatever is wrong with a guest."""
+"""Tests of plugin isolation: versions, exclusion, and one sentence for every fault."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ base:
 def install(
     site: Path, name: str, version: str, code: str, points: dict[str, list[str]], needs: str = "vitlab"
 ) -> None:
-    """Lay a distribution down as pip would."""
+    """Lay out a distribution like pip."""
     site.mkdir(exist_ok=True)
     module = name.replace("-", "_")
     (site / f"{module}.py").write_text(code)
@@ -59,7 +59,7 @@ def install(
 
 
 def called(site: Path, *calls: list[str], after: str = "", **variables: str) -> list[dict[str, Any]]:
-    """Commands in one process beside the installed guests: exit code, stdout and stderr of each.
+    """Run commands in one process with the installed plugins; return exit code, stdout and stderr of each.
 
     A first word such as ``VITLAB_DISABLE_PLUGINS=1`` sets the variable for its command.
     """
@@ -142,7 +142,7 @@ def test_versions_compare_like_pip(specifier: str, version: str, monkeypatch: py
     assert (plugins.unmet(f"acme-vit{specifier}") is None) == fits
 
 
-# -- what is kept out -------------------------------------------------------------------------------------------------
+# -- exclusion --------------------------------------------------------------------------------------------------------
 
 
 def test_excluded_plugins_are_unavailable(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_excluded_plugins_are_unavailable(tmp_path: Path) -> None:
 
 
 def test_builtin_clash_leaves_default_studies_working(tmp_path: Path) -> None:
-    """Of whatever kind its components are, the trials are those there would be without the guest."""
+    """For components of any kind, the trials are those without the plugin."""
     site = tmp_path / "site"
     offered = {"norm": "layernorm", "position": "learned", "patch": "linear", "mlp": "gelu", "attention": "auto"}
     offered |= {"head": "linear", "init": "timm", "optimizer": "adamw", "schedule": "cosine", "loss": "cross_entropy"}
@@ -195,7 +195,7 @@ def test_builtin_clash_leaves_default_studies_working(tmp_path: Path) -> None:
 
 
 def test_workers_exclude_plugins_of_driver(tmp_path: Path) -> None:
-    """The guest clashes with a built-in, so that a worker which saw it could not resolve the trial."""
+    """The plugin clashes with a built-in, so a worker that loads it could not resolve the trial."""
     site = tmp_path / "site"
     install(site, "other-vit", "2", NORM, {"norm": ["layernorm = other_vit:Same"]})
     file = study(tmp_path, "layernorm.yaml")[1]
@@ -210,7 +210,7 @@ def test_files_and_builtins_cannot_be_excluded(monkeypatch: pytest.MonkeyPatch) 
     assert not plugins.is_disabled("vitlab") and not plugins.is_disabled("my_blocks.py")
 
 
-# -- what is said of them ---------------------------------------------------------------------------------------------
+# -- messages ---------------------------------------------------------------------------------------------------------
 
 
 def test_plugin_faults_are_reported_only_where_relevant(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_excluded_plugins_are_shown_and_not_imported(tmp_path: Path) -> None:
 
 
 def test_leftover_installation_is_harmless(tmp_path: Path) -> None:
-    """Entry points whose metadata is gone, so that nobody knows whose they are."""
+    """Entry points without metadata have no owner."""
     site = tmp_path / "site"
     install(site, "acme-vit", "0.3.1", NORM, {"norm": ["same = acme_vit:Same"]})
     install(site, "half-vit", "1", NORM, {"norm": ["half = half_vit:X"]})

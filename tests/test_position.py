@@ -1,4 +1,4 @@
-"""Position encodings against their formulas, timm, torchvision, Hugging Face and scipy."""
+"""Tests of position encodings against formulas, timm, torchvision, Hugging Face and scipy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def build(name: str, g: Geometry, **options: Any) -> Position:
 
 
 def added(module: Position, g: Geometry, layer: int = 0) -> Tensor:
-    """What the module adds, (T, D)."""
+    """Return what the module adds, (T, D)."""
     return module.add(torch.zeros(1, g.tokens, g.dim), layer)[0]
 
 
@@ -115,7 +115,7 @@ def test_sinusoidal_equals_formula(dim: int, prefix_rows: str) -> None:
 
 @pytest.mark.parametrize("dim", [16, 9])
 def test_sinusoidal_equals_port_of_tensor2tensor(dim: int) -> None:
-    """The paper's code has other frequencies than the paper, and ends an odd width in a zero."""
+    """The paper's code has other frequencies than the paper, and ends an odd width with a zero."""
     fsmt = pytest.importorskip("transformers.models.fsmt.modeling_fsmt")
     g = geometry(dim=dim, heads=1)
     expected = fsmt.SinusoidalPositionalEmbedding.get_embedding(g.tokens, dim, None)
@@ -126,7 +126,7 @@ def test_sinusoidal_equals_port_of_tensor2tensor(dim: int) -> None:
 
 
 def sincos_cell(convention: str, row: int, column: int, grid: tuple[int, int], dim: int) -> list[float]:
-    """One row of each convention's table, channel by channel."""
+    """Return one row of each convention's table, channel by channel."""
     quarter = dim // 4
     if convention == "moco":  # counted down the columns, then handed to tokens counted along the rows
         place = row * grid[1] + column
@@ -177,7 +177,7 @@ def test_fourier_equals_formula() -> None:
 
 @pytest.mark.parametrize("name", ["learned", "learned2d", "fourier", "sinusoidal", "sincos2d"])
 def test_rows_are_added_in_configured_layers(name: str) -> None:
-    """The stem is the beginning of the first block: as many additions as blocks, and none of them twice."""
+    """The stem is the beginning of the first block: there are as many additions as blocks."""
     g = geometry()
 
     def layers(where: str) -> list[Tensor]:
@@ -445,7 +445,7 @@ def test_relative_tables_are_resampled_without_prefix_rows() -> None:
 
 
 def act(module: Position, g: Geometry, x: Tensor) -> Tensor:
-    """Everything a module does to tokens and logits, as one number per sample."""
+    """Return everything a module does to tokens and logits, as one number per sample."""
     y = x
     total = x.new_zeros(x.shape[0])
     for layer in range(g.depth + 1):

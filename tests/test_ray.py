@@ -1,4 +1,4 @@
-"""Ray: the same numbers as elsewhere, on files that are shared or copied, whoever dies in between."""
+"""Tests of Ray: results equal those of other executors, on shared or copied files, also after faults."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TinyRay(Ray):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A Ray on this machine, with two CPUs and two GPUs that it believes in; what it starts ends with it."""
+    """Start Ray on this machine with two CPUs and two fake GPUs."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="vr", dir="/tmp") as temporary:
         for name, value in {
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -102,7 +102,7 @@ def cluster() -> Iterator[Any]:
 
 
 def shut_down(ray: Any, temporary: str) -> None:
-    """Stop Ray; nothing of it is left."""
+    """Stop Ray and all its processes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # Ray does not wait for what it ends
         ray.shutdown()
@@ -115,7 +115,7 @@ def run(**arguments: Any) -> RunSpec:
 
 
 def real(root: Path, seed: int = 0, *, seeds: int = 1, name: str = "k") -> Job:
-    """A training, or a cohort of them."""
+    """Return a job with one training or several."""
     members = []
     for each in range(seed, seed + seeds):
         one = Trial(
@@ -130,7 +130,7 @@ def real(root: Path, seed: int = 0, *, seeds: int = 1, name: str = "k") -> Job:
 
 
 def straight(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same job in this process, in one go."""
+    """Run the same job in this process, uninterrupted."""
     monkeypatch.setenv("VITLAB_TEST_STEP_S", "0")
     executor = SlowInline(run())
     executor.submit(job)
@@ -138,7 +138,7 @@ def straight(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for_step(executor: Executor, folder: TrialFolder, step: int) -> None:
-    """Poll until the journal in the true folder has got so far."""
+    """Poll until the journal in the true folder has reached the step."""
 
     def told() -> bool:
         endings = executor.poll(0.05)
@@ -152,7 +152,7 @@ def steps_told(folder: TrialFolder) -> list[int]:
     return [event.body["step"] for event in folder.events()[0] if event.kind == "metrics"]
 
 
-# -- the same numbers -------------------------------------------------------------------------------------------------
+# -- equal results ----------------------------------------------------------------------------------------------------
 
 
 def study(folder: Path, executor: Any) -> Path:
@@ -181,14 +181,14 @@ def study(folder: Path, executor: Any) -> Path:
 
 
 class Untold:
-    """Nobody is told of the trials."""
+    """Tracker that is not informed."""
 
     def update(self) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
 def test_study_has_same_results_on_ray(cluster: Any, tmp_path: Path) -> None:
-    """Student and teacher by every executor; with Ray, on copied files, the teacher's weights travel to the student."""
+    """Student and teacher by every executor; with copied files, the teacher's weights are sent to the student."""
     results = {}
     for name, executor in {"inline": "inline", "local": "local", "ray": {"type": "ray", "files": "copy"}}.items():
         store = Store(tmp_path / name)
@@ -205,7 +205,7 @@ def test_study_has_same_results_on_ray(cluster: Any, tmp_path: Path) -> None:
 def test_stopped_or_killed_training_resumes_elsewhere(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray, killed; Ray on files that are shared, stopped; inline to the end: as if it had been trained in one go."""
+    """Killed on Ray, stopped on Ray with shared files, finished inline: equal to one uninterrupted training."""
     job = real(tmp_path / "moved")
     folder = TrialFolder(job.folder)
     copying = SlowRay(run(), files="copy")
@@ -243,7 +243,7 @@ def test_stopped_or_killed_training_resumes_elsewhere(
 
 
 def test_batch_on_copied_files_equals_batch(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every member is equal to the one that was trained inline, and its folder holds the same."""
+    """Every trial and its folder equal those of inline training."""
     monkeypatch.setenv("VITLAB_TEST_STEP_S", "0")
     ours, theirs = real(tmp_path / "ray", seeds=2), real(tmp_path / "inline", seeds=2)
     executor = SlowRay(run(), files="copy")
@@ -260,7 +260,7 @@ def test_batch_on_copied_files_equals_batch(cluster: Any, tmp_path: Path, monkey
 def test_several_processes_train_a_trial_as_elsewhere(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of them is killed, and the trial goes on from its checkpoint, on copied files."""
+    """One of them is killed, and the trial resumes from its checkpoint, on copied files."""
     monkeypatch.setenv("VITLAB_TEST_STEP_S", "0")
     plugin = tmp_path / "troubled.py"
     plugin.write_text(GUESTS)
@@ -289,7 +289,7 @@ def test_several_processes_train_a_trial_as_elsewhere(
     assert starts[0] == 0 < starts[1]
 
 
-# -- how jobs end -----------------------------------------------------------------------------------------------------
+# -- endings of jobs --------------------------------------------------------------------------------------------------
 
 
 def test_endings(cluster: Any, tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_stopped_worker_past_timeout_is_killed(cluster: Any, tmp_path: Path, mon
 
 
 def test_trial_written_by_another_driver_is_awaited(cluster: Any, tmp_path: Path) -> None:
-    """On copied files the driver holds the lease, so it is the driver that waits."""
+    """With copied files the driver owns the lock, so the driver waits."""
     executor = TinyRay(run(), files="copy")
     work = job(tmp_path, "finish")
     work.folder.mkdir(parents=True)
@@ -365,7 +365,7 @@ def test_node_without_shared_folder_reports_it(tmp_path: Path, monkeypatch: pyte
 
 
 class _Bell:
-    """Nobody rings."""
+    """Stop signal that is never set."""
 
     def __getattr__(self, name: str) -> Any:
         return _Bell()
@@ -374,7 +374,7 @@ class _Bell:
         return _Bell()
 
 
-# -- the cluster ------------------------------------------------------------------------------------------------------
+# -- cluster ----------------------------------------------------------------------------------------------------------
 
 
 def test_resource_shares_of_cluster(cluster: Any, tmp_path: Path) -> None:
@@ -452,7 +452,7 @@ def test_killed_driver_stops_the_ray_it_started(tmp_path: Path) -> None:
 
 
 def test_dead_daemon_ends_run_without_failing_trials(tmp_path: Path) -> None:
-    """Its workers are cut off and their streams never end; no attempt is lost by it, and cancelling asks Ray nothing."""
+    """Its workers are cut off and their streams never end; no attempt is lost, and cancelling does not query Ray."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
         executor: Any = object.__new__(Ray)

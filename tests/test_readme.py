@@ -1,4 +1,4 @@
-"""What the pages of the house say is so: commands, options, files, names, and the study they show."""
+"""Tests of the pages of the repository: commands, options, files, names, and the shown study."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ PAGES = [page for page in ("README.md", "pipelines/README.md", "plugins/README.m
 
 
 def fenced(page: str) -> Iterator[tuple[str, str]]:
-    """The language and the text of every fenced block of a page."""
+    """Yield language and text of every fenced block of a page."""
     for indent, language, text in re.findall(r"(?ms)^( *)```(\w*)\n(.*?)^ *```$", (ROOT / page).read_text()):
         yield language, re.sub(rf"(?m)^{indent}", "", text)
 
 
 def inline(page: str) -> list[str]:
-    """What stands between backticks in the running text of a page."""
+    """Return the texts between backticks in the running text of a page."""
     running = re.sub(r"(?ms)^ *```.*?^ *```$", "", (ROOT / page).read_text())
     return re.findall(r"`([^`]+)`", running.replace("\n", " "))
 
 
 def shell(page: str) -> list[str]:
-    """Every command of a page, without its comment."""
+    """Return every command of a page, without its comment."""
     lines = [
         line for language, text in fenced(page) if language in ("", "sh", "bash", "shell") for line in text.splitlines()
     ]
@@ -50,7 +50,7 @@ def shell(page: str) -> list[str]:
 
 
 def of_vitlab(page: str) -> list[list[str]]:
-    """The words of every vitlab command of a page; one line may show several."""
+    """Return the words of every vitlab command of a page; a line may have several."""
     names = []
     for line in shell(page):
         for part in line.split(";"):
@@ -146,7 +146,7 @@ def test_plugin_page_names_contracts_of_modules() -> None:
         assert inspect.isclass(getattr(importlib.import_module(module), name)), (module, name)
 
 
-# -- the study that is shown ------------------------------------------------------------------------------------------
+# -- shown study ------------------------------------------------------------------------------------------------------
 
 
 def test_shown_study_is_the_file() -> None:
@@ -161,7 +161,7 @@ def test_every_design_kind_is_in_grammar() -> None:
 
 
 def test_first_commands_work(tmp_path: Path) -> None:
-    """On the quickstart itself; what a run leaves and costs is tested in small elsewhere."""
+    """Uses the quickstart itself; results and costs of a run have smaller tests elsewhere."""
     quickstart, out = str(ROOT / "pipelines" / "quickstart.yaml"), str(tmp_path / "out")
 
     def said(*words: str) -> str:
@@ -177,7 +177,7 @@ def test_first_commands_work(tmp_path: Path) -> None:
     )
 
 
-# -- the house --------------------------------------------------------------------------------------------------------
+# -- package tree -----------------------------------------------------------------------------------------------------
 
 
 def test_package_tree_is_complete() -> None:

@@ -1,4 +1,4 @@
-"""What recipes are made of, against timm: mixed images, averaged weights, rates by layer, repeated augmentation."""
+"""Tests of recipes against timm: mixed images, averaged weights, layer decay, repeated augmentation."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None
 
 
 def assert_same_after_a_stop(train_spec: TrainSpec) -> None:
-    """Stopped in the middle of an interval and gone on with, a training ends where it would have."""
+    """Check that a training stopped within an interval and resumed equals an uninterrupted one."""
     whole, model = run(train_spec)
     states: list[Any] = []
     calls = iter(range(100))
@@ -246,7 +246,7 @@ def test_contradictory_mixing_is_refused(wrong: dict[str, float]) -> None:
 
 
 class Moving(torch.nn.Module):
-    """Weights, statistics and a count, in float64."""
+    """A module with weights, statistics and a count, in float64."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -295,7 +295,7 @@ def test_weight_average_is_evaluated_and_stored_without_changing_training() -> N
     feed, steps = Feed(data, [], SEEDS), 8
 
     def seen(**options: Any) -> tuple[TrainingResult, Model, list[dict[str, Tensor]]]:
-        """A training, and its weights after every step."""
+        """Return a training and its weights after every step."""
         states: dict[int, dict[str, Tensor]] = {}
 
         def save(state: Mapping[str, Any]) -> None:

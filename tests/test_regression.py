@@ -1,4 +1,4 @@
-"""Verdicts against scipy and simulation; baselines, facts and what is said of them, in small."""
+"""Tests of verdicts against scipy and simulation, and of baselines, facts and messages."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_seeds_from_one_training_are_no_sample() -> None:
 
 @pytest.mark.parametrize("family", [1, 5])
 def test_detectable_drop_is_found_in_80_percent(family: int) -> None:
-    """By simulated cells of which one has lost just that, and the others nothing."""
+    """Simulated cells, one of which has lost exactly this."""
     draws, n, count = np.random.default_rng(5), 6, 1500
     expected = smallest_detectable_drop(math.sqrt(2 / n), n - 1, 2.0, 1.0, 0.05, family)
     old, new = draws.normal(0, 1, (2, count, n))
@@ -291,7 +291,7 @@ def test_arm_without_metric_gets_no_more_seeds() -> None:
 
 
 def test_outlook_includes_interim_analysis_and_loss_since_anchor() -> None:
-    """Half of alpha at either look; by simulation with numpy alone."""
+    """Each stage has half of alpha; compared with a simulation in numpy."""
     old, new = np.random.default_rng(6).normal(0, 1, (2, 20_000, 6))
     passes = np.zeros(20_000, dtype=bool)
     for n in (3, 6):
@@ -318,7 +318,7 @@ def test_outlook_is_for_seeds_of_file() -> None:
     assert "Warning" not in outlook_table([replace(cell, chance=0.99) for cell in cells])
 
 
-# -- what is exact ----------------------------------------------------------------------------------------------------
+# -- exact tier -------------------------------------------------------------------------------------------------------
 
 
 def facts(torch: str = "2.13.0", **changes: object) -> Facts:
@@ -401,7 +401,7 @@ def test_added_removed_and_skipped_arms_are_named() -> None:
     assert all(word in plan.sentence for word in ("'b' is new", "'a' is gone", "'c'", "too deep"))
 
 
-# -- the file ---------------------------------------------------------------------------------------------------------
+# -- file -------------------------------------------------------------------------------------------------------------
 
 
 def test_baseline_file_round_trips(tmp_path: Path) -> None:
@@ -437,7 +437,7 @@ def test_invalid_baseline_is_refused_with_sentence(tmp_path: Path, text: str | N
         read_baseline(file)
 
 
-# -- what is said -----------------------------------------------------------------------------------------------------
+# -- messages ---------------------------------------------------------------------------------------------------------
 
 CHECKED = CheckResult(
     "s",
@@ -463,7 +463,7 @@ plugin allows, as far as it is needed here."""
 
 
 def test_junit_is_valid_for_jenkins() -> None:
-    """Arms and reasons may hold what XML has no way to write."""
+    """Arms and reasons may have characters that XML cannot represent."""
     odd = Finding("a\x00\x1b[31m<b>&\"'\ud800", "trace", "regressed", "\x08 why\n]]>")
     text = junit(replace(CHECKED, findings=(*CHECKED.findings, odd)))
     suite = ElementTree.fromstring(text.encode())

@@ -1,4 +1,4 @@
-"""The report, on studies made by hand whose statistics are computed here with scipy."""
+"""Tests of the report on synthetic studies whose statistics are computed here with scipy."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ from vitlab.store.folders import Store, read_json, write_json
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without pictures, for what does not depend on them."""
+    """Skip the figures of reports."""
     monkeypatch.setattr(sys.modules["vitlab.report.render"]._Content, "figures", lambda self: {})
 
 
-# -- the frames -------------------------------------------------------------------------------------------------------
+# -- frames -----------------------------------------------------------------------------------------------------------
 
 
 def test_results_have_one_row_per_trial_and_documented_columns(tmp_path):
@@ -108,7 +108,7 @@ def test_missing_value_has_reason_column(tmp_path, undrawn):
 
 
 def test_trial_with_failed_prerequisite_is_failed(tmp_path):
-    """Directly or not; one whose prerequisite is still to come is missing."""
+    """Directly or indirectly; with a pending prerequisite it is missing."""
     teacher, body, other = (dataclasses.replace(trial_of(name, 0), code="t") for name in ("teacher", "body", "other"))
     body = dataclasses.replace(body, needs={"teacher": f"{teacher.key}/t"})
     plan, store = study(tmp_path, {"baseline": BASE[:2], "b": [None] * 3})
@@ -186,7 +186,7 @@ def test_best_value_comes_from_history_with_bias_note(tmp_path):
         assert any("optimistic" in note for note in document(plan, store)["notes"])
 
 
-# -- the judgement ----------------------------------------------------------------------------------------------------
+# -- judgement --------------------------------------------------------------------------------------------------------
 
 
 def test_summary_equals_scipy(tmp_path):
@@ -254,7 +254,7 @@ def test_margin_makes_equivalence_a_verdict(tmp_path):
 
 
 def test_verdict_is_equal_in_every_format(tmp_path, undrawn):
-    """Arms whose differences leave no doubt about what the verdict has to be."""
+    """The arms have clear differences, so the verdicts are known."""
     near = [value + shift for value, shift in zip(BASE, (1e-4, -1e-4, 0.0, 2e-4, -2e-4), strict=True)]
     wide = [0.99, 0.90, 1.0, 0.89, 0.97]
     arms = {"baseline": BASE, "up": [value + 0.01 + noise for value, noise in zip(BASE, near, strict=True)]}
@@ -307,7 +307,7 @@ def test_diverged_seeds_are_counted_excluded_and_reported(tmp_path):
 
 
 def test_constant_probability_is_shown_with_its_interval(tmp_path):
-    """P(better) is 0 for every arm, and its interval would stand beside another column without it."""
+    """P(better) is 0 for every arm; its interval must not stand beside another column."""
     rows = document(*study(tmp_path, {"baseline": BASE, "b": NONE, "c": SINE}))["arms"]
     assert [row["better"] for row in rows] == [None, 0.0, 0.0]
     titles = [column.title for column in tables.detail_columns(rows, Analysis(), {"accuracy"})]
@@ -316,7 +316,7 @@ def test_constant_probability_is_shown_with_its_interval(tmp_path):
 
 
 def _broken(tmp_path: Path, arms: Mapping[str, Sequence[float | None]], **options: Any) -> tuple[Plan, Store]:
-    """A study of ten classes in which every trial without a value has diverged."""
+    """Return a study of ten classes in which every trial without a value has diverged."""
     plan, store = study(tmp_path, arms, **options)
     chance = {arm.name: 0.1 for arm in plan.arms}
     metrics = {**METRICS, "accuracy": dataclasses.replace(METRICS["accuracy"], chance=chance)}
@@ -368,7 +368,7 @@ def test_claim_supported_by_both_comparisons_is_made(tmp_path):
     )
 
 
-# -- what was registered ----------------------------------------------------------------------------------------------
+# -- registration -----------------------------------------------------------------------------------------------------
 
 
 def test_change_after_first_run_is_exploratory(tmp_path):
@@ -405,7 +405,7 @@ def test_change_after_first_run_is_exploratory(tmp_path):
 
 
 def test_registered_comparison_survives_stopped_later_run(tmp_path):
-    """Its trials, of changed code, have no results; those of the run before had."""
+    """Its trials have changed code and no results; those of the run before had results."""
     plan, _ = study(tmp_path)
     first = registration.with_registration(plan, None, lambda key, code: False)
     edited = dataclasses.replace(
@@ -442,7 +442,7 @@ def test_arm_replaced_under_its_name_is_exploratory(tmp_path, which):
 
 
 def test_comparison_registered_after_results_is_exploratory(tmp_path):
-    """As those of a second study, with more seeds, that takes the trials of the first from the store."""
+    """As in a second study, with more seeds, that reuses the trials of the first."""
     plan, store = study(tmp_path)
     none = {item.trial.key for item in plan.trials if item.arm in ("baseline", "position=none") and item.seed < 2}
     again = registration.with_registration(plan, None, lambda key, code: key in none)
@@ -641,11 +641,11 @@ def test_arms_without_comparison_report_their_value(tmp_path):
     assert "difference" not in text_of(plan, store, "md")
 
 
-# -- the documents ----------------------------------------------------------------------------------------------------
+# -- documents --------------------------------------------------------------------------------------------------------
 
 
 class Page(HTMLParser):
-    """Tags and attributes as a browser would see them, and text."""
+    """Parser of tags, attributes and text of a page."""
 
     VOID = ("meta", "br", "hr", "img", "link", "input")
 
@@ -798,7 +798,7 @@ def test_terminal_drops_columns_before_breaking_lines(tmp_path, monkeypatch):
 
 
 def _latex_tables(latex: str) -> list[tuple[str, list[list[str]]]]:
-    """The layout and the cells of every table, of a text whose braces and environments are balanced."""
+    """Return layout and cells of every table of a text with balanced braces and environments."""
     code = "".join(line for line in latex.splitlines(keepends=True) if not line.startswith("%"))
     bare = re.sub(r"\\[{}\\]", "", code)
     assert bare.count("{") == bare.count("}")
@@ -814,7 +814,7 @@ def _latex_tables(latex: str) -> list[tuple[str, list[list[str]]]]:
 
 
 def test_latex_fits_paper_width(tmp_path):
-    """The text of an article in ten points is 345 points wide; cells are measured in the font that TeX would use."""
+    """An article in ten points is 345 points wide; cells are measured in TeX's font."""
     from matplotlib import get_data_path
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
@@ -861,7 +861,7 @@ def test_provenance_separates_trained_from_cached(tmp_path):
 
 
 def test_end_is_time_of_result(tmp_path):
-    """Not when it began plus what it took: a trial of a batch takes a share of its time, and a paused one waits."""
+    """Not its start plus its duration: a stacked trial has a share of the time, and a paused one waits."""
     plan, store = study(tmp_path, {"baseline": [None, None]})
     first, second = (item.trial for item in plan.trials)
     timed = result_of(first, {"val/accuracy": 0.9})
@@ -925,7 +925,7 @@ def test_labels_are_unique_and_not_empty(names, width):
     assert all(len(line) <= width + 3 for label in shortened.values() for line in label.split("\n"))
 
 
-# -- the pictures -----------------------------------------------------------------------------------------------------
+# -- pictures ---------------------------------------------------------------------------------------------------------
 
 
 def _figure_arguments(plan: Plan, store: Store) -> tuple[Any, ...]:
@@ -961,7 +961,7 @@ GRID = {
 
 
 def _grid(tmp_path: Path) -> tuple[Plan, Store]:
-    """Three positions in two attentions; either attention has its own baseline."""
+    """Return three positions with two attentions; each attention has its own baseline."""
     name = {cell: f"position={cell[0]}, attention={cell[1]}" for cell in GRID}
     arms = tuple(
         Arm(name[p, a], {"model.position": p, "model.attention": a}, None if p == "none" else name["none", a])

@@ -1,4 +1,4 @@
-"""Every format of a report, read back by a reader of its own kind: no name does harm, and every number arrives."""
+"""Tests of report formats by independent readers: names are harmless, and numbers are complete."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Store]:
 
 @pytest.fixture(scope="module")
 def text(hostile: tuple[Plan, Store]) -> str:
-    """The page, drawn once."""
+    """Return the page, rendered once."""
     return str(synthetic_studies.text_of(*hostile, "html"))
 
 
 class Rows(HTMLParser):
-    """The tables of a page, their headers, and everything else a reader of the screen goes by."""
+    """Parser of the tables of a page, their headers, and the landmarks for screen readers."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Rows(HTMLParser):
 
 
 def shown(name: str) -> str:
-    """A name as a reader of running text has it: on one line, without what steers a terminal."""
+    """Return a name as shown in running text: on one line, without control characters."""
     return " ".join(name.replace("\x1b", " ").replace("\N{RIGHT-TO-LEFT OVERRIDE}", " ").split())
 
 
@@ -166,7 +166,7 @@ def test_markdown_has_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
 
 
 def _tex_tables(text: str) -> list[list[list[str]]]:
-    """The tables of a LaTeX file as TeX would set them; stands still at a command or a character it must not meet."""
+    """Return the tables of a LaTeX file as TeX would set them; fail at unexpected commands and characters."""
     allowed = {
         "textbackslash": "\\",
         "textasciitilde": "~",

@@ -1,4 +1,4 @@
-"""Segmentation: labels of pixels, from the files to the metrics, against torchvision, Pillow and scikit-learn."""
+"""Tests of segmentation, from files to metrics, against torchvision, Pillow and scikit-learn."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def small_pets(base: Path) -> None:
 
 
 def pillows(image: Image.Image, size: tuple[int, int], nearest: bool) -> np.ndarray:
-    """The whole picture at another size."""
+    """Resize the whole picture with Pillow."""
     how = Image.Resampling.NEAREST if nearest else Image.Resampling.BILINEAR
     return np.asarray(image.resize((size[1], size[0]), how))
 
@@ -215,7 +215,7 @@ def test_voc_equals_torchvision(tmp_path: Path, layout: str) -> None:
 
 
 def test_picture_and_mask_are_centre_cropped_equally(tmp_path: Path) -> None:
-    """Where the picture shows its mask, what was cut and resized shows it still."""
+    """The mask marks the same object before and after."""
     small_voc(tmp_path)
     levels = np.zeros((40, 90), np.uint8)
     levels[:, 30:60] = 7
@@ -349,7 +349,7 @@ def test_mask_resize_equals_pillow_and_torch(size: tuple[int, int]) -> None:
     "change", [Flip(), Crop(padding=3, mode="reflect"), Crop(padding=3)], ids=["flip", "reflect", "zero"]
 )
 def test_labels_move_with_pixels(change: Flip | Crop) -> None:
-    """An image of its own labels shows them afterwards."""
+    """An image made of its own labels equals them afterwards."""
     y_BHW, id_B = torch.from_numpy(MASKS), torch.arange(40)
     moved_BHW, image_BHW = change.masks(y_BHW, KEY, id_B), change(y_BHW[:, None] + 1, KEY, id_B)[:, 0]
     assert torch.equal(moved_BHW == VOID, image_BHW == 0), "no label where there was no pixel"
@@ -395,7 +395,7 @@ EVERYTHING = ["flip", {"type": "crop", "padding": 3}, {"type": "rand_augment", "
 
 
 def test_batch_images_match_labels() -> None:
-    """Ink where a digit is labelled and none elsewhere, through every move; the cropped rim has no label."""
+    """Labelled digits have ink and other pixels have none, after every move; cropped borders are void."""
     moves = ["flip", {"type": "crop", "padding": 3}]
     prepared = prepare({**SMALL, "normalize": "unit"}, SEEDS)
     feed = Feed(prepared, moves, SEEDS)
@@ -517,7 +517,7 @@ def test_iou_equals_hand_calculation() -> None:
 
 
 def test_constant_background_baseline_is_reported() -> None:
-    """The arm ``prior``, trained, beside the same said by hand."""
+    """The trained arm ``prior`` equals the values calculated by hand."""
     prepared = prepare(SMALL, SEEDS)
     feed = Feed(prepared, [], SEEDS)
     built = model.build("prior", prepared.info)
@@ -535,7 +535,7 @@ def test_constant_background_baseline_is_reported() -> None:
     assert model.build("prior", data)(torch.randn(2, 3, 4, 4)).logits.shape == (2, 7)
 
 
-# -- the whole way ----------------------------------------------------------------------------------------------------
+# -- end to end -------------------------------------------------------------------------------------------------------
 
 
 def test_vit_learns_to_segment_with_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:

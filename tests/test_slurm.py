@@ -1,4 +1,4 @@
-"""Slurm: what sbatch is told, and packs that run, are pre-empted, requeued, found again and stopped.
+"""Tests of Slurm: arguments of sbatch, and packs that are pre-empted, requeued, found and stopped.
 
 A made-up Slurm of four shell scripts runs what sbatch is given on this machine, through submitit and its signals.
 """
@@ -82,7 +82,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def of_jobs(fake: Path) -> list[int]:
-    """The processes that the made-up Slurm has running, without its shells: the trials', and who watches them."""
+    """Return the processes of the fake Slurm without its shells: trials and their watchers."""
     packs = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -132,7 +132,7 @@ def test_sbatch_arguments(cluster: Path, tmp_path: Path) -> None:
 
 
 def test_refills_respect_job_limit_and_fill_packs(cluster: Path, tmp_path: Path) -> None:
-    """40 trials of different lengths, refilled one by one as they end, as the driver does it."""
+    """40 trials of different lengths are refilled one by one as they end, as by the driver."""
     (cluster / "hold").touch()  # nothing runs: this test ends trials and Slurm jobs itself
     executor = Slurm(RunSpec(device="cpu"), pack=4, jobs=3)
     assert executor.slots == 12
@@ -197,7 +197,7 @@ def test_preempted_pack_is_requeued_and_ends(cluster: Path, tmp_path: Path) -> N
 
 
 class Killed(BaseException):
-    """As SIGKILL, it leaves no time for anything."""
+    """Exception like SIGKILL, without time for clean-up."""
 
 
 @pytest.mark.parametrize("starts", [True, False])
@@ -239,7 +239,7 @@ def test_unsubmitted_job_is_not_awaited(cluster: Path, tmp_path: Path) -> None:
 
 
 def unsubmitted(work: Job) -> Path:
-    """A pack as its driver leaves it for the moment before sbatch has answered."""
+    """Return a pack in the state before sbatch has answered."""
     folder = work.folder.parents[2] / "slurm" / "abc"
     write_json(folder / "pack.json", {"job": None, "trials": {str(work.folder): [str(work.folder)]}})
     return folder
@@ -333,7 +333,7 @@ def test_newlines_in_options_are_refused(cluster: Path, option: str) -> None:
 
 
 def test_requeued_pack_repeats_nothing(tmp_path: Path, cluster: Path) -> None:
-    """As submitit does it: pickled, called, asked for a checkpoint, pickled again."""
+    """As submitit does: pickled, called, asked for a checkpoint, pickled again."""
     from submitit.helpers import DelayedSubmission
 
     work = (job(tmp_path, "finish"), job(tmp_path, "diverge"))

@@ -1,4 +1,4 @@
-"""The campaign of faults in short: every fault that needs neither a server nor a cluster, once; ``make soak`` is the rest."""
+"""A short campaign: every fault that needs neither a server nor a cluster, once; ``make soak`` has the rest."""
 
 from __future__ import annotations
 

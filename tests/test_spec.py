@@ -1,4 +1,4 @@
-"""What a study file may say, and the sentences about what it may not; what is no study at all, in test_bad_input."""
+"""Tests of valid and invalid study files; files that are no studies are in test_bad_input."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ base:
 
 
 def problems(tmp_path: Path, text: str) -> list[str]:
-    """Every problem of a study file, as the user reads it, without the folder."""
+    """Return every problem of a study file, as shown to the user, without the folder."""
     file = tmp_path / "study.yaml"
     file.write_text(text)
     with pytest.raises(SpecError) as caught:

@@ -1,4 +1,4 @@
-"""Validation and fractions are stratified, nested, disjoint, and independent of each other."""
+"""Tests of validation and fractions: stratified, nested, disjoint, and independent of each other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COUNTS = st.lists(st.integers(1, 60), min_size=2, max_size=6)
 
 
 def labels(counts: list[int]) -> torch.Tensor:
-    """Classes of the given sizes, shuffled."""
+    """Return shuffled labels with the given class sizes."""
     y_N = torch.cat([torch.full((n,), label) for label, n in enumerate(counts)])
     return y_N[noise.permutation(noise.key(0, "test"), len(y_N))]
 

@@ -1,4 +1,4 @@
-"""The judgement, against scipy, statsmodels, closed forms, brute force and simulation."""
+"""Tests of the statistics against scipy, statsmodels, closed forms, brute force and simulation."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_superiority_is_mann_whitney_share_with_valid_interval():
 
 
 def test_false_alarm_rate_is_nominal():
-    """Nothing differs: the paired test alone errs in 5 % of studies, a family of three under Holm in at most 5 %."""
+    """Without differences, the paired test errs in 5 % of studies, a family of three under Holm in at most 5 %."""
     random = np.random.default_rng(11)
     single = family = covered = 0
     studies = 1500
@@ -212,7 +212,7 @@ def test_false_alarm_rate_is_nominal():
     assert covered / (3 * studies) == pytest.approx(0.95, abs=0.01)
 
 
-# -- worked examples, as numbers ----------------------------------------------------------------------------------------
+# -- worked examples, as numbers --------------------------------------------------------------------------------------
 
 # Student (1908), Biometrika 6, 1-25: hours of sleep gained by ten patients under two drugs; R's data set `sleep`.
 SLEEP_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
@@ -324,7 +324,7 @@ def test_pareto_front_equals_brute_force():
 
 
 def test_simultaneous_intervals_cover_and_power_is_nominal():
-    """Simulation with scipy's t alone: four arms against one baseline, six seeds, one arm truly apart."""
+    """The reference simulates scipy's t: four arms, one baseline, six seeds, one arm that differs."""
     random = np.random.default_rng(21)
     studies, m, n = 1500, 4, 6
     level = st.simultaneous_alpha(0.05, m)

@@ -1,4 +1,4 @@
-"""The store: files whole or not at all, leases, journals that survive being cut."""
+"""Tests of the store: complete or no files, locks, and truncated journals."""
 
 import json
 import logging
@@ -87,7 +87,7 @@ def test_result_is_written_after_everything_else_is_synced(tmp_path: Path, monke
 
 
 def test_writers_with_equal_pid_use_different_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads, or two containers: in each the first process has the number 1."""
+    """In two threads or containers, the first process may have the number 1."""
     monkeypatch.setattr(os, "getpid", lambda: 1)
     texts = [bytes([letter]) * 100_000 for letter in b"abcdefgh"]
     with ThreadPoolExecutor(len(texts)) as threads:
@@ -168,7 +168,7 @@ def test_resumed_attempt_clears_earlier_failure(tmp_path: Path) -> None:
 
 
 def damaged(file: Path, damage: str) -> None:
-    """Damage a stored JSON file in one of the ways that disks, editors and killed programs do."""
+    """Damage a stored JSON file as disks, editors and killed programs do."""
     data = file.read_bytes()
     if damage == "folder":
         file.unlink()
@@ -328,7 +328,7 @@ def test_truncated_weights_are_unusable(tmp_path: Path) -> None:
     assert not folder.has_weights()
 
 
-# -- what killed processes leave --------------------------------------------------------------------------------------
+# -- killed processes -------------------------------------------------------------------------------------------------
 
 
 def test_temporary_file_is_abandoned_if_process_ended(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The contract tests find what they are there to find: each bad component is caught, by a sentence that says why."""
+"""Tests that the contract tests detect every bad component, with a sentence on the reason."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Divides(Good):
 
 
 class Roots(Good):
-    """Finite values, infinite gradient."""
+    """Finite values with an infinite gradient."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return (self.fc(x_BTD) * 0).abs().sqrt()
@@ -72,14 +72,14 @@ class Forgets(Good):
 
 
 class Mixes(Good):
-    """Samples see each other."""
+    """Samples that affect each other."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.fc(x_BTD - x_BTD.mean(0))
 
 
 class Hides(Good):
-    """Something random that is not in the state."""
+    """Random state outside of the state dict."""
 
     def __init__(self, g: Geometry) -> None:
         super().__init__(g)
@@ -90,21 +90,21 @@ class Hides(Good):
 
 
 class Branches(Good):
-    """Depends on a value, and says that it can be stacked."""
+    """A branch on a value, in a component declared stackable."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.fc(x_BTD) if x_BTD.device.type == "meta" or x_BTD.sum().item() > 0 else -self.fc(x_BTD)
 
 
 class OnTheCPU(Good):
-    """Cannot be planned on the meta device."""
+    """A component that fails on the meta device."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.fc(x_BTD) + torch.zeros((), device="cpu").expand(x_BTD.shape)
 
 
 class OwnWidth(Good):
-    """An option that the geometry holds."""
+    """An option that the geometry has."""
 
     def __init__(self, g: Geometry, *, dim: int = 3) -> None:
         super().__init__(g)
@@ -125,7 +125,7 @@ class NoAnnotation(Good):
 
 
 class Anything(Good):
-    """Options that have no names."""
+    """Options without names."""
 
     def __init__(self, g: Geometry, **options: Any) -> None:
         super().__init__(g)
@@ -136,7 +136,7 @@ class NoDocstring(Good):
 
 
 class RefusesAll(Good):
-    """Nothing is good enough."""
+    """A component that is incompatible with everything."""
 
     @classmethod
     def incompatibility(cls, g: Geometry, options: Mapping[str, Any]) -> str | None:
@@ -144,7 +144,7 @@ class RefusesAll(Good):
 
 
 class Breaks(Good):
-    """Does not build, and incompatibility does not say so."""
+    """A failing constructor without incompatibility."""
 
     def __init__(self, g: Geometry) -> None:
         super().__init__(g)
@@ -153,7 +153,7 @@ class Breaks(Good):
 
 
 class Cuts(Good):
-    """Takes every grid for a square."""
+    """A component that assumes a square grid."""
 
     def __init__(self, g: Geometry) -> None:
         super().__init__(g)
@@ -164,7 +164,7 @@ class Cuts(Good):
 
 
 class Doubles(Good):
-    """The right values, and twice their gradient."""
+    """Correct values with twice their gradient."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         y_BTD = self.fc(x_BTD)
@@ -172,7 +172,7 @@ class Doubles(Good):
 
 
 class Draws(Good):
-    """Never the same."""
+    """A different result in every call."""
 
     vmap_safe = False
 
@@ -184,7 +184,7 @@ CALLS: list[int] = []
 
 
 class Counts(Good):
-    """Depends on a global."""
+    """A dependence on a global."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         CALLS.append(1)
@@ -192,14 +192,14 @@ class Counts(Good):
 
 
 class Drops(Good):
-    """Drops as torch does, and says that it can be stacked."""
+    """Torch's dropout, in a component declared stackable."""
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return F.dropout(self.fc(x_BTD), 0.5, self.training)
 
 
 class Unwritten(Good):
-    """An option that no file can hold."""
+    """An option that cannot be written to a file."""
 
     def __init__(self, g: Geometry, *, kinds: frozenset[str] = frozenset({"a"})) -> None:
         super().__init__(g)
@@ -244,7 +244,7 @@ def test_good_mlp_passes() -> None:
 
 
 class Silent(Position):
-    """Declares what it does not do.  Reference: none."""
+    """A declaration without implementation.  Reference: none."""
 
     needs_bias = True
 
@@ -253,7 +253,7 @@ class Silent(Position):
 
 
 class Secret(Position):
-    """Does what it does not declare.  Reference: none."""
+    """An implementation without declaration.  Reference: none."""
 
     def __init__(self, g: Geometry) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class Secret(Position):
 
 
 class Turns(Secret):
-    """Rotates the class token too.  Reference: none."""
+    """A rotation of the class token too.  Reference: none."""
 
     needs_rotation = True
 
@@ -273,14 +273,14 @@ class Turns(Secret):
 
 
 class NoPaper(Position):
-    """Says not where it is from."""
+    """A component without a paper."""
 
     def __init__(self, g: Geometry) -> None:
         super().__init__()
 
 
 class Stuck(Position):
-    """Cannot be taken to another grid.  Reference: none."""
+    """A component that cannot be resampled.  Reference: none."""
 
     def __init__(self, g: Geometry) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ def test_bad_position_is_caught(cls: type[Position], sentence: str) -> None:
 
 
 class Means(Attention):
-    """Looks at everything alike.  Reference: none."""
+    """Uniform attention.  Reference: none."""
 
     canonical = None
     takes_rotation = False
@@ -323,25 +323,25 @@ class Means(Attention):
 
 
 class Deaf(Means):
-    """Claims to hear.  Reference: none."""
+    """An unused rotation.  Reference: none."""
 
     takes_bias = True
 
 
 class Blind(Means):
-    """Claims to see.  Reference: none."""
+    """An unused bias.  Reference: none."""
 
     takes_rotation = True
 
 
 class Foreign(Means):
-    """Claims a form it does not have.  Reference: none."""
+    """A wrong canonical form.  Reference: none."""
 
     canonical = "timm"
 
 
 class Uneven(Means):
-    """Weights that are no weights.  Reference: none."""
+    """Weights that do not sum to 1.  Reference: none."""
 
     def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
         return torch.ones(x_BTD.shape[0], self.heads, x_BTD.shape[1], x_BTD.shape[1])
@@ -390,7 +390,7 @@ def test_unknown_name_is_refused() -> None:
 
 
 class Rounds(Doubles):
-    """Another gradient than its own, as where a rounding is passed straight through."""
+    """Another gradient than its own, as in a straight-through rounding."""
 
     exact_gradient = False
 
@@ -402,7 +402,7 @@ def test_part_may_declare_approximate_gradient() -> None:
 
 def test_unimportable_component_is_caught() -> None:
     class Local(Good):
-        """In a function, where no worker finds it."""
+        """A class in a function, which workers cannot import."""
 
     mlp.register("local")(Local)
     with pytest.raises(AssertionError, match=r"mlp 'local' (is pickled by reference|must be found again)"):

@@ -1,4 +1,4 @@
-"""Trackers: what the contract promises of any of them, and that its test finds those that do not keep it."""
+"""Tests of trackers: guarantees of the contract, and detection of violations by its test."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Lines(Replay):
 
 
 class Appends(Lines):
-    """What a broken delivery has left stays."""
+    """A tracker that keeps the rows of a broken delivery."""
 
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         return super().write(news, len(self._file(news).read_text()) if self._file(news).exists() else None)
 
 
 class KeepsTheOld(Lines):
-    """Without a mark it begins behind what is there."""
+    """A tracker that appends to old files without a cursor."""
 
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         there = len(self._file(news).read_text()) if self._file(news).exists() else 0
@@ -66,7 +66,7 @@ class KeepsTheOld(Lines):
 
 
 class Meddles(Lines):
-    """Writes to the trials."""
+    """A tracker that writes to the trials."""
 
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
         (news.folder.path / "seen").write_text("")
@@ -74,7 +74,7 @@ class Meddles(Lines):
 
 
 class Hastes(Lines):
-    """Writes when it is built."""
+    """A tracker that writes in its constructor."""
 
     def __init__(self, *context: Any) -> None:
         super().__init__(*context)
@@ -83,7 +83,7 @@ class Hastes(Lines):
 
 
 class Raises(Lines):
-    """Cannot."""
+    """A tracker that raises."""
 
     def finish(self, report: Sequence[Path]) -> str:
         raise OSError("no such board")
@@ -115,7 +115,7 @@ def test_tracker_that_does_not_truncate_fails(cls: type[Lines], sentence: str) -
         testing.check_component("tracker", "lines")
 
 
-# -- what the house promises whatever a tracker does ------------------------------------------------------------------
+# -- guarantees for any tracker ---------------------------------------------------------------------------------------
 
 
 def rehearsed(folder: Path, cls: type[Tracker] = Lines) -> tuple[Store, Any]:
@@ -191,7 +191,7 @@ def test_slow_tracker_takes_a_fifth_of_time_at_most(tmp_path: Path, monkeypatch:
 
 
 def test_trials_do_not_wait_for_delivery(tmp_path: Path) -> None:
-    """An update returns while the place is still slow; there is one delivery at a time, and the last has all."""
+    """An update returns during a slow delivery; there is one delivery at a time, and the last has everything."""
     go_on, under_way, most = threading.Event(), [0], [0]
 
     class Slow(Lines):

@@ -1,4 +1,4 @@
-"""Power laws, fronts and interactions of studies made by hand, against numpy, statsmodels and brute force."""
+"""Tests of power laws, fronts and interactions of synthetic studies against numpy, statsmodels and brute force."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPEC = TrialSpec(data=Choice("digits"), model=Choice("vit"), train=TrainSpec(ste
 
 
 def study(root: Path, arms: Mapping[str, tuple[Mapping[str, Any], list[float], int, float]]) -> tuple[Plan, Store]:
-    """Arm to its values at the varied paths, what its seeds reached, its parameters, and its seconds a trial."""
+    """Return a study from arms with values, results of seeds, parameters and seconds per trial."""
     store, planned = Store(root), []
     for name, (_, values, params, wall_s) in arms.items():
         for seed, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""The training loop against a plain loop written here, and checkpoints against what befalls files."""
+"""Tests of the training loop against a plain loop, and of checkpoints against damaged files."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_drop_path_grows_linearly_to_last_block() -> None:
     assert rates == pytest.approx(expected, abs=1e-7)
 
 
-# -- when it is evaluated ---------------------------------------------------------------------------------------------
+# -- evaluation -------------------------------------------------------------------------------------------------------
 
 
 @given(steps=st.integers(1, 300), evaluations=st.integers(1, 40), after=st.integers(0, 300))
@@ -297,7 +297,7 @@ def test_batch_larger_than_data_counts_its_images() -> None:
 
 
 class Stopped:
-    """Asks for a stop at the n-th step, and keeps the last state that was saved, through a file."""
+    """Stop at the n-th step, keeping the last saved state through a file."""
 
     def __init__(self, folder: Path, at: int) -> None:
         self.folder = folder
@@ -457,7 +457,7 @@ def test_damaged_checkpoint_is_never_accepted(tmp_path: Path) -> None:
 
 
 def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
-    """safetensors writes the keys of the metadata in another order at each call."""
+    """safetensors writes the metadata keys in a different order at each call."""
     state = {"head.weight": torch.arange(6.0).view(2, 3), "b": torch.ones(1, dtype=torch.float16)}
     input_spec = InputSpec(DataInfo(image=(8, 8), channels=1, classes=2, labels=("ä", "b")), (0.5,), (0.2,))
     trained, converted = tmp_path / "weights.safetensors", tmp_path / "converted.safetensors"

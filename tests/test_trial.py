@@ -1,4 +1,4 @@
-"""A trial from spec to result: equal to itself, whatever befalls the process that runs it."""
+"""Tests of a trial from spec to result: equal results after any fault."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_stored_result_is_read_and_not_computed_again(folder: Any) -> None:
 
 
 def test_resume_after_kill_equals_uninterrupted(folder: Any) -> None:
-    """Five trials, each killed by SIGKILL at moments drawn at random, in processes of their own."""
+    """Five trials are killed by SIGKILL at random moments, each in its own process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["vitlab.runner.run", "vitlab.models", "torch._dynamo", "pyarrow.parquet"])
     what = trial(train={"steps": 60, "evaluations": 12})
@@ -313,7 +313,7 @@ def by_file(role: str, file: Path, digests: Any) -> Trial:
 
 @pytest.mark.parametrize("role", ["init_from", "teacher"])
 def test_checkpoint_replaced_since_plan_fails_trial(role: str, pretrained: Trial, tmp_path: Path) -> None:
-    """At the first attempt and at a later one; a plan of an older version has nothing to compare with."""
+    """At the first attempt and at a later one; a plan of an older version has nothing to compare."""
     before, after = tmp_path / "before" / "code", tmp_path / "after"
     file = before / "weights.safetensors"
     own = digests_of(file)
@@ -360,7 +360,7 @@ def test_replaced_prerequisite_weights_fail_dependent_trials(pretrained: Trial, 
         run_trial(fine_tuning(pretrained), TrialFolder(tmp_path / "after" / "code"), Settings())
 
 
-# -- what is written --------------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 
 
 def test_journal_and_result_agree(folder: Any) -> None:
@@ -388,7 +388,7 @@ def test_journal_and_result_agree(folder: Any) -> None:
 
 
 def test_matmul_rate_is_that_of_fastest_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock of our own, of products of which another clock would see nothing; threads share their time."""
+    """With a fake clock; threads share their time."""
     ticks = iter([0.0, 4.0, 5.0, 7.0, 10.0, 13.0, 20.0, 28.0])
     monkeypatch.setattr(utilisation, "_threads", lambda: 2)
     with monkeypatch.context() as patched:
@@ -408,7 +408,7 @@ def test_threads_count_up_to_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., float]:
-    """The rate a new process finds that measures ``measured``, and which the next ones remember."""
+    """Return the rate of a new process that measures ``measured``, and that of later ones."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
 
@@ -478,7 +478,7 @@ def test_failing_matmul_benchmark_does_not_prevent_training(
 
 
 def test_benchmark_matrices_are_not_counted_as_trial_memory(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are multiplied before its peak begins to count."""
+    """The matrices are multiplied before the peak is reset."""
     calls: list[str] = []
 
     def reset(device: torch.device) -> None:
@@ -494,7 +494,7 @@ def test_benchmark_matrices_are_not_counted_as_trial_memory(folder: Any, monkeyp
 
 
 def test_model_cost_is_counted_once_per_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next process finds the count, unless the code is another, nobody knows it, or the file is no such file."""
+    """The next process uses the stored count, unless the code differs or is unknown, or the file is damaged."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     calls: list[int] = []
     monkeypatch.setattr(circumstances, "macs", lambda model, info: calls.append(1) or 640 + len(calls))
@@ -638,7 +638,7 @@ def test_flipped_bit_in_weights_is_refused_everywhere(folder: Any) -> None:
     assert load_model(where)[1].input_spec == transform.input_spec
 
 
-# -- what goes wrong --------------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 
 def test_diverged_trial_is_a_result(folder: Any) -> None:

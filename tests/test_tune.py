@@ -1,4 +1,4 @@
-"""Tuning: two stages, a choice that stays, and what a kill, another seed, a changed arm and a divergence do to it."""
+"""Tests of tuning: two stages, a stable choice, and kills, added seeds, changed arms and divergence."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def study(folder: Path, **changes: Any) -> Path:
 
 
 def results(out: Path) -> set[str]:
-    """The trials that a store holds the results of."""
+    """Return the trials with results in a store."""
     return {file.parent.parent.name for file in out.glob("trials/*/*/result.json")}
 
 
 def trained_seeds(out: Path) -> list[int]:
-    """The seeds of all trials in a store."""
+    """Return the seeds of all trials in a store."""
     return sorted(json.loads(file.read_text())["seeds"]["init"] for file in out.glob("trials/*/*/spec.json"))
 
 
@@ -64,7 +64,7 @@ def rate(plan: Plan, arm: str) -> float:
     return float(value)
 
 
-# -- the plan ---------------------------------------------------------------------------------------------------------
+# -- plan -------------------------------------------------------------------------------------------------------------
 
 
 def test_trials_are_pending_before_choice(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_trials_are_pending_before_choice(tmp_path: Path) -> None:
 
 
 def test_rival_is_trial_of_explicit_file(tmp_path: Path) -> None:
-    """A tuning needs no trials of its own kind: another study that has these values by hand shares them."""
+    """Tuning has no special trials: another study with these values explicitly shares them."""
     _, plan = plan_study(study(tmp_path, tune={"knobs": {LR: [1e-2]}, "per": "study"}), out=tmp_path)
     (tuning,) = plan.tuning
     optimizer = {"type": "adamw", "lr": 1e-2}
@@ -143,14 +143,14 @@ def test_unsupported_values_are_refused_or_skipped_by_rule(tmp_path: Path) -> No
     assert [rival.values[LR] for rival in plan.tuning[0].rivals] == [1e-3, 1e-2]
 
 
-# -- the choice -------------------------------------------------------------------------------------------------------
+# -- choice -----------------------------------------------------------------------------------------------------------
 
 
 SPEC = TrialSpec(data=Choice("digits"), model=Choice("vit"), train=TrainSpec(steps=1))
 
 
 def tuning_of(*values: float, seeds: int = 1) -> Tuning:
-    """Rivals whose trials are told apart by their keys: value and seed."""
+    """Return rivals whose trials differ in their keys: value and seed."""
     rivals = [
         Rival({LR: value}, tuple(Planned("", seed, Trial(SPEC, {}, (), None, key=f"{value}/{seed}")) for seed in range(seeds)))
         for value in values
@@ -159,7 +159,7 @@ def tuning_of(*values: float, seeds: int = 1) -> Tuning:
 
 
 def chosen(tuning: Tuning, scores: dict[str, float | None], **analysis: Any) -> Tuning:
-    """The tuning where trials ended with these scores; None stands for a divergence, NaN for a value that is none."""
+    """Return the tuning after trials with these scores; None is a divergence, NaN a missing value."""
 
     def result_of(trial: Trial) -> Result | None:
         if trial.key not in scores:
@@ -208,12 +208,12 @@ def test_winner_at_edge_of_range_is_flagged() -> None:
     assert edges(chosen(tuning_of(1.0), scores)) == [] and edges(tuning_of(1.0, 2.0)) == []
 
 
-# -- the whole path ---------------------------------------------------------------------------------------------------
+# -- end to end -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Answer]:
-    """A tuned study that has been run: its file, its output folder and its answer."""
+    """Return a tuned study after its run: its file, its output folder and its answer."""
     folder = tmp_path_factory.mktemp("tuned")
     file = study(folder)
     answer = vitlab.run(file, out=folder / "out")
@@ -283,7 +283,7 @@ def test_only_changed_arm_is_tuned_again(tuned: tuple[Path, Path, Answer], tmp_p
 
 
 class Killer(Watch):
-    """Ends the process, as far as the study can tell, at a moment of a run."""
+    """Hook that ends the process, as seen by the study, at a moment of a run."""
 
     def __init__(self, *, trial: int = 10**9, stage: int = 10**9, before_choosing: bool = False) -> None:
         self.left, self.stages, self.before_choosing = trial, stage, before_choosing
@@ -381,7 +381,7 @@ def test_shared_choice_is_made_at_base(tmp_path: Path) -> None:
     assert any(note.startswith("Tuned at the base, for all arms, by val/accuracy") for note in notes)
 
 
-# -- what is said of it -----------------------------------------------------------------------------------------------
+# -- messages ---------------------------------------------------------------------------------------------------------
 
 
 def test_report_shows_rivals_cost_and_edges(tuned: tuple[Path, Path, Answer]) -> None:

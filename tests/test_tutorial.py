@@ -1,4 +1,4 @@
-"""``pipelines/tutorial.yaml`` against the same network (:mod:`plain_vit`) and the same training in plain PyTorch."""
+"""Tests of ``pipelines/tutorial.yaml`` against the same network (:mod:`plain_vit`) and training in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIGITS = {"data.type": "digits", "data.validation": 0.02, "train.precision": "fp
 
 
 def canonical(state: Mapping[str, Tensor], layers: int = 3, heads: int = 3) -> dict[str, Tensor]:
-    """The tutorial's parameters under timm's names."""
+    """Return the tutorial's parameters under timm's names."""
     names = {"class_token": "cls_token"}
     for kind in ("weight", "bias"):
         names |= {f"patches.{kind}": f"patch_embed.proj.{kind}", f"classifier.{kind}": f"head.{kind}"}
@@ -51,7 +51,7 @@ def canonical(state: Mapping[str, Tensor], layers: int = 3, heads: int = 3) -> d
     return out
 
 
-# -- the study ---------------------------------------------------------------------------------------------------------
+# -- study ------------------------------------------------------------------------------------------------------------
 
 
 def planned(arm: str, **changes: Any) -> Trial:
@@ -65,7 +65,7 @@ def fed(trial: Trial) -> Feed:
 
 
 def ours(trial: Trial, reference: PlainViT | None = None) -> Model:
-    """The trial's model, with the weights of a reference where one is given."""
+    """Return the trial's model, with the weights of a reference if given."""
     info = prepare(slot("dataset").resolve(trial.spec.data), trial.seeds).info
     network: Model = model.build(trial.spec.model, info)
     if reference is None:
@@ -103,7 +103,7 @@ def test_equal_weights_give_equal_function(arm: str) -> None:
 
 
 def tutorial_losses(arm: str, reference: PlainViT, feed: Feed, steps: int) -> Iterator[Tensor]:
-    """Train as the tutorial does; the loss of each step, given out when its gradients are there and not yet used."""
+    """Train like the tutorial; yield the loss of each step after backward and before the update."""
     criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.Adam(reference.parameters(), lr=0.005)
     for step in range(steps):
         x_BCHW, y_B, *_ = feed.batch(step, 128)
@@ -116,7 +116,7 @@ def tutorial_losses(arm: str, reference: PlainViT, feed: Feed, steps: int) -> It
 
 @pytest.mark.parametrize(("arm", "steps"), [(PUBLISHED, 75), (CORRECTED, 100)])
 def test_training_equals_tutorial_per_step(arm: str, steps: int) -> None:
-    """100 steps with logits; with the softmax inside, as long as rounding does not yet part any two (see below)."""
+    """100 steps with logits; with the softmax inside, until rounding separates two trainings (see below)."""
     trial = planned(arm, **{"train.steps": steps, "train.evaluations": steps})
     torch.manual_seed(2)
     reference = plain(arm).double()
@@ -137,7 +137,7 @@ def gradients(network: nn.Module) -> dict[str, Tensor]:
 
 
 def test_losses_and_gradients_equal_tutorial_along_its_path() -> None:
-    """200 steps of the tutorial; at the weights of every fourth our loss is its loss, and every twentieth our gradients.
+    """200 steps of the tutorial; losses are compared at the weights of every fourth step, gradients at every twentieth.
 
     Nothing more can be asked of two programs: with the softmax inside, Adam blows a difference in the last bit up to
     hundredths of the loss within 200 steps.  The tutorial then parts from itself, by 1e-9 after some 75.
@@ -165,7 +165,7 @@ def test_losses_and_gradients_equal_tutorial_along_its_path() -> None:
 
 
 def test_initial_values_equal_torch_layers() -> None:
-    """Each parameter, over 40 seeds, against those that torch draws when its layers are made."""
+    """Each parameter, over 40 seeds, is compared with torch's own initialisation."""
     mine: dict[str, list[np.ndarray]] = {}
     theirs: dict[str, list[np.ndarray]] = {}
     trial = planned(PUBLISHED)

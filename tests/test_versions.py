@@ -1,4 +1,4 @@
-"""Versions of a study: which one a file, a name or a folder stands for, and that none of them is lost."""
+"""Tests of versions of a study: selection by file, name or folder, and no version is lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STUDY = {
 
 
 class Ear(Watch):
-    """Remembers what is said."""
+    """Watch that records messages."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -53,7 +53,7 @@ class Ear(Watch):
 
 @pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without pictures, which say nothing of versions."""
+    """Skip the figures of reports."""
     monkeypatch.setattr(sys.modules["vitlab.report.render"]._Content, "figures", lambda self: {})
 
 
@@ -65,7 +65,7 @@ def write(file: Path, steps: int = 4, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files ``first.yaml`` and ``other.yaml`` of one study, run in this order, and what was said."""
+    """Return a folder with ``first.yaml`` and ``other.yaml`` of one study, run in this order, and the messages."""
     folder, ear = tmp_path_factory.mktemp("ran"), Ear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["vitlab.report.render"]._Content, "figures", lambda self: {})
@@ -78,7 +78,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, as the working directory."""
+    """Return a copy of it as the working directory."""
     shutil.copytree(ran, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
@@ -171,7 +171,7 @@ def test_rerunning_earlier_version_makes_it_latest(here: Path) -> None:
 
 
 def test_run_killed_at_start_keeps_stored_version(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its plan is written by then, and who was last run is still the version before."""
+    """Its plan is written by then, and the latest run is still the version before."""
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The Vision Transformer against timm's: weights moved through the canonical form, both ways, equal logits."""
+"""Tests of the Vision Transformer against timm: weights through the canonical form in both directions, equal logits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ THEIRS = {"patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_cla
 
 @dataclass(frozen=True)
 class Pair:
-    """One model said twice: in our options and in timm's."""
+    """One model in our options and in timm's."""
 
     name: str
     ours: Mapping[str, Any]
@@ -90,7 +90,7 @@ PAIRS = [
 
 
 def randomised(of: nn.Module) -> nn.Module:
-    """Every parameter away from its initial value: zeros and ones hide mistakes."""
+    """Set every parameter to random values, because zeros and ones hide errors."""
     g = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in of.parameters():
@@ -232,7 +232,7 @@ def test_layer_order_equals_timm(pair: Pair) -> None:
     assert {ours.layer_of(name) for name, _ in ours.named_parameters()} == {0, 1, 2, 3}
 
 
-# -- the assembly -----------------------------------------------------------------------------------------------------
+# -- assembly ---------------------------------------------------------------------------------------------------------
 
 
 def test_order_of_tokens() -> None:
@@ -384,7 +384,7 @@ def test_python_constructor_equals_yaml() -> None:
     assert type(direct.blocks[1].mlp).__name__ == "SwiGLU"
 
 
-# -- what cannot be ---------------------------------------------------------------------------------------------------
+# -- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_non_dividing_sizes_are_refused(options: Mapping[str, Any], option: str,
 
 @pytest.fixture
 def strangers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attention that takes nothing, and a head that neither pools nor classifies apart."""
+    """Return an attention without bias and rotation, and a head without separate pool and classify."""
     from vitlab.components.attention import Attention
     from vitlab.components.head import Head, Logits
 

@@ -1,4 +1,4 @@
-"""Files of weights where they are used: the command line, explaining, and trials that start from them."""
+"""Tests of weight files in use: the command line, explanations, and trials that start from them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def refused(*arguments: object) -> str:
     return sentence
 
 
-# -- the command line -------------------------------------------------------------------------------------------------
+# -- command line -----------------------------------------------------------------------------------------------------
 
 
 def test_inspect_describes_file(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_code_of_trial_with_weight_file_includes_reader(tmp_path: Path) -> None:
     assert code_of_modules(planned.modules) == code_of(planned.spec), "the plan and the worker agree"
 
 
-# -- the weights of a trial, elsewhere --------------------------------------------------------------------------------
+# -- export of trial weights ------------------------------------------------------------------------------------------
 
 
 def test_trial_weights_are_exported_to_other_formats(tmp_path: Path) -> None:

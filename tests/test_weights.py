@@ -1,4 +1,4 @@
-"""Weights in and out, against the libraries themselves: their weights in ours, ours in theirs, equal logits."""
+"""Tests of weights against the libraries: theirs in ours, ours in theirs, equal logits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SQUARE = ModelFacts(heads=2, grid=(4, 4))
 
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Values of size, so that nothing that is zero or one at the start hides a mistake."""
+    """Return random values, because initial zeros and ones hide errors."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -205,7 +205,7 @@ def test_hugging_face_round_trip(kind: str, oblong: bool, tmp_path: Path) -> Non
 
 
 def test_hugging_face_output_equals_transformers(tmp_path: Path) -> None:
-    """The names on disk, against ``save_pretrained``; and ``from_pretrained`` reads the folder."""
+    """Names on disk equal those of ``save_pretrained``, and ``from_pretrained`` reads the folder."""
     theirs = hugging_face("DeiTForImageClassificationWithTeacher")
     theirs.save_pretrained(tmp_path / "theirs")
     source = saved(theirs, tmp_path / "memory.pth")
@@ -319,7 +319,7 @@ def test_files_written_by_deit_training(tmp_path: Path) -> None:
 
 
 def test_deit_3(tmp_path: Path) -> None:
-    """Its layer scales have other names, and its class token no row of positions."""
+    """Its layer scales have other names, and its class token has no position row."""
     theirs = vit(init_values=0.1, no_embed_class=True)
     state = {
         name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): value

@@ -1,4 +1,4 @@
-"""A trial's model in other formats: equal when it is read again, refused by name, or with a note on what to say."""
+"""Tests of exports: equal after reading, refused by name, or with a note."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 
 
 def left(folder: Path, options: dict[str, Any], image: tuple[int, int] = (16, 16)) -> tuple[Path, Model]:
-    """The file and the model that a trial with these options would leave."""
+    """Return the file and the model of a trial with these options."""
     info = DataInfo(image=image, channels=3, classes=5)
     choice = slot("model").resolve({**VIT, **options})
     model: Model = slot("model").build(choice, info)
@@ -121,7 +121,7 @@ def logits(model: torch.nn.Module, image: tuple[int, int] = (16, 16)) -> Tensor:
 
 
 def said_by(notes: tuple[str, ...]) -> ModelFacts:
-    """What a reader of the notes on an .npz knows of its model, and the size of its images."""
+    """Return the facts in the notes on an .npz: model and image size."""
     text = " ".join(notes)
     eps = float(text.partition("have eps ")[2].partition(",")[0]) if "have eps" in text else None
     gelu = "none" if "its GELU is exact" in text else "tanh" if "its GELU is" in text else None
@@ -129,7 +129,7 @@ def said_by(notes: tuple[str, ...]) -> ModelFacts:
 
 
 def outcome(folder: Path, options: dict[str, Any], to: str) -> str:
-    """``equal``, or the sentence by which a model is refused."""
+    """Return ``equal``, or the sentence that refuses the model."""
     file, model = left(folder, options)
     target = folder / FILES[to]
     for other in folder.glob("*.json"):
@@ -158,7 +158,7 @@ def test_changed_header_of_trial_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to", FILES)
 def test_model_is_equal_after_reading_or_refused(to: str, tmp_path: Path) -> None:
-    """Every option alone, and drawn combinations of them."""
+    """Every option alone, and random combinations of them."""
     alone = [option for options in OPTIONS.values() for option in options if option]
     draw = random.Random(0)
     mixed = []

@@ -1,4 +1,4 @@
-"""Models of other libraries that vitlab opens: equal, refused, or said; and the tables that decide it."""
+"""Tests of models of other libraries: equal, refused, or documented; and of the tables that decide it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_page_has_every_case_once_and_only_documented_differences() -> None:
         assert line.split(" | ")[1] in ("equal", "refused", "said")
 
 
-# -- the tables -------------------------------------------------------------------------------------------------------
+# -- tables -----------------------------------------------------------------------------------------------------------
 
 
 def test_timm_table_equals_timm_entry_points() -> None:
@@ -105,7 +105,7 @@ def test_every_transformers_key_is_in_a_table(kind: Any) -> None:
 
 
 def vit(folder: Path, **config: Any) -> Path:
-    """Write a model of timm's and its config; return the file."""
+    """Write a model of timm and its config; return the file."""
     case = weights_zoo.small(folder, "vit_tiny_patch16_224")
     config_data = json.loads((folder / "config.json").read_text())
     for key, value in config.items():
@@ -156,7 +156,7 @@ def test_unknown_config_keys_are_listed(tmp_path: Path) -> None:
 def test_preprocessor_steps_reduce_to_mean_and_std(
     preprocessor: dict[str, Any], mean: tuple[float, ...], std: tuple[float, ...], tmp_path: Path
 ) -> None:
-    """What transformers' processor makes of a pixel, (v * rescale_factor - mean) / std, in terms of v / 255."""
+    """The reference is transformers' normalisation, (v * rescale_factor - mean) / std, in terms of v / 255."""
     case = weights_zoo.hugging_face("ViTForImageClassification", tmp_path, preprocessor=preprocessor)
     model = open_model(case.file)
     assert model.mean == pytest.approx(mean) and model.std == pytest.approx(std)
@@ -196,7 +196,7 @@ def test_pooled_norm_is_documented_as_in_timm(tmp_path: Path) -> None:
 
 
 def test_centred_coordinates_do_not_depend_on_grid() -> None:
-    """Corners of the image are at -1 and 1 whatever the patches: two by two of a grid have their mean angle."""
+    """Corners of the image are at -1 and 1 for any patch size: two by two patches have their mean angle."""
     from vitlab.geometry import DataInfo
     from vitlab.registry import slot
 

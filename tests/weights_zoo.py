@@ -1,4 +1,4 @@
-"""Models of other libraries, shrunk and with random weights, opened by vitlab: equal, refused, or said.
+"""Models of other libraries, shrunk and with random weights, opened by vitlab: equal, refused, or documented.
 
 ``python tests/weights_zoo.py`` tries all of them and writes ``docs/pages/weights.md``; ``test_weights_zoo.py`` tries a
 sample and holds it against that page.  ``python tests/weights_zoo.py WORD`` prints the rows whose name holds WORD.
@@ -43,7 +43,7 @@ Verdict = Literal["equal", "refused", "said"]
 
 @dataclass(frozen=True)
 class Original:
-    """A model, the file of its weights, and what is stated on opening it."""
+    """A model, the file of its weights, and the facts stated on opening it."""
 
     model: nn.Module
     file: Path
@@ -63,11 +63,11 @@ class Case:
     assumed: tuple[str, ...] = field(default=())  #: assumptions, in part, that may make it another function
 
 
-# -- trying -----------------------------------------------------------------------------------------------------------
+# -- attempts ---------------------------------------------------------------------------------------------------------
 
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Give every parameter a value of size, so that nothing that starts at zero or one hides a mistake."""
+    """Give every parameter a random value, because initial zeros and ones hide errors."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -76,7 +76,7 @@ def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def outcome(case: Case) -> tuple[Verdict, str]:
-    """Return the verdict on a case, and the sentences that vitlab says.
+    """Return the verdict on a case, and vitlab's notes.
 
     Raises:
         AssertionError: if it computes something else, and no assumption of the case is among the notes.
@@ -117,7 +117,7 @@ def _logits(output: Any) -> Tensor:
 
 
 def _exact_rotation(mine: Any, theirs: Any) -> bool:
-    """Compute fixed rotations of both sides anew in float64; return whether nothing is computed in float32 any more."""
+    """Recompute fixed rotations of both sides in float64; return whether nothing is computed in float32."""
     if any(type(module).__name__.endswith("Fp32") for module in theirs.modules()):
         return False
     rope = getattr(theirs, "rope", None)
@@ -517,7 +517,7 @@ def of_google(
     folder: Path, *, root: str | None = None, stacked: bool = False, fixed: bool = False, said: ModelFacts = ModelFacts(),  # noqa: B008
     **options: Any,
 ) -> Original:  # fmt: skip
-    """A model whose .npz timm's own reader has read; under a ``root`` it is in big_vision's layout."""
+    """Return a model whose .npz was read by timm; with a ``root`` it has big_vision's layout."""
     common = {"embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5, "img_size": 16, "patch_size": 4}
     options = {**common, "act_layer": "gelu_tanh", **options}
     source = randomised(VisionTransformer(**options))
@@ -547,7 +547,7 @@ def _renamed(name: str) -> str:
 
 
 def _sincos(rows: int, columns: int, width: int) -> Tensor:
-    """The fixed positions of big_vision's models/vit.py, written down from arXiv:2205.01580."""
+    """Return the fixed positions of big_vision's models/vit.py, after arXiv:2205.01580."""
     y, x = np.mgrid[:rows, :columns]
     omega = 1.0 / 10_000 ** (np.arange(width // 4) / (width // 4 - 1))
     y, x = np.einsum("m,d->md", y.flatten(), omega), np.einsum("m,d->md", x.flatten(), omega)
@@ -591,7 +591,7 @@ def _google(folder: Path, *, layers: tuple[int, ...] | None = None, **options: A
     return of_google(folder, **options, **({} if layers is None else _hybrid(layers)))
 
 
-# -- the page ---------------------------------------------------------------------------------------------------------
+# -- page -------------------------------------------------------------------------------------------------------------
 
 
 def cases() -> list[Case]:
@@ -601,7 +601,7 @@ def cases() -> list[Case]:
 
 
 def row(case: Case) -> str:
-    """Return the line of the page for a case, which is tried."""
+    """Return the line of the page for a case, after trying it."""
     verdict, sentences = outcome(case)
     return f"| {_cell(case.name)} | {verdict} | {_cell(sentences)} |"
 
@@ -630,7 +630,7 @@ them and fails if they are not those of this page.
 
 
 def page() -> str:
-    """Return the whole page; every case is tried."""
+    """Return the whole page, after trying every case."""
     versions = f"timm {timm.__version__}, transformers {transformers.__version__}, torchvision {tv_version()}"
     text = f"{HEADER}\nTried with {versions}.\n"
     section = ""

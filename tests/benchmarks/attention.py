@@ -44,7 +44,7 @@ SHAPES: dict[str, tuple[int, DataInfo, dict[str, Any]]] = {
 
 
 def built(attention: str, shape: str, device: torch.device) -> tuple[Model, torch.Tensor, torch.Tensor]:
-    """A model in training mode, a batch of noise and its labels."""
+    """Return a model in training mode, a batch of noise and its labels."""
     batch, info, options = SHAPES[shape]
     network = model.build({"type": "vit", **options, "attention": attention}, info)
     network.initialise(0)
@@ -65,7 +65,7 @@ def inference(network: Model, x_BCHW: torch.Tensor, y_B: torch.Tensor) -> None:
 
 
 def seconds(work: Callable[[], None], device: torch.device, at_least_s: float = 0.3) -> float:
-    """Seconds a call takes, from a block of calls of at least that length."""
+    """Return the seconds per call, from a block of calls of at least that length."""
     calls, began = 0, time.perf_counter()
     while (passed := time.perf_counter() - began) < at_least_s:
         work()
@@ -76,7 +76,7 @@ def seconds(work: Callable[[], None], device: torch.device, at_least_s: float = 
 
 
 def speed(shape: str, device: torch.device, rounds: int) -> dict[str, dict[str, tuple[float, float]]]:
-    """Work to implementation to (seconds a call, median ratio of speeds to fused)."""
+    """Return (seconds per call, median ratio of speeds to fused) by work and implementation."""
     models = {name: built(name, shape, device) for name in IMPLEMENTATIONS}
     speeds = {}
     for label, work in (("training step", training_step), ("inference", inference)):
@@ -105,7 +105,7 @@ def _step_memory(attention: str, shape: str, device: str, answer: Any) -> None:
 
 
 def _forget_the_peak(device: str) -> int:
-    """Begin to look for the peak anew; returns the bytes held now.  On Linux, by the kernel's own account."""
+    """Reset the peak of memory and return the bytes held now, on Linux by the kernel's own account."""
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats(device)
     else:
@@ -121,7 +121,7 @@ def _peak(device: str) -> int:
 
 
 def memory(attention: str, shape: str, device: torch.device) -> int:
-    """Bytes that the first training step needs at its peak, above what the process held."""
+    """Return the bytes that the first training step needs at its peak, above the bytes held before."""
     context = multiprocessing.get_context("spawn")
     answer = context.SimpleQueue()
     process = context.Process(target=_step_memory, args=(attention, shape, str(device), answer))

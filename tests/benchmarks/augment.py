@@ -19,7 +19,7 @@ MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """Colour images as torchvision's CIFAR10 hands them out."""
+    """Colour images in the form of torchvision's CIFAR10."""
 
     def __init__(self) -> None:
         transforms = torchvision("torchvision.transforms")

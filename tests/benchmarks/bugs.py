@@ -1,4 +1,4 @@
-"""Bugs of the kind that a change of the code brings in, put into the code while a process runs.
+"""Bugs, as a change of the code may introduce them, patched into the running code.
 
 The files of the code stay as they are, and with them the places of results in a store.
 """
@@ -17,12 +17,12 @@ from vitlab.training.loop import Training
 
 
 def no_position(patch: pytest.MonkeyPatch) -> None:
-    """The position embedding is learned, and not added."""
+    """Do not add the position embedding, although it is learned."""
     patch.setattr(Learned, "add", lambda self, x_BTD, layer: x_BTD)
 
 
 def wrong_scale(patch: pytest.MonkeyPatch) -> None:
-    """1 / K instead of 1 / root K, in the kernel of the loop and in those of cohorts."""
+    """Scale by 1 / K instead of 1 / root K, in the kernels of the loop and of stacked trials."""
     fused, weights, innermost = attention._fused_kernel, attention._weights, _Attend.apply
     patch.setattr(_Attend, "apply", lambda qkv, scale: innermost(qkv, scale**2))
     patch.setattr(attention, "_fused_kernel", lambda q, k, v, bias: fused(q * q.shape[-1] ** -0.5, k, v, bias))
@@ -30,13 +30,13 @@ def wrong_scale(patch: pytest.MonkeyPatch) -> None:
 
 
 def half_the_rate(patch: pytest.MonkeyPatch) -> None:
-    """Every step at half the learning rate."""
+    """Train every step at half the learning rate."""
     sound = Training.rate
     patch.setattr(Training, "rate", lambda self, step: 0.5 * sound(self, step))
 
 
 def no_augmentation(patch: pytest.MonkeyPatch) -> None:
-    """Crops give images back as they are."""
+    """Return images unchanged from crops."""
     patch.setattr(Crop, "__call__", lambda self, x_BCHW, *drawn: x_BCHW)
 
 

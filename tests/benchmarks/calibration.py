@@ -59,17 +59,17 @@ Source = Callable[[int, int], Floats]
 
 
 def gaussian(draws: np.random.Generator) -> Source:
-    """Standard normal values."""
+    """Draw standard normal values."""
     return lambda arms, seeds: draws.normal(size=(arms, seeds))
 
 
 def resampled(pool: Sequence[Floats], draws: np.random.Generator) -> Source:
-    """Values of a pool, drawn with replacement; arms take turns with its arms."""
+    """Draw values of a pool with replacement; arms take turns with its arms."""
     return lambda arms, seeds: np.stack([draws.choice(pool[arm % len(pool)], seeds) for arm in range(arms)])
 
 
 def read_pool(file: Path) -> dict[str, dict[str, Floats]]:
-    """Code (``sound``, or a bug) to arm to the values of its seeds, in their order."""
+    """Return the values of seeds in order, by code (``sound``, or a bug) and arm."""
     pool: dict[str, dict[str, dict[int, float]]] = {}
     with open(file, encoding="utf-8") as text:
         for row in csv.DictReader(text):
@@ -85,7 +85,7 @@ def read_pool(file: Path) -> dict[str, dict[str, Floats]]:
 
 @cache
 def study(seeds: int, second: int | None, margin: float | None) -> Study:
-    """A study file of so many seeds, and of a second look at so many; a margin as the file may give it."""
+    """Return a study file with this number of seeds, and of a second stage; the margin is given as in the file."""
     base = {"data": "digits", "model": "vit", "train": {"steps": 1}}
     check: dict[str, object] = {"escalate_to": second}
     if margin is not None:
@@ -101,7 +101,7 @@ def gate(
     second: int | None = None,
     margin: float | None = None,
 ) -> list[Cell]:
-    """The cells of a study, from the values of its arms at all the seeds that it may ask for."""
+    """Return the cells of a study, from the values of its arms at all seeds that it may need."""
     baseline = Baseline.model_construct(study="s", accepted=(), values=_values(old, quantum), anchor=None)
     samples = {seeds: _values(new[:, :seeds], quantum), second: _values(new, quantum)}
     cells, _ = statistical(study(seeds, second, margin), baseline, lambda more, _: samples[len(more or range(seeds))])
@@ -117,7 +117,7 @@ def _values(sources: Floats, quantum: float) -> Values:
 
 
 def report(sources: Floats) -> bool:
-    """Whether a report would claim a difference of any arm from the first, by what its judgement rests on."""
+    """Return whether a report would claim a difference of any arm from the first."""
     first, *others = (dict(enumerate(row)) for row in sources.tolist())
     return min(statistics.adjust_p_values([statistics.compare(other, first, ALPHA).p for other in others])) <= ALPHA
 
@@ -128,7 +128,7 @@ def report_itself(sources: Floats) -> bool:
 
 
 def report_twice(sources: Floats, first: int) -> tuple[bool, bool]:
-    """As :func:`report`, where what ``first`` seeds leave open is given all of them; and whether anything was."""
+    """Apply :func:`report` in two stages; also return whether the second stage was needed."""
     arms, all_ = len(sources) - 1, sources.shape[1]
     p = np.array([[_p(sources, arm, seeds) for arm in range(1, arms + 1)] for seeds in (first, all_)])
     early = np.array(statistics.adjust_p_values(p[0].tolist())) <= ALPHA / 2
@@ -166,7 +166,7 @@ def _row(arm: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def independent(count: int, seeds: int, arms: int, drop: float, draws: np.random.Generator) -> float:
-    """Share of cells found that have lost ``drop``, by scipy and the words of the documentation alone."""
+    """Return the share of cells found that have lost ``drop``, by scipy alone."""
     old, new = draws.normal(size=(2, count, arms, seeds))
     new = new - drop
     sd = np.sqrt(old.var(axis=2, ddof=1).mean(axis=1))[:, None]
@@ -181,7 +181,7 @@ def independent(count: int, seeds: int, arms: int, drop: float, draws: np.random
 
 
 def bound(count: int) -> float:
-    """The largest share of false alarms that chance explains: alpha and two standard errors."""
+    """Return the largest share of false alarms that chance explains: alpha plus two standard errors."""
     return ALPHA + 2 * math.sqrt(ALPHA * (1 - ALPHA) / count)
 
 
@@ -189,14 +189,14 @@ def bound(count: int) -> float:
 
 
 def table(title: str, heads: Sequence[str], rows: Iterator[Sequence[object]]) -> None:
-    """A Markdown table, each row as soon as it is there."""
+    """Print a Markdown table row by row."""
     print(f"\n{title}\n\n| {' | '.join(heads)} |\n|{'--:|' * len(heads)}")
     for row in rows:
         print(f"| {' | '.join(map(str, row))} |", flush=True)
 
 
 def alarms_of(verdicts: Sequence[str], worst: list[float]) -> str:
-    """The share of false alarms, noted in ``worst`` as what it exceeds the bound by."""
+    """Return the share of false alarms and record in ``worst`` how far it exceeds the bound."""
     share = verdicts.count("regressed") / len(verdicts)
     worst.append(share - bound(len(verdicts)))
     return f"{share:.2%}"
@@ -205,7 +205,7 @@ def alarms_of(verdicts: Sequence[str], worst: list[float]) -> str:
 def gate_rows(
     source: Source, quantum: float, count: int, worst: list[float], draws: np.random.Generator | None
 ) -> Iterator[Sequence[object]]:
-    """The gate on unchanged studies; with ``draws``, which asks for Gaussian noise, on changed ones as well."""
+    """Print the gate's results on unchanged studies, and with ``draws`` (Gaussian noise) on changed ones."""
     for seeds in SEEDS:
         for arms in ARMS:
             verdicts = [
@@ -226,7 +226,7 @@ def gate_rows(
 
 
 def look_rows(source: Source, quantum: float, count: int, worst: list[float]) -> Iterator[Sequence[object]]:
-    """The gate on unchanged studies, what is inconclusive being looked at again with more seeds."""
+    """Print the gate's results on unchanged studies, where inconclusive cells get more seeds."""
     for first, second in LOOKS:
         for arms in ARMS:
             cells = [gate(source(arms, second), source(arms, second), first, quantum, second) for _ in range(count)]
@@ -237,7 +237,7 @@ def look_rows(source: Source, quantum: float, count: int, worst: list[float]) ->
 
 
 def report_rows(source: Source, count: int, worst: list[float]) -> Iterator[Sequence[object]]:
-    """The report on arms that do not differ from the first."""
+    """Print the report's results on arms that do not differ from the first."""
     for seeds in SEEDS:
         for arms in ARMS:
             sources = [source(arms + 1, seeds) for _ in range(count)]
@@ -248,7 +248,7 @@ def report_rows(source: Source, count: int, worst: list[float]) -> Iterator[Sequ
 
 
 def report_look_rows(source: Source, count: int, worst: list[float]) -> Iterator[Sequence[object]]:
-    """As :func:`report_rows`, what is left open being looked at again with more seeds."""
+    """Print :func:`report_rows` with a second stage for inconclusive arms."""
     for first, second in LOOKS:
         for arms in ARMS:
             sources = [source(arms + 1, second) for _ in range(count)]
@@ -262,7 +262,7 @@ def report_look_rows(source: Source, count: int, worst: list[float]) -> Iterator
 def repeat_rows(
     pool: Floats, quantum: float, count: int, worst: list[float], draws: np.random.Generator
 ) -> Iterator[Sequence[object]]:
-    """The study of the pool, its arms at the same seeds; candidate and baseline have none in common."""
+    """Repeat the study of the pool; candidate and baseline have no seeds in common."""
     for seeds, second in ((3, None), (5, None), (10, None), *LOOKS):
         most = second or seeds
         verdicts = []
@@ -277,7 +277,7 @@ def repeat_rows(
 def bug_rows(
     pool: Mapping[str, Mapping[str, Floats]], quantum: float, count: int, worst: list[float], draws: np.random.Generator
 ) -> Iterator[Sequence[object]]:
-    """Each bug in the baseline of the study of the pool: its effect over all its seeds, and the verdicts of few."""
+    """Print each bug's effect over all its seeds and the verdicts of a few."""
     for bug in [code for code in pool if code != "sound"]:
         ((arm, values),) = pool[bug].items()
         sound = pool["sound"][arm][: len(values)]

@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def _end_ray(port: str) -> None:
-    """End what the driver's node has left: its daemons outlive the command, as they would not outlive a container."""
+    """Stop Ray's daemons of the driver's node, which outlive the command."""
     for process in psutil.process_iter(["cmdline"]):
         with suppress(psutil.Error):
             if any(f":{port}" in word or word.endswith(f"={port}") for word in process.info["cmdline"] or ()):

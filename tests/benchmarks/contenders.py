@@ -1,4 +1,4 @@
-"""The contenders of training: ViTs of one shape in the libraries people use, and vitlab's own, one step at a time.
+"""Training steps of the compared libraries: ViTs of one shape, one step at a time.
 
 Peers train on float32 images that lie in memory, drawn anew every step by an index: nothing is faster that shuffles.
 """
@@ -32,7 +32,7 @@ FOREVER = 1_000_000
 
 @dataclass(frozen=True)
 class Shape:
-    """A ViT with a class token and a learned table of positions, and its batches."""
+    """Shape of a ViT with a class token and a learned table of positions, and of its batches."""
 
     channels: int
     patch: int
@@ -48,11 +48,11 @@ TINY = Shape(channels=1, patch=16, dim=9, heads=3, depth=3)
 MICRO = Shape(channels=3, patch=4, dim=64, heads=4, depth=6)
 
 
-# -- peers -------------------------------------------------------------------------------------------------------------
+# -- peers ------------------------------------------------------------------------------------------------------------
 
 
 def timm(shape: Shape) -> nn.Module:
-    """Joint projections, scaled_dot_product_attention."""
+    """Build timm's ViT: joint projections, scaled_dot_product_attention."""
     from timm.models.vision_transformer import VisionTransformer
 
     return VisionTransformer(
@@ -67,7 +67,7 @@ def timm(shape: Shape) -> nn.Module:
 
 
 def torchvision(shape: Shape) -> nn.Module:
-    """nn.MultiheadAttention."""
+    """Build torchvision's ViT: nn.MultiheadAttention."""
     from torchvision.models import VisionTransformer
 
     network = VisionTransformer(
@@ -93,7 +93,7 @@ class _Logits(nn.Module):
 
 
 def hugging_face(shape: Shape) -> nn.Module:
-    """Three projections, scaled_dot_product_attention."""
+    """Build transformers' ViT: three projections, scaled_dot_product_attention."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
@@ -110,7 +110,7 @@ def hugging_face(shape: Shape) -> nn.Module:
 
 
 def vit_pytorch(shape: Shape) -> nn.Module:
-    """A softmax written out."""
+    """Build vit-pytorch's ViT: an explicit softmax."""
     from vit_pytorch import ViT
 
     return ViT(
@@ -140,7 +140,7 @@ PEERS: Mapping[str, Callable[[Shape], nn.Module]] = {
 
 
 def peer(name: str, shape: Shape, *, fused: bool, bf16: bool = False) -> Contender:
-    """A training step of a peer by AdamW, in images; ``fused=False`` leaves torch's default, a loop over tensors."""
+    """Return a training step of another library by AdamW; ``fused=False`` is torch's default loop over tensors."""
     torch.manual_seed(0)
     network = PEERS[name](shape).train()
     x_NCHW = torch.rand(shape.images, shape.channels, shape.image, shape.image)
@@ -159,11 +159,11 @@ def peer(name: str, shape: Shape, *, fused: bool, bf16: bool = False) -> Contend
     return step
 
 
-# -- vitlab ------------------------------------------------------------------------------------------------------------
+# -- vitlab -----------------------------------------------------------------------------------------------------------
 
 
 def begun(spec: TrialSpec, seeds: Mapping[str, int]) -> Training:
-    """A training as a worker begins it."""
+    """Start a training as a worker does."""
     data = slot("dataset").resolve(spec.data)
     prepared = prepare(data, seeds)
     network = slot("model").build(spec.model, prepared.info)
@@ -173,13 +173,13 @@ def begun(spec: TrialSpec, seeds: Mapping[str, int]) -> Training:
 
 
 def planned(trial: Trial) -> Training:
-    """The training of a trial of a study, without an end."""
+    """Return the training of a trial of a study, without an end."""
     train = trial.spec.train.model_copy(update={"epochs": None, "images": None, "steps": FOREVER})
     return begun(trial.spec.model_copy(update={"train": train}), trial.seeds)
 
 
 def training_spec(shape: Shape, *, bf16: bool = False) -> dict[str, Any]:
-    """The spec of a training of a shape, all else as vitlab does by itself."""
+    """Return the spec of a training of a shape, with vitlab's defaults."""
     held_out = 96
     return {
         "data": {
@@ -208,14 +208,14 @@ def training_spec(shape: Shape, *, bf16: bool = False) -> dict[str, Any]:
 
 
 def training(shape: Shape, seed: int = 0, *, bf16: bool = False) -> Training:
-    """The same, begun."""
+    """Start the training of a spec."""
     return begun(
         TrialSpec.model_validate(training_spec(shape, bf16=bf16)), {**dict.fromkeys(STREAMS, seed), "split": 0}
     )
 
 
 def loop(one: Training) -> Contender:
-    """A step of one training, in images."""
+    """Return a step of one training, in images."""
 
     def step() -> float:
         one.train_step()
@@ -225,7 +225,7 @@ def loop(one: Training) -> Contender:
 
 
 def cohort(members: list[Training], engine: Stacking = "stack") -> Contender:
-    """A step of several trainings together, in images of all of them; by the engine the rule has for small models."""
+    """Return a joint step of several trainings, in images of all; the engine is that of the rule for small models."""
     stacked = Cohort(members, engine)
 
     def step() -> float:

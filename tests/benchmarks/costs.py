@@ -1,4 +1,4 @@
-"""P6, P7 and P9: what a trial, a command and a metric cost beside the training."""
+"""P6, P7 and P9: cost of a trial, a command and a metric besides the training."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ QUICKSTART = PIPELINES / "quickstart.yaml"
 GATE_TRIAL_MS, GATE_WARM_MS, GATE_HELP_S, GATE_COMMAND_S, GATE_METRIC_US = 100.0, 5.0, 0.3, 0.6, 10.0
 
 
-# -- a further trial ---------------------------------------------------------------------------------------------------
+# -- a further trial --------------------------------------------------------------------------------------------------
 
 FEW = 2
 """Trials of a run beside a larger one: their difference is what a further trial costs, without what a run costs once."""
 
 
 def _workers_cpu_s() -> float:
-    """CPU seconds of the workers that have ended: children of the fork server, which waits for them."""
+    """Return the CPU seconds of ended workers: children of the fork server, which waits for them."""
     try:
         stat = Path(f"/proc/{forkserver._forkserver._forkserver_pid}/stat").read_text()
     except FileNotFoundError:
@@ -41,7 +41,7 @@ def _workers_cpu_s() -> float:
 
 
 def _run_s(seeds: int, engine: str) -> tuple[float, float]:
-    """Seconds of a run by the clock, and CPU seconds of its driver and workers."""
+    """Return elapsed seconds of a run, and CPU seconds of its driver and workers."""
     study = "\n".join(
         [
             "study: steps",
@@ -83,11 +83,11 @@ def trials() -> list[Row]:
     return rows
 
 
-# -- a command ---------------------------------------------------------------------------------------------------------
+# -- a command --------------------------------------------------------------------------------------------------------
 
 
 def _cpu_s(*command: str) -> float:
-    """CPU seconds of a process and its children."""
+    """Return the CPU seconds of a process and its children."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = {**user_environment(), "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
@@ -126,7 +126,7 @@ def _script() -> tuple[str, ...]:
     return (sys.executable, "-c", "from vitlab.cli import main; main()")
 
 
-# -- a metric ----------------------------------------------------------------------------------------------------------
+# -- a metric ---------------------------------------------------------------------------------------------------------
 
 METRICS = {f"val/metric_{index}": 0.123456789 * index for index in range(10)}
 

@@ -1,4 +1,4 @@
-"""P13: how much of what a core can multiply a training uses: its operations a second, to those of a large product."""
+"""P13: operations per second of a training, relative to those of a large matrix product."""
 
 from __future__ import annotations
 

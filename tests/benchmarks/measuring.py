@@ -1,4 +1,4 @@
-"""How benchmarks measure: contenders in turns, in short blocks, and ratios of the same round.
+"""Measurement: contenders in turns, in short blocks, and ratios within a round.
 
 Somebody else's work on the machine slows every contender of a round alike, so a ratio within a round says more than two
 times do.  Where contenders use one thread, their blocks are timed by the CPU time of this process, in which waiting for
@@ -24,7 +24,7 @@ Speeds = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: the median over rounds, and the quartiles."""
+    """One line of the table: median over rounds and quartiles."""
 
     goal: str
     what: str
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the gate is met; None without one."""
+        """True if the gate is met, None without a gate."""
         if self.gate is None:
             return None
         return self.median >= self.gate if self.unit == "x" else self.median <= self.gate
@@ -47,14 +47,14 @@ class Row:
 def row(
     goal: str, what: str, values: Iterable[float], unit: str, clock: str, gate: float | None = None, note: str = ""
 ) -> Row:
-    """The line of some values, one a round."""
+    """Return the row of some values, one per round."""
     samples = list(values)
     low, median, high = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else 3 * samples
     return Row(goal, what, median, low, high, unit, clock, gate, note)
 
 
 def user_environment() -> dict[str, str]:
-    """The variables of a process as a user starts it: one that keeps its bytecode, or it would compile all it imports."""
+    """Return the environment variables of a user's process, which keeps its bytecode."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -64,7 +64,7 @@ def in_turns(
     rounds: int = ROUNDS,
     block_s: float = BLOCK_S,
 ) -> Speeds:
-    """The speeds of contenders, after one call each to warm up; who begins a round changes from round to round."""
+    """Return the speeds of contenders after a warm-up call each; the first contender changes from round to round."""
     for work in contenders.values():
         work()
     names = list(contenders)
@@ -86,10 +86,10 @@ def _speed(work: Contender, clock: Callable[[], float], block_s: float) -> float
 
 
 def ratios(speeds: Speeds, of: str, to: str) -> list[float]:
-    """Of each round, how many times as fast one was as the other."""
+    """Return the ratio of two speeds in each round."""
     return [mine / theirs for mine, theirs in zip(speeds[of], speeds[to], strict=True)]
 
 
 def fastest(speeds: Speeds, among: Iterable[str]) -> str:
-    """Whose median speed is the highest."""
+    """Return the contender with the highest median speed."""
     return max(among, key=lambda name: statistics.median(speeds[name]))

@@ -1,4 +1,4 @@
-"""What a cohort holds in memory, to so many trials by themselves; each in a fresh process."""
+"""Memory of trials trained together, relative to single trials, each in a fresh process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _peak() -> int:
 
 
 def _held(pipe: Connection, members: int) -> None:
-    """Bytes that training takes at its peak, above what the imports have taken."""
+    """Return the peak bytes of a training, above the bytes after the imports."""
     torch.set_num_threads(1)
     spec = training_spec(MICRO)
     spec = {**spec, "train": {**spec["train"], "steps": STEPS, "evaluations": 1}}
@@ -65,7 +65,7 @@ def _in_a_process(members: int) -> int:
 
 
 def measure() -> list[Row]:
-    """A checkpoint after every step and one evaluation included."""
+    """Measure with a checkpoint after every step and one evaluation."""
     alone, together = _in_a_process(1), _in_a_process(MEMBERS)
     share = 100 * together / (MEMBERS * alone)
     return [

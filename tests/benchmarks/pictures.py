@@ -24,7 +24,7 @@ HEIGHT, WIDTH = 375, 500
 
 
 def _write(root: Path) -> None:
-    """JPEGs of about 95 KB, as grainy as photographs."""
+    """Write JPEGs of about 95 KB with the grain of photographs."""
     draw = np.random.default_rng(0)
     for number in range(IMAGES):
         folder = root / ("test" if number < 8 else "train") / "ab"[number % 2]
@@ -36,7 +36,7 @@ def _write(root: Path) -> None:
 
 
 def _reading(root: Path, decoded: str, cut: bool = False) -> Contender:
-    """Reads images in an order drawn at random, in this thread: what is read ahead would count for whoever is next."""
+    """Read images in a random order in this thread; prefetching would distort the next measurement."""
     settings = {"type": "image_folder", "root": str(root), "decoded": decoded, "normalize": "imagenet"}
     train = prepare(settings, dict.fromkeys(STREAMS, 0)).train
     draw = torch.Generator().manual_seed(0)

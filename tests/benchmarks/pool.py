@@ -1,4 +1,4 @@
-"""Train the pool of real seeds that ``calibration.py`` draws from: ``pool.yaml``, as it is and with each bug in it.
+"""Training of the pool of real seeds for ``calibration.py``: ``pool.yaml``, without and with each bug.
 
     python tests/benchmarks/pool.py [--seeds 208] [--bugged 50] [--workers 2] [--out tests/benchmarks/pool.csv]
 
@@ -37,7 +37,7 @@ Row = tuple[str, str, int, str]
 
 
 def trained(bug: str, arms: Sequence[str], seeds: Sequence[int]) -> tuple[list[Row], float]:
-    """Rows of one cohort of each arm, and the CPU-seconds they took."""
+    """Return the rows of one batch of trials of each arm, and the CPU seconds."""
     began, rows = time.process_time(), []
     with tempfile.TemporaryDirectory(prefix="vitlab-pool-") as folder, pytest.MonkeyPatch.context() as patch:
         if bug:
@@ -57,7 +57,7 @@ def trained(bug: str, arms: Sequence[str], seeds: Sequence[int]) -> tuple[list[R
 
 
 def main() -> int:
-    """Train what is asked for, and write the table."""
+    """Train the requested seeds and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=208)
     parser.add_argument("--bugged", type=int, default=50)

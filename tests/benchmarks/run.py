@@ -52,7 +52,7 @@ OUT = Path(__file__).parents[2] / "vitlab-runs" / "bench"
 
 
 def environment() -> dict[str, str]:
-    """What the numbers were found on."""
+    """Return the versions and hardware of the measurement."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -73,7 +73,7 @@ def environment() -> dict[str, str]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown."""
+    """Return the rows as Markdown."""
     lines = ["| | what | median | quartiles | gate | | clock |", "| --- | --- | ---: | --- | ---: | --- | --- |"]
     for one in rows:
         gate = "" if one.gate is None else f"{one.gate:g} {one.unit}"
@@ -86,7 +86,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def draw(rows: Sequence[Row], file: Path) -> None:
-    """Bars of how far each gate is met or missed, and of the ratios that have none."""
+    """Draw bars of the gates and of the ratios without one."""
     from matplotlib.figure import Figure
 
     groups = {
@@ -119,7 +119,7 @@ def draw(rows: Sequence[Row], file: Path) -> None:
 
 
 def write(rows: Sequence[Row], actual: Mapping[str, str], out: Path) -> None:
-    """The table, the numbers and the figure."""
+    """Write the table, the numbers and the figure."""
     setting = ", ".join(f"{name} {value}" for name, value in actual.items())
     (out / "table.md").write_text(f"{table(rows)}\n\n{datetime.date.today()}: {setting}.\n")
     records = [{**asdict(one), "met": one.met} for one in rows]

@@ -1,4 +1,4 @@
-"""P1 and P3: sixteen seeds as a cohort, against the tutorial's code and against timm."""
+"""P1 and P3: sixteen seeds trained together, relative to the tutorial's code and to timm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMAGES = 12_800
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """Grey 28x28 images as torchvision's MNIST hands them out: a PIL image, through the transform, one at a time."""
+    """Grey 28x28 images in the form of torchvision's MNIST: one PIL image at a time, through the transform."""
 
     def __init__(self) -> None:
         transforms = torchvision("torchvision.transforms")
@@ -43,7 +43,7 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
 
 def tutorial() -> Contender:
-    """A step of the tutorial's training, in images: its network, torchvision's images, Adam."""
+    """Return a step of the tutorial's training, in images: its network, torchvision's images, Adam."""
     torch.manual_seed(0)
     network, criterion = plain(PUBLISHED).train(), nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(network.parameters(), lr=0.005)
@@ -65,7 +65,7 @@ def _without_end(loader: DataLoader[tuple[Tensor, int]]) -> Iterator[tuple[Tenso
 
 
 def to_the_tutorial() -> list[Row]:
-    """P1: training on data included, per core; decoding once, evaluations and start-up left out."""
+    """Measure P1: training with data, per core, without decoding, evaluations and start-up."""
     changes = {
         "data.type": "synthetic",
         "data.image_size": 28,
@@ -99,7 +99,7 @@ def to_the_tutorial() -> list[Row]:
 
 
 def to_timm() -> list[Row]:
-    """P3: data in memory on both sides."""
+    """Measure P3: both sides have data in memory."""
     contenders = {
         "timm, default AdamW": peer("timm", TINY, fused=False),
         "timm, fused AdamW": peer("timm", TINY, fused=True),

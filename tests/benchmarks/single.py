@@ -1,4 +1,4 @@
-"""P4: one trial, trained by the loop, against every peer at one thread."""
+"""P4: one trial, trained by the loop, relative to every library with one thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""P2 and P15: whole studies, from the command to the report, to their trials one after another without vitlab.
+"""P2 and P15: whole studies, from command to report, relative to their trials trained one by one without vitlab.
 
 Both sides by the clock, with start-up, on all cores of this machine.  The studies are those of ``pipelines/``, shorter:
 what costs once a study or once a trial weighs more here than in them.  The other side is one process that trains one
@@ -76,7 +76,7 @@ def _thread_counts() -> list[int]:
 
 
 def _study_s(study: str, changes: Mapping[str, object]) -> tuple[float, float]:
-    """Seconds of ``vitlab run``, which has nothing to go on from, and those in which it has trained.
+    """Return the elapsed seconds of ``vitlab run`` without earlier results, and those of its training.
 
     MLflow and the report are as they are by default.
     """
@@ -94,7 +94,7 @@ def _study_s(study: str, changes: Mapping[str, object]) -> tuple[float, float]:
 
 
 def _one_by_one_s(peer: str, threads: int, trials: int) -> float:
-    """Seconds of a process that trains so many, from how long it takes to start and to train a few."""
+    """Return the seconds of a process that trains this many, extrapolated from its start and a few trainings."""
     line = [sys.executable, __file__, peer, str(threads), str(MEASURED)]
     began = time.perf_counter()
     process = subprocess.run(line, env=user_environment(), stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -103,11 +103,11 @@ def _one_by_one_s(peer: str, threads: int, trials: int) -> float:
     return passed - sum(each) + trials * sum(each) / len(each)
 
 
-# -- the other side ----------------------------------------------------------------------------------------------------
+# -- other side -------------------------------------------------------------------------------------------------------
 
 
 def _tutorial() -> Callable[[], None]:
-    """One training of the tutorial's network with torchvision's images, and its evaluation on test."""
+    """Train the tutorial's network once with torchvision's images, and evaluate it on test."""
     from seeds import Pictures
     from torch.utils.data import DataLoader, Subset
 
@@ -133,7 +133,7 @@ def _tutorial() -> Callable[[], None]:
 
 
 def _timm() -> Callable[[], None]:
-    """One training of timm's ViT of this size, with learned positions, on digits in memory, and its evaluations."""
+    """Train timm's ViT of this size once, with learned positions, on digits in memory, and evaluate it."""
     from sklearn.datasets import load_digits
 
     from vitlab.data.torchvision_import import torchvision

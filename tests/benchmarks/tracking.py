@@ -57,7 +57,7 @@ where t.key = 'vitlab.trial' and r.lifecycle_stage = 'active' group by t.value
 
 
 def plan_of(trials: int) -> Plan:
-    """As many trials, with the parameters of real ones."""
+    """Return a plan of this many trials, with the parameters of real ones."""
     spec = {
         "data": {"type": "digits", "size": 8, "validation": 0.1},
         "model": {"type": "vit", "patch_size": 4, "dim": 8, "depth": 1, "heads": 2, "attention": {"type": "auto"}},
@@ -76,7 +76,7 @@ def plan_of(trials: int) -> Plan:
 
 
 def work(root: Path, numbers: range, points: int, step_s: float) -> None:
-    """A worker: trials one after another, each from its first event to its result."""
+    """Write trials one after another, each from its first event to its result, as a worker."""
     plan = plan_of(numbers.stop)
     for number in numbers:
         trial = plan.trials[number].trial
@@ -98,7 +98,7 @@ def work(root: Path, numbers: range, points: int, step_s: float) -> None:
 
 
 def expected(store: Store, plan: Plan) -> Points:
-    """What the journals and the results say, read as JSON."""
+    """Return the points of journals and results, read as JSON."""
     points: Points = Counter()
     for planned in plan.trials:
         trial = planned.trial
@@ -118,7 +118,7 @@ def expected(store: Store, plan: Plan) -> Points:
 
 
 def stored(database: str | Path) -> Points:
-    """What the database says."""
+    """Return the points in the database."""
     return Counter(
         (trial, name, t, step, _said(math.nan if is_nan else value))
         for trial, name, t, step, value, is_nan in rows(database, SQL)
@@ -130,7 +130,7 @@ def _said(value: float) -> str:
 
 
 def faults(store: Store, plan: Plan, database: str | Path) -> list[str]:
-    """What the database holds otherwise than once."""
+    """Return the points that the database has not exactly once."""
     reference, there = expected(store, plan), stored(database)
     problems = []
     missing, surplus = reference - there, there - reference
@@ -147,13 +147,13 @@ def faults(store: Store, plan: Plan, database: str | Path) -> list[str]:
 
 
 def resident_mb() -> float:
-    """Memory of this process, now."""
+    """Return the memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 @contextmanager
 def sampled(every: int, row: Callable[[int, float, float], None]) -> Iterator[None]:
-    """Calls ``row`` with the number of trials that have been delivered to their end, the memory and the seconds."""
+    """Call ``row`` with the number of completely delivered trials, the memory and the seconds."""
     genuine, began, deliveries = TrialRuns.deliver, time.monotonic(), 0
 
     def deliver(self: TrialRuns, item: Any, *, final: bool) -> None:
@@ -175,7 +175,7 @@ def sampled(every: int, row: Callable[[int, float, float], None]) -> Iterator[No
 
 
 def log_trials(out: Path, uri: str | None, trials: int, workers: int, points: int, step_s: float) -> tuple[Store, Plan]:
-    """Workers write, the driver delivers beside them and then what is left."""
+    """Let workers write while the driver delivers, then deliver the rest."""
     store, plan = Store(out), plan_of(trials)
     context = multiprocessing.get_context("spawn")
     shares = [range(first, trials, workers) for first in range(workers)]
@@ -196,7 +196,7 @@ def log_trials(out: Path, uri: str | None, trials: int, workers: int, points: in
 
 
 def train(out: Path, uri: str | None, trials: int, workers: int) -> tuple[Store, Plan]:
-    """Real trials of one step: the cheapest there are, so that most of the time goes into delivering them."""
+    """Train real trials of one step, so that most of the time is delivery."""
     content = {
         "study": STUDY,
         "base": {

@@ -36,7 +36,7 @@ MARGIN = 3.0
 
 
 def vitlabs(trial: Trial) -> tuple[float, float]:
-    """Accuracy on test in percent, and seconds."""
+    """Return accuracy on test in percent, and seconds."""
     data = slot("dataset").resolve(trial.spec.data)
     prepared = prepare(data, trial.seeds)
     began = time.perf_counter()

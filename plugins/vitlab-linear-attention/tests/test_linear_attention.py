@@ -1,4 +1,4 @@
-"""The attentions against formulas written out token by token in float64, and against vitlab's softmax."""
+"""Tests of the attentions against formulas per token in float64, and against vitlab's softmax attention."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tokens(g: Geometry, batch: int = 2, seed: int = 1) -> Tensor:
 
 
 def heads_of(attention: Any, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values (B, H, T, K) from the canonical weights alone."""
+    """Return queries, keys and values (B, H, T, K) from the canonical weights."""
     state = attention.to_canonical(attention.state_dict())
     out = x_BTD @ state["qkv.weight"].T + state["qkv.bias"]
     q, k, v = (part.reshape(*x_BTD.shape[:2], 2, -1).transpose(1, 2) for part in out.chunk(3, -1))
@@ -76,7 +76,7 @@ def rotation_of(g: Geometry) -> tuple[Tensor, Tensor]:
 
 
 def turned(x_BHTK: Tensor, g: Geometry) -> Tensor:
-    """Pairs of channels as complex numbers."""
+    """Rotate pairs of channels as complex numbers."""
     cos, sin = rotation_of(g)
     pairs = torch.view_as_complex(x_BHTK.unflatten(-1, (-1, 2)).contiguous()) * torch.complex(cos, sin)
     return torch.view_as_real(pairs).flatten(-2)
@@ -144,7 +144,7 @@ def test_performer_equals_formula(prefix: tuple[str, ...], rotates: bool) -> Non
 
 
 def test_performer_approaches_softmax_with_many_features() -> None:
-    """The error falls as one over the root of the number: 64 times as many features, about an eighth of it.
+    """The error falls with the root of the number of features: 64 times as many give about an eighth of it.
 
     Of small tokens: the estimate has heavy tails, and with long queries and keys the root is slow to show.
     """
@@ -237,7 +237,7 @@ def vit(attention: Any, **options: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cost_grows_linearly_with_tokens(name: str) -> None:
-    """Twice the image is twice the work, but for the class token's, which is one row of T."""
+    """A doubled image doubles the work, except that of the class token, which is one row of T."""
 
     def work(attention: str, columns: int) -> int:
         info = DataInfo(image=(16, columns * 4), channels=1, classes=3)

@@ -1,4 +1,4 @@
-"""The sets against small files of the published layout, written with numpy alone."""
+"""Tests of the sets with small files of the published layout, written with numpy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEEDS = {"split": 0, "subset": 0}
 
 
 def arrays(channels: int, classes: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """The six arrays of a set, as its authors write them."""
+    """Return the six arrays of a set, as its authors write them."""
     rng = np.random.default_rng(seed)
     content = {}
     for part, n in COUNTS.items():
@@ -54,7 +54,7 @@ def built(folder: Path | None, name: str = "bloodmnist") -> Any:
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No data set of this machine is found."""
+    """Hide the data sets of this machine."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("VITLAB_DATA", raising=False)
@@ -143,7 +143,7 @@ def test_identity_is_checksum_of_file(tmp_path: Path, monkeypatch: pytest.Monkey
     assert data_info(choice(folder)).identity != data_info(choice(other)).identity
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def test_missing_file_gives_one_sentence(tmp_path: Path) -> None:

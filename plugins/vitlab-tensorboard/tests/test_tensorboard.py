@@ -1,4 +1,4 @@
-"""TensorBoard's own reader finds every point of every journal exactly once, whatever happened on the way.
+"""Tests that TensorBoard's own reader finds every point of every journal exactly once.
 
 Journals are read line by line as JSON, so that nothing of vitlab's is asked what should be there.
 """
@@ -53,7 +53,7 @@ def study_file(folder: Path, **run: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The study, run with TensorBoard as its tracker."""
+    """Run the study with TensorBoard as its tracker."""
     folder = tmp_path_factory.mktemp("trained")
     answer = lab.run(study_file(folder), out=folder / "out")
     assert (answer.trained, answer.tracker) == (4, "TensorBoard")
@@ -63,7 +63,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def untold(trained: Path, tmp_path: Path) -> Path:
-    """Trained trials of which nothing has been delivered."""
+    """Return trained trials without any delivery."""
     out = tmp_path / "out"
     shutil.copytree(trained, out, ignore=shutil.ignore_patterns("tensorboard*", ".tensorboard*"))
     return out
@@ -99,7 +99,7 @@ def stored(out: Path, run: str, folder: str = "tensorboard") -> Points:
 
 
 def journalled(folder: TrialFolder) -> Points:
-    """What the lines of a journal say, in the float32 that TensorBoard stores."""
+    """Return the points of a journal in float32, as TensorBoard stores them."""
     points: Points = Counter()
     for event in map(json.loads, (folder.path / "events.jsonl").read_text().splitlines()):
         if event["kind"] == "metrics":
@@ -109,7 +109,7 @@ def journalled(folder: TrialFolder) -> Points:
 
 
 def holds_all_once(out: Path, folder: str = "tensorboard") -> None:
-    """Every line of every journal once, the final values of the results once at step 0, and nothing else."""
+    """Check that every line of every journal is stored once, final values once at step 0, and nothing else."""
     runs = {str(path.parent.relative_to(out / folder / "tiny")) for path in (out / folder).rglob("*tfevents*")}
     assert runs == {*NAMES, "study"}
     for run in NAMES:
@@ -124,7 +124,7 @@ def holds_all_once(out: Path, folder: str = "tensorboard") -> None:
 
 
 def bytes_of(out: Path) -> dict[str, bytes]:
-    """Of the trials' event files; the study's run holds the report, and that says how long it took."""
+    """Return the bytes of the trials' event files, without the study's run, whose report has durations."""
     return {str(path): path.read_bytes() for path in sorted((out / "tensorboard/tiny").glob("*/s*/*"))}
 
 
@@ -143,12 +143,12 @@ def test_run_writes_every_point_once_and_rerun_changes_nothing(trained: Path) ->
 
 
 class Killed(BaseException):
-    """Ends a process as SIGKILL would: nothing catches it."""
+    """Exception that ends a process like SIGKILL: nothing catches it."""
 
 
 @pytest.mark.parametrize("after", [0, 1, 7, 40, 61])
 def test_kill_between_two_deliveries_repeats_nothing(untold: Path, after: int, monkeypatch: Any) -> None:
-    """After some records, of the first trial or a later one; the account is then not written."""
+    """Kill after some records of the first or a later trial, before the account is written."""
     genuine, count = vitlab_tensorboard._record, itertools.count()
 
     def breaks(file: Any, event: Any) -> None:
@@ -168,7 +168,7 @@ def test_kill_between_two_deliveries_repeats_nothing(untold: Path, after: int, m
 
 
 def test_kill_between_points_and_cursor_repeats_nothing(untold: Path, monkeypatch: Any) -> None:
-    """Half of each journal is delivered and accounted for, all of it is delivered and not accounted for."""
+    """Half of each journal is delivered and recorded; all of it is delivered but not recorded."""
     whole = {name: (folder_of(untold, name).path / "events.jsonl").read_text() for name in NAMES}
     for name, text in whole.items():
         lines = text.splitlines(keepends=True)
@@ -191,7 +191,7 @@ def test_kill_between_points_and_cursor_repeats_nothing(untold: Path, monkeypatc
 
 
 def test_running_reader_reads_every_point_once(untold: Path, monkeypatch: Any) -> None:
-    """A reader that is open across a kill and the delivery after it."""
+    """A reader stays open during a kill and the next delivery."""
     with monkeypatch.context() as patched:
         patched.setattr("vitlab.trackers.replay.write_json", lambda *_: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
@@ -205,7 +205,7 @@ def test_running_reader_reads_every_point_once(untold: Path, monkeypatch: Any) -
 
 
 def test_lost_files_are_delivered_again(untold: Path) -> None:
-    """Without the account, without a file, with a file cut short, in another folder."""
+    """Lost are the account, a file, the end of a file, or the folder."""
     assert tracker(untold).close()
     before = bytes_of(untold)
     (untold / "studies/tiny/tensorboard-offsets.json").unlink()
@@ -257,7 +257,7 @@ def test_unwritable_folder_ends_no_training(untold: Path, caplog: Any) -> None:
 
 
 def test_cursor_outside_folder_is_refused(untold: Path) -> None:
-    """As it may stand in results that came from somebody else."""
+    """Foreign results may contain such cursors."""
     assert tracker(untold).close()
     precious = untold / "precious.txt"
     precious.write_text("mine")

@@ -1,4 +1,4 @@
-"""The arm is timm's model: its logits, its groups, its initial values, its weights."""
+"""Tests of timm's model as an arm: logits, groups, initial values, weights."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_impossible_model_is_planned_skip(name: str, info: DataInfo, words: str)
 
 @pytest.fixture
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, torch.Tensor]:
-    """Weights, in a file where Hugging Face's hub keeps those of this name; and no network."""
+    """Write weights where Hugging Face's hub caches this name; there is no network."""
     torch.manual_seed(3)
     state: dict[str, torch.Tensor] = timm.create_model("test_resnet").state_dict()
     repo = tmp_path / "models--timm--test_resnet.r160_in1k"
