@@ -179,13 +179,13 @@ class Services:
         """Run Ray's head and workers, each a process group; all have joined when the block begins."""
         own = {"RAY_TMPDIR": str(folder)}
         with ExitStack() as stack:
-            self._joined(stack, "ray-head", own)
+            self._join_node(stack, "ray-head", own)
             self._healthy("ray-head")
             for _ in range(workers):
-                self._joined(stack, "ray-worker", own)
+                self._join_node(stack, "ray-worker", own)
             yield
 
-    def _joined(self, stack: ExitStack, service: str, more: Mapping[str, str]) -> None:
+    def _join_node(self, stack: ExitStack, service: str, more: Mapping[str, str]) -> None:
         """Start a node of Ray, and start it again if it ends, as the file's ``restart`` says.
 
         Ray gives a node 30 s to start, whatever the machine does, and ends it then.

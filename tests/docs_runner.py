@@ -222,7 +222,7 @@ def _vitlab(words: list[str], reader: Reader) -> None:
         raise Failed(f"there is no file {missing[0]}")
     small = "--smoke" in words and not reader.trained.isdisjoint(words)
     if words[0] in ONLY_READ or (words[0] == "run" and (ours or small)):
-        return _apart(lambda: _read(words), reader)
+        return _apart(lambda: _parse(words), reader)
     if words[0] == "run":
         if "--smoke" not in words:
             _shorten([reader.here / word for word in words])
@@ -247,7 +247,7 @@ def _shorten(files: list[Path]) -> None:
             file.write_text(yaml.safe_dump(study, sort_keys=False))
 
 
-def _read(words: list[str]) -> None:
+def _parse(words: list[str]) -> None:
     """Parse the words of a command: name, options and values."""
     command: click.Command = importlib.import_module(f"vitlab.cli.{words[0]}").command
     try:

@@ -22,11 +22,11 @@ class Settings(runner.Settings):
 
 
 def slowed(stop: Callable[[], bool]) -> Callable[[], bool]:
-    def asked() -> bool:
+    def stop_slowly() -> bool:
         time.sleep(float(os.environ.get("VITLAB_TEST_STEP_S", "0.1")))
         return stop()
 
-    return asked
+    return stop_slowly
 
 
 def run_trial(one: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]) -> Result | None:

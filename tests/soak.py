@@ -158,7 +158,7 @@ class Cluster:
     def close(self) -> list[str]:
         """Stop the cluster and return the remaining processes."""
         self._cluster.shutdown()
-        leftovers = waited(lambda: not processes(self._temporary), 30.0)
+        leftovers = wait_for(lambda: not processes(self._temporary), 30.0)
         shutil.rmtree(self._temporary, ignore_errors=True)
         return [] if leftovers else [f"of Ray, processes are left: {processes(self._temporary)}"]
 
@@ -277,7 +277,7 @@ class Bout:
             limit = self.dice.choice([300, 4096, 16384])
             before = self.log.read_bytes().count(b"File too large")
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, limit))
-            return waited(lambda: self.log.read_bytes().count(b"File too large") > before, 10.0)
+            return wait_for(lambda: self.log.read_bytes().count(b"File too large") > before, 10.0)
         os.kill(pid, signal.SIGSTOP)
         time.sleep(0.5)  # what it has sent arrives
         file = folder.checkpoint / "last.safetensors"
@@ -363,7 +363,7 @@ class Bout:
             self.done["checkpoint damaged"] -= self.missed
         if self.missed and self.executors == ["local"]:  # of a copy the true file may have come afterwards
             faults.append(f"{self.damaged} checkpoints were damaged, and {anew} attempts have seen one")
-        if not waited(lambda: not processes(f"{MARK}={self.mark}", "environ"), 60.0):
+        if not wait_for(lambda: not processes(f"{MARK}={self.mark}", "environ"), 60.0):
             faults.append(f"processes are left: {processes(f'{MARK}={self.mark}', 'environ')}")
         faults += [f"{name} was stopped, and is there still" for name in self.stopped if base.is_alive(name)]
         if self.server is not None:
@@ -417,7 +417,7 @@ class Bout:
         return faults
 
 
-def waited(what: Callable[[], Any], seconds: float) -> bool:
+def wait_for(what: Callable[[], Any], seconds: float) -> bool:
     """Return whether the condition becomes true in time."""
     deadline = time.monotonic() + seconds
     while not what():

@@ -398,15 +398,15 @@ def test_mistake_shows_source_line_with_caret(here: Path, monkeypatch: pytest.Mo
         def isatty(self) -> bool:
             return True
 
-    def shown(**environment: str) -> str:
+    def messages_under(**environment: str) -> str:
         terminal = Terminal()
         with mock.patch.object(sys, "stderr", terminal), mock.patch.dict(os.environ, environment):
             errors.show(SpecError([Problem("s.yaml", 1, 1, "a sentence of several words " * 6, "study: small")] * 2))
         return terminal.getvalue()
 
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[" in shown(TERM="xterm", COLUMNS="80")
-    plain = shown(NO_COLOR="1", TERM="xterm", COLUMNS="40")
+    assert "\x1b[" in messages_under(TERM="xterm", COLUMNS="80")
+    plain = messages_under(NO_COLOR="1", TERM="xterm", COLUMNS="40")
     assert "\x1b" not in plain and max(map(len, plain.splitlines())) <= 40
     assert set(re.findall(r"\w+", plain)) == set(
         re.findall(r"\w+", "s.yaml:1:1 a sentence of several words study: small")

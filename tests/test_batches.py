@@ -62,14 +62,14 @@ def test_batches_can_be_drawn_in_any_order_and_again() -> None:
 
 @pytest.mark.parametrize("choice", EVERYTHING, ids=lambda choice: choice if isinstance(choice, str) else choice["type"])
 def test_batch_size_does_not_change_augmentation_of_sample(choice) -> None:
-    def seen(batch_size: int) -> dict[int, torch.Tensor]:
+    def samples_at(batch_size: int) -> dict[int, torch.Tensor]:
         one, samples = feed([choice, "flip"]), {}
         for step in range(one.steps_per_epoch(batch_size)):
             batch = one.batch(step, batch_size)
             samples.update(zip(batch.id_B.tolist(), batch.x_BCHW, strict=True))
         return samples
 
-    small, large = seen(9), seen(58)
+    small, large = samples_at(9), samples_at(58)
     common = small.keys() & large.keys()
     assert len(common) > 100
     for identity in common:

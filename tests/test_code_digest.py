@@ -51,7 +51,7 @@ class Scaled(GeluMLP):
 
 
 @pytest.fixture(autouse=True)
-def forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def forget_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make modules of ``tmp_path`` importable, and forget imports and registrations after the test."""
     slot_fixtures.keep(monkeypatch, mlp)
     monkeypatch.syspath_prepend(tmp_path)

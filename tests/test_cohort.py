@@ -216,15 +216,15 @@ def test_engines_agree_in_float64(model: dict[str, Any], train: dict[str, Any]) 
         steps, size, data = 1, {"patch_size": 1, "depth": 1}, {"image_size": 16}
     how = {"precision": "fp64", "steps": steps, "evaluations": 1, "batch_size": 8, "optimizer": {"type": "adamw"}}
 
-    def made(seed: int) -> Training:
+    def new_training(seed: int) -> Training:
         return training(seed, data=data, model={**model, **size, **prefix}, **{**how, **train})
 
-    one = made(1)
+    one = new_training(1)
     require_stackable(one.model)
     engines: list[Stacking] = (
         ["vmap"] if stacking_incompatibility(one.model, "fp64", one.feed.device) else ["vmap", "stack"]
     )
-    cohorts = {engine: Cohort([made(seed) for seed in range(2)], engine) for engine in engines}
+    cohorts = {engine: Cohort([new_training(seed) for seed in range(2)], engine) for engine in engines}
     for step in range(steps):
         one.train_step()
         for engine, cohort in cohorts.items():

@@ -119,15 +119,15 @@ def test_results_have_documented_columns_and_notebook_display(out: Path, monkeyp
 
 
 def test_command_prints_every_format(out: Path) -> None:
-    def said(form: str) -> str:
+    def output_of(form: str) -> str:
         result = CliRunner().invoke(cli, ["compare", "old", "new", "--out", str(out), "--format", form])
         assert result.exit_code == 0, result.output
         return result.output
 
-    assert "new: <b>=1 is 2.4 points below" in " ".join(said("terminal").split())
-    assert "it is exploratory" in said("md") and r"\toprule" in said("latex")
-    assert json.loads(said("json"))["arms"][3]["arm"] == "new: <b>=1"
-    assert pd.read_csv(io.StringIO(said("csv")))["difference"].notna().sum() == 2
+    assert "new: <b>=1 is 2.4 points below" in " ".join(output_of("terminal").split())
+    assert "it is exploratory" in output_of("md") and r"\toprule" in output_of("latex")
+    assert json.loads(output_of("json"))["arms"][3]["arm"] == "new: <b>=1"
+    assert pd.read_csv(io.StringIO(output_of("csv")))["difference"].notna().sum() == 2
 
 
 def test_incomparable_arms_are_reported(out: Path) -> None:

@@ -479,7 +479,7 @@ def test_teacher_from_timm_file(tmp_path: Path) -> None:
     assert printed.exit_code == 0 and "Validation seen by teacher" in " ".join(printed.output.split())
 
 
-def opened(folder: Path, state: Any, **said: Any) -> Any:
+def open_teacher(folder: Path, state: Any, **said: Any) -> Any:
     from vitlab.weights import ModelFacts, open_model
 
     torch.save(state, folder / "teacher.pth")
@@ -490,7 +490,7 @@ def opened(folder: Path, state: Any, **said: Any) -> Any:
 def test_resnet_teacher_from_torchvision_file(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     theirs = getattr(torchvision("torchvision.models"), name)(num_classes=7, width_per_group=64).eval()
-    model = opened(tmp_path, theirs.state_dict())
+    model = open_teacher(tmp_path, theirs.state_dict())
     assert (model.info.image, model.info.channels, model.info.classes) == ((224, 224), 3, 7)
     assert (model.mean, model.std) == (NORMAL.mean, NORMAL.std) and len(model.notes) == 2
     x_BCHW = torch.randn(2, 3, 64, 64)
@@ -504,7 +504,7 @@ def test_regnet_of_deit_can_teach(tmp_path: Path) -> None:
 
     torch.manual_seed(0)
     theirs = timm.create_model("regnety_160", num_classes=5).eval()
-    model = opened(tmp_path, {"model": theirs.state_dict()}, image=(96, 96))
+    model = open_teacher(tmp_path, {"model": theirs.state_dict()}, image=(96, 96))
     x_BCHW = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(model.model(x_BCHW).logits, theirs(x_BCHW), rtol=1e-4, atol=1e-5)
@@ -515,18 +515,18 @@ def test_unsuitable_convnets_are_refused_as_teachers(tmp_path: Path) -> None:
     models = torchvision("torchvision.models")
     small = slot("model").build(CONVNET, COLOUR).state_dict()
     with pytest.raises(WeightsError, match="nothing says which size of images this network is for"):
-        opened(tmp_path, small)
-    assert opened(tmp_path, small, image=(8, 8)).info.image == (8, 8)
+        open_teacher(tmp_path, small)
+    assert open_teacher(tmp_path, small, image=(8, 8)).info.image == (8, 8)
     grey = slot("model").build(CONVNET, DataInfo(image=(8, 8), channels=1, classes=10, identity=None)).state_dict()
     with pytest.raises(WeightsError, match="nothing says how pixels of 1 channels were normalised"):
-        opened(tmp_path, grey, image=(8, 8))
+        open_teacher(tmp_path, grey, image=(8, 8))
     state = models.resnet18(num_classes=3).state_dict()
     with pytest.raises(WeightsError, match="no classifier"):
-        opened(tmp_path, {name: value for name, value in state.items() if not name.startswith("fc.")})
+        open_teacher(tmp_path, {name: value for name, value in state.items() if not name.startswith("fc.")})
     with pytest.raises(WeightsError, match=r"teacher.pth: these are not the weights of a ResNet18: layer1.0.bn1.bias"):
-        opened(tmp_path, {name: value for name, value in state.items() if name != "layer1.0.bn1.bias"})
+        open_teacher(tmp_path, {name: value for name, value in state.items() if name != "layer1.0.bn1.bias"})
     with pytest.raises(WeightsError, match="of 3 \\+ 4 \\+ 6 \\+ 3 blocks is not known here"):
-        opened(tmp_path, models.resnet34(num_classes=3).state_dict())
+        open_teacher(tmp_path, models.resnet34(num_classes=3).state_dict())
 
 
 def test_resnet_file_teaches(tmp_path: Path) -> None:
@@ -609,11 +609,11 @@ def test_trial_weight_file_has_known_split(taught: Answer, tmp_path: Path) -> No
     file = taught.store.trial(teacher.key, teacher.code).weights
     by_file = base(teacher={"checkpoint": str(file)})
 
-    def said(**changes: Any) -> list[str]:
+    def messages_of(**changes: Any) -> list[str]:
         return [note for note in planned(tmp_path, base=by_file, **changes).notes if "seen by teacher" in note]
 
-    assert said() == [], "the validation images were held out from it, too"
-    (note,) = said(seeds={"count": 2, "vary": ["split"]})
+    assert messages_of() == [], "the validation images were held out from it, too"
+    (note,) = messages_of(seeds={"count": 2, "vary": ["split"]})
     assert "was trained on another split of digits" in note
     answer = vitlab.run(study(tmp_path, base=by_file, design=None, seeds=1), out=tmp_path / "out")
     first = taught.results().set_index(["arm", "seed"]).loc[("baseline", teacher.seeds["init"])]

@@ -106,14 +106,14 @@ def test_one_command_starts_services_and_keeps_passwords(tmp_path: Path) -> None
     environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     environment.pop("LAB_USER", None)
 
-    def asked(*words: str) -> list[str]:
+    def docker_calls(*words: str) -> list[str]:
         start = home / "start"
         start.write_text((DOCKER / "start").read_text())
         done = subprocess.run(["sh", str(start), *words], env=environment, capture_output=True, text=True, check=True)
         return done.stdout.splitlines()
 
     file = "pipelines/quickstart.yaml"
-    user, *words = asked("run", file, "--set", "seeds=2 ")
+    user, *words = docker_calls("run", file, "--set", "seeds=2 ")
     assert user == f"{os.getuid()}:{os.getgid()}"
     assert words[:3] == ["compose", "-f", f"{home}/compose.yaml"]
     assert words[3:] == ["run", "--rm", "lab", "run", file, "--set", "seeds=2 "]
@@ -123,11 +123,11 @@ def test_one_command_starts_services_and_keeps_passwords(tmp_path: Path) -> None
     expected = set(re.findall(r"\$\{(\w+):\?", (DOCKER / "compose.yaml").read_text()))
     assert set(secrets) == expected and len({*secrets.values()}) == len(expected)
     assert all(len(value) == 48 for value in secrets.values())
-    _, *words = asked("ray", "run", file)
+    _, *words = docker_calls("ray", "run", file)
     assert "lab-ray" in words and words[words.index("--profile") + 1] == "ray"
     assert words[-1] == "run.executor={type: ray, address: auto, files: shared}" and words[-4:-2] == ["run", file]
-    asked("ray", "status", file)
-    assert asked("server")[-1] == "mlflow"
+    docker_calls("ray", "status", file)
+    assert docker_calls("server")[-1] == "mlflow"
     assert (home / ".env").read_text() == passwords
     assert "docker/.env" in (ROOT / ".gitignore").read_text().split()
 

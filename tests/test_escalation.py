@@ -73,7 +73,9 @@ def values() -> dict[str, dict[int, float]]:
     return {arm: dict(enumerate(mean + draws.normal(0, 0.02, 10))) for arm, mean in means.items()}
 
 
-def judged(values: dict[str, dict[int, float]], open_: tuple[str, ...], waiting: int = 0) -> dict[str, dict[str, Any]]:
+def judge_values(
+    values: dict[str, dict[int, float]], open_: tuple[str, ...], waiting: int = 0
+) -> dict[str, dict[str, Any]]:
     compared = {arm: "baseline" for arm in values if arm != "baseline"}
     plan = Plan("s", "", tuple(Arm(arm, {}, compared.get(arm)) for arm in values), (), Analysis())
     plan = Plan(**{**vars(plan), "looks": InterimAnalysis(FIRST, SECOND, open_)})
@@ -81,7 +83,7 @@ def judged(values: dict[str, dict[int, float]], open_: tuple[str, ...], waiting:
 
 
 def test_each_stage_spends_half_of_alpha_on_whole_family(values):
-    rows = judged(values, ("near", "level"))
+    rows = judge_values(values, ("near", "level"))
     base = values["baseline"]
 
     def p(arm: str, seeds: tuple[int, ...]) -> float:
@@ -100,7 +102,7 @@ def test_each_stage_spends_half_of_alpha_on_whole_family(values):
 
 
 def test_first_stage_is_reported_until_further_seeds_end(values):
-    before, under_way = judged(values, ()), judged(values, ("near",), waiting=1)
+    before, under_way = judge_values(values, ()), judge_values(values, ("near",), waiting=1)
     assert {arm: row["difference"] for arm, row in under_way.items()} == {
         arm: row["difference"] for arm, row in before.items()
     }
@@ -202,13 +204,13 @@ def test_failed_trial_blocks_further_seeds_until_retried(tmp_path):
 
 
 def test_reported_stages_equal_data(tmp_path):
-    def said(plan: Plan, store: Store) -> str:
+    def rendered(plan: Plan, store: Store) -> str:
         return next(note for note in synthetic_studies.document(plan, store)["notes"] if note.startswith("Two looks"))
 
     decided = registered_study(tmp_path / "a", {"baseline": BASE, "far": FAR}, ["baseline", "far"])
-    assert said(*decided).endswith("The first settled all that can be judged, so no further seeds were trained.")
+    assert rendered(*decided).endswith("The first settled all that can be judged, so no further seeds were trained.")
     undecided = registered_study(tmp_path / "b", {"baseline": BASE, "near": NEAR}, ["baseline", "near"])
-    assert said(*undecided).endswith("near may be given further seeds by the next 'vitlab run'.")
+    assert rendered(*undecided).endswith("near may be given further seeds by the next 'vitlab run'.")
 
 
 def test_comparison_is_refused_only_from_its_own_stage(tmp_path):

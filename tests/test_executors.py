@@ -219,21 +219,21 @@ def test_slots_fit_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         Local(RunSpec(device="cuda"))
 
 
-class Made:
+class FakeMultiprocessing:
     """Replacement of multiprocessing: workers start and end when the test says so."""
 
     def __init__(self) -> None:
-        self.workers: dict[Path, MadeWorker] = {}
+        self.workers: dict[Path, FakeWorker] = {}
 
     def Pipe(self) -> Any:
         return multiprocessing.Pipe()
 
-    def Process(self, *, target: Any, args: Any, name: str) -> MadeWorker:
-        self.workers[args[0].folder] = MadeWorker(args[2]["CUDA_VISIBLE_DEVICES"], args[4])
+    def Process(self, *, target: Any, args: Any, name: str) -> FakeWorker:
+        self.workers[args[0].folder] = FakeWorker(args[2]["CUDA_VISIBLE_DEVICES"], args[4])
         return self.workers[args[0].folder]
 
 
-class MadeWorker:
+class FakeWorker:
     exitcode = 0
 
     def __init__(self, gpu: str, pipe: Any) -> None:
@@ -269,7 +269,7 @@ def test_two_hundred_random_gpu_requests_fit(monkeypatch: pytest.MonkeyPatch, tm
     rng = random.Random(0)
     executor = Local(RunSpec(device="cuda", resources={"gpu": 0.25}))
     assert executor.slots == 12
-    made = Made()
+    made = FakeMultiprocessing()
     executor._context = made  # type: ignore[assignment]
     shares: dict[Path, float] = {}
     for number in range(200):

@@ -58,7 +58,7 @@ class Scripted(Executor):
         self.cancelled = True
 
 
-class Deaf:
+class SilentTracker:
     """Tracker that does nothing."""
 
     def update(self) -> None:
@@ -80,7 +80,7 @@ def planned_of(work: Sequence[Any]) -> dict[Path, Planned]:
 def drive(root: Path, scripts: dict[str, list[str]], **run: Any) -> tuple[int, Scripted, Ear]:
     executor, ear = Scripted(RunSpec(**run), scripts), Ear()
     work = [job(root, name) for name in scripts]
-    return _drive(executor, [], work, planned_of(work), executor.run, Deaf(), ear), executor, ear  # type: ignore[arg-type]
+    return _drive(executor, [], work, planned_of(work), executor.run, SilentTracker(), ear), executor, ear  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -161,26 +161,26 @@ def test_changed_code_leaves_no_failure(tmp_path: Path) -> None:
     work = [job(tmp_path, name) for name in "abc"]
     planned, ear = planned_of(work), Ear()
     with pytest.raises(Refused, match=r"2 trials were not trained; nothing is wrong with them"):
-        _drive(executor, [], work, planned, executor.run, Deaf(), ear)  # type: ignore[arg-type]
+        _drive(executor, [], work, planned, executor.run, SilentTracker(), ear)  # type: ignore[arg-type]
     alone = Scripted(RunSpec(), {"b": ["refused"]})
     with pytest.raises(Refused, match="1 trial was not trained; nothing is wrong with it: the same command plans it"):
-        _drive(alone, [], work[1:2], planned_of(work[1:2]), alone.run, Deaf(), Ear())  # type: ignore[arg-type]
+        _drive(alone, [], work[1:2], planned_of(work[1:2]), alone.run, SilentTracker(), Ear())  # type: ignore[arg-type]
     assert ear.heard == [("a", "done"), ("b", "refused")]
     assert not executor.cancelled and [item.trial.key for item in executor.asked] == ["a", "b"]
     assert not any(TrialFolder(item.folder).failure() for item in work)
 
 
 def test_attempt_records_its_facts(tmp_path: Path) -> None:
-    def tried(do: str, **limits: Any) -> tuple[str, str]:
+    def run_once(do: str, **limits: Any) -> tuple[str, str]:
         work = replace(job(tmp_path, do, **limits.pop("spec", {})), **limits)
         return base.attempt(work, "executor_runner", lambda: False)
 
-    assert tried("refuse")[0] == "refused"
+    assert run_once("refuse")[0] == "refused"
     assert TrialFolder(job(tmp_path, "refuse").folder).failure() is None
-    assert tried("starve") == ("oom", "memory ran out, with train.batch_size 4096")
+    assert run_once("starve") == ("oom", "memory ran out, with train.batch_size 4096")
     assert TrialFolder(job(tmp_path, "starve").folder).kind() == "oom"
-    assert tried("raise")[0] == "failed" and TrialFolder(job(tmp_path, "raise").folder).kind() == "error"
-    how, why = tried("train", timeout_s=0.05)
+    assert run_once("raise")[0] == "failed" and TrialFolder(job(tmp_path, "raise").folder).kind() == "error"
+    how, why = run_once("train", timeout_s=0.05)
     assert how == "timeout" and "run.timeout allows (0.05 s)" in why
     assert (job(tmp_path, "train").folder / "checkpoint").is_dir()
 

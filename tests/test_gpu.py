@@ -83,7 +83,7 @@ class Ear(Watch):
         self.heard.append((planned.arm, how))
 
 
-class Deaf:
+class SilentTracker:
     def update(self) -> None:
         """Do nothing."""
 
@@ -107,6 +107,6 @@ def test_out_of_memory_trial_gets_more_memory(tmp_path: Path, monkeypatch: pytes
         jobs.append(Job(name, folder, trial, (), 1, "cuda", True, "none"))
     planned = {item.folder: Planned(item.name, 0, item.trial) for item in jobs}
     ear = Ear()
-    failed = _drive(executor, [], jobs, planned, executor.run, Deaf(), ear)  # type: ignore[arg-type]
+    failed = _drive(executor, [], jobs, planned, executor.run, SilentTracker(), ear)  # type: ignore[arg-type]
     assert failed == 0 and all(TrialFolder(item.folder).done() for item in jobs)
     assert ear.heard == [("second", "oom"), ("first", "done"), ("second", "done")]

@@ -307,12 +307,12 @@ def test_cache_file_is_synced_before_rename(root: Path, monkeypatch: pytest.Monk
         calls.append(("synced", os.fstat(number).st_ino, os.fstat(number).st_size))
         fsync(number)
 
-    def named(source: Path, target: Path) -> None:
+    def record_rename(source: Path, target: Path) -> None:
         calls.append(("named", os.stat(source).st_ino, os.stat(source).st_size))
         replace(source, target)
 
     monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", named)
+    monkeypatch.setattr(os, "replace", record_rename)
     monkeypatch.setattr("vitlab.data.prepare._cache", OrderedDict())
     feed(root, "disk", normalize="unit")
     big_entries = [entry for entry in calls if entry[2] > 15 * 3 * 24 * 20]

@@ -37,7 +37,7 @@ main()
 """
 
 
-def begun(folder: Path, *arguments: object) -> subprocess.Popen[str]:
+def start_command(folder: Path, *arguments: object) -> subprocess.Popen[str]:
     """Start a command in its own process group, and return when it handles signals."""
     process = subprocess.Popen(
         [sys.executable, "-c", BEGIN, *map(str, arguments)],
@@ -59,7 +59,7 @@ def study(folder: Path) -> Path:
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1, 0.3, 0.7, 1.5])
 def test_interrupt_at_command_start_prints_one_line(tmp_path: Path, delay_s: float) -> None:
-    process = begun(tmp_path, "plan", study(tmp_path), "--cost", "--set", "seeds=20000")
+    process = start_command(tmp_path, "plan", study(tmp_path), "--cost", "--set", "seeds=20000")
     time.sleep(delay_s)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
@@ -81,7 +81,7 @@ def training(folder: Path) -> bool:
 @pytest.mark.parametrize("pause_s", [0.0, 0.05])
 @pytest.mark.parametrize("moment", ["planning", "starting", "training"])
 def test_many_interrupts_leave_one_line_and_no_worker(tmp_path: Path, moment: str, pause_s: float) -> None:
-    process = begun(tmp_path, "run", study(tmp_path))
+    process = start_command(tmp_path, "run", study(tmp_path))
     deadline = time.monotonic() + 180
     lock = tmp_path / "vitlab-runs" / "studies" / "tiny" / "driver.lock"
     until = {"planning": lambda: True, "starting": lock.exists, "training": lambda: training(tmp_path)}[moment]
@@ -107,7 +107,7 @@ def test_many_interrupts_leave_one_line_and_no_worker(tmp_path: Path, moment: st
 
 
 def test_sigterm_interrupts_run(tmp_path: Path) -> None:
-    process = begun(tmp_path, "run", study(tmp_path))
+    process = start_command(tmp_path, "run", study(tmp_path))
     while not training(tmp_path):
         assert process.poll() is None
         time.sleep(0.05)

@@ -152,10 +152,10 @@ def test_planning_reads_no_result_if_data_is_present(
 ) -> None:
     """Thousands of trials would be thousands of files."""
 
-    def read(folder: TrialFolder) -> bool:
+    def count_read(folder: TrialFolder) -> bool:
         raise AssertionError(f"{folder.path} was looked up")
 
-    monkeypatch.setattr(TrialFolder, "done", read)
+    monkeypatch.setattr(TrialFolder, "done", count_read)
     file, out, answer = answered
     assert lab.plan_study(file, out=out)[1].trials == answer.plan.trials
 
@@ -248,26 +248,26 @@ def test_background_run_can_be_followed_and_stopped(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = [str(file), "--out", str(tmp_path / "out")]
 
-    def said(*words: str) -> str:
+    def output_of(*words: str) -> str:
         cli.main(list(words), standalone_mode=False)
         return capsys.readouterr().out
 
-    output = said("run", *words, "--detach")
+    output = output_of("run", *words, "--detach")
     pid = int(re.search(r"as process (\d+)", output).group(1))  # type: ignore[union-attr]
     try:
         assert f"kill {pid}" in output and f"vitlab run {shlex.join(words)}" in output
         assert os.getsid(pid) == pid
         until(lambda: any('"metrics"' in file.read_text() for file in tmp_path.glob("out/trials/*/*/events.jsonl")))
-        assert f"run by process {pid} on" in said("status", *words)
+        assert f"run by process {pid} on" in output_of("status", *words)
         with pytest.raises(UserError, match=f"tiny is run by process {pid} .* watches it"):
-            said("run", *words, "--detach")
+            output_of("run", *words, "--detach")
     finally:
         os.kill(pid, signal.SIGINT)
     until(lambda: not alive(pid))
     log = (tmp_path / "out" / "studies" / "tiny" / "driver.log").read_text()
     assert "tiny: 2 arms, 4 trials; 4 to train" in log and "goes on from here" in log and "Traceback" not in log
     assert any(list(checkpoint.iterdir()) for checkpoint in tmp_path.glob("out/trials/*/*/checkpoint"))
-    assert "run by" not in said("status", *words)
+    assert "run by" not in output_of("status", *words)
 
 
 @pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")
@@ -280,7 +280,7 @@ def test_failing_background_run_reports_error(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-class Ear(Watch):
+class RecordingWatch(Watch):
     """Watch that records the messages of a run."""
 
     def __init__(self) -> None:
@@ -295,7 +295,7 @@ class Ear(Watch):
 
 def test_second_driver_follows_and_takes_over(answered: tuple[Path, Path, Answer], tmp_path: Path) -> None:
     _, done, _ = answered
-    file, out, ear = study(tmp_path), tmp_path / "out", Ear()
+    file, out, ear = study(tmp_path), tmp_path / "out", RecordingWatch()
     (one, *_) = [path.relative_to(done).parent for path in sorted(done.glob("trials/*/*/result.json"))]
     first = ExitStack()
     first.enter_context(hold(Store(out).driver("tiny")))

@@ -227,12 +227,12 @@ def test_few_shot_subsets_are_balanced_and_nested(counts: list[int], few: int, m
 
 
 def test_few_shot_images_are_drawn_by_fraction_stream() -> None:
-    def drawn(**seeds: int) -> tuple[set[int], set[int]]:
+    def draw(**seeds: int) -> tuple[set[int], set[int]]:
         prepared = prepare({"type": "digits", "per_class": 5}, {"split": 0, "subset": 0, **seeds})
         assert torch.bincount(prepared.train.y_N).tolist() == [5] * 10
         return set(prepared.train.id_N.tolist()), set(prepared.val.id_N.tolist())
 
-    (train, val), (again, _), (other, same) = drawn(), drawn(), drawn(subset=1)
+    (train, val), (again, _), (other, same) = draw(), draw(), draw(subset=1)
     assert train == again != other and val == same and not train & val
 
 

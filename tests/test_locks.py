@@ -398,10 +398,10 @@ def test_lost_lock_in_batch_is_not_taken_for_stacking_failure(
     ]
     failed: list[Attempt] = []
 
-    def taken(*_: object) -> None:
+    def lose_lock(*_: object) -> None:
         raise LockLost("was taken over")
 
-    monkeypatch.setattr(*((room, at, taken) if at == "require_stackable" else (Attempt, at, taken)))
+    monkeypatch.setattr(*((room, at, lose_lock) if at == "require_stackable" else (Attempt, at, lose_lock)))
     monkeypatch.setattr(Attempt, "record_failure", lambda self, error: failed.append(self))
     with pytest.raises(LockLost):
         room.run_cohort(work, room.Settings(device="cpu"))

@@ -402,11 +402,11 @@ def test_run_contents_are_queried_only_by_sync_or_if_incomplete(runs: Runs, monk
     requests: list[str] = []
     genuine = MlflowClient.get_metric_history
 
-    def noted(self: Any, run: str, name: str) -> Any:
+    def record(self: Any, run: str, name: str) -> Any:
         requests.append(run)
         return genuine(self, run, name)
 
-    monkeypatch.setattr(MlflowClient, "get_metric_history", noted)
+    monkeypatch.setattr(MlflowClient, "get_metric_history", record)
     assert runs.tracker().close() and requests == []
     assert runs.tracker().sync() and len(requests) == 4
     requests.clear()
@@ -500,11 +500,11 @@ def test_delivery_leaves_environment_unchanged(runs: Runs, monkeypatch: Patch) -
     for name in ("__setitem__", "__delitem__"):
         genuine = getattr(os._Environ, name)
 
-        def noted(self: Any, key: str, *value: str, genuine: Any = genuine) -> None:
+        def record(self: Any, key: str, *value: str, genuine: Any = genuine) -> None:
             touched.append(key)
             genuine(self, key, *value)
 
-        monkeypatch.setattr(os._Environ, name, noted)
+        monkeypatch.setattr(os._Environ, name, record)
     tracker.update()
     assert touched == []
     assert tracker.close() and dict(os.environ) == before

@@ -107,7 +107,7 @@ print("ran", lab.smoke("acme-executor/studies/acme.yaml", changes=dict(design=No
     assert printed.splitlines() == [*(f"{slot} 2 0" for slot in others), "ran 1"]
 
 
-def written(slot: str, folder: Path) -> type[Any]:
+def generate(slot: str, folder: Path) -> type[Any]:
     """Import the class of a new package as an ordinary module."""
     package = write_plugin(f"acme-{slot}", slot, out=folder)
     file = package / "src" / f"acme_{slot}" / "__init__.py"
@@ -124,13 +124,13 @@ def test_loss_template_is_polyloss(tmp_path: Path) -> None:
     target_B = torch.tensor([0, 3, 1, 1, 2])
     p_B = logits_BK.softmax(1)[torch.arange(5), target_B]
     formula = (-p_B.log() + 2 * (1 - p_B)).mean().item()
-    loss = written("loss", tmp_path)(epsilon=2.0)
+    loss = generate("loss", tmp_path)(epsilon=2.0)
     for target in (target_B, torch.nn.functional.one_hot(target_B, 4).double()):
         assert loss({"": logits_BK}, target).total.item() == pytest.approx(formula, rel=1e-12)
 
 
 def test_schedule_template_is_warmup_constant_root_cooldown(tmp_path: Path) -> None:
-    schedule = written("schedule", tmp_path)(warmup=0.1, cooldown=0.5)
+    schedule = generate("schedule", tmp_path)(warmup=0.1, cooldown=0.5)
     factors = [schedule.factor(step, 100) for step in (0, 9, 10, 49, 50, 62, 99)]
     assert factors == pytest.approx([1 / 11, 10 / 11, 1, 1, 1, 1 - 0.24**0.5, 1 - 0.98**0.5])
 
@@ -138,7 +138,7 @@ def test_schedule_template_is_warmup_constant_root_cooldown(tmp_path: Path) -> N
 def test_optimizer_template_is_nadam_with_decoupled_decay(tmp_path: Path) -> None:
     """The first step equals Dozat's algorithm 8 with gradient 1, whose corrected second moment is 1."""
     weight = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
-    optimizer = written("optimizer", tmp_path)(lr=1e-3).build([{"params": [weight], "weight_decay": 0.5}])
+    optimizer = generate("optimizer", tmp_path)(lr=1e-3).build([{"params": [weight], "weight_decay": 0.5}])
     weight.sum().backward()
     optimizer.step()
     now, then = (0.9 * (1 - 0.5 * 0.96 ** (0.004 * step)) for step in (1, 2))
@@ -148,7 +148,7 @@ def test_optimizer_template_is_nadam_with_decoupled_decay(tmp_path: Path) -> Non
 
 
 def test_augment_template_inverts_a_quarter_of_images(tmp_path: Path) -> None:
-    augment, id_B = written("augment", tmp_path)(), torch.arange(64)
+    augment, id_B = generate("augment", tmp_path)(), torch.arange(64)
     x_BCHW = torch.randint(0, 256, (64, 1, 2, 2), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     y_BCHW = augment(x_BCHW, noise.key(0), id_B)
     inverted_B, kept_B = ((y_BCHW == expected).flatten(1).all(1) for expected in (255 - x_BCHW, x_BCHW))
@@ -163,7 +163,7 @@ def test_metric_template_equals_scikit_learn(tmp_path: Path) -> None:
     target_N = torch.randint(4, (60,), generator=torch.Generator().manual_seed(1))
     logits_NK = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
     logits_NK += torch.nn.functional.one_hot(target_N, 4)
-    metric = written("metric", tmp_path)()
+    metric = generate("metric", tmp_path)()
     rows_N = torch.cat([metric.rows(logits_NK[part], target_N[part]) for part in (slice(20), slice(20, 60))])
     expected = matthews_corrcoef(target_N, logits_NK.argmax(1))
     assert metric.value(rows_N) == pytest.approx(expected, rel=1e-12) and 0.1 < expected < 0.9

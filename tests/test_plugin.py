@@ -83,7 +83,7 @@ def faults(room: Slot[Any], choice: Any) -> list[tuple[errors.Path, str]]:
     return list(caught.value.faults)
 
 
-def broken(room: Slot[Any], name: str) -> str:
+def failure_of(room: Slot[Any], name: str) -> str:
     with pytest.raises(BrokenComponent) as caught:
         room.resolve(name)
     return str(caught.value)
@@ -146,7 +146,7 @@ def test_broken_plugin_fails_only_studies_that_name_it(site: Path) -> None:
     code = "from torch import nn\nclass Wrong(nn.Module):\n    'No norm.'\ndef function(): ...\n"
     points = ["wrong = wrong_vit:Wrong", "function = wrong_vit:function", "gone = wrong_vit:Gone"]
     install(site, "wrong_vit", "2", code, {"vitlab.norm": points})
-    message = broken(norm, "broken")
+    message = failure_of(norm, "broken")
     first = "norm 'broken' from broken-vit 0.3.1 failed to import: ModuleNotFoundError: No module named 'a_module_that_is_not', at "
     file = site / "broken_vit.py"
     place = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
@@ -158,11 +158,11 @@ def test_broken_plugin_fails_only_studies_that_name_it(site: Path) -> None:
         "    import a_module_that_is_not",
     ]
     refused = " from wrong-vit 2 is not a Norm: norm components derive from vitlab.components.norm.Norm"
-    assert broken(norm, "wrong") == "norm 'wrong'" + refused
-    assert broken(norm, "function") == "norm 'function'" + refused
-    gone = broken(norm, "gone")
+    assert failure_of(norm, "wrong") == "norm 'wrong'" + refused
+    assert failure_of(norm, "function") == "norm 'function'" + refused
+    gone = failure_of(norm, "gone")
     assert "gone" in gone and "AttributeError" in gone
-    assert "executor 'cloud' from broken-vit 0.3.1 failed to import" in broken(slot("executor"), "cloud")
+    assert "executor 'cloud' from broken-vit 0.3.1 failed to import" in failure_of(slot("executor"), "cloud")
     assert norm.resolve("layernorm").plain() == {"type": "layernorm", "eps": 1e-6}
     assert slot("executor").resolve("local").plain() == {"type": "local"}
     assert {"broken", "half", "wrong", "layernorm"} <= {entry.name for entry in registry.listing("norm")}

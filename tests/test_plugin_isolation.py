@@ -131,13 +131,13 @@ def test_study_requires_plugin_versions(tmp_path: Path) -> None:
 @pytest.mark.parametrize("specifier", [">=0.3,<1", "==1.*", "~=0.3", "!=0.3.1", ">1"])
 @pytest.mark.parametrize("version", ["0.2.9", "0.3.1", "1.0", "2.0.dev1"])
 def test_versions_compare_like_pip(specifier: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Found:
+    class FakeDistribution:
         name, requires = "acme-vit", None
 
         def __init__(self) -> None:
             self.version = version
 
-    monkeypatch.setattr(plugins, "distribution", lambda name: Found())
+    monkeypatch.setattr(plugins, "distribution", lambda name: FakeDistribution())
     fits = SpecifierSet(specifier, prereleases=True).contains(version)
     assert (plugins.unmet(f"acme-vit{specifier}") is None) == fits
 

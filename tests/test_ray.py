@@ -140,12 +140,12 @@ def straight(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
 def wait_for_step(executor: Executor, folder: TrialFolder, step: int) -> None:
     """Poll until the journal in the true folder has reached the step."""
 
-    def told() -> bool:
+    def step_logged() -> bool:
         endings = executor.poll(0.05)
         assert not endings, endings
-        return any(told >= step for told in steps_told(folder))
+        return any(logged >= step for logged in steps_told(folder))
 
-    until(told)
+    until(step_logged)
 
 
 def steps_told(folder: TrialFolder) -> list[int]:
@@ -180,7 +180,7 @@ def study(folder: Path, executor: Any) -> Path:
     return file
 
 
-class Untold:
+class SilentTracker:
     """Tracker that is not informed."""
 
     def update(self) -> None:
@@ -194,7 +194,7 @@ def test_study_has_same_results_on_ray(cluster: Any, tmp_path: Path) -> None:
         store = Store(tmp_path / name)
         spec, plan = lab.plan_study(study(tmp_path, executor))
         todo = with_prerequisites(plan, plan.trials, store)
-        assert execute(todo, store, spec.run, (), Untold(), Watch()) == 0  # type: ignore[arg-type]
+        assert execute(todo, store, spec.run, (), SilentTracker(), Watch()) == 0  # type: ignore[arg-type]
         folders = [file.parent for file in store.root.glob("trials/*/*/result.json")]
         assert len(folders) == len(todo) == 2 and not any((folder / "checkpoint").exists() for folder in folders)
         assert all((folder / "weights.safetensors").stat().st_size for folder in folders)

@@ -164,15 +164,15 @@ def test_first_commands_work(tmp_path: Path) -> None:
     """Uses the quickstart itself; results and costs of a run have smaller tests elsewhere."""
     quickstart, out = str(ROOT / "pipelines" / "quickstart.yaml"), str(tmp_path / "out")
 
-    def said(*words: str) -> str:
+    def output_of(*words: str) -> str:
         done = CliRunner().invoke(cli, list(words))
         assert done.exit_code == 0, (done.output, done.exception)
         return done.stdout
 
     trials = 4 * yaml.safe_load((ROOT / "pipelines" / "quickstart.yaml").read_text())["seeds"]
-    assert f"4 arms, {trials} trials" in said("validate", "--build", quickstart)
-    assert f"{trials} trials, 0 of them trained already" in said("plan", quickstart, "--out", out, "--cost")
-    assert "4 distinct sets of components ran" in said(
+    assert f"4 arms, {trials} trials" in output_of("validate", "--build", quickstart)
+    assert f"{trials} trials, 0 of them trained already" in output_of("plan", quickstart, "--out", out, "--cost")
+    assert "4 distinct sets of components ran" in output_of(
         "run", quickstart, "--smoke", "--out", out, "--executor", "inline", "--set", "data.fraction=0.1"
     )
 

@@ -81,7 +81,7 @@ def assert_same_after_a_stop(train_spec: TrainSpec) -> None:
     assert_equal(model.state_dict(), again.state_dict())
 
 
-def resolved(train_options: dict[str, Any], data: dict[str, Any] = DATA, model: dict[str, Any] = MODEL) -> Any:
+def resolve_section(train_options: dict[str, Any], data: dict[str, Any] = DATA, model: dict[str, Any] = MODEL) -> Any:
     tree = {"data": data, "model": model, "train": {"steps": 2, **train_options}}
     return Resolver(data_info).resolve(tree)
 
@@ -214,15 +214,15 @@ def test_teacher_gets_mixed_images() -> None:
 
 
 def test_zero_mixing_is_no_mixing() -> None:
-    without = resolved({})
+    without = resolve_section({})
     assert "mix" not in without.plain["train"]
     for nothing in (None, {"mixup": 0}, {"cutmix": 0, "mixup": 0}, {**BOTH, "prob": 0}):
-        assert resolved({"mix": nothing}).identity == without.identity
-    assert resolved({"mix": BOTH}).identity["train"]["mix"] == {**BOTH, "prob": 1.0, "switch": 0.5}
+        assert resolve_section({"mix": nothing}).identity == without.identity
+    assert resolve_section({"mix": BOTH}).identity["train"]["mix"] == {**BOTH, "prob": 1.0, "switch": 0.5}
 
 
 def test_mixing_code_is_only_in_digest_of_mixing_trials() -> None:
-    mixed, without = resolved({"mix": BOTH}), resolved({})
+    mixed, without = resolve_section({"mix": BOTH}), resolve_section({})
     assert MIXING in mixed.modules and MIXING not in without.modules
     assert mixed.modules - {MIXING} == without.modules and modules_beside(mixed.spec) == {MIXING}
     assert code_of_modules(mixed.modules) != code_of_modules(without.modules)
@@ -232,8 +232,8 @@ def test_segmentation_labels_are_not_mixed() -> None:
     scenes = {"type": "digit_scenes", "train_images": 20, "test_images": 20}
     model = {"type": "vit", "patch_size": 8, "dim": 12, "depth": 1, "heads": 2, "head": "segmentation"}
     with pytest.raises(Faults, match="mixing joins the classes of images, and the task here is segmentation"):
-        resolved({"mix": BOTH}, scenes, model)
-    resolved({}, scenes, model)
+        resolve_section({"mix": BOTH}, scenes, model)
+    resolve_section({}, scenes, model)
 
 
 @pytest.mark.parametrize("wrong", [{"mixup": -1}, {"prob": 2}, {"mixupp": 1}])
@@ -294,7 +294,7 @@ def test_weight_average_is_evaluated_and_stored_without_changing_training() -> N
     data = prepare(DATA, SEEDS)
     feed, steps = Feed(data, [], SEEDS), 8
 
-    def seen(**options: Any) -> tuple[TrainingResult, Model, list[dict[str, Tensor]]]:
+    def train_recorded(**options: Any) -> tuple[TrainingResult, Model, list[dict[str, Tensor]]]:
         """Return a training and its weights after every step."""
         states: dict[int, dict[str, Tensor]] = {}
 
@@ -305,8 +305,8 @@ def test_weight_average_is_evaluated_and_stored_without_changing_training() -> N
         assert trained is not None and {*range(1, steps + 1)} <= states.keys()
         return trained, model, [states[step] for step in range(1, steps + 1)]
 
-    plain, _, states = seen()
-    actual, model, stored = seen(ema={"decay": 0.8, "warmup": 0})
+    plain, _, states = train_recorded()
+    actual, model, stored = train_recorded(ema={"decay": 0.8, "warmup": 0})
     average, peer = {name: value.double() for name, value in built(data).state_dict().items()}, built(data)
     for mine, theirs, now, entry, without in zip(stored, states, states, actual.history, plain.history, strict=True):
         assert_equal(mine, theirs)  # averaging changes nothing of the training
@@ -327,7 +327,7 @@ def test_averaged_training_resume_equals_uninterrupted() -> None:
 
 
 def test_averaging_code_is_only_in_digest_of_averaging_trials() -> None:
-    averaged, without = resolved({"ema": {}}), resolved({"ema": None})
+    averaged, without = resolve_section({"ema": {}}), resolve_section({"ema": None})
     assert averaged.modules - without.modules == {AVERAGING} and "ema" not in without.identity["train"]
 
 
@@ -351,7 +351,7 @@ def test_layer_decay_resume_equals_uninterrupted() -> None:
 
 
 def test_layer_decay_of_one_is_none() -> None:
-    assert resolved({"layer_decay": 1}).identity == resolved({}).identity
+    assert resolve_section({"layer_decay": 1}).identity == resolve_section({}).identity
 
 
 # -- repeated augmentation --------------------------------------------------------------------------------------------
@@ -428,7 +428,7 @@ def test_page_has_recipes_and_levels() -> None:
 def test_recipe_is_valid_and_trains(recipe: dict[str, Any]) -> None:
     data = {**DATA, "num_channels": 3, **recipe["data"]}
     model = {**MODEL, **recipe["model"]}
-    section = resolved({**recipe["train"], "steps": None}, data, model)
+    section = resolve_section({**recipe["train"], "steps": None}, data, model)
     assert not section.incompatibility
     options = {**recipe["train"], "epochs": None, "steps": 3, "batch_size": 20, "evaluations": 1}
     prepared = prepare(data, SEEDS)

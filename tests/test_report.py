@@ -315,7 +315,7 @@ def test_constant_probability_is_shown_with_its_interval(tmp_path):
     assert titles[at + 1] == "95 % interval of it" and "broken" not in titles
 
 
-def _broken(tmp_path: Path, arms: Mapping[str, Sequence[float | None]], **options: Any) -> tuple[Plan, Store]:
+def _diverging_study(tmp_path: Path, arms: Mapping[str, Sequence[float | None]], **options: Any) -> tuple[Plan, Store]:
     """Return a study of ten classes in which every trial without a value has diverged."""
     plan, store = study(tmp_path, arms, **options)
     chance = {arm.name: 0.1 for arm in plan.arms}
@@ -331,7 +331,7 @@ def _broken(tmp_path: Path, arms: Mapping[str, Sequence[float | None]], **option
 def test_claim_supported_by_complete_pairs_only_is_not_made(tmp_path):
     better = [value + 0.03 + 0.001 * (index % 3) for index, value in enumerate([*BASE, *BASE])]
     arms = {"baseline": [*BASE, *BASE], "fragile": [*better[:9], None], "sturdy": better}
-    plan, store = _broken(tmp_path, arms)
+    plan, store = _diverging_study(tmp_path, arms)
     results = frame.results(plan, store)
     rows = comparison.summary(results, plan).set_index("arm")
     complete = stats.ttest_rel(better[:9], [*BASE, *BASE][:9])
@@ -358,7 +358,7 @@ def test_claim_supported_by_complete_pairs_only_is_not_made(tmp_path):
 
 
 def test_claim_supported_by_both_comparisons_is_made(tmp_path):
-    plan, store = _broken(tmp_path, {"baseline": [0.9, 0.901, 0.902, 0.9], "b": [0.101, 0.1, 0.102, None]})
+    plan, store = _diverging_study(tmp_path, {"baseline": [0.9, 0.901, 0.902, 0.9], "b": [0.101, 0.1, 0.102, None]})
     [sentence] = report.answers(plan, frame.results(plan, store))
     assert sentence.startswith("b is 80.") and "in the place of 1 seed" in sentence
     unknown = dataclasses.replace(plan, metrics=METRICS)
@@ -413,12 +413,12 @@ def test_registered_comparison_survives_stopped_later_run(tmp_path):
         trials=tuple(dataclasses.replace(p, trial=dataclasses.replace(p.trial, code="edited")) for p in plan.trials),
     )
 
-    def ended(key, code):
+    def end_trial(key, code):
         return code != "edited"
 
-    stopped = registration.with_registration(edited, first.to_json(), ended)
+    stopped = registration.with_registration(edited, first.to_json(), end_trial)
     other = dataclasses.replace(edited, analysis=Analysis(metric="val/loss", goal="min"))
-    assert registration.changes(registration.with_registration(other, stopped.to_json(), ended)) == [
+    assert registration.changes(registration.with_registration(other, stopped.to_json(), end_trial)) == [
         "metric was val/accuracy and is val/loss",
         "goal was max and is min",
     ]

@@ -80,7 +80,7 @@ class Rows(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def shown(name: str) -> str:
+def as_text(name: str) -> str:
     """Return a name as shown in running text: on one line, without control characters."""
     return " ".join(name.replace("\x1b", " ").replace("\N{RIGHT-TO-LEFT OVERRIDE}", " ").split())
 
@@ -160,7 +160,7 @@ def test_markdown_has_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
             assert {child.type for child in inside} <= {"text", "text_special"}
             rows[-1].append("".join(child.content for child in inside))
     assert not any(token.type == "html_block" for token in tokens)
-    assert {row[0] for row in rows} >= {"baseline", *(shown(name) for name in NAMES)}
+    assert {row[0] for row in rows} >= {"baseline", *(as_text(name) for name in NAMES)}
     first = rows[1 : 2 + len(NAMES)]
     assert first[0][2] == f"{100 * np.mean(synthetic_studies.BASE[:3]):.1f}"
 
@@ -208,7 +208,7 @@ def _tex_tables(text: str) -> list[list[list[str]]]:
 def test_latex_has_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
     short, text = (synthetic_studies.text_of(*hostile, form) for form in ("latex", "latex-all"))
     (rows,) = _tex_tables(short)
-    assert {row[0].replace("''", '"') for row in rows} >= {"baseline", *map(shown, NAMES)}
+    assert {row[0].replace("''", '"') for row in rows} >= {"baseline", *map(as_text, NAMES)}
     assert f"{100 * np.mean(synthetic_studies.BASE[:3]):.1f} \N{PLUS-MINUS SIGN} " in rows[1][1]
     tables = _tex_tables(text)
     layouts = [
@@ -218,7 +218,7 @@ def test_latex_has_names_and_numbers(hostile: tuple[Plan, Store]) -> None:
     for layout, rows in zip(layouts, tables, strict=True):
         assert {len(row) for row in rows} == {len(layout)}
     names = {row[0].replace("''", '"') for row in tables[0]}
-    assert names >= {"baseline", *map(shown, NAMES)}
+    assert names >= {"baseline", *map(as_text, NAMES)}
     assert all(line.startswith("%") for line in text.split("\n") if "\\input" in line)
 
 

@@ -321,11 +321,11 @@ def test_download_uses_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     kind = theirs.VOCSegmentation if name == "voc_segmentation" else theirs.OxfordIIITPet
     downloads = []
 
-    def made(self, root: str, download: bool, **options: str) -> None:
+    def fake_init(self, root: str, download: bool, **options: str) -> None:
         downloads.append((download, options))
         small(Path(root) / ("VOCdevkit/VOC2012" if name == "voc_segmentation" else "oxford-iiit-pet"))
 
-    monkeypatch.setattr(kind, "__init__", made)
+    monkeypatch.setattr(kind, "__init__", fake_init)
     assert len(prepare({**choice, "download": "missing"}, SEEDS).test) == 1
     assert len(downloads) == 1 and downloads[0][0]
 

@@ -57,7 +57,7 @@ class Appends(Lines):
         return super().write(news, len(self._file(news).read_text()) if self._file(news).exists() else None)
 
 
-class KeepsTheOld(Lines):
+class KeepsOldRows(Lines):
     """A tracker that appends to old files without a cursor."""
 
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
@@ -91,7 +91,7 @@ class Raises(Lines):
 
 BAD = [
     (Appends, "before it had committed that"),
-    (KeepsTheOld, "everything without a mark"),
+    (KeepsOldRows, "everything without a mark"),
     (Meddles, "writes to the folders of trials: trials/.*seen"),
     (Hastes, "writes when it is built"),
     (Raises, "is handed journals: OSError"),

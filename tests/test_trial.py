@@ -412,13 +412,13 @@ def rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., floa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
 
-    def found(measurement: float, precision: str = "fp32", device: str = "cpu") -> float:
+    def measured_rate(measurement: float, precision: str = "fp32", device: str = "cpu") -> float:
         monkeypatch.setattr(utilisation, "_rates", {})
         monkeypatch.setattr(utilisation, "_time_products", lambda device, precision: measurement)
         monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
         return utilisation.matrix_rate(torch.device(device), precision)
 
-    return found
+    return measured_rate
 
 
 def test_matmul_rate_cache_key_is_complete(rates: Callable[..., float], monkeypatch: pytest.MonkeyPatch) -> None:

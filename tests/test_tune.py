@@ -158,7 +158,7 @@ def tuning_of(*values: float, seeds: int = 1) -> Tuning:
     return Tuning("a", "k", "val/accuracy", tuple(rivals))
 
 
-def chosen(tuning: Tuning, scores: dict[str, float | None], **analysis: Any) -> Tuning:
+def select_rival(tuning: Tuning, scores: dict[str, float | None], **analysis: Any) -> Tuning:
     """Return the tuning after trials with these scores; None is a divergence, NaN a missing value."""
 
     def result_of(trial: Trial) -> Result | None:
@@ -175,37 +175,37 @@ def chosen(tuning: Tuning, scores: dict[str, float | None], **analysis: Any) -> 
 
 def test_best_mean_wins_and_ties_go_to_first() -> None:
     scores = {"1.0/0": 0.7, "1.0/1": 0.5, "2.0/0": 0.6, "2.0/1": 0.8, "3.0/0": 0.8, "3.0/1": 0.6}
-    choice = chosen(tuning_of(1.0, 2.0, 3.0, seeds=2), scores)
+    choice = select_rival(tuning_of(1.0, 2.0, 3.0, seeds=2), scores)
     assert choice.winner == 1 and [rival.score for rival in choice.rivals] == pytest.approx([0.6, 0.7, 0.7])
     assert [rival.wall_s for rival in choice.rivals] == [4.0] * 3
-    assert chosen(tuning_of(1.0, 2.0, 3.0, seeds=2), scores, goal="min").winner == 0
-    assert chosen(tuning_of(3.0, 2.0, 1.0, seeds=2), scores).winner == 0, "equals: the first in the file"
+    assert select_rival(tuning_of(1.0, 2.0, 3.0, seeds=2), scores, goal="min").winner == 0
+    assert select_rival(tuning_of(3.0, 2.0, 1.0, seeds=2), scores).winner == 0, "equals: the first in the file"
     one = {"1.0/0": 0.7, "2.0/0": 0.5, "3.0/0": 0.6}
-    assert chosen(tuning_of(1.0, 2.0, 3.0), one, at="best").winner == 1, (
+    assert select_rival(tuning_of(1.0, 2.0, 3.0), one, at="best").winner == 1, (
         "judged by the best of the curve, as the answer"
     )
 
 
 def test_diverged_seed_is_worse_than_any_value() -> None:
     scores = {"1.0/0": 0.01, "1.0/1": 0.01, "2.0/0": 0.9, "2.0/1": None}
-    assert chosen(tuning_of(1.0, 2.0, seeds=2), scores).winner == 0
-    assert chosen(tuning_of(2.0, 1.0, seeds=2), scores, goal="min").winner == 1
-    assert chosen(tuning_of(1.0, 2.0), {"1.0/0": float("nan"), "2.0/0": 0.1}).winner == 1
-    none = chosen(tuning_of(1.0, 2.0), {"1.0/0": None, "2.0/0": None})
+    assert select_rival(tuning_of(1.0, 2.0, seeds=2), scores).winner == 0
+    assert select_rival(tuning_of(2.0, 1.0, seeds=2), scores, goal="min").winner == 1
+    assert select_rival(tuning_of(1.0, 2.0), {"1.0/0": float("nan"), "2.0/0": 0.1}).winner == 1
+    none = select_rival(tuning_of(1.0, 2.0), {"1.0/0": None, "2.0/0": None})
     assert none.winner is None and not none.open and "diverged: lr=1; lr=2" in none.failure
 
 
 def test_nothing_is_chosen_before_all_rivals_end() -> None:
     tuning = tuning_of(1.0, 2.0, seeds=2)
-    assert chosen(tuning, {"1.0/0": 0.1, "1.0/1": 0.1, "2.0/0": 0.9}) == tuning
+    assert select_rival(tuning, {"1.0/0": 0.1, "1.0/1": 0.1, "2.0/0": 0.9}) == tuning
 
 
 def test_winner_at_edge_of_range_is_flagged() -> None:
     values, scores = (3.0, 1.0, 2.0), {"1.0/0": 0.1, "2.0/0": 0.2, "3.0/0": 0.3}
-    assert edges(chosen(tuning_of(*values), scores)) == [LR]
-    assert edges(chosen(tuning_of(*values), scores, goal="min")) == [LR]
-    assert edges(chosen(tuning_of(*values), {**scores, "2.0/0": 0.9})) == []
-    assert edges(chosen(tuning_of(1.0), scores)) == [] and edges(tuning_of(1.0, 2.0)) == []
+    assert edges(select_rival(tuning_of(*values), scores)) == [LR]
+    assert edges(select_rival(tuning_of(*values), scores, goal="min")) == [LR]
+    assert edges(select_rival(tuning_of(*values), {**scores, "2.0/0": 0.9})) == []
+    assert edges(select_rival(tuning_of(1.0), scores)) == [] and edges(tuning_of(1.0, 2.0)) == []
 
 
 # -- end to end -------------------------------------------------------------------------------------------------------
@@ -416,18 +416,18 @@ def test_report_without_tuning_names_origin_of_learning_rate(tmp_path: Path) -> 
 def test_commands_show_both_stages(tuned: tuple[Path, Path, Answer], tmp_path: Path) -> None:
     file, out, answer = tuned
 
-    def said(*arguments: str | Path) -> str:
+    def output_of(*arguments: str | Path) -> str:
         done = CliRunner().invoke(cli, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
         assert done.exit_code == 0, done.output
         return done.output
 
-    fresh = said("plan", file, "--out", tmp_path)
+    fresh = output_of("plan", file, "--out", tmp_path)
     assert "pending(tune)" in fresh and "4 more once their knobs are tuned" in fresh and "6 trials, 0 of them" in fresh
-    assert f"lr={rate(answer.plan, 'baseline'):g} was chosen by val/accuracy" in said("plan", file, "--out", out)
-    assert "2" in said("status", file, "--out", out)
+    assert f"lr={rate(answer.plan, 'baseline'):g} was chosen by val/accuracy" in output_of("plan", file, "--out", out)
+    assert "2" in output_of("status", file, "--out", out)
     with pytest.raises(SystemExit):
         vitlab.run(study(tmp_path, design=None), out=tmp_path / "out", watch=Killer(trial=1))
-    status = json.loads(said("status", tmp_path / "tuned.yaml", "--out", tmp_path / "out", "--json"))
+    status = json.loads(output_of("status", tmp_path / "tuned.yaml", "--out", tmp_path / "out", "--json"))
     assert status["tuning"] == {"done": 2, "missing": 4} and status["arms"] == {"baseline": {"pending": 2}}
-    assert "not here" not in said("gc", "--out", out), "rivals are kept as long as a plan names them"
-    assert not [line for line in said("gc", "--out", out).splitlines() if "/trials/" in line]
+    assert "not here" not in output_of("gc", "--out", out), "rivals are kept as long as a plan names them"
+    assert not [line for line in output_of("gc", "--out", out).splitlines() if "/trials/" in line]

@@ -41,7 +41,7 @@ STUDY = {
 }
 
 
-class Ear(Watch):
+class RecordingWatch(Watch):
     """Watch that records messages."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def write(file: Path, steps: int = 4, **changes: Any) -> Path:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with ``first.yaml`` and ``other.yaml`` of one study, run in this order, and the messages."""
-    folder, ear = tmp_path_factory.mktemp("ran"), Ear()
+    folder, ear = tmp_path_factory.mktemp("ran"), RecordingWatch()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["vitlab.report.render"]._Content, "figures", lambda self: {})
         lab.run(write(folder / "first.yaml"), out=folder / "out", watch=ear)

@@ -94,7 +94,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def left(folder: Path, options: dict[str, Any], image: tuple[int, int] = (16, 16)) -> tuple[Path, Model]:
+def write_trial(folder: Path, options: dict[str, Any], image: tuple[int, int] = (16, 16)) -> tuple[Path, Model]:
     """Return the file and the model of a trial with these options."""
     info = DataInfo(image=image, channels=3, classes=5)
     choice = slot("model").resolve({**VIT, **options})
@@ -120,7 +120,7 @@ def logits(model: torch.nn.Module, image: tuple[int, int] = (16, 16)) -> Tensor:
     return output if isinstance(output, Tensor) else output.logits  # type: ignore[no-any-return]
 
 
-def said_by(notes: tuple[str, ...]) -> ModelFacts:
+def facts_in(notes: tuple[str, ...]) -> ModelFacts:
     """Return the facts in the notes on an .npz: model and image size."""
     text = " ".join(notes)
     eps = float(text.partition("have eps ")[2].partition(",")[0]) if "have eps" in text else None
@@ -130,7 +130,7 @@ def said_by(notes: tuple[str, ...]) -> ModelFacts:
 
 def outcome(folder: Path, options: dict[str, Any], to: str) -> str:
     """Return ``equal``, or the sentence that refuses the model."""
-    file, model = left(folder, options)
+    file, model = write_trial(folder, options)
     target = folder / FILES[to]
     for other in folder.glob("*.json"):
         if other.name != "spec.json":
@@ -141,13 +141,13 @@ def outcome(folder: Path, options: dict[str, Any], to: str) -> str:
     except WeightsError as error:
         assert not target.exists() and "\n" not in str(error)
         return str(error).partition(": ")[2]
-    facts = said_by(done.notes) if to == "google" else ModelFacts()
+    facts = facts_in(done.notes) if to == "google" else ModelFacts()
     torch.testing.assert_close(logits(open_model(target, facts=facts).model), logits(model), rtol=1e-10, atol=1e-10)
     return "equal"
 
 
 def test_changed_header_of_trial_file_is_refused(tmp_path: Path) -> None:
-    file, _ = left(tmp_path, {})
+    file, _ = write_trial(tmp_path, {})
     whole = file.read_bytes()
     open_model(file)
     file.write_bytes(whole.replace(b"[0.5, 0.5, 0.5]", b"[0.5, 0.4, 0.5]", 1))
@@ -226,13 +226,13 @@ def test_unsupported_property_is_named(options: dict[str, Any], to: str, sentenc
 
 
 def test_torchvision_requires_square_images(tmp_path: Path) -> None:
-    file, _ = left(tmp_path / "trial", {}, image=(16, 8))
+    file, _ = write_trial(tmp_path / "trial", {}, image=(16, 8))
     with pytest.raises(WeightsError, match="its images are of 16x8 pixels, and there they are square"):
         convert(file, tmp_path / "b.pth", "torchvision")
 
 
 def test_foreign_config_beside_target_is_noticed(tmp_path: Path) -> None:
-    file, _ = left(tmp_path / "trial", {})
+    file, _ = write_trial(tmp_path / "trial", {})
     write_json(tmp_path / "config.json", {"model_type": "vit", "hidden_size": 16, "num_attention_heads": 4})
     with pytest.raises(WeightsError, match="heads"):
         convert(file, tmp_path / "model.safetensors", "hf")
@@ -256,7 +256,7 @@ def test_foreign_config_beside_target_is_noticed(tmp_path: Path) -> None:
 def test_timm_computes_the_same(options: dict[str, Any], arguments: dict[str, Any], tmp_path: Path) -> None:
     if arguments.get("norm_layer") == "eps":
         arguments = {"norm_layer": partial(torch.nn.LayerNorm, eps=1e-3)}
-    file, model = left(tmp_path / "trial", options)
+    file, model = write_trial(tmp_path / "trial", options)
     convert(file, tmp_path / "b.pth", "timm")
     base = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
     theirs = timm.VisionTransformer(**base, **arguments)
@@ -273,7 +273,7 @@ def test_timm_computes_the_same(options: dict[str, Any], arguments: dict[str, An
     ],
 )
 def test_transformers_computes_the_same(options: dict[str, Any], tmp_path: Path) -> None:
-    file, model = left(tmp_path / "trial", options)
+    file, model = write_trial(tmp_path / "trial", options)
     convert(file, tmp_path / "model.safetensors", "hf")
     kind = "DeiTForImageClassificationWithTeacher" if "prefix" in options else "ViTForImageClassification"
     theirs = getattr(transformers, kind).from_pretrained(tmp_path, attn_implementation="sdpa")
@@ -283,7 +283,7 @@ def test_transformers_computes_the_same(options: dict[str, Any], tmp_path: Path)
 @pytest.mark.parametrize("pooled", [False, True])
 def test_torchvision_computes_the_same(pooled: bool, tmp_path: Path) -> None:
     options = {"final_norm_at": "pooled"} if pooled else {"head": {"type": "mlp", "representation_size": 8}}
-    file, model = left(tmp_path / "trial", options)
+    file, model = write_trial(tmp_path / "trial", options)
     convert(file, tmp_path / "b.pth", "torchvision")
     theirs = tv.VisionTransformer(
         image_size=16,

@@ -357,7 +357,7 @@ BARE_NAMES: dict[str, tuple[ModelFacts, tuple[str, ...]]] = {
 }
 
 
-def _named(options: Mapping[str, Any]) -> str:
+def _options_text(options: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in _plain(options).items()) or "none"
 
 
@@ -366,10 +366,10 @@ def _timm_cases() -> Iterator[Case]:
         yield Case(CONFIGURED, name, functools.partial(configured, name))
     for options in VIT_ARGUMENTS:
         make = functools.partial(small, base="vit_tiny_patch16_224", **options)
-        yield Case(ARGUMENTS, _named(options), make)
+        yield Case(ARGUMENTS, _options_text(options), make)
     for options in EVA_ARGUMENTS:
         make = functools.partial(small, base="vit_small_patch16_rope_224", **options)
-        yield Case(ROTATED, _named(options), make)
+        yield Case(ROTATED, _options_text(options), make)
     for name, (options, facts_given, assumed) in BARE_FILES.items():
         yield Case(BARE, name, functools.partial(bare, said=facts_given, **options), assumed)
     for name, (facts_given, assumed) in BARE_NAMES.items():
@@ -440,7 +440,7 @@ HUGGING_FACE_CASES: list[tuple[str, dict[str, Any]]] = [
 
 def _hugging_face_cases() -> Iterator[Case]:
     for kind, options in HUGGING_FACE_CASES:
-        title = f"{kind}: {_named(options)}" if options else kind
+        title = f"{kind}: {_options_text(options)}" if options else kind
         yield Case(HUGGING_FACE, title, functools.partial(hugging_face, kind, **options))
 
 
@@ -464,7 +464,7 @@ def hugging_face_bare(kind: str, folder: Path, **options: Any) -> Original:
 
 def _hugging_face_bare_cases() -> Iterator[Case]:
     for kind, options, assumed in HUGGING_FACE_TENSORS:
-        title = f"{kind}: {_named(options)}" if options else kind
+        title = f"{kind}: {_options_text(options)}" if options else kind
         yield Case(HUGGING_FACE_BARE, title, functools.partial(hugging_face_bare, kind, **options), assumed)
 
 

@@ -162,7 +162,7 @@ def peer(name: str, shape: Shape, *, fused: bool, bf16: bool = False) -> Contend
 # -- vitlab -----------------------------------------------------------------------------------------------------------
 
 
-def begun(spec: TrialSpec, seeds: Mapping[str, int]) -> Training:
+def start_training(spec: TrialSpec, seeds: Mapping[str, int]) -> Training:
     """Start a training as a worker does."""
     data = slot("dataset").resolve(spec.data)
     prepared = prepare(data, seeds)
@@ -175,7 +175,7 @@ def begun(spec: TrialSpec, seeds: Mapping[str, int]) -> Training:
 def planned(trial: Trial) -> Training:
     """Return the training of a trial of a study, without an end."""
     train = trial.spec.train.model_copy(update={"epochs": None, "images": None, "steps": FOREVER})
-    return begun(trial.spec.model_copy(update={"train": train}), trial.seeds)
+    return start_training(trial.spec.model_copy(update={"train": train}), trial.seeds)
 
 
 def training_spec(shape: Shape, *, bf16: bool = False) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def training_spec(shape: Shape, *, bf16: bool = False) -> dict[str, Any]:
 
 def training(shape: Shape, seed: int = 0, *, bf16: bool = False) -> Training:
     """Start the training of a spec."""
-    return begun(
+    return start_training(
         TrialSpec.model_validate(training_spec(shape, bf16=bf16)), {**dict.fromkeys(STREAMS, seed), "split": 0}
     )
 

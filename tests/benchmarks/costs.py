@@ -137,13 +137,13 @@ def journal() -> list[Row]:
         trial = TrialFolder(Path(folder) / "trial")
         trial.path.mkdir(exist_ok=True)
 
-        def written(count: int) -> float:
+        def seconds_per_metric(count: int) -> float:
             metrics = dict(list(METRICS.items())[:count])
             for step in range(200):
                 trial.emit("metrics", step=step, epoch=0.1, images=step, metrics=metrics)
             return 200
 
-        speeds = in_turns({"1": lambda: written(1), "10": lambda: written(10)})
+        speeds = in_turns({"1": lambda: seconds_per_metric(1), "10": lambda: seconds_per_metric(10)})
     return [
         row(
             "P9",

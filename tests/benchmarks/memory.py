@@ -26,7 +26,7 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _held(pipe: Connection, members: int) -> None:
+def _send_peak(pipe: Connection, members: int) -> None:
     """Return the peak bytes of a training, above the bytes after the imports."""
     torch.set_num_threads(1)
     spec = training_spec(MICRO)
@@ -56,7 +56,7 @@ def _held(pipe: Connection, members: int) -> None:
 def _in_a_process(members: int) -> int:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_held, args=(theirs, members))
+    process = context.Process(target=_send_peak, args=(theirs, members))
     process.start()
     theirs.close()
     peak: int = ours.recv()

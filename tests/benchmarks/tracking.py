@@ -106,26 +106,26 @@ def expected(store: Store, plan: Plan) -> Points:
         for event in map(json.loads, (path / "events.jsonl").read_text().splitlines()):
             if event["kind"] == "metrics":
                 values = {**event["metrics"], "progress/epoch": event["epoch"], "progress/images": event["images"]}
-                points.update((trial.key, name, event["t"], event["step"], _said(v)) for name, v in values.items())
+                points.update((trial.key, name, event["t"], event["step"], _formatted(v)) for name, v in values.items())
         result = json.loads((path / "result.json").read_text())
         around, outcome = result["circumstances"], result["outcome"]
         t = int(around["ended"] * 1000)
         finals = {f"final/{name}": value for name, value in outcome["metrics"].items()}
         finals |= {f"cost/{name}": around[name] for name in ("params", "macs", "wall_s", "memory_bytes")}
         finals["cost/images_per_s"] = outcome["images"] / around["wall_s"]
-        points.update((trial.key, name, t, 0, _said(value)) for name, value in finals.items())
+        points.update((trial.key, name, t, 0, _formatted(value)) for name, value in finals.items())
     return points
 
 
 def stored(database: str | Path) -> Points:
     """Return the points in the database."""
     return Counter(
-        (trial, name, t, step, _said(math.nan if is_nan else value))
+        (trial, name, t, step, _formatted(math.nan if is_nan else value))
         for trial, name, t, step, value, is_nan in rows(database, SQL)
     )
 
 
-def _said(value: float) -> str:
+def _formatted(value: float) -> str:
     return repr(float(value) if math.isfinite(value) else math.nan)
 
 
