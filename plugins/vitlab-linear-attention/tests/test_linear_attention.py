@@ -176,12 +176,12 @@ def test_features_are_orthogonal_in_groups_with_normal_lengths() -> None:
 
 
 def test_features_are_drawn_with_initial_values() -> None:
-    def made(seed: int) -> dict[str, Tensor]:
+    def initial_state(seed: int) -> dict[str, Tensor]:
         net = model.build(vit("performer"), DATA)
         net.initialise(seed)
         return dict(net.state_dict())
 
-    one, again, other = made(0), made(0), made(1)
+    one, again, other = initial_state(0), initial_state(0), initial_state(1)
     first, second = (f"blocks.{i}.attn.features_FK" for i in range(2))
     assert torch.equal(one[first], again[first])
     assert not torch.equal(one[first], other[first]) and not torch.equal(one[first], one[second])

@@ -81,14 +81,14 @@ def folder_of(out: Path, name: str) -> TrialFolder:
     return Store(out).trial(trial.key, trial.code)
 
 
-def read(out: Path, run: str, folder: str = "tensorboard") -> EventAccumulator:
+def load_events(out: Path, run: str, folder: str = "tensorboard") -> EventAccumulator:
     everything = {"scalars": 0, "tensors": 0, "images": 0, "histograms": 0}
     return EventAccumulator(str(out / folder / "tiny" / run), size_guidance=everything).Reload()
 
 
 def stored(out: Path, run: str, folder: str = "tensorboard") -> Points:
     points: Points = Counter()
-    events = read(out, run, folder)
+    events = load_events(out, run, folder)
     for name in events.Tags()["tensors"]:
         if not name.endswith("text_summary"):
             points.update(
@@ -196,7 +196,7 @@ def test_running_reader_reads_every_point_once(untold: Path, monkeypatch: Any) -
         patched.setattr("vitlab.trackers.replay.write_json", lambda *_: (_ for _ in ()).throw(Killed()))
         with pytest.raises(Killed):
             tracker(untold).update()
-    reader = read(untold, NAMES[0])
+    reader = load_events(untold, NAMES[0])
     counts = {name: len(reader.Tensors(name)) for name in reader.Tags()["tensors"]}
     assert tracker(untold).close()
     reader.Reload()
@@ -288,7 +288,7 @@ def metadata_of(events: EventAccumulator, tag: str) -> HParamsPluginData:
 
 def test_hyperparameters_and_texts_equal_trial(trained: Path) -> None:
     for run, position in ((NAMES[0], "learned"), (NAMES[2], "none")):
-        events = read(trained, run)
+        events = load_events(trained, run)
         start = metadata_of(events, metadata.SESSION_START_INFO_TAG).session_start_info
         assert start.hparams["model.position"].string_value == position
         assert start.hparams["model.dim"].number_value == 8 and start.hparams["arm"].string_value in run
@@ -299,7 +299,7 @@ def test_hyperparameters_and_texts_equal_trial(trained: Path) -> None:
         text = events.Tensors("spec/text_summary")[0].tensor_proto.string_val[0].decode()
         spec = json.loads((folder_of(trained, run).path / "spec.json").read_text())
         assert yaml.safe_load(text)["spec"] == spec["spec"]
-    [text] = read(trained, "study").Tensors("study file/text_summary")
+    [text] = load_events(trained, "study").Tensors("study file/text_summary")
     assert yaml.safe_load(text.tensor_proto.string_val[0])["study"] == "tiny"
 
 
@@ -311,7 +311,7 @@ def test_non_finite_values_and_failures(untold: Path) -> None:
     other.fail("the disk is full")
     assert tracker(untold).close()
     assert [math.isnan(value) for name, value, _, step in stored(untold, NAMES[0]) if (name, step) == ("train/loss", 5)]
-    [text] = read(untold, NAMES[1]).Tensors("failure/text_summary")
+    [text] = load_events(untold, NAMES[1]).Tensors("failure/text_summary")
     assert text.tensor_proto.string_val[0] == b"the disk is full"
 
 
