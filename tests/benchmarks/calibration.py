@@ -10,7 +10,7 @@ Printed are
 - for the gate and for the report, the share of studies in which nothing differs and something is found all the same;
 - for the gate, the share of studies that pass whole, and of cells that are found which have lost 1 or 2 standard
   deviations, beside the share by a simulation of its own, in terms of scipy alone;
-- for the gate with a second look, the same false alarms;
+- for the gate with a second stage, the same false alarms;
 - over repeats of the study of the pool itself, each with seeds of its own for baseline and candidate, all verdicts;
 - for each bug of ``bugs.py``, its effect over all its seeds and the verdicts on it.
 
@@ -307,7 +307,7 @@ def main() -> int:
     count, repeats, worst = arguments.studies, arguments.repeats, list[float]()
     print(f"{count} studies a line; false alarms may reach {bound(count):.2%}, over {repeats} {bound(repeats):.2%}")
     heads, compared = ("seeds", "arms", "false alarms", "pass unchanged"), ("seeds", "compared", "false alarms")
-    looks, twice = (*heads, "second look"), (*compared, "second look")
+    looks, twice = (*heads, "second stage"), (*compared, "second stage")
     if arguments.only != "real":
         draws = np.random.default_rng([arguments.seed, 0])
         noise = gaussian(draws)
