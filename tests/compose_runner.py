@@ -25,7 +25,7 @@ import yaml
 
 FILE = Path(__file__).parents[1] / "docker" / "compose.yaml"
 START_S = 180.0
-STARTED = "Ray runtime started"  #: what a node of Ray's says when it has joined its cluster
+STARTED = "Ray runtime started"  #: message of a Ray node that has joined its cluster
 
 
 def free_port() -> int:

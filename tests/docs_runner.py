@@ -32,7 +32,7 @@ SMALL = {"seeds": 1, "train.epochs": 1, "train.evaluations": 1, "data.fraction":
 APART = {"run.executor": "inline", "run.tracker": "none"}
 ONLY_READ = {"ui", "sync", "check"}  #: vitlab commands that serve, need a server, or train for long
 DRAWN = "tutorial.md"  #: the page whose reports are drawn
-ELSEWHERE = {"git", "python", "sbatch"}  #: programs whose lines are shown and not tried
+ELSEWHERE = {"git", "python", "sbatch"}  #: programs whose lines are not run
 WARM = [
     "torch._dynamo",
     "pandas",
@@ -47,7 +47,7 @@ WARM = [
     "vitlab.lab",
     "vitlab.runner.run",
     "vitlab.testing",
-]  #: what most commands need, imported once
+]  #: imports that most commands need
 BASE = """
 study: shown
 base:
@@ -71,13 +71,13 @@ class Block:
 class Reader:
     """State of a reader who follows a page."""
 
-    home: Path  #: the folder begun in, which has the repository's own files as well
+    home: Path  #: the initial folder, which has the files of the repository
     here: Path
     imports: list[str] = field(default_factory=list)  #: where packages were installed
     environment: dict[str, str] = field(default_factory=dict)
     trained: frozenset[str] = frozenset()  #: studies that the page trains in full, and so need no smaller trial
-    template: bool = False  #: whether what lies here is as vitlab new wrote it, which is tested elsewhere
-    drawn: bool = True  #: whether a run draws its report
+    template: bool = False  #: whether the files are as written by vitlab new, which is tested elsewhere
+    drawn: bool = True  #: whether a run renders its report
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -217,7 +217,7 @@ def _vitlab(words: list[str], reader: Reader) -> None:
     if words[0].startswith("-"):
         return _apart(lambda: _main(words), reader)
     reader.template = reader.template or words[0] == "new"
-    ours = [word for word in words if word.startswith("pipelines/")]  # what they train is tested elsewhere
+    ours = [word for word in words if word.startswith("pipelines/")]  # their training is tested elsewhere
     if missing := [word for word in ours if not (ROOT / word).is_file()]:
         raise Failed(f"there is no file {missing[0]}")
     small = "--smoke" in words and not reader.trained.isdisjoint(words)

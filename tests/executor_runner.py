@@ -80,7 +80,7 @@ def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "fork":
-                if os.fork() == 0:  # it outlives its parent, and has all that this had open
+                if os.fork() == 0:  # it outlives its parent and inherits its open files
                     time.sleep(3)
                     os._exit(0)
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -207,7 +207,7 @@ class Bench:
         from vitlab import lab
         from vitlab.store.folders import TrialFolder
 
-        # Whether a folder is a git repository is looked up in a process of its own.
+        # A separate process checks whether a folder is a git repository.
         git = mock.patch("vitlab.trackers.source._git", lambda *_: "")
         with git, mock.patch.object(lab, "execute", self.train):
             answer = lab.run(self.file, out=self.out, retry_failed=True)

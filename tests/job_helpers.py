@@ -13,7 +13,7 @@ from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
 
 HERE = Path(__file__).parent
-PATIENCE_S = 240.0  #: for a loaded machine; nothing waits that long unless it is broken
+PATIENCE_S = 240.0  #: for a loaded machine; only failures take this long
 
 
 def job(root: Path, do: str, name: str = "", **spec: Any) -> Job:

@@ -51,10 +51,10 @@ QUOTAS = {
 """How often each is done in a whole campaign."""
 
 ON_RAY_ALONE = ("machine lost",)
-TIMEOUT_S = 30.0  #: of a trial; one takes some 5 s
+TIMEOUT_S = 30.0  #: per trial, which takes about 5 s
 AWAY_S = 8.0  #: how long the tracking server is away
-NOWHERE = "http://127.0.0.1:9"  #: nobody listens there
-PATIENCE_S = 1800.0  #: for a study; none takes that long unless it hangs
+NOWHERE = "http://127.0.0.1:9"  #: a port without listener
+PATIENCE_S = 1800.0  #: per study; only a hanging one takes this long
 MARK = "VITLAB_SOAK"  #: the variable that all processes of a study have
 
 PLUGIN = """
@@ -144,7 +144,7 @@ class Cluster:
         common = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
         self._common = common
         head = {**common, "num_cpus": 0, "temp_dir": self._temporary}
-        with mock.patch("ray._private.utils.write_ray_address"):  # or it were 'auto' for all of this machine
+        with mock.patch("ray._private.utils.write_ray_address"):  # otherwise 'auto' would find the whole machine
             self._cluster = RayCluster(initialize_head=True, head_node_args=head)
         self._machines = [self._cluster.add_node(num_cpus=2, **common) for _ in range(2)]
         self.environment = {"RAY_ADDRESS": self._cluster.address}
@@ -193,7 +193,10 @@ class Bout:
         """
         folder.mkdir(parents=True)
         self.name, self.out, self.log = name, folder / "out", folder / "driver.log"
-        self.file, self.plugin = folder / "soak.yaml", folder.parent / "soak_slow.py"  # one for all, for files clash
+        self.file, self.plugin = (
+            folder / "soak.yaml",
+            folder.parent / "soak_slow.py",
+        )  # one for all, because files clash
         self.file.write_text(yaml.safe_dump({"study": name, **study}))
         self.plugin.write_text(PLUGIN)
         self.mark = uuid.uuid4().hex
@@ -279,7 +282,7 @@ class Bout:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, limit))
             return wait_for(lambda: self.log.read_bytes().count(b"File too large") > before, 10.0)
         os.kill(pid, signal.SIGSTOP)
-        time.sleep(0.5)  # what it has sent arrives
+        time.sleep(0.5)  # sent data still arrives
         file = folder.checkpoint / "last.safetensors"
         data = bytearray(file.read_bytes())
         place = self.dice.randrange(len(data))
@@ -361,7 +364,7 @@ class Bout:
         self.missed = max(0, self.damaged - anew)
         if self.missed:
             self.done["checkpoint damaged"] -= self.missed
-        if self.missed and self.executors == ["local"]:  # of a copy the true file may have come afterwards
+        if self.missed and self.executors == ["local"]:  # the true file may be newer than the copy
             faults.append(f"{self.damaged} checkpoints were damaged, and {anew} attempts have seen one")
         if not wait_for(lambda: not processes(f"{MARK}={self.mark}", "environ"), 60.0):
             faults.append(f"processes are left: {processes(f'{MARK}={self.mark}', 'environ')}")

@@ -102,7 +102,7 @@ def test_implementations_equal_formula(name: str, what: str, prefix: tuple[str, 
 @pytest.mark.parametrize("name", NAMES)
 def test_implementations_share_canonical_state(name: str) -> None:
     """The reference is timm's attention; its state loads strictly and round-trips bitwise."""
-    torchvision()  # timm imports it, and it may need help
+    torchvision()  # timm imports torchvision, whose import may need a workaround
     timm_attention = pytest.importorskip("timm.layers").Attention
     torch.manual_seed(3)
     reference = timm_attention(12, num_heads=3, qkv_bias=True, qk_norm=True, norm_layer=torch.nn.LayerNorm)

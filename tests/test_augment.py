@@ -232,7 +232,7 @@ def test_color_factors_equal_torchvision(name: str, theirs, dtype: torch.dtype, 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_hue_equals_torchvision(dtype: torch.dtype) -> None:
     x_BCHW = images() if dtype == torch.uint8 else images().float() / 255
-    x_BCHW[0] = x_BCHW[0, :1]  # no colour to turn
+    x_BCHW[0] = x_BCHW[0, :1]  # grey has no hue
     turn_B = torch.linspace(-0.5, 0.5, 40)
     out_BCHW = pixels.hue(x_BCHW, turn_B)
     expected = torch.stack([F.adjust_hue(x, float(turn)) for x, turn in zip(x_BCHW, turn_B, strict=True)])
@@ -327,7 +327,7 @@ def test_rand_augment_operations_equal_torchvision(number: int, theirs: str, mag
         expected = torch.stack([module._apply_op(x, theirs, amount, Mode.NEAREST, None) for x in x_BCHW])
         off = (ours.int() - expected.int()).abs()
         if number in range(1, 6):
-            # Where a place lies half-way between two pixels, the last bit of its number decides which is nearest.
+            # Half-way between two pixels, the last bit of the coordinate decides which is nearest.
             assert (off > 0).float().mean() < 0.02
         else:
             assert off.max() <= 1 and (off > 0).float().mean() < 1e-3

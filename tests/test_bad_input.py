@@ -134,7 +134,7 @@ KINDS = [
     ("lr: 1.0e-3", "lr: .inf", "5:65", [".inf", "finite"]),
     ("lr: 1.0e-3", "lr: .nan", "5:65", [".nan", "finite"]),
     ("study: small", "study: small\nseeds: 1000000000", "2:1", ["at most 1,000,000 seeds"]),
-    # what does not divide
+    # sizes that do not divide
     ("patch_size: 2", "patch_size: 3", "4:22", ["image height 8", "patch_size 3", "1, 2, 4, 8"]),
     ("patch_size: 2", "patch_size: [2, 5]", "4:22", ["image width 8", "patch_size 5", "1, 2, 4, 8"]),
     ("dim: 8", "dim: 9", "4:55", ["dim 9", "heads 2", "1, 3, 9"]),
@@ -147,7 +147,7 @@ KINDS = [
     ("model.position: [none]", "model.postion: [none]", "8:21", ["no option 'postion'", "'position'"]),
     ("model.position: [none]", "modle.position: [none]", "8:22", ["unknown key 'modle'", "'model'"]),
     ("model.position: [none]", "model.mlp.ration: [2]", "8:24", ["no option 'ration'", "'ratio'"]),
-    # one thing said twice
+    # duplicates
     ("dim: 8", "dim: 8, dim: 16", "4:45", ["key 'dim' is given twice", "first in line 4"]),
     ("design:\n", "seeds: 2\nseeds: 3\ndesign:\n", "7:1", ["key 'seeds' is given twice", "first in line 6"]),
     # no is false
@@ -326,7 +326,7 @@ def test_mistake_does_not_hide_others(here: Path, changes: dict[str, str], words
 @pytest.mark.parametrize(
     ("old", "instead", "words"),
     [
-        # a rule is not checked where a value that it needs is wrong
+        # a rule with a wrong value is not checked
         ("steps: 2", "steps: two", "base.train.steps must be a whole number"),
         ("study: small", "study: small\nrun: {explain: [0], keep: nothing}", "run.keep: found 'nothing'"),
         ("heads: 2", "heads: two", "heads must be a whole number"),

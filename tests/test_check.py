@@ -133,7 +133,7 @@ def test_bug_is_detected_despite_full_store(
     document = json.loads(done.stdout)
     assert done.exit_code == 1 and document["verdict"] == "regressed"
     findings = [finding for finding in document["findings"] if finding["verdict"] == "regressed"]
-    # A table that nothing uses cannot be stacked, so the loop has trained it: in fp32 that alone might be rounding.
+    # An unused table cannot be stacked, so the loop trains it; in fp32 this alone might change the rounding.
     precisions = ("fp64",) if bug == "no_position" else ("fp64", "fp32")
     assert {(finding["arm"], finding["check"]) for finding in findings} == {
         (arm, f"trace {precision}") for arm in arms for precision in precisions
@@ -166,7 +166,7 @@ def test_results_of_other_torch_are_not_reused(
     trained = {*(tmp_path / "here" / "out").glob("trials/*/*/result.json")} - before.keys()
     assert len(trained) == len(before) == 6
     assert {Result.from_json(read_json(file)).circumstances.installed["torch"] for file in trained} == {other_torch}
-    # and what the gate has trained itself it takes again
+    # the gate reuses its own trainings
     again = json.loads(vitlab(tmp_path / "here", "--json", "--tier", "statistical").stdout)
     assert again["cells"] == document["cells"]
     assert len([*(tmp_path / "here" / "out").glob("trials/*/*/result.json")]) == 12

@@ -117,7 +117,7 @@ def test_run_prints_answer_to_stdout_and_progress_to_stderr(
     code, printed, err = call("run", file, "--out", out)
     assert code == 0
     assert "0 trained, 4 taken from earlier runs." in printed and "position=none" in printed
-    # The path is relative where the output folder lies below the working directory.
+    # The path is relative if the output folder is below the working directory.
     assert f"{out.name}/studies/tiny/report/report.html" in printed and "vitlab sync" in printed
     assert "0 to train" in err and "0 to train" not in printed
 
@@ -423,7 +423,7 @@ def test_logs_and_gc(ran: tuple[Path, Path], tmp_path: Path) -> None:
     code, _, err = call("logs", "tiny", "--arm", "position=non", "--out", out)
     assert code == 2 and "Did you mean 'position=none'?" in err
 
-    # A study that was run, whose second seed is asked for no more: its plan as the next run would write it.
+    # A study without its second seed: the plan as the next run would write it.
     shutil.copytree(out, tmp_path / "out")
     _, plan = lab.plan_study(ran[0], changes={"seeds": 1}, out=tmp_path / "out")
     write_json(tmp_path / "out" / "studies" / "tiny" / "plan.json", plan.to_json())

@@ -148,7 +148,7 @@ def test_patching_plugin_file_is_part_of_every_trial(tmp_path: Path, monkeypatch
     patched = vitlab.run(file, out=tmp_path / "out", plugins=[patching])
     assert (first.trained, patched.trained, patched.cached) == (1, 1, 0)
     assert loss(first) != loss(patched)
-    # the patch goes on in this process, and so do its results
+    # the patch and its results remain in this process
     after = vitlab.run(file, out=tmp_path / "out")
     assert (after.trained, after.cached) == (0, 1) and loss(after) == loss(patched)
     elsewhere = study(tmp_path, executor="local")

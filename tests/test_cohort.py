@@ -159,7 +159,7 @@ def test_resume_from_different_steps_equals_uninterrupted(engine: Stacking) -> N
         members = [Member(one, save=states[m].append) for m, one in enumerate(first)]
         results = train_cohort(members, engine=engine, stop=lambda: next(calls, None) is None, every_s=0.0)  # noqa: B023
         assert results == [None] * 3
-        # As after a kill between two checkpoints: one member's latest is lost, another's all are.
+        # As after a kill between two checkpoints: one trial loses its latest, another all.
         second = [training(seed) for seed in range(3)]
         second[0].load(_copied(states[0][-1]))
         second[1].load(_copied(states[1][max(0, len(states[1]) - 2)]))

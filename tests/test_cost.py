@@ -12,7 +12,7 @@ from vitlab.models.cost import Cost, cost_of, formula, macs, parameters
 from vitlab.models.sizes import SIZES
 from vitlab.registry import slot
 
-torchvision()  # timm imports it, and it may need help
+torchvision()  # timm imports torchvision, whose import may need a workaround
 timm = pytest.importorskip("timm")
 
 # Name, size, patch, pixels, distilled, parameters to the unit and GMACs as printed (timm, torchvision, the papers).

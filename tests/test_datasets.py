@@ -252,7 +252,7 @@ def test_real_fashion_mnist_has_published_checksums() -> None:
         x_NCHW, y_N = fashion.read(split)
         assert x_NCHW.shape == (n, 1, 28, 28)
         assert y_N.bincount().tolist() == [n // 10] * 10
-    # The mean and deviation everybody normalises Fashion-MNIST with.
+    # The usual mean and deviation of Fashion-MNIST.
     mean, std = statistics(fashion.read("train").x_NCHW)
     assert mean[0] == pytest.approx(0.2860, abs=1e-4) and std[0] == pytest.approx(0.3530, abs=1e-4)
 
@@ -302,7 +302,7 @@ def test_cifar_batches_are_read_in_order(tmp_path: Path, kind: type[cifar.Cifar]
     names = kind.batches["train"]
     assert np.array_equal(images.x_NCHW.flatten(1).numpy(), np.concatenate([batches[name][0] for name in names]))
     assert images.y_N.tolist() == [label for name in names for label in batches[name][1]]
-    # numpy and pickle themselves agree on what the hand-written stream says
+    # numpy and pickle agree with the hand-written stream
     loaded = pickle.loads((tmp_path / kind.folder / names[0]).read_bytes(), encoding="latin1")
     assert np.array_equal(loaded["data"], batches[names[0]][0])
 

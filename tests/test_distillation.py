@@ -41,7 +41,7 @@ from vitlab.store.folders import Store
 from vitlab.training.artifacts import InputSpec
 from vitlab.training.distillation import Distillation, InputAdapter
 
-torchvision()  # where torch has no operators for it, timm cannot import it alone
+torchvision()  # timm imports torchvision, whose import may need a workaround
 from timm.task import DistillationTeacher, TokenDistillationTask  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -346,7 +346,7 @@ def test_teacher_stays_fixed_and_student_learns_its_outputs(tmp_path: Path) -> N
     prepared = prepare(slot("dataset").resolve("digits"), seeds)
     teacher = slot("model").build(CONVNET, prepared.info)
     teacher.initialise(5)
-    teacher.train()(torch.randn(64, 1, 8, 8))  # so that its statistics are of something
+    teacher.train()(torch.randn(64, 1, 8, 8))  # so that its statistics are meaningful
     before = copy.deepcopy(teacher.state_dict())
     mine = InputSpec(prepared.info, prepared.mean, prepared.std)
     how = Distill.model_validate({"teacher": {"trial": {}}, "kind": "soft", "alpha": 1.0, "reduction": "batchmean"})
@@ -393,7 +393,7 @@ def test_distillation_code_is_only_in_digest_of_students(taught: Answer, tmp_pat
     done = subprocess.run(
         [sys.executable, "-c", code],
         input=json.dumps(keys),
-        cwd=tmp_path,  # there it finds the copy
+        cwd=tmp_path,  # it finds the copy there
         capture_output=True,
         text=True,
         check=True,

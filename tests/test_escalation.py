@@ -90,7 +90,7 @@ def test_each_stage_spends_half_of_alpha_on_whole_family(values):
         return float(stats.ttest_rel([values[arm][s] for s in seeds], [base[s] for s in seeds]).pvalue)
 
     first = holm([p(arm, FIRST) for arm in ("far", "near", "level")])
-    second = holm([1.0, p("near", SECOND), p("level", SECOND)])  # what is decided says nothing any more
+    second = holm([1.0, p("near", SECOND), p("level", SECOND)])  # decided arms have no note
     assert rows["far"]["p_corrected"] == pytest.approx(2 * first[0])
     assert rows["near"]["p_corrected"] == pytest.approx(min(1, 2 * second[1]))
     assert rows["level"]["p_corrected"] == pytest.approx(min(1, 2 * second[2]))

@@ -444,7 +444,7 @@ def test_workers_of_killed_driver_write_checkpoint_and_exit(local: Callable[...,
     assert TrialFolder(work.folder).is_locked()
     driver.kill()
     out, _ = driver.communicate()
-    assert out.count("script runs") == 1  # not once more in the worker
+    assert out.count("script runs") == 1  # not again in the worker
     until(lambda: not alive(pid))
     assert not TrialFolder(work.folder).is_locked()
     assert (work.folder / "checkpoint").is_dir()
@@ -551,7 +551,7 @@ def test_only_own_stopped_orphan_is_killed(
         for kind in holders:
             until(TrialFolder(job(tmp_path, kind).folder).is_locked)
         forged = hold(TrialFolder(work[2].folder))
-        # Somebody who may write to the folder holds its lock, and names a process that holds another trial's.
+        # Another user locks the folder and names a process that owns another trial's lock.
         (work[2].folder / "lock").write_text(f"{process(holders['victim'].pid)} {name}\n")
         executor = local()
         assert executor.reattach(work) == work

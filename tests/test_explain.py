@@ -186,7 +186,7 @@ def tiny(task: str = "classification", image: tuple[int, int] = (8, 12), **optio
 
 @pytest.mark.parametrize("attention", ["auto", "fused", "split", "per_head", "sdpa"])
 def test_captured_maps_equal_unfused_timm(attention: str) -> None:
-    torchvision()  # timm imports it, and it may need help
+    torchvision()  # timm imports torchvision, whose import may need a workaround
     timm = pytest.importorskip("timm")
     ours = tiny(attention=attention).train()
     theirs = timm.models.VisionTransformer(

@@ -191,7 +191,7 @@ def test_first_step_is_reported_once(tmp_path: Path) -> None:
         work = job(tmp_path, "step", steps=steps)
         (work.folder / "result.json").unlink(missing_ok=True)
         assert base.attempt(work, "executor_runner", lambda: False, announced.append)[0] == "done"
-        assert announced == stages  # of the single step nobody asks again; its end tells as much
+        assert announced == stages  # a single step has no further report; its end implies it
 
 
 def test_trial_that_ignores_its_time_limit_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

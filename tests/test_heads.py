@@ -161,7 +161,7 @@ def test_fusions_of_distilled_pair(fusion: str) -> None:
     for name, value in expected.items():
         np.testing.assert_allclose(numbers(views[name]), value, atol=1e-12)
     assert torch.equal(views[""], views[fusion])
-    # The loss of a training must not know how the model will be asked later.
+    # The training loss must not depend on the output option.
     assert torch.equal(built.train().views(out)[""], views["logits"])
 
 
@@ -183,7 +183,7 @@ def test_probabilities_on_request(name: str, output: str) -> None:
     scores.load_state_dict(plain.state_dict())
     x = tokens(g)
     out = scores(x)
-    # Whatever is asked for, the prediction and what the loss reads are the same.
+    # Prediction and loss are equal for every output option.
     for view, value in plain.views(plain(x)).items():
         assert torch.equal(scores.views(out)[view], value)
     assert isinstance(out, Probabilities | DistilledProbabilities) == (output == "probabilities")

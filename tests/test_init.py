@@ -18,7 +18,7 @@ from vitlab.geometry import DataInfo
 from vitlab.models import ViT, model
 from vitlab.registry import listing, slot
 
-torchvision()  # timm imports it, and it may need help
+torchvision()  # timm imports torchvision, whose import may need a workaround
 timm = pytest.importorskip("timm")
 from timm.models.deit import VisionTransformerDistilled  # noqa: E402
 from timm.models.vision_transformer import VisionTransformer  # noqa: E402

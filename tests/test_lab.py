@@ -222,7 +222,7 @@ def test_changed_code_retrains_affected_trials_but_comments_do_not(
             cached.setdefault(trial["arm"], []).append(trial["cached"])
         return cached
 
-    # The module of the additive encodings holds 'none' and 'sinusoidal'; nobody here uses the rotary ones.
+    # The module of additive encodings has 'none' and 'sinusoidal'; the rotary one is not used here.
     positions = tmp_path / "vitlab" / "components" / "position"
     for module, line in ((mlp, "# A comment, and nothing else."), (positions / "rotary.py", "CHANGED = True")):
         with module.open("a") as stream:
@@ -237,7 +237,7 @@ def test_changed_code_retrains_affected_trials_but_comments_do_not(
 # -- nothing is lost --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")  # it is meant to live on
+@pytest.mark.filterwarnings("ignore:subprocess:ResourceWarning")  # it is meant to survive
 def test_background_run_can_be_followed_and_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -408,7 +408,7 @@ def test_command_line_changes_are_stored_with_study(tmp_path: Path) -> None:
     changes = {"run.tracking_uri": NOWHERE, "model.dim": 4, "question": "Why not?"}
     answer = vitlab.run(file, out=tmp_path / "out", changes=changes)
     assert answer.plan.trials[0].trial.spec.plain()["model"]["dim"] == 4
-    # Delivered, or not, to where the run was told to, and to no database of its own.
+    # Delivered only to the configured address, and to no other database.
     assert sync(tmp_path / "out") == [("tiny", None)] and not (tmp_path / "out" / "mlflow.db").exists()
     provenance = json.loads(str(report.render(answer.plan, answer.store, "json")))["made"]
     out = tmp_path / "out"

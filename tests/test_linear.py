@@ -52,7 +52,7 @@ def test_optimum_equals_scikit_learn() -> None:
     with torch.no_grad():
         predicted = ours(x_test).logits
         torch.testing.assert_close(weight, torch.from_numpy(theirs.coef_), rtol=0, atol=1e-4)
-        shift = bias - torch.from_numpy(theirs.intercept_)  # the same number added to every class changes nothing
+        shift = bias - torch.from_numpy(theirs.intercept_)  # a constant added to all classes has no effect
         torch.testing.assert_close(shift, shift.mean().expand(10), rtol=0, atol=1e-4)
     np.testing.assert_array_equal(predicted.argmax(1).numpy(), theirs.predict(x_test.flatten(1).numpy()))
     assert float((predicted.argmax(1) == y_test).double().mean()) > 0.93

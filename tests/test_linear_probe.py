@@ -57,12 +57,12 @@ def ridge(x_ND: Tensor, y_N: Tensor, classes: int, l2: float) -> tuple[Ridge, np
 def test_linear_probe_is_ridge_regression(images: int, features: int, classes: int, exponent: int) -> None:
     generator = torch.Generator().manual_seed(images * 31 + features)
     x_ND = torch.randn(images, features, generator=generator, dtype=torch.float64) * 3 + 5
-    x_ND[:, 0] = 7.0  # says nothing, and is not to be divided by nothing
+    x_ND[:, 0] = 7.0  # a constant feature must not be divided by zero
     y_N = torch.randint(0, classes, (images,), generator=generator)
     weight_KD, bias_K = solve(x_ND, y_N, classes, 2.0**exponent)
     classifier, mean, std = ridge(x_ND, y_N, classes, 2.0**exponent)
     wanted_KD = classifier.coef_ / std
-    # Of the feature that never varies, the reference has its rounding divided by next to nothing.
+    # The reference divides the rounding error of the constant feature by almost zero.
     assert weight_KD[:, 0].abs().max() < 1e-9 and np.abs(wanted_KD[:, 0]).max() < 1e-6
     wanted_KD[:, 0] = 0
     np.testing.assert_allclose(weight_KD.numpy(), wanted_KD, rtol=1e-7, atol=1e-9)

@@ -107,7 +107,7 @@ def test_unwritable_folder_gives_one_sentence(
     if bad == "open":
         write_bytes(folder.path / "result.json", b"{}")
         write_bytes(folder.checkpoint / "last.safetensors", b"")
-        folder.remove_checkpoint()  # which is no reason to give up
+        folder.remove_checkpoint()  # this must not be an error
         assert folder.checkpoint.exists()
 
 
@@ -345,7 +345,7 @@ SPEC = {
 def test_training_that_lost_its_lock_writes_nothing(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitlab.plan.values import Trial  # here, for the other tests' processes need no torch
+    from vitlab.plan.values import Trial  # here, because processes of other tests need no torch
     from vitlab.runner.run import Settings, run_cohort, run_trial
     from vitlab.spec import STREAMS
 

@@ -14,7 +14,7 @@ from vitlab.geometry import DataInfo
 from vitlab.registry import slot
 from vitlab.training.metrics import MetricAccumulator, calibration_error, mean_iou, metrics_of
 
-torchvision()  # where torch has no operators for it, timm cannot import it alone
+torchvision()  # timm imports torchvision, whose import may need a workaround
 from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy  # noqa: E402
 
 

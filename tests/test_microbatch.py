@@ -50,7 +50,7 @@ def gradients(one: Training) -> dict[str, Tensor]:
 
 
 AUGMENTED = {**DATA, "augment": [{"type": "crop", "padding": 2}, "flip"]}
-VOID = {**SCENES, "augment": [{"type": "crop", "padding": 3}]}  # what the crop brings in has no label
+VOID = {**SCENES, "augment": [{"type": "crop", "padding": 3}]}  # padding of the crop has no label
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_folder_and_mirror_stay_equal(tmp_path: Path, monkeypatch: pytest.Monkey
     dice = random.Random(0)
     for round_ in range(20):
         there, here = TrialFolder(tmp_path / f"there{round_}"), TrialFolder(tmp_path / f"here{round_}")
-        for folder in (there, here):  # as an earlier attempt left them
+        for folder in (there, here):  # as left by an earlier attempt
             folder.path.mkdir()
             write_bytes(folder.checkpoint / "last.safetensors", b"old")
         outbox, inbox = FileSender([there.path]), FileReceiver([here.path])
@@ -66,7 +66,7 @@ def test_checkpoint_arrives_after_its_journal(tmp_path: Path) -> None:
     write_bytes(there.checkpoint / "last.safetensors", b"step 1")
     pieces = outbox.changes()
     first = next(pieces)
-    # Written while the others travel: they belong to the next look, and the open checkpoint is still the first one.
+    # Written during the transfer: they belong to the next poll, and the open checkpoint is still the first one.
     there.emit("metrics", step=2)
     write_bytes(there.checkpoint / "last.safetensors", b"step 2")
     (second,) = pieces

@@ -53,7 +53,7 @@ from vitlab.trackers.address import Address, locate
 from vitlab.trackers.server import links
 
 Patch = pytest.MonkeyPatch
-NOWHERE = "http://127.0.0.1:9"  #: nobody listens there
+NOWHERE = "http://127.0.0.1:9"  #: a port without listener
 ARMS, SEEDS = ("baseline", "position=none"), ("0", "1")
 NAMES = [f"{arm}/s{seed}" for arm in ARMS for seed in SEEDS]
 Points = Counter[tuple[str, str, int, int]]  #: name, value, time, step
@@ -490,7 +490,7 @@ def test_delivery_leaves_environment_unchanged(runs: Runs, monkeypatch: Patch) -
 
     Once nothing more is delivered, it is as before.
     """
-    service.restore()  # what trackers of other tests have left that were not closed
+    service.restore()  # left by unclosed trackers of other tests
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "33")
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     before = dict(os.environ)

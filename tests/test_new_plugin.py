@@ -72,7 +72,7 @@ def test_generated_package_tests_validates_and_runs(tmp_path: Path) -> None:
         code, output = called("new", "plugin", f"acme-{slot}", "--slot", slot, "--out", str(tmp_path))
         assert code == 0 and f"cd {tmp_path / f'acme-{slot}'}" in output
         lay_down(tmp_path / f"acme-{slot}", tmp_path / "site")
-    # One process for all of them: most of what it does is to import torch.
+    # One process for all, because importing torch takes most of the time.
     script = f"""
 import pytest
 from vitlab.cli import cli

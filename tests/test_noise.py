@@ -164,7 +164,7 @@ def test_draws_of_sample_do_not_depend_on_batch_or_order(data: st.DataObject, n:
         torch.testing.assert_close(draw(key, sample_B[list(order)], n), whole[list(order)], rtol=0, atol=0)
         parts = torch.cat([draw(key, sample_B[:cut], n), draw(key, sample_B[cut:], n)])
         torch.testing.assert_close(parts, whole, rtol=0, atol=0)
-        # More draws are further draws: those there were do not change.
+        # Additional draws do not change earlier ones.
         torch.testing.assert_close(draw(key, sample_B, n + 3)[:, :n], whole, rtol=0, atol=0)
 
 

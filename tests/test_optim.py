@@ -16,7 +16,7 @@ from vitlab.geometry import DataInfo
 from vitlab.registry import slot
 from vitlab.training.optim import decay_groups, fused, layer_groups, set_rate
 
-torchvision()  # where torch has no operators for it, timm cannot import it alone
+torchvision()  # timm imports torchvision, whose import may need a workaround
 import timm  # noqa: E402
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay  # noqa: E402
 from timm.scheduler import CosineLRScheduler  # noqa: E402

@@ -158,14 +158,14 @@ def test_top_level_names() -> None:
     assert {"pyproject.toml", "vitlab", "plugins", "pipelines", "tests", "docker"} <= {p.name for p in ROOT.iterdir()}
 
 
-@pytest.mark.filterwarnings("ignore")  # what MLflow imports warns of itself
+@pytest.mark.filterwarnings("ignore")  # imports of MLflow emit warnings
 def test_container_server_answers_to_its_service_name() -> None:
     from mlflow.server.security_utils import is_allowed_host_header
 
     services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
     called = services["lab"]["environment"]["MLFLOW_TRACKING_URI"].partition("http://")[2].removesuffix("}")
     start = [*services["mlflow"]["entrypoint"], *services["mlflow"]["command"]]
-    hosts = start[start.index("--allowed-hosts") + 1]  # or what whoever starts it lets in beside
+    hosts = start[start.index("--allowed-hosts") + 1]  # or additional hosts from the environment
     allowed = hosts.partition(":-")[2].removesuffix("}").split(",")
     assert all(is_allowed_host_header(allowed, host) for host in (called, "127.0.0.1:5000", "localhost:5000"))
     assert not is_allowed_host_header(allowed, "elsewhere.example:5000")

@@ -63,7 +63,7 @@ def test_linear_options() -> None:
 
 
 def test_linear_loads_timm_state() -> None:
-    torchvision()  # timm imports it, and it may need help
+    torchvision()  # timm imports torchvision, whose import may need a workaround
     reference = pytest.importorskip("timm.layers").PatchEmbed(img_size=(8, 12), patch_size=(4, 3), embed_dim=16)
     module = build("linear", geometry((8, 12), (4, 3)))
     module.load_state_dict(reference.state_dict())
@@ -108,7 +108,7 @@ def test_conv_stem_has_channels_of_paper() -> None:
 
 
 def hybrid(**options: Any) -> Any:
-    torchvision()  # timm imports it, and it may need help
+    torchvision()  # timm imports torchvision, whose import may need a workaround
     timm = pytest.importorskip("timm")
     torch.manual_seed(4)
     return timm.create_model(depth=1, num_classes=0, **options).patch_embed
@@ -158,7 +158,7 @@ def test_padding_equals_tensorflow_for_any_size(image: tuple[int, int]) -> None:
 
 def test_resnet_narrow_and_wide() -> None:
     """width_factor is that of timm's ResNetV2; 0.25 is for small models."""
-    torchvision()  # timm imports it, and it may need help
+    torchvision()  # timm imports torchvision, whose import may need a workaround
     reference = pytest.importorskip("timm.models.resnetv2").ResNetV2(
         [1, 2], width_factor=2, num_classes=0, preact=False, stem_type="same", in_chans=1
     )

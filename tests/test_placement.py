@@ -91,4 +91,4 @@ def test_known_memory_is_counted() -> None:
     assert placement.place("x", Request(0.01, 50 * GIB)) == "GPU-b"
     placement.mark_started("x")
     assert placement.place("y", Request(0.01, 50 * GIB)) is None
-    assert Placement(["MIG-1"], MEMORY).possible(Request(0.5, 100 * GIB))  # nobody knows what a slice holds
+    assert Placement(["MIG-1"], MEMORY).possible(Request(0.5, 100 * GIB))  # the memory of a slice is unknown

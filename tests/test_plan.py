@@ -448,7 +448,7 @@ def test_source_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for content in (b"", b"[]", b'{"by": "another", "texts": {}}', b"\xff"):
         cache_file.write_bytes(content)
         assert digest() == changed != first
-    monkeypatch.setenv("XDG_CACHE_HOME", str(package / "block.py"))  # nowhere to keep anything
+    monkeypatch.setenv("XDG_CACHE_HOME", str(package / "block.py"))  # no writable cache
     assert digest() == changed
 
 

@@ -209,7 +209,7 @@ def test_plugin_file_registers_components_with_code_digest(tmp_path: Path) -> No
     assert norm.get("my_blocks.py:halved") is choice.component
     (entry,) = [entry for entry in registry.listing("norm") if entry.name == "halved"]
     assert entry.origin == origin and entry.target.endswith(":Halved")
-    assert registry.load_file(str(file)) == origin  # a second time is once
+    assert registry.load_file(str(file)) == origin  # loading it twice registers it once
     with pytest.raises(OptionError, match=r"no option 'bye'. Did you mean 'by'"):
         norm.resolve({"type": "halved", "bye": 1})
 

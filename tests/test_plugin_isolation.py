@@ -252,7 +252,7 @@ def test_plugin_faults_are_reported_only_where_relevant(tmp_path: Path) -> None:
     health = {
         (row["plugin"], row["name"]): row["health"]
         for row in json.loads(rows["out"])
-        if not row["plugin"].startswith("vitlab-")  # those of the house, where they are installed
+        if not row["plugin"].startswith("vitlab-")  # vitlab's own plugins, if installed
     }
     assert health == {
         ("acme-vit", "same"): "works", ("broken-vit", "broken"): "broken", ("exit-vit", "exits"): "broken",

@@ -17,7 +17,7 @@ from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import GeometryError, OptionError, UserError, WeightsError
 from vitlab.geometry import Geometry
 
-torchvision()  # timm imports it, and it may need help
+torchvision()  # timm imports torchvision, whose import may need a workaround
 timm = pytest.importorskip("timm")
 from timm.layers import (  # noqa: E402
     RelPosBias,
@@ -128,7 +128,7 @@ def test_sinusoidal_equals_port_of_tensor2tensor(dim: int) -> None:
 def sincos_cell(convention: str, row: int, column: int, grid: tuple[int, int], dim: int) -> list[float]:
     """Return one row of each convention's table, channel by channel."""
     quarter = dim // 4
-    if convention == "moco":  # counted down the columns, then handed to tokens counted along the rows
+    if convention == "moco":  # counted by columns, for tokens counted by rows
         place = row * grid[1] + column
         row, column = place % grid[0], place // grid[0]
     steps = quarter - 1 if convention == "big_vision" else quarter

@@ -73,7 +73,7 @@ def cluster() -> Iterator[Any]:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
             "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": os.urandom(32).hex(),  # or Ray would leave one in the home folder
+            "RAY_AUTH_TOKEN": os.urandom(32).hex(),  # otherwise Ray would leave one in the home folder
         }.items():
             patch.setenv(name, value)
         patch.delenv("RAY_ADDRESS", raising=False)
@@ -104,7 +104,7 @@ def cluster() -> Iterator[Any]:
 def shut_down(ray: Any, temporary: str) -> None:
     """Stop Ray and all its processes."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # Ray does not wait for what it ends
+        warnings.simplefilter("ignore", ResourceWarning)  # Ray does not wait for processes that it ends
         ray.shutdown()
         until(lambda: not processes(temporary))
         gc.collect()
@@ -211,7 +211,7 @@ def test_stopped_or_killed_training_resumes_elsewhere(
     copying = SlowRay(run(), files="copy")
     copying.submit(job)
     wait_for_step(copying, folder, 4)
-    bells = processes("ray::Bell")  # which every worker listens to
+    bells = processes("ray::Bell")  # the stop signal of every worker
     for bell in bells:
         os.kill(bell, signal.SIGKILL)
     assert bells
@@ -314,7 +314,7 @@ def test_endings(cluster: Any, tmp_path: Path) -> None:
 
 
 def test_unresponsive_jobs_are_killed_and_waiting_ones_not_started(cluster: Any, tmp_path: Path) -> None:
-    executor = SlowRay(run(threads=2))  # one has the machine
+    executor = SlowRay(run(threads=2))  # one trial has the machine
     deaf, queued = (job(tmp_path, "ignore", name=name) for name in ("deaf", "queued"))
     executor.submit(deaf)
     assert executor.poll(0.0) == []

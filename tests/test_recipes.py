@@ -33,7 +33,7 @@ from vitlab.training.ema import Average
 from vitlab.training.loop import TrainingResult, evaluate, train
 from vitlab.training.mixup import Mixing
 
-torchvision()  # where torch has no operators for it, timm cannot import it alone
+torchvision()  # timm imports torchvision, whose import may need a workaround
 import timm.data  # noqa: E402
 import timm.data.distributed_sampler  # noqa: E402
 import timm.loss  # noqa: E402
@@ -309,7 +309,7 @@ def test_weight_average_is_evaluated_and_stored_without_changing_training() -> N
     actual, model, stored = train_recorded(ema={"decay": 0.8, "warmup": 0})
     average, peer = {name: value.double() for name, value in built(data).state_dict().items()}, built(data)
     for mine, theirs, now, entry, without in zip(stored, states, states, actual.history, plain.history, strict=True):
-        assert_equal(mine, theirs)  # averaging changes nothing of the training
+        assert_equal(mine, theirs)  # averaging does not change the training
         assert entry.metrics["train/loss"] == without.metrics["train/loss"]
         average = {name: 0.8 * value + 0.2 * now[name].double() for name, value in average.items()}
         peer.load_state_dict({name: value.float() for name, value in average.items()})

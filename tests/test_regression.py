@@ -124,7 +124,7 @@ def test_missing_seed_hides_no_loss_and_passes_nothing() -> None:
     (cell,) = judge([pair(old, worse, lost=1)])
     assert cell.verdict == "regressed" and "1 of 5 seeds" in cell.reason and cell.p_corrected < 0.05
     assert judge([pair(old, old[:4], lost=1)])[0].verdict == "inconclusive"
-    # Of the ten seeds of the baseline the candidate was given five, and lost three.
+    # The candidate has five of the baseline's ten seeds, and lost three.
     assert judge([pair([*old, *old], old[:2], lost=3)])[0].verdict == "regressed"
 
 

@@ -388,7 +388,7 @@ def test_change_after_first_run_is_exploratory(tmp_path):
     )
     write_json(folder, first.to_json())
     changed = dataclasses.replace(plan, analysis=Analysis(alpha=0.1, correction="none"), registered=None)
-    # Nothing had ended: there was nothing to learn from.
+    # Nothing had ended, so no result was known.
     fresh = registration.with_registration(changed, read_json(folder), lambda key, code: False)
     assert fresh.registered["alpha"] == 0.1
     later = registration.with_registration(changed, read_json(folder), lambda key, code: key in finished_keys)
@@ -399,7 +399,7 @@ def test_change_after_first_run_is_exploratory(tmp_path):
         for note in doc["notes"]
     )
     assert doc["answers"][0].startswith("exploratory: position=none is 3.1 points below baseline")
-    assert doc["answers"][1].startswith("cannot tell: ")  # what claims nothing need not be hedged
+    assert doc["answers"][1].startswith("cannot tell: ")  # statements without a claim are not preliminary
     assert "worse (exploratory)" in text_of(later, store, "md")
     assert Plan.from_json(later.to_json()) == later
 
@@ -463,7 +463,7 @@ def test_plans_of_earlier_and_this_version_are_compatible(tmp_path):
     plan, store = study(tmp_path, identities={arm: arm for arm in POSITIONS})
     plan = registration.with_registration(plan, None, lambda key, code: False)
     data = plan.to_json()
-    # An earlier version reads arms and looks by exactly these names, and leaves alone what else a plan holds.
+    # An earlier version reads arms and looks by exactly these names, and ignores other values of a plan.
     fields = {"name", "values", "baseline", "aliases", "skip", "note", "classes", "engine"}
     assert {*data["arms"][0]} == fields and Plan.from_json(data) == plan
     old = {name: value for name, value in data.items() if name != "identities"}
@@ -762,7 +762,7 @@ def test_attention_pictures_are_in_page(tmp_path, undrawn):
         place.mkdir(parents=True)
         (place / "rollout_class.png").write_bytes(pixels)
         (place / "heads_class.png").write_bytes(b"")
-    assert report.read_report(plan, store, "html") is None  # it was made before they were
+    assert report.read_report(plan, store, "html") is None  # it is older than they are
     pictures = document(plan, store)["explained"]
     assert [(row["arm"], row["image"], row["of"]) for row in pictures] == [
         ("baseline", 3, "class"), ("baseline", 12, "class"), ("position=none", 3, "class"),
@@ -869,7 +869,7 @@ def test_end_is_time_of_result(tmp_path):
     store.trial(first.key, first.code).finish(timed)
     assert document(plan, store)["made"]["ended"] == "2026-09-21 14:23 UTC"
     old = json.loads(json.dumps(result_of(second, {"val/accuracy": 0.9}).to_json()))
-    del old["circumstances"]["ended"]  # as it was written before that was noted
+    del old["circumstances"]["ended"]  # as written before that was recorded
     file = store.trial(second.key, second.code).path / "result.json"
     write_json(file, old)
     os.utime(file, (1.79e9 + 1200, 1.79e9 + 1200))

@@ -77,7 +77,7 @@ def test_test_digits_are_never_trained_on() -> None:
     assert len(trained_on) > 300 and len(validated_on) > 80
     assert not trained_on & validated_on
     assert len(prepared.val) == 80 and len(prepared.train) == 320, "four sheets of twenty"
-    # Digits are told by their pixels, too: those of the test split are in no scene that is trained on.
+    # By pixels too, digits of the test split are in no training scene.
     assert max(trained_on | validated_on) < digits.TRAIN
     assert scenes.contents("test").max() < digits.TEST
     assert torch.equal(prepared.test.y_N, scenes.read("test").y_N)
@@ -160,7 +160,7 @@ def write_pair(picture: Path, mask: Path, levels: np.ndarray, seed: int, palette
     pixels = np.random.default_rng(seed).integers(0, 256, (*levels.shape, 3), np.uint8)
     Image.fromarray(pixels).save(picture, quality=95)
     image = Image.fromarray(levels.astype(np.uint8))
-    if palette:  # as VOC's: the colours say nothing, the indices are the classes
+    if palette:  # as in VOC: indices are the classes, colours are irrelevant
         image.putpalette(np.random.default_rng(9).permutation(768).astype(np.uint8).tobytes())
         assert image.mode == "P"
     image.save(mask)
@@ -336,7 +336,7 @@ def test_download_uses_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("size", [(5, 7), (12, 16), (24, 16), (31, 9), (1, 1)])
 def test_mask_resize_equals_pillow_and_torch(size: tuple[int, int]) -> None:
     ours = resize_masks(torch.from_numpy(MASKS), size)
-    # Where a middle lies on the border of two pixels, Pillow's rounding errors decide.
+    # If a centre is on the border of two pixels, Pillow's rounding errors decide.
     clear = [(2 * np.arange(new) + 1) * old % (2 * new) != 0 for old, new in zip((12, 16), size, strict=True)]
     for ours_HW, mask_HW in zip(ours, MASKS, strict=True):
         pillow_HW = pillows(Image.fromarray(mask_HW), size, nearest=True)

@@ -179,7 +179,7 @@ def test_preempted_pack_is_requeued_and_ends(cluster: Path, tmp_path: Path) -> N
     until((work[0].folder / "pid.json").exists)
     (record,) = (tmp_path / "slurm").glob("*/pack.json")
     until(lambda: "raise" in read_ends(record.parent) and "finish" in read_ends(record.parent))
-    # This driver dies here; the next finds what runs, by the folders.
+    # This driver dies here; the next finds the running jobs by their folders.
     driver = TinySlurm(RunSpec(device="cpu"), pack=3)
     assert {job_found.trial.key for job_found in driver.reattach(work)} == {"resume", "finish", "raise"}
     job_found = ends(driver, 2)
@@ -191,7 +191,7 @@ def test_preempted_pack_is_requeued_and_ends(cluster: Path, tmp_path: Path) -> N
     assert job_found["resume"].how == "done"
     assert (cluster / "requeued").read_text() == "requeue 4711\n"
     assert (work[0].folder / "checkpoint").is_dir() and TrialFolder(work[0].folder).done()
-    assert sorted(read_ends(record.parent)) == ["finish", "raise", "resume"]  # each said once
+    assert sorted(read_ends(record.parent)) == ["finish", "raise", "resume"]  # each reported once
     assert TinySlurm(RunSpec(device="cpu")).reattach(work) == []
     assert read_json(record)["job"] == "4711" and (record.parent / "ended").exists()
 

@@ -82,7 +82,7 @@ def test_two_pairs_have_one_degree_of_freedom():
 
 
 def test_zero_spread_is_not_certainty():
-    # Three seeds moved by exactly the same amount: t would say p = 0 from three values.
+    # Three seeds shifted by exactly the same amount: t would give p = 0.
     result = st.paired_t_test([0.3, 0.4, 0.5], [0.2, 0.3, 0.4])
     assert (result.test, result.p) == ("sign flip", 0.25)
     assert (
@@ -93,7 +93,7 @@ def test_zero_spread_is_not_certainty():
     same = st.paired_t_test(A, A)
     assert (same.difference, same.p, same.test) == (0.0, 1.0, "sign flip")
     assert math.isnan(st.welch_t_test([1.0, 1.0], [2.0, 2.0]).p)
-    # Equal but for the rounding of a sum, at each of ten seeds alike: nothing that could be called a difference.
+    # Equal up to the rounding of a sum at each of ten seeds, which is no difference.
     rounded = st.paired_t_test([0.1 + 0.2] * 10, [0.3] * 10)
     assert (rounded.difference, rounded.p, rounded.test) == (0.0, 1.0, "sign flip")
     many = st.paired_t_test([float(i) + 1 for i in range(60)], [float(i) for i in range(60)])
@@ -148,7 +148,7 @@ def test_detectable_effect_equals_statsmodels(n, alpha):
 
 
 def test_power_at_one_degree_of_freedom_equals_simulation():
-    # Where scipy's noncentral t has holes.
+    # Sizes at which scipy's noncentral t fails.
     draws = np.random.default_rng(0).normal(20.0, math.sqrt(2.0), (200_000, 2))
     t = draws.mean(1) / (draws.std(1, ddof=1) / math.sqrt(2))
     share = np.mean(np.abs(t) > stats.t.ppf(0.975, 1))

@@ -462,7 +462,7 @@ def test_failing_matmul_benchmark_does_not_prevent_training(
     folder: Any, rates: Callable[..., float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     usual = done(run_trial(trial(), folder("usual"), Settings(device="cpu")))
-    rates(1.0, "fp64")  # so that nothing of fp32 is known
+    rates(1.0, "fp64")  # so that no rate of fp32 is stored
 
     def fail(device: torch.device, precision: str) -> float:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -514,11 +514,11 @@ def test_model_cost_is_counted_once_per_code(tmp_path: Path, monkeypatch: pytest
         file.write_text(damaged)
         assert work("a") == 640 + len(calls)
     file.unlink()
-    file.mkdir()  # which is set aside
+    file.mkdir()  # it is renamed
     assert [work("a"), work("a")] == [640 + len(calls)] * 2
     assert file.is_file() and len(list(file.parent.glob("sizes.json.damaged-*"))) == 1
     shutil.rmtree(file.parent)
-    file.parent.write_text("")  # nowhere to keep anything
+    file.parent.write_text("")  # no writable cache
     assert [work("a"), work("a")] == [640 + len(calls) - 1, 640 + len(calls)]
 
 

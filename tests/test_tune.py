@@ -338,7 +338,7 @@ def test_arm_fails_with_sentence_if_all_rivals_diverge(tmp_path: Path) -> None:
     assert "diverged" in str(report.render(one.plan, one.store, "md"))
 
     file = study(tmp_path, base=base, seeds=2, design=None, tune={"knobs": {LR: [1e20, 1e25]}, "seeds": 1})
-    for _ in range(2):  # the second time nothing is trained again, and it still fails
+    for _ in range(2):  # the second run trains nothing and still fails
         none = vitlab.run(file, out=tmp_path / "out")
         assert none.failed == 2 and not none.plan.trials
         assert "baseline failed: every rival of its tuning diverged: lr=1e+20; lr=1e+25" in str(

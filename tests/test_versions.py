@@ -251,7 +251,7 @@ def test_store_of_earlier_vitlab_is_read_and_continued(here: Path) -> None:
     assert len(vitlab.results("other.yaml", out="out")) == 2 and len(vitlab.results("first.yaml", out="out")) == 4
     code, output = invoke("report", "other.yaml")
     assert code == 0 and "This is an earlier version" in output
-    # And it would read what is written now: the same files, with every value where it was.
+    # An earlier vitlab could read the new files: the same names, with every value in its place.
     now = read_json(here / "out/studies/tiny/plan.json")
     assert set(plan) <= set(now) and set(plan["registered"]) <= set(now["registered"])
     assert set(now["arms"][0]) == {field.name for field in dataclasses.fields(Arm)} == set(plan["arms"][0])

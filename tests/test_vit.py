@@ -21,7 +21,7 @@ from vitlab.models import Model, ViT, model
 from vitlab.models.sizes import SIZES, Name
 from vitlab.registry import slot
 
-torchvision()  # timm imports it, and it may need help
+torchvision()  # timm imports torchvision, whose import may need a workaround
 timm = pytest.importorskip("timm")
 from timm.models.deit import VisionTransformerDistilled  # noqa: E402
 from timm.models.eva import Eva  # noqa: E402

@@ -22,7 +22,7 @@ from vitlab.store.folders import write_json
 from vitlab.training.artifacts import InputSpec, write_weights
 from vitlab.weights import ModelFacts, convert, open_model
 
-tv = torchvision("torchvision.models")  # before timm and transformers, which import it as it is
+tv = torchvision("torchvision.models")  # before timm and transformers, which import it without the workaround
 timm = pytest.importorskip("timm.models.vision_transformer")
 transformers = pytest.importorskip("transformers")
 

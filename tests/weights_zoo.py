@@ -60,7 +60,7 @@ class Case:
     section: str
     name: str
     make: Callable[[Path], Original]
-    assumed: tuple[str, ...] = field(default=())  #: assumptions, in part, that may make it another function
+    assumed: tuple[str, ...] = field(default=())  #: parts of assumptions that may change the function
 
 
 # -- attempts ---------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def published(name: str, folder: Path, **more: Any) -> nn.Module:
     if "ref_feat_shape" in row:
         options.setdefault("ref_feat_shape", (4, 4))
     if row.get("backbone") == "ConvStem":
-        options["embed_dim"] = 768  # which its last layer makes
+        options["embed_dim"] = 768  # created by its last layer
     if "num_kv_heads" in row:
         options["num_kv_heads"] = (heads, row["num_kv_heads"][0])
     model = randomised(timm.create_model(name, **options))

@@ -31,7 +31,7 @@ class Row:
     median: float
     low: float
     high: float
-    unit: str  #: x: a ratio, of which more is better; else a cost, of which less is
+    unit: str  #: x for ratios, where more is better; other units are costs
     clock: str  #: CPU or wall
     gate: float | None = None
     note: str = ""

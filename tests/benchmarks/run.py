@@ -144,7 +144,7 @@ def main() -> None:
     for goal in goals:
         rows += GOALS[goal]()
         facts["load"] = f"{load} to {os.getloadavg()[0]:.1f}"
-        write(rows, facts, arguments.out)  # so that a run that is ended early leaves what it found
+        write(rows, facts, arguments.out)  # so that an interrupted run leaves its results
         print(f"{goal} measured, {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
     print((arguments.out / "table.md").read_text())
     print(f"table, numbers and figure: {arguments.out}")

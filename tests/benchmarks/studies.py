@@ -138,7 +138,7 @@ def _timm() -> Callable[[], None]:
 
     from vitlab.data.torchvision_import import torchvision
 
-    torchvision()  # which timm imports, and which does not import everywhere by itself
+    torchvision()  # timm imports torchvision, whose import may need a workaround
     from timm.models.vision_transformer import VisionTransformer
 
     pixels_NHW, y_N = (torch.from_numpy(array) for array in (load_digits().images, load_digits().target))

@@ -239,7 +239,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="vitlab-tracking-") as place:
         folder, began = Path(place), time.monotonic()
-        folder.chmod(0o755)  # PostgreSQL runs as somebody else
+        folder.chmod(0o755)  # PostgreSQL runs as another user
         if options.where == "sqlite":
             store, plan = run(folder / "out", None)
             problems, logs = faults(store, plan, folder / "out" / "mlflow.db"), list[Path]()

@@ -84,7 +84,7 @@ def test_initial_values_equal_timm_and_depend_on_seed(name: str, options: dict[s
     assert torch.equal(before, torch.random.get_rng_state())
     expected, actual = theirs(name, **options).state_dict(), one.to_canonical(one.state_dict())
     for key, value in expected.items():
-        if value.numel() > 1000:  # of the same distribution
+        if value.numel() > 1000:  # equal distributions
             assert actual[key].float().std().item() == pytest.approx(value.float().std().item(), rel=0.2, abs=1e-6), key
 
 
@@ -102,13 +102,15 @@ def test_layers_and_decay_equal_timm(name: str, options: dict[str, Any]) -> None
             assert (key in mine.no_weight_decay()) == (group["weight_decay"] == 0), key
 
 
-@pytest.mark.parametrize("name", ["test_vit", "test_resnet", "test_convnext", "poolformer_s12"])  # the last: no groups
+@pytest.mark.parametrize(
+    "name", ["test_vit", "test_resnet", "test_convnext", "poolformer_s12"]
+)  # the last one has no groups
 def test_classifier_is_last_layer_and_buffers_follow_parameters(name: str) -> None:
     with torch.device("meta"):
         net = model.build({"type": "timm", "name": name}, DATA)
     assert isinstance(net, Timm) and net.head is not None
     mine = {key for key, value in net.named_parameters() if any(value is p for p in net.head.parameters())}
-    assert mine <= head_names(net) and len(head_names(net)) <= len(mine) + 2  # a norm before it, at most
+    assert mine <= head_names(net) and len(head_names(net)) <= len(mine) + 2  # at most with a norm before it
     for key, _ in net.named_buffers():
         beside = [name for name, _ in net.named_parameters() if name.rpartition(".")[0] == key.rpartition(".")[0]]
         assert {net.layer_of(name) for name in beside} in (set(), {net.layer_of(key)})
