@@ -66,6 +66,43 @@ def test_interrupt_at_command_start_prints_one_line(tmp_path: Path, delay_s: flo
     assert (process.returncode, err) == (130, "interrupted\n"), out
 
 
+INTERRUPTS_ITSELF = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ["INTERRUPT_AT"]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize("module", ["vitlab.imports", "vitlab.__main__", "vitlab.cli", "click"])
+@pytest.mark.parametrize("command", [("-m", "vitlab"), (str(Path(sys.executable).with_name("vitlab")),)])
+def test_interrupt_during_own_imports_prints_one_line(
+    tmp_path: Path, command: tuple[str, ...], module: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTS_ITSELF)
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, *command, "list"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, "INTERRUPT_AT": module},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
+
+
+def test_library_use_keeps_default_interrupt_handler(tmp_path: Path) -> None:
+    """A program that uses vitlab as a library keeps its own handling, though it is called vitlab as well."""
+    script = tmp_path / "vitlab"
+    script.write_text("import signal, vitlab\nprint(signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_interrupt_in_exec_code_exits_with_130(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text("import os, signal, time\nexec('os.kill(os.getpid(), signal.SIGINT); time.sleep(60)')\n")

@@ -5,6 +5,11 @@ The public names are imported on first use, so that ``import vitlab`` costs noth
 
 from __future__ import annotations
 
+from vitlab import interrupts
+
+if interrupts.is_command():
+    interrupts.install()  # before all other imports, which take a while
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -4,7 +4,8 @@ While modules are imported, and once a command has ended, it ends the process at
 between the first two raise KeyboardInterrupt, upon which running trials write a checkpoint, or are ended; a third ends
 the process at once.  Workers whose driver is gone write a checkpoint and leave by themselves.
 
-This module is imported before all others, so it imports next to nothing.
+``vitlab/__init__.py`` imports this module before all others, so it imports next to nothing.  A Ctrl-C before that,
+while Python itself starts, cannot be handled.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import atexit
 import os
 import signal
 import sys
-from contextlib import suppress
-from types import FrameType, TracebackType
-from typing import Any
+
+TYPE_CHECKING = False  # that of typing, whose import takes longer than all of these
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+    from typing import Any
 
 EXIT_CODE = 130
 
@@ -29,6 +32,13 @@ class _State:
 
 
 state = _State()
+
+
+def is_command() -> bool:
+    """Return True in a process of ``python -m vitlab``, or of the ``vitlab`` script beside its interpreter."""
+    words = sys.orig_argv[1:3]
+    script = os.path.join(os.path.dirname(sys.executable), "vitlab")
+    return words == ["-m", "vitlab"] or words[:1] == [script]
 
 
 def install() -> None:
@@ -64,6 +74,8 @@ def _finish() -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if state.reported:
+        from contextlib import suppress
+
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
                 stream.flush()
