@@ -38,7 +38,7 @@ from timm.models.vision_transformer_hybrid import HybridEmbed, _resnetv2  # noqa
 PAGE = Path(__file__).parents[1] / "docs" / "pages" / "weights.md"
 EQUAL, ROTARY = 1e-10, 1e-6  #: relative differences in float64; timm computes learned rotations in float32
 UNSTATED = ModelFacts()
-Verdict = Literal["equal", "refused", "said"]
+Verdict = Literal["equal", "refused", "differs"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Original:
     file: Path
     size: tuple[int, int]
     channels: int = 3
-    said: ModelFacts = UNSTATED
+    facts: ModelFacts = UNSTATED
     features: Callable[[nn.Module, Tensor], Tensor] | None = None  #: of a body without a head
 
 
@@ -87,7 +87,7 @@ def outcome(case: Case) -> tuple[Verdict, str]:
         original = case.make(folder)
         body = original.features is not None
         try:
-            model = open_model(original.file, facts=original.said, head="new" if body else "keep")
+            model = open_model(original.file, facts=original.facts, head="new" if body else "keep")
         except WeightsError as error:
             sentence = str(error).removeprefix(f"{original.file}: ").replace(f"{folder}/", "")
             return "refused", sentence
@@ -108,7 +108,7 @@ def outcome(case: Case) -> tuple[Verdict, str]:
         assert case.assumed and all(part in listed for part in case.assumed), (
             f"{case.section}, {case.name}: off by {difference:.1e}, with the notes {notes}"
         )
-        return "said", "; ".join(notes)
+        return "differs", "; ".join(notes)
 
 
 def _logits(output: Any) -> Tensor:
@@ -207,13 +207,13 @@ def small(folder: Path, base: str, **options: Any) -> Original:
     return _saved(model, folder / "pytorch_model.bin")
 
 
-def bare(folder: Path, *, said: ModelFacts = ModelFacts(heads=2), **options: Any) -> Original:  # noqa: B008
+def bare(folder: Path, *, facts: ModelFacts = ModelFacts(heads=2), **options: Any) -> Original:  # noqa: B008
     common = {"embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5, "img_size": 16, "patch_size": 4}
-    return _saved(randomised(VisionTransformer(**{**common, **options})), folder / "a.pth", said=said)
+    return _saved(randomised(VisionTransformer(**{**common, **options})), folder / "a.pth", facts=facts)
 
 
-def bare_named(name: str, folder: Path, said: ModelFacts, **options: Any) -> Original:
-    return _saved(published(name, folder, **options), folder / "a.pth", said=said)
+def bare_named(name: str, folder: Path, facts: ModelFacts, **options: Any) -> Original:
+    return _saved(published(name, folder, **options), folder / "a.pth", facts=facts)
 
 
 VIT_ARGUMENTS: list[dict[str, Any]] = [
@@ -371,9 +371,9 @@ def _timm_cases() -> Iterator[Case]:
         make = functools.partial(small, base="vit_small_patch16_rope_224", **options)
         yield Case(ROTATED, _options_text(options), make)
     for name, (options, facts_given, assumed) in BARE_FILES.items():
-        yield Case(BARE, name, functools.partial(bare, said=facts_given, **options), assumed)
+        yield Case(BARE, name, functools.partial(bare, facts=facts_given, **options), assumed)
     for name, (facts_given, assumed) in BARE_NAMES.items():
-        yield Case(BARE, name, functools.partial(bare_named, name, said=facts_given), assumed)
+        yield Case(BARE, name, functools.partial(bare_named, name, facts=facts_given), assumed)
 
 
 # -- transformers -----------------------------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ HUGGING_FACE_TENSORS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
 
 def hugging_face_bare(kind: str, folder: Path, **options: Any) -> Original:
     stored = hugging_face(kind, folder, **options)
-    return Original(stored.model, stored.file.rename(folder / "a.safetensors"), stored.size, said=PLAIN)
+    return Original(stored.model, stored.file.rename(folder / "a.safetensors"), stored.size, facts=PLAIN)
 
 
 def _hugging_face_bare_cases() -> Iterator[Case]:
@@ -473,7 +473,7 @@ def _hugging_face_bare_cases() -> Iterator[Case]:
 TORCHVISION = "torchvision, the tensors alone"
 
 
-def of_torchvision(folder: Path, *, old: bool = False, said: ModelFacts = PLAIN, **options: Any) -> Original:
+def of_torchvision(folder: Path, *, old: bool = False, facts: ModelFacts = PLAIN, **options: Any) -> Original:
     base = {"image_size": 16, "patch_size": 4, "num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 24}
     model = randomised(tv.VisionTransformer(**{**base, "num_classes": 5, **options}))
     state = model.state_dict()
@@ -481,7 +481,7 @@ def of_torchvision(folder: Path, *, old: bool = False, said: ModelFacts = PLAIN,
         state = {k.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v for k, v in state.items()}
     torch.save(state, folder / "a.pth")
     side = options.get("image_size", 16)
-    return Original(model, folder / "a.pth", (side, side), said=said)
+    return Original(model, folder / "a.pth", (side, side), facts=facts)
 
 
 def network_of_torchvision(folder: Path, name: str) -> Original:
@@ -500,7 +500,7 @@ def _torchvision_cases() -> Iterator[Case]:
         ("VisionTransformer, norm_layer of eps 1e-3",
          {"norm_layer": functools.partial(nn.LayerNorm, eps=1e-3)}, ("norms of eps 1e-06",)),
         ("VisionTransformer, conv_stem_configs", {"conv_stem_configs": stems}, ()),
-        ("VisionTransformer, heads not stated", {"said": ModelFacts()}, ()),
+        ("VisionTransformer, heads not stated", {"facts": ModelFacts()}, ()),
     ):  # fmt: skip
         yield Case(TORCHVISION, name, functools.partial(of_torchvision, **options), assumed)
     for name in ("resnet18", "resnet34", "resnet50", "regnet_y_16gf", "regnet_y_400mf", "convnext_tiny", "swin_t"):
@@ -514,7 +514,7 @@ _NEWER = (("LayerNorm_2", "LayerNorm_1"), ("Attention_1", "Attention_0"), ("MlpB
 
 
 def of_google(
-    folder: Path, *, root: str | None = None, stacked: bool = False, fixed: bool = False, said: ModelFacts = ModelFacts(),  # noqa: B008
+    folder: Path, *, root: str | None = None, stacked: bool = False, fixed: bool = False, facts: ModelFacts = ModelFacts(),  # noqa: B008
     **options: Any,
 ) -> Original:  # fmt: skip
     """Return a model whose .npz was read by timm; with a ``root`` it has big_vision's layout."""
@@ -537,7 +537,7 @@ def of_google(
         np.savez(file, **arrays)
         with torch.no_grad():
             theirs.pos_embed.copy_(_sincos(4, 4, 16))
-    return Original(theirs, file, tuple(theirs.patch_embed.img_size), said=said)  # type: ignore[arg-type]
+    return Original(theirs, file, tuple(theirs.patch_embed.img_size), facts=facts)  # type: ignore[arg-type]
 
 
 def _renamed(name: str) -> str:
@@ -581,7 +581,7 @@ def _google_cases() -> Iterator[Case]:
     cases += [
         ("big_vision, attention pooling", pooled, ()),
         ("big_vision, sincos2d positions", fixed, ()),
-        ("big_vision, sincos2d positions, 4x4 stated", {**fixed, "said": ModelFacts(grid=(4, 4))}, ()),
+        ("big_vision, sincos2d positions, 4x4 stated", {**fixed, "facts": ModelFacts(grid=(4, 4))}, ()),
     ]
     for name, options, assumed in cases:
         yield Case(GOOGLE, name, functools.partial(_google, **options), assumed)
@@ -612,34 +612,32 @@ def _cell(text: str) -> str:
 
 HEADER = """# Weights of other libraries
 
-Every configuration of timm, transformers, torchvision and Google that was tried, shrunk to two blocks and with random
-weights: opened by `vitlab.weights.open_model`, and its logits in float64 compared with the original's.
+Configurations of timm, transformers, torchvision and Google, shrunk to two blocks and with random weights: opened by
+`vitlab.weights.open_model`, with their logits in float64 compared with the original's.
 
-- **equal**: they differ by rounding (1e-10, or 1e-6 for rotations that timm computes in float32). What was assumed on
-  the way is in the last column, and `vitlab weights inspect`, `vitlab weights convert` and a trial's log say it too.
-- **refused**: the file is not opened; the sentence says why.
-- **said**: it is opened and computes something else, because no tensor and no config shows what; the assumption that is
-  wrong is among those listed.
+- **equal**: logits agree up to rounding (1e-10, or 1e-6 for rotations that timm computes in float32). The last column
+  has the assumptions, which `vitlab weights inspect`, `vitlab weights convert` and a trial's log print too.
+- **refused**: the file is not opened; the last column has the reason.
+- **differs**: the file is opened and computes another function, because neither a tensor nor a config has the
+  difference; the wrong assumption is among those listed.
 
-A `config.json` is read whole, and only beside a file that has the hub's name, `model.safetensors` or
+A `config.json` is read completely, but only beside a file with the hub's name, `model.safetensors` or
 `pytorch_model.bin`. An architecture of timm that is not in the first table is refused by its name.
 
-This page is written by `python tests/weights_zoo.py`, which tries all rows; `tests/test_weights_zoo.py` tries some of
-them and fails if they are not those of this page.
+`python tests/weights_zoo.py` tries all rows and writes this page; `tests/test_weights_zoo.py` tries some of them and
+fails if the page differs.
 """
 
 
 def page() -> str:
     """Return the whole page, after trying every case."""
     versions = f"timm {timm.__version__}, transformers {transformers.__version__}, torchvision {tv_version()}"
-    text = f"{HEADER}\nTried with {versions}.\n"
+    text = f"{HEADER}\nVersions: {versions}.\n"
     section = ""
     for case in cases():
         if case.section != section:
             section = case.section
-            text += (
-                f"\n## {section}\n\n| configuration | result | assumed, or why it is refused |\n| --- | --- | --- |\n"
-            )
+            text += f"\n## {section}\n\n| configuration | result | assumptions, or reason |\n| --- | --- | --- |\n"
         text += row(case) + "\n"
     return text
 
