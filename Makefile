@@ -1,14 +1,14 @@
-# Everything happens in .venv; nothing is left outside this folder but the caches of pip and of vitlab (~/.cache).
+# Everything is in .venv; outside of this folder there are only the caches of pip and vitlab (~/.cache).
 PYTHON ?= python3
 BIN := .venv/bin
 STUDY ?= pipelines/quickstart.yaml
-# Each is a distribution of its own, with its own tests; "make test" installs and tests them all.
+# Each plugin is a distribution with its own tests; "make test" installs and tests all of them.
 PLUGINS := $(wildcard plugins/*/pyproject.toml)
 
-# matplotlib would keep its list of fonts in the home folder.
+# Otherwise matplotlib writes its list of fonts to the home folder.
 export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 
-# What was begun and not finished is begun anew.
+# Delete incomplete targets of failed commands.
 .DELETE_ON_ERROR:
 
 .PHONY: demo test test-gpu check bench soak docs setup clean
@@ -19,11 +19,11 @@ demo: .venv/ready
 test: .venv/ready-dev check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --basetemp .venv/tests
 
-# Tests that need a CUDA device; those that need none are left to "make test".
+# Only the tests that need a CUDA device.
 test-gpu: .venv/ready-dev
 	@if $(BIN)/python -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m gpu --basetemp .venv/tests-gpu tests; \
-	else echo "test-gpu: NOT RUN, for torch finds no CUDA device here"; fi
+	else echo "test-gpu: NOT RUN, because torch finds no CUDA device here"; fi
 
 check: .venv/ready-dev
 	$(BIN)/ruff format --check .
@@ -31,23 +31,23 @@ check: .venv/ready-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# vit-pytorch is needed by nothing but this.
+# Only the benchmarks need vit-pytorch.
 bench: .venv/ready-dev
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt vit-pytorch==1.26.11
 	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/run.py
 
-# Half an hour of faults; Ray is needed by nothing else here.
+# Half an hour of faults; only this target installs Ray.
 soak: .venv/ready-dev
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt -e ".[ray]"
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py
 
-# Tests build it as well; open .venv/site/index.html through a server, such as python -m http.server -d .venv/site.
+# Tests build the site too; open .venv/site/index.html through a server, such as python -m http.server -d .venv/site.
 docs: .venv/ready-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -f docs/mkdocs.yml -d $(CURDIR)/.venv/site
 
 setup: .venv/ready-dev
 
-# Debian's Python has no ensurepip unless python3-venv is installed; its pip can fill the environment, too.
+# Debian's Python has no ensurepip without python3-venv; its pip can install into the environment instead.
 .venv/bin/python:
 	if $(PYTHON) -c "import ensurepip" 2>/dev/null; then $(PYTHON) -m venv .venv; else \
 	  $(PYTHON) -m venv --without-pip .venv && \

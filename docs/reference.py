@@ -72,34 +72,34 @@ def _title(text: str) -> str:
 
 
 def _slot(name: str) -> Iterator[str]:
-    room = registry.slot(name)
+    component_slot = registry.slot(name)
     built_in = [entry for entry in registry.listing(name) if entry.origin.source == registry.BUILT_IN]
-    contract = f"{room.contract.__module__}.{room.contract.__qualname__}"
+    contract = f"{component_slot.contract.__module__}.{component_slot.contract.__qualname__}"
     yield f"# Slot `{name}`\n"
     yield f"Contract: `{contract}`. Entry-point group of plugins: `vitlab.{name}`.\n"
-    yield f"{_prose(_split_sections(inspect.getdoc(room.contract) or '')[0])}\n"
+    yield f"{_prose(_split_sections(inspect.getdoc(component_slot.contract) or '')[0])}\n"
     yield "| name | in one line |\n| --- | --- |"
     for entry in built_in:
-        first = (inspect.getdoc(room.get(f"{registry.BUILT_IN}:{entry.name}")) or "").partition("\n")[0]
+        first = (inspect.getdoc(component_slot.get(f"{registry.BUILT_IN}:{entry.name}")) or "").partition("\n")[0]
         summary = _inline(first.partition("  Reference:")[0]).replace("|", "&#124;")
         yield f"| [`{entry.name}`](#{entry.name}) | {summary} |"
     yield ""
-    shared = set(room.shared.model_fields) if room.shared else set()
+    shared = set(component_slot.shared.model_fields) if component_slot.shared else set()
     for entry in built_in:
-        component = room.get(f"{registry.BUILT_IN}:{entry.name}")
+        component = component_slot.get(f"{registry.BUILT_IN}:{entry.name}")
         yield f"## `{entry.name}` {{#{entry.name}}}\n"
         yield f"{_prose(_split_sections(inspect.getdoc(component) or '')[0])}\n"
-        schema = room.options(component).model_json_schema()
+        schema = component_slot.options(component).model_json_schema()
         own = {option: field for option, field in schema.get("properties", {}).items() if option not in shared}
         yield from _options(own, schema, _meanings(component))
         marks = [(mark, getattr(component, mark, None)) for mark in CAPABILITIES]
         if properties := [f"`{mark} = {value}`" for mark, value in marks if isinstance(value, bool | str)]:
             yield f"Properties: {', '.join(properties)}.\n"
         yield f"Class `{entry.target.replace(':', '.')}`.\n"
-    if room.shared:
+    if component_slot.shared:
         yield f"## Options of every {name}\n"
-        yield f"{_prose(inspect.getdoc(room.shared) or '')}\n"
-        schema = room.shared.model_json_schema()
+        yield f"{_prose(inspect.getdoc(component_slot.shared) or '')}\n"
+        schema = component_slot.shared.model_json_schema()
         yield from _options(schema["properties"], schema, {})
 
 

@@ -78,9 +78,7 @@ sys.meta_path.insert(0, Finder())
 
 @pytest.mark.parametrize("module", ["vitlab.imports", "vitlab.__main__", "vitlab.cli", "click"])
 @pytest.mark.parametrize("command", [("-m", "vitlab"), (str(Path(sys.executable).with_name("vitlab")),)])
-def test_interrupt_during_own_imports_prints_one_line(
-    tmp_path: Path, command: tuple[str, ...], module: str
-) -> None:
+def test_interrupt_during_own_imports_prints_one_line(tmp_path: Path, command: tuple[str, ...], module: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTS_ITSELF)
     path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
