@@ -6,6 +6,7 @@ import math
 import random
 from pathlib import Path
 
+import pytest
 from soak import STUDY, Bout, undisturbed
 
 FAULTS = ["checkpoint damaged", "disk full", "worker killed", "driver killed", "worker stopped"]
@@ -18,8 +19,12 @@ def test_study_result_is_equal_after_random_faults(tmp_path: Path) -> None:
     study = {**STUDY, "base": {**STUDY["base"], "train": short}, "design": design, "seeds": 2, "run": run}
     reference = undisturbed(tmp_path / "undisturbed", study)
     assert len(reference) == 4
-    bout = Bout(tmp_path / "disturbed", "soak", ["local"], random.Random(0), study=study, step_s=0.03)
     faults = FAULTS.copy()
-    assert bout.play(faults, math.inf, pause_s=(0.1, 0.3)) == []
-    assert bout.faults_found(reference) == []
-    assert not faults, "it ended before all had befallen it"
+    for number in range(4):  # on a busy machine a study may end before every fault was injected
+        folder = tmp_path / f"disturbed-{number}"
+        bout = Bout(folder, "soak", ["local"], random.Random(number), study=study, step_s=0.03)
+        assert bout.play(faults, math.inf, pause_s=(0.1, 0.3)) == []
+        assert bout.faults_found(reference) == []
+        if not faults:
+            return
+    pytest.fail(f"no study was long enough for {', '.join(faults)}")
