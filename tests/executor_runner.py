@@ -8,30 +8,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from vitlab.errors import OutOfMemory, Refused
 from vitlab.executors import worker
 from vitlab.plan.values import Trial
-from vitlab.store.folders import TrialFolder, write_json
-from vitlab.store.result import Circumstances, Outcome, Result
+from vitlab.runner.job import Job, Settings
+from vitlab.store.files import write_json
+from vitlab.store.folders import TrialFolder
+from vitlab.store.result import Circumstances, Outcome, TrialResult
 
 
-@dataclass(frozen=True)
-class Settings:
-    threads: int
-    device: str
-    deterministic: bool
-    keep: str
-    plugins: tuple[str, ...]
-    processes: int = 1
-    micro_batch_size: int | None = None
-    engine: str = "vmap"
-
-
-def result(trial: Trial, status: str = "done", failure: str = "", wall_s: float = 0.0) -> Result:
-    return Result(
+def result(trial: Trial, status: str = "done", failure: str = "", wall_s: float = 0.0) -> TrialResult:
+    return TrialResult(
         key=trial.key,
         code=trial.code,
         status=status,  # type: ignore[arg-type]
@@ -41,7 +30,11 @@ def result(trial: Trial, status: str = "done", failure: str = "", wall_s: float 
     )
 
 
-def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[], bool]) -> Result | None:
+def run(job: Job, stop: Callable[[], bool]) -> list[TrialResult | None]:
+    return [run_trial(item.trial, TrialFolder(item.folder), job.settings, stop) for item in job.trials]
+
+
+def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[], bool]) -> TrialResult | None:
     with folder.lease():
         match trial.spec.data.type:
             case "finish":

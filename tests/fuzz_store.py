@@ -151,12 +151,12 @@ class Bench:
 
     def restore(self) -> None:
         """Make the copy whole again: remove what is new, and copy what has changed."""
-        from vitlab.store import folders
+        from vitlab.store import damage, files
 
         self.out.mkdir(exist_ok=True)
         for path in sorted(self.out.rglob("*"), reverse=True):
             if self.entries.get(path.relative_to(self.out)) != path.is_dir():
-                folders.remove(path)
+                files.remove(path)
         for name, is_folder in self.entries.items():
             path = self.out / name
             if is_folder:
@@ -164,8 +164,8 @@ class Bench:
             elif not path.exists() or self.copies[name] != _state(path):
                 shutil.copy2(self.whole / name, path)
                 self.copies[name] = _state(path)
-        folders._checked.clear()
-        folders._reported.clear()
+        damage._checked.clear()
+        damage._reported.clear()
 
     def call(self, words: Sequence[str]) -> None:
         """Run a command in this process."""
@@ -186,7 +186,8 @@ class Bench:
 
     def train(self, todo: Sequence[Any], store: Any, *_: Any) -> int:
         """Stand in for :func:`vitlab.driver.scheduler.execute`: write what the trials had written."""
-        from vitlab.store.folders import TrialFolder, write_bytes, write_json
+        from vitlab.store.files import write_bytes, write_json
+        from vitlab.store.folders import TrialFolder
 
         for planned in todo:
             folder = store.trial(planned.trial.key, planned.trial.code)

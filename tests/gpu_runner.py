@@ -6,16 +6,20 @@ import time
 from collections.abc import Callable
 
 import torch
-from executor_runner import Settings as Settings
 from executor_runner import result
 
 from vitlab.errors import OutOfMemory
 from vitlab.plan.values import Trial
+from vitlab.runner.job import Job
 from vitlab.store.folders import TrialFolder
-from vitlab.store.result import Result
+from vitlab.store.result import TrialResult
 
 
-def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[], bool]) -> Result | None:
+def run(job: Job, stop: Callable[[], bool]) -> list[TrialResult | None]:
+    return [run_trial(item.trial, TrialFolder(item.folder), stop) for item in job.trials]
+
+
+def run_trial(trial: Trial, folder: TrialFolder, stop: Callable[[], bool]) -> TrialResult | None:
     with folder.lease():
         stop()
         try:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitlab.executors import Ended, Executor, Job
+from vitlab.executors import Ended, Executor, Job, JobTrial, Settings
 from vitlab.plan.values import Trial
 from vitlab.spec import Choice, TrainSpec, TrialSpec
-from vitlab.store.folders import Store
+from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.locks import Busy
+from vitlab.store.result import TrialResult
 
 HERE = Path(__file__).parent
 PATIENCE_S = 240.0  #: for a loaded machine; only failures take this long
@@ -27,7 +30,39 @@ def job(root: Path, do: str, name: str = "", **spec: Any) -> Job:
         key=key,
         code="c0de",
     )
-    return Job(f"{key}/s0", Store(root).trial(key, "c0de").path, trial, (), 1, "cpu", True, "none")
+    return Job(
+        (JobTrial(f"{key}/s0", Store(root).trial(key, "c0de").path, trial),), Settings(device="cpu", keep="none")
+    )
+
+
+def with_settings(job: Job, **changes: Any) -> Job:
+    """Return the job with some of its settings changed."""
+    return replace(job, settings=replace(job.settings, **changes))
+
+
+def run_trial(
+    trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool] = lambda: False
+) -> TrialResult | None:
+    """Run one trial in the loop engine, and raise the error that ended it."""
+    from vitlab.runner.run import run  # not above, since it imports torch
+
+    [outcome] = run(Job((JobTrial(trial.key, folder.path, trial),), replace(settings, engine="loop")), stop)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def run_together(
+    work: Sequence[tuple[Trial, TrialFolder]], settings: Settings, stop: Callable[[], bool] = lambda: False
+) -> None:
+    """Run trials together, by ``vmap`` unless the settings name an engine; raise if one was taken over."""
+    from vitlab.runner.run import run
+
+    engine = "vmap" if settings.engine == "loop" else settings.engine
+    trials = tuple(JobTrial(trial.key, folder.path, trial) for trial, folder in work)
+    for outcome in run(Job(trials, replace(settings, engine=engine)), stop):
+        if isinstance(outcome, Busy):
+            raise outcome
 
 
 def ends(executor: Executor, count: int) -> dict[str, Ended]:
@@ -38,7 +73,7 @@ def ends(executor: Executor, count: int) -> dict[str, Ended]:
         assert time.monotonic() < deadline, f"only {endings}"
         endings += executor.poll(0.5)
     assert len(endings) == count
-    return {ending.job.trial.key: ending for ending in endings}
+    return {ending.job.trials[0].trial.key: ending for ending in endings}
 
 
 def until(what: Callable[[], Any]) -> Any:

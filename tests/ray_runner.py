@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import replace
 
-from vitlab.plan.values import Trial
 from vitlab.runner import run as runner
-from vitlab.store.folders import TrialFolder, write_json
-from vitlab.store.result import Result
-
-
-@dataclass(frozen=True)
-class Settings(runner.Settings):
-    every_s: float = 0.0
+from vitlab.runner.job import Job
+from vitlab.store.files import write_json
+from vitlab.store.result import TrialResult
 
 
 def slowed(stop: Callable[[], bool]) -> Callable[[], bool]:
@@ -29,13 +24,9 @@ def slowed(stop: Callable[[], bool]) -> Callable[[], bool]:
     return stop_slowly
 
 
-def run_trial(one: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]) -> Result | None:
-    if one.spec.get("do") == "ignore":
-        write_json(folder.path / "pid.json", os.getpid())
+def run(job: Job, stop: Callable[[], bool]) -> list[TrialResult | Exception | None]:
+    if job.trials[0].trial.spec.data.type == "ignore":
+        write_json(job.folder / "pid.json", os.getpid())
         while True:
             time.sleep(60)
-    return runner.run_trial(one, folder, settings, slowed(stop))
-
-
-def run_cohort(work: Sequence[tuple[Trial, TrialFolder]], settings: Settings, stop: Callable[[], bool]) -> None:
-    runner.run_cohort(work, settings, slowed(stop))
+    return runner.run(replace(job, settings=replace(job.settings, every_s=0.0)), slowed(stop))

@@ -37,7 +37,9 @@ from job_helpers import processes
 
 from vitlab.executors import base
 from vitlab.plan.values import Plan
-from vitlab.store.folders import TrialFolder, process, read_json
+from vitlab.store.files import read_json
+from vitlab.store.folders import TrialFolder
+from vitlab.store.locks import process
 
 QUOTAS = {
     "worker killed": 60,
@@ -360,7 +362,7 @@ class Bout:
             history = [moment.step for moment in result.outcome.history] if result is not None else []
             if steps != history:
                 faults.append(f"the journal of {path.parent.name[:12]} tells of the steps {steps}, not of {history}")
-            anew += sum("begun anew" in event.get("note", "") for event in events)
+            anew += sum("started from the beginning" in event.get("note", "") for event in events)
         self.missed = max(0, self.damaged - anew)
         if self.missed:
             self.done["checkpoint damaged"] -= self.missed

@@ -16,8 +16,9 @@ from vitlab import report
 from vitlab.plan.values import Arm, MetricFacts, Plan, Planned, Trial
 from vitlab.report import comparison, frame
 from vitlab.spec import STREAMS, Analysis, TrialSpec
-from vitlab.store.folders import Store, write_json
-from vitlab.store.result import Circumstances, Measurement, Outcome, Result
+from vitlab.store.files import write_json
+from vitlab.store.folders import Store
+from vitlab.store.result import Circumstances, Measurement, Outcome, TrialResult
 
 STEPS = (0, 50, 100, 150, 200)
 BASE = [0.972, 0.969, 0.971, 0.975, 0.968]
@@ -56,7 +57,7 @@ def result_of(
     status: Any = "done",
     failure: str = "",
     **numerics: Any,
-) -> Result:
+) -> TrialResult:
     accuracy = values.get("val/accuracy", 0.5)
     curve = curve or [accuracy * (1 - math.exp(-0.3 - step / 40)) for step in STEPS[:-1]] + [accuracy]
     history = tuple(
@@ -66,7 +67,7 @@ def result_of(
     numerics = {"torch": "2.13.0", "device": "cpu", "engine": "eager", "threads": 1, **numerics}
     circumstances = Circumstances(1.79e9, 7.5, "host", 1, 113_290, 1_894_000, 10**8, {"torch": "2.13.0"}, numerics)
     outcome = Outcome(values, history, "w" * 64, STEPS[-1], STEPS[-1] * 64)
-    return Result(trial.key, trial.code, status, outcome, circumstances, failure)
+    return TrialResult(trial.key, trial.code, status, outcome, circumstances, failure)
 
 
 def study(

@@ -34,8 +34,9 @@ from vitlab.regression.gate import learning
 from vitlab.regression.traces import trace
 from vitlab.report import api
 from vitlab.runner import circumstances
-from vitlab.store.folders import Store, read_json
-from vitlab.store.result import Result
+from vitlab.store.files import read_json
+from vitlab.store.folders import Store
+from vitlab.store.result import TrialResult
 from vitlab.training.loop import Training
 
 BUGS = runpy.run_path(str(Path(__file__).parent / "benchmarks" / "bugs.py"))["BUGS"]
@@ -165,7 +166,9 @@ def test_results_of_other_torch_are_not_reused(
     assert {file: file.read_bytes() for file in before} == before, "nothing that was computed is lost"
     trained = {*(tmp_path / "here" / "out").glob("trials/*/*/result.json")} - before.keys()
     assert len(trained) == len(before) == 6
-    assert {Result.from_json(read_json(file)).circumstances.installed["torch"] for file in trained} == {other_torch}
+    assert {TrialResult.from_json(read_json(file)).circumstances.installed["torch"] for file in trained} == {
+        other_torch
+    }
     # the gate reuses its own trainings
     again = json.loads(vitlab(tmp_path / "here", "--json", "--tier", "statistical").stdout)
     assert again["cells"] == document["cells"]

@@ -28,7 +28,7 @@ from vitlab.components.position import PRESETS
 from vitlab.data.options import NORMALIZATIONS
 from vitlab.errors import Interrupted
 from vitlab.registry.json_schema import study_schema
-from vitlab.store.folders import write_json
+from vitlab.store.files import write_json
 from vitlab.weights import FORMATS
 
 ROOT = Path(__file__).parents[1]
@@ -293,7 +293,7 @@ def test_failure_in_plugin_file_names_its_line(tmp_path: Path, words: list[str])
     [
         (RuntimeError("a wire came loose"), 3, "This is a fault of vitlab or of a plugin"),
         (KeyboardInterrupt(), 130, "interrupted"),
-        (Interrupted("stopped; the next run goes on from here"), 130, "goes on from here"),
+        (Interrupted("stopped; the next run resumes from here"), 130, "resumes from here"),
         (click.Abort(), 130, "interrupted"),
     ],
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from job_helpers import run_together, run_trial
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,12 +28,12 @@ from vitlab.plan.cohorts import LARGEST, MOST, NARROW, engine_of, group_trials, 
 from vitlab.plan.values import Planned, Trial
 from vitlab.registry import listing, slot
 from vitlab.runner.attempt import Attempt
-from vitlab.runner.run import Settings, run_cohort, run_trial
+from vitlab.runner.job import Settings
 from vitlab.spec import STREAMS, Choice, TrainSpec, TrialSpec
 from vitlab.spec.run import Engine
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder
-from vitlab.store.result import Result
+from vitlab.store.result import TrialResult
 from vitlab.training import cohort as cohorts
 from vitlab.training.cohort import Cohort, Member, Stacking, require_stackable, stacking_incompatibility, train_cohort
 from vitlab.training.loop import Training, TrainingResult, complete
@@ -113,7 +114,7 @@ import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from vitlab.training.cohort import Member, train_cohort
-from vitlab.runner.run import run_trial
+from job_helpers import run_trial
 from test_cohort import SETTINGS, same, state_of, training, trial, work
 run_trial(*work(Path({folder!r}), trial(0))[0], SETTINGS)
 odd = dict(model=dict(dim=9, heads=3, drop=0.0, drop_path=0.0), batch_size=13, steps=4, evaluations=1)
@@ -393,7 +394,7 @@ def work(root: Path, *trials: Trial) -> list[tuple[Trial, TrialFolder]]:
     return [(one, TrialFolder(root / one.key)) for one in trials]
 
 
-def results(items: list[tuple[Trial, TrialFolder]]) -> list[Result]:
+def results(items: list[tuple[Trial, TrialFolder]]) -> list[TrialResult]:
     outcomes = [folder.result() for _, folder in items]
     assert None not in outcomes
     return outcomes  # type: ignore[return-value]
@@ -404,10 +405,10 @@ SETTINGS = Settings(device="cpu", keep="last", every_s=0.0)
 
 def test_stacked_trials_write_same_files_as_single_trials(tmp_path: Path) -> None:
     together = work(tmp_path / "together", *(trial(seed) for seed in range(3)))
-    run_cohort(together, SETTINGS)
+    run_together(together, SETTINGS)
     for seed, result in enumerate(results(together)):
         alone = work(tmp_path / "alone", trial(seed))
-        run_cohort(alone, SETTINGS)
+        run_together(alone, SETTINGS)
         assert results(alone)[0].outcome == result.outcome
         assert result.circumstances.numerics["engine"] == "vmap"
         events, _ = together[seed][1].events()
@@ -424,12 +425,12 @@ def test_unsupported_batch_last_falls_back_to_vmap_with_reason(tmp_path: Path) -
         work(tmp_path / position, trial(0, model={"position": position})) for position in ("learned", "alibi2d")
     )
     for items in (supported, unknown):
-        run_cohort(items, stack)
+        run_together(items, stack)
     assert [results(items)[0].circumstances.numerics["engine"] for items in (supported, unknown)] == ["stack", "vmap"]
     notes = [items[0][1].events()[0][0].body.get("note", "") for items in (supported, unknown)]
     assert notes[0] == "" and re.search("trained by engine vmap, for attention that has a bias is not known", notes[1])
     alike = work(tmp_path / "vmap", trial(0, model={"position": "alibi2d"}))
-    run_cohort(alike, SETTINGS)
+    run_together(alike, SETTINGS)
     assert results(alike)[0].outcome == results(unknown)[0].outcome
 
 
@@ -437,11 +438,11 @@ def test_stopped_batch_resumes_without_duplicate_lines(tmp_path: Path) -> None:
     undisturbed, stopped = (
         work(tmp_path / name, *(trial(seed) for seed in range(3))) for name in ("undisturbed", "stopped")
     )
-    run_cohort(undisturbed, SETTINGS)
+    run_together(undisturbed, SETTINGS)
     for steps in (2, 5, 1):
         calls = iter(range(steps))
-        run_cohort(stopped, SETTINGS, stop=lambda: next(calls, None) is None)  # noqa: B023
-    run_cohort(stopped, SETTINGS)
+        run_together(stopped, SETTINGS, stop=lambda: next(calls, None) is None)  # noqa: B023
+    run_together(stopped, SETTINGS)
     assert [one.outcome for one in results(stopped)] == [one.outcome for one in results(undisturbed)]
     for _, folder in stopped:
         steps_told = [event.body["step"] for event in folder.events()[0] if event.kind == "metrics"]
@@ -455,7 +456,7 @@ def test_result_names_every_engine_used(tmp_path: Path) -> None:
 
     items = work(tmp_path, trial(0))
     assert run_trial(*items[0], SETTINGS, after(2)) is None
-    run_cohort(items, SETTINGS, after(2))
+    run_together(items, SETTINGS, after(2))
     run_trial(*items[0], SETTINGS)
     assert results(items)[0].circumstances.numerics["engine"] == "loop+vmap"
 
@@ -467,7 +468,7 @@ def test_unstackable_trial_falls_back_to_loop_with_reason(tmp_path: Path, monkey
     monkeypatch.setattr(Part, "vmap_safe", True)
     monkeypatch.setattr(slot("mlp").get("gelu"), "vmap_safe", False, raising=False)
     items = work(tmp_path, trial(0), trial(1))
-    run_cohort(items, SETTINGS)
+    run_together(items, SETTINGS)
     monkeypatch.undo()
     looped = work(tmp_path / "loop", trial(0))
     run_trial(*looped[0], SETTINGS)
@@ -483,7 +484,7 @@ def test_trial_that_cannot_begin_fails_alone(tmp_path: Path) -> None:
     bad = trial(1)
     bad = Trial(**{**vars(bad), "data": "another set"})
     items = work(tmp_path, trial(0), bad, trial(2))
-    run_cohort(items, SETTINGS)
+    run_together(items, SETTINGS)
     assert [folder.done() for _, folder in items] == [True, False, True]
     assert "not the data this trial was planned for" in (items[1][1].failure() or "")
 
@@ -491,14 +492,14 @@ def test_trial_that_cannot_begin_fails_alone(tmp_path: Path) -> None:
 def test_unwritable_result_fails_one_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = TrialFolder.finish
 
-    def finish(self: TrialFolder, result: Result) -> None:
+    def finish(self: TrialFolder, result: TrialResult) -> None:
         if self.path.name == "k1":
             raise OSError(28, "No space left on device")
         real(self, result)
 
     monkeypatch.setattr(TrialFolder, "finish", finish)
     items = work(tmp_path, *(trial(seed) for seed in range(3)))
-    run_cohort(items, SETTINGS)
+    run_together(items, SETTINGS)
     assert [folder.done() for _, folder in items] == [True, False, True]
     failures = [folder.failure() for _, folder in items]
     assert failures[0] is failures[2] is None and "No space left" in (failures[1] or "")
@@ -516,7 +517,7 @@ def test_finished_trial_is_not_failed_by_later_error(tmp_path: Path, monkeypatch
     monkeypatch.setattr("vitlab.runner.attempt.complete", fall)
     monkeypatch.setattr("vitlab.runner.run.train_cohort", fall)
     items = work(tmp_path, trial(0), bad, trial(2))
-    run_cohort(items, SETTINGS)
+    run_together(items, SETTINGS)
     assert "not the data this trial was planned for" in (items[1][1].failure() or "")
     assert all("No space left" in (items[member][1].failure() or "") for member in (0, 2))
 
@@ -549,7 +550,7 @@ def test_batch_too_large_for_memory_is_halved(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr("vitlab.runner.run.train_cohort", small)
     items = work(tmp_path, *(trial(seed) for seed in range(5)))
-    run_cohort(items, SETTINGS)
+    run_together(items, SETTINGS)
     assert sizes == [5, 2, 3, 1, 2]
     assert len(results(items)) == 5
 

@@ -22,8 +22,9 @@ from vitlab.plan.values import Plan, Planned
 from vitlab.report import frame, notebook
 from vitlab.report.comparison import COLUMNS, MEANINGS
 from vitlab.spec import Choice
-from vitlab.store.folders import Store, write_json
-from vitlab.store.result import Circumstances, Outcome, Result
+from vitlab.store.files import write_json
+from vitlab.store.folders import Store
+from vitlab.store.result import Circumstances, Outcome, TrialResult
 
 OLD = {"baseline": synthetic_studies.BASE, "<b>=1": synthetic_studies.SINE, "gone": synthetic_studies.NEAR}
 NEW = {"baseline": synthetic_studies.NEAR, "<b>=1": synthetic_studies.NONE, "fresh": synthetic_studies.NEAR}
@@ -44,7 +45,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
             trials.append(Planned(item.arm, item.seed, trial))
             around = Circumstances(1.7e9, 1.0, "host", 1, 100, 1000, 10**8, {}, {})
             outcome = Outcome({"val/accuracy": arms[item.arm][item.seed]}, (), "w", 10, 640)
-            Store(root).trial(trial.key, trial.code).finish(Result(key, trial.code, "done", outcome, around, ""))
+            Store(root).trial(trial.key, trial.code).finish(TrialResult(key, trial.code, "done", outcome, around, ""))
         plan = dataclasses.replace(plan, study=name, trials=tuple(trials))
         write_json(Store(root).study(name) / "plan.json", plan.to_json())
     return root

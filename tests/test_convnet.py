@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from job_helpers import run_trial
 from torch import Tensor, nn
 
 from vitlab import noise
@@ -20,8 +21,8 @@ from vitlab.models import model
 from vitlab.models.convnet import ConvNet, RegNetY16GF
 from vitlab.models.cost import cost_of
 from vitlab.plan.values import Trial
+from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
-from vitlab.runner.run import Settings, run_trial
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder

@@ -21,6 +21,7 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
+from job_helpers import run_trial
 from torch import Tensor, nn
 
 import vitlab
@@ -34,7 +35,7 @@ from vitlab.plan import arms
 from vitlab.plan.key import DISTILLATION, code_of
 from vitlab.plan.values import Plan
 from vitlab.registry import slot
-from vitlab.runner.run import Settings, run_trial
+from vitlab.runner.job import Settings
 from vitlab.spec import Choice, Seeds
 from vitlab.spec.trial import Distill
 from vitlab.store.folders import Store

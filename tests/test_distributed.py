@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from job_helpers import ends, until
+from job_helpers import ends, run_trial, until
 
 import vitlab
 from vitlab.errors import Lost, OutOfMemory, TrialFailed, UserError
-from vitlab.executors import Ended, Job, Local, machine
+from vitlab.executors import Ended, Job, JobTrial, Local, machine
 from vitlab.executors.placement import Placement, Request
 from vitlab.plan.values import Trial
+from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
-from vitlab.runner.run import Settings, run_trial
 from vitlab.spec import STREAMS, RunSpec, TrialSpec
-from vitlab.store.folders import TrialFolder, read_json
-from vitlab.store.result import Result
+from vitlab.store.files import read_json
+from vitlab.store.folders import TrialFolder
+from vitlab.store.result import TrialResult
 
 DATA = {
     "type": "synthetic",
@@ -105,7 +106,7 @@ def settings(plugin: Path | None = None, **how: Any) -> Settings:
     return Settings(device="cpu", plugins=plugins, **{"processes": 2, "every_s": 0.0, **how})
 
 
-def done(result: Result | None) -> Result:
+def done(result: TrialResult | None) -> TrialResult:
     assert result is not None and result.status == "done"
     return result
 
@@ -118,13 +119,13 @@ def gone(guests: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialFolder, Result]:
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrialFolder, TrialResult]:
     """Return the uninterrupted result of two processes."""
     where = TrialFolder(tmp_path_factory.mktemp("two"))
     return where, done(run_trial(trial(), where, settings(every_s=60.0)))
 
 
-def test_two_processes_equal_one_up_to_rounding(two: tuple[TrialFolder, Result], folder: Any) -> None:
+def test_two_processes_equal_one_up_to_rounding(two: tuple[TrialFolder, TrialResult], folder: Any) -> None:
     one = done(run_trial(trial(), folder("one"), settings(processes=1, every_s=60.0)))
     three = done(run_trial(trial(), folder("three"), settings(processes=3, micro_batch_size=2, every_s=60.0)))
     for several in (two[1], three):
@@ -156,7 +157,7 @@ def test_two_gpus_equal_one_up_to_rounding(folder: Any) -> None:
 
 @pytest.mark.parametrize("rank", [1, 0])
 def test_process_death_loses_only_steps_since_checkpoint(
-    rank: int, two: tuple[TrialFolder, Result], folder: Any, guests: Path
+    rank: int, two: tuple[TrialFolder, TrialResult], folder: Any, guests: Path
 ) -> None:
     what = trial({"loss": {"type": "troubled", "trouble": "killed", "rank": rank}})
     (guests.parent / "trouble").touch()
@@ -169,7 +170,9 @@ def test_process_death_loses_only_steps_since_checkpoint(
     assert len(starts) == 2 and starts[0] == 0 < starts[1] <= 3
 
 
-def test_stop_request_stops_all_ranks_at_one_step(two: tuple[TrialFolder, Result], folder: Any, guests: Path) -> None:
+def test_stop_request_stops_all_ranks_at_one_step(
+    two: tuple[TrialFolder, TrialResult], folder: Any, guests: Path
+) -> None:
     what, where = trial({"loss": {"type": "troubled", "step_s": 0.03}}), folder("stopped")
     assert run_trial(what, where, settings(guests), stop=lambda: (guests.parent / "pid1").exists()) is None
     assert gone(guests) and not where.done() and not where.is_locked()
@@ -191,10 +194,8 @@ def test_trial_has_several_gpus_exclusively(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(machine, "gpus", lambda: ["0", "1", "2", "3"])
     local = Local(RunSpec.model_validate({"resources": {"gpu": 2}}))
     assert local.slots == 2
-    assert (
-        local._environment(Job("j", Path(), trial(), (), 1, "cuda", True, "none"), "2,3")["CUDA_VISIBLE_DEVICES"]
-        == "2,3"
-    )
+    work = Job((JobTrial("j", Path(), trial()),), Settings(device="cuda"))
+    assert local._environment(work, "2,3")["CUDA_VISIBLE_DEVICES"] == "2,3"
     with pytest.raises(UserError, match=r"run\.resources\.gpu is 8, and this machine has 4"):
         Local(RunSpec.model_validate({"resources": {"gpu": 8}}))
 
@@ -216,13 +217,18 @@ def test_exception_of_one_rank_is_failure_of_trial(folder: Any, guests: Path) ->
 def test_worker_death_ends_all_ranks(folder: Any, guests: Path) -> None:
     what = trial({"loss": {"type": "troubled", "step_s": 0.05}, "steps": 1000})
     local = Local(RunSpec.model_validate({"device": "cpu", "resources": {"processes": 2}, "workers": 1}))
-    local.submit(Job("job", folder("job").path, what, (str(guests),), 1, "cpu", True, "last", processes=2))
+    local.submit(
+        Job(
+            (JobTrial("job", folder("job").path, what),),
+            Settings(device="cpu", plugins=(str(guests),), processes=2),
+        )
+    )
     (worker,) = local._workers.values()
     endings: list[Ended] = []
     until(lambda: endings.extend(local.poll(0.05)) or endings or len(list(guests.parent.glob("pid*"))) == 2)
     assert not endings and folder("job").is_locked()
     worker.process.kill()
-    assert ends(local, 1)["key"].how == "lost"
+    assert ends(local, 1)["key"].ending == "lost"
     assert gone(guests) and not folder("job").is_locked()
 
 

@@ -19,16 +19,18 @@ from typing import Any
 
 import pytest
 from executor_runner import result
-from job_helpers import HERE, PATIENCE_S, alive, ends, job, until
+from job_helpers import HERE, PATIENCE_S, alive, ends, job, until, with_settings
 
 from vitlab import registry
 from vitlab.driver.scheduler import Watch, _drive
 from vitlab.errors import UserError
-from vitlab.executors import Companion, Executor, Inline, Local, base, machine, worker
+from vitlab.executors import Executor, Inline, Local, base, machine, worker
 from vitlab.plan.values import Planned
 from vitlab.spec import Choice, RunSpec
-from vitlab.store import folders
-from vitlab.store.folders import TrialFolder, process, read_json
+from vitlab.store import locks
+from vitlab.store.files import read_json
+from vitlab.store.folders import TrialFolder
+from vitlab.store.locks import process
 from vitlab.trackers import Untracked
 
 RUNNER = "executor_runner"
@@ -66,12 +68,12 @@ def test_endings_reported_by_trial(kind: type[Executor], tmp_path: Path) -> None
     for do in ("finish", "diverge", "fail", "raise", "leave"):
         executor.submit(job(tmp_path, do))
         endings |= ends(executor, 1)
-    assert {do: ending.how for do, ending in endings.items()} == {
+    assert {do: ending.ending for do, ending in endings.items()} == {
         "finish": "done",
         "diverge": "done",
         "fail": "failed",
-        "raise": "failed",
-        "leave": "failed",
+        "raise": "error",
+        "leave": "error",
     }
     assert endings["diverge"].detail == "loss is not finite at step 3"
     assert endings["raise"].detail == "RuntimeError: no such layer"
@@ -87,7 +89,7 @@ def test_dying_worker_leaves_others_running(local: Callable[..., Local], tmp_pat
     for do in ("train", "exit", "crash", "kill"):
         executor.submit(job(tmp_path, do))
     endings = ends(executor, 3)
-    assert {ending.how for ending in endings.values()} == {"lost"}
+    assert {ending.ending for ending in endings.values()} == {"lost"}
     assert "exit code 9" in endings["exit"].detail
     assert "killed by signal 9" in endings["kill"].detail and "memory" in endings["kill"].detail
     assert "SIGSEGV" in endings["crash"].detail
@@ -96,7 +98,7 @@ def test_dying_worker_leaves_others_running(local: Callable[..., Local], tmp_pat
     until((job(tmp_path, "train").folder / "pid.json").exists)
     executor.cancel(PATIENCE_S)
     (survivor,) = executor.poll(0.0)
-    assert (survivor.job.trial.key, survivor.how) == ("train", "stopped")
+    assert (survivor.job.trials[0].trial.key, survivor.ending) == ("train", "stopped")
     assert (survivor.job.folder / "checkpoint").is_dir()
 
 
@@ -104,7 +106,7 @@ def test_dead_worker_with_living_child_is_lost(local: Callable[..., Local], tmp_
     """The child holds the worker's end of the pipe, so that its closing is not noticed."""
     executor = local()
     executor.submit(job(tmp_path, "fork"))
-    assert ends(executor, 1)["fork"].how == "lost"
+    assert ends(executor, 1)["fork"].ending == "lost"
 
 
 def test_stopped_worker_past_timeout_is_killed(
@@ -116,7 +118,7 @@ def test_stopped_worker_past_timeout_is_killed(
     work = replace(job(tmp_path, "freeze"), timeout_s=0.2)
     executor.submit(work)
     ending = ends(executor, 1)["freeze"]
-    assert ending.how == "timeout" and "stopped or stuck, was killed" in ending.detail
+    assert ending.ending == "timeout" and "stopped or stuck, was killed" in ending.detail
     assert not TrialFolder(work.folder).is_locked()
 
 
@@ -131,7 +133,7 @@ def test_waiting_worker_does_not_time_out(
     until((work.folder / "log.txt").exists)
     assert executor.poll(1.5) == []
     lock.close()
-    assert ends(executor, 1)["finish"].how == "done"
+    assert ends(executor, 1)["finish"].ending == "done"
 
 
 def test_unwritable_failure_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,16 +149,16 @@ def test_unwritable_failure_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
 def test_lost_trial_can_be_resubmitted(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local()
     executor.submit(job(tmp_path, "kill", name="k"))
-    assert ends(executor, 1)["k"].how == "lost"
+    assert ends(executor, 1)["k"].ending == "lost"
     executor.submit(job(tmp_path, "finish", name="k"))
-    assert ends(executor, 1)["k"].how == "done"
+    assert ends(executor, 1)["k"].ending == "done"
 
 
 def test_trial_with_result_is_not_retrained(tmp_path: Path) -> None:
     executor = TinyInline(RunSpec())
     for do in ("finish", "raise"):
         executor.submit(job(tmp_path, do, name="k"))
-        assert ends(executor, 1)["k"].how == "done"
+        assert ends(executor, 1)["k"].ending == "done"
 
 
 # -- placement --------------------------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ def test_workers_are_isolated(local: Callable[..., Local], tmp_path: Path) -> No
     for name in ("a", "b"):
         work = job(tmp_path, "finish", name=name)
         executor.submit(work)
-        assert ends(executor, 1)[name].how == "done"
+        assert ends(executor, 1)[name].ending == "done"
         around.append(read_json(work.folder / "around.json"))
         log = (work.folder / "log.txt").read_text()
         assert "said by the trial\n" in log and "said by a child of it\n" in log
@@ -194,7 +196,7 @@ def test_workers_respect_core_share(local: Callable[..., Local], tmp_path: Path)
 
 def test_thread_count_reaches_worker(local: Callable[..., Local], tmp_path: Path) -> None:
     executor = local(workers=1, threads=3)
-    work = replace(job(tmp_path, "finish"), threads=3)
+    work = with_settings(job(tmp_path, "finish"), threads=3)
     executor.submit(work)
     ends(executor, 1)
     around = read_json(work.folder / "around.json")
@@ -273,7 +275,10 @@ def test_two_hundred_random_gpu_requests_fit(monkeypatch: pytest.MonkeyPatch, tm
     executor._context = made  # type: ignore[assignment]
     shares: dict[Path, float] = {}
     for number in range(200):
-        work = replace(job(tmp_path, "finish", name=f"t{number}"), device="cuda", gpu=rng.choice([0.1, 0.25, 0.5, 1.0]))
+        work = replace(
+            with_settings(job(tmp_path, "finish", name=f"t{number}"), device="cuda"),
+            gpu=rng.choice([0.1, 0.25, 0.5, 1.0]),
+        )
         shares[work.folder] = work.gpu or 0.0
         executor.submit(work)
     folders: set[Path] = set()
@@ -303,7 +308,7 @@ def test_worker_sees_only_its_gpu(local: Callable[..., Local], monkeypatch: pyte
     monkeypatch.setattr(machine, "gpus", lambda: ["GPU-a", "GPU-b"])
     executor = local(device="auto", workers=None, resources={"gpu": 0.5, "cpu": 1})
     for name in ("a", "b", "c"):
-        executor.submit(replace(job(tmp_path, "finish", name=name, **{"for": 0.2}), device="auto"))
+        executor.submit(with_settings(job(tmp_path, "finish", name=name, **{"for": 0.2}), device="auto"))
     executor.submit(job(tmp_path, "finish", name="on the cpu"))
     endings = ends(executor, 4)
     visible = {name: read_json(ending.job.folder / "around.json")["environment"][1] for name, ending in endings.items()}
@@ -397,7 +402,7 @@ def test_cancel_kills_unresponsive_worker(local: Callable[..., Local], tmp_path:
     pids = [until(lambda item=item: read_json(item.folder / "pid.json")) for item in work]
     executor.cancel(1.0)
     assert not any(map(alive, pids))
-    endings = {ending.job.trial.key: ending.how for ending in executor.poll(0.0)}
+    endings = {ending.job.trials[0].trial.key: ending.ending for ending in executor.poll(0.0)}
     assert endings == {"train": "stopped", "ignore": "lost"}
     assert not any(TrialFolder(item.folder).is_locked() for item in work)
 
@@ -412,7 +417,10 @@ def test_ctrl_c_stops_inline_trial_gracefully(tmp_path: Path) -> None:
         executor.poll(0.0)
     assert signal.getsignal(signal.SIGINT) is before
     executor.cancel(1.0)
-    assert {ending.job.trial.key: ending.how for ending in executor.poll(0.0)} == {"a": "stopped", "b": "stopped"}
+    assert {ending.job.trials[0].trial.key: ending.ending for ending in executor.poll(0.0)} == {
+        "a": "stopped",
+        "b": "stopped",
+    }
     assert (job(tmp_path, "train", name="a").folder / "checkpoint").is_dir()
     assert not job(tmp_path, "train", name="b").folder.exists()
 
@@ -448,7 +456,7 @@ def test_workers_of_killed_driver_write_checkpoint_and_exit(local: Callable[...,
     until(lambda: not alive(pid))
     assert not TrialFolder(work.folder).is_locked()
     assert (work.folder / "checkpoint").is_dir()
-    assert "the driver is gone; the trial is stopped" in (work.folder / "log.txt").read_text()
+    assert "the driver has died; the trial is stopped" in (work.folder / "log.txt").read_text()
     assert local().reattach([work]) == []
 
 
@@ -476,7 +484,7 @@ def test_sigterm_preempts(local: Callable[..., Local], tmp_path: Path) -> None:
     pid = until(lambda: read_json(work.folder / "pid.json"))
     for number in (signal.SIGUSR2, signal.SIGTERM):  # as Slurm sends them to all processes of a job
         os.kill(pid, number)
-    assert ends(executor, 1)["train"].how == "preempted"
+    assert ends(executor, 1)["train"].ending == "preempted"
     assert (work.folder / "checkpoint").is_dir()
 
 
@@ -494,7 +502,7 @@ def test_journal_of_earlier_attempt_survives_joining_a_batch(tmp_path: Path) -> 
     log = second.folder / "log.txt"
     log.parent.mkdir(parents=True)
     log.write_text("Segmentation fault\n")
-    worker.note_companions(replace(first, companions=(Companion("second/s0", second.folder, second.trial),)))
+    worker.note_shared_log(replace(first, trials=first.trials + second.trials))
     assert log.read_text().splitlines() == [
         "Segmentation fault",
         f"trained along with first/s0, whose log is {first.folder / 'log.txt'}",
@@ -517,11 +525,11 @@ def test_running_orphan_trials_are_awaited(local: Callable[..., Local], tmp_path
     locks = [hold(TrialFolder(item.folder)) for item in (orphan, abandoned)]
     assert executor.reattach([orphan, abandoned, free]) == [orphan, abandoned]
     assert executor.poll(0.3) == []
-    TrialFolder(orphan.folder).finish(result(orphan.trial))
+    TrialFolder(orphan.folder).finish(result(orphan.trials[0].trial))
     for lock in locks:
         lock.close()
     endings = ends(executor, 2)
-    assert (endings["kept"].how, endings["left"].how) == ("done", "lost")
+    assert (endings["kept"].ending, endings["left"].ending) == ("done", "lost")
     assert "earlier driver" in endings["left"].detail
 
 
@@ -545,7 +553,7 @@ def test_only_own_stopped_orphan_is_killed(
     holders = {}
     for kind, driver in {"orphan": name, "worker": process(os.getpid()), "victim": name}.items():
         command = [sys.executable, "-c", STOPPED, job(tmp_path, kind).folder]
-        holders[kind] = subprocess.Popen(command, env={**os.environ, folders.DRIVER: driver})
+        holders[kind] = subprocess.Popen(command, env={**os.environ, locks.DRIVER: driver})
     try:
         work = [job(tmp_path, kind) for kind in ("orphan", "worker", "forged")]
         for kind in holders:
@@ -555,7 +563,7 @@ def test_only_own_stopped_orphan_is_killed(
         (work[2].folder / "lock").write_text(f"{process(holders['victim'].pid)} {name}\n")
         executor = local()
         assert executor.reattach(work) == work
-        assert ends(executor, 1)["orphan"].how == "lost"
+        assert ends(executor, 1)["orphan"].ending == "lost"
         assert holders["orphan"].wait() == -signal.SIGKILL
         assert executor.poll(0.6) == [] and holders["worker"].poll() is None
         assert holders["victim"].poll() is None and not base.end_orphan(TrialFolder(work[2].folder))
@@ -574,7 +582,7 @@ def test_checkpoint_of_orphan_is_resumed_without_retries(tmp_path: Path) -> None
     threading.Timer(0.5, lock.close).start()
     run = RunSpec(device="cpu", workers=1, retries=0)
     executor = TinyLocal(run)
-    planned_of = {work.folder: Planned("arm", 0, work.trial)}
+    planned_of = {work.folder: Planned("arm", 0, work.trials[0].trial)}
     failed = _drive(executor, executor.reattach([work]), [], planned_of, run, Untracked(), Watch())
     assert failed == 0 and TrialFolder(work.folder).done() and TrialFolder(work.folder).failure() is None
 
@@ -588,9 +596,9 @@ def test_trial_of_two_studies_is_trained_once(local: Callable[..., Local], tmp_p
     until((work.folder / "log.txt").exists)
     assert executor.poll(0.7) == []
     if finishes:
-        TrialFolder(work.folder).finish(result(work.trial, wall_s=77.0))
+        TrialFolder(work.folder).finish(result(work.trials[0].trial, wall_s=77.0))
     lock.close()
-    assert ends(executor, 1)["finish"].how == "done"
+    assert ends(executor, 1)["finish"].ending == "done"
     outcome = TrialFolder(work.folder).result()
     assert outcome is not None and (outcome.circumstances.wall_s == 77.0) == finishes
 

@@ -344,12 +344,12 @@ def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
 
     from vitlab.driver.explanations import examine_arms
     from vitlab.store.folders import Store
-    from vitlab.store.result import Circumstances, Outcome, Result
+    from vitlab.store.result import Circumstances, Outcome, TrialResult
 
     store = Store(tmp_path)
     folder = store.trial("k", "c")
     outcome = Outcome({"val/accuracy": 0.5}, (), "", 1, 8)
-    folder.finish(Result("k", "c", "done", outcome, Circumstances(1.0, 1.0, "here", 1, 1, 1, 1, {}, {}, 2.0)))
+    folder.finish(TrialResult("k", "c", "done", outcome, Circumstances(1.0, 1.0, "here", 1, 1, 1, 1, {}, {}, 2.0)))
     trial = SimpleNamespace(key="k", code="c")
     plan: Any = SimpleNamespace(
         trials=[SimpleNamespace(arm="plain", trial=trial)], arms=[SimpleNamespace(name="plain")]

@@ -18,11 +18,12 @@ from vitlab.errors import Refused, TrialFailed
 from vitlab.executors import Ended, Executor, Job, base
 from vitlab.plan.values import Planned
 from vitlab.spec import RunSpec
-from vitlab.store.folders import TrialFolder, read_json
+from vitlab.store.files import read_json
+from vitlab.store.folders import TrialFolder
 
 
 def job(root: Path, name: str, **spec: Any) -> Job:
-    return replace(job_helpers.job(root, name, **spec), device="auto")
+    return job_helpers.with_settings(job_helpers.job(root, name, **spec), device="auto")
 
 
 class Scripted(Executor):
@@ -47,7 +48,7 @@ class Scripted(Executor):
         running, self.running = self.running, deque()
         endings = []
         for job in running:
-            how: Any = self.scripts[job.trial.key].popleft()
+            how: Any = self.scripts[job.trials[0].trial.key].popleft()
             if how == "done":
                 job.folder.mkdir(parents=True, exist_ok=True)
                 (job.folder / "result.json").write_text("{}")
@@ -74,7 +75,7 @@ class Ear(Watch):
 
 
 def planned_of(work: Sequence[Any]) -> dict[Path, Planned]:
-    return {item.folder: Planned(item.trial.key, 0, item.trial) for item in work}
+    return {item.folder: Planned(item.trial.key, 0, item.trial) for one in work for item in one.trials}
 
 
 def drive(root: Path, scripts: dict[str, list[str]], **run: Any) -> tuple[int, Scripted, Ear]:
@@ -89,8 +90,8 @@ def drive(root: Path, scripts: dict[str, list[str]], **run: Any) -> tuple[int, S
         ("lost", {}, 2),
         ("lost", 0, 1),
         ("lost", 3, 4),
-        ("failed", {}, 1),
-        ("failed", {"error": 2}, 3),
+        ("error", {}, 1),
+        ("error", {"error": 2}, 3),
         ("timeout", {}, 1),
         ("timeout", {"timeout": 1}, 2),
         ("preempted", {"preempted": 2}, 3),
@@ -102,10 +103,9 @@ def test_failure_kinds_have_their_retries(how: str, retries: Any, attempts: int,
     failed, executor, ear = drive(tmp_path, {"a": [how] * 9}, retries=retries)
     assert failed == 1
     assert len(executor.asked) == attempts
-    kind = "error" if how == "failed" else how
-    assert [heard for _, heard in ear.heard] == [kind] * (attempts - 1) + ["failed"]
+    assert [heard for _, heard in ear.heard] == [how] * (attempts - 1) + ["failed"]
     failure = read_json(job(tmp_path, "a").folder / "failure.json")
-    assert failure["failure"] == "because" and failure["kind"] == kind and failure["has_failed_for_good"]
+    assert failure["failure"] == "because" and failure["kind"] == how and failure["has_failed_for_good"]
 
 
 def test_preempted_trial_is_retried_without_limit(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_out_of_memory_gets_more_memory_then_cpu(tmp_path: Path) -> None:
     assert failed == 1 and [item.gpu for item in executor.asked] == [None, 0.5, 1.0]
     failed, executor, _ = drive(tmp_path / "c", {"a": ["oom", "oom", "oom", "done"]}, on_oom="cpu", **run)
     assert failed == 0
-    assert [(item.device, item.gpu) for item in executor.asked] == [
+    assert [(item.settings.device, item.gpu) for item in executor.asked] == [
         ("auto", None),
         ("auto", 0.5),
         ("auto", 1.0),
@@ -131,13 +131,13 @@ def test_out_of_memory_gets_more_memory_then_cpu(tmp_path: Path) -> None:
 
 
 def test_study_with_failing_trials_is_given_up(tmp_path: Path) -> None:
-    scripts = {name: ["done" if name in "ab" else "failed"] for name in "abcdefghij"}
+    scripts = {name: ["done" if name in "ab" else "error"] for name in "abcdefghij"}
     abort = {"failed_fraction": 0.5, "min_finished": 3}
     with pytest.raises(TrialFailed, match="2 of the 4 trials that ended have failed"):
         drive(tmp_path / "a", scripts, abort_study=abort)
     failed, executor, _ = drive(tmp_path / "b", scripts)
     assert failed == 8 and len(executor.asked) == 10
-    mostly = {name: ["failed" if name == "a" else "done"] for name in "abcdefghij"}
+    mostly = {name: ["error" if name == "a" else "done"] for name in "abcdefghij"}
     assert drive(tmp_path / "c", mostly, abort_study=abort)[0] == 1
 
 
@@ -166,7 +166,7 @@ def test_changed_code_leaves_no_failure(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="1 trial was not trained; nothing is wrong with it: the same command plans it"):
         _drive(alone, [], work[1:2], planned_of(work[1:2]), alone.run, SilentTracker(), Ear())  # type: ignore[arg-type]
     assert ear.heard == [("a", "done"), ("b", "refused")]
-    assert not executor.cancelled and [item.trial.key for item in executor.asked] == ["a", "b"]
+    assert not executor.cancelled and [item.trials[0].trial.key for item in executor.asked] == ["a", "b"]
     assert not any(TrialFolder(item.folder).failure() for item in work)
 
 
@@ -179,7 +179,7 @@ def test_attempt_records_its_facts(tmp_path: Path) -> None:
     assert TrialFolder(job(tmp_path, "refuse").folder).failure() is None
     assert run_once("starve") == ("oom", "memory ran out, with train.batch_size 4096")
     assert TrialFolder(job(tmp_path, "starve").folder).kind() == "oom"
-    assert run_once("raise")[0] == "failed" and TrialFolder(job(tmp_path, "raise").folder).kind() == "error"
+    assert run_once("raise")[0] == "error" and TrialFolder(job(tmp_path, "raise").folder).kind() == "error"
     how, why = run_once("train", timeout_s=0.05)
     assert how == "timeout" and "run.timeout allows (0.05 s)" in why
     assert (job(tmp_path, "train").folder / "checkpoint").is_dir()

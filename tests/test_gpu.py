@@ -15,7 +15,7 @@ import yaml
 
 import vitlab
 from vitlab.driver.scheduler import Watch, _drive
-from vitlab.executors import Job, Local
+from vitlab.executors import Job, JobTrial, Local, Settings
 from vitlab.lab import Answer
 from vitlab.plan.values import Planned, Trial
 from vitlab.spec import Choice, RunSpec, TrainSpec, TrialSpec
@@ -104,8 +104,8 @@ def test_out_of_memory_trial_gets_more_memory(tmp_path: Path, monkeypatch: pytes
         )
         trial = Trial(spec=spec, seeds={}, origins=(), data=None, key=name, code="c0de")
         folder = Store(tmp_path).trial(name, "c0de").path
-        jobs.append(Job(name, folder, trial, (), 1, "cuda", True, "none"))
-    planned = {item.folder: Planned(item.name, 0, item.trial) for item in jobs}
+        jobs.append(Job((JobTrial(name, folder, trial),), Settings(device="cuda", keep="none")))
+    planned = {item.folder: Planned(item.name, 0, item.trials[0].trial) for item in jobs}
     ear = Ear()
     failed = _drive(executor, [], jobs, planned, executor.run, SilentTracker(), ear)  # type: ignore[arg-type]
     assert failed == 0 and all(TrialFolder(item.folder).done() for item in jobs)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from job_helpers import run_trial
 from PIL import Image
 
 from vitlab import noise
@@ -29,8 +30,7 @@ from vitlab.data.prepare import Batch, Feed, data_info, describe_storage, prepar
 from vitlab.errors import DataError
 from vitlab.lab import plan_study
 from vitlab.registry import slot
-from vitlab.runner.run import run_trial
-from vitlab.runner.settings import Settings
+from vitlab.runner.job import Settings
 from vitlab.spec import TrainSpec
 from vitlab.store.folders import TrialFolder
 from vitlab.training.loop import train

@@ -150,5 +150,5 @@ def test_sigterm_interrupts_run(tmp_path: Path) -> None:
         time.sleep(0.05)
     process.terminate()
     _, err = process.communicate(timeout=120)
-    assert process.returncode == 130 and "goes on from here" in err and "Traceback" not in err, err
+    assert process.returncode == 130 and "resumes from here" in err and "Traceback" not in err, err
     assert len(list(tmp_path.glob("vitlab-runs/trials/*/*/checkpoint/last.safetensors"))) == 2

@@ -35,7 +35,8 @@ from vitlab.plan.values import Planned
 from vitlab.registry import slot
 from vitlab.report.api import PREDICTIONS
 from vitlab.report.frame import HISTORY
-from vitlab.store.folders import Store, TrialFolder, hold, read_json, write_json
+from vitlab.store.files import hold, read_json, write_json
+from vitlab.store.folders import Store, TrialFolder
 
 pytestmark = pytest.mark.usefixtures("no_report")
 NOWHERE = "http://127.0.0.1:9"
@@ -265,7 +266,7 @@ def test_background_run_can_be_followed_and_stopped(
         os.kill(pid, signal.SIGINT)
     until(lambda: not alive(pid))
     log = (tmp_path / "out" / "studies" / "tiny" / "driver.log").read_text()
-    assert "tiny: 2 arms, 4 trials; 4 to train" in log and "goes on from here" in log and "Traceback" not in log
+    assert "tiny: 2 arms, 4 trials; 4 to train" in log and "resumes from here" in log and "Traceback" not in log
     assert any(list(checkpoint.iterdir()) for checkpoint in tmp_path.glob("out/trials/*/*/checkpoint"))
     assert "run by" not in output_of("status", *words)
 
@@ -313,7 +314,7 @@ def test_second_driver_follows_and_takes_over(answered: tuple[Path, Path, Answer
     other.join()
     assert (
         ear.said[0]
-        == f"tiny is run by process {os.getpid()} on {socket.gethostname()}; this one looks on until that ends."
+        == f"tiny is run by process {os.getpid()} on {socket.gethostname()}; this one follows until it ends."
     )
     assert ear.said[1].endswith(" done") and calls == [1], "nothing was trained while the other had the study"
     assert (answer.trained, answer.cached) == (3, 1)

@@ -11,6 +11,7 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from job_helpers import run_trial
 from pydantic import ValidationError
 from sklearn.linear_model import Ridge
 from torch import Tensor, nn
@@ -24,8 +25,8 @@ from vitlab.plan.key import PROBE, code_of, modules_beside
 from vitlab.plan.resolve import changed
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
+from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
-from vitlab.runner.run import Settings, run_trial
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.spec.trial import InitFrom
 from vitlab.store.folders import TrialFolder

@@ -18,11 +18,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from job_helpers import run_together, run_trial
 
 from vitlab.errors import UserError
 from vitlab.spec import TrialSpec
 from vitlab.store import locks
-from vitlab.store.folders import TrialFolder, temporary, write_bytes
+from vitlab.store.files import temporary, write_bytes
+from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import DRIVER, Busy, LockLost, hold, holds_lock, is_locked, owner, process
 
 SILENT_S = 2.0
@@ -330,7 +332,7 @@ def test_driver_with_skewed_clock_still_follows(tmp_path: Path, monkeypatch: pyt
     plan: Any = SimpleNamespace(study="tiny", trials=(), tuning=())
     with sole_driver(plan, store, Ear()) as driver:
         assert driver and lease.exists()
-    message = "tiny is run by process 3 on far; this one looks on until that ends."
+    message = "tiny is run by process 3 on far; this one follows until it ends."
     assert messages == [message, "planned", "tick", "tick", "tick"]
 
 
@@ -346,7 +348,7 @@ def test_training_that_lost_its_lock_writes_nothing(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vitlab.plan.values import Trial  # here, because processes of other tests need no torch
-    from vitlab.runner.run import Settings, run_cohort, run_trial
+    from vitlab.runner.job import Settings
     from vitlab.spec import STREAMS
 
     without_locks(monkeypatch)
@@ -372,7 +374,7 @@ def test_training_that_lost_its_lock_writes_nothing(
 
     settings = Settings(device="cpu", every_s=0.0)
     with pytest.raises(LockLost, match="was taken over by other/3/4"):
-        run_cohort(work, settings, stop) if engine == "vmap" else run_trial(trial, folder, settings, stop)
+        run_together(work, settings, stop) if engine == "vmap" else run_trial(trial, folder, settings, stop)
     assert {str(file): file.read_bytes() for file in folder.path.rglob("*") if file.is_file()} == before
     assert any("checkpoint" in name for name in before)
     for _, each in work:
@@ -404,7 +406,7 @@ def test_lost_lock_in_batch_is_not_taken_for_stacking_failure(
     monkeypatch.setattr(*((room, at, lose_lock) if at == "require_stackable" else (Attempt, at, lose_lock)))
     monkeypatch.setattr(Attempt, "record_failure", lambda self, error: failed.append(self))
     with pytest.raises(LockLost):
-        room.run_cohort(work, room.Settings(device="cpu"))
+        run_together(work, room.Settings(device="cpu"))
     for _, folder in work:
         assert not folder.done() and not any("note" in event.body for event in folder.events()[0])
     assert failed == []

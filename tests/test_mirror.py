@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from vitlab.errors import VitlabError
-from vitlab.executors import mirror
-from vitlab.executors.base import Companion, Job
+from vitlab.executors import Job, JobTrial, Settings, mirror
 from vitlab.executors.mirror import FileChunk, FileReceiver, FileSender, input_files, relocate
 from vitlab.plan.values import Trial
 from vitlab.spec import Choice, TrainSpec, TrialSpec
-from vitlab.store.folders import Store, TrialFolder, write_bytes
+from vitlab.store.files import write_bytes
+from vitlab.store.folders import Store, TrialFolder
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -128,9 +128,12 @@ def test_input_files_are_copied_to_expected_paths(tmp_path: Path) -> None:
     ):
         write_bytes(path, b"")
     job = Job(
-        "a/s0", one.path, trial("one", teacher="teacher/c"), (str(plugin),), 1, "cpu", True, "none", "vmap",
-        (Companion("a/s1", two.path, trial("two", teacher="teacher/c")),),
-    )  # fmt: skip
+        (
+            JobTrial("a/s0", one.path, trial("one", teacher="teacher/c")),
+            JobTrial("a/s1", two.path, trial("two", teacher="teacher/c")),
+        ),
+        Settings(plugins=(str(plugin),), engine="vmap"),
+    )
     files = dict(input_files(job))
     assert sorted(files) == [
         "plugins/0/blocks.py",
@@ -142,5 +145,5 @@ def test_input_files_are_copied_to_expected_paths(tmp_path: Path) -> None:
     ]
     there = relocate(job, tmp_path / "scratch")
     assert there.folders == [tmp_path / "scratch/trials/one/c", tmp_path / "scratch/trials/two/c"]
-    assert there.plugins == (str(tmp_path / "scratch/plugins/0/blocks.py"),)
-    assert there.trial == job.trial and there.companions[0].trial == job.companions[0].trial
+    assert there.settings.plugins == (str(tmp_path / "scratch/plugins/0/blocks.py"),)
+    assert [item.trial for item in there.trials] == [item.trial for item in job.trials]

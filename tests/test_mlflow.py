@@ -35,6 +35,7 @@ import scipy.stats
 import torch
 import yaml
 from benchmarks import tracking
+from job_helpers import run_trial
 from mlflow import MlflowClient
 from mlflow.tracking._tracking_service import utils as mlflow_utils
 from PIL import Image
@@ -45,7 +46,7 @@ from vitlab import cli, lab
 from vitlab.errors import UserError
 from vitlab.plan.values import Plan
 from vitlab.registry import slot
-from vitlab.runner.run import Settings, run_trial
+from vitlab.runner.job import Settings
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers import dashboard, description, records, service

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import yaml
-from job_helpers import HERE, PATIENCE_S, ends, job, processes, until
+from job_helpers import HERE, PATIENCE_S, ends, job, processes, until, with_settings
 from test_distributed import GUESTS, gone
 from test_distributed import trial as by_several
 
@@ -30,13 +30,15 @@ from vitlab.driver.scheduler import Watch, execute, with_prerequisites
 from vitlab.errors import UserError, VitlabError
 from vitlab.executors import Executor, Inline, Job, Local, Ray, base
 from vitlab.executors import ray as room
-from vitlab.executors.base import Companion, trial_endings
+from vitlab.executors.base import trial_endings
 from vitlab.executors.ray import _Running
 from vitlab.executors.task import End, Started, stream
 from vitlab.plan.values import Trial
+from vitlab.runner.job import JobTrial, Settings
 from vitlab.spec import STREAMS, RunSpec, TrialSpec
 from vitlab.spec.run import Resources
-from vitlab.store.folders import Store, TrialFolder, read_json
+from vitlab.store.files import read_json
+from vitlab.store.folders import Store, TrialFolder
 
 LATE = "timed out during startup"  #: what Ray says that has not started within 30 s
 TOO_BUSY = "Ray gives itself 30 s to start, and this machine is too busy for that"
@@ -121,12 +123,8 @@ def real(root: Path, seed: int = 0, *, seeds: int = 1, name: str = "k") -> Job:
         one = Trial(
             TrialSpec.model_validate(SPEC), dict.fromkeys(STREAMS, each), (), None, key=f"{name}{each}", code=""
         )
-        members.append(Companion(f"a/s{each}", Store(root).trial(one.key, "c").path, one))
-    first, *others = members
-    engine = "vmap" if others else "loop"
-    return Job(
-        first.name, first.folder, first.trial, (), 1, "cpu", True, "last", engine=engine, companions=tuple(others)
-    )
+        members.append(JobTrial(f"a/s{each}", Store(root).trial(one.key, "c").path, one))
+    return Job(tuple(members), Settings(device="cpu", engine="vmap" if seeds > 1 else "loop"))
 
 
 def straight(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +132,7 @@ def straight(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITLAB_TEST_STEP_S", "0")
     executor = SlowInline(run())
     executor.submit(job)
-    assert ends(executor, 1)[job.trial.key].how == "done"
+    assert ends(executor, 1)[job.trials[0].trial.key].ending == "done"
 
 
 def wait_for_step(executor: Executor, folder: TrialFolder, step: int) -> None:
@@ -220,14 +218,14 @@ def test_stopped_or_killed_training_resumes_elsewhere(
     assert folder.is_locked() and (folder.checkpoint / "last.safetensors").exists()
     os.kill(start["pid"], signal.SIGKILL)
     ending = ends(copying, 1)["k0"]
-    assert ending.how == "lost" and "killed or crashed" in ending.detail
+    assert ending.ending == "lost" and "killed or crashed" in ending.detail
     assert not folder.is_locked() and not folder.done()
 
     sharing = SlowRay(run())  # the cluster is this machine
     sharing.submit(job)
     wait_for_step(sharing, folder, 16)
     sharing.cancel(PATIENCE_S)
-    assert [ending.how for ending in sharing.poll(0.0)] == ["stopped"]
+    assert [ending.ending for ending in sharing.poll(0.0)] == ["stopped"]
     assert (folder.checkpoint / "last.safetensors").exists() and not folder.is_locked()
 
     straight(job, monkeypatch)
@@ -250,11 +248,11 @@ def test_batch_on_copied_files_equals_batch(cluster: Any, tmp_path: Path, monkey
     executor.submit(ours)
     assert [how for _, how, _ in trial_endings(ends(executor, 1)["k0"])] == ["done", "done"]
     straight(theirs, monkeypatch)
-    for (_, one), (_, other) in zip(ours.work, theirs.work, strict=True):
+    for one, other in zip(map(TrialFolder, ours.folders), map(TrialFolder, theirs.folders), strict=True):
         mine, its = one.result(), other.result()
         assert mine is not None and its is not None and mine.outcome == its.outcome
         assert one.weights.read_bytes() == other.weights.read_bytes() and steps_told(one) == steps_told(other)
-    assert "trained along with a/s0" in (ours.companions[0].folder / "log.txt").read_text()
+    assert "trained along with a/s0" in (ours.folders[1] / "log.txt").read_text()
 
 
 def test_several_processes_train_a_trial_as_elsewhere(
@@ -266,21 +264,20 @@ def test_several_processes_train_a_trial_as_elsewhere(
     plugin.write_text(GUESTS)
     (tmp_path / "trouble").touch()
     what = by_several({"loss": {"type": "troubled", "trouble": "killed", "rank": 1}})
-    work = Job(
-        "a/s0", Store(tmp_path).trial("key", "c").path, what, (str(plugin),), 1, "cpu", True, "last", processes=2
-    )
+    settings = Settings(device="cpu", plugins=(str(plugin),), processes=2)
+    work = Job((JobTrial("a/s0", Store(tmp_path).trial("key", "c").path, what),), settings)
     folder, spec = TrialFolder(work.folder), run(workers=None, resources=Resources(processes=2))
     shared, copying, local = SlowRay(spec), SlowRay(spec, files="copy"), SlowLocal(spec)
     assert shared.slots == 1, "each has a CPU, and there are two"
     shared.submit(work)
     ending = ends(shared, 1)["key"]
-    assert ending.how == "lost" and "process 1 of this trial was killed by signal 9" in ending.detail
+    assert ending.ending == "lost" and "process 1 of this trial was killed by signal 9" in ending.detail
     assert gone(plugin) and not folder.is_locked() and not folder.done()
     copying.submit(work)
-    assert ends(copying, 1)["key"].how == "done"
-    theirs = replace(work, folder=Store(tmp_path / "local").trial("key", "c").path)
+    assert ends(copying, 1)["key"].ending == "done"
+    theirs = replace(work, trials=(JobTrial("a/s0", Store(tmp_path / "local").trial("key", "c").path, what),))
     local.submit(theirs)
-    assert ends(local, 1)["key"].how == "done"
+    assert ends(local, 1)["key"].ending == "done"
     mine, its = folder.result(), TrialFolder(theirs.folder).result()
     assert mine is not None and its is not None and mine.outcome == its.outcome
     assert mine.circumstances.numerics["processes"] == 2 and mine.circumstances.attempts == 2
@@ -298,7 +295,7 @@ def test_endings(cluster: Any, tmp_path: Path) -> None:
         for do in ("finish", "raise", "exit") if files == "shared" else ("finish", "raise"):
             executor.submit(job(tmp_path / files, do))
         endings = ends(executor, 3 if files == "shared" else 2)
-        assert (endings["finish"].how, endings["raise"].how) == ("done", "failed")
+        assert (endings["finish"].ending, endings["raise"].ending) == ("done", "error")
         assert endings["raise"].detail == "RuntimeError: no such layer"
         folder = TrialFolder(endings["raise"].job.folder)
         assert folder.failure() == "RuntimeError: no such layer"
@@ -310,7 +307,7 @@ def test_endings(cluster: Any, tmp_path: Path) -> None:
         log = (endings["finish"].job.folder / "log.txt").read_text()
         assert "said by the trial\n" in log and "said by a child of it\n" in log
         if files == "shared":
-            assert endings["exit"].how == "lost"
+            assert endings["exit"].ending == "lost"
 
 
 def test_unresponsive_jobs_are_killed_and_waiting_ones_not_started(cluster: Any, tmp_path: Path) -> None:
@@ -322,8 +319,8 @@ def test_unresponsive_jobs_are_killed_and_waiting_ones_not_started(cluster: Any,
     executor.submit(queued)
     executor.cancel(0.5)
     endings = ends(executor, 2)
-    assert (endings["deaf"].how, endings["queued"].how) == ("lost", "stopped")
-    assert endings["deaf"].detail == "it did not stop in time, and was ended by force"
+    assert (endings["deaf"].ending, endings["queued"].ending) == ("lost", "stopped")
+    assert endings["deaf"].detail == "it did not stop in time and was killed"
     until(lambda: not Path(f"/proc/{pid}").exists())
     assert not (queued.folder / "pid.json").exists()
 
@@ -335,7 +332,7 @@ def test_stopped_worker_past_timeout_is_killed(cluster: Any, tmp_path: Path, mon
     work = replace(job(tmp_path, "freeze"), timeout_s=0.2)
     executor.submit(work)
     ending = ends(executor, 1)["freeze"]
-    assert ending.how == "timeout" and "stopped or stuck, was killed" in ending.detail
+    assert ending.ending == "timeout" and "stopped or stuck, was killed" in ending.detail
     until(lambda: not TrialFolder(work.folder).is_locked())
 
 
@@ -348,7 +345,7 @@ def test_trial_written_by_another_driver_is_awaited(cluster: Any, tmp_path: Path
         fcntl.flock(lock, fcntl.LOCK_EX)
         executor.submit(work)
         assert executor.poll(0.5) == [] and not executor._running
-    assert ends(executor, 1)["finish"].how == "done"
+    assert ends(executor, 1)["finish"].ending == "done"
 
 
 def test_node_without_shared_folder_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +358,7 @@ def test_node_without_shared_folder_reports_it(tmp_path: Path, monkeypatch: pyte
     (work.folder / "log.txt").write_text("handed to Ray as something else\n")
     starts, end = stream(work, "executor_runner", "token", None, False, _Bell())
     assert isinstance(starts, Started) and isinstance(end, End)
-    assert end.how == "refused" and "set run.executor.files: copy" in end.detail
+    assert end.ending == "refused" and "set run.executor.files: copy" in end.detail
 
 
 class _Bell:
@@ -385,7 +382,7 @@ def test_resource_shares_of_cluster(cluster: Any, tmp_path: Path) -> None:
     assert Ray(RunSpec(device="cpu", resources=Resources(cpu=2))).slots == 1
     assert Ray(RunSpec(device="cuda", resources=Resources(gpu=0.1))).slots == 2  # as many as there are CPUs
     executor = TinyRay(RunSpec(resources=Resources(gpu=0.6)))
-    work = [replace(job(tmp_path, "finish", name=name), device=name) for name in ("auto", "cuda", "cpu")]
+    work = [with_settings(job(tmp_path, "finish", name=name), device=name) for name in ("auto", "cuda", "cpu")]
     for item in work:
         executor.submit(item)
     ends(executor, 3)
@@ -466,4 +463,4 @@ def test_dead_daemon_ends_run_without_failing_trials(tmp_path: Path) -> None:
     with pytest.raises(VitlabError, match="the same command"):
         executor._end(executor._running["stream"], "lost", "its worker was cut off")
     executor.cancel(0.0)
-    assert [(ending.how, ending.job) for ending in executor._ended] == [("stopped", trial)] and not executor._running
+    assert [(ending.ending, ending.job) for ending in executor._ended] == [("stopped", trial)] and not executor._running

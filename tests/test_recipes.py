@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from job_helpers import run_trial
 from pydantic import ValidationError
 from scipy import stats
 from torch import Tensor
@@ -23,8 +24,8 @@ from vitlab.plan.key import AVERAGING, MIXING, code_of_modules, modules_beside
 from vitlab.plan.resolve import Faults, Resolver
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
+from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
-from vitlab.runner.run import Settings, run_trial
 from vitlab.spec import STREAMS, TrainSpec, TrialSpec
 from vitlab.spec.trial import Ema, Mix
 from vitlab.spec.yaml import parse_document

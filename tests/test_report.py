@@ -48,7 +48,8 @@ from vitlab.plan.values import Arm, Plan, Planned
 from vitlab.plan.versions import record_run
 from vitlab.report import comparison, figures, frame, labels, phrasing, tables, verdict
 from vitlab.spec import Analysis
-from vitlab.store.folders import Store, read_json, write_json
+from vitlab.store.files import read_json, write_json
+from vitlab.store.folders import Store
 
 
 @pytest.fixture

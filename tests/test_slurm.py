@@ -15,15 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from job_helpers import HERE, PATIENCE_S, ends, job, until
+from job_helpers import HERE, PATIENCE_S, ends, job, until, with_settings
 
 from vitlab import registry
 from vitlab.errors import OptionError, UserError
 from vitlab.executors import Job
 from vitlab.executors import slurm as room
-from vitlab.executors.slurm import Pack, Slurm
+from vitlab.executors.slurm import Slurm, SlurmBatch
 from vitlab.spec import Choice, RunSpec
-from vitlab.store.folders import TrialFolder, read_json, write_json
+from vitlab.store.files import read_json, write_json
+from vitlab.store.folders import TrialFolder
 
 pytest.importorskip("submitit")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Slurm runs on Linux")
@@ -105,7 +106,7 @@ def test_sbatch_arguments(cluster: Path, tmp_path: Path) -> None:
     executor = Slurm(run, pack=5, minutes=90, mem_gb=7.5, partition="gpu", qos="low", setup=("module load cuda",))
     assert executor.slots == 80
     for do in ("a", "b", "c", "d", "e", "f", "g"):
-        executor.submit(replace(job(tmp_path, do), device="cuda", gpu=1.0 if do == "g" else None))
+        executor.submit(replace(with_settings(job(tmp_path, do), device="cuda"), gpu=1.0 if do == "g" else None))
     assert executor.poll(0.0) == []
     first, second = ((cluster / f"script.{number}").read_text() for number in (4711, 4712))
     options = flags(first)
@@ -181,14 +182,14 @@ def test_preempted_pack_is_requeued_and_ends(cluster: Path, tmp_path: Path) -> N
     until(lambda: "raise" in read_ends(record.parent) and "finish" in read_ends(record.parent))
     # This driver dies here; the next finds the running jobs by their folders.
     driver = TinySlurm(RunSpec(device="cpu"), pack=3)
-    assert {job_found.trial.key for job_found in driver.reattach(work)} == {"resume", "finish", "raise"}
+    assert {job_found.trials[0].trial.key for job_found in driver.reattach(work)} == {"resume", "finish", "raise"}
     job_found = ends(driver, 2)
-    assert (job_found["finish"].how, job_found["raise"].how) == ("done", "failed")
+    assert (job_found["finish"].ending, job_found["raise"].ending) == ("done", "error")
     assert job_found["raise"].detail == "RuntimeError: no such layer"
     for pid in of_jobs(cluster):  # as Slurm does: every process of the step gets the signal
         os.kill(pid, signal.SIGUSR2)
     job_found = ends(driver, 1)
-    assert job_found["resume"].how == "done"
+    assert job_found["resume"].ending == "done"
     assert (cluster / "requeued").read_text() == "requeue 4711\n"
     assert (work[0].folder / "checkpoint").is_dir() and TrialFolder(work[0].folder).done()
     assert sorted(read_ends(record.parent)) == ["finish", "raise", "resume"]  # each reported once
@@ -228,7 +229,7 @@ def test_job_submitted_by_dead_driver_is_found(
     assert driver.reattach([work]) == [work]
     assert [pack.slurm.job_id for pack in driver._sent] == ["4711"]
     driver.cancel(PATIENCE_S)
-    assert [ending.how for ending in driver.poll(0.0)] == ["stopped"]
+    assert [ending.ending for ending in driver.poll(0.0)] == ["stopped"]
     assert (work.folder / "checkpoint").is_dir() == starts == (not (cluster / "cancelled").exists())
 
 
@@ -284,7 +285,7 @@ def test_cancel_writes_checkpoint_and_empties_queue(cluster: Path, tmp_path: Pat
     executor.submit(job(tmp_path, "finish"))
     executor.poll(0.0)
     executor.cancel(PATIENCE_S)
-    assert {ending.job.trial.key: ending.how for ending in executor.poll(0.0)} == {
+    assert {ending.job.trials[0].trial.key: ending.ending for ending in executor.poll(0.0)} == {
         "train": "stopped",
         "finish": "stopped",
     }
@@ -306,7 +307,7 @@ def test_vanished_pack_is_lost(
     assert executor.poll(0.0) == []
     (cluster / "state.4711").write_text(state)
     ending = ends(executor, 1)["a"]
-    assert ending.how == how and f"4711 ended ({state.split()[0]})" in ending.detail
+    assert ending.ending == how and f"4711 ended ({state.split()[0]})" in ending.detail
 
 
 def test_submission_errors_and_missing_tools_are_reported(
@@ -337,7 +338,7 @@ def test_requeued_pack_repeats_nothing(tmp_path: Path, cluster: Path) -> None:
     from submitit.helpers import DelayedSubmission
 
     work = (job(tmp_path, "finish"), job(tmp_path, "diverge"))
-    pack = Pack(tmp_path, RunSpec(device="cpu", workers=1), work, "executor_runner")
+    pack = SlurmBatch(tmp_path, RunSpec(device="cpu", workers=1), work, "executor_runner")
     lines = [json.dumps([str(item.folder), "done", ""]) for item in work]
     (tmp_path / "ends.jsonl").write_text("\n".join(lines) + '\n["/out/tri')  # killed in the middle of a line
     submission = DelayedSubmission(pack)

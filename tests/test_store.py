@@ -14,15 +14,16 @@ import synthetic_studies
 
 from vitlab.errors import UserError
 from vitlab.plan.written import read_plan
-from vitlab.store.folders import Store, TrialFolder, abandoned, read_json, temporary, write_bytes, write_json
-from vitlab.store.result import Circumstances, Measurement, Outcome, Result
+from vitlab.store.files import abandoned, read_json, temporary, write_bytes, write_json
+from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
 
 
-def result() -> Result:
+def result() -> TrialResult:
     history = (Measurement(1, 0.5, 8, {"val/accuracy": 0.1 + 0.2}), Measurement(2, 1.0, 16, {"val/loss": float("nan")}))
     outcome = Outcome({"val/accuracy": 1 / 3}, history, "abc", 2, 16)
     circumstances = Circumstances(1.5, 2.5, "here", 1, 10, 20, 30, {"torch": "2"}, {"threads": 1}, 4.0)
-    return Result("key", "code", "done", outcome, circumstances)
+    return TrialResult("key", "code", Ending.DONE, outcome, circumstances)
 
 
 def test_result_round_trips_bitwise(tmp_path: Path) -> None:
@@ -332,7 +333,7 @@ def test_truncated_weights_are_unusable(tmp_path: Path) -> None:
 
 
 def test_temporary_file_is_abandoned_if_process_ended(tmp_path: Path) -> None:
-    code = "import sys\nfrom pathlib import Path\nfrom vitlab.store.folders import temporary\ntemporary(Path(sys.argv[1])).touch()"
+    code = "import sys\nfrom pathlib import Path\nfrom vitlab.store.files import temporary\ntemporary(Path(sys.argv[1])).touch()"
     for name in ("plan.json", "mlflow.db"):
         subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=True)
     dead = sorted(tmp_path.iterdir())

@@ -20,7 +20,7 @@ from vitlab.report import budgets, comparison, figures, frame, tables, tradeoff
 from vitlab.report.document import plain
 from vitlab.spec import STREAMS, Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
-from vitlab.store.result import Circumstances, Outcome, Result
+from vitlab.store.result import Circumstances, Outcome, TrialResult
 
 SPEC = TrialSpec(data=Choice("digits"), model=Choice("vit"), train=TrainSpec(steps=1))
 
@@ -34,7 +34,7 @@ def study(root: Path, arms: Mapping[str, tuple[Mapping[str, Any], list[float], i
             planned.append(Planned(name, seed, trial))
             around = Circumstances(1.7e9, wall_s, "host", 1, params, 10 * params, 10**8, {}, {})
             outcome = Outcome({"val/accuracy": value}, (), "w", 10, 640)
-            store.trial(trial.key, trial.code).finish(Result(trial.key, trial.code, "done", outcome, around, ""))
+            store.trial(trial.key, trial.code).finish(TrialResult(trial.key, trial.code, "done", outcome, around, ""))
     first = next(iter(arms))
     named_arms = tuple(Arm(name, values, None if name == first else first) for name, (values, *_) in arms.items())
     return Plan("trade", "", named_arms, tuple(planned), Analysis()), store

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from job_helpers import run_together, run_trial
 from PIL import Image
 from pyarrow import parquet
 
@@ -27,11 +28,13 @@ from vitlab.plan.key import code_of
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.runner import attempt, circumstances, utilisation
+from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
-from vitlab.runner.run import Settings, run_cohort, run_trial
 from vitlab.spec import STREAMS, TrialSpec
-from vitlab.store.folders import Busy, TrialFolder, read_json
-from vitlab.store.result import Result
+from vitlab.store.files import read_json
+from vitlab.store.folders import TrialFolder
+from vitlab.store.locks import Busy
+from vitlab.store.result import TrialResult
 from vitlab.training import checkpoint
 from vitlab.weights.files import read_file
 
@@ -104,7 +107,7 @@ def guests(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return Settings(plugins=(str(file),))
 
 
-def done(result: Result | None) -> Result:
+def done(result: TrialResult | None) -> TrialResult:
     assert result is not None and result.status == "done"
     return result
 
@@ -222,8 +225,10 @@ def test_damaged_checkpoint_only_costs_time(folder: Any, capsys: pytest.CaptureF
     file.write_bytes(data)
     assert done(run_trial(trial(), where, Settings())).outcome == expected.outcome
     start = [event for event in where.events()[0] if event.kind == "start"][-1]
-    assert start.body["step"] == 0 and "does not hold what was written; begun anew" in start.body["note"]
-    assert "the trial begins anew" in capsys.readouterr().err
+    assert (
+        start.body["step"] == 0 and "does not hold what was written; started from the beginning" in start.body["note"]
+    )
+    assert "the trial starts from the beginning" in capsys.readouterr().err
     steps = [event.body["step"] for event in where.events()[0] if event.kind == "metrics"]
     assert steps == [m.step for m in expected.outcome.history]
 
@@ -552,7 +557,7 @@ def test_used_attention_kernel_is_recorded(folder: Any) -> None:
 @pytest.mark.parametrize("engine", ["vmap", "stack"])
 def test_attention_kernel_of_every_stacked_trial_is_recorded(engine: str, folder: Any) -> None:
     together = [(trial(seed, train={"steps": 1}), folder(f"{seed}")) for seed in range(2)]
-    run_cohort(together, Settings(device="cpu", engine=engine))
+    run_together(together, Settings(device="cpu", engine=engine))
     numerics = [done(where.result()).circumstances.numerics for _, where in together]
     assert [(entry["engine"], entry["attention"]) for entry in numerics] == [(engine, "explicit")] * 2
 

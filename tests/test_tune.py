@@ -25,7 +25,7 @@ from vitlab.plan.values import Rival, Trial, Tuning
 from vitlab.report.api import open_study
 from vitlab.spec import Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
-from vitlab.store.result import Circumstances, Measurement, Outcome, Result
+from vitlab.store.result import Circumstances, Measurement, Outcome, TrialResult
 
 pytestmark = pytest.mark.usefixtures("no_report")
 NOWHERE = "http://127.0.0.1:9"
@@ -161,14 +161,14 @@ def tuning_of(*values: float, seeds: int = 1) -> Tuning:
 def select_rival(tuning: Tuning, scores: dict[str, float | None], **analysis: Any) -> Tuning:
     """Return the tuning after trials with these scores; None is a divergence, NaN a missing value."""
 
-    def result_of(trial: Trial) -> Result | None:
+    def result_of(trial: Trial) -> TrialResult | None:
         if trial.key not in scores:
             return None
         score = scores[trial.key]
         around = Circumstances(0.0, 2.0, "host", 1, 1, 1, 1, {}, {})
         history = (Measurement(1, 1.0, 1, {"val/accuracy": 0.99 - (score or 0)}),)
         outcome = Outcome({} if score is None else {"val/accuracy": score}, history, "", 1, 1)
-        return Result(trial.key, "", "diverged" if score is None else "done", outcome, around)
+        return TrialResult(trial.key, "", "diverged" if score is None else "done", outcome, around)
 
     return decide(tuning, result_of, Analysis(**analysis))
 

@@ -25,7 +25,7 @@ from vitlab.errors import UserError
 from vitlab.plan.values import Arm
 from vitlab.plan.versions import content, differences, keep, name_of, versions
 from vitlab.report.api import open_study
-from vitlab.store.folders import read_json, write_json
+from vitlab.store.files import read_json, write_json
 
 STUDY = {
     "study": "tiny",

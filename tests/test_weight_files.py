@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from job_helpers import run_trial
 from PIL import Image
 from torch import Tensor, nn
 
@@ -21,8 +22,8 @@ from vitlab.geometry import DataInfo
 from vitlab.plan.key import code_of, code_of_modules
 from vitlab.plan.resolve import Resolver
 from vitlab.plan.values import Trial
+from vitlab.runner.job import Settings
 from vitlab.runner.models import load_model
-from vitlab.runner.run import Settings, run_trial
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store.folders import TrialFolder
 from vitlab.training.artifacts import InputSpec, Transform

@@ -18,7 +18,7 @@ from vitlab.models.contract import Model
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.spec import TrialSpec
-from vitlab.store.folders import write_json
+from vitlab.store.files import write_json
 from vitlab.training.artifacts import InputSpec, write_weights
 from vitlab.weights import ModelFacts, convert, open_model
 

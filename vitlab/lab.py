@@ -31,8 +31,9 @@ from vitlab.report.api import OUT, study_path
 from vitlab.spec import Choice, RunSpec, Study, read_document, read_study
 from vitlab.spec.changes import attribute_to_changes, is_known, unknown
 from vitlab.spec.trial import SOURCES
-from vitlab.store.folders import Store, TrialFolder, mapping, read_json, write_bytes, write_json
-from vitlab.store.result import Result
+from vitlab.store.files import mapping, read_json, write_bytes, write_json
+from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.result import TrialResult
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -468,7 +469,7 @@ def _with_tuning_decided(plan: Plan, store: Store) -> Plan:
     """Return the plan with every tuning decided whose trials have ended."""
     from vitlab.plan.tune import decide
 
-    def result_of(trial: Trial) -> Result | None:
+    def result_of(trial: Trial) -> TrialResult | None:
         return store.trial(trial.key, trial.code).result()
 
     tuning = [decide(item, result_of, plan.analysis) if item.open else item for item in plan.tuning]

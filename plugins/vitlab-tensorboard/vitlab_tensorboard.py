@@ -22,7 +22,8 @@ from pydantic import AfterValidator
 
 from vitlab.plan.values import Plan
 from vitlab.spec import RunSpec
-from vitlab.store.folders import Store, write_bytes
+from vitlab.store.files import write_bytes
+from vitlab.store.folders import Store
 from vitlab.trackers import Cursor, Replay, TrackedTrial, TrialUpdate, public, records
 
 VERSION = "brain.Event:2"

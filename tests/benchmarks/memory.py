@@ -13,7 +13,8 @@ from contenders import MICRO, training_spec
 from measuring import Row, row
 
 from vitlab.plan.values import Trial
-from vitlab.runner.run import Settings, run_cohort, run_trial
+from vitlab.runner.job import Job, JobTrial, Settings
+from vitlab.runner.run import run
 from vitlab.spec import STREAMS, TrialSpec
 from vitlab.store.folders import TrialFolder
 
@@ -41,12 +42,10 @@ def _send_peak(pipe: Connection, members: int) -> None:
                     TrialFolder(Path(folder) / str(seed)),
                 )
             )
-        settings = Settings(device="cpu", every_s=0.0)
+        settings = Settings(device="cpu", every_s=0.0, engine="loop" if members == 1 else "vmap")
+        trials = tuple(JobTrial(trial.key, folder.path, trial) for trial, folder in work)
         before = _peak()
-        if members == 1:
-            run_trial(*work[0], settings)
-        else:
-            run_cohort(work, settings)
+        run(Job(trials, settings))
         bytes_held = _peak() - before
         if not all(folder.done() for _, folder in work):
             raise RuntimeError(f"a trial has failed: {[folder.failure() for _, folder in work]}")

@@ -26,7 +26,8 @@ from bugs import BUGS
 
 from vitlab import lab
 from vitlab.plan.cohorts import MOST
-from vitlab.runner.run import Settings, run_cohort
+from vitlab.runner.job import Job, JobTrial, Settings
+from vitlab.runner.run import run
 from vitlab.store.folders import Store
 
 HERE = Path(__file__).parent
@@ -46,9 +47,12 @@ def trained(bug: str, arms: Sequence[str], seeds: Sequence[int]) -> tuple[list[R
         store = Store(Path(folder))
         for arm in arms:
             planned = [item for item in plan.trials if item.arm == arm]
-            work = [(item.trial, store.trial(item.trial.key, item.trial.code)) for item in planned]
-            run_cohort(work, Settings(device="cpu", keep="none"))
-            for item, (_, place) in zip(planned, work, strict=True):
+            folders = [store.trial(item.trial.key, item.trial.code) for item in planned]
+            trials = [
+                JobTrial(item.arm, folder.path, item.trial) for item, folder in zip(planned, folders, strict=True)
+            ]
+            run(Job(tuple(trials), Settings(device="cpu", keep="none", engine="vmap")))
+            for item, place in zip(planned, folders, strict=True):
                 result = place.result()
                 if result is None or result.status != "done":
                     raise RuntimeError(f"{bug or 'sound'}, {arm}, seed {item.seed} has no result")

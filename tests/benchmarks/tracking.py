@@ -33,7 +33,7 @@ from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.registry import slot
 from vitlab.spec import Analysis, RunSpec, TrialSpec
 from vitlab.store.folders import Store
-from vitlab.store.result import Circumstances, Measurement, Outcome, Result
+from vitlab.store.result import Circumstances, Measurement, Outcome, TrialResult
 from vitlab.trackers import BackgroundTracker
 from vitlab.trackers.trials import RESULT, TrialRuns
 
@@ -94,7 +94,7 @@ def work(root: Path, numbers: range, points: int, step_s: float) -> None:
             outcome = Outcome(final, tuple(history), "0" * 64, points, 16 * points)
             end = time.time()
             around = Circumstances(began, end - began, "here", 1, 100, 1000, 10**6, {}, {}, end)
-            folder.finish(Result(trial.key, trial.code, "done", outcome, around))
+            folder.finish(TrialResult(trial.key, trial.code, "done", outcome, around))
 
 
 def expected(store: Store, plan: Plan) -> Points:

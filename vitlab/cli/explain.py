@@ -162,7 +162,8 @@ def _open_arms(study: str, trials: dict[str, TrialFolder], seed: int, *, skip: b
 
 def _open_trial(path: Path) -> OpenedModel:
     from vitlab.runner.models import load_model
-    from vitlab.store.folders import TrialFolder, read_json
+    from vitlab.store.files import read_json
+    from vitlab.store.folders import TrialFolder
 
     folder = TrialFolder(path)
     model, transform = load_model(folder)

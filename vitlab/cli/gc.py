@@ -14,7 +14,9 @@ from vitlab.errors import UserError
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import EARLIER, find
 from vitlab.plan.written import read_plan
-from vitlab.store.folders import Busy, Store, TrialFolder, remove
+from vitlab.store.files import remove
+from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.locks import Busy
 
 
 @click.command()

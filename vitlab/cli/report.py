@@ -32,7 +32,7 @@ def command(study: Path, out: Path, changes: tuple[str, ...], form: str, output:
     """
     from vitlab.report import read_report
     from vitlab.report.api import open_study
-    from vitlab.store.folders import write_bytes
+    from vitlab.store.files import write_bytes
 
     plan, store = open_study(study, out=out, changes=parse_changes(changes))
     rendered = read_report(plan, store, form)

@@ -130,7 +130,8 @@ def _detach(
     """
     from vitlab import lab
     from vitlab.driver.study_lock import driver_of
-    from vitlab.store.folders import Store, is_locked, owner, process
+    from vitlab.store.folders import Store
+    from vitlab.store.locks import is_locked, owner, process
 
     _, plan = lab.plan_study(file, changes=changes, plugins=plugins, out=out)
     store = Store(out.resolve())

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from vitlab.cli.options import display_path, json_option, out_option, parse_changes, set_option
+from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     from vitlab.store.folders import TrialFolder
 
-STATES = ("done", "running", "paused", "failed", "missing")
+STATES = (Ending.DONE, "running", "paused", Ending.FAILED, "missing")
 MAX_LISTED = 20  #: running and paused trials that are listed one by one
 
 
@@ -45,7 +46,7 @@ def command(study: Path, out: Path, changes: tuple[str, ...], as_json: bool) -> 
         state = state_of(folder)
         if state in ("running", "paused"):
             progress.append(f"{planned.arm} s{planned.seed}: {state}{_reached(folder)}")
-        if state == "failed":
+        if state == Ending.FAILED:
             log = display_path(folder.path / "log.txt")
             failures.append(f"{planned.arm} s{planned.seed}: {folder.kind()}: {folder.failure()} ({log})")
         counts.get(planned.arm, tuning)[state] += 1
@@ -83,11 +84,11 @@ def command(study: Path, out: Path, changes: tuple[str, ...], as_json: bool) -> 
 def state_of(folder: TrialFolder) -> str:
     """Return one of ``STATES``."""
     if folder.done():
-        return "done"
+        return Ending.DONE
     if folder.is_locked():
         return "running"
     if folder.failure() is not None:
-        return "failed"
+        return Ending.FAILED
     return "paused" if folder.checkpoint.exists() else "missing"
 
 

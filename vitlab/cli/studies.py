@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitlab.cli.options import display_path, json_option, out_option
+from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     from vitlab.plan.values import Plan
     from vitlab.plan.versions import Version
     from vitlab.store.folders import Store
 
-COUNTS = ("done", "failed", "missing")  #: what runs or is paused is missing yet
+COUNTS = (Ending.DONE, Ending.FAILED, "missing")  #: what runs or is paused is missing yet
 
 
 @click.command()
@@ -77,7 +78,7 @@ def _row(version: Version, latest: Version, store: Store) -> dict[str, Any] | No
         "set": version.set_options,
         "differs": differences(latest.content or {}, version.content or {}) if comparable else "",
         **{name: states[name] for name in COUNTS[:-1]},
-        "missing": len(plan.pending) + states.total() - states["done"] - states["failed"],
+        "missing": len(plan.pending) + states.total() - states[Ending.DONE] - states[Ending.FAILED],
         "answer": _answer(plan, store),
     }
 

@@ -23,15 +23,17 @@ from typing import Any, get_args
 import torch
 
 from vitlab.errors import UserError
-from vitlab.executors import Job, Local
+from vitlab.executors import Local
 from vitlab.plan.cohorts import MOST
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import EngineBenchmark, Plan, Planned
+from vitlab.runner.job import Job, JobTrial, Settings
 from vitlab.runner.run import begin_trial
-from vitlab.runner.settings import Settings as Settings
 from vitlab.spec import RunSpec
 from vitlab.spec.run import Engine
-from vitlab.store.folders import Store, TrialFolder, read_json, write_json
+from vitlab.store.files import read_json, write_json
+from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.result import Ending
 from vitlab.training.cohort import Cohort, Stacking, require_stackable, stacking_incompatibility
 from vitlab.training.loop import Training, forward_logits, peak_memory
 
@@ -123,20 +125,25 @@ def probe(
 class Done:
     """Result that a worker returns."""
 
-    status: str = "done"
+    status: Ending = Ending.DONE
     failure: str = ""
 
 
-def run_trial(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]) -> Done | None:
-    """Measure a trial as requested in its folder and write the results there.
+def run(job: Job, stop: Callable[[], bool]) -> list[Done | None]:
+    """Measure the trial of a job as requested in its folder and write the results there.
 
     Returns:
-        None if it was stopped.
+        None for the trial if it was stopped.
     """
+    [item] = job.trials
+    folder = TrialFolder(item.folder)
     members = read_json(folder.path / ASKED)["members"]
-    results = _cost(trial, folder, settings, stop) if members == 1 else _engines(trial, folder, settings, stop, members)
+    if members == 1:
+        results = _cost(item.trial, folder, job.settings, stop)
+    else:
+        results = _engines(item.trial, folder, job.settings, stop, members)
     write_json(folder.path / FOUND, results)
-    return None if stop() else Done()
+    return [None] if stop() else [Done()]
 
 
 def _cost(trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]) -> dict[str, Any]:
@@ -273,7 +280,7 @@ def _bench(run: RunSpec, plugins: Sequence[str | Path]) -> Iterator[Ask]:
             executor.submit(_job(trial, folder, run, plugins))
             while not (ends := executor.poll(timeout_s=1.0)):
                 pass
-            return read_json(folder / FOUND) if ends[0].how == "done" else ends[0].detail or ends[0].how
+            return read_json(folder / FOUND) if ends[0].ending == Ending.DONE else ends[0].detail or ends[0].ending
 
         try:
             yield ask
@@ -282,16 +289,14 @@ def _bench(run: RunSpec, plugins: Sequence[str | Path]) -> Iterator[Ask]:
 
 
 def _job(trial: Trial, folder: Path, run: RunSpec, plugins: Sequence[str | Path]) -> Job:
-    return Job(
-        name=f"measuring {trial.key[:8]}",
-        folder=folder,
-        trial=trial,
-        plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins),
+    settings = Settings(
         threads=run.threads,
         device=run.device,
         deterministic=run.deterministic,
         keep="none",
+        plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins),
     )
+    return Job((JobTrial(f"measuring {trial.key[:8]}", folder, trial),), settings)
 
 
 def _row(planned: Planned, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

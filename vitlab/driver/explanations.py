@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError, VitlabError
 from vitlab.plan.values import Plan
-from vitlab.store.folders import Busy, Store, TrialFolder, read_json
+from vitlab.store.files import read_json
+from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.locks import Busy
 
 if TYPE_CHECKING:
     from torch import Tensor

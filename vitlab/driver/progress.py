@@ -19,6 +19,7 @@ from vitlab.driver.scheduler import Watch
 from vitlab.plan.values import Plan, Planned
 from vitlab.report.phrasing import count
 from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.result import Ending
 
 REFRESH_S = 0.5
 NOTEBOOK_REFRESH_S = 1.0  #: every update is a message to the browser
@@ -53,11 +54,11 @@ class PlainLines(Watch):
             f"{plan.study}: {_size(plan, todo)}" + (f", {count(skipped, 'arm')} skipped" if skipped else ""), err=True
         )
 
-    def ended(self, planned: Planned, how: str, detail: str) -> None:
+    def ended(self, planned: Planned, ending: Ending, detail: str) -> None:
         """Print one line for the trial that ended."""
-        self._done += how in ("done", "failed")
+        self._done += ending in (Ending.DONE, Ending.FAILED)
         time_left = _time_left(self._since, self._done, self._total)
-        text = f"[{self._done}/{self._total}] {planned.arm} s{planned.seed} {how}"
+        text = f"[{self._done}/{self._total}] {planned.arm} s{planned.seed} {ending}"
         click.echo(
             text + (f": {detail.splitlines()[0]}" if detail else "") + (f"  ({time_left} left)" if time_left else ""),
             err=True,
@@ -85,11 +86,11 @@ class _Board(Watch):
         folder = self._store.trial(planned.trial.key, planned.trial.code)
         self._running[_name(planned)] = _Running(folder, self._plan.analysis.metric)
 
-    def ended(self, planned: Planned, how: str, detail: str) -> None:
+    def ended(self, planned: Planned, ending: Ending, detail: str) -> None:
         self._running.pop(_name(planned), None)
-        self._done += how in ("done", "failed")
-        if how != "done":
-            self.say(f"{_name(planned)} {how}" + (f": {detail.splitlines()[0]}" if detail else ""))
+        self._done += ending in (Ending.DONE, Ending.FAILED)
+        if ending != Ending.DONE:
+            self.say(f"{_name(planned)} {ending}" + (f": {detail.splitlines()[0]}" if detail else ""))
 
     def _rest(self) -> str:
         time_left = _time_left(self._since, self._done, self._total)

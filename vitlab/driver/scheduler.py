@@ -11,13 +11,14 @@ from pathlib import Path
 
 from vitlab import registry
 from vitlab.errors import Interrupted, Refused, TrialFailed
-from vitlab.executors import Companion, Executor, How, Job, trial_endings
+from vitlab.executors import Executor, Job, JobTrial, Settings, trial_endings
 from vitlab.geometry import Work
 from vitlab.plan.cohorts import engine_of, group_trials
 from vitlab.plan.values import EngineBenchmark, Plan, Planned, Trial
 from vitlab.spec import RunSpec
 from vitlab.spec.run import Abort
 from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.result import Ending
 from vitlab.trackers import Tracker
 
 GRACE_S = 30.0  #: time that a worker has to write a checkpoint when it is stopped
@@ -34,12 +35,8 @@ class Watch:
     def started(self, planned: Planned) -> None:
         """Handle the submission of a trial to a worker."""
 
-    def ended(self, planned: Planned, how: str, detail: str) -> None:
-        """Handle the end of a trial or an attempt.
-
-        ``how`` is done, failed, refused or stopped for a trial, and error, oom, timeout, preempted or lost for an
-        attempt.
-        """
+    def ended(self, planned: Planned, ending: Ending, detail: str) -> None:
+        """Handle the end of a trial (done, failed, refused or stopped), or of an attempt that is tried again."""
 
     def tick(self) -> None:
         """Refresh the display; called regularly."""
@@ -99,14 +96,14 @@ def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool
             for path, planned in list(remaining.items()):
                 if TrialFolder(path).done():
                     del remaining[path]
-                    watch.ended(planned, "done", "")
+                    watch.ended(planned, Ending.DONE, "")
                 elif path not in running and TrialFolder(path).is_locked():
                     running.add(path)
                     watch.started(planned)
             watch.tick()
             time.sleep(POLL_S)
     except KeyboardInterrupt:
-        raise Interrupted("looks on no more; the other driver goes on") from None
+        raise Interrupted("stopped following; the other driver is still running") from None
 
 
 def with_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> list[Planned]:
@@ -142,10 +139,10 @@ def _drive(
     watch: Watch,
 ) -> int:
     running = {job.folder for job in reattached}
-    ends: dict[Path, Counter[How]] = {folder: Counter() for folder in planned_of}
+    ends: dict[Path, Counter[Ending]] = {folder: Counter() for folder in planned_of}
     for folder in (folder for job in reattached for folder in job.folders):
         # Jobs of an earlier driver do not count as attempts: their workers may exit because that driver died.
-        ends[folder]["lost"] = -1
+        ends[folder][Ending.LOST] = -1
     waiting = list(jobs)
     n_done, n_failed, refusals, tracked_at = 0, 0, list[str](), 0.0
     try:
@@ -154,7 +151,7 @@ def _drive(
             if not ready and not running:
                 blocked = [folder for job in waiting for folder in job.folders]
                 for folder in blocked:
-                    watch.ended(planned_of[folder], "failed", "it needs a trial that failed")
+                    watch.ended(planned_of[folder], Ending.FAILED, "a trial that it starts from has failed")
                 return n_failed + len(blocked)
             for job in ready[: max(0, executor.slots - len(running))]:
                 waiting.remove(job)
@@ -165,30 +162,28 @@ def _drive(
             for end in executor.poll(timeout_s=0.2):
                 running.discard(end.job.folder)
                 retries: list[tuple[Job, list[Path]]] = []
-                for folder, how, detail in trial_endings(end):
-                    ends[folder][how] += 1
-                    label: str = how
-                    successor = _successor(executor, end.job, how, ends[folder][how], run)
-                    if how == "refused":
+                for folder, ending, detail in trial_endings(end):
+                    ends[folder][ending] += 1
+                    successor = _successor(executor, end.job, ending, ends[folder][ending], run)
+                    if ending == Ending.REFUSED:
                         refusals.append(detail)
                     elif successor is not None:
                         # Otherwise the next driver would skip the trial, should this one die.
                         TrialFolder(folder).clear_failure()
                         _add(retries, successor, folder)
-                        label = "error" if how == "failed" else how  # the trial has not finally failed
-                        detail += "; it goes on" if how == "preempted" else "; it is tried again"
-                    elif how == "done":
+                        detail += "; it is resumed" if ending == Ending.PREEMPTED else "; it is tried again"
+                    elif ending == Ending.DONE:
                         n_done += 1
                         TrialFolder(folder).remove_checkpoint()
-                    elif how == "stopped":  # stopped from outside: the trial is intact, but incomplete
+                    elif ending == Ending.STOPPED:  # stopped from outside: the trial is intact, but incomplete
                         n_failed += 1
                     else:
                         n_failed += 1
                         with suppress(OSError):  # if nothing can be written, the next run retries the trial
-                            TrialFolder(folder).mark_failed(detail, "error" if how == "failed" else how)
-                        label = "failed"
-                    watch.ended(planned_of[folder], label, detail)
-                waiting += [half for job, folders in retries for half in job.halves(folders)]
+                            TrialFolder(folder).mark_failed(detail, ending)
+                        ending = Ending.FAILED
+                    watch.ended(planned_of[folder], ending, detail)
+                waiting += [half for job, folders in retries for half in job.split(folders)]
             if refusals:
                 waiting.clear()  # the rest was planned with the same code; running jobs continue to their end
             if run.abort_study is not None:
@@ -200,7 +195,7 @@ def _drive(
     except KeyboardInterrupt:
         watch.say("stopping: running trials write a checkpoint; Ctrl-C again ends them at once.")
         executor.cancel(GRACE_S)
-        raise Interrupted("interrupted; the same command goes on from here") from None
+        raise Interrupted("interrupted; the same command resumes from here") from None
     except BaseException:
         executor.cancel(GRACE_S)
         raise
@@ -209,20 +204,20 @@ def _drive(
         trials, them = ("1 trial was", "it") if remaining == 1 else (f"{remaining} trials were", "them")
         raise Refused(
             f"{refusals[0]}.  {trials} not trained; nothing is wrong with {them}: the same command plans {them} again "
-            "and goes on"
+            "and resumes"
         )
     return n_failed
 
 
-def _successor(executor: Executor, job: Job, how: How, times: int, run: RunSpec) -> Job | None:
+def _successor(executor: Executor, job: Job, ending: Ending, times: int, run: RunSpec) -> Job | None:
     """Return the job that retries a trial after its ``times``-th ending of this kind; None for no retry."""
-    if how == "oom":
+    if ending == Ending.OOM:
         with_more_memory = executor.with_more_memory(job)
         if with_more_memory is not None:
             return with_more_memory
-        if run.on_oom == "cpu" and job.device != "cpu":
-            return replace(job, device="cpu", gpu=None)
-    return job if times <= run.retries.allowed(how) else None
+        if run.on_oom == "cpu" and job.settings.device != "cpu":
+            return replace(job, settings=replace(job.settings, device="cpu"), gpu=None)
+    return job if times <= run.retries.allowed(ending) else None
 
 
 def _add(retries: list[tuple[Job, list[Path]]], job: Job, folder: Path) -> None:
@@ -243,15 +238,15 @@ def _check_abort(abort: Abort, done: int, failed: int, planned: int) -> None:
     finished = done + failed
     if finished >= abort.min_finished and failed >= abort.failed_fraction * finished and finished < planned:
         raise TrialFailed(
-            f"the study was given up: {failed} of the {finished} trials that ended have failed (run.abort_study), "
-            f"and {planned - finished} are left; 'vitlab status' says what failed, and the same command goes on"
+            f"run.abort_study: {failed} of the {finished} trials that ended have failed, and {planned - finished} were "
+            "not trained; 'vitlab status' lists the failures, and the same command resumes"
         )
 
 
 def _ready(job: Job) -> bool:
     """Return True if the weights of all trials that the job depends on are available."""
     trials = job.folder.parents[1]
-    return all(TrialFolder(trials / name).has_weights() for name in job.trial.needs.values())
+    return all(TrialFolder(trials / name).has_weights() for item in job.trials for name in item.trial.needs.values())
 
 
 def _path(store: Store, planned: Planned) -> Path:
@@ -276,21 +271,19 @@ def _job(
     plugins: Sequence[str | Path],
     dependencies: set[str],
 ) -> Job:
-    members = [Companion(f"{item.arm}/s{item.seed}", _path(store, item), item.trial) for item in group]
-    first, *others = members
+    names = {f"{item.trial.key}/{item.trial.code}" for item in group}
     return Job(
-        name=first.name,
-        folder=first.folder,
-        trial=first.trial,
-        plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins),
-        threads=run.threads,
-        device=run.device,
-        deterministic=run.deterministic,
-        # Weights that another trial depends on are kept regardless of the study's setting.
-        keep="last" if dependencies & {f"{item.trial.key}/{item.trial.code}" for item in group} else run.keep,
-        engine=engine,
-        companions=tuple(others),
+        tuple(JobTrial(f"{item.arm}/s{item.seed}", _path(store, item), item.trial) for item in group),
+        Settings(
+            threads=run.threads,
+            device=run.device,
+            deterministic=run.deterministic,
+            # Weights that another trial depends on are kept regardless of the study's setting.
+            keep="last" if dependencies & names else run.keep,
+            plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins),
+            processes=run.resources.together,
+            micro_batch_size=run.micro_batch_size,
+            engine=engine,
+        ),
         timeout_s=run.timeout,
-        processes=run.resources.together,
-        micro_batch_size=run.micro_batch_size,
     )

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from vitlab.driver.scheduler import Watch, distinct, follow_driver
 from vitlab.plan.values import Plan
-from vitlab.store.folders import Busy, Store, hold, is_locked, owner
+from vitlab.store.files import hold
+from vitlab.store.folders import Store
+from vitlab.store.locks import Busy, is_locked, owner
 
 
 @contextmanager
@@ -27,7 +29,7 @@ def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
                 other = _describe_owner(lock)
             if other not in reported:
                 reported.add(other)
-                watch.say(f"{plan.study} is run by {other}; this one looks on until that ends.")
+                watch.say(f"{plan.study} is run by {other}; this one follows until it ends.")
             return True
 
         waited = busy()

@@ -1,20 +1,7 @@
 """Contract of executors, which receive jobs and report how they ended; results are stored in the trials' folders.
 
-A job names a trial and its folder.  The executor reports only how a job ended; its results are read from the folder, so
-the death of the driver loses nothing, and two runs of one study can use different executors.
-
-Endings of a job:
-
-=========  ============================================================================================
-done       the folder holds a result, possibly that of a diverged trial
-failed     the trial raised an exception, which a retry would raise again.  The folder holds ``failure.json``
-oom        memory ran out; a retry with a larger share of the device may succeed
-timeout    the time limit was exceeded; a checkpoint exists
-preempted  the machine was claimed for other work; a checkpoint exists
-lost       the worker died (a signal, the kernel's OOM killer, a lost machine); a retry may succeed
-refused    the trial's code on the worker differs from the plan.  Nothing was written
-stopped    the trial was stopped on request, after writing a checkpoint
-=========  ============================================================================================
+A job names its trials and their folders.  The executor reports only how a job ended; its results are read from the
+folders, so the death of the driver loses nothing, and two runs of one study can use different executors.
 
 The driver decides on retries, according to ``run.retries``.
 """
@@ -32,16 +19,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 from vitlab.errors import Lost, OutOfMemory, Refused
-from vitlab.plan.values import Trial
 from vitlab.registry import Slot
 from vitlab.registry.blame import sentence_with_place
+from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
-from vitlab.store.folders import Busy, TrialFolder, holds_lock, owner, process
-
-How = Literal["done", "failed", "oom", "timeout", "preempted", "lost", "refused", "stopped"]
+from vitlab.store.folders import TrialFolder
+from vitlab.store.locks import Busy, holds_lock, owner, process
+from vitlab.store.result import Ending
 
 Stage = Literal["tries", "begun", "waits"]
 """Stage of an attempt: its time limit begins, its first step is done, or it waits for another process that holds the
@@ -55,67 +42,19 @@ GONE_S = 45.0  #: time after the driver's death at which its workers have exited
 
 
 @dataclass(frozen=True)
-class Companion:
-    """A further trial of a job, trained together with the first."""
-
-    name: str
-    folder: Path
-    trial: Trial
-
-
-@dataclass(frozen=True)
-class Job:
-    """One trial to run with its settings, or several of one shape to train together."""
-
-    name: str  #: display name, such as ``arm/s0``
-    folder: Path  #: the trial's folder; equal for two jobs if and only if they are the same trial and code
-    trial: Trial
-    plugins: tuple[str, ...]  #: files of components to load first
-    threads: int
-    device: str  #: auto, cpu or cuda
-    deterministic: bool
-    keep: str  #: trained weights to keep: none or last
-    engine: str = "loop"  #: vmap or stack train the trials as a cohort
-    companions: tuple[Companion, ...] = ()  #: further members of the cohort; each folder holds its own result
-    timeout_s: float | None = None  #: time limit of training
-    gpu: float | None = None  #: share of a GPU; None for that of ``run.resources``
-    processes: int = 1  #: number of processes that train it together
-    micro_batch_size: int | None = None  #: images per forward pass of a process
-
-    @property
-    def work(self) -> list[tuple[Trial, TrialFolder]]:
-        """Every trial of the job with its folder."""
-        return [(item.trial, TrialFolder(item.folder)) for item in self._members()]
-
-    @property
-    def folders(self) -> list[Path]:
-        """Folder of every trial of the job."""
-        return [folder.path for _, folder in self.work]
-
-    def halves(self, folders: Sequence[Path]) -> list[Job]:
-        """Split the job's trials in ``folders`` into two jobs, so that a retry needs less memory."""
-        selected = [item for item in self._members() if item.folder in folders]
-        parts = [part for part in (selected[: len(selected) // 2], selected[len(selected) // 2 :]) if part]
-        return [replace(self, **vars(first), companions=tuple(others)) for first, *others in parts]
-
-    def _members(self) -> list[Companion]:
-        return [Companion(self.name, self.folder, self.trial), *self.companions]
-
-
-@dataclass(frozen=True)
 class Ended:
-    """Ending of a job.  ``detail`` is one sentence unless the job succeeded."""
+    """A job that has ended, and how: ``done`` if each of its trials has a result, which may be diverged."""
 
     job: Job
-    how: How
-    detail: str = ""
+    ending: Ending
+    detail: str = ""  #: one sentence unless the ending is ``done``
 
 
 class Executor(ABC):
     """Runner of jobs.  One thread of one driver calls it; only ``poll`` and ``cancel`` wait."""
 
     runner: ClassVar[str] = "vitlab.runner.run"
-    """Module whose ``run_trial`` and ``Settings`` run a job; imported only where the job runs."""
+    """Module whose ``run`` runs a job, as :func:`vitlab.runner.run.run` does; imported only where the job runs."""
 
     in_driver: ClassVar[bool] = False
     """True if trials run in the driver's process."""
@@ -148,7 +87,7 @@ class Executor(ABC):
     def with_more_memory(self, job: Job) -> Job | None:
         """Return the job with twice its share of a device, for a retry after oom; None if it had a whole device."""
         share = job.gpu or self.run.resources.gpu or 1.0
-        return replace(job, gpu=min(1.0, 2 * share)) if share < 1 and job.device != "cpu" else None
+        return replace(job, gpu=min(1.0, 2 * share)) if share < 1 and job.settings.device != "cpu" else None
 
     def reattach(self, jobs: Sequence[Job]) -> list[Job]:
         """Return the jobs of an earlier driver that are still running; they count as submitted from now on."""
@@ -182,7 +121,7 @@ def attempt(
     stop: Callable[[], bool],
     report: Callable[[Stage], None] = lambda stage: None,
     overdue: Callable[[], None] | None = None,
-) -> tuple[How, str]:
+) -> tuple[Ending, str]:
     """Run a job in this process and return how it ended, with one sentence of detail.
 
     If another study is training the same trial, this waits for its result and trains only what is missing.  An ended
@@ -198,7 +137,7 @@ def attempt(
     """
 
     @contextmanager
-    def course() -> Iterator[AttemptClock]:
+    def clock() -> Iterator[AttemptClock]:
         watchdog = threading.Timer((job.timeout_s or 0.0) + OVERDUE_S, overdue or (lambda: None))
         watchdog.daemon = True
         if job.timeout_s is not None and overdue is not None:
@@ -209,116 +148,93 @@ def attempt(
         finally:
             watchdog.cancel()
 
-    def wait(folder: TrialFolder) -> None:
-        report("waits")
-        wait_for_lease(folder, stop)
-
     try:
-        module: Any = importlib.import_module(runner)
-        settings = module.Settings(
-            threads=job.threads,
-            device=job.device,
-            deterministic=job.deterministic,
-            keep=job.keep,
-            plugins=job.plugins,
-            processes=job.processes,
-            micro_batch_size=job.micro_batch_size,
-            engine=job.engine,
-        )
-        run = _run_single if job.engine == "loop" else _run_cohort
-        return run(job, module, settings, stop, course, wait)
+        return _run_to_end(job, importlib.import_module(runner), clock, stop, report)
     except Refused as error:
-        return "refused", one_sentence(error)
+        return Ending.REFUSED, one_sentence(error)
     except (Exception, SystemExit) as error:  # an exception of a trial or plugin ends only this job
         sentence = one_sentence(error)
-        kind = "oom" if isinstance(error, OutOfMemory | MemoryError) else "lost" if isinstance(error, Lost) else "error"
+        ending = _ending_of(error)
         with suppress(OSError):  # such as a full disk; the driver is informed all the same
-            TrialFolder(job.folder).fail(sentence, traceback.format_exc(), kind)
-        return how_of(kind), sentence
+            TrialFolder(job.folder).fail(sentence, traceback.format_exc(), ending)
+        return ending, sentence
 
 
-AttemptClocks = Callable[[], AbstractContextManager[AttemptClock]]
+def overdue_message() -> str:
+    """Return the detail of a job that did not stop after its time limit."""
+    return f"it trained longer than run.timeout allows, and had not stopped {OVERDUE_S:g} s later"
 
 
-def _run_single(
+def _run_to_end(
     job: Job,
     module: Any,
-    settings: Any,
+    clock: Callable[[], AbstractContextManager[AttemptClock]],
     stop: Callable[[], bool],
-    courses: AttemptClocks,
-    wait: Callable[[TrialFolder], None],
-) -> tuple[How, str]:
-    """Train one trial."""
-    folder = TrialFolder(job.folder)
-    result = folder.result() if _is_complete(folder, job.keep) else None
-    while result is None:
-        try:
-            with courses() as course:
-                result = module.run_trial(job.trial, folder, settings, course.stop)
-            if result is None:
-                return _unfinished(job, course)
-        except Busy:
-            wait(folder)
-            if stop():
-                return "stopped", ""
-            result = folder.result() if _is_complete(folder, job.keep) else None
-    return ("failed" if result.status == "failed" else "done"), result.failure
-
-
-def _run_cohort(
-    job: Job,
-    module: Any,
-    settings: Any,
-    stop: Callable[[], bool],
-    courses: AttemptClocks,
-    wait: Callable[[TrialFolder], None],
-) -> tuple[How, str]:
-    """Train a cohort until each of its trials has ended; if one failed, the job's ending is that of the failure."""
+    report: Callable[[Stage], None],
+) -> tuple[Ending, str]:
+    """Run a job until each of its trials has ended; if one failed, the job's ending is that of the first failure."""
+    ended: dict[Path, Any] = {}  # results and errors
     while True:
-        with courses() as course, suppress(Busy):  # another process took over a trial
-            module.run_cohort(job.work, settings, course.stop)
-        remaining = [
-            folder for _, folder in job.work if folder.failure() is None and not _is_complete(folder, job.keep)
-        ]
+        for item in job.trials:
+            if item.folder not in ended and _is_complete(TrialFolder(item.folder), job.settings.keep):
+                ended[item.folder] = TrialFolder(item.folder).result()
+        remaining = tuple(item for item in job.trials if item.folder not in ended)
         if not remaining:
             break
-        if course.late or stop():
-            return _unfinished(job, course)
-        wait(remaining[0])  # another process trains it; this one trains what remains
-    failures = [(folder.kind(), failure) for _, folder in job.work if (failure := folder.failure()) is not None]
-    return (how_of(failures[0][0]), failures[0][1]) if failures else ("done", "")
+        with clock() as attempt_clock:
+            outcomes = module.run(replace(job, trials=remaining), attempt_clock.stop)
+        locked: list[Path] = []
+        for item, outcome in zip(remaining, outcomes, strict=True):
+            if isinstance(outcome, Busy):
+                locked.append(item.folder)
+            elif outcome is not None:
+                ended[item.folder] = outcome
+        if attempt_clock.late and len(ended) < len(job.trials):
+            return Ending.TIMEOUT, f"it trained longer than run.timeout allows ({job.timeout_s:g} s)"
+        if len(ended) + len(locked) < len(job.trials):
+            return Ending.STOPPED, ""
+        if locked:  # another process trains them; this one trains what remains
+            report("waits")
+            wait_for_lease(TrialFolder(locked[0]), stop)
+            if stop():
+                return Ending.STOPPED, ""
+    for outcome in ended.values():
+        if isinstance(outcome, Exception):
+            return _ending_of(outcome), one_sentence(outcome)
+    failures = [result.failure for result in ended.values() if result.failure]
+    failed = any(result.status == Ending.FAILED for result in ended.values())
+    return Ending.FAILED if failed else Ending.DONE, failures[0] if failures else ""
 
 
-def _unfinished(job: Job, course: AttemptClock) -> tuple[How, str]:
-    if course.late:
-        return "timeout", f"it trained longer than run.timeout allows ({job.timeout_s:g} s)"
-    return "stopped", ""
-
-
-def how_of(kind: str) -> How:
-    """Return the ending of a job whose folder holds a failure of this kind."""
-    return "failed" if kind == "error" else cast(How, kind)
+def _ending_of(error: BaseException) -> Ending:
+    """Return how an attempt that raised this error ended."""
+    if isinstance(error, OutOfMemory | MemoryError):
+        return Ending.OOM
+    return Ending.LOST if isinstance(error, Lost) else Ending.ERROR
 
 
 def _is_complete(folder: TrialFolder, keep: str) -> bool:
     """Return True if a trial needs no training: it has ended, and its weights exist if they are to be kept."""
     result = folder.result()
-    return result is not None and (keep == "none" or result.status != "done" or folder.has_weights())
+    return result is not None and (keep == "none" or result.status != Ending.DONE or folder.has_weights())
 
 
-def trial_endings(job_end: Ended) -> list[tuple[Path, How, str]]:
-    """Return the ending of every trial of a job; for a cohort, it is read from each folder."""
-    if not job_end.job.companions:
-        return [(job_end.job.folder, job_end.how, job_end.detail)]
-    endings: list[tuple[Path, How, str]] = []
-    for _, folder in job_end.job.work:
+def trial_endings(job_end: Ended) -> list[tuple[Path, Ending, str]]:
+    """Return the ending of every trial of a job; of several trials, each is read from its folder."""
+    job = job_end.job
+    if len(job.trials) == 1:
+        return [(job.folder, job_end.ending, job_end.detail)]
+    endings: list[tuple[Path, Ending, str]] = []
+    for folder in map(TrialFolder, job.folders):
         failure = folder.failure()
-        if _is_complete(folder, job_end.job.keep):
-            endings.append((folder.path, "done", ""))
-        elif failure is not None and job_end.how != "refused":  # otherwise it belongs to an earlier attempt
-            endings.append((folder.path, how_of(folder.kind()), failure))
+        if _is_complete(folder, job.settings.keep):
+            endings.append((folder.path, Ending.DONE, ""))
+        elif failure is not None and job_end.ending != Ending.REFUSED:  # otherwise it belongs to an earlier attempt
+            endings.append((folder.path, folder.kind(), failure))
         else:
-            endings.append((folder.path, "lost" if job_end.how == "done" else job_end.how, job_end.detail))
+            endings.append(
+                (folder.path, Ending.LOST if job_end.ending == Ending.DONE else job_end.ending, job_end.detail)
+            )
     return endings
 
 
@@ -348,7 +264,7 @@ def end_orphan(folder: TrialFolder) -> bool:
 
 
 def is_alive(name: str) -> bool:
-    """Return True if the process with this :func:`vitlab.store.folders.process` name runs on this machine."""
+    """Return True if the process with this :func:`vitlab.store.locks.process` name runs on this machine."""
     pid = name.partition("/")[2].partition("/")[0]
     return pid.isdecimal() and process(int(pid)) == name
 

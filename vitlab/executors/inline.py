@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from vitlab.executors.base import Ended, Executor, Job, attempt, executor
+from vitlab.executors.base import Ended, Executor, attempt, executor
+from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
+from vitlab.store.result import Ending
 
 
 @executor.register("inline")
@@ -59,7 +61,7 @@ class Inline(Executor):
     def cancel(self, grace_s: float) -> None:
         """Drop jobs that have not started; called from another thread, also stop the running one."""
         self._stop.set()
-        self._ended += [Ended(job, "stopped") for job in self._jobs]
+        self._ended += [Ended(job, Ending.STOPPED) for job in self._jobs]
         self._jobs.clear()
 
 

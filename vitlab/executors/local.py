@@ -43,11 +43,14 @@ from typing import TYPE_CHECKING
 
 from vitlab.errors import UserError
 from vitlab.executors import base, machine, worker
-from vitlab.executors.base import Ended, Executor, How, Job, executor
+from vitlab.executors.base import Ended, Executor, executor
 from vitlab.executors.placement import Placement, Request
+from vitlab.runner.job import Job
 from vitlab.runner.ranks import without_main
 from vitlab.spec import RunSpec
-from vitlab.store.folders import DRIVER, TrialFolder, process
+from vitlab.store.folders import TrialFolder
+from vitlab.store.locks import DRIVER, process
+from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
@@ -79,8 +82,9 @@ class Local(Executor):
         self._gpus = machine.gpus() if run.device != "cpu" else []
         if run.device == "cuda" and not self._gpus:
             raise UserError(
-                "run.device is cuda, and this machine has no GPU that torch could use "
-                "(CUDA_VISIBLE_DEVICES and nvidia-smi name none, or this torch is built for the CPU alone)"
+                "run.device is cuda, and this machine has no GPU that torch could use: CUDA_VISIBLE_DEVICES and "
+                "nvidia-smi list none, or this torch is built for the CPU alone; set run.device: cpu, or "
+                "install torch for CUDA"
             )
         cores, budget = machine.cores(), machine.budget()
         cores_per_trial = run.resources.cores(run.threads)
@@ -128,9 +132,9 @@ class Local(Executor):
 
     def cancel(self, grace_s: float) -> None:
         """Stop all jobs; those of another driver go on there."""
-        self._ended += [Ended(job, "stopped", "it goes on under another driver") for job in self._elsewhere]
+        self._ended += [Ended(job, Ending.STOPPED, "another driver continues it") for job in self._elsewhere]
         self._elsewhere = []
-        self._ended += [Ended(job, "stopped") for job in self._waiting]
+        self._ended += [Ended(job, Ending.STOPPED) for job in self._waiting]
         self._waiting.clear()
         for running in self._workers.values():
             with suppress(OSError):  # it has just died
@@ -182,7 +186,7 @@ class Local(Executor):
         return request
 
     def _wants_gpu(self, job: Job) -> bool:
-        return bool(self._gpus) and job.device != "cpu"
+        return bool(self._gpus) and job.settings.device != "cpu"
 
     def _admit(self) -> None:
         """Start waiting jobs in order as far as GPUs have room for them."""
@@ -214,7 +218,7 @@ class Local(Executor):
         except (EOFError, ConnectionError):
             ours.close()
             self._placement.leave(job.folder)
-            self._ended.append(Ended(job, "lost", "the fork server died before it could start a worker"))
+            self._ended.append(Ended(job, Ending.LOST, "the fork server died before it could start a worker"))
             return
         finally:
             theirs.close()
@@ -222,7 +226,9 @@ class Local(Executor):
 
     def _environment(self, job: Job, gpu: str) -> dict[str, str]:
         """Return the driver's environment with the worker's threads, its GPU and the name of its driver."""
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.threads))
+        threads = dict.fromkeys(
+            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.settings.threads)
+        )
         return {**os.environ, **threads, "CUDA_VISIBLE_DEVICES": gpu, DRIVER: process(os.getpid())}
 
     def _collect(self, timeout_s: float) -> None:
@@ -260,15 +266,15 @@ class Local(Executor):
     def _note_end(self, running: _Worker) -> None:
         running.process.join()
         self._hear(running)
-        how: How
         if running.message.startswith(b"["):
-            how, detail = json.loads(running.message)
+            value, detail = json.loads(running.message)
+            ending = Ending(value)
         elif running.killed:
             why = "and its process, stopped or stuck, was killed"
-            how, detail = "timeout", f"it trained longer than run.timeout allows, {why}"
+            ending, detail = Ending.TIMEOUT, f"it trained longer than run.timeout allows, {why}"
         else:
-            how, detail = _death(running.process.exitcode)
-        self._ended.append(Ended(running.job, how, detail))
+            ending, detail = _death(running.process.exitcode)
+        self._ended.append(Ended(running.job, ending, detail))
         self._placement.leave(running.job.folder)
         # A worker that outlived the fork server looks dead from here; closing the pipe stops it.
         running.pipe.close()
@@ -288,9 +294,10 @@ class Local(Executor):
             self._elsewhere.remove(job)
             result = TrialFolder(job.folder).result()
             if result is None:
-                self._ended.append(Ended(job, "lost", "the worker of an earlier driver left before the trial ended"))
+                self._ended.append(Ended(job, Ending.LOST, "the worker of an earlier driver ended before the trial"))
             else:
-                self._ended.append(Ended(job, "failed" if result.status == "failed" else "done", result.failure))
+                ending = Ending.FAILED if result.status == Ending.FAILED else Ending.DONE
+                self._ended.append(Ended(job, ending, result.failure))
 
     def _hang_up(self) -> None:
         for running in self._workers.values():
@@ -321,13 +328,13 @@ def _due(job: Job) -> float:
     return math.inf if job.timeout_s is None else time.monotonic() + job.timeout_s + base.FROZEN_S
 
 
-def _death(code: int | None) -> tuple[How, str]:
+def _death(code: int | None) -> tuple[Ending, str]:
     """Return the ending of a job whose worker sent none, based on its exit code."""
     if code == worker.OVERDUE:
-        return "timeout", f"it trained longer than run.timeout allows, and had not stopped {base.OVERDUE_S:g} s later"
+        return Ending.TIMEOUT, base.overdue_message()
     if code == -signal.SIGKILL:
-        return "lost", "killed by signal 9 (SIGKILL), as the kernel does when memory runs out; see log.txt"
+        return Ending.LOST, "killed by signal 9 (SIGKILL), as the kernel does when memory runs out; see log.txt"
     if code is not None and code < 0:
         with suppress(ValueError):
-            return "lost", f"killed by signal {-code} ({signal.Signals(-code).name}); see log.txt"
-    return "lost", f"its process ended with exit code {code} and said nothing; see log.txt"
+            return Ending.LOST, f"killed by signal {-code} ({signal.Signals(-code).name}); see log.txt"
+    return Ending.LOST, f"its process ended with exit code {code} and reported nothing; see log.txt"

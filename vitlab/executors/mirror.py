@@ -19,8 +19,9 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal
 
 from vitlab.errors import VitlabError
-from vitlab.executors.base import Job
-from vitlab.store.folders import TrialFolder, temporary, write_bytes
+from vitlab.runner.job import Job
+from vitlab.store.files import temporary, write_bytes
+from vitlab.store.folders import TrialFolder
 
 CHUNK = 16 * 2**20  #: maximum number of bytes per message
 JOURNAL = "events.jsonl"
@@ -36,7 +37,7 @@ Signature = tuple[int, int, int]
 class FileChunk:
     """A change to one file of a job's trials."""
 
-    member: int  #: index among the job's folders
+    index: int  #: index among the job's folders
     path: str  #: path within the folder
     how: Literal["append", "write", "remove"]
     data: bytes = b""
@@ -52,11 +53,13 @@ def input_files(job: Job) -> list[tuple[str, Path]]:
     """
     root = job.folder.parents[1]
     files = [(path, folder / path) for folder in job.folders for path in [*_files(folder), JOURNAL]]
-    for name in sorted({name for trial, _ in job.work for name in trial.needs.values()}):
+    for name in sorted({name for item in job.trials for name in item.trial.needs.values()}):
         prerequisite = TrialFolder(root / name)
         files += [(path.name, path) for path in (prerequisite.spec, prerequisite.weights, prerequisite.path / RESULT)]
     inputs = [("trials" / file.relative_to(root), file) for _, file in files if file.exists()]
-    inputs += [(Path("plugins", str(index), Path(file).name), Path(file)) for index, file in enumerate(job.plugins)]
+    inputs += [
+        (Path("plugins", str(index), Path(file).name), Path(file)) for index, file in enumerate(job.settings.plugins)
+    ]
     return [(path.as_posix(), file) for path, file in inputs]
 
 
@@ -67,11 +70,11 @@ def relocate(job: Job, root: Path) -> Job:
     def there(folder: Path) -> Path:
         return root / "trials" / folder.relative_to(trials)
 
+    plugins = [str(root / "plugins" / str(index) / Path(file).name) for index, file in enumerate(job.settings.plugins)]
     return replace(
         job,
-        folder=there(job.folder),
-        plugins=tuple(str(root / "plugins" / str(index) / Path(file).name) for index, file in enumerate(job.plugins)),
-        companions=tuple(replace(companion, folder=there(companion.folder)) for companion in job.companions),
+        trials=tuple(replace(item, folder=there(item.folder)) for item in job.trials),
+        settings=replace(job.settings, plugins=tuple(plugins)),
     )
 
 
@@ -80,17 +83,17 @@ class FileSender:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
-        self._sent = {(member, path): mark for member, path, mark in self._marks()}
+        self._sent = {(index, path): mark for index, path, mark in self._marks()}
         self._grown = {
-            (member, path): (folder / path).stat().st_size
-            for member, folder in enumerate(folders)
+            (index, path): (folder / path).stat().st_size
+            for index, folder in enumerate(folders)
             for path in GROW
             if (folder / path).exists()
         }
 
     def changes(self, *, ended: bool = False) -> Iterator[FileChunk]:
         """Yield changes in an order that is consistent if cut off anywhere; results only once the job has ``ended``."""
-        marks = {(member, path): mark for member, path, mark in self._marks() if ended or path != RESULT}
+        marks = {(index, path): mark for index, path, mark in self._marks() if ended or path != RESULT}
         changed = sorted(
             (place for place, mark in marks.items() if self._sent.get(place) != mark),
             key=lambda place: place[1] == RESULT,
@@ -102,10 +105,10 @@ class FileSender:
             for place in changed:
                 with suppress(FileNotFoundError):
                     open_files.append((place, files.enter_context(open(self._folders[place[0]] / place[1], "rb"))))
-            for member, folder in enumerate(self._folders):
+            for index, folder in enumerate(self._folders):
                 for path in GROW:
-                    if data := self._growth(member, folder, path, ended):
-                        yield FileChunk(member, path, "append", data)
+                    if data := self._growth(index, folder, path, ended):
+                        yield FileChunk(index, path, "append", data)
             for place, file in open_files:
                 yield from _pieces(*place, file)
                 self._sent[place] = _mark(os.fstat(file.fileno()))
@@ -113,9 +116,9 @@ class FileSender:
             del self._sent[place]
             yield FileChunk(*place, "remove")
 
-    def _growth(self, member: int, folder: Path, path: str, ended: bool) -> bytes:
+    def _growth(self, index: int, folder: Path, path: str, ended: bool) -> bytes:
         """Return the bytes appended to a file; only whole lines while it may still grow."""
-        begin = self._grown.get((member, path), 0)
+        begin = self._grown.get((index, path), 0)
         try:
             with open(folder / path, "rb") as file:
                 file.seek(begin)
@@ -124,14 +127,14 @@ class FileSender:
             return b""
         if path == JOURNAL or not ended:
             data = data[: data.rfind(b"\n") + 1]
-        self._grown[member, path] = begin + len(data)
+        self._grown[index, path] = begin + len(data)
         return data
 
     def _marks(self) -> Iterator[tuple[int, str, Signature]]:
-        for member, folder in enumerate(self._folders):
+        for index, folder in enumerate(self._folders):
             for path in _files(folder):
                 with suppress(FileNotFoundError):
-                    yield member, path, _mark((folder / path).stat())
+                    yield index, path, _mark((folder / path).stat())
 
 
 class FileReceiver:
@@ -148,7 +151,7 @@ class FileReceiver:
             Busy: if another process has taken over the trial.
             VitlabError: if the file is outside of the trial's folder.
         """
-        folder, inside = self._folders[piece.member], PurePosixPath(piece.path)
+        folder, inside = self._folders[piece.index], PurePosixPath(piece.path)
         TrialFolder(folder).require()
         if inside.is_absolute() or ".." in inside.parts:
             raise VitlabError(f"a worker sent a file for {piece.path}, which is not in its trial's folder")
@@ -193,11 +196,11 @@ def _files(folder: Path) -> list[str]:
     return sorted(path.as_posix() for path in paths if path.name not in STAY and not path.name.startswith("."))
 
 
-def _pieces(member: int, path: str, file: BinaryIO) -> Iterator[FileChunk]:
+def _pieces(index: int, path: str, file: BinaryIO) -> Iterator[FileChunk]:
     data, begin = file.read(CHUNK), 0
     while True:
         further = file.read(CHUNK) if len(data) == CHUNK else b""
-        yield FileChunk(member, path, "write", data, begin, last=not further)
+        yield FileChunk(index, path, "write", data, begin, last=not further)
         if not further:
             return
         data, begin = further, begin + len(data)

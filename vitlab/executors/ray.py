@@ -38,12 +38,15 @@ from pydantic import Field
 
 from vitlab.errors import UserError, VitlabError
 from vitlab.executors import base, worker
-from vitlab.executors.base import Ended, Executor, How, Job, Stage, executor, one_sentence
+from vitlab.executors.base import Ended, Executor, Stage, executor, one_sentence
 from vitlab.executors.cluster import at, connected, daemon, demand, listens, room
 from vitlab.executors.mirror import FileChunk, FileReceiver, input_files
 from vitlab.executors.task import End, ProgressMessage, Started, StopSignal, stream
+from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
-from vitlab.store.folders import Busy
+from vitlab.store.folders import TrialFolder
+from vitlab.store.locks import Busy
+from vitlab.store.result import Ending
 
 POLL_S = 0.2  #: interval at which the driver tries to take a lease
 FORCE_S = 10.0  #: time limit for Ray to kill a task
@@ -91,7 +94,7 @@ class Ray(Executor):
     ) -> None:
         super().__init__(run)
         if run.resources.gpu_mem is not None:
-            raise UserError("Ray does not know how much memory a GPU has: say run.resources.gpu in place of gpu_mem")
+            raise UserError("run.resources.gpu_mem: Ray does not know the memory of a GPU; use run.resources.gpu")
         self._ray = connected(address)
         self._daemon, self._looked = daemon(self._ray), time.monotonic()
         self._files = files
@@ -138,11 +141,11 @@ class Ray(Executor):
     def cancel(self, grace_s: float) -> None:
         """Drop queued jobs and ask running ones to stop."""
         self._stopping = True
-        self._ended += [Ended(job, "stopped") for job in self._waiting]
+        self._ended += [Ended(job, Ending.STOPPED) for job in self._waiting]
         self._waiting = []
         if not listens(*self._daemon):  # Ray does not respond any more, and its workers exit by themselves
             for running in list(self._running.values()):
-                self._end(running, "stopped")
+                self._end(running, Ending.STOPPED)
         try:
             if self._running:
                 self._bell.set.remote()
@@ -159,7 +162,7 @@ class Ray(Executor):
             self._kill(running)  # Ray relies on the process itself, which cannot react while stopped
         self._await_all(FORCE_S)
         for running in list(self._running.values()):
-            self._end(running, "lost", f"its worker on {running.host} could not be ended")
+            self._end(running, Ending.LOST, f"its worker on {running.host} could not be ended")
         self._bell, self._stopping = None, False
 
     def _begin(self, job: Job) -> bool:
@@ -167,14 +170,15 @@ class Ray(Executor):
         with ExitStack() as leases:
             token, files, inbox = uuid.uuid4().hex, None, None
             if self._copies():
+                folders = [TrialFolder(folder) for folder in job.folders]
                 try:
-                    for _, folder in job.work:
+                    for folder in folders:
                         leases.enter_context(folder.lease())
                 except Busy:
                     return False
-                for _, folder in job.work:
+                for folder in folders:
                     folder.recover_journal()
-                worker.note_companions(job)
+                worker.note_shared_log(job)
                 files = [(path, self._object(file, job)) for path, file in input_files(job)]
                 inbox = FileReceiver(job.folders)
             else:
@@ -188,7 +192,7 @@ class Ray(Executor):
                 here = self._ray.get_runtime_context().get_node_id()
                 self._bell = bell.options(scheduling_strategy=at(here)).remote()
             # Without max_calls Ray would reuse the process; task.options() does not support it.
-            share = 0.0 if job.device == "cpu" else job.gpu or self._each.gpus
+            share = 0.0 if job.settings.device == "cpu" else job.gpu or self._each.gpus
             task = self._ray.remote(
                 num_cpus=self._each.cpus, num_gpus=share, max_calls=1, max_retries=0, num_returns="streaming"
             )(stream)
@@ -231,26 +235,26 @@ class Ray(Executor):
         try:
             item = self._ray.get(next(running.stream))
         except StopIteration:
-            self._end(running, "lost", f"its worker on {running.host} left and said nothing; see log.txt")
+            self._end(running, Ending.LOST, f"its worker on {running.host} ended and reported nothing; see log.txt")
         except errors.TaskCancelledError:
             if running.host:
-                self._end(running, "lost", "it did not stop in time, and was ended by force")
+                self._end(running, Ending.LOST, "it did not stop in time and was killed")
             else:
-                self._end(running, "stopped")
+                self._end(running, Ending.STOPPED)
         except errors.RayTaskError as error:
             where = running.host or "its machine"
-            self._end(running, "lost", f"it could not be begun on {where}: {one_sentence(error.cause or error)}")
+            self._end(running, Ending.LOST, f"it could not start on {where}: {one_sentence(error.cause or error)}")
         except errors.OutOfMemoryError:
-            self._end(running, "lost", f"Ray ended its worker on {running.host}, for memory ran out there")
+            self._end(running, Ending.LOST, f"memory ran out on {running.host}, and Ray ended its worker")
         except errors.RayError as error:
             where = running.host or "a machine of the cluster"
             if running.killed:
                 why = f"its process on {where}, stopped or stuck, was killed"
-                self._end(running, "timeout", f"it trained longer than run.timeout allows, and {why}")
+                self._end(running, Ending.TIMEOUT, f"it trained longer than run.timeout allows, and {why}")
             elif isinstance(error, errors.WorkerCrashedError):
-                self._end(running, "lost", f"its worker on {where} was killed or crashed; see log.txt")
+                self._end(running, Ending.LOST, f"its worker on {where} was killed or crashed; see log.txt")
             else:
-                self._end(running, "lost", one_sentence(error))
+                self._end(running, Ending.LOST, one_sentence(error))
         else:
             match item:
                 case Started():
@@ -265,9 +269,9 @@ class Ray(Executor):
                         running.inbox.take(item)
                     except Busy:
                         self._ray.cancel(running.stream, force=True)
-                        self._end(running, "lost", "another driver has taken its trial over")
-                case End("stopped", _) if not self._stopping:
-                    self._end(running, "lost", f"its worker on {running.host} was cut off from the driver")
+                        self._end(running, Ending.LOST, "another driver has taken its trial over")
+                case End(Ending.STOPPED, _) if not self._stopping:
+                    self._end(running, Ending.LOST, f"its worker on {running.host} lost its connection to the driver")
                 case End():
                     self._end(running, *item)
 
@@ -292,18 +296,18 @@ class Ray(Executor):
         """
         if not self._stopping and not listens(*self._daemon):
             raise VitlabError(
-                "Ray's daemon on this machine (raylet) has died; the same command starts it again, or connects to the "
-                "cluster when that is back, and goes on from the last checkpoints"
+                "Ray's daemon on this machine (raylet) has died; the same command starts it again, or reconnects to "
+                "the cluster, and resumes from the last checkpoints"
             )
 
-    def _end(self, running: _Running, how: How, detail: str = "") -> None:
-        if how == "lost":
+    def _end(self, running: _Running, ending: Ending, detail: str = "") -> None:
+        if ending == Ending.LOST:
             self._require_daemon()
         del self._running[running.stream]
         if running.inbox is not None:
             running.inbox.close()
         running.leases.close()
-        self._ended.append(Ended(running.job, how, detail))
+        self._ended.append(Ended(running.job, ending, detail))
 
     def _await_all(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

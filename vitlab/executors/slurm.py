@@ -34,31 +34,36 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from vitlab.errors import UserError
-from vitlab.executors.base import Companion, Ended, Executor, How, Job, executor, one_sentence
+from vitlab.executors.base import Ended, Executor, executor, one_sentence
 from vitlab.executors.local import Local
+from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
-from vitlab.store.folders import append_json, cut_torn_line, read_json, read_lines, write_json
+from vitlab.store.files import append_json, cut_torn_line, read_json, read_lines, write_json
+from vitlab.store.result import Ending
 
 POLL_S = 1.0  #: interval at which driver and pack check for each other's files
 STATE_S = 60.0  #: interval at which the states of Slurm jobs are queried
 SIGNAL_S = 90  #: time before the end of a job at which Slurm signals it
 PACK_GRACE_S = 60.0  #: part of that time for the trials' checkpoints
 
-STATES: Mapping[str, How] = {
-    "OUT_OF_MEMORY": "oom",
-    "TIMEOUT": "timeout",
-    "DEADLINE": "timeout",
-    "PREEMPTED": "preempted",
-    "CANCELLED": "stopped",
+STATES: Mapping[str, Ending] = {
+    "OUT_OF_MEMORY": Ending.OOM,
+    "TIMEOUT": Ending.TIMEOUT,
+    "DEADLINE": Ending.TIMEOUT,
+    "PREEMPTED": Ending.PREEMPTED,
+    "CANCELLED": Ending.STOPPED,
 }
 """Ending of trials whose Slurm job ended without reporting them, by the job's state; otherwise they are lost."""
+
+FINAL = (Ending.DONE, Ending.FAILED, Ending.ERROR, Ending.OOM, Ending.REFUSED)
+"""Endings that a requeue of the Slurm job would repeat."""
 
 ShellWord = Annotated[str, Field(pattern=r"^\S+$")]
 """Value on a line of the sbatch script; without white space, because a line of its own would be executed."""
 
 
 @dataclass
-class _SubmittedPack:
+class _Submitted:
     """A pack submitted to Slurm."""
 
     folder: Path
@@ -117,7 +122,7 @@ class Slurm(Executor):
         if setup:
             self._parameters["setup"] = list(setup)
         self._waiting: list[Job] = []
-        self._sent: list[_SubmittedPack] = []
+        self._sent: list[_Submitted] = []
         self._ended: list[Ended] = []
         self._asked_at = time.monotonic()
 
@@ -153,13 +158,13 @@ class Slurm(Executor):
 
     def cancel(self, grace_s: float) -> None:
         """Drop queued jobs and ask running ones to stop."""
-        self._ended += [Ended(job, "stopped") for job in self._waiting]
+        self._ended += [Ended(job, Ending.STOPPED) for job in self._waiting]
         self._waiting.clear()
         for pack in self._sent:
             (pack.folder / "stop").touch()
             if not (pack.folder / "started").exists():
                 pack.slurm.cancel(check=False)
-                self._end(pack, "stopped", "")
+                self._end(pack, Ending.STOPPED, "")
         try:
             deadline = time.monotonic() + grace_s
             while self._running() and time.monotonic() < deadline:
@@ -169,7 +174,7 @@ class Slurm(Executor):
             pass  # second Ctrl-C: stop waiting
         for pack in self._running():
             pack.slurm.cancel(check=False)
-            self._end(pack, "lost", "it did not stop when asked to, and its Slurm job was cancelled")
+            self._end(pack, Ending.LOST, "it did not stop in time, and its Slurm job was cancelled")
         self._sent.clear()
 
     def reattach(self, jobs: Sequence[Job]) -> list[Job]:
@@ -183,12 +188,11 @@ class Slurm(Executor):
             for name, folders in record["trials"].items():
                 own_jobs = [by_folder[Path(item)] for item in folders if Path(item) in by_folder]
                 if own_jobs:
-                    others = tuple(Companion(job.name, job.folder, job.trial) for job in own_jobs[1:])
-                    matching[name] = replace(own_jobs[0], companions=others)
+                    matching[name] = replace(own_jobs[0], trials=tuple(item for job in own_jobs for item in job.trials))
             if not matching:
                 continue  # a pack of another study, whose driver may be about to submit it
             job_id = record["job"] or _query_job_id(folder)
-            pack = _SubmittedPack(folder, self._submitit.SlurmJob(folder=folder, job_id=job_id or "0"), matching)
+            pack = _Submitted(folder, self._submitit.SlurmJob(folder=folder, job_id=job_id or "0"), matching)
             if job_id is None or pack.slurm.done(force_check=True):
                 (folder / "ended").touch()  # the trials' folders hold their results
             else:
@@ -208,12 +212,12 @@ class Slurm(Executor):
         slurm = self._submitit.SlurmExecutor(folder, max_num_timeout=self._requeues)
         slurm.update_parameters(job_name=_name(folder), **self._parameters, **self._needs(jobs))
         try:
-            submission = slurm.submit(Pack(folder, self.run, tuple(jobs), self.runner))
+            submission = slurm.submit(SlurmBatch(folder, self.run, tuple(jobs), self.runner))
         except (self._submitit.core.utils.FailedJobError, OSError) as error:
             (folder / "ended").touch()
-            raise UserError(f"Slurm did not take the job: {one_sentence(error)}") from error
+            raise UserError(f"Slurm rejected the job: {one_sentence(error)}") from error
         write_json(folder / "pack.json", {"job": submission.job_id, "trials": trials})
-        self._sent.append(_SubmittedPack(folder, submission, {str(job.folder): job for job in jobs}))
+        self._sent.append(_Submitted(folder, submission, {str(job.folder): job for job in jobs}))
 
     def _needs(self, jobs: Sequence[Job]) -> dict[str, int]:
         """Return the resources of a pack on a node."""
@@ -222,11 +226,11 @@ class Slurm(Executor):
         shares = [
             job.gpu or resources.gpu or 1.0
             for job in jobs
-            if job.device == "cuda" or (job.device == "auto" and resources.gpu is not None)
+            if job.settings.device == "cuda" or (job.settings.device == "auto" and resources.gpu is not None)
         ]
         return {**needs, "gpus_per_node": math.ceil(sum(shares) - 1e-6)} if shares else needs
 
-    def _running(self) -> list[_SubmittedPack]:
+    def _running(self) -> list[_Submitted]:
         return [pack for pack in self._sent if pack.jobs]
 
     def _look(self) -> None:
@@ -241,28 +245,28 @@ class Slurm(Executor):
             elif over:
                 state = str(pack.slurm.state).split(" ")[0]
                 because = f"its Slurm job {pack.slurm.job_id} ended ({state}) before it did; see {pack.folder}"
-                self._end(pack, STATES.get(state, "lost"), because)
+                self._end(pack, STATES.get(state, Ending.LOST), because)
             if not over:
                 remaining.append(pack)
         if due:
             self._asked_at = time.monotonic()
         self._sent = remaining
 
-    def _read(self, pack: _SubmittedPack) -> None:
+    def _read(self, pack: _Submitted) -> None:
         lines, pack.offset = read_lines(pack.folder / "ends.jsonl", pack.offset)
-        for name, how, detail in map(json.loads, lines):
+        for name, value, detail in map(json.loads, lines):
             job = pack.jobs.pop(name, None)
             if job is not None:
-                self._ended.append(Ended(job, how, detail))
+                self._ended.append(Ended(job, Ending(value), detail))
 
-    def _end(self, pack: _SubmittedPack, how: How, detail: str) -> None:
-        self._ended += [Ended(job, how, detail) for job in pack.jobs.values()]
+    def _end(self, pack: _Submitted, ending: Ending, detail: str) -> None:
+        self._ended += [Ended(job, ending, detail) for job in pack.jobs.values()]
         pack.jobs.clear()
         (pack.folder / "ended").touch()
 
 
-class Pack:
-    """Callable of a Slurm job, which runs its trials with the local executor and records their endings.
+class SlurmBatch:
+    """Callable of a Slurm job (a pack), which runs its trials with the local executor and records their endings.
 
     submitit calls it, and on SIGUSR2 its ``checkpoint``, which returns the submission of the requeued job.
     """
@@ -291,7 +295,7 @@ class Pack:
             if (self.folder / "stop").exists():
                 local.cancel(PACK_GRACE_S)
                 self._say(local.poll(0.0))
-                self._say([Ended(job, "stopped") for job in waiting])
+                self._say([Ended(job, Ending.STOPPED) for job in waiting])
                 return
             while waiting and running < local.slots:
                 local.submit(waiting.pop(0))
@@ -304,12 +308,12 @@ class Pack:
         """Make every trial write a checkpoint, and return this pack for requeueing; it skips ended trials."""
         if self._local is not None:
             self._local.cancel(PACK_GRACE_S)
-            self._say([ended for ended in self._local.poll(0.0) if ended.how in ("done", "failed", "oom", "refused")])
+            self._say([ended for ended in self._local.poll(0.0) if ended.ending in FINAL])
         return _submitit().helpers.DelayedSubmission(self)
 
     def _say(self, ends: Sequence[Ended]) -> None:
         for ended in ends:
-            append_json(self.folder / "ends.jsonl", [str(ended.job.folder), ended.how, ended.detail])
+            append_json(self.folder / "ends.jsonl", [str(ended.job.folder), ended.ending, ended.detail])
 
     def _recorded(self) -> list[list[str]]:
         return [json.loads(line) for line in read_lines(self.folder / "ends.jsonl")[0]]
@@ -348,7 +352,7 @@ def _submitit() -> Any:
     try:
         import submitit
     except ImportError:
-        raise UserError("run.executor is slurm, which needs submitit: pip install 'vitlab[slurm]'") from None
+        raise UserError("run.executor is slurm, which needs submitit; run: pip install 'vitlab[slurm]'") from None
     if submitit.SlurmExecutor.affinity() <= 0:
-        raise UserError("run.executor is slurm, and this machine has no srun: 'vitlab run' it on a Slurm login node")
+        raise UserError("run.executor is slurm, and this machine has no srun; run 'vitlab run' on a Slurm login node")
     return submitit

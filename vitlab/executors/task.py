@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitlab.executors import base, worker
-from vitlab.executors.base import How, Job, Stage, attempt
+from vitlab.executors.base import Stage, attempt
 from vitlab.executors.mirror import FileChunk, FileSender, relocate
-from vitlab.store.folders import process, write_bytes
+from vitlab.runner.job import Job
+from vitlab.store.files import write_bytes
+from vitlab.store.locks import process
+from vitlab.store.result import Ending
 
 POLL_S = 0.2  #: interval at which a worker checks for changed files
 
@@ -26,7 +29,7 @@ class Started(NamedTuple):
     """First item of a stream: the process of the task."""
 
     host: str
-    process: str = ""  #: name of the process, see :func:`vitlab.store.folders.process`
+    process: str = ""  #: name of the process, see :func:`vitlab.store.locks.process`
     node: str = ""  #: Ray's id of the machine
 
 
@@ -39,7 +42,7 @@ class ProgressMessage(NamedTuple):
 class End(NamedTuple):
     """Last item of a stream: the ending of the job."""
 
-    how: How
+    ending: Ending
     detail: str
 
 
@@ -75,7 +78,7 @@ def stream(
     """
     import ray
 
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.threads))
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(job.settings.threads))
     os.environ.update(threads if on_gpu else {**threads, "CUDA_VISIBLE_DEVICES": ""})
     host = socket.gethostname()
     yield Started(host, process(os.getpid()), ray.get_runtime_context().get_node_id())
@@ -91,18 +94,23 @@ def stream(
             outbox = FileSender(job.folders)
         elif not _sees(job.folder, token):
             hint = "without a shared folder, set run.executor.files: copy"
-            yield End("refused", f"{host} does not see {job.folder}; {hint}")
+            yield End(Ending.REFUSED, f"{host} does not see {job.folder}; {hint}")
             return
         worker.log_to(job.folder)
         if outbox is None:
-            worker.note_companions(job)
-        endings: list[tuple[How, str]] = []
+            worker.note_shared_log(job)
+        endings: list[tuple[Ending, str]] = []
         stages: queue.SimpleQueue[Stage] = queue.SimpleQueue()
-        late = f"it trained longer than run.timeout allows, and had not stopped {base.OVERDUE_S:g} s later"
 
         def run() -> None:
             endings.append(
-                attempt(job, runner, stop.is_set, stages.put, overdue=lambda: endings.append(("timeout", late)))
+                attempt(
+                    job,
+                    runner,
+                    stop.is_set,
+                    stages.put,
+                    overdue=lambda: endings.append((Ending.TIMEOUT, base.overdue_message())),
+                )
             )
 
         trial = threading.Thread(target=run, daemon=True)  # one that does not stop ends with the process
@@ -117,7 +125,7 @@ def stream(
             yield from outbox.changes(ended=True)
     for child in multiprocessing.active_children():  # of a hung trial; the process would wait for them at exit
         child.kill()
-    yield End(*endings[0]) if endings else End("lost", "the trial's thread was ended; see log.txt")
+    yield End(*endings[0]) if endings else End(Ending.LOST, "the trial's thread was ended; see log.txt")
 
 
 def _sees(folder: Path, token: str) -> bool:

@@ -23,7 +23,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NoReturn
 
-from vitlab.executors.base import Job, Stage, attempt
+from vitlab.executors.base import Stage, attempt
+from vitlab.runner.job import Job
+from vitlab.store.result import Ending
 
 ORPHAN_S = 30.0  #: maximum time that a worker outlives its driver
 ORPHANED = 75  #: exit code of a worker that reached this time
@@ -47,7 +49,7 @@ def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[
         with suppress(OSError):  # a sandbox may forbid it; then the kernel places the threads
             os.sched_setaffinity(0, cores)
     log_to(job.folder)
-    note_companions(job)
+    note_shared_log(job)
     stop_requested, preempted = threading.Event(), threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: preempted.set())
     threading.Thread(target=_listen, args=(driver, stop_requested), daemon=True).start()
@@ -56,15 +58,15 @@ def main(job: Job, runner: str, environment: Mapping[str, str], cores: Sequence[
         with suppress(OSError):  # the driver may be dead
             driver.send_bytes(stage.encode())
 
-    how, detail = attempt(
+    ending, detail = attempt(
         job, runner, lambda: stop_requested.is_set() or preempted.is_set(), report, overdue=lambda: os._exit(OVERDUE)
     )
-    if how == "stopped" and not stop_requested.is_set():
-        how, detail = "preempted", "its worker was asked by SIGTERM to leave"
+    if ending == Ending.STOPPED and not stop_requested.is_set():
+        ending, detail = Ending.PREEMPTED, "its worker received SIGTERM"
     try:
-        driver.send_bytes(json.dumps([how, detail]).encode())
+        driver.send_bytes(json.dumps([ending, detail]).encode())
     except OSError:
-        print(f"the driver is gone; the trial is {how}", file=sys.stderr)
+        print(f"the driver has died; the trial is {ending}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # without waiting for threads that a plugin may have started
@@ -82,11 +84,11 @@ def log_to(folder: Path) -> None:
     faulthandler.enable()
 
 
-def note_companions(job: Job) -> None:
-    """Append to the logs of a cohort's other members a reference to the log of the job."""
-    for companion in job.companions:
-        companion.folder.mkdir(parents=True, exist_ok=True)
-        with open(companion.folder / "log.txt", "a", encoding="utf-8") as log:
+def note_shared_log(job: Job) -> None:
+    """Append to the logs of the job's other trials a reference to the log of the job."""
+    for folder in job.folders[1:]:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "log.txt", "a", encoding="utf-8") as log:
             log.write(f"trained along with {job.name}, whose log is {job.folder / 'log.txt'}\n")
 
 

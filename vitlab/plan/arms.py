@@ -16,7 +16,7 @@ from vitlab.plan.rules import RuleFault, holds, parse
 from vitlab.plan.values import Trial
 from vitlab.spec import Document, Seeds, Study
 from vitlab.spec.trial import Teacher
-from vitlab.store.folders import read_json
+from vitlab.store.files import read_json
 
 
 @dataclass

@@ -30,7 +30,7 @@ from types import ModuleType
 
 from vitlab.imports import INSTALLED, Stamp, last_import, stamp_of
 from vitlab.registry import BUILT_IN, plugin_files
-from vitlab.store.memo import Memo
+from vitlab.store.files import Memo
 
 MOST = 2_000  #: number of cached texts; the oldest are dropped
 PACKAGE = "__init__.py"

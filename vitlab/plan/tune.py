@@ -22,7 +22,7 @@ from vitlab.plan.resolve import Faults, Partial, ResolvedTrial
 from vitlab.plan.values import Planned, Rival, Trial, Tuning
 from vitlab.spec import Analysis, Study, Tune
 from vitlab.spec.study import REPORTING_SEEDS
-from vitlab.store.result import Result
+from vitlab.store.result import Ending, TrialResult
 
 PENDING = "pending(tune)"
 """Placeholder for a value that is not chosen yet."""
@@ -165,7 +165,7 @@ def plan(
     return list(tunings.values())
 
 
-def decide(tuning: Tuning, result_of: Callable[[Trial], Result | None], analysis: Analysis) -> Tuning:
+def decide(tuning: Tuning, result_of: Callable[[Trial], TrialResult | None], analysis: Analysis) -> Tuning:
     """Return the tuning with its winner, or with the reason for a failure; unchanged until all its trials have ended.
 
     The rival with the best mean over the seeds wins, the first among equals.  A rival with a diverged training is worse
@@ -254,9 +254,9 @@ def _of_knobs(context: PlanContext, arm: str, error: Faults) -> list[Problem]:
     return problems
 
 
-def _score(result: Result, metric: str, analysis: Analysis) -> float:
+def _score(result: TrialResult, metric: str, analysis: Analysis) -> float:
     """Return the score of a training; NaN if it diverged or does not report the metric."""
-    if result.status != "done":
+    if result.status != Ending.DONE:
         return math.nan
     if analysis.at == "last":
         return result.outcome.metrics.get(metric, math.nan)

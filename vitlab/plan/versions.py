@@ -22,7 +22,8 @@ from typing import Any
 from vitlab.errors import SpecError, UserError
 from vitlab.plan.key import key_of
 from vitlab.spec import Study, read_study
-from vitlab.store.folders import Damaged, load_json, mapping, read_json, temporary, write_json
+from vitlab.store.damage import Damaged
+from vitlab.store.files import load_json, mapping, read_json, temporary, write_json
 
 EARLIER = "versions"
 FILES = ("study.yaml", "changes.json", "run.json", "plan.json")

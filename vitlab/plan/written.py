@@ -9,7 +9,8 @@ from typing import Any
 from vitlab.errors import UserError
 from vitlab.plan.metrics import with_facts
 from vitlab.plan.values import Plan
-from vitlab.store.folders import Damaged, load_json, mapping, read_json
+from vitlab.store.damage import Damaged
+from vitlab.store.files import load_json, mapping, read_json
 
 
 def read_plan(file: Path) -> Plan | None:

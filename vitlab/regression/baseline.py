@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from vitlab.errors import Problem, SpecError, UserError
 from vitlab.spec.choice import Frozen
 from vitlab.spec.sentences import sentences
-from vitlab.store.folders import write_bytes
+from vitlab.store.files import write_bytes
 
 FORM = 1  #: version of the file format
 HEAD = "# What 'vitlab check' compares with.  Written by 'vitlab check --accept --reason TEXT'; do not edit.\n"

@@ -19,6 +19,7 @@ from vitlab.report import frame
 from vitlab.spec import Study
 from vitlab.spec.check import Goal
 from vitlab.store.folders import Store
+from vitlab.store.result import Ending
 
 TARGET_CHANCE = 0.8  #: the probability with which an unchanged model should pass
 
@@ -60,7 +61,7 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
     """
     outcomes = frame.gather(plan, store)
     table = frame.table(plan, outcomes)
-    any_done = table["status"].eq("done").any()
+    any_done = table["status"].eq(Ending.DONE).any()
     metrics: dict[str, dict[str, dict[int, float]]] = {}
     for metric, goal in goals(study).items():
         if metric not in table:
@@ -85,7 +86,7 @@ def values_of(plan: Plan, store: Store, study: Study) -> Values:
     diverged: dict[str, tuple[int, ...]] = {}
     for item in outcomes:
         final = item.result.outcome.metrics if item.result is not None else {}
-        if item.status == "diverged" or not all(math.isfinite(final.get(metric, 0.0)) for metric in metrics):
+        if item.status == Ending.DIVERGED or not all(math.isfinite(final.get(metric, 0.0)) for metric in metrics):
             diverged[item.planned.arm] = (*diverged.get(item.planned.arm, ()), item.planned.seed)
     devices = sorted({str(device) for device in table["device"].dropna()})
     data = {planned.arm: str(planned.trial.data) for planned in first_of_arms(plan)}
@@ -342,7 +343,7 @@ def _images(outcomes: Sequence[frame.StoredTrial]) -> Mapping[str, int]:
     from pyarrow import parquet
 
     for item in outcomes:
-        if item.status == "done" and item.folder.predictions.exists():
+        if item.status == Ending.DONE and item.folder.predictions.exists():
             splits = parquet.read_table(item.folder.predictions, columns=["split"]).column("split")
             return {count["values"]: count["counts"] for count in splits.value_counts().to_pylist()}
     return {}

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 
 from vitlab.plan.values import Plan, Planned, Trial
-from vitlab.runner.run import begin_trial, run_trial
-from vitlab.runner.settings import Settings
+from vitlab.runner.job import Job, JobTrial, Settings
+from vitlab.runner.run import begin_trial, run
 from vitlab.spec.trial import LENGTHS
 from vitlab.store.folders import Store
 from vitlab.training.cohort import Cohort, Stacking, require_stackable, stacking_incompatibility
@@ -60,11 +60,14 @@ def trace(
     """
     settings = Settings(device="cpu", plugins=tuple(str(Path(plugin).resolve()) for plugin in plugins))
     trials = {_name(trial): trial for trial in (*(item.trial for item in plan.trials), *plan.prerequisites)}
-    with tempfile.TemporaryDirectory(prefix="vitlab-trace-") as folder:
-        store = Store(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="vitlab-trace-") as root:
+        store = Store(Path(root))
         for prerequisite in _prerequisites(planned.trial, trials):
             short = shorten(prerequisite, steps, precision)
-            run_trial(replace(short, code=""), store.trial(short.key, short.code), settings)
+            folder = store.trial(short.key, short.code).path
+            [outcome] = run(Job((JobTrial(short.key, folder, replace(short, code="")),), settings))
+            if isinstance(outcome, Exception):
+                raise outcome
         short = shorten(planned.trial, steps, precision)
         with begin_trial(replace(short, code=""), store.trial(short.key, short.code), settings) as training:
             before = _loss(training)

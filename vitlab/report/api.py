@@ -14,7 +14,8 @@ from vitlab.plan.values import Plan
 from vitlab.plan.versions import EARLIER, content_of, differences, find, name_of, versions
 from vitlab.plan.written import read_plan
 from vitlab.spec import read_document
-from vitlab.store.folders import Store, TrialFolder, read_stored
+from vitlab.store.damage import read_stored
+from vitlab.store.folders import Store, TrialFolder
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,6 +22,7 @@ from vitlab.report.frame import STATUSES, usable
 from vitlab.report.verdict import Verdict, decide
 from vitlab.spec import Analysis
 from vitlab.statistics import Contrast
+from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,7 +127,9 @@ def broken_seeds(frame: pd.DataFrame, analysis: Analysis) -> dict[str, list[int]
     values = usable(frame, analysis)
     for arm, rows in frame.drop_duplicates(["arm", "trial"]).groupby("arm", sort=False):
         usable_seeds = values[str(arm)]
-        is_broken = rows["status"].isin(["diverged", "failed"]) | ((rows["status"] == "done") & bool(usable_seeds))
+        is_broken = rows["status"].isin([Ending.DIVERGED, Ending.FAILED]) | (
+            (rows["status"] == Ending.DONE) & bool(usable_seeds)
+        )
         broken[str(arm)] = [int(seed) for seed in rows.loc[is_broken, "seed"] if seed not in usable_seeds]
     return broken
 

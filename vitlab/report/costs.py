@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.plan.values import Plan
-from vitlab.store.folders import Store, read_stored
+from vitlab.store.damage import read_stored
+from vitlab.store.folders import Store
 
 FILE = "cost.parquet"
 SPEEDS = {"train_images_per_s": "images/s in training", "infer_images_per_s": "images/s in inference"}

@@ -22,6 +22,7 @@ from vitlab.report import attention_pictures, costs, phrasing, tradeoff
 from vitlab.report.frame import StoredTrial, prerequisites, rivals
 from vitlab.report.notes import notes
 from vitlab.store.folders import Store
+from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,7 +127,7 @@ def heads(plan: Plan, frame: pd.DataFrame) -> list[dict[str, Any]]:
     if not names:
         return []
     rows: list[dict[str, Any]] = []
-    for arm, trials in frame[frame["status"] == "done"].groupby("arm", sort=False):
+    for arm, trials in frame[frame["status"] == Ending.DONE].groupby("arm", sort=False):
         means = trials.reindex(columns=[*names, extra]).mean()
         if means[names].notna().any():
             rows.append({"arm": str(arm), **{str(n): None if math.isnan(v) else float(v) for n, v in means.items()}})
@@ -159,7 +160,7 @@ def provenance(plan: Plan, store: Store, trials: Sequence[StoredTrial]) -> dict[
         "ended": None if last is None else datetime.fromtimestamp(last, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "trained": fresh,
         "cached": len(results) - fresh,
-        "failed": sum(item.status == "failed" for item in trials),
+        "failed": sum(item.status == Ending.FAILED for item in trials),
     }
 
 

@@ -26,6 +26,7 @@ from vitlab.report.frame import usable
 from vitlab.report.labels import shared_parts, wrapped_labels, wrapped_line
 from vitlab.report.verdict import Verdict
 from vitlab.statistics import mean_interval
+from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,13 +144,13 @@ def curves(
     """
     metric = metric or plan.analysis.metric
     scale = phrasing.Scale.of(metric, plan.shares)
-    endings = frame.loc[frame["status"].isin(["done", "diverged", "failed"]), ["arm", "seed", "status"]]
+    endings = frame.loc[frame["status"].isin([Ending.DONE, Ending.DIVERGED, Ending.FAILED]), ["arm", "seed", "status"]]
     measurements = history[(history["metric"] == metric) & np.isfinite(history["value"])]
     measurements = measurements.merge(endings, on=["arm", "seed"])
     measurements, unit = _over_training(measurements)
     broken, measurements = (
-        measurements[measurements["status"] != "done"],
-        measurements[measurements["status"] == "done"],
+        measurements[measurements["status"] != Ending.DONE],
+        measurements[measurements["status"] == Ending.DONE],
     )
     names = [arm.name for arm in plan.arms if (measurements["arm"] == arm.name).any()]
     if not names or measurements["step"].nunique() < 2:

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 from vitlab.plan.design import text
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
-from vitlab.store.folders import Store, TrialFolder, write_bytes
-from vitlab.store.result import Result
+from vitlab.store.files import write_bytes
+from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.result import Ending, TrialResult
 
 if TYPE_CHECKING:
     import pandas as pd
 
 GROUPS = ("val", "test", "train")
-STATUSES = ("done", "diverged", "failed", "running", "missing")
+STATUSES = (Ending.DONE, Ending.DIVERGED, Ending.FAILED, "running", "missing")
 
 BEFORE = {
     "study": ("string", "the study"),
@@ -75,7 +76,7 @@ class StoredTrial:
     folder: TrialFolder
     status: str  #: one of ``STATUSES``
     failure: str
-    result: Result | None
+    result: TrialResult | None
     kind: str | None = None  #: ``failure_kind`` of :func:`results`; None where nothing went wrong
 
 
@@ -198,7 +199,7 @@ def usable(frame: pd.DataFrame, analysis: Analysis) -> dict[str, dict[int, float
     values: dict[str, dict[int, float]] = {}
     column = metric_column(analysis)
     for arm, rows in frame.groupby("arm", sort=False):
-        done = rows[rows["status"] == "done"].drop_duplicates("trial")
+        done = rows[rows["status"] == Ending.DONE].drop_duplicates("trial")
         pairs = zip(done["seed"].tolist(), done[column].tolist(), strict=True)
         values[str(arm)] = {int(seed): float(value) for seed, value in pairs if math.isfinite(value)}
     return values
@@ -226,15 +227,15 @@ def _stored_trial(planned: Planned, store: Store, specs: Mapping[str, Trial]) ->
     folder = store.trial(planned.trial.key, planned.trial.code)
     result = folder.result()
     if result is not None:
-        kind = {"done": None, "diverged": "diverged"}.get(result.status, "error")
+        kind = {Ending.DONE: None, Ending.DIVERGED: Ending.DIVERGED}.get(result.status, Ending.ERROR)
         return StoredTrial(planned, folder, result.status, result.failure, result, kind)
     if folder.is_locked():
         return StoredTrial(planned, folder, "running", "", None)
     failure = folder.failure()
     if failure is not None:
-        return StoredTrial(planned, folder, "failed", failure, None, folder.kind())
+        return StoredTrial(planned, folder, Ending.FAILED, failure, None, folder.kind())
     if reason := _prerequisite_failure(planned.trial, store, specs):
-        return StoredTrial(planned, folder, "failed", reason, None, "prerequisite")
+        return StoredTrial(planned, folder, Ending.FAILED, reason, None, "prerequisite")
     return StoredTrial(planned, folder, "missing", "", None)
 
 
@@ -244,7 +245,7 @@ def _prerequisite_failure(trial: Trial, store: Store, specs: Mapping[str, Trial]
         key, _, code = name.partition("/")
         folder = store.trial(key, code)
         result, failure = folder.result(), folder.failure()
-        if result is not None and result.status != "done":
+        if result is not None and result.status != Ending.DONE:
             return f"its {role} ({key[:8]}) {result.status}: {result.failure}"
         if result is None and failure is not None and not folder.is_locked():
             return f"its {role} ({key[:8]}) failed: {failure}"
@@ -258,7 +259,7 @@ def _prerequisite_failure(trial: Trial, store: Store, specs: Mapping[str, Trial]
     return ""
 
 
-def _of_result(result: Result, analysis: Analysis) -> dict[str, Any]:
+def _of_result(result: TrialResult, analysis: Analysis) -> dict[str, Any]:
     numerics, circumstances, outcome = result.circumstances.numerics, result.circumstances, result.outcome
     row: dict[str, Any] = {
         **outcome.metrics,

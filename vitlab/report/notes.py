@@ -20,6 +20,7 @@ from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.frame import STATUSES, StoredTrial, is_metric, metric_column, usable
 from vitlab.statistics import simultaneous_alpha, smallest_sign_flip_p
+from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +48,8 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
         if arm.skip
     ]
     lines += _first_of(
-        [_unsuccessful_trial(item) for item in trials if item.status in ("diverged", "failed")], "trials of this kind"
+        [_unsuccessful_trial(item) for item in trials if item.status in (Ending.DIVERGED, Ending.FAILED)],
+        "trials of this kind",
     )
     lines += _first_of(_missing_metric(plan, frame), "of these")
     values = usable(frame, plan.analysis)
@@ -72,15 +74,15 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
 
 def _unsuccessful_trial(item: StoredTrial) -> str:
     reason = " ".join(item.failure.split()) or "no reason was recorded"
-    consequence = "; its values are left out" if item.status == "diverged" else ""
-    kind = f" ({item.kind})" if item.kind not in (None, item.status, "error") else ""
+    consequence = "; its values are left out" if item.status == Ending.DIVERGED else ""
+    kind = f" ({item.kind})" if item.kind not in (None, item.status, Ending.ERROR) else ""
     return f"{item.planned.arm}, seed {item.planned.seed}, {item.status}{kind}: {reason.rstrip('.')}{consequence}."
 
 
 def _missing_metric(plan: Plan, frame: pd.DataFrame) -> list[str]:
     """Return notes about trials that are done but have no finite value of the judged metric."""
     column = metric_column(plan.analysis)
-    done = frame[frame["status"] == "done"]
+    done = frame[frame["status"] == Ending.DONE]
     without_value = done[~np.isfinite(done[column])]
     if len(done) and len(without_value) == len(done):
         reported = [name for name in frame.columns if is_metric(name) and frame[name].notna().any()]

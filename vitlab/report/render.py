@@ -20,7 +20,8 @@ from vitlab.report import attention_pictures, phrasing, tables
 from vitlab.report.document import document, plain, provenance_lines, state
 from vitlab.report.verdict import Verdict
 from vitlab.spec import Analysis
-from vitlab.store.folders import Store, read_json, write_bytes
+from vitlab.store.files import read_json, write_bytes
+from vitlab.store.folders import Store
 
 if TYPE_CHECKING:
     import pandas as pd

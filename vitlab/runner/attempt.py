@@ -9,24 +9,27 @@ import shutil
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from vitlab.data.prepare import Feed, prepare
-from vitlab.errors import DataError
+from vitlab.errors import DataError, OutOfMemory
 from vitlab.models.contract import Model
 from vitlab.plan.key import requirements_of
 from vitlab.plan.trial import Trial
 from vitlab.registry import Resolved, slot
+from vitlab.registry.blame import sentence_with_place
 from vitlab.runner.circumstances import attention_of, kernels_of_first_pass, size_of, versions
-from vitlab.runner.failures import record
-from vitlab.runner.models import distillation_of, fit_head, initial_model
-from vitlab.runner.settings import Settings, dtype_of
+from vitlab.runner.job import Settings
+from vitlab.runner.models import distillation_of, dtype_of, fit_head, initial_model
 from vitlab.runner.utilisation import matrix_rate, utilisation
-from vitlab.store.folders import TrialFolder, write_json
-from vitlab.store.result import Circumstances, Measurement, Outcome, Result
+from vitlab.store.files import write_json
+from vitlab.store.folders import TrialFolder
+from vitlab.store.locks import Busy
+from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
 from vitlab.training import checkpoint
 from vitlab.training.artifacts import InputSpec, write_predictions, write_weights
 from vitlab.training.cohort import Stacking, stacking_incompatibility
@@ -34,11 +37,14 @@ from vitlab.training.distributed import SingleProcess
 from vitlab.training.loop import EVALUATION_BATCH, Training, TrainingResult, complete, peak_memory
 from vitlab.training.microbatch import microbatches_of
 
+OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+"""Messages of RuntimeErrors that torch raises when memory runs out, instead of torch.OutOfMemoryError."""
 
-def result_of(folder: TrialFolder, settings: Settings) -> Result | None:
+
+def result_of(folder: TrialFolder, settings: Settings) -> TrialResult | None:
     """Return the stored result, or None if there is none or its weights are missing although ``keep`` asks for them."""
     result = folder.result()
-    if result is None or settings.keep == "none" or result.status != "done" or folder.weights.exists():
+    if result is None or settings.keep == "none" or result.status != Ending.DONE or folder.weights.exists():
         return result
     return None
 
@@ -59,7 +65,7 @@ class Attempt:
         self.settings = settings
         self.device = device
         self.peers = peers if peers is not None else SingleProcess()
-        self.over = False  #: True once its end is recorded
+        self.outcome: TrialResult | Exception | None = None  #: its result, or the error that ended it
         self.began, self._since = (
             time.time(),
             time.monotonic(),
@@ -74,8 +80,8 @@ class Attempt:
         self.rate = math.nan  #: peak operations per second of these devices
         self.before_s = 0.0  #: seconds that earlier attempts spent on the checkpoint
 
-    def train(self, stop: Callable[[], bool], note: str = "") -> Result | None:
-        """Train in the loop engine; see :func:`vitlab.runner.run.run_trial`.  ``note`` goes to the journal."""
+    def train(self, stop: Callable[[], bool], note: str = "") -> TrialResult | None:
+        """Train in the loop engine; see :func:`vitlab.runner.run.run`.  ``note`` goes to the journal."""
         training = self.begin("loop", note)
         every_s = self.settings.every_s
         trained = complete(training, emit=self.log, save=self.save, stop=stop, every_s=every_s)
@@ -85,7 +91,8 @@ class Attempt:
         """Return the training before its first step, or its next one after a resume.
 
         Args:
-            engine: ``loop``; in a cohort ``vmap`` or ``stack``, which falls back to ``vmap`` for unsupported models.
+            engine: ``loop``, or ``vmap`` or ``stack`` for trials trained together; ``stack`` falls back to ``vmap`` for
+                unsupported models.
             note: A note for the journal.
         """
         trial = self.trial
@@ -142,23 +149,30 @@ class Attempt:
             **({"note": note} if note else {}),
         )
 
-    def record_failure(self, error: Exception) -> None:
-        """Record the failure in the folder."""
-        record(error, self.trial, self.folder)
-        self.over = True  # only now: if recording raises, the caller must see the error
+    def end(self, error: Exception) -> None:
+        """End the attempt with an error, which is recorded unless another process has taken the trial over."""
+        self.outcome = error if isinstance(error, Busy) else self.record_failure(error)
 
-    def finish(self, training: Training, trained: TrainingResult, members: int = 1) -> Result:
+    def record_failure(self, error: Exception) -> Exception:
+        """Record the failure in the folder and return it; out of memory as ``OutOfMemory``."""
+        sentence = sentence_of(error, self.trial)
+        kind = Ending.OOM if out_of_memory(error) else Ending.ERROR
+        self.folder.fail(sentence, "".join(traceback.format_exception(error)), kind)
+        self.folder.emit("end", status=Ending.FAILED, failure=sentence)
+        return OutOfMemory(sentence) if kind == Ending.OOM else error
+
+    def finish(self, training: Training, trained: TrainingResult, trials: int = 1) -> TrialResult:
         """Write the files of a trial that has ended, the result last: its presence means that all others exist.
 
         Args:
             training: The training of :meth:`begin`.
             trained: Its results.
-            members: Number of trials trained together, which share the time equally.
+            trials: Number of trials trained together, which share the time equally.
         """
         params, macs = self.size
         circumstances = Circumstances(
             started=self.first_began,
-            wall_s=self._spent_s() / members,
+            wall_s=self._spent_s() / trials,
             host=socket.gethostname(),
             attempts=self.number,
             params=params,
@@ -175,8 +189,8 @@ class Attempt:
         try:
             content = checkpoint.read(self.folder.checkpoint)
         except checkpoint.Damaged as error:
-            print(f"{error}; the trial begins anew", file=sys.stderr)
-            return None, f"{error}; begun anew"
+            print(f"{error}; the trial starts from the beginning", file=sys.stderr)
+            return None, f"{error}; started from the beginning"
         if content is None:
             return None, ""
         self.before_s = content["wall_s"]
@@ -201,27 +215,28 @@ class Attempt:
                 metrics={**measurement.metrics, **utilisation(measurement.metrics, self.size[1], self.rate)},
             )
 
-    def write_result(self, trained: TrainingResult, model: Model, circumstances: Circumstances) -> Result:
+    def write_result(self, trained: TrainingResult, model: Model, circumstances: Circumstances) -> TrialResult:
         """Write the predictions, the weights and the result."""
         self.folder.require()
         state = model.state_dict()
-        status: Literal["done", "diverged"] = "diverged" if trained.diverged else "done"
-        if status == "done":
+        is_done = not trained.diverged
+        if is_done:
             write_predictions(self.folder.predictions, trained.predictions)
             if self.settings.keep == "last":
                 write_weights(self.folder.weights, state, self.input_spec)
         outcome = Outcome(
             metrics=trained.metrics,
             history=trained.history,
-            weights=checkpoint.digest(state) if status == "done" else "",
+            weights=checkpoint.digest(state) if is_done else "",
             steps=trained.steps,
             images=trained.images,
         )
-        result = Result(self.trial.key, self.trial.code, status, outcome, circumstances, trained.diverged)
+        status = Ending.DONE if is_done else Ending.DIVERGED
+        result = TrialResult(self.trial.key, self.trial.code, status, outcome, circumstances, trained.diverged)
         failure = {"failure": trained.diverged} if trained.diverged else {}
         self.folder.emit("end", status=status, **failure)
         self.folder.finish(result)
-        self.over = True
+        self.outcome = result
         shutil.rmtree(self.folder.checkpoint, ignore_errors=True)
         return result
 
@@ -243,3 +258,20 @@ class Attempt:
             "processes": self.peers.count,
             **({"micro_batch_size": micro} if (micro := self.settings.micro_batch_size) is not None else {}),
         }
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return True if the error means that the host or the device ran out of memory."""
+    matches = isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY)
+    return matches or isinstance(error, MemoryError | torch.OutOfMemoryError)
+
+
+def sentence_of(error: BaseException, trial: Trial) -> str:
+    """Return why a trial failed; errors from outside vitlab get their type and the line in the plugin."""
+    if out_of_memory(error):
+        batch_size = trial.spec.train.batch_size
+        return (
+            f"memory ran out, with train.batch_size {batch_size}; a smaller one, a smaller model, "
+            f"or fewer trials at a time (run.workers) need less"
+        )
+    return sentence_with_place(error)

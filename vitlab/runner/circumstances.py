@@ -21,7 +21,7 @@ from vitlab.models.cost import cost_of, macs, parameters
 from vitlab.plan.key import key_of
 from vitlab.plan.trial import Trial
 from vitlab.spec import Choice
-from vitlab.store.memo import Memo
+from vitlab.store.files import Memo
 
 MAX_SIZES = 1_000  #: model sizes kept in the cache file, the latest ones
 
@@ -63,7 +63,7 @@ def _work(model: Model, info: DataInfo) -> int:
 def kernels_of_first_pass(model: Model, together: bool) -> set[str]:
     """Return a set that will hold the automatically chosen kernels after the first forward pass.
 
-    In a cohort (``together``) one member's model computes for all of them, or none does in the engine ``stack``; there
+    Of trials trained ``together``, one model computes for all, or none does in the engine ``stack``; there
     ``auto`` always chooses ``explicit``.
     """
     kernels = {"explicit" for module in model.modules() if together and isinstance(module, Auto)}

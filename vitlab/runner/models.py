@@ -20,8 +20,8 @@ from vitlab.models.contract import Model
 from vitlab.plan.key import DISTILLATION, PROBE, READER
 from vitlab.plan.trial import Trial
 from vitlab.registry import slot
-from vitlab.runner.settings import dtype_of
-from vitlab.store.folders import TrialFolder, read_json
+from vitlab.store.files import read_json
+from vitlab.store.folders import TrialFolder
 from vitlab.training.artifacts import InputSpec, Transform, read_weights
 from vitlab.training.checkpoint import digest
 from vitlab.weights.transfer import start_from
@@ -139,3 +139,8 @@ def _open_weights(
     """
     weights: Any = importlib.import_module(READER)
     return weights.open_model(Path(file), facts=weights.ModelFacts(**facts), head=head, digests=digests)
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Return the dtype of weights and images; bf16 is autocast over float32."""
+    return torch.float64 if precision == "fp64" else torch.float32

@@ -24,6 +24,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vitlab.store.result import Ending
+
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
 
@@ -33,14 +35,15 @@ CAUSE_S = 10.0  #: time to wait for the root cause after a rank reports a dead p
 LEAVE_S = 10.0  #: time the others have to exit after rank 0 has finished
 ORPHANED = 75  #: exit code of a rank whose supervisor has died
 
-How = Literal["done", "stopped", "busy", "oom", "error", "lost", "gone"]
+RankEnding = Ending | Literal["busy", "gone"]
+"""Ending of a rank: ``busy`` if another process holds the trial, ``gone`` if another rank has died."""
 
 
 @dataclass(frozen=True)
 class RankResult:
     """The result of one rank."""
 
-    how: How
+    ending: RankEnding
     sentence: str = ""  #: why it failed; empty otherwise
     traceback: str = ""
 
@@ -76,7 +79,7 @@ def launch_ranks(count: int, work: Work, arguments: Sequence[Any], stop: Callabl
                 processes.append(_start(number, work, (Path(folder) / "meeting", *arguments)))
             return _supervise(processes, stop)
         except (EOFError, ConnectionError):
-            return RankResult("lost", "the server of its processes died before it could start them")
+            return RankResult(Ending.LOST, "the server of its processes died before it could start them")
         finally:
             for one in processes:
                 one.process.kill()
@@ -150,17 +153,17 @@ def _supervise(processes: Sequence[_Process], stop: Callable[[], bool]) -> RankR
         for one in running:
             _receive(one)
         results = [one.result for one in processes if one.result is not None]
-        if (first := processes[0].result) is not None and first.how in ("done", "stopped"):
+        if (first := processes[0].result) is not None and first.ending in (Ending.DONE, Ending.STOPPED):
             _join_all(processes)
             return first
-        causes = [result for result in results if result.how not in ("done", "stopped", "gone")]
+        causes = [result for result in results if result.ending not in (Ending.DONE, Ending.STOPPED, "gone")]
         if causes:
             return causes[0]
-        if any(result.how == "gone" for result in results):
+        if any(result.ending == "gone" for result in results):
             deadline = min(deadline, time.monotonic() + CAUSE_S)
         if time.monotonic() > deadline or len(results) == len(processes):
-            (gone, *_) = [result for result in results if result.how == "gone"]
-            return RankResult("lost", gone.sentence, gone.traceback)
+            (gone, *_) = [result for result in results if result.ending == "gone"]
+            return RankResult(Ending.LOST, gone.sentence, gone.traceback)
         if not stop_requested and stop():
             stop_requested = True
             for one in processes:
@@ -178,7 +181,7 @@ def _receive(one: _Process) -> None:
         pass
     if dead:
         one.result = RankResult(
-            "lost", f"process {one.number} of this trial {_exit_reason(one.process.exitcode)}; see log.txt"
+            Ending.LOST, f"process {one.number} of this trial {_exit_reason(one.process.exitcode)}; see log.txt"
         )
 
 
@@ -187,7 +190,7 @@ def _exit_reason(code: int | None) -> str:
         return "was killed by signal 9 (SIGKILL), as the kernel does when memory runs out"
     if code is not None and code < 0:
         return f"was killed by signal {-code}"
-    return f"ended with exit code {code} and said nothing"
+    return f"ended with exit code {code} and reported nothing"
 
 
 def _request_stop(one: _Process) -> None:

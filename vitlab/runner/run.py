@@ -6,26 +6,32 @@ the checkpoint and continues the journal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
-from vitlab.errors import OutOfMemory, Refused, VitlabError
+import torch
+
+from vitlab.errors import Lost, OutOfMemory, Refused, TrialFailed, UserError, VitlabError
+from vitlab.models.contract import Model
 from vitlab.plan import source
 from vitlab.plan.key import RUNNER, closure, code_of, modules_of_spec, refresh
 from vitlab.plan.trial import Trial
 from vitlab.registry import load_file
-from vitlab.runner.attempt import Attempt, result_of
+from vitlab.runner.attempt import Attempt, out_of_memory, result_of, sentence_of
 from vitlab.runner.circumstances import versions
-from vitlab.runner.failures import out_of_memory, record, sentence_of
-from vitlab.runner.settings import Settings, device_of, torch_settings
-from vitlab.runner.sharing import train_shared
-from vitlab.store.folders import Busy, TrialFolder
-from vitlab.store.result import Result
+from vitlab.runner.job import Job, Settings
+from vitlab.runner.ranks import RankResult, launch_ranks
+from vitlab.store.folders import TrialFolder
+from vitlab.store.locks import Busy
+from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
 from vitlab.training.cohort import Member, require_stackable, train_cohort
+from vitlab.training.distributed import PeerDied, RankMismatch, rendezvous
 from vitlab.training.loop import Training, TrainingResult
-
-__all__ = ["Settings", "begin_trial", "run_cohort", "run_trial"]
 
 
 def check_trial(trial: Trial) -> None:
@@ -64,93 +70,59 @@ def check_trial(trial: Trial) -> None:
         raise Refused(sentence)
 
 
-def run_trial(
-    trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool] = lambda: False
-) -> Result | None:
-    """Train a trial, resume it, or return its stored result.
+def run(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialResult | Exception | None]:
+    """Train the trials of a job, resume them, or return their stored results; write to their folders alone.
+
+    The trials are trained together by the engine ``job.settings.engine``, or one after another by ``loop``.  Models
+    that ``stack`` does not support are trained by ``vmap``, and models that cannot be stacked by ``loop``; the journals
+    state the reason.  If memory runs out, each half of the trials is trained separately.
 
     Args:
-        trial: The trial.
-        folder: Its folder; nothing is written elsewhere.
-        settings: Device, threads and files to keep.
+        job: The trials, of equal :func:`vitlab.plan.cohorts.stack_key` if there are several.
         stop: Called before every step; training stops once it returns True.
 
     Returns:
-        The result, whose status may be ``diverged``, or None if training was stopped after writing a checkpoint.
+        For each trial its result, whose status may be ``diverged``; or None if training was stopped after writing a
+        checkpoint; or ``Busy`` if another process holds the trial or has taken it over; or the error that ended it,
+        which is recorded in its folder: ``OutOfMemory`` if memory ran out, ``Lost`` if one of several processes died.
 
     Raises:
-        Busy: If another process holds the trial.
-        Refused: If code or versions differ from the plan; then nothing is written.
-        OutOfMemory: If memory ran out.
-        Lost: If one of several processes died.
-        Exception: Any error of the trial or its components; it is recorded in the folder too.
+        Refused: If code or versions differ from the plan of a trial; then nothing is written.
+        VitlabError: If a plugin cannot be loaded, or the device does not exist.
     """
-    for plugin in settings.plugins:
-        load_file(plugin)
-    check_trial(trial)
+    settings = job.settings
+    _load_plugins(settings)
+    for item in job.trials:
+        check_trial(item.trial)
     if settings.processes > 1:
-        return train_shared(trial, folder, settings, stop)
-    with folder.lease():
-        result = result_of(folder, settings)
-        if result is not None:
-            return result
-        try:
-            device = device_of(settings.device)
-            with torch_settings(settings, device):
-                return Attempt(trial, folder, settings, device).train(stop)
-        except Exception as error:
-            sentence = record(error, trial, folder)
-            if out_of_memory(error):
-                raise OutOfMemory(sentence) from error
-            raise
-
-
-def run_cohort(
-    work: Sequence[tuple[Trial, TrialFolder]], settings: Settings, stop: Callable[[], bool] = lambda: False
-) -> None:
-    """Train trials of one shape together, with stacked weights.  The outcome of each is stored in its folder.
-
-    The engine is ``settings.engine``.  Models it does not support are trained by ``vmap``, and models that cannot be
-    stacked one after another; the journals state the reason.  If memory runs out, each half is trained separately.
-
-    Args:
-        work: Trials of equal :func:`vitlab.plan.cohorts.stack_key`, and their folders.  Trials that have ended or are
-            locked by another process are skipped.
-        settings: See :func:`run_trial`.
-        stop: Called before every step; unfinished trials then have a checkpoint.
-
-    Raises:
-        Busy: If another process has taken one of them over; unfinished trials can be resumed.
-        Refused: If code or versions differ from the plan of one of them; then nothing is written.
-    """
-    for plugin in settings.plugins:
-        load_file(plugin)
-    for trial, _ in work:
-        check_trial(trial)
-    with ExitStack() as leases:
-        attempts: list[Attempt] = []
-        for trial, folder in work:
-            with suppress(Busy):
-                leases.enter_context(folder.lease())
-                if result_of(folder, settings) is None:
-                    attempts.append(Attempt(trial, folder, settings, device_of(settings.device)))
-        if not attempts:
-            return
-        with torch_settings(settings, attempts[0].device):
+        return [_train_in_ranks(item.trial, TrialFolder(item.folder), settings, stop) for item in job.trials]
+    device = device_of(settings.device)
+    outcomes: dict[Path, TrialResult | Exception | None] = {}
+    attempts: list[Attempt] = []
+    memory_ran_out = False
+    with ExitStack() as contexts:
+        for item in job.trials:
+            folder = TrialFolder(item.folder)
             try:
-                _train_together(attempts, stop)
-                return
-            except Busy:  # one of them was taken over
-                raise
-            except Exception as error:
-                unfinished = [attempt for attempt in attempts if not attempt.over]
-                if not out_of_memory(error) or len(attempts) == 1:
-                    for attempt in unfinished:
-                        attempt.record_failure(error)
-                    return
-    half = len(work) // 2
-    run_cohort(work[:half], settings, stop)
-    run_cohort(work[half:], settings, stop)
+                contexts.enter_context(folder.lease())
+            except Busy as error:
+                outcomes[item.folder] = error
+                continue
+            outcomes[item.folder] = result_of(folder, settings)
+            if outcomes[item.folder] is None:
+                attempts.append(Attempt(item.trial, folder, settings, device))
+        contexts.enter_context(torch_settings(settings, device))
+        try:
+            _train(attempts, stop)
+        except Exception as error:
+            memory_ran_out = out_of_memory(error) and len(attempts) > 1
+            for attempt in attempts:
+                if attempt.outcome is None and not memory_ran_out:
+                    attempt.end(error)
+    if memory_ran_out:  # only here, where the error and its tensors are gone
+        return [outcome for half in job.split(job.folders) for outcome in run(half, stop)]
+    outcomes |= {attempt.folder.path: attempt.outcome for attempt in attempts}
+    return list(outcomes.values())
 
 
 @contextmanager
@@ -160,8 +132,7 @@ def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterat
     Raises:
         Busy: If another process holds the trial.
     """
-    for plugin in settings.plugins:
-        load_file(plugin)
+    _load_plugins(settings)
     check_trial(trial)
     device = device_of(settings.device)
     with folder.lease(), torch_settings(settings, device):
@@ -171,48 +142,168 @@ def begin_trial(trial: Trial, folder: TrialFolder, settings: Settings) -> Iterat
 # -- helpers -----------------------------------------------------------------------------------------------------------
 
 
-def _train_together(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> None:
-    """Train several attempts as a cohort, without those that fail to begin."""
+def device_of(name: str) -> torch.device:
+    """Return the device for ``auto``, ``cpu`` or ``cuda``.
+
+    Raises:
+        UserError: If it does not exist on this machine.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("run.device is cuda, and torch finds no CUDA device here")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+@contextmanager
+def torch_settings(settings: Settings, device: torch.device) -> Iterator[None]:
+    """Apply a trial's torch settings inside the block, and restore those of the process afterwards."""
+    threads = torch.get_num_threads()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    if settings.deterministic and device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS for deterministic results
+    if settings.deterministic:
+        # Otherwise the rounding of MKL depends on memory alignment, and so on a trial's position in its batch.  MKL
+        # reads the variable at the first product of a process, so every trial sets it, in a batch or not.
+        os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+    try:
+        torch.set_num_threads(settings.threads)
+        torch.use_deterministic_algorithms(settings.deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # slow
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
+def _load_plugins(settings: Settings) -> None:
+    for plugin in settings.plugins:
+        load_file(plugin)
+
+
+def _train(attempts: Sequence[Attempt], stop: Callable[[], bool]) -> None:
+    """Train attempts, together unless their engine is ``loop``."""
+    if all(attempt.settings.engine == "loop" for attempt in attempts):
+        _train_in_turn(attempts, stop)
+        return
     started: list[tuple[Attempt, Training]] = []
     for attempt in attempts:
         try:
             started.append((attempt, attempt.begin(attempt.settings.engine)))
-        except Busy:  # it was taken over
-            raise
         except Exception as error:
             if out_of_memory(error):
                 raise
-            attempt.record_failure(error)
+            attempt.end(error)
+    if not started:
+        return
     steps = [training.step for _, training in started]
     try:
         for _, training in started:
             require_stackable(training.model)
         members = [Member(training, attempt.log, attempt.save) for attempt, training in started]
-        engine = started[0][0].stacking if started else "vmap"
-        results = train_cohort(members, engine=engine, stop=stop, every_s=attempts[0].settings.every_s)
+        results = train_cohort(members, engine=started[0][0].stacking, stop=stop, every_s=attempts[0].settings.every_s)
     except Busy:  # one was taken over, which is unrelated to stacking
         raise
     except Exception as error:
         if out_of_memory(error) or [training.step for _, training in started] != steps:
             raise
         note = f"trained by itself, for it could not be stacked: {sentence_of(error, attempts[0].trial)}"
-        for attempt, _ in started:
-            try:
-                attempt.train(stop, note)
-            except Busy:  # it was taken over
-                raise
-            except Exception as own:
-                attempt.record_failure(own)
+        _train_in_turn([attempt for attempt, _ in started], stop, note)
         return
 
     def finish(attempt: Attempt, training: Training, trained: TrainingResult | None) -> None:
         if trained is not None:
             try:
                 attempt.finish(training, trained, len(started))
-            except Busy:  # it was taken over
-                raise
-            except Exception as error:  # such as a full disk; the other members are not affected
-                attempt.record_failure(error)
+            except Exception as error:  # such as a full disk; the other trials are not affected
+                attempt.end(error)
 
-    with ThreadPoolExecutor(len(started)) as threads:  # one thread per member, so that they wait for the disk together
+    with ThreadPoolExecutor(len(started)) as threads:  # one thread per trial, so that they wait for the disk together
         list(threads.map(finish, *zip(*started, strict=True), results))
+
+
+def _train_in_turn(attempts: Sequence[Attempt], stop: Callable[[], bool], note: str = "") -> None:
+    """Train attempts one after another."""
+    for attempt in attempts:
+        try:
+            attempt.train(stop, note)
+        except Exception as error:
+            attempt.end(error)
+
+
+# -- several processes per trial ---------------------------------------------------------------------------------------
+
+
+def _train_in_ranks(
+    trial: Trial, folder: TrialFolder, settings: Settings, stop: Callable[[], bool]
+) -> TrialResult | Exception | None:
+    """Train a trial in several processes, which this one supervises; rank 0 alone writes to the trial's folder."""
+    result = result_of(folder, settings)
+    if result is not None:
+        return result
+    rank = launch_ranks(settings.processes, _run_rank, (trial, folder, settings), stop)
+    match rank.ending:
+        case Ending.DONE:
+            return folder.result()
+        case Ending.STOPPED:
+            return None
+        case "busy":
+            return Busy(str(folder.path))
+    with suppress(Busy), folder.lease():
+        folder.fail(rank.sentence, rank.traceback, Ending(rank.ending))
+        if rank.ending != Ending.LOST:  # a lost process ends an attempt, not the trial
+            folder.emit("end", status=Ending.FAILED, failure=rank.sentence)
+    return {Ending.OOM: OutOfMemory, Ending.LOST: Lost}.get(Ending(rank.ending), TrialFailed)(rank.sentence)
+
+
+def _run_rank(
+    rank: int, place: Path, stop: Callable[[], bool], trial: Trial, folder: TrialFolder, settings: Settings
+) -> RankResult:
+    """Run one rank; see :data:`vitlab.runner.ranks.Work`."""
+    try:
+        _load_plugins(settings)
+        with ExitStack() as contexts:
+            if rank == 0:
+                contexts.enter_context(folder.lease())
+                if result_of(folder, settings) is not None:
+                    return RankResult(Ending.DONE)
+            device = device_of(settings.device)
+            peers = contexts.enter_context(
+                rendezvous(rank, settings.processes, place, device)
+            )  # first, since it chooses the GPU
+            contexts.enter_context(torch_settings(settings, device))
+            attempt = (Attempt if rank == 0 else _ReadOnlyAttempt)(trial, folder, settings, device, peers)
+            return RankResult(Ending.STOPPED if attempt.train(peers.any_rank(stop)) is None else Ending.DONE)
+    except Busy:
+        return RankResult("busy")
+    except PeerDied as error:
+        return RankResult("gone", str(error), traceback.format_exc())
+    except RankMismatch as error:
+        return RankResult(Ending.LOST, str(error), traceback.format_exc())
+    except (Exception, SystemExit) as error:  # of any component
+        ending = Ending.OOM if out_of_memory(error) else Ending.ERROR
+        return RankResult(ending, sentence_of(error, trial), traceback.format_exc())
+
+
+class _ReadOnlyAttempt(Attempt):
+    """The attempt of a rank other than 0, which writes nothing."""
+
+    def open(self) -> None:
+        pass
+
+    def log_start(self, training: Training, note: str) -> None:
+        pass
+
+    def log(self, measurement: Measurement) -> None:
+        pass
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    def write_result(self, trained: TrainingResult, model: Model, circumstances: Circumstances) -> TrialResult:
+        return TrialResult(self.trial.key, self.trial.code, Ending.DONE, _NO_OUTCOME, circumstances)
+
+
+_NO_OUTCOME = Outcome({}, (), "", 0, 0)

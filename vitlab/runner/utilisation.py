@@ -21,7 +21,7 @@ from functools import cache
 
 import torch
 
-from vitlab.store.memo import Memo
+from vitlab.store.files import Memo
 
 SIZE = {"cpu": 1024, "cuda": 4096}
 """Rows and columns of the matrices, by device type."""
@@ -35,7 +35,7 @@ _rates: dict[str, float] = {}
 def utilisation(metrics: Mapping[str, float], macs: int, rate: float) -> dict[str, float]:
     """Return ``system/tflops`` (10^12 operations per second) and ``system/mfu`` (their share of the rate), if known.
 
-    A member of a cohort counts its own operations over the time of the whole cohort.
+    A trial of a batch counts its own operations over the time of the whole batch.
 
     Args:
         metrics: Metrics of an interval.
@@ -104,7 +104,7 @@ def _measure(device: torch.device, precision: str) -> float:
     try:
         rate = _time_products(device, precision)
     except RuntimeError as error:  # usually out of memory
-        print(f"how fast this machine multiplies cannot be measured: {error}", file=sys.stderr)
+        print(f"the peak speed of this machine cannot be measured: {error}", file=sys.stderr)
         rate = math.nan
     if device.type == "cuda":
         torch.cuda.empty_cache()

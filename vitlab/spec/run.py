@@ -102,9 +102,9 @@ class Retries(Frozen):
         definition["anyOf"] = [{"type": "integer", "minimum": 0}, long_form]
         return reference
 
-    def allowed(self, how: str) -> float:
+    def allowed(self, ending: str) -> float:
         """Return the number of further attempts after an attempt that ended in this way."""
-        value = getattr(self, {"failed": "error"}.get(how, how), 0)
+        value = getattr(self, ending, 0)
         return float("inf") if value == "always" else int(value)
 
 

@@ -10,57 +10,41 @@
         result.json        written last, atomically
         failure.json       why the last attempt ended without a result
 
-Every file is written under a temporary name and renamed, so that readers never see a partial file.  A damaged file
-counts as absent: :func:`read_stored` reports it once per process, and the next writer of the file first renames the
-damaged one to ``NAME.damaged-TIME``.  Readers rename nothing.
+Files are written atomically (:mod:`vitlab.store.files`), and damaged ones count as absent (:mod:`vitlab.store.damage`).
 """
 
 from __future__ import annotations
 
-import errno
-import json
-import logging
-import os
-import re
-import shutil
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any
 
 from pydantic import TypeAdapter
 
-from vitlab.errors import UserError, VitlabError
+from vitlab.errors import UserError
 from vitlab.store import locks
-from vitlab.store.locks import DRIVER as DRIVER
-from vitlab.store.locks import Busy as Busy
-from vitlab.store.locks import holds_lock as holds_lock
-from vitlab.store.locks import is_locked as is_locked
-from vitlab.store.locks import owner as owner
-from vitlab.store.locks import process as process
-from vitlab.store.locks import require
-from vitlab.store.result import Failure, Millis, Progress, Result
-
-log = logging.getLogger(__name__)
-
-R = TypeVar("R")
-
-DAMAGED = ".damaged-"
-"""Separates the name of a damaged file from the time at which it was set aside."""
-
-ABANDONED_S = 24 * 3600.0
-"""Age in seconds from which a temporary file of another machine or an unknown process counts as abandoned."""
+from vitlab.store.damage import DAMAGED, is_whole, read_stored, set_aside, set_aside_damaged
+from vitlab.store.files import (
+    abandoned,
+    append_json,
+    check_weights,
+    cut_torn_line,
+    fsync_all,
+    mapping,
+    parse_json,
+    read_json,
+    read_lines,
+    remove,
+    write_json,
+)
+from vitlab.store.locks import Busy, is_locked, require
+from vitlab.store.result import Ending, Failure, Millis, Progress, TrialResult
 
 COPIED_S = 7 * 24 * 3600.0
 """Age of a result when its file was written from which on the file is taken for a copy."""
-
-
-class Damaged(VitlabError):
-    """A damaged stored file."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +82,7 @@ class TrialFolder:
         """Path of the spec."""
         return self.path / "spec.json"
 
-    def result(self) -> Result | None:
+    def result(self) -> TrialResult | None:
         """Return the result, or None if the trial has not ended or its result is damaged."""
         file = self.path / "result.json"
         result = read_json(file, self._own_result)
@@ -112,29 +96,29 @@ class TrialFolder:
 
     def done(self) -> bool:
         """Return True if the trial has a result."""
-        return _is_whole(self.path / "result.json", lambda file: read_json(file, self._own_result))
+        return is_whole(self.path / "result.json", lambda file: read_json(file, self._own_result))
 
     def has_weights(self) -> bool:
         """Return True if another trial can start from this one: it has ended, and its weights exist undamaged."""
         return (
             self.done()
-            and _is_whole(self.weights, lambda file: read_stored(file, check_weights))
-            and _is_whole(self.spec, lambda file: read_json(file, mapping))
+            and is_whole(self.weights, lambda file: read_stored(file, check_weights))
+            and is_whole(self.spec, lambda file: read_json(file, mapping))
         )
 
-    def _own_result(self, data: Any) -> Result:
+    def _own_result(self, data: Any) -> TrialResult:
         """Parse a result.
 
         Raises:
             ValueError: If it belongs to another trial.
         """
-        result = Result.from_json(data)
+        result = TrialResult.from_json(data)
         trials, key, code = self.path.parts[-3:] if len(self.path.parts) > 3 else ("", "", "")
         if trials == "trials" and (key, code) != (result.key, result.code):
             raise ValueError(f"it is the result of trial {result.key[:16]}/{result.code[:16]}")
         return result
 
-    def finish(self, result: Result) -> None:
+    def finish(self, result: TrialResult) -> None:
         """Write the result last, after all other files of the trial are synced to the disk."""
         fsync_all([file for file in (self.spec, self.weights, self.predictions) if file.exists()])
         self.require()
@@ -149,7 +133,7 @@ class TrialFolder:
         Args:
             spec: The trial in JSON values, if known.
         """
-        lacks_spec = spec is not None and not _is_whole(self.spec, lambda file: read_json(file, mapping))
+        lacks_spec = spec is not None and not is_whole(self.spec, lambda file: read_json(file, mapping))
         if (lacks_spec or self.checkpoint.exists()) and self.done():
             with suppress(Busy, OSError, UserError), self.lease():
                 remove(self.checkpoint)
@@ -165,17 +149,17 @@ class TrialFolder:
         failure = self.last_failure()
         return failure.failure if failure is not None else None
 
-    def kind(self) -> str:
-        """Return what ended the last attempt without a result: error, oom, timeout, preempted or lost."""
+    def kind(self) -> Ending:
+        """Return how the last attempt ended, if it ended without a result."""
         failure = self.last_failure()
-        return failure.kind if failure is not None else "error"
+        return failure.kind if failure is not None else Ending.ERROR
 
-    def fail(self, failure: str, traceback: str = "", kind: str = "error") -> None:
+    def fail(self, failure: str, traceback: str = "", kind: Ending = Ending.ERROR) -> None:
         """Write failure.json: why an attempt ended without a result."""
         self.require()
         write_json(self.path / "failure.json", asdict(Failure(failure, kind, traceback, time.time())))
 
-    def mark_failed(self, failure: str, kind: str) -> None:
+    def mark_failed(self, failure: str, kind: Ending) -> None:
         """Mark the trial as failed for good, so that it is not tried again.
 
         The given failure is used if the worker left none.  Without this mark a failure ends one attempt alone, and
@@ -303,332 +287,8 @@ class Store:
         return sorted({*damaged, *(file for folder in folders for file in abandoned(folder))})
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-
-def write_json(path: Path, data: Any, *, fsync: bool = True) -> None:
-    """Write JSON atomically.  NaN and infinities are written as Python's json does."""
-    write_bytes(path, (json.dumps(data, indent=1) + "\n").encode(), fsync=fsync)
-
-
-def write_bytes(path: Path, data: bytes, *, fsync: bool = True) -> None:
-    """Write a file atomically: under a temporary name, synced, then renamed.
-
-    Args:
-        path: The file.
-        data: Its content.
-        fsync: Sync to the disk; otherwise call :func:`fsync_all` before relying on the file.
-
-    Raises:
-        OSError: If the disk is full or read-only; no temporary file is left.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = temporary(path)
-    try:
-        with open(partial, "xb") as file:
-            file.write(data)
-            file.flush()
-            if fsync:
-                os.fsync(file.fileno())
-        if path.is_dir():
-            set_aside(path)
-        set_aside_damaged(path)
-        os.replace(partial, path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def fsync_all(files: Sequence[Path]) -> None:
-    """Sync files to the disk in parallel, so that the file system needs one commit instead of one per file.
-
-    Raises:
-        OSError: If the disk is full.
-    """
-    from concurrent.futures import ThreadPoolExecutor
-
-    def to_disk(file: Path) -> None:
-        with open(file, "rb") as reader:
-            os.fsync(reader.fileno())
-
-    with ThreadPoolExecutor(max(1, len(files))) as threads:
-        list(threads.map(to_disk, files))
-
-
-def temporary(path: Path) -> Path:
-    """Return a name beside ``path`` that no other thread, process or machine uses: ``.NAME.OWNER.RANDOM``.
-
-    The leading dot marks an unfinished file, which nothing reads.  ``OWNER`` names the process, so that
-    :func:`abandoned` finds the files of a killed one.
-    """
-    return path.with_name(f".{path.name}.{_owner(process(os.getpid()))}.{os.urandom(8).hex()}")
-
-
-def abandoned(folder: Path) -> list[Path]:
-    """Return the temporary files in a folder whose writer has ended.
-
-    Processes of this machine are looked up; files of another machine or an unknown process count as abandoned after
-    :data:`ABANDONED_S`.
-    """
-    files = []
-    for file in sorted(folder.glob(".*")):
-        if (name := _TEMPORARY.fullmatch(file.name)) is None:
-            continue
-        host, _, number = (name["owner"] or "").rpartition("~")[0].rpartition("~")
-        with suppress(OSError):  # it was renamed in the meantime
-            if host == _place() and number.isdecimal():
-                is_abandoned = _owner(process(int(number))) != name["owner"]
-            else:
-                is_abandoned = time.time() - file.lstat().st_mtime > ABANDONED_S
-            if is_abandoned:
-                files.append(file)
-    return files
-
-
-def remove(path: Path) -> None:
-    """Delete a file or a folder, if it exists."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-@contextmanager
-def hold(file: Path) -> Iterator[None]:
-    """Hold the lock of a file, see :func:`vitlab.store.locks.hold`; a folder in its place is set aside."""
-    if file.is_dir():
-        report_damage(file, "it is a folder")
-        set_aside(file)
-    with locks.hold(file):
-        yield
-
-
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
-def read_stored(path: Path, parse: Callable[[Path], R]) -> R | None:
-    """Return what a stored file holds, or None if it does not exist or is damaged.
-
-    Damage is reported once per process.  The file is not moved; :func:`write_bytes` sets it aside.
-
-    Args:
-        path: The file.
-        parse: Reads it, and raises ValueError, LookupError, TypeError or AttributeError if it is damaged.
-
-    Raises:
-        OSError: If the file cannot be read, for example for lack of permission.
-    """
-    try:
-        return load_stored(path, parse)
-    except Damaged as error:
-        report_damage(path, str(error))
-        return None
-
-
-def load_stored(path: Path, parse: Callable[[Path], R]) -> R | None:
-    """Return what a stored file holds, or None if it does not exist.
-
-    Args:
-        path: The file.
-        parse: See :func:`read_stored`.
-
-    Raises:
-        Damaged: If the file is damaged; the message is the reason alone.
-        OSError: If the file cannot be read, for example for lack of permission.
-    """
-    signature = _signature(path)
-    try:
-        if path.is_dir():
-            raise ValueError("it is a folder")
-        record = parse(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, ArithmeticError) as error:
-        _checked[path] = signature, False
-        raise Damaged(_reason(path, error)) from None
-    except OSError as error:
-        if error.errno is not None:
-            raise
-        _checked[path] = signature, False  # raised by a library for unreadable content
-        raise Damaged(_reason(path, error)) from None
-    _checked[path] = signature, True
-    return record
-
-
-@overload
-def read_json(path: Path) -> Any: ...
-@overload
-def read_json(path: Path, parse: Callable[[Any], R]) -> R | None: ...
-def read_json(path: Path, parse: Callable[[Any], Any] = lambda data: data) -> Any:
-    """Return the record in a JSON file, or None if the file does not exist or is damaged; see :func:`read_stored`."""
-    return read_stored(path, _of_json(parse))
-
-
-def load_json(path: Path, parse: Callable[[Any], R]) -> R | None:
-    """Return the record in a JSON file, or None if the file does not exist; see :func:`load_stored`."""
-    return load_stored(path, _of_json(parse))
-
-
-def parse_json(data: bytes) -> Any:
-    """Return the value of a JSON text.
-
-    Raises:
-        ValueError: If it is not JSON, or holds text that cannot be encoded.
-    """
-    value = json.loads(data)
-    if b"\\ud" in data.lower():  # half of a surrogate pair
-        json.dumps(value, ensure_ascii=False).encode()
-    return value
-
-
-def mapping(data: Any) -> Mapping[str, Any]:
-    """Return ``data`` if it is a JSON object.
-
-    Raises:
-        TypeError: if it is not.
-    """
-    if not isinstance(data, dict):
-        raise TypeError(f"it holds {type(data).__name__}, no mapping")
-    return data
-
-
-def check_weights(file: Path) -> bool:
-    """Return True for a safetensors file whose header fits its length.  Reads the header only.
-
-    Raises:
-        ValueError: for any other file.
-    """
-    with open(file, "rb") as reader:
-        length = int.from_bytes(reader.read(8), "little")
-        size = os.fstat(reader.fileno()).st_size
-        if not 0 < length <= size - 8:
-            raise ValueError("its header does not fit into it")
-        header = mapping(json.loads(reader.read(length)))
-    ends = [item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"]
-    if max(ends, default=0) != size - 8 - length:
-        raise ValueError("it is cut")
-    return True
-
-
-def sort_metadata(data: bytes) -> bytes:
-    """Return a safetensors file with its metadata sorted by key.
-
-    The library writes them in an order that changes from call to call; sorted, equal contents are equal bytes.
-    """
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8 bytes
-    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(data)[8 + length :]))
-
-
-def report_damage(path: Path, reason: str) -> None:
-    """Log a damaged file, once per process for each state of it."""
-    signature = _signature(path)
-    if _reported.get(path) != signature:
-        _reported[path] = signature
-        log.warning(
-            "%s is damaged (%s) and counts as absent; the next 'vitlab run' sets it aside as %s%sTIME.",
-            path,
-            reason,
-            path.name,
-            DAMAGED,
-        )
-
-
-def set_aside_damaged(path: Path) -> None:
-    """Set a file aside if it was read as damaged; delete nothing."""
-    checked = _checked.get(path)
-    if checked is not None and not checked[1] and checked[0] == _signature(path) and os.path.lexists(path):
-        set_aside(path)
-
-
-def set_aside(path: Path) -> Path:
-    """Rename a damaged file or folder to ``NAME.damaged-TIME`` and return the new path."""
-    stamp = f"{path.name}{DAMAGED}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    count, new = 1, path.with_name(stamp)
-    while os.path.lexists(new):
-        count, new = count + 1, path.with_name(f"{stamp}-{count}")
-    path.rename(new)
-    return new
-
-
-def append_json(path: Path, data: Any) -> None:
-    """Append one JSON line in one ``write``, so that only the last line of a killed process can be torn.
-
-    Raises:
-        OSError: If the disk is full; the file is then unchanged.
-    """
-    line = (json.dumps(data) + "\n").encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        count = os.write(descriptor, line)
-        if count < len(line):
-            os.ftruncate(descriptor, os.fstat(descriptor).st_size - count)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    finally:
-        os.close(descriptor)
-
-
-def read_lines(path: Path, offset: int = 0) -> tuple[list[bytes], int]:
-    """Return the complete lines from a byte offset on, and the offset for the next call."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            data = file.read()
-    except (FileNotFoundError, NotADirectoryError):
-        return [], offset
-    except IsADirectoryError:
-        report_damage(path, "it is a folder")
-        return [], offset
-    complete = data[: data.rfind(b"\n") + 1]
-    return complete.splitlines(), offset + len(complete)
-
-
-def cut_torn_line(path: Path) -> None:
-    """Truncate a torn last line of a killed writer, so that the next line is not appended to it."""
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except IsADirectoryError:
-        set_aside(path)
-        return
-    if data and not data.endswith(b"\n"):
-        os.truncate(path, data.rfind(b"\n") + 1)
-
-
-# -- helpers -----------------------------------------------------------------------------------------------------------
-
-_Signature = tuple[int, int, int] | None
-
-_checked: dict[Path, tuple[_Signature, bool]] = {}  #: files that were read, their state, and True if whole
-_reported: dict[Path, _Signature] = {}  #: damaged files that were reported, and their state
-
-# Earlier versions named them without an owner, and some by numbers: .NAME.PID and .mlflow.db.PID.TIME_NS.
-_TEMPORARY = re.compile(
-    r"\.(?:.+?\.(?:(?P<owner>[^/.~]+~[^/.]*)\.)?[0-9a-f]{16}"
-    r"|(?:plan\.json|study\.yaml|changes\.json|report\.\w+|mlflow-offsets\.json|mlflow\.db)\.[0-9]+(?:\.[0-9]{18,20})?)"
-    r"(?:-journal|-wal|-shm)?"
-)
-
 _PROGRESS = TypeAdapter(Progress)
 _TIME = TypeAdapter(Millis)
-
-
-def _is_whole(path: Path, read: Callable[[Path], object]) -> bool:
-    """Return True if a file exists undamaged; an unchanged file is read once per process."""
-    checked, signature = _checked.get(path), _signature(path)
-    return read(path) is not None if checked is None or checked[0] != signature else checked[1]
-
-
-def _of_json(parse: Callable[[Any], R]) -> Callable[[Path], R]:
-    return lambda path: parse(parse_json(path.read_bytes()))
 
 
 def _event(body: Any) -> Event:
@@ -643,47 +303,3 @@ def _event(body: Any) -> Event:
     elif not isinstance(kind, str):
         raise TypeError("a kind is text")
     return Event(t, kind, body)
-
-
-def _signature(path: Path) -> _Signature:
-    """Return the modification time, size and inode of a file, or None if it does not exist."""
-    try:
-        status = path.stat()
-    except (OSError, ValueError):
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _reason(path: Path, error: Exception) -> str:
-    """Return in one clause why a file is damaged."""
-    with suppress(OSError):
-        if path.is_file() and path.stat().st_size == 0:
-            return "it is empty"
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not text"
-    if isinstance(error, json.JSONDecodeError):
-        return f"it is not JSON: {error.msg}, line {error.lineno}"
-    if isinstance(error, KeyError):
-        return f"it lacks {error}"
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    errors = getattr(error, "errors", None)
-    if callable(errors):  # pydantic's
-        first = errors(include_url=False, include_context=False, include_input=False)[0]
-        return f"{'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}"
-    return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-def _owner(name: str) -> str:
-    """Return the part of a temporary file's name that stands for a process: ``HOST~NAMESPACE~PID~START``."""
-    _, _, rest = name.partition("/")
-    return f"{_place()}~{rest.replace('/', '~')}" if rest else f"{_place()}~unknown~"
-
-
-@cache
-def _place() -> str:
-    """Return the scope in which process ids are unique: a machine, or one of its containers."""
-    namespace = ""
-    with suppress(OSError):
-        namespace = "".join(filter(str.isdecimal, os.readlink("/proc/self/ns/pid")))
-    return f"{re.sub(r'[^A-Za-z0-9-]', '-', socket.gethostname())[:64]}~{namespace}"

@@ -167,7 +167,7 @@ def _acquire(file: Path) -> AbstractContextManager[Any]:
             if error.errno in NO_LOCKS:
                 return _Heartbeat(_heartbeat_file(file))
             raise UserError(
-                f"{file} cannot be locked ({error.strerror}), and two processes could write one trial"
+                f"{file} cannot be locked ({error.strerror}), so two processes could write the same trial"
             ) from None
         lock.close()
 

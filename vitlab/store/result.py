@@ -8,11 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from enum import StrEnum
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter
 
-Status = Literal["done", "diverged", "failed"]
+
+class Ending(StrEnum):
+    """How a trial ended, or one attempt at it.  The values are those of files and reports."""
+
+    DONE = "done"  #: it has a result
+    DIVERGED = "diverged"  #: it has a result without metrics: a loss was not finite
+    FAILED = "failed"  #: it has no result, and is not tried again
+    REFUSED = "refused"  #: the code on the worker differs from the plan; nothing was written
+    STOPPED = "stopped"  #: it was stopped on request, after writing a checkpoint
+    ERROR = "error"  #: the attempt raised an exception, which a retry would raise again
+    OOM = "oom"  #: memory ran out; a retry with a larger share of the device may succeed
+    TIMEOUT = "timeout"  #: the attempt exceeded the time limit; a checkpoint exists
+    PREEMPTED = "preempted"  #: the machine was claimed for other work; a checkpoint exists
+    LOST = "lost"  #: the worker died (a signal, the kernel's OOM killer, a lost machine); a retry may succeed
+
 
 Number = Annotated[float, Field(strict=True)]
 """A number that may be NaN or infinite, such as a metric of a diverged training."""
@@ -36,6 +51,17 @@ def _numerics(numerics: Mapping[str, Any]) -> Mapping[str, Any]:
         if name in numerics and type(numerics[name]) is not kind:
             raise ValueError(f"{name} is no {kind.__name__}")
     return numerics
+
+
+def _with_result(ending: Ending) -> Ending:
+    """Return the ending after checking that it is one of a trial with a result.
+
+    Raises:
+        ValueError: If it is another one.
+    """
+    if ending not in (Ending.DONE, Ending.DIVERGED, Ending.FAILED):
+        raise ValueError(f"{ending} is no ending of a trial with a result")
+    return ending
 
 
 @dataclass(frozen=True)
@@ -97,12 +123,12 @@ class Circumstances:
 
 
 @dataclass(frozen=True)
-class Result:
+class TrialResult:
     """The result of a trial.  ``failure`` is one sentence if ``status`` is not ``done``."""
 
     key: str
     code: str
-    status: Status
+    status: Annotated[Ending, AfterValidator(_with_result)]
     outcome: Outcome
     circumstances: Circumstances
     failure: str = ""
@@ -112,7 +138,7 @@ class Result:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Any) -> Result:
+    def from_json(cls, data: Any) -> TrialResult:
         """Parse a result from JSON values.
 
         Raises:
@@ -126,7 +152,7 @@ class Failure:
     """The failure of the last attempt at a trial, if it has no result."""
 
     failure: str  #: one sentence
-    kind: str = "error"  #: error, oom, timeout, preempted or lost
+    kind: Ending = Ending.ERROR
     traceback: str = ""
     time: Seconds = 0.0  #: since 1970
     has_failed_for_good: Annotated[bool, Field(strict=True)] = False  #: True if the trial runs again only on request
@@ -141,5 +167,5 @@ class Failure:
         return _FAILURE.validate_python(data)
 
 
-_RESULT = TypeAdapter(Result)
+_RESULT = TypeAdapter(TrialResult)
 _FAILURE = TypeAdapter(Failure)

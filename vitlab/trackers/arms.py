@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.plan.values import Arm, Plan
-from vitlab.store.folders import Store, read_json
+from vitlab.store.files import read_json
+from vitlab.store.folders import Store
+from vitlab.store.result import Ending
 from vitlab.trackers import dashboard, records, service
 from vitlab.trackers.address import Address
 from vitlab.trackers.description import NOTE
@@ -47,7 +49,7 @@ def finals(plan: Plan, store: Store, trials: Iterable[TrackedTrial]) -> dict[str
         trial = item.planned.trial
         folder = store.trial(trial.key, trial.code)
         result = folder.result() if item.kind == "trial" and folder.done() else None
-        if result is None or result.status != "done":
+        if result is None or result.status != Ending.DONE:
             continue
         for name, value, _, _ in records.final_points(result, plan.analysis):
             group, _, metric = name.partition("/")

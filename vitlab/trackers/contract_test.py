@@ -16,8 +16,9 @@ from typing import Any
 
 from vitlab.plan.values import Arm, Plan, Planned, Trial
 from vitlab.spec import Analysis, RunSpec, TrialSpec
-from vitlab.store.folders import Store, write_bytes
-from vitlab.store.result import Circumstances, Measurement, Outcome, Result
+from vitlab.store.files import write_bytes
+from vitlab.store.folders import Store
+from vitlab.store.result import Circumstances, Ending, Measurement, Outcome, TrialResult
 from vitlab.trackers.replay import Replay
 
 STUDY = "rehearsal"
@@ -131,13 +132,13 @@ def _train(store: Store, plan: Plan, *, events: int | None = None, began: int = 
         ]
         lines: list[Mapping[str, Any]] = [{"kind": "start", "attempt": 1, "host": "here", "numerics": {}}]
         lines += [{"kind": "metrics", **vars(moment)} for moment in history]
-        lines += [{"kind": "end", "status": "done"}]
+        lines += [{"kind": "end", "status": Ending.DONE}]
         journal = [json.dumps({"t": began + 1000 * number + place, **line}) for place, line in enumerate(lines)]
         write_bytes(folder.path / "events.jsonl", "".join(f"{line}\n" for line in journal[:events]).encode())
         if events is None:
             outcome = Outcome(history[-1].metrics, tuple(history), "0" * 64, 4, 64)
             around = Circumstances(began / 1000, 1.0, "here", 1, 100, 1000, 10**6, {}, {}, began / 1000 + 1)
-            folder.finish(Result(planned.trial.key, planned.trial.code, "done", outcome, around))
+            folder.finish(TrialResult(planned.trial.key, planned.trial.code, Ending.DONE, outcome, around))
 
 
 def _expect(holds: bool, message: str) -> None:

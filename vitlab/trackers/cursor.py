@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from vitlab.store.folders import read_json, write_json
+from vitlab.store.files import read_json, write_json
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any
 
 from vitlab.spec import Analysis
 from vitlab.store.folders import TrialFolder
-from vitlab.store.result import Result
+from vitlab.store.result import Ending, TrialResult
 from vitlab.trackers import records
 from vitlab.trackers.tracked_trials import TrackedTrial
 
@@ -55,7 +55,7 @@ class Models:
         model_ids: dict[str, str] = {}
         for item, folder, run in selected:
             result = folder.result()
-            if result is None or result.status != "done" or not folder.has_weights():
+            if result is None or result.status != Ending.DONE or not folder.has_weights():
                 continue
             tags = self._tags(item, result)
             matching = [model for model in existing if tags.items() <= model.tags.items()]
@@ -86,7 +86,7 @@ class Models:
             if not token:
                 return models
 
-    def _tags(self, item: TrackedTrial, result: Result) -> dict[str, str]:
+    def _tags(self, item: TrackedTrial, result: TrialResult) -> dict[str, str]:
         trial = item.planned.trial
         tags = {"arm": item.planned.arm, "seed": str(item.planned.seed), "vitlab.root": self.root}
         return tags | {"vitlab.trial": trial.key, "vitlab.code": trial.code, "vitlab.weights": result.outcome.weights}
@@ -117,7 +117,7 @@ class Models:
             )
             self.client.log_model_artifact(model, str(readme))
 
-    def _link(self, model: str, run: str, result: Result, analysis: Analysis) -> None:
+    def _link(self, model: str, run: str, result: TrialResult, analysis: Analysis) -> None:
         """Link the run to the model and log the run's final values on the model."""
         from mlflow.entities import LoggedModelOutput, Metric
 

@@ -19,7 +19,7 @@ from vitlab.plan.design import text
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
 from vitlab.store.folders import Event
-from vitlab.store.result import Result
+from vitlab.store.result import TrialResult
 from vitlab.trackers.dashboard import LOADED, ORDER
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def points(event: Event) -> list[Point]:
     return [Point(key(name), storable(float(value)), event.t, step) for name, value in values.items()]
 
 
-def final_points(result: Result, analysis: Analysis) -> list[Point]:
+def final_points(result: TrialResult, analysis: Analysis) -> list[Point]:
     """Return final values and costs as points at step 0."""
     run, outcome = result.circumstances, result.outcome
     t = int(run.ended * 1000)
@@ -136,7 +136,7 @@ def storable(value: float) -> float:
     return math.nan if math.isinf(value) else value
 
 
-def result_tags(result: Result) -> dict[str, str]:
+def result_tags(result: TrialResult) -> dict[str, str]:
     """Return the tags that describe a result and its circumstances."""
     circumstances, outcome = result.circumstances, result.outcome
     values = {
@@ -157,7 +157,7 @@ def result_tags(result: Result) -> dict[str, str]:
 # -- files and descriptions -------------------------------------------------------------------------------------------
 
 
-def history_csv(result: Result) -> str:
+def history_csv(result: TrialResult) -> str:
     """Format the measurements as CSV with the columns ``step, epoch, images`` and one column per metric."""
     history = result.outcome.history
     names = list(dict.fromkeys(name for moment in history for name in moment.metrics))

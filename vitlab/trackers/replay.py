@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
-from vitlab.store.folders import Event, TrialFolder, read_json, write_json
-from vitlab.store.result import Result
+from vitlab.store.files import read_json, write_json
+from vitlab.store.folders import Event, TrialFolder
+from vitlab.store.result import Ending, TrialResult
 from vitlab.trackers.base import Tracker
 from vitlab.trackers.tracked_trials import TrackedTrial, began_at, size_of, tracked_trials
 
@@ -30,10 +31,10 @@ Cursor: TypeAlias = Any
 class End:
     """Ending of a trial; a stopped or failed trial may be resumed later."""
 
-    how: Literal["done", "diverged", "failed", "stopped"]
+    how: Ending  #: done, diverged, failed or stopped
     t: int  #: milliseconds since 1970; 0 if unknown
     reason: str = ""  #: one sentence if the trial diverged or failed
-    result: Result | None = None  #: None if the trial ended without one
+    result: TrialResult | None = None  #: None if the trial ended without one
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def _end(folder: TrialFolder, last_t: int, final: bool) -> tuple[str, End | None
         return "result", End(result.status, int(result.circumstances.ended * 1000), result.failure, result)
     failure = folder.last_failure()
     if failure is not None and last_t <= failure.time * 1000:  # not restarted since
-        return f"failure {failure.time}", End("failed", int(failure.time * 1000), failure.failure)
+        return f"failure {failure.time}", End(Ending.FAILED, int(failure.time * 1000), failure.failure)
     if final and last_t and not folder.is_locked():
-        return "stopped", End("stopped", last_t)
+        return "stopped", End(Ending.STOPPED, last_t)
     return "", None

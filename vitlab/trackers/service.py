@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from vitlab.store.folders import Busy, hold, set_aside, temporary
+from vitlab.store.damage import set_aside
+from vitlab.store.files import hold, temporary
+from vitlab.store.locks import Busy
 from vitlab.trackers.address import Address
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.plan.values import Plan
-from vitlab.store.folders import Event, Store, TrialFolder, read_stored
-from vitlab.store.result import Failure, Result
+from vitlab.store.damage import read_stored
+from vitlab.store.folders import Event, Store, TrialFolder
+from vitlab.store.result import Ending, Failure, TrialResult
 from vitlab.trackers import images, records, service
 from vitlab.trackers.cursor import Offsets, RunState
 from vitlab.trackers.records import Point
@@ -198,7 +199,7 @@ class TrialRuns:
             self.client.update_run(state.run, status=RUNNING)
             state.status = RUNNING
         elif not end and final and state.status == RUNNING and not folder.is_locked():
-            self.client.set_tag(state.run, "vitlab.status", "stopped")
+            self.client.set_tag(state.run, "vitlab.status", Ending.STOPPED)
             self._terminate(state, KILLED, state.last_t or None)
         state.ended = end
         if end and files_now and state.files != state.offset:  # the journal of an ended trial grows by explanations
@@ -217,7 +218,7 @@ class TrialRuns:
         colour = {"mlflow.runColor": self._colours[arm]} if arm in self._colours else {}
         return records.tags(self.plan, item.planned, item.kind) | colour
 
-    def _create(self, item: TrackedTrial, folder: TrialFolder, result: Result | None) -> RunState:
+    def _create(self, item: TrackedTrial, folder: TrialFolder, result: TrialResult | None) -> RunState:
         began = began_at(folder)
         tags = {**self._tags(item), **self.source, "vitlab.began": str(began or ""), "vitlab.root": self.root}
         started = began or (int(result.circumstances.started * 1000) if result is not None else None)
@@ -303,14 +304,14 @@ class TrialRuns:
         )
         self.offsets.add_metrics({point.name for point in points})
 
-    def _end_with_result(self, state: RunState, result: Result) -> None:
+    def _end_with_result(self, state: RunState, result: TrialResult) -> None:
         self._log(state, records.final_points(result, self.plan.analysis), records.result_tags(result))
         if result.failure:
             self.client.set_tag(state.run, "mlflow.note.content", result.failure)
-        self._terminate(state, FINISHED if result.status == "done" else FAILED, _ended_at(result))
+        self._terminate(state, FINISHED if result.status == Ending.DONE else FAILED, _ended_at(result))
 
     def _end_with_failure(self, state: RunState, failure: Failure) -> None:
-        self.client.set_tag(state.run, "vitlab.status", "failed")
+        self.client.set_tag(state.run, "vitlab.status", Ending.FAILED)
         self.client.set_tag(state.run, "mlflow.note.content", failure.failure)
         self.client.log_text(state.run, f"{failure.failure}\n\n{failure.traceback}", "failure.txt")
         self._terminate(state, FAILED, int(failure.time * 1000))
@@ -319,7 +320,7 @@ class TrialRuns:
         self.client.set_terminated(state.run, status, end_time=end_ms)
         state.status = status
 
-    def _files(self, item: TrackedTrial, folder: TrialFolder, state: RunState, result: Result | None) -> None:
+    def _files(self, item: TrackedTrial, folder: TrialFolder, state: RunState, result: TrialResult | None) -> None:
         """Deliver the files of the trial."""
         run = state.run
         self.client.log_dict(run, item.planned.trial.to_json(), "spec.json")
@@ -357,7 +358,7 @@ def _count(client: Any, run: str, folder: str | None = None) -> int:
     return sum(_count(client, run, item.path) if item.is_dir else 1 for item in items)
 
 
-def _ended_at(result: Result) -> int:
+def _ended_at(result: TrialResult) -> int:
     """Return the end of a trial in milliseconds since 1970."""
     return int(result.circumstances.ended * 1000)
 

@@ -24,7 +24,7 @@ from vitlab.data.pixels import resize, with_channels
 from vitlab.data.prepare import Normalize
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
-from vitlab.store.folders import write_bytes
+from vitlab.store.files import write_bytes
 from vitlab.training.checkpoint import pack
 from vitlab.training.metrics import Columns
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import VitlabError
-from vitlab.store.folders import sort_metadata, write_bytes
+from vitlab.store.files import sort_metadata, write_bytes
 
 FILE = "last.safetensors"
 _JSON = "vitlab"

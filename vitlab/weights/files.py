@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitlab.errors import WeightsError
 from vitlab.plan.checkpoints import DESCRIPTIONS, files_of
-from vitlab.store.folders import sort_metadata, write_bytes
+from vitlab.store.files import sort_metadata, write_bytes
 from vitlab.weights.known import some
 
 Container = Literal["safetensors", "torch", "npz"]

@@ -19,7 +19,8 @@ from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
 from vitlab.registry import slot
 from vitlab.spec import TrialSpec
-from vitlab.store.folders import TrialFolder, mapping, read_json
+from vitlab.store.files import mapping, read_json
+from vitlab.store.folders import TrialFolder
 from vitlab.weights.architecture import Architecture
 from vitlab.weights.files import WeightFile
 from vitlab.weights.known import ModelFacts

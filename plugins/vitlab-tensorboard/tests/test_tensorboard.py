@@ -31,7 +31,8 @@ from vitlab import cli, lab
 from vitlab.errors import SpecError
 from vitlab.plan.values import Plan
 from vitlab.registry import slot
-from vitlab.runner.run import Settings, run_trial
+from vitlab.runner import run as runner
+from vitlab.runner.job import Job, JobTrial
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.testing import check_component
@@ -225,7 +226,8 @@ def test_stopped_resumed_and_retrained_trials(untold: Path) -> None:
     plan = Plan.from_json(json.loads((untold / "studies/tiny/plan.json").read_text()))
     shutil.rmtree(folder.path)
     counter = itertools.count()
-    assert run_trial(plan.find("position=none", 1), folder, Settings(), lambda: next(counter) >= 3) is None
+    trial = JobTrial("position=none/s1", folder.path, plan.find("position=none", 1))
+    assert runner.run(Job((trial,)), lambda: next(counter) >= 3) == [None]
     with (folder.path / "events.jsonl").open("a") as journal:
         journal.write('{"t": 1, "kind": "metr')
     tracker(untold).close()

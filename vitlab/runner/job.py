@@ -1,0 +1,64 @@
+"""Jobs: trials and how to run them, as values.  Imports no torch, so that executors and the driver can use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vitlab.plan.trial import Trial
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a run, which are not part of a trial's identity."""
+
+    threads: int = 1
+    device: str = "auto"  #: auto, cpu or cuda
+    deterministic: bool = True
+    keep: str = "last"  #: trained weights to keep: none or last
+    plugins: tuple[str, ...] = ()  #: files of components to load first
+    every_s: float = 60.0  #: longest time between two checkpoints
+    processes: int = 1  #: processes per trial, each with its share of every batch
+    micro_batch_size: int | None = None  #: images that a process computes at a time; None for all
+    engine: str = "loop"  #: loop, or vmap or stack to train the trials of a job together
+
+
+@dataclass(frozen=True)
+class JobTrial:
+    """A trial of a job."""
+
+    name: str  #: display name, such as ``arm/s0``
+    folder: Path  #: the trial's folder; equal for two trials if and only if they have the same key and code
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class Job:
+    """A list of trials and how to run them.  Several trials have one shape and are trained together."""
+
+    trials: tuple[JobTrial, ...]
+    settings: Settings = Settings()
+    timeout_s: float | None = None  #: time limit of training
+    gpu: float | None = None  #: share of a GPU; None for that of ``run.resources``
+
+    @property
+    def name(self) -> str:
+        """Display name: that of the first trial."""
+        return self.trials[0].name
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the first trial, which identifies the job and holds its log."""
+        return self.trials[0].folder
+
+    @property
+    def folders(self) -> list[Path]:
+        """Folder of every trial."""
+        return [item.folder for item in self.trials]
+
+    def split(self, folders: Sequence[Path]) -> list[Job]:
+        """Split the trials in ``folders`` into two jobs of half the size, which need less memory."""
+        selected = tuple(item for item in self.trials if item.folder in folders)
+        half = len(selected) // 2
+        return [replace(self, trials=part) for part in (selected[:half], selected[half:]) if part]

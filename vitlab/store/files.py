@@ -1,0 +1,296 @@
+"""Files: written atomically, read with damage reported, appended to line by line.
+
+Every file is written under a temporary name and renamed, so that readers never see a partial file.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+from vitlab.store import locks
+from vitlab.store.damage import load_stored, read_stored, report_damage, set_aside, set_aside_damaged
+from vitlab.store.locks import process
+
+R = TypeVar("R")
+
+ABANDONED_S = 24 * 3600.0
+"""Age in seconds from which a temporary file of another machine or an unknown process counts as abandoned."""
+
+# Earlier versions named them without an owner, and some by numbers: .NAME.PID and .mlflow.db.PID.TIME_NS.
+_TEMPORARY = re.compile(
+    r"\.(?:.+?\.(?:(?P<owner>[^/.~]+~[^/.]*)\.)?[0-9a-f]{16}"
+    r"|(?:plan\.json|study\.yaml|changes\.json|report\.\w+|mlflow-offsets\.json|mlflow\.db)\.[0-9]+(?:\.[0-9]{18,20})?)"
+    r"(?:-journal|-wal|-shm)?"
+)
+
+
+def write_json(path: Path, data: Any, *, fsync: bool = True) -> None:
+    """Write JSON atomically.  NaN and infinities are written as Python's json does."""
+    write_bytes(path, (json.dumps(data, indent=1) + "\n").encode(), fsync=fsync)
+
+
+def write_bytes(path: Path, data: bytes, *, fsync: bool = True) -> None:
+    """Write a file atomically: under a temporary name, synced, then renamed.
+
+    Args:
+        path: The file.
+        data: Its content.
+        fsync: Sync to the disk; otherwise call :func:`fsync_all` before relying on the file.
+
+    Raises:
+        OSError: If the disk is full or read-only; no temporary file is left.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = temporary(path)
+    try:
+        with open(partial, "xb") as file:
+            file.write(data)
+            file.flush()
+            if fsync:
+                os.fsync(file.fileno())
+        if path.is_dir():
+            set_aside(path)
+        set_aside_damaged(path)
+        os.replace(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def fsync_all(files: Sequence[Path]) -> None:
+    """Sync files to the disk in parallel, so that the file system needs one commit instead of one per file.
+
+    Raises:
+        OSError: If the disk is full.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    def to_disk(file: Path) -> None:
+        with open(file, "rb") as reader:
+            os.fsync(reader.fileno())
+
+    with ThreadPoolExecutor(max(1, len(files))) as threads:
+        list(threads.map(to_disk, files))
+
+
+def temporary(path: Path) -> Path:
+    """Return a name beside ``path`` that no other thread, process or machine uses: ``.NAME.OWNER.RANDOM``.
+
+    The leading dot marks an unfinished file, which nothing reads.  ``OWNER`` names the process, so that
+    :func:`abandoned` finds the files of a killed one.
+    """
+    return path.with_name(f".{path.name}.{_owner(process(os.getpid()))}.{os.urandom(8).hex()}")
+
+
+def abandoned(folder: Path) -> list[Path]:
+    """Return the temporary files in a folder whose writer has ended.
+
+    Processes of this machine are looked up; files of another machine or an unknown process count as abandoned after
+    :data:`ABANDONED_S`.
+    """
+    files = []
+    for file in sorted(folder.glob(".*")):
+        if (name := _TEMPORARY.fullmatch(file.name)) is None:
+            continue
+        host, _, number = (name["owner"] or "").rpartition("~")[0].rpartition("~")
+        with suppress(OSError):  # it was renamed in the meantime
+            if host == _place() and number.isdecimal():
+                is_abandoned = _owner(process(int(number))) != name["owner"]
+            else:
+                is_abandoned = time.time() - file.lstat().st_mtime > ABANDONED_S
+            if is_abandoned:
+                files.append(file)
+    return files
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def hold(file: Path) -> Iterator[None]:
+    """Hold the lock of a file, see :func:`vitlab.store.locks.hold`; a folder in its place is set aside."""
+    if file.is_dir():
+        report_damage(file, "it is a folder")
+        set_aside(file)
+    with locks.hold(file):
+        yield
+
+
+@overload
+def read_json(path: Path) -> Any: ...
+@overload
+def read_json(path: Path, parse: Callable[[Any], R]) -> R | None: ...
+def read_json(path: Path, parse: Callable[[Any], Any] = lambda data: data) -> Any:
+    """Return the record in a JSON file, or None if the file does not exist or is damaged; see :func:`read_stored`."""
+    return read_stored(path, _of_json(parse))
+
+
+def load_json(path: Path, parse: Callable[[Any], R]) -> R | None:
+    """Return the record in a JSON file, or None if the file does not exist; see :func:`load_stored`."""
+    return load_stored(path, _of_json(parse))
+
+
+def parse_json(data: bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: If it is not JSON, or holds text that cannot be encoded.
+    """
+    value = json.loads(data)
+    if b"\\ud" in data.lower():  # half of a surrogate pair
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def mapping(data: Any) -> Mapping[str, Any]:
+    """Return ``data`` if it is a JSON object.
+
+    Raises:
+        TypeError: if it is not.
+    """
+    if not isinstance(data, dict):
+        raise TypeError(f"it holds {type(data).__name__}, no mapping")
+    return data
+
+
+def check_weights(file: Path) -> bool:
+    """Return True for a safetensors file whose header fits its length.  Reads the header only.
+
+    Raises:
+        ValueError: for any other file.
+    """
+    with open(file, "rb") as reader:
+        length = int.from_bytes(reader.read(8), "little")
+        size = os.fstat(reader.fileno()).st_size
+        if not 0 < length <= size - 8:
+            raise ValueError("its header does not fit into it")
+        header = mapping(json.loads(reader.read(length)))
+    ends = [item["data_offsets"][1] for name, item in header.items() if name != "__metadata__"]
+    if max(ends, default=0) != size - 8 - length:
+        raise ValueError("it is cut")
+    return True
+
+
+def sort_metadata(data: bytes) -> bytes:
+    """Return a safetensors file with its metadata sorted by key.
+
+    The library writes them in an order that changes from call to call; sorted, equal contents are equal bytes.
+    """
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8 bytes
+    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(data)[8 + length :]))
+
+
+def append_json(path: Path, data: Any) -> None:
+    """Append one JSON line in one ``write``, so that only the last line of a killed process can be torn.
+
+    Raises:
+        OSError: If the disk is full; the file is then unchanged.
+    """
+    line = (json.dumps(data) + "\n").encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        count = os.write(descriptor, line)
+        if count < len(line):
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - count)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    finally:
+        os.close(descriptor)
+
+
+def read_lines(path: Path, offset: int = 0) -> tuple[list[bytes], int]:
+    """Return the complete lines from a byte offset on, and the offset for the next call."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read()
+    except (FileNotFoundError, NotADirectoryError):
+        return [], offset
+    except IsADirectoryError:
+        report_damage(path, "it is a folder")
+        return [], offset
+    complete = data[: data.rfind(b"\n") + 1]
+    return complete.splitlines(), offset + len(complete)
+
+
+def cut_torn_line(path: Path) -> None:
+    """Truncate a torn last line of a killed writer, so that the next line is not appended to it."""
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except IsADirectoryError:
+        set_aside(path)
+        return
+    if data and not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
+
+
+class Memo:
+    """A cache of the user: a JSON file in the user's cache folder, read on construction.
+
+    The key of an entry covers all its inputs, so that entries cannot be stale and several versions of vitlab can share
+    a file.  If the folder is not writable, values are computed again.
+
+    Args:
+        name: Name of the file.
+        most: Maximum number of entries; the latest are kept.
+    """
+
+    def __init__(self, name: str, most: int) -> None:
+        self.name, self.most = name, most
+        self.entries: dict[str, Any] = {}
+        with suppress(OSError, RuntimeError, ValueError, TypeError):  # missing or damaged
+            self.entries = dict(json.loads(self._file().read_bytes()))
+
+    def keep(self) -> None:
+        """Write the entries, if the folder is writable."""
+        entries = dict(list(self.entries.items())[-self.most :])
+        with suppress(OSError, RuntimeError):  # a read-only folder, or no home
+            write_bytes(self._file(), json.dumps(entries).encode(), fsync=False)
+
+    def _file(self) -> Path:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        return base / "vitlab" / f"{self.name}.json"
+
+
+def _of_json(parse: Callable[[Any], R]) -> Callable[[Path], R]:
+    return lambda path: parse(parse_json(path.read_bytes()))
+
+
+def _owner(name: str) -> str:
+    """Return the part of a temporary file's name that stands for a process: ``HOST~NAMESPACE~PID~START``."""
+    _, _, rest = name.partition("/")
+    return f"{_place()}~{rest.replace('/', '~')}" if rest else f"{_place()}~unknown~"
+
+
+@cache
+def _place() -> str:
+    """Return the scope in which process ids are unique: a machine, or one of its containers."""
+    namespace = ""
+    with suppress(OSError):
+        namespace = "".join(filter(str.isdecimal, os.readlink("/proc/self/ns/pid")))
+    return f"{re.sub(r'[^A-Za-z0-9-]', '-', socket.gethostname())[:64]}~{namespace}"
