@@ -15,7 +15,7 @@ from vitlab.plan.resolve import Partial, ResolvedTrial
 from vitlab.plan.values import MetricFacts, Plan, own_metric
 from vitlab.registry import SLOT_MODULES, slot
 from vitlab.spec import Choice, Document, Study
-from vitlab.spec.check import Goal
+from vitlab.spec.check import Goal, Unit
 from vitlab.spec.trial import METRICS
 
 
@@ -64,8 +64,8 @@ def _facts(reported: Iterable[tuple[str, DataInfo, Mapping[str, Any]]]) -> dict[
     for arm, data, metrics_by_name in reported:
         for name, metric in metrics_by_name.items():
             low, high = metric.bounds
-            unit = metric.unit or ("share" if (low, high) == (0, 1) else "number")
-            bounds = tuple(end if math.isfinite(end) else None for end in (low, high))
+            unit: Unit = metric.unit or ("share" if (low, high) == (0, 1) else "number")
+            bounds = (low if math.isfinite(low) else None, high if math.isfinite(high) else None)
             found[name] = MetricFacts(metric.goal, unit, bounds, metric.quantum)
             level = metric.chance(data)
             if level is not None:
