@@ -47,16 +47,16 @@ def _plugin_files_end_with_the_test() -> Iterator[None]:
 
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Studies that a test runs end without a report, whose pictures take longer than small trainings.
+    """Skip the reports of studies that a test runs, whose figures take longer than small trainings.
 
-    Those of a fixture of the whole module have one.
+    Studies of module-scoped fixtures still write theirs.
     """
     monkeypatch.setattr("vitlab.report.write", lambda *_: [])
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No data of this machine is found by accident."""
+    """Hide the data sets of this machine."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("VITLAB_DATA", raising=False)
     (tmp_path / "cwd").mkdir()
