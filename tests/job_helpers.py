@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vitlab.executors import Ended, Executor, Job, JobTrial, Settings
+from vitlab.executors import Executor, Job, JobEnd, JobTrial, Settings
 from vitlab.plan.values import Trial
 from vitlab.spec import Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store, TrialFolder
@@ -65,9 +65,9 @@ def run_together(
             raise outcome
 
 
-def ends(executor: Executor, count: int) -> dict[str, Ended]:
+def ends(executor: Executor, count: int) -> dict[str, JobEnd]:
     """Return the next endings of jobs, by the keys of their trials."""
-    endings: list[Ended] = []
+    endings: list[JobEnd] = []
     deadline = time.monotonic() + PATIENCE_S
     while len(endings) < count:
         assert time.monotonic() < deadline, f"only {endings}"

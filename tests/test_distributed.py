@@ -12,7 +12,7 @@ from job_helpers import ends, run_trial, until
 
 import vitlab
 from vitlab.errors import Lost, OutOfMemory, TrialFailed, UserError
-from vitlab.executors import Ended, Job, JobTrial, Local, machine
+from vitlab.executors import Job, JobEnd, JobTrial, Local, machine
 from vitlab.executors.placement import Placement, Request
 from vitlab.plan.values import Trial
 from vitlab.runner.job import Settings
@@ -224,7 +224,7 @@ def test_worker_death_ends_all_ranks(folder: Any, guests: Path) -> None:
         )
     )
     (worker,) = local._workers.values()
-    endings: list[Ended] = []
+    endings: list[JobEnd] = []
     until(lambda: endings.extend(local.poll(0.05)) or endings or len(list(guests.parent.glob("pid*"))) == 2)
     assert not endings and folder("job").is_locked()
     worker.process.kill()

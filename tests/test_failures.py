@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from vitlab.driver.scheduler import Watch, _drive
 from vitlab.errors import Refused, TrialFailed
-from vitlab.executors import Ended, Executor, Job, base
+from vitlab.executors import Executor, Job, JobEnd, base
 from vitlab.plan.values import Planned
 from vitlab.spec import RunSpec
 from vitlab.store.files import read_json
@@ -44,7 +44,7 @@ class Scripted(Executor):
         self.asked.append(job)
         self.running.append(job)
 
-    def poll(self, timeout_s: float) -> list[Ended]:
+    def poll(self, timeout_s: float) -> list[JobEnd]:
         running, self.running = self.running, deque()
         endings = []
         for job in running:
@@ -52,7 +52,7 @@ class Scripted(Executor):
             if how == "done":
                 job.folder.mkdir(parents=True, exist_ok=True)
                 (job.folder / "result.json").write_text("{}")
-            endings.append(Ended(job, how, "because"))
+            endings.append(JobEnd(job, how, "because"))
         return endings
 
     def cancel(self, grace_s: float) -> None:

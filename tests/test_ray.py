@@ -32,7 +32,7 @@ from vitlab.executors import Executor, Inline, Job, Local, Ray, base
 from vitlab.executors import ray as room
 from vitlab.executors.base import trial_endings
 from vitlab.executors.ray import _Running
-from vitlab.executors.task import End, Started, stream
+from vitlab.executors.task import Finished, Started, stream
 from vitlab.plan.values import Trial
 from vitlab.runner.job import JobTrial, Settings
 from vitlab.spec import STREAMS, RunSpec, TrialSpec
@@ -357,7 +357,7 @@ def test_node_without_shared_folder_reports_it(tmp_path: Path, monkeypatch: pyte
     work.folder.mkdir(parents=True)
     (work.folder / "log.txt").write_text("handed to Ray as something else\n")
     starts, end = stream(work, "executor_runner", "token", None, False, _Bell())
-    assert isinstance(starts, Started) and isinstance(end, End)
+    assert isinstance(starts, Started) and isinstance(end, Finished)
     assert end.ending == "refused" and "set run.executor.files: copy" in end.detail
 
 
@@ -454,7 +454,7 @@ def test_dead_daemon_ends_run_without_failing_trials(tmp_path: Path) -> None:
         address = server.getsockname()
         executor: Any = object.__new__(Ray)
         executor._daemon, executor._stopping, executor._looked = address, False, -math.inf
-        executor._waiting, executor._ended, executor._bell = [], [], None
+        executor._waiting, executor._ends, executor._bell = [], [], None
         trial = job(tmp_path, "train")
         executor._running = {"stream": _Running(trial, "stream", None, ExitStack(), ())}
         executor._require_daemon()
@@ -463,4 +463,4 @@ def test_dead_daemon_ends_run_without_failing_trials(tmp_path: Path) -> None:
     with pytest.raises(VitlabError, match="the same command"):
         executor._end(executor._running["stream"], "lost", "its worker was cut off")
     executor.cancel(0.0)
-    assert [(ending.ending, ending.job) for ending in executor._ended] == [("stopped", trial)] and not executor._running
+    assert [(ending.ending, ending.job) for ending in executor._ends] == [("stopped", trial)] and not executor._running

@@ -1,7 +1,7 @@
 """Executors, which run jobs.  Importing this package imports no torch; training code is imported where a job runs."""
 
-from vitlab.executors.base import Ended as Ended
 from vitlab.executors.base import Executor as Executor
+from vitlab.executors.base import JobEnd as JobEnd
 from vitlab.executors.base import executor as executor
 from vitlab.executors.base import trial_endings as trial_endings
 from vitlab.executors.inline import Inline as Inline

@@ -42,7 +42,7 @@ GONE_S = 45.0  #: time after the driver's death at which its workers have exited
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobEnd:
     """A job that has ended, and how: ``done`` if each of its trials has a result, which may be diverged."""
 
     job: Job
@@ -77,7 +77,7 @@ class Executor(ABC):
         """Start a job."""
 
     @abstractmethod
-    def poll(self, timeout_s: float) -> list[Ended]:
+    def poll(self, timeout_s: float) -> list[JobEnd]:
         """Return the jobs that have ended since the last call, each once; wait up to ``timeout_s`` for the first."""
 
     @abstractmethod
@@ -173,12 +173,12 @@ def _run_to_end(
     report: Callable[[Stage], None],
 ) -> tuple[Ending, str]:
     """Run a job until each of its trials has ended; if one failed, the job's ending is that of the first failure."""
-    ended: dict[Path, Any] = {}  # results and errors
+    results: dict[Path, Any] = {}  # of ended trials: results and errors
     while True:
         for item in job.trials:
-            if item.folder not in ended and _is_complete(TrialFolder(item.folder), job.settings.keep):
-                ended[item.folder] = TrialFolder(item.folder).result()
-        remaining = tuple(item for item in job.trials if item.folder not in ended)
+            if item.folder not in results and _is_complete(TrialFolder(item.folder), job.settings.keep):
+                results[item.folder] = TrialFolder(item.folder).result()
+        remaining = tuple(item for item in job.trials if item.folder not in results)
         if not remaining:
             break
         with clock() as attempt_clock:
@@ -188,21 +188,21 @@ def _run_to_end(
             if isinstance(outcome, Busy):
                 locked.append(item.folder)
             elif outcome is not None:
-                ended[item.folder] = outcome
-        if attempt_clock.late and len(ended) < len(job.trials):
+                results[item.folder] = outcome
+        if attempt_clock.late and len(results) < len(job.trials):
             return Ending.TIMEOUT, f"it trained longer than run.timeout allows ({job.timeout_s:g} s)"
-        if len(ended) + len(locked) < len(job.trials):
+        if len(results) + len(locked) < len(job.trials):
             return Ending.STOPPED, ""
         if locked:  # another process trains them; this one trains what remains
             report("waits")
             wait_for_lease(TrialFolder(locked[0]), stop)
             if stop():
                 return Ending.STOPPED, ""
-    for outcome in ended.values():
+    for outcome in results.values():
         if isinstance(outcome, Exception):
             return _ending_of(outcome), one_sentence(outcome)
-    failures = [result.failure for result in ended.values() if result.failure]
-    failed = any(result.status == Ending.FAILED for result in ended.values())
+    failures = [result.failure for result in results.values() if result.failure]
+    failed = any(result.status == Ending.FAILED for result in results.values())
     return Ending.FAILED if failed else Ending.DONE, failures[0] if failures else ""
 
 
@@ -219,7 +219,7 @@ def _is_complete(folder: TrialFolder, keep: str) -> bool:
     return result is not None and (keep == "none" or result.status != Ending.DONE or folder.has_weights())
 
 
-def trial_endings(job_end: Ended) -> list[tuple[Path, Ending, str]]:
+def trial_endings(job_end: JobEnd) -> list[tuple[Path, Ending, str]]:
     """Return the ending of every trial of a job; of several trials, each is read from its folder."""
     job = job_end.job
     if len(job.trials) == 1:

@@ -93,7 +93,7 @@ def _fit(machine: Mapping[str, float], each: Demand) -> int:
     return min(fit, int(gpus // each.gpus) if each.gpus >= 1 else gpus * int(1 / each.gpus + 1e-9))
 
 
-def connected(address: str) -> Any:
+def connect(address: str) -> Any:
     """Return the ``ray`` module, connected to the cluster at ``address``."""
     if address.startswith("ray://"):
         raise UserError(

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from vitlab.executors.base import Ended, Executor, attempt, executor
+from vitlab.executors.base import Executor, JobEnd, attempt, executor
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
 from vitlab.store.result import Ending
@@ -30,7 +30,7 @@ class Inline(Executor):
     def __init__(self, run: RunSpec) -> None:
         super().__init__(run)
         self._jobs: deque[Job] = deque()
-        self._ended: list[Ended] = []
+        self._ends: list[JobEnd] = []
         self._stop = threading.Event()
 
     @property
@@ -42,26 +42,26 @@ class Inline(Executor):
         """Queue the job; :meth:`poll` runs it."""
         self._jobs.append(job)
 
-    def poll(self, timeout_s: float) -> list[Ended]:
+    def poll(self, timeout_s: float) -> list[JobEnd]:
         """Run the next job to its end.
 
         Raises:
             KeyboardInterrupt: after Ctrl-C, once the trial has stopped.  The next call returns its ending.
         """
-        if self._jobs and not self._ended:
+        if self._jobs and not self._ends:
             self._stop.clear()
             with _ctrl_c_sets(self._stop):
                 job = self._jobs.popleft()
-                self._ended.append(Ended(job, *attempt(job, self.runner, self._stop.is_set)))
+                self._ends.append(JobEnd(job, *attempt(job, self.runner, self._stop.is_set)))
             if self._stop.is_set():
                 raise KeyboardInterrupt
-        ended, self._ended = self._ended, []
-        return ended
+        ends, self._ends = self._ends, []
+        return ends
 
     def cancel(self, grace_s: float) -> None:
         """Drop jobs that have not started; called from another thread, also stop the running one."""
         self._stop.set()
-        self._ended += [Ended(job, Ending.STOPPED) for job in self._jobs]
+        self._ends += [JobEnd(job, Ending.STOPPED) for job in self._jobs]
         self._jobs.clear()
 
 

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING
 
 from vitlab.errors import UserError
 from vitlab.executors import base, machine, worker
-from vitlab.executors.base import Ended, Executor, executor
+from vitlab.executors.base import Executor, JobEnd, executor
 from vitlab.executors.placement import Placement, Request
 from vitlab.runner.job import Job
 from vitlab.runner.ranks import without_main
@@ -106,7 +106,7 @@ class Local(Executor):
         self._workers: dict[int, _Worker] = {}  # by sentinel
         self._elsewhere: list[Job] = []  # trained by workers of other drivers
         self._since = 0.0  # time at which these were detected
-        self._ended: list[Ended] = []
+        self._ends: list[JobEnd] = []
         atexit.register(self._hang_up)  # otherwise the interpreter would wait at exit for workers that nothing stops
 
     @property
@@ -119,22 +119,22 @@ class Local(Executor):
         self._waiting.append(job)
         self._admit()
 
-    def poll(self, timeout_s: float) -> list[Ended]:
+    def poll(self, timeout_s: float) -> list[JobEnd]:
         """Wait for ended jobs, at most ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._look_elsewhere()
-            wait_s = 0.0 if self._ended else max(0.0, deadline - time.monotonic())
+            wait_s = 0.0 if self._ends else max(0.0, deadline - time.monotonic())
             self._collect(min(wait_s, 0.2) if self._elsewhere else wait_s)
-            if self._ended or time.monotonic() >= deadline:
-                ended, self._ended = self._ended, []
-                return ended
+            if self._ends or time.monotonic() >= deadline:
+                ends, self._ends = self._ends, []
+                return ends
 
     def cancel(self, grace_s: float) -> None:
         """Stop all jobs; those of another driver go on there."""
-        self._ended += [Ended(job, Ending.STOPPED, "another driver continues it") for job in self._elsewhere]
+        self._ends += [JobEnd(job, Ending.STOPPED, "another driver continues it") for job in self._elsewhere]
         self._elsewhere = []
-        self._ended += [Ended(job, Ending.STOPPED) for job in self._waiting]
+        self._ends += [JobEnd(job, Ending.STOPPED) for job in self._waiting]
         self._waiting.clear()
         for running in self._workers.values():
             with suppress(OSError):  # it has just died
@@ -218,7 +218,7 @@ class Local(Executor):
         except (EOFError, ConnectionError):
             ours.close()
             self._placement.leave(job.folder)
-            self._ended.append(Ended(job, Ending.LOST, "the fork server died before it could start a worker"))
+            self._ends.append(JobEnd(job, Ending.LOST, "the fork server died before it could start a worker"))
             return
         finally:
             theirs.close()
@@ -274,7 +274,7 @@ class Local(Executor):
             ending, detail = Ending.TIMEOUT, f"it trained longer than run.timeout allows, {why}"
         else:
             ending, detail = _death(running.process.exitcode)
-        self._ended.append(Ended(running.job, ending, detail))
+        self._ends.append(JobEnd(running.job, ending, detail))
         self._placement.leave(running.job.folder)
         # A worker that outlived the fork server looks dead from here; closing the pipe stops it.
         running.pipe.close()
@@ -294,10 +294,10 @@ class Local(Executor):
             self._elsewhere.remove(job)
             result = TrialFolder(job.folder).result()
             if result is None:
-                self._ended.append(Ended(job, Ending.LOST, "the worker of an earlier driver ended before the trial"))
+                self._ends.append(JobEnd(job, Ending.LOST, "the worker of an earlier driver ended before the trial"))
             else:
                 ending = Ending.FAILED if result.status == Ending.FAILED else Ending.DONE
-                self._ended.append(Ended(job, ending, result.failure))
+                self._ends.append(JobEnd(job, ending, result.failure))
 
     def _hang_up(self) -> None:
         for running in self._workers.values():

@@ -38,10 +38,10 @@ from pydantic import Field
 
 from vitlab.errors import UserError, VitlabError
 from vitlab.executors import base, worker
-from vitlab.executors.base import Ended, Executor, Stage, executor, one_sentence
-from vitlab.executors.cluster import at, connected, daemon, demand, listens, room
+from vitlab.executors.base import Executor, JobEnd, Stage, executor, one_sentence
+from vitlab.executors.cluster import at, connect, daemon, demand, listens, room
 from vitlab.executors.mirror import FileChunk, FileReceiver, input_files
-from vitlab.executors.task import End, ProgressMessage, Started, StopSignal, stream
+from vitlab.executors.task import Finished, ProgressMessage, Started, StopSignal, stream
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
 from vitlab.store.folders import TrialFolder
@@ -95,7 +95,7 @@ class Ray(Executor):
         super().__init__(run)
         if run.resources.gpu_mem is not None:
             raise UserError("run.resources.gpu_mem: Ray does not know the memory of a GPU; use run.resources.gpu")
-        self._ray = connected(address)
+        self._ray = connect(address)
         self._daemon, self._looked = daemon(self._ray), time.monotonic()
         self._files = files
         self._each = demand(self._ray, run)
@@ -104,7 +104,7 @@ class Ray(Executor):
         self._stopping = False
         self._waiting: list[Job] = []  #: trials whose lease another process holds
         self._running: dict[Any, _Running] = {}  #: by stream
-        self._ended: list[Ended] = []
+        self._ends: list[JobEnd] = []
         self._shared: dict[Path, Any] = {}  #: files of prerequisites, each stored once in the object store
 
     @classmethod
@@ -124,7 +124,7 @@ class Ray(Executor):
         if not self._begin(job):
             self._waiting.append(job)
 
-    def poll(self, timeout_s: float) -> list[Ended]:
+    def poll(self, timeout_s: float) -> list[JobEnd]:
         """Wait for ended jobs, at most ``timeout_s`` seconds."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -132,16 +132,16 @@ class Ray(Executor):
                 self._looked = time.monotonic()
                 self._require_daemon()
             self._waiting = [job for job in self._waiting if not self._begin(job)]
-            wait_s = 0.0 if self._ended else max(0.0, deadline - time.monotonic())
+            wait_s = 0.0 if self._ends else max(0.0, deadline - time.monotonic())
             self._collect(min(wait_s, POLL_S) if self._waiting else wait_s)
-            if self._ended or time.monotonic() >= deadline:
-                ended, self._ended = self._ended, []
-                return ended
+            if self._ends or time.monotonic() >= deadline:
+                ends, self._ends = self._ends, []
+                return ends
 
     def cancel(self, grace_s: float) -> None:
         """Drop queued jobs and ask running ones to stop."""
         self._stopping = True
-        self._ended += [Ended(job, Ending.STOPPED) for job in self._waiting]
+        self._ends += [JobEnd(job, Ending.STOPPED) for job in self._waiting]
         self._waiting = []
         if not listens(*self._daemon):  # Ray does not respond any more, and its workers exit by themselves
             for running in list(self._running.values()):
@@ -270,9 +270,9 @@ class Ray(Executor):
                     except Busy:
                         self._ray.cancel(running.stream, force=True)
                         self._end(running, Ending.LOST, "another driver has taken its trial over")
-                case End(Ending.STOPPED, _) if not self._stopping:
+                case Finished(Ending.STOPPED, _) if not self._stopping:
                     self._end(running, Ending.LOST, f"its worker on {running.host} lost its connection to the driver")
-                case End():
+                case Finished():
                     self._end(running, *item)
 
     def _hear(self, running: _Running, stage: Stage) -> None:
@@ -307,7 +307,7 @@ class Ray(Executor):
         if running.inbox is not None:
             running.inbox.close()
         running.leases.close()
-        self._ended.append(Ended(running.job, ending, detail))
+        self._ends.append(JobEnd(running.job, ending, detail))
 
     def _await_all(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -34,7 +34,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from vitlab.errors import UserError
-from vitlab.executors.base import Ended, Executor, executor, one_sentence
+from vitlab.executors.base import Executor, JobEnd, executor, one_sentence
 from vitlab.executors.local import Local
 from vitlab.runner.job import Job
 from vitlab.spec import RunSpec
@@ -123,7 +123,7 @@ class Slurm(Executor):
             self._parameters["setup"] = list(setup)
         self._waiting: list[Job] = []
         self._sent: list[_Submitted] = []
-        self._ended: list[Ended] = []
+        self._ends: list[JobEnd] = []
         self._asked_at = time.monotonic()
 
     @classmethod
@@ -143,7 +143,7 @@ class Slurm(Executor):
         """
         self._waiting.append(job)
 
-    def poll(self, timeout_s: float) -> list[Ended]:
+    def poll(self, timeout_s: float) -> list[JobEnd]:
         """Send waiting jobs and collect ended ones, at most ``timeout_s`` seconds."""
         while self._waiting and len(self._sent) < self._jobs:
             self._send(self._waiting[: self._pack])
@@ -151,14 +151,14 @@ class Slurm(Executor):
         deadline = time.monotonic() + timeout_s
         while True:
             self._look()
-            if self._ended or (remaining_s := deadline - time.monotonic()) <= 0:
-                ended, self._ended = self._ended, []
-                return ended
+            if self._ends or (remaining_s := deadline - time.monotonic()) <= 0:
+                ends, self._ends = self._ends, []
+                return ends
             time.sleep(min(POLL_S, remaining_s))
 
     def cancel(self, grace_s: float) -> None:
         """Drop queued jobs and ask running ones to stop."""
-        self._ended += [Ended(job, Ending.STOPPED) for job in self._waiting]
+        self._ends += [JobEnd(job, Ending.STOPPED) for job in self._waiting]
         self._waiting.clear()
         for pack in self._sent:
             (pack.folder / "stop").touch()
@@ -257,10 +257,10 @@ class Slurm(Executor):
         for name, value, detail in map(json.loads, lines):
             job = pack.jobs.pop(name, None)
             if job is not None:
-                self._ended.append(Ended(job, Ending(value), detail))
+                self._ends.append(JobEnd(job, Ending(value), detail))
 
     def _end(self, pack: _Submitted, ending: Ending, detail: str) -> None:
-        self._ended += [Ended(job, ending, detail) for job in pack.jobs.values()]
+        self._ends += [JobEnd(job, ending, detail) for job in pack.jobs.values()]
         pack.jobs.clear()
         (pack.folder / "ended").touch()
 
@@ -295,7 +295,7 @@ class SlurmBatch:
             if (self.folder / "stop").exists():
                 local.cancel(PACK_GRACE_S)
                 self._say(local.poll(0.0))
-                self._say([Ended(job, Ending.STOPPED) for job in waiting])
+                self._say([JobEnd(job, Ending.STOPPED) for job in waiting])
                 return
             while waiting and running < local.slots:
                 local.submit(waiting.pop(0))
@@ -308,12 +308,12 @@ class SlurmBatch:
         """Make every trial write a checkpoint, and return this pack for requeueing; it skips ended trials."""
         if self._local is not None:
             self._local.cancel(PACK_GRACE_S)
-            self._say([ended for ended in self._local.poll(0.0) if ended.ending in FINAL])
+            self._say([end for end in self._local.poll(0.0) if end.ending in FINAL])
         return _submitit().helpers.DelayedSubmission(self)
 
-    def _say(self, ends: Sequence[Ended]) -> None:
-        for ended in ends:
-            append_json(self.folder / "ends.jsonl", [str(ended.job.folder), ended.ending, ended.detail])
+    def _say(self, ends: Sequence[JobEnd]) -> None:
+        for end in ends:
+            append_json(self.folder / "ends.jsonl", [str(end.job.folder), end.ending, end.detail])
 
     def _recorded(self) -> list[list[str]]:
         return [json.loads(line) for line in read_lines(self.folder / "ends.jsonl")[0]]

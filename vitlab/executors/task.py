@@ -39,7 +39,7 @@ class ProgressMessage(NamedTuple):
     stage: Stage
 
 
-class End(NamedTuple):
+class Finished(NamedTuple):
     """Last item of a stream: the ending of the job."""
 
     ending: Ending
@@ -63,7 +63,7 @@ class StopSignal:
 
 def stream(
     job: Job, runner: str, token: str, sent: Sequence[tuple[str, Any]] | None, on_gpu: bool, bell: Any
-) -> Iterator[Started | ProgressMessage | FileChunk | End]:
+) -> Iterator[Started | ProgressMessage | FileChunk | Finished]:
     """Run one job in this process, as a Ray task.
 
     The trial runs in a background thread, because the task's own thread yields the items.
@@ -94,7 +94,7 @@ def stream(
             outbox = FileSender(job.folders)
         elif not _sees(job.folder, token):
             hint = "without a shared folder, set run.executor.files: copy"
-            yield End(Ending.REFUSED, f"{host} does not see {job.folder}; {hint}")
+            yield Finished(Ending.REFUSED, f"{host} does not see {job.folder}; {hint}")
             return
         worker.log_to(job.folder)
         if outbox is None:
@@ -125,7 +125,7 @@ def stream(
             yield from outbox.changes(ended=True)
     for child in multiprocessing.active_children():  # of a hung trial; the process would wait for them at exit
         child.kill()
-    yield End(*endings[0]) if endings else End(Ending.LOST, "the trial's thread was ended; see log.txt")
+    yield Finished(*endings[0]) if endings else Finished(Ending.LOST, "the trial's thread was ended; see log.txt")
 
 
 def _sees(folder: Path, token: str) -> bool:
