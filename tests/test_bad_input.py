@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 from vitlab.cli import errors, main
 from vitlab.errors import Problem, SpecError, WeightsError, closest
 from vitlab.lab import plan_study
+from vitlab.store.damage import Damaged
 from vitlab.training import checkpoint
 from vitlab.weights.opening import open_model
 
@@ -597,7 +598,7 @@ def test_study_cannot_run_a_pickle(here: Path, place: str) -> None:
 
 def test_checkpoint_replaced_by_pickle_is_not_run(tmp_path: Path) -> None:
     (tmp_path / checkpoint.FILE).write_bytes(pickle.dumps(Deed(tmp_path / "pwned")))
-    with pytest.raises(checkpoint.Damaged):
+    with pytest.raises(Damaged):
         checkpoint.read(tmp_path)
     assert not (tmp_path / "pwned").exists()
 

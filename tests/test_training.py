@@ -23,6 +23,7 @@ from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
+from vitlab.store.damage import Damaged
 from vitlab.store.result import Measurement
 from vitlab.training import checkpoint, loop
 from vitlab.training.artifacts import InputSpec, read_weights, write_weights
@@ -447,12 +448,12 @@ def test_damaged_checkpoint_is_never_accepted(tmp_path: Path) -> None:
         file.write_bytes(torn)
         try:
             state = checkpoint.read(tmp_path)
-        except checkpoint.Damaged:
+        except Damaged:
             continue
         assert state is not None and same(something(), state), f"byte {place} was changed and nobody noticed"
     for length in (0, 1, 8, 100, len(whole) // 2, len(whole) - 1):
         file.write_bytes(whole[:length])
-        with pytest.raises(checkpoint.Damaged):
+        with pytest.raises(Damaged):
             checkpoint.read(tmp_path)
 
 

@@ -26,6 +26,7 @@ from vitlab.runner.circumstances import attention_of, kernels_of_first_pass, siz
 from vitlab.runner.job import Settings
 from vitlab.runner.models import distillation_of, dtype_of, fit_head, initial_model
 from vitlab.runner.utilisation import matrix_rate, utilisation
+from vitlab.store.damage import Damaged
 from vitlab.store.files import write_json
 from vitlab.store.folders import TrialFolder
 from vitlab.store.locks import Busy
@@ -188,7 +189,7 @@ class Attempt:
         """Return the state to resume from, if any, and a note if the checkpoint is damaged."""
         try:
             content = checkpoint.read(self.folder.checkpoint)
-        except checkpoint.Damaged as error:
+        except Damaged as error:
             print(f"{error}; the trial starts from the beginning", file=sys.stderr)
             return None, f"{error}; started from the beginning"
         if content is None:

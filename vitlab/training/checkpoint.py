@@ -19,15 +19,12 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import VitlabError
+from vitlab.store.damage import Damaged
 from vitlab.store.files import sort_metadata, write_bytes
 
 FILE = "last.safetensors"
 _JSON = "vitlab"
 _DIGEST = "sha256"
-
-
-class Damaged(VitlabError):
-    """A damaged checkpoint."""
 
 
 def write(folder: Path, state: Mapping[str, Any]) -> None:
