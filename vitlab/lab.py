@@ -19,8 +19,7 @@ from urllib.parse import quote
 
 from vitlab import registry
 from vitlab.driver import trust
-from vitlab.driver.scheduler import Watch, distinct, execute, with_prerequisites
-from vitlab.driver.study_lock import sole_driver
+from vitlab.driver.scheduler import Watch, distinct, execute, sole_driver, with_prerequisites
 from vitlab.errors import DataError, Problem, SpecError, TrialFailed, UserError, VitlabError, nearest
 from vitlab.plan.cohorts import without_benchmark
 from vitlab.plan.registration import with_registration

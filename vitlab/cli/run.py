@@ -129,7 +129,7 @@ def _detach(
         TrialFailed: if the run ended at once, with the end of its log.
     """
     from vitlab import lab
-    from vitlab.driver.study_lock import driver_of
+    from vitlab.driver.scheduler import driver_of
     from vitlab.store.folders import Store
     from vitlab.store.locks import is_locked, owner, process
 

@@ -33,7 +33,7 @@ def command(study: Path, out: Path, changes: tuple[str, ...], as_json: bool) -> 
     from rich.table import Table
     from rich.text import Text
 
-    from vitlab.driver.study_lock import driver_of
+    from vitlab.driver.scheduler import driver_of
     from vitlab.report.api import open_study
 
     plan, store = open_study(study, out=out, changes=parse_changes(changes))

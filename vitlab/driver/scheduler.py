@@ -1,11 +1,14 @@
-"""Scheduler of jobs: submits them to an executor as their prerequisites allow, and handles their endings."""
+"""Scheduler of jobs: submits them to an executor as their prerequisites allow, and handles their endings.
+
+One driver at a time runs a study; a second one follows it, and takes over when it ends.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +20,9 @@ from vitlab.plan.cohorts import engine_of, group_trials
 from vitlab.plan.values import EngineBenchmark, Plan, Planned, Trial
 from vitlab.spec import RunSpec
 from vitlab.spec.run import Abort
+from vitlab.store.files import hold
 from vitlab.store.folders import Store, TrialFolder
+from vitlab.store.locks import Busy, is_locked, owner
 from vitlab.store.result import Ending
 from vitlab.trackers import Tracker
 
@@ -104,6 +109,51 @@ def follow_driver(todo: Sequence[Planned], store: Store, busy: Callable[[], bool
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         raise Interrupted("stopped following; the other driver is still running") from None
+
+
+@contextmanager
+def sole_driver(plan: Plan, store: Store, watch: Watch) -> Iterator[bool]:
+    """Hold the study's lock and yield whether another process had it; follow that process until it ends."""
+    lock = store.driver(plan.study)
+    reported: set[str] = set()
+    with ExitStack() as own_lock:
+
+        def busy() -> bool:
+            """Try to take the lock and return True if another process has it; see :func:`vitlab.store.files.hold`."""
+            try:
+                own_lock.enter_context(hold(lock))
+                return False
+            except Busy:
+                other = _describe_owner(lock)
+            if other not in reported:
+                reported.add(other)
+                watch.say(f"{plan.study} is run by {other}; this one follows until it ends.")
+            return True
+
+        waited = busy()
+        if waited:
+            trials = distinct(
+                [*plan.trials, *(item for tuning in plan.tuning if tuning.open for item in tuning.trials)]
+            )
+            missing = [item for item in trials if not store.trial(item.trial.key, item.trial.code).done()]
+            watch.planned(plan, missing, store)
+            try:
+                follow_driver(trials, store, busy, watch)
+            finally:
+                watch.close()
+        yield waited
+
+
+def driver_of(study: str, store: Store) -> str:
+    """Describe the process that runs a study; empty if there is none."""
+    lock = store.driver(study)
+    return _describe_owner(lock) if is_locked(lock) else ""
+
+
+def _describe_owner(lock: Path) -> str:
+    """Describe the process that took the lock last."""
+    host, _, rest = owner(lock)[0].partition("/")
+    return f"process {rest.partition('/')[0]} on {host}" if host else "another process"
 
 
 def with_prerequisites(plan: Plan, todo: Sequence[Planned], store: Store) -> list[Planned]:
