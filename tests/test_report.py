@@ -1119,6 +1119,34 @@ def test_tick_labels_do_not_overlap_for_close_values(tmp_path, value, spread):
         assert axes.xaxis.get_offset_text().get_text() == ""
 
 
+def _arrows(axes: Any) -> list[float]:
+    """Return the places of arrows, which stand for ends of intervals outside of the picture."""
+    return [float(x) for line in axes.lines if line.get_marker() in ("<", ">") for x in line.get_xdata()]
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_arms_figure_shows_intervals_of_few_seeds_in_full(tmp_path, seeds):
+    """By the formula of t-intervals, which with 2 or 3 seeds are far longer than what the seeds span."""
+    draws = np.random.default_rng(0).normal(0.8, 0.02, (3, seeds))
+    plan, store = study(tmp_path, dict(zip(("learned", "none", "rope2d"), draws.tolist(), strict=True)))
+    figure = figures.arms(*_figure_arguments(plan, store)[:3])
+    for axes, values in zip(figure.axes, (draws, draws[1:] - draws[0]), strict=True):
+        means = 100 * values.mean(axis=1)  # intervals of differences are simultaneous, so no shorter than these
+        half_widths = 100 * stats.t.ppf(0.975, seeds - 1) * values.std(axis=1, ddof=1) / seeds**0.5
+        low, high = axes.get_xlim()
+        assert low < (means - half_widths).min() and (means + half_widths).max() < high and not _arrows(axes)
+
+
+def test_arms_figure_cuts_interval_of_another_magnitude(tmp_path):
+    draws = np.random.default_rng(0).normal(0.8, 0.002, (3, 5)) + np.array([[0.0], [0.01], [0.02]])
+    arms = dict(zip(("learned", "none", "rope2d"), draws.tolist(), strict=True)) | {"few": [0.79, 0.83]}
+    left, right = figures.arms(*_figure_arguments(*study(tmp_path, arms))[:3]).axes
+    for axes in (left, right):
+        assert _arrows(axes) == list(axes.get_xlim())
+    low, high = left.get_xlim()
+    assert low < 79 and 83 < high < 90  # all seeds are in it, and the interval of two of them is 51 points long
+
+
 def test_overlapping_labels_are_moved_inside_figure():
     places = figures._apart([1.0, 1.0, 1.01, 3.0], gap=0.5, low=0.0, high=3.0)
     assert all(b - a >= 0.5 - 1e-12 for a, b in itertools.pairwise(places))

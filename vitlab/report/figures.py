@@ -10,6 +10,7 @@ import io
 import itertools
 import math
 import re
+import statistics
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ VARIABLES = {INK: "ink", GREY: "grey", RULE: "rule", PAPER: "paper", BETTER: "be
 TOGETHER = 4  #: arms drawn into one panel, the baseline in ink among them
 BAND = 3  #: seeds from which on a mean has a band
 PANELS = 24
+OUTLIER = 4  #: times the median length of the intervals, from which on one is cut
 TICKS = 36  #: characters that the labels of an axis have room for
 WIDE = 7.2  #: inches: a picture as wide as a page
 NARROW = 3.6  #: inches: a picture as wide as a phone
@@ -545,21 +547,24 @@ def _difference(y: float, row: phrasing.Row) -> _Mark:
 
 
 def _marks(axes: Axes, marks: Sequence[_Mark], scale: phrasing.Scale, points: Sequence[float]) -> None:
-    """Draw values with their intervals, within limits that hold all values and ``points``.
+    """Draw values with their intervals, within limits that hold all values, ``points`` and intervals.
 
-    Intervals count as far as they leave the values room; one that goes on beyond the picture ends in an arrow.
+    An interval that is more than ``OUTLIER`` times as long as is typical of the others ends in an arrow if it would
+    also be longer than what the values span.
     """
-    points_to_hold = [scale.factor * value for value in [*points, *(mark.value for mark in marks)]]
-    ends = [scale.factor * end for mark in marks for end in (mark.low, mark.high) if end is not None]
-    low, high = min(points_to_hold), max(points_to_hold)
-    span, room = high - low, 0.05
-    if span <= 1e-9 * max(abs(low), abs(high)):  # equal values: use the width of a notable difference
-        span, room = max(1.0 if scale.unit else 1e-3, abs(high) * 0.02), 0.5
-    low, high = (
-        min([low, *(max(end, low - 1.2 * span) for end in ends)]),
-        max([high, *(min(end, high + 1.2 * span) for end in ends)]),
-    )
-    low, high = low - room * span, high + room * span
+    values = [scale.factor * value for value in [*points, *(mark.value for mark in marks)]]
+    low, high = min(values), max(values)
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # equal values: use the width of a notable difference
+        half_width = 0.5 * max(1.0 if scale.unit else 1e-3, abs(high) * 0.02)
+        low, high = low - half_width, high + half_width
+    ends = [(mark.value, end) for mark in marks for end in (mark.low, mark.high) if end is not None]
+    lengths = [scale.factor * abs(end - value) for value, end in ends]
+    longest = max(high - low, OUTLIER * statistics.median_low(lengths or [0.0]))
+    for value, end in ends:
+        reach = max(-longest, min(longest, scale.factor * (end - value)))
+        low, high = min(low, scale.factor * value + reach), max(high, scale.factor * value + reach)
+    room = 0.05 * (high - low)
+    low, high = low - room, high + room
     for mark in marks:
         if mark.low is not None and mark.high is not None:
             left, right = scale.factor * mark.low, scale.factor * mark.high
