@@ -309,6 +309,21 @@ design:
             {"study: small": "study: small\nrun: {explain: [0], keep: none, threads: 0}"},
             ["must keep its weights", "run.threads must be"],
         ),
+        # sizes behind other sizes
+        (
+            {"patch_size: 2": "patch_size: [3, 5]", "heads: 2": "heads: 3, blocks: {'0-3': {mlp: swiglu}}"},
+            ["height 8 is not a multiple of patch_size 3", "width 8 is not a multiple of patch_size 5",
+             "not a multiple of heads 3", "blocks '0-3' are not there"],
+        ),
+        # several in one component inside of another one, and in a list of components
+        (
+            {"learned}": "learned, attention: {type: sdpa, drp: 0, qkv_bais: true, proj_drop: x}, mlp: {type: gelu, ratio: -1, drp: 0}}"},
+            ["'drop'", "'qkv_bias'", "proj_drop must be a number", "ratio must be greater", "'drop'"],
+        ),
+        (
+            {"{type: digits}": "{type: digits, augment: [{type: crp, x: 1}, {type: crop, padding: -1, foo: 2}, flp], validation: 3}"},
+            ["'crop'", "padding must be", "no option 'foo'", "'flip'", "validation must be less"],
+        ),
         ({"study: small": "study: sm/all\nwhere: [{require: 'model.dim >', because: x}]"}, ["study must be", "not an expression"]),
         ({"study: small": "study: small\nseds: 3\ntune: {knobs: {train.optimizer.lr: [-1, 1]}}"}, ["'seeds'", "lr must be greater"]),
     ],
@@ -435,7 +450,7 @@ def test_mistake_caused_by_set_names_set(here: Path) -> None:
     ("margin", "words"),
     [
         ("2", ["val/accuracy lies from 0 to 1", "'2 points' or 0.02"]),
-        ("1", ["'1 points' or 0.01"]),
+        ("1", ["'1 point' or 0.01"]),
         ("100 points", ["val/accuracy lies from 0 to 1"]),
         ("2 %", ["2 points"]),
         ("-1 points", ["a number, or points"]),

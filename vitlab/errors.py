@@ -115,11 +115,15 @@ class OptionError(UserError):
 
 
 class GeometryError(UserError):
-    """Sizes that do not divide.  ``option`` names the option of the model to blame."""
+    """Sizes that do not divide.
 
-    def __init__(self, option: str, message: str) -> None:
-        self.option = option
-        super().__init__(message)
+    Attributes:
+        faults: options of the model to blame, and sentences.
+    """
+
+    def __init__(self, *faults: tuple[str, str]) -> None:
+        self.faults = faults
+        super().__init__("; ".join(message for _, message in faults))
 
 
 class DataError(UserError):
@@ -266,6 +270,11 @@ LOOKALIKES = str.maketrans(
 """Cyrillic and Greek letters that look like Latin ones."""
 
 QUOTES = "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u2039\u203a"  #: typographic ones
+
+
+def count(n: int, noun: str) -> str:
+    """Return a number with its noun in singular or plural: ``1 seed``, ``5,000 seeds``."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def letters(text: str) -> str:

@@ -64,24 +64,29 @@ class Geometry:
             classes: outputs per prediction.
 
         Raises:
-            GeometryError: if a size does not divide another, naming the option to change and values that do.
+            GeometryError: with every size that does not divide another, the option to change and values that do.
         """
-        for axis, pixels, side in zip(("height", "width"), image, patch, strict=True):
+        faults = []
+        axes = list(zip(("height", "width"), image, patch, strict=True))
+        equal = axes[0][1:] == axes[1][1:]
+        for axis, pixels, side in axes[:1] if equal else axes:
             step = side * reduction
             if pixels % step:
                 stem = f" (after a stem of stride {reduction})" if reduction > 1 else ""
-                raise GeometryError(
-                    "patch_size",
+                sentence = (
                     f"image {axis} {pixels} is not a multiple of patch_size {side}{stem}; "
                     f"the last {pixels % step} pixels would be dropped. "
-                    f"Sizes that divide it: {_divisors(pixels, reduction)}.",
+                    f"Sizes that divide it: {_divisors(pixels, reduction)}."
                 )
+                faults.append(("patch_size", sentence))
         if dim % heads:
-            raise GeometryError(
-                "heads",
+            sentence = (
                 f"dim {dim} is not a multiple of heads {heads}, so head_dim would not be whole. "
-                f"Heads that divide it: {_divisors(dim)}.",
+                f"Heads that divide it: {_divisors(dim)}."
             )
+            faults.append(("heads", sentence))
+        if faults:
+            raise GeometryError(*faults)
         grid = (image[0] // (patch[0] * reduction), image[1] // (patch[1] * reduction))
         return cls(
             image=image,

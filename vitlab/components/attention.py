@@ -68,6 +68,12 @@ class _Softmax(Attention):
     """Scaled dot-product attention with softmax; implementations differ in how q, k, v and the product are computed.
 
     Reference: arXiv:1706.03762; arXiv:2010.11929 equations 5 to 8.
+
+    Args:
+        qkv_bias: a bias for queries, keys and values.
+        qk_norm: the norm of queries and keys, over the width of a head.
+        drop: dropout of the attention weights.
+        proj_drop: dropout after the output projection.
     """
 
     def __init__(self, g: Geometry, *, qkv_bias: bool, qk_norm: Choice | str, drop: float, proj_drop: float) -> None:

@@ -185,7 +185,15 @@ class Linear(_Pooled):
 
 @head.register("mlp")
 class MLPHead(_Pooled):
-    """A hidden layer with tanh (the pre-logits), then a linear one.  Reference: arXiv:2010.11929, section 3.2."""
+    """A hidden layer with tanh (the pre-logits), then a linear one.  Reference: arXiv:2010.11929, section 3.2.
+
+    Args:
+        pool: ``cls``, ``gap`` or ``map``.
+        approximate: the GELU of attention pooling, as that of the blocks' MLP.
+        representation_size: width of the pre-logits; by default that of the tokens.
+        weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
+        output: what a caller of the model gets; the loss and the metrics read logits in either case.
+    """
 
     def __init__(
         self,
@@ -197,7 +205,6 @@ class MLPHead(_Pooled):
         weights: Weights = "drawn",
         output: Output = "logits",
     ) -> None:
-        """``representation_size`` is the width of the pre-logits, by default that of the tokens."""
         super().__init__(g, pool, approximate)
         size = representation_size or g.dim
         self.pre_logits = nn.Linear(g.dim, size)
@@ -219,6 +226,11 @@ class Distilled(Head):
     that one of the two decides alone, in evaluation, and so what ``val/accuracy`` is the accuracy of; in training the
     prediction is always the average of the logits, so that the weights do not depend on it.  All four are views of
     every output, with metrics of their own.
+
+    Args:
+        fusion: how the two predictions are combined in evaluation, or which of them is used.
+        weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
+        output: what a caller of the model gets; the loss and the metrics read logits in either case.
     """
 
     canonical: ClassVar[Mapping[str, str]] = {"fc.": "head.", "fc_dist.": "head_dist."}
@@ -274,6 +286,10 @@ class Segmentation(Head):
     """A linear layer on every patch, upsampled to pixels.  Reference: arXiv:2105.05633 (Segmenter, linear decoder).
 
     Class, distillation and register tokens are left out.
+
+    Args:
+        weights: ``drawn`` by the scheme of initial values, or ``zero``, as the ViT paper fine-tunes.
+        output: what a caller of the model gets; the loss and the metrics read logits in either case.
     """
 
     task = "segmentation"

@@ -106,12 +106,14 @@ class Jax(Init):
     """Google's, as timm ports it: Xavier, MLP biases near 0, LeCun convolutions, a head of zeros.
 
     Reference: arXiv:2010.11929.
+
+    Args:
+        head_bias: bias of the classifier; -ln(classes) starts a sigmoid loss at even odds.
     """
 
     def __init__(
         self, *, head_bias: float = 0.0, token_std: Scale | None = None, position_std: Scale | None = None
     ) -> None:
-        """``head_bias`` is the bias of the classifier: -ln(classes) starts a sigmoid loss at even odds."""
         super().__init__(token_std=token_std, position_std=position_std)
         self.head_bias = head_bias
 

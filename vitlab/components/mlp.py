@@ -72,6 +72,10 @@ class SwiGLU(MLP):
 
     Parameters are named as in timm's ``SwiGLU``: ``fc1_g`` the gate, ``fc1_x`` what it gates, ``fc2``.  At a ratio of
     8/3 it has as many parameters as the plain MLP at 4; that is the default.
+
+    Args:
+        ratio: width of the hidden layer by that of the tokens.
+        drop: dropout after each of the layers.
     """
 
     def __init__(self, g: Geometry, *, ratio: Ratio = 8 / 3, drop: Probability = 0.0) -> None:

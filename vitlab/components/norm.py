@@ -31,7 +31,11 @@ norm = Slot("norm", Norm)
 
 @norm.register("layernorm")
 class LayerNorm(Norm):
-    """Mean and variance over the width, then a scale and a shift.  Reference: arXiv:1607.06450."""
+    """Mean and variance over the width, then a scale and a shift.  Reference: arXiv:1607.06450.
+
+    Args:
+        eps: added to the variance.
+    """
 
     def __init__(self, dim: int, *, eps: Epsilon = 1e-6) -> None:
         """``eps`` is 1e-6 as in the ViT paper's code; torch's own default is 1e-5, that of Hugging Face 1e-12."""
@@ -47,7 +51,11 @@ class LayerNorm(Norm):
 
 @norm.register("rmsnorm")
 class RMSNorm(Norm):
-    """Root mean square over the width, then a scale; no mean, no shift.  Reference: arXiv:1910.07467."""
+    """Root mean square over the width, then a scale; no mean, no shift.  Reference: arXiv:1910.07467.
+
+    Args:
+        eps: added to the mean square.
+    """
 
     def __init__(self, dim: int, *, eps: Epsilon = 1e-6) -> None:
         super().__init__()

@@ -30,9 +30,9 @@ class BlockParts(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    attention: Annotated[Choice | str, Pick("attention")] | None = None
-    mlp: Annotated[Choice | str, Pick("mlp")] | None = None
-    norm: Annotated[Choice | str, Pick("norm")] | None = None
+    attention: Annotated[Choice | str, Pick("attention")] | None = None  #: attention of these blocks
+    mlp: Annotated[Choice | str, Pick("mlp")] | None = None  #: MLP of these blocks
+    norm: Annotated[Choice | str, Pick("norm")] | None = None  #: norm of these blocks
 
 
 Span = Annotated[str, Field(pattern=r"^\d+(-\d+)?$", coerce_numbers_to_str=True)]
@@ -96,18 +96,24 @@ class Anatomy:
         if list(prefix) not in ([], ["class"], ["distillation"], ["class", "distillation"]):
             listed = ", ".join(prefix)
             reasons.append(f"prefix is class, distillation, both in this order, or neither; found [{listed}]")
-        geometry = Geometry.of(
-            image=data.image,
-            channels=data.channels,
-            patch=side,
-            reduction=embedding.component.reduction_of(embedding.options),
-            prefix=(*prefix, *["register"] * registers),
-            dim=dim,
-            depth=depth,
-            heads=heads,
-            classes=data.classes,
-        )
         default = Block(slot("attention").resolve(attention), slot("mlp").resolve(mlp), slot("norm").resolve(norm))
+        all_blocks, faults = _by_depth(depth, default, blocks)
+        try:
+            geometry = Geometry.of(
+                image=data.image,
+                channels=data.channels,
+                patch=side,
+                reduction=embedding.component.reduction_of(embedding.options),
+                prefix=(*prefix, *["register"] * registers),
+                dim=dim,
+                depth=depth,
+                heads=heads,
+                classes=data.classes,
+            )
+        except GeometryError as error:
+            raise GeometryError(*error.faults, *faults) from None
+        if faults:
+            raise GeometryError(*faults)
         return cls(
             geometry=geometry,
             task=data.task,
@@ -116,7 +122,7 @@ class Anatomy:
             head=slot("head").resolve(head),
             final_norm=slot("norm").resolve(final_norm),
             final_norm_at=final_norm_at,
-            blocks=_by_depth(depth, default, blocks),
+            blocks=all_blocks,
             reasons=tuple(reasons),
         )
 
@@ -163,20 +169,23 @@ class Anatomy:
         return Work(g.tokens * g.dim, g.tokens**2 * g.head_dim if plain else None)
 
 
-def _by_depth(depth: int, default: Block, blocks: Mapping[str, Any]) -> tuple[Block, ...]:
-    """Return the components of every block: the default ones, with the changes of ``blocks``."""
+def _by_depth(depth: int, default: Block, blocks: Mapping[str, Any]) -> tuple[tuple[Block, ...], list[tuple[str, str]]]:
+    """Return the components of every block, the default ones with the changes of ``blocks``, and faults in these."""
     choices: list[dict[str, Resolved]] = [vars(default).copy() for _ in range(depth)]
     spans: dict[int, str] = {}
+    faults: list[tuple[str, str]] = []
     for span, parts in blocks.items():
         first, _, last = span.partition("-")
         indices = range(int(first), int(last or first) + 1)
         if not indices or indices[-1] >= depth:
-            raise GeometryError("blocks", f"blocks '{span}' are not there: the model has blocks 0 to {depth - 1}")
+            faults.append(("blocks", f"blocks '{span}' are not there: the model has blocks 0 to {depth - 1}"))
+            continue
         own = BlockParts.model_validate(parts)
         changes = {name: getattr(own, name) for name in BlockParts.model_fields if getattr(own, name) is not None}
         for index in indices:
             if index in spans:
-                raise GeometryError("blocks", f"block {index} is in '{spans[index]}' and in '{span}'; say it once")
+                faults.append(("blocks", f"block {index} is in '{spans[index]}' and in '{span}'; say it once"))
+                break
             spans[index] = span
             choices[index] |= changes
-    return tuple(Block(**parts) for parts in choices)
+    return tuple(Block(**parts) for parts in choices), faults

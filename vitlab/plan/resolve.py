@@ -137,8 +137,8 @@ class Resolver:
             try:
                 incompatibility = model_choice.component.incompatibility(info, model_choice.options) or ""  # type: ignore[attr-defined]
             except GeometryError as error:
-                if error.option not in wrong.get(("model",), ()):
-                    faults.append((("model", error.option), str(error)))
+                known = wrong.get(("model",), ())
+                faults += [(("model", option), message) for option, message in error.faults if option not in known]
         metrics = self._metrics(plain, identity, info, faults)
         if info is not None and info.task != "classification" and _get(plain, ("train", "mix")) is not None:
             faults.append((("train", "mix"), f"mixing joins the classes of images, and the task here is {info.task}"))

@@ -73,9 +73,13 @@ def collect(
     pending = first
     while True:
         before = copied(tree)
+        # All are of one tree, so none of them follows from the removal of another one.
+        collected.faults.extend(
+            _original(fault, collected.renamed)
+            for fault in pending
+            if not _follows(fault, collected.removed) and fault.path not in collected.renamed
+        )
         for fault in pending:
-            if not _follows(fault, collected.removed) and fault.path not in collected.renamed:
-                collected.faults.append(_original(fault, collected.renamed))
             _remove(fault, collected, stand_ins)
         if tree == before:
             return collected

@@ -62,6 +62,10 @@ class Learned(Additive):
     """A learned row for every token.  Reference: arXiv:2010.11929, 1-D.
 
     ``prefix_rows: none`` is timm's ``no_embed_class``, as in DeiT III (arXiv:2204.07118).
+
+    Args:
+        where: added to the tokens before the first block, or also before every block, from tables of its own or shared.
+        prefix_rows: ``own``: rows for the prefix tokens, too; ``none``: only patches have rows.
     """
 
     def __init__(self, g: Geometry, *, where: Where = "stem", prefix_rows: PrefixRows = "own") -> None:
@@ -96,12 +100,16 @@ class Learned2D(Additive):
     """A learned half for the column and one for the row, side by side: [X of the column, Y of the row].
 
     Reference: arXiv:2010.11929, appendix D.4.
+
+    Args:
+        where: added to the tokens before the first block, or also before every block, from tables of its own or shared.
+        prefix_rows: ``own``: rows for the prefix tokens, too; ``none``: only patches have rows.
     """
 
     def __init__(self, g: Geometry, *, where: Where = "stem", prefix_rows: PrefixRows = "own") -> None:
         super().__init__(g, where)
         if reason := self.incompatibility(g, {}):
-            raise GeometryError("dim", reason)
+            raise GeometryError(("dim", reason))
         self.x_embed = nn.Parameter(torch.empty(self.tables, g.grid[1], g.dim // 2))
         self.y_embed = nn.Parameter(torch.empty(self.tables, g.grid[0], g.dim // 2))
         own = g.prefix and prefix_rows == "own"
@@ -164,6 +172,12 @@ class Sinusoidal(_Fixed):
     the count starts at the first prefix token, with ``none`` at the first patch.
 
     Reference: arXiv:1706.03762.
+
+    Args:
+        where: added to the tokens before the first block, or also before every block, from tables of its own or shared.
+        temperature: base of the wavelengths.
+        layout: order of sines and cosines in the width.
+        prefix_rows: ``own``: rows for the prefix tokens, too; ``none``: only patches have rows.
     """
 
     def __init__(
@@ -207,6 +221,11 @@ class SinCos2D(_Fixed):
     ==========  ===================  ==============================
 
     Reference: arXiv:2205.01580 (big_vision), arXiv:2104.02057 (moco), arXiv:2111.06377 (mae).
+
+    Args:
+        where: added to the tokens before the first block, or also before every block, from tables of its own or shared.
+        temperature: base of the wavelengths.
+        convention: one of the four above.
     """
 
     def __init__(
@@ -219,7 +238,7 @@ class SinCos2D(_Fixed):
     ) -> None:
         super().__init__(g, where)
         if reason := self.incompatibility(g, {"convention": convention}):
-            raise GeometryError("dim", reason)
+            raise GeometryError(("dim", reason))
         self.keep(sincos2d(g, temperature, convention))
 
     @classmethod
@@ -257,6 +276,12 @@ class Fourier(Additive):
     start.  Nothing depends on the size of the grid, so other resolutions need no resampling.
 
     Reference: arXiv:2106.02795.
+
+    Args:
+        where: added to the tokens before the first block, or also before every block, from tables of its own or shared.
+        features: number of sines and cosines.
+        hidden: width of the hidden layer.
+        gamma: distance over which neighbours look alike, in patches.
     """
 
     place_N2: Tensor

@@ -24,6 +24,9 @@ class Conditional(Position):
     Zero padding makes the distance to the border visible.  Prefix tokens are unchanged.
 
     Reference: arXiv:2102.10882 (CPVT, its position encoding generator).
+
+    Args:
+        kernel_size: side of the kernel in patches, an odd number.
     """
 
     def __init__(self, g: Geometry, *, kernel_size: Annotated[int, Field(ge=1)] = 3) -> None:

@@ -27,7 +27,7 @@ class _Rotary(Position):
     def __init__(self, g: Geometry) -> None:
         super().__init__()
         if reason := self.incompatibility(g, {}):
-            raise GeometryError("heads", reason)
+            raise GeometryError(("heads", reason))
         self.prefix = len(g.prefix)
 
     @classmethod
@@ -94,6 +94,9 @@ class RoPE2DMixed(_Rotary):
     and frequencies theta^(-4i/K).
 
     Reference: arXiv:2403.13298 (mixed).
+
+    Args:
+        theta: base of the initial frequencies.
     """
 
     column: Tensor
