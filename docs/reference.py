@@ -21,6 +21,7 @@ from vitlab.cli import COMMANDS
 from vitlab.cli.show import shown_default, shown_type
 from vitlab.components.head import DistilledLogits, DistilledProbabilities, Logits, Probabilities
 from vitlab.lab import Answer
+from vitlab.registry import catalogue
 from vitlab.report import api, comparison, frame, verdict
 from vitlab.training.artifacts import Transform
 
@@ -91,7 +92,7 @@ def _slot(name: str) -> Iterator[str]:
         yield f"{_prose(_split_sections(inspect.getdoc(component) or '')[0])}\n"
         schema = component_slot.options(component).model_json_schema()
         own = {option: field for option, field in schema.get("properties", {}).items() if option not in shared}
-        yield from _options(own, schema, _meanings(component))
+        yield from _options(own, schema, catalogue.meanings(component))
         marks = [(mark, getattr(component, mark, None)) for mark in CAPABILITIES]
         if properties := [f"`{mark} = {value}`" for mark, value in marks if isinstance(value, bool | str)]:
             yield f"Properties: {', '.join(properties)}.\n"
@@ -100,7 +101,7 @@ def _slot(name: str) -> Iterator[str]:
         yield f"## Options of every {name}\n"
         yield f"{_prose(inspect.getdoc(component_slot.shared) or '')}\n"
         schema = component_slot.shared.model_json_schema()
-        yield from _options(schema["properties"], schema, {})
+        yield from _options(schema["properties"], schema, catalogue.meanings(component_slot.shared))
 
 
 def _options(fields: dict[str, Any], schema: dict[str, Any], meanings: dict[str, str]) -> Iterator[str]:
@@ -117,25 +118,9 @@ def _options(fields: dict[str, Any], schema: dict[str, Any], meanings: dict[str,
     yield ""
 
 
-def _meanings(component: type) -> dict[str, str]:
-    """Return the documented constructor arguments of a class, with those that it inherits."""
-    docs = [inspect.cleandoc(base.__doc__ or "") for base in reversed(component.__mro__)]
-    return {name: meaning for text in docs for name, meaning in _arguments(text).items()}
-
-
 def _split_sections(text: str) -> tuple[str, dict[str, str]]:
     """Return a docstring's prose and the entries of its "Args:" section."""
-    return re.split(r"\n+(?:Args|Raises|Returns):\n", text)[0], _arguments(text)
-
-
-def _arguments(text: str) -> dict[str, str]:
-    """Return the entries of a docstring's "Args:" section."""
-    _, section, arguments = text.partition("Args:\n")
-    if not section:
-        return {}
-    arguments = re.split(r"\n(?=\S)", arguments)[0]
-    entries = re.findall(r"(?ms)^    (\w+): (.*?)(?=^    \w+: |\Z)", arguments)
-    return {name: " ".join(meaning.split()) for name, meaning in entries}
+    return re.split(r"\n+(?:Args|Raises|Returns):\n", text)[0], catalogue.arguments(text)
 
 
 def _python() -> Iterator[str]:

@@ -499,6 +499,32 @@ def test_plugins() -> None:
     assert code == 0 and err == "" and printed
 
 
+def test_schema_describes_every_property() -> None:
+    """Editors show descriptions on hover; the texts are those in the source."""
+    schema = study_schema()
+    pending: list[tuple[str, Any]] = [("", schema)]
+    missing, count = [], 0
+    while pending:
+        place, node = pending.pop()
+        if isinstance(node, list):
+            pending += [(f"{place}[{index}]", item) for index, item in enumerate(node)]
+        elif isinstance(node, dict):
+            pending += [(f"{place}.{key}", item) for key, item in node.items()]
+            for name, field in node.get("properties", {}).items():
+                count += 1
+                missing += [] if field.get("description") else [f"{node.get('title', place)}: {name}"]
+    assert count > 500 and missing == []
+    definitions = schema["$defs"]
+    assert "norm of the gradient" in definitions["TrainSpec"]["properties"]["clip_grad"]["description"]  # a comment
+    assert (
+        "learning rate of a layer" in definitions["TrainSpec"]["properties"]["layer_decay"]["description"]
+    )  # below it
+    assert "cannot be matched" in definitions["Match"]["properties"]["else"]["description"]  # by its alias
+    vit = next(form for form in definitions["slot.model"]["anyOf"] if form.get("title") == "model vit")
+    assert "2309.16588" in vit["properties"]["registers"]["description"]  # an argument of the constructor
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
 def test_schema_accepts_all_studies_and_refuses_misspelling() -> None:
     code, printed, err = call("schema")
     schema = parsed(printed)

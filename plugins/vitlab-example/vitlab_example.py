@@ -21,6 +21,10 @@ class Polar(Position):
 
     Half of the channels encode the distance, at frequencies spaced as in arXiv:1706.03762; the other half encode the
     direction, at whole multiples, so that the encoding is periodic.  Prefix tokens get zeros.
+
+    Args:
+        g: the sizes of the model.
+        temperature: base of the frequencies of the distance.
     """
 
     def __init__(self, g: Geometry, *, temperature: Annotated[float, Field(gt=1)] = 100.0) -> None:

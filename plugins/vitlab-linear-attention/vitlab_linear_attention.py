@@ -82,6 +82,12 @@ class Linear(_Kernel):
 
     It takes neither a bias nor a rotation: a rotation is defined for the logits of a softmax, and these features do not
     approximate them.  There is no factor 1 / sqrt(K), as in the paper.
+
+    Args:
+        g: the sizes of the model.
+        qkv_bias: a bias for queries, keys and values.
+        qk_norm: the norm of queries and keys, over the width of a head.
+        proj_drop: dropout after the output projection.
     """
 
     takes_rotation = False

@@ -48,8 +48,9 @@ Size = Annotated[
 class Normalization(Frozen):
     """Mean and standard deviation of each channel, of pixels in [0, 1]; a single number applies to all channels."""
 
-    mean: Annotated[list[float], Field(min_length=1)]
+    mean: Annotated[list[float], Field(min_length=1)]  #: one number for each channel, or one for all
     std: Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
+    """One number for each channel, or one for all."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Normalization:
@@ -96,3 +97,4 @@ class DataOptions(Frozen):
     classes: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2), AfterValidator(_distinct)] | None = None
     """Only these classes, relabelled 0, 1, ... in the order given; None: all."""
     augment: list[Annotated[Choice | str, Pick("augment")]] = Field(default_factory=list)
+    """Augmentations, in this order."""

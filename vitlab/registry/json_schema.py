@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.errors import PydanticInvalidForJsonSchema
 
 from vitlab import registry
 from vitlab.errors import BrokenComponent, ClashError
+from vitlab.registry.catalogue import meanings
 from vitlab.spec import Study
+from vitlab.spec.sentences import models_in
 from vitlab.spec.trial import METRICS, SLOTS_OF_A_TRIAL
 
 
@@ -25,8 +28,12 @@ def study_schema() -> dict[str, Any]:
     definitions["TrainSpec"]["properties"][METRICS[-1]]["items"] = {"$ref": "#/$defs/slot.metric"}
     for name, default in (("executor", "local"), ("tracker", "mlflow")):
         definitions["RunSpec"]["properties"][name] = {"$ref": f"#/$defs/slot.{name}", "default": default}
+    described = {model.__name__: model for model in _models(Study)}
+    for name, definition in [("Study", schema), *definitions.items()]:
+        if name in described:
+            _describe(definition, described[name])
     result: dict[str, Any] = _replace_marks(schema)
-    return result
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **result}
 
 
 def _slot_schema(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -39,19 +46,57 @@ def _slot_schema(name: str, definitions: dict[str, Any]) -> dict[str, Any]:
             options = component_slot.options(component).model_json_schema(ref_template="#/$defs/{model}")
         except (BrokenComponent, ClashError, PydanticInvalidForJsonSchema):
             continue
-        definitions.update(options.pop("$defs", {}))
+        nested = {model.__name__: model for model in _models(component_slot.options(component))}
+        for definition_name, definition in options.pop("$defs", {}).items():
+            if definition_name in nested:
+                _describe(definition, nested[definition_name])
+            definitions[definition_name] = definition
         names.append(component_name)
-        forms.append(
-            {
-                "type": "object",
-                "title": f"{name} {component_name}",
-                "description": (component.__doc__ or "").strip().split("\n")[0],
-                "properties": {"type": {"const": component_name}, **options.get("properties", {})},
-                "required": ["type", *options.get("required", [])],
-                "additionalProperties": False,
-            }
-        )
+        summary = _first_line(component)
+        form = {
+            "type": "object",
+            "title": f"{name} {component_name}",
+            "description": summary,
+            "properties": {"type": {"const": component_name, "description": summary}, **options.get("properties", {})},
+            "required": ["type", *options.get("required", [])],
+            "additionalProperties": False,
+        }
+        _describe(form, component)
+        if component_slot.shared is not None:
+            _describe(form, component_slot.shared)
+        forms.append(form)
     return {"anyOf": [{"enum": names}, *forms]}
+
+
+def _describe(definition: dict[str, Any], cls: type) -> None:
+    """Add the documentation of a class's fields or constructor arguments to the properties of a schema."""
+    texts = meanings(cls)
+    for name, info in getattr(cls, "model_fields", {}).items():
+        models = models_in(info.annotation)
+        text = texts.pop(name, None) or (_first_line(models[0]) if len(models) == 1 else None)
+        if text is not None:
+            texts[info.alias or name] = text
+    for form in (definition, *definition.get("anyOf", ())):
+        for name, field in form.get("properties", {}).items():
+            slot_name = field.get(registry.SLOT_MARK)
+            text = texts.get(name) or (_first_line(registry.slot(slot_name).contract) if slot_name else None)
+            if text is not None:
+                field.setdefault("description", text)
+
+
+def _first_line(cls: type) -> str:
+    return (cls.__doc__ or "").strip().split("\n")[0]
+
+
+def _models(model: type[BaseModel]) -> set[type[BaseModel]]:
+    """Return a model and all models in its fields."""
+    result, pending = set(), [model]
+    while pending:
+        current = pending.pop()
+        if current not in result:
+            result.add(current)
+            pending += [nested for info in current.model_fields.values() for nested in models_in(info.annotation)]
+    return result
 
 
 def _replace_marks(value: Any) -> Any:

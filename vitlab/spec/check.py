@@ -27,7 +27,7 @@ class Check(Frozen):
     """
 
     metrics: dict[str, Goal] = Field(default_factory=dict)  #: metrics beside that of the analysis, with their goals
-    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05  #: family-wise error rate of the gate
     margin_sd: Annotated[float, Field(gt=0)] = 2.0
     """Smallest relevant drop, in pooled standard deviations of the baseline; at least two quanta and ``min_abs``."""
     margin: dict[str, Annotated[Amount, Field(gt=0)]] = Field(default_factory=dict)

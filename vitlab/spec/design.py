@@ -29,13 +29,14 @@ class LeaveOneOut(Frozen):
 
     of: Annotated[dict[str, Any], Field(min_length=1)]  #: dotted path to the value that stands for "without"
     direction: Literal["remove", "add", "both"] = "remove"
+    """Whether parts are removed from the recipe, added to the bare one, or both."""
 
 
 class Zip(Frozen):
     """``{PATH: [v, ...], ...}`` with equal lengths, and names for the rows under ``labels``."""
 
     levels: Levels
-    labels: list[str] | None = None
+    labels: list[str] | None = None  #: names of the rows
 
     @model_validator(mode="before")
     @classmethod
@@ -72,9 +73,9 @@ class Zip(Frozen):
 class Sample(Frozen):
     """``n`` arms drawn from those of ``over`` without replacement."""
 
-    n: Annotated[int, Field(ge=1)]
-    seed: int = 0
-    over: Node
+    n: Annotated[int, Field(ge=1)]  #: number of arms drawn
+    seed: int = 0  #: seed of the draw
+    over: Node  #: design whose arms are drawn from
 
 
 Grid = Annotated[
@@ -87,12 +88,13 @@ Grid = Annotated[
 class Node(Frozen):
     """A node of a design: exactly one of the seven kinds."""
 
-    one_at_a_time: Levels | None = None
+    one_at_a_time: Levels | None = None  #: dotted path to values: one arm per value, all else as in the base
     leave_one_out: LeaveOneOut | None = None
-    grid: Grid | None = None
+    grid: Grid | None = None  #: dotted path to values: one arm per combination; or designs to cross
     zip: Zip | None = None
     arms: Annotated[dict[str, dict[str, Any] | None], Field(min_length=1)] | None = None
-    union: Annotated[list[Node], Field(min_length=1)] | None = None
+    """Name of an arm to its changes of the base."""
+    union: Annotated[list[Node], Field(min_length=1)] | None = None  #: designs whose arms are joined
     sample: Sample | None = None
 
     @model_validator(mode="after")

@@ -112,18 +112,18 @@ class Abort(Frozen):
     """The share of failed trials at which a study is aborted, because the cause must lie outside the trials."""
 
     failed_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
-    min_finished: Annotated[int, Field(ge=1)] = (
-        8  #: number of trials that must have ended, in any way, before the share is checked
-    )
+    """Share of failed trials from which on a study is aborted."""
+    min_finished: Annotated[int, Field(ge=1)] = 8
+    """Number of trials that must have ended, in any way, before the share is checked."""
 
 
 class RunSpec(Frozen):
     """Execution of trials.  On one kind of machine, no option here changes a result by more than rounding."""
 
-    executor: Choice = Choice("local")
+    executor: Choice = Choice("local")  #: where trials run
     workers: Annotated[int, Field(ge=1)] | None = None  #: trials at a time; by default as many as fit on the machine
     threads: Annotated[int, Field(ge=1)] = 1  #: CPU threads of one process
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"  #: device of the trials; ``auto``: a GPU if there is one
     resources: Resources = Resources()  #: resources of one trial or one cohort
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
     """Images of a batch that a process computes at a time, to save memory: gradients are accumulated, and those of a

@@ -152,6 +152,6 @@ def _allowed(path: Sequence[str | int], top: Mapping[str, Any]) -> list[str]:
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
     """Return the models in an annotation, such as that of a list of models."""
-    if hasattr(annotation, "model_fields"):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in get_args(annotation) for model in models_in(part)]

@@ -42,16 +42,17 @@ REPORTING_SEEDS = 1_000_000  #: seeds of replicates are smaller; larger ones are
 class Rule(Frozen):
     """A condition on every arm, as an expression over its values: ``model.dim % model.heads == 0``."""
 
-    require: str
-    otherwise: Literal["error", "skip"] = Field("skip", alias="else")
-    because: str
+    require: str  #: condition on the values of an arm, such as ``model.dim % 2 == 0``
+    otherwise: Literal["error", "skip"] = Field("skip", alias="else")  #: what happens to an arm that breaks it
+    because: str  #: reason, shown with the arms that break it
 
 
 class Seeds(Frozen):
     """Replicates.  Each seed sets the streams in ``vary`` to itself; the other streams are 0 in every replicate."""
 
-    values: tuple[int, ...] = (0, 1, 2)
+    values: tuple[int, ...] = (0, 1, 2)  #: seeds of every arm
     vary: tuple[str, ...] = tuple(stream for stream in STREAMS if stream != "split")
+    """Random streams that depend on the seed; the others are equal in all trials."""
     escalate_to: int | None = None  #: total number of seeds of inconclusive arms, see :mod:`vitlab.report.escalation`
 
     @model_validator(mode="before")
@@ -86,7 +87,8 @@ class Seeds(Frozen):
         }
         vary = {"type": "array", "items": {"enum": list(STREAMS)}}
         most = {**count, "minimum": 2}
-        properties = {"count": count, "values": values, "vary": vary, "escalate_to": most}
+        by_count = {**count, "description": "Number of seeds; they are 0, 1, 2, ..."}
+        properties = {"count": by_count, "values": values, "vary": vary, "escalate_to": most}
         long_form = {**definition, "properties": properties}
         definition.clear()
         definition["anyOf"] = [count, values, long_form]
@@ -144,23 +146,24 @@ class To(Frozen):
     """A comparison of every arm with the arm that differs from it in these values alone."""
 
     to: dict[str, Any] = Field(min_length=1)
+    """Dotted path to value; each arm is compared with its counterpart that has these."""
 
 
 class Analysis(Frozen):
     """The analysis of the results, fixed before they are known."""
 
-    metric: str = "val/accuracy"
+    metric: str = "val/accuracy"  #: metric of the comparison, such as ``val/accuracy``
     goal: Annotated[Literal["max", "min"], Field(json_schema_extra=lambda schema: schema.pop("default"))] = "max"
     """Direction in which the metric is better; by default the one that it declares."""
-    at: Literal["last", "best"] = "last"
+    at: Literal["last", "best"] = "last"  #: value of the metric: at the last evaluation, or at the best one
     compare: Annotated[
         Annotated[Literal["baseline", "none"], Tag("<name>")] | Annotated[To, Tag("<to>")],
         Discriminator(lambda compare: "<to>" if isinstance(compare, Mapping | To) else "<name>"),
     ] = "baseline"
     margin: Annotated[Amount, Field(gt=0)] | None = None
     """Largest difference, in either direction, that counts as none; in units of the metric or such as ``2 points``."""
-    correction: Literal["holm", "bonferroni", "none"] = "holm"
-    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    correction: Literal["holm", "bonferroni", "none"] = "holm"  #: correction for several comparisons
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05  #: family-wise error rate
 
     @field_validator("metric")
     @classmethod
@@ -178,6 +181,7 @@ class Match(Frozen):
     """
 
     quantity: Literal["params", "body_params", "macs", "train_macs"]
+    """Quantity that is made equal to that of the baseline."""
     knob: str  #: a number of the model, such as ``model.dim``, or the length of the training, such as ``train.steps``
     tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.01  #: largest relative difference from the baseline
     otherwise: Literal["error", "skip"] = Field("error", alias="else")  #: action for arms that cannot be matched
@@ -213,17 +217,17 @@ class Tune(Frozen):
 class Plugins(Frozen):
     """Plugins that the study requires: distributions, or files named on the command line by ``--plugin``."""
 
-    require: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()  #: requirements such as ``vitlab-timm>=0.1``
 
 
 class Study(Frozen):
     """A study file."""
 
-    study: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-    question: str = ""
-    base: TrialSpec
+    study: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]  #: name of the study, and of its folder
+    question: str = ""  #: question that the study answers, shown in its report
+    base: TrialSpec  #: trial that all arms start from
     design: Node | None = None
-    where: tuple[Rule, ...] = ()
+    where: tuple[Rule, ...] = ()  #: conditions on every arm
     match: Match | None = None
     tune: Tune | None = None
     seeds: Seeds = Seeds()

@@ -46,7 +46,7 @@ class Ema(Frozen):
     After step t, counted from 1, the average keeps the share min(decay, 1 - t ** -warmup) of itself.
     """
 
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9999
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9999  #: largest share that the average keeps of itself in a step
     warmup: Annotated[float, Field(ge=0)] = 2 / 3
     """Exponent of the warmup: the initial weights drop out after the first step, and the window grows with the
     training.  1: the mean of all steps.  0: no warmup, the share is ``decay`` from the first step, as in DeiT."""
@@ -55,16 +55,16 @@ class Ema(Frozen):
 class TrainSpec(Frozen):
     """Training of a trial.  Exactly one of ``epochs``, ``steps`` and ``images`` sets its length."""
 
-    epochs: Annotated[float, Field(gt=0, le=LONGEST)] | None = None
-    steps: Annotated[int, Field(ge=0, le=LONGEST)] | None = None
-    images: Annotated[int, Field(gt=0, le=1000 * LONGEST)] | None = None
-    batch_size: Annotated[int, Field(gt=0)] = 128
+    epochs: Annotated[float, Field(gt=0, le=LONGEST)] | None = None  #: length in passes over the training images
+    steps: Annotated[int, Field(ge=0, le=LONGEST)] | None = None  #: length in optimizer steps
+    images: Annotated[int, Field(gt=0, le=1000 * LONGEST)] | None = None  #: length in images
+    batch_size: Annotated[int, Field(gt=0)] = 128  #: images per optimizer step
     repeats: Annotated[int, Field(ge=1)] = 1
     """Consecutive repetitions of an image in an epoch, each augmented anew.  The length of an epoch does not change: it
     contains a share 1 / repeats of the images.  Reference: arXiv:1901.09335, arXiv:2012.12877."""
-    optimizer: Choice = Choice("adamw")
-    schedule: Choice = Choice("cosine")
-    loss: Choice = Choice("cross_entropy")
+    optimizer: Choice = Choice("adamw")  #: optimizer and its learning rate
+    schedule: Choice = Choice("cosine")  #: learning rate over the training
+    loss: Choice = Choice("cross_entropy")  #: training loss
     mix: Mix | None = None
     ema: Ema | None = None
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -106,7 +106,7 @@ class TrainSpec(Frozen):
 class Source(Frozen):
     """A source of weights: a checkpoint file of any supported format, or another trial, given by its spec."""
 
-    checkpoint: str | None = None
+    checkpoint: str | None = None  #: file of weights, of any supported format
     trial: TrialSpec | dict[str, Any] | None = None
     """A complete trial; it is trained once and shared by all trials that need it.  A mapping only in a study file,
     where a teacher may leave out its data."""
@@ -219,8 +219,8 @@ class Distill(Frozen):
 class TrialSpec(Frozen):
     """One complete trial: its data, its model and its training."""
 
-    data: Choice
-    model: Choice
+    data: Choice  #: data set, its split, augmentation and normalisation
+    model: Choice  #: model and its components
     train: TrainSpec
     init_from: InitFrom | None = None
     distill: Distill | None = None

@@ -93,6 +93,9 @@ class BinaryCrossEntropy(Loss):
     """One binary decision per class, averaged over classes.  Reference: arXiv:2204.07118 (DeiT III), arXiv:2110.00476.
 
     Label smoothing gives the class ``1 - s + s / K`` and every other ``s / K``.
+
+    Args:
+        label_smoothing: Weight ``s`` of the uniform distribution.
     """
 
     def __init__(self, *, label_smoothing: Smoothing = 0.0) -> None:

@@ -180,7 +180,11 @@ class Accuracy(Metric):
 
 @metric.register("top_k")
 class TopK(Metric):
-    """Share of images whose class is among the k largest logits; named ``topK``, such as ``top5``, in results."""
+    """Share of images whose class is among the k largest logits; named ``topK``, such as ``top5``, in results.
+
+    Args:
+        k: Number of largest logits.
+    """
 
     quantum = 1.0
 
@@ -230,7 +234,11 @@ class BalancedAccuracy(Metric):
 
 @metric.register("ece")
 class ExpectedCalibrationError(Metric):
-    """Mean distance of accuracy from confidence, over bins of equal width.  Reference: arXiv:1706.04599."""
+    """Mean distance of accuracy from confidence, over bins of equal width.  Reference: arXiv:1706.04599.
+
+    Args:
+        bins: Number of bins.
+    """
 
     goal = "min"
 

@@ -50,7 +50,14 @@ optimizer: Slot[Optimizer] = Slot("optimizer", Optimizer)  # type: ignore[type-a
 
 @optimizer.register("adamw")
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay, scaled by the learning rate.  Reference: arXiv:1711.05101."""
+    """Adam with decoupled weight decay, scaled by the learning rate.  Reference: arXiv:1711.05101.
+
+    Args:
+        lr: Largest learning rate.
+        betas: Decay rates of the averages of the gradient and its square.
+        eps: Added to the denominator.
+        weight_decay: Factor of the weight decay.
+    """
 
     def __init__(
         self,
@@ -72,7 +79,14 @@ class AdamW(Optimizer):
 
 @optimizer.register("adam")
 class Adam(Optimizer):
-    """Adam; weight decay is added to the gradient.  Reference: arXiv:1412.6980."""
+    """Adam; weight decay is added to the gradient.  Reference: arXiv:1412.6980.
+
+    Args:
+        lr: Largest learning rate.
+        betas: Decay rates of the averages of the gradient and its square.
+        eps: Added to the denominator.
+        weight_decay: Factor of the weight decay.
+    """
 
     def __init__(
         self,
@@ -94,7 +108,14 @@ class Adam(Optimizer):
 
 @optimizer.register("sgd")
 class SGD(Optimizer):
-    """Stochastic gradient descent with momentum, as in fine-tuning of arXiv:2010.11929."""
+    """Stochastic gradient descent with momentum, as in fine-tuning of arXiv:2010.11929.
+
+    Args:
+        lr: Largest learning rate.
+        momentum: Factor of the previous update.
+        nesterov: Nesterov's momentum.
+        weight_decay: Factor of the weight decay.
+    """
 
     def __init__(
         self,

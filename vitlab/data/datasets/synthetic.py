@@ -21,6 +21,12 @@ class Synthetic(Dataset):
     are therefore the identity.
 
     Args:
+        image_size: pixels of an image.
+        num_channels: channels of an image.
+        num_classes: number of classes, and of patterns.
+        train_images: images for training and validation.
+        test_images: images for the test.
+        seed: seed of the patterns and the noise.
         contrast: share of the pattern in a pixel, the rest is noise; with 0 there is nothing to learn.
     """
 
