@@ -20,7 +20,7 @@ from vitlab.components.base import DropPath
 from vitlab.data.prepare import Feed, Prepared, prepare
 from vitlab.errors import VitlabError
 from vitlab.geometry import DataInfo
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, digest
 from vitlab.registry import slot
 from vitlab.spec import STREAMS, TrainSpec
 from vitlab.store.damage import Damaged
@@ -500,7 +500,7 @@ def test_checkpoint_distinguishes_similar_names(tmp_path: Path) -> None:
 def test_digest_depends_on_names_dtypes_shapes_and_values() -> None:
     x = torch.arange(4.0)
     digests = [
-        checkpoint.digest(tensors)
+        digest(tensors)
         for tensors in (
             {"x": x},
             {"y": x},
@@ -511,4 +511,4 @@ def test_digest_depends_on_names_dtypes_shapes_and_values() -> None:
         )
     ]
     assert len(set(digests)) == len(digests)
-    assert checkpoint.digest({"a": x, "b": x[1:]}) == checkpoint.digest({"b": x[1:].clone(), "a": x})
+    assert digest({"a": x, "b": x[1:]}) == digest({"b": x[1:].clone(), "a": x})

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, digest
 from vitlab.plan.values import Trial
 from vitlab.registry import slot
 from vitlab.spec import TrialSpec
 from vitlab.store.files import write_json
+from vitlab.store.result import Circumstances, Ending, Outcome, TrialResult
 from vitlab.training.artifacts import InputSpec, write_weights
 from vitlab.weights import ModelFacts, convert, open_model
 
@@ -144,6 +146,21 @@ def outcome(folder: Path, options: dict[str, Any], to: str) -> str:
     facts = facts_in(done.notes) if to == "google" else ModelFacts()
     torch.testing.assert_close(logits(open_model(target, facts=facts).model), logits(model), rtol=1e-10, atol=1e-10)
     return "equal"
+
+
+def test_changed_tensor_of_trial_file_is_refused(tmp_path: Path) -> None:
+    """The trial's result has the digest of the weights that it ended with; a file without a result is opened."""
+    file, _ = write_trial(tmp_path, {})
+    ended = Outcome({"val/accuracy": 0.5}, (), digest(safetensors.torch.load_file(file)), 1, 8)
+    circumstances = Circumstances(1.0, 1.0, "here", 1, 1, 1, 1, {}, {})
+    write_json(tmp_path / "result.json", TrialResult("k", "c", Ending.DONE, ended, circumstances).to_json())
+    open_model(file)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(WeightsError, match="its tensors are not the weights that the trial ended with"):
+        open_model(file)
+    (tmp_path / "result.json").unlink()
+    open_model(file)
 
 
 def test_changed_header_of_trial_file_is_refused(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ B batch, C channels, H and W pixels.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, Self
 
+import torch
 from torch import Tensor, nn
 
 from vitlab.components.base import Part
@@ -129,6 +131,16 @@ class BatchLast(Protocol):
             draws: the sources of their layers' random draws, with the models on axis 0.
             x_KBCHW: their images.
         """
+
+
+def digest(state: State) -> str:
+    """Return the SHA-256 over names, dtypes, shapes and bytes, sorted by name."""
+    sha256 = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        sha256.update(f"{name}\n{tensor.dtype}\n{tuple(tensor.shape)}\n".encode())
+        sha256.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
 
 
 def _frozen_below(module: nn.Module, path: str, trained: Collection[str]) -> Iterator[str]:

@@ -17,7 +17,7 @@ import torch
 
 from vitlab.data.prepare import Feed, prepare
 from vitlab.errors import DataError, OutOfMemory
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, digest
 from vitlab.plan.key import requirements_of
 from vitlab.plan.trial import Trial
 from vitlab.registry import Resolved, slot
@@ -228,7 +228,7 @@ class Attempt:
         outcome = Outcome(
             metrics=trained.metrics,
             history=trained.history,
-            weights=checkpoint.digest(state) if is_done else "",
+            weights=digest(state) if is_done else "",
             steps=trained.steps,
             images=trained.images,
         )

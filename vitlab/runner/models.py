@@ -16,14 +16,13 @@ import torch
 from vitlab import noise
 from vitlab.data.prepare import Feed, Prepared
 from vitlab.errors import WeightsError
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, digest
 from vitlab.plan.key import DISTILLATION, PROBE, READER
 from vitlab.plan.trial import Trial
 from vitlab.registry import slot
 from vitlab.store.files import read_json
 from vitlab.store.folders import TrialFolder
 from vitlab.training.artifacts import InputSpec, Transform, read_weights
-from vitlab.training.checkpoint import digest
 from vitlab.weights.transfer import start_from
 
 

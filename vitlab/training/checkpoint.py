@@ -15,10 +15,10 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from vitlab.errors import VitlabError
+from vitlab.models.contract import digest
 from vitlab.store.damage import Damaged
 from vitlab.store.files import sort_metadata, write_bytes
 
@@ -73,16 +73,6 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """Return the bytes of a safetensors file.  Tensors are copied, since the format rejects shared memory."""
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     return sort_metadata(safetensors.torch.save(copies, dict(metadata)))
-
-
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 over names, dtypes, shapes and bytes, sorted by name."""
-    sha256 = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        sha256.update(f"{name}\n{tensor.dtype}\n{tuple(tensor.shape)}\n".encode())
-        sha256.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return sha256.hexdigest()
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------

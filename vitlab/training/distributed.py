@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from vitlab.errors import UserError
-from vitlab.training import checkpoint
+from vitlab.models.contract import digest
 
 LOOPBACK = ("lo", "lo0")
 
@@ -89,7 +89,7 @@ class ProcessGroup(SingleProcess):
 
     def require_equal(self, model: nn.Module, step: int) -> None:
         """Raise if the weights or the step differ between ranks."""
-        weights = int(checkpoint.digest(model.state_dict())[:15], 16)
+        weights = int(digest(model.state_dict())[:15], 16)
         here = torch.tensor([step, -step, weights, -weights])
         if (self._reduce(here.clone(), "max") != here).any():
             raise RankMismatch("the processes of this trial do not begin with the same weights at the same step")

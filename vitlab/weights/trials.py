@@ -15,7 +15,7 @@ from vitlab.components.attention import Attention
 from vitlab.errors import UserError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models.anatomy import Anatomy
-from vitlab.models.contract import Model
+from vitlab.models.contract import Model, digest
 from vitlab.models.vit import ViT
 from vitlab.registry import slot
 from vitlab.spec import TrialSpec
@@ -134,13 +134,16 @@ def load_trial(contents: WeightFile) -> TrialModel:
         WeightsError: if the header is damaged, or the trial's spec is not beside the file or is that of another model.
     """
     text = contents.header[HEADER]
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    if contents.header.get(DIGEST, digest) != digest:
+    of_header = hashlib.sha256(text.encode()).hexdigest()
+    if contents.header.get(DIGEST, of_header) != of_header:
         raise WeightsError("it is damaged: its header is not what was written")
     folder = TrialFolder(contents.file.parent)
     trial = read_json(folder.spec, mapping)
     if trial is None:
         raise WeightsError(f"these are the weights of a trial, and its {folder.spec.name} is not beside them")
+    result = folder.result()
+    if result is not None and result.outcome.weights not in ("", digest(contents.tensors)):
+        raise WeightsError("it is damaged: its tensors are not the weights that the trial ended with")
     try:
         header = json.loads(text)
         height, width = header["info"]["image"]
