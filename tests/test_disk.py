@@ -11,7 +11,9 @@ import yaml
 from fuzz_store import STUDY
 from test_cli import call
 
+from vitlab.data.datasets.files import write_note
 from vitlab.store.folders import Store, TrialFolder
+from vitlab.trackers import service
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +49,30 @@ def test_full_disk_ends_run_with_one_sentence(
     assert code == 0, err
     assert len(list(out.glob("trials/*/*/result.json"))) == 4
     assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_note_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_note(tmp_path / "notes" / "mean", "0.5")
+    assert [path.name for path in (tmp_path / "notes").iterdir()] == ["mean"]
+    monkeypatch.setattr(os, "replace", _refuse)
+    write_note(tmp_path / "notes" / "std", "0.2")
+    assert [path.name for path in (tmp_path / "notes").iterdir()] == ["mean"]
+
+
+def test_database_that_cannot_be_created_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(database: Path) -> None:
+        for suffix in ("", "-journal"):
+            database.with_name(database.name + suffix).write_bytes(b"half")
+        _refuse()
+
+    monkeypatch.setattr(service, "_create", fail)
+    with pytest.raises(OSError, match="No space"):
+        service.initialise(tmp_path / "mlflow.db")
+    assert {path.name for path in tmp_path.iterdir()} <= {".mlflow.db.lock"}
 
 
 def test_finished_study_is_reported_from_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -359,6 +359,31 @@ def test_unfinished_trial_of_arm_is_named(tmp_path: Path) -> None:
     assert sentence.startswith("plain is not explained: another process is writing its trial")
 
 
+def test_failed_explanation_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitlab.driver import explanations
+    from vitlab.store.folders import Store, write_json
+    from vitlab.training.artifacts import InputSpec, Transform
+
+    info = DataInfo(image=(8, 8), channels=1, classes=2)
+    loaded = ViT(info, patch_size=4, dim=8, depth=1, heads=2), Transform(InputSpec(info, (0.5,), (0.5,)))
+    examples = [(torch.zeros(1, 8, 8, dtype=torch.uint8), None)]
+
+    def fail(*arguments: Any) -> None:
+        folder = next(item for item in arguments if isinstance(item, Path))
+        folder.mkdir()
+        (folder / "half.png").touch()
+        raise OSError("No space")
+
+    monkeypatch.setattr("vitlab.runner.models.load_model", lambda folder: loaded)
+    monkeypatch.setattr(explanations, "test_examples", lambda *_: examples)
+    monkeypatch.setattr("vitlab.explain.one_image.explain", fail)
+    folder = Store(tmp_path).trial("k", "c")
+    write_json(folder.spec, {"seeds": {"init": 0}})
+    with pytest.raises(OSError, match="No space"):
+        explanations.examine(folder, [0])
+    assert [path.name for path in folder.path.iterdir()] == [folder.spec.name]
+
+
 def test_study_explains_first_seed_of_every_supported_arm(tmp_path: Path) -> None:
     study = {
         "study": "explained",

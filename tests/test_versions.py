@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -185,6 +186,20 @@ def test_run_killed_at_start_keeps_stored_version(here: Path, monkeypatch: pytes
             assert set(vitlab.results(file, out="out")["steps"]) == steps
         lab.run("third.yaml", out="out")
     assert set(vitlab.results("third.yaml", out="out")["steps"]) == {3}
+
+
+def test_version_that_cannot_be_copied_leaves_no_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = here / "out" / "studies" / "tiny"
+    assert (study / "plan.json").exists(), list(study.parent.iterdir())
+    before = set(study.rglob("*"))
+
+    def refuse(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="No space"):
+        keep(study, "another")
+    assert {path for path in study.rglob("*") if path.is_file()} == {path for path in before if path.is_file()}
 
 
 @pytest.mark.parametrize("name", ["../../../escaped", "", 7, ["a"], None])

@@ -76,9 +76,12 @@ def examine(folder: TrialFolder, images: Sequence[int]) -> None:
         x_BCHW = transform(pixels_CHW)
         image_HWC = transform.denormalize(x_BCHW)[0].permute(1, 2, 0)
         subject = Subject(trial, f"test image {index}", label)
-        explain(model, x_BCHW, image_HWC, transform.input_spec.info.labels, temporary, subject)
-        place.parent.mkdir(exist_ok=True)
-        os.replace(temporary, place)
+        try:
+            explain(model, x_BCHW, image_HWC, transform.input_spec.info.labels, temporary, subject)
+            place.parent.mkdir(exist_ok=True)
+            os.replace(temporary, place)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
         folder.emit("artifact", path=str(place.relative_to(folder.path)))
 
 

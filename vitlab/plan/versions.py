@@ -123,8 +123,11 @@ def keep(study: Path, new: str) -> Version | None:
     for name in FILES:
         if (study / name).exists():
             partial_copy = temporary(folder / name)
-            shutil.copy2(study / name, partial_copy)
-            os.replace(partial_copy, folder / name)
+            try:
+                shutil.copy2(study / name, partial_copy)
+                os.replace(partial_copy, folder / name)
+            finally:
+                partial_copy.unlink(missing_ok=True)
     shutil.rmtree(folder / "report", ignore_errors=True)
     with suppress(OSError):  # without a report; it can be made from the trials
         os.replace(study / "report", folder / "report")

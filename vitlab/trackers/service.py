@@ -147,8 +147,12 @@ def initialise(database: Path) -> None:
         for suffix in ("-journal", "-wal", "-shm"):  # SQLite would apply the old database's files to the new one
             database.with_name(database.name + suffix).unlink(missing_ok=True)
         new = temporary(database)  # a new name: MLflow assumes that a path it has opened before has tables
-        _create(new)
-        os.replace(new, database)
+        try:
+            _create(new)
+            os.replace(new, database)
+        finally:
+            for suffix in ("", "-journal", "-wal", "-shm"):
+                new.with_name(new.name + suffix).unlink(missing_ok=True)
 
 
 def _create(database: Path) -> None:

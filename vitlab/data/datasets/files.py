@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from vitlab.errors import DataError
+from vitlab.store.folders import write_bytes
 
 Download = Literal["never", "missing"]
 """``missing`` downloads files that are not here; ``never`` does not."""
@@ -103,11 +104,8 @@ def read_note(file: Path) -> str | None:
 
 def write_note(file: Path, text: str) -> None:
     """Write a text for other processes atomically; do nothing if the file cannot be written."""
-    temporary = file.with_name(f"{file.name}.{os.getpid()}")
     with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, file)
+        write_bytes(file, text.encode(), fsync=False)
 
 
 def open_decompressed(path: Path) -> BinaryIO:
