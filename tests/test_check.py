@@ -237,12 +237,12 @@ def test_engine_of_seeds_is_traced(accepted: Path, monkeypatch: pytest.MonkeyPat
 
 def test_changed_option_is_named_although_trials_fail(accepted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object) -> None:
-        raise TrialFailed("2 trials failed, so nothing is judged.")
+        raise TrialFailed("2 trials failed, so the gate has no verdict.")
 
     monkeypatch.setattr(check, "_train", failing)
     tiers = ("--tier", "exact", "--tier", "statistical")
     done = vitlab(accepted, *tiers, "--set", "train.optimizer.weight_decay=0.3", "--set", "seeds=1")
-    assert "- 2 trials failed, so nothing is judged." in done.stdout
+    assert "- 2 trials failed, so the gate has no verdict." in done.stdout
     with pytest.raises(TrialFailed):
         vitlab(accepted, "--tier", "statistical")
     assert done.exit_code == 1 and "train.optimizer.weight_decay: 0.05 -> 0.3" in done.stdout
@@ -341,18 +341,18 @@ def test_contradictory_settings_are_refused(accepted: Path, tmp_path: Path) -> N
     write(tmp_path, study="other")
     baseline = ("--baseline", str(accepted / "gate.baseline.yaml"))
     for words, message in [
-        (("--accept",), "says why"),
-        (("--reason", "x"), "says why"),
-        (("--anchor",), "--anchor goes with"),
-        (("--plan", "--workflow"), "ask for one"),
-        (("--plan", "--json"), "check nothing"),
-        ((), "no baseline is there"),
+        (("--accept",), "--accept needs --reason"),
+        (("--reason", "x"), "--reason needs --accept"),
+        (("--anchor",), "--anchor needs"),
+        (("--plan", "--workflow"), "exclude each other"),
+        (("--plan", "--json"), "run none"),
+        ((), "the baseline does not exist"),
         (baseline, "is the baseline of study 'gate'"),
     ]:
         with pytest.raises(UserError, match=message):
             vitlab(tmp_path, *words)
     write(tmp_path, tune={"knobs": {"train.optimizer.lr": [0.01, 0.02]}})
-    with pytest.raises(UserError, match="tunes knobs, which would hide a change"):
+    with pytest.raises(UserError, match="has 'tune', which would hide a change"):
         vitlab(tmp_path, "--accept", "--reason", "x")
 
 

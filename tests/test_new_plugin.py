@@ -256,10 +256,10 @@ def test_every_slot_has_exactly_one_template(tmp_path: Path) -> None:
 def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     package = write_plugin("acme-vit", "norm", out=tmp_path)
     before = {file: file.read_bytes() for file in package.rglob("*") if file.is_file()}
-    with pytest.raises(UserError, match="is there already, and nothing is overwritten"):
+    with pytest.raises(UserError, match="exists already and is not overwritten"):
         write_plugin("acme-vit", "position", out=tmp_path)
     (tmp_path / "acme-two").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         write_plugin("acme-two", "position", out=tmp_path)
     assert before == {file: file.read_bytes() for file in package.rglob("*") if file.is_file()}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["acme-two", "acme-vit"]

@@ -237,7 +237,11 @@ def test_small_steps_add_up_against_anchor() -> None:
 def test_differing_arms_devices_and_data_are_reported() -> None:
     new = values(device="cuda", c=[0.5, 0.5, 0.6])  # type: ignore[arg-type]
     pairs, notes = family(study(), baseline(values()), new)
-    assert [item.refused for item in pairs] == ["", "", "the baseline has no val/accuracy of it: accept it anew"]
+    assert [item.refused for item in pairs] == [
+        "",
+        "",
+        "the baseline has no val/accuracy of this arm; re-run with --accept",
+    ]
     assert judge(pairs)[2].verdict == "inconclusive"
     _, since = family(study(), baseline(values(), values(0.1)), new)
     assert any("'c' has no val/accuracy in the anchor" in note for note in since)
@@ -278,7 +282,7 @@ def test_additional_seeds_are_limited_by_baseline() -> None:
         return noisy
 
     cells, notes = statistical(study(escalate_to=6), baseline(values(seeds=3)), train)
-    assert requests == [None] and cells[0].verdict == "inconclusive" and "accept it anew" in notes[0]
+    assert requests == [None] and cells[0].verdict == "inconclusive" and "re-run with --accept" in notes[0]
 
 
 def test_arm_without_metric_gets_no_more_seeds() -> None:
@@ -346,7 +350,7 @@ def facts(torch: str = "2.13.0", **changes: object) -> Facts:
         ({"key": "other"}, "key", "starts from is another"),
         ({"traces": (TraceRecord(precision="fp64", losses=(2.3, 2.2 + 1e-5, 2.1), before=2.3, after=2.0),)}, "trace fp64", "of step 2"),
         ({"traces": (TraceRecord(precision="fp64", losses=(2.3, 2.2, math.nan), before=2.3, after=2.0),)}, "trace fp64", "of step 3"),
-        ({"traces": (TraceRecord(precision="fp64", losses=(2.3, 2.2), before=2.3, after=2.0),)}, "trace fp64", "3 -> 2 steps"),
+        ({"traces": (TraceRecord(precision="fp64", losses=(2.3, 2.2), before=2.3, after=2.0),)}, "trace fp64", "3 steps -> 2"),
     ],
 )  # fmt: skip
 def test_every_difference_is_named(changes: dict[str, object], check: str, message: str) -> None:
@@ -388,7 +392,7 @@ def test_other_processor_explains_rounding_only(by: float, verdict: str) -> None
 
 
 def test_other_seeds_are_named() -> None:
-    for seeds, message in (((0, 1), "1 seeds -> 2"), ((7,), "other seeds")):
+    for seeds, message in (((0, 1), "1 seed -> 2"), ((7,), "other seeds")):
         (plan,) = [
             item for item in compare_facts(facts(), facts().model_copy(update={"seeds": seeds})) if item.sentence
         ]
@@ -421,7 +425,7 @@ def test_baseline_file_round_trips(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "no baseline is there"),
+        (None, "the baseline does not exist"),
         ("[1", "not YAML"),
         ("- 1", "a mapping"),
         ("form: 7", "form 7"),

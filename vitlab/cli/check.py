@@ -35,8 +35,8 @@ WORKFLOW = Path(__file__).parent / "templates" / "check.yml.j2"
 @set_option
 @plugin_option
 @no_plugin_option
-@click.option("--accept", is_flag=True, help="Make what is computed here the baseline; needs --reason.")
-@click.option("--reason", metavar="TEXT", help="Why the baseline changes; kept in it.")
+@click.option("--accept", is_flag=True, help="Write the results of this run as the baseline; needs --reason.")
+@click.option("--reason", metavar="TEXT", help="Reason for the new baseline, stored in it.")
 @click.option("--anchor", is_flag=True, help="With --accept: measure drift from here on.")
 @click.option("--plan", "plan_only", is_flag=True, help="How likely an unchanged model passes.  Trains nothing.")
 @click.option(
@@ -66,13 +66,13 @@ def command(
     Exit code 0: nothing has regressed; 1: something has; 5: inconclusive, where the file says that this is to fail.
     """
     if sum((accept, plan_only, workflow)) > 1:
-        raise UserError("--accept, --plan and --workflow are three things; ask for one")
+        raise UserError("--accept, --plan and --workflow exclude each other; give one of them")
     if accept != bool(reason and reason.strip()):
-        raise UserError("--accept and --reason TEXT go together: whoever changes the baseline says why")
+        raise UserError("--accept needs --reason TEXT, and --reason needs --accept")
     if anchor and not accept:
-        raise UserError("--anchor goes with --accept")
+        raise UserError("--anchor needs --accept")
     if (accept or plan_only or workflow) and (as_json or junit is not None):
-        raise UserError("--json and --junit say what a check has found; --accept, --plan and --workflow check nothing")
+        raise UserError("--json and --junit need the result of a check, and --accept, --plan and --workflow run none")
     baseline = baseline or file.with_suffix(".baseline.yaml")
     if workflow:
         click.echo(_workflow(file, baseline))

@@ -37,7 +37,9 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
         try:
             plan = read_plan(file)
         except UserError as error:
-            raise UserError(f"nobody knows which trials a study needs, so nothing is deleted: {error}") from None
+            raise UserError(
+                f"nothing is deleted, because the trials that a study needs cannot be read: {error}"
+            ) from None
         if plan is None:
             continue  # deleted meanwhile
         trials = _trial_names(plan)
@@ -56,7 +58,7 @@ def command(out: Path, drop: tuple[str, ...], yes: bool) -> None:
         if TrialFolder(path).is_locked():
             continue
         freed += _size(path)
-        click.echo(f"{path}\t{names.get(path.parent.name, 'of no version that is kept')}")
+        click.echo(f"{path}\t{names.get(path.parent.name, 'of no stored version')}")
         if not yes:
             continue
         with suppress(Busy), TrialFolder(path).lease():  # so that no process starts to train it now

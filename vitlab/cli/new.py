@@ -157,7 +157,7 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
         out: where the folder ``name`` is made.
 
     Raises:
-        UserError: for a name that cannot be used, or a folder that is there already.  Nothing is written then.
+        UserError: for a name that cannot be used, or a folder that exists already.  Nothing is written then.
     """
     if slot not in KINDS:
         raise UserError(f"no slot called '{slot}'.{nearest(slot, KINDS)} Slots: {', '.join(KINDS)}.")
@@ -166,7 +166,7 @@ def write_plugin(name: str, slot: str, *, component: str | None = None, out: Pat
     _check_component(component, slot)
     folder = out / name
     if folder.exists() or folder.is_symlink():
-        raise UserError(f"{folder} is there already, and nothing is overwritten; choose another NAME or --out")
+        raise UserError(f"{folder} exists already and is not overwritten; choose another NAME or --out")
     kind = KINDS[slot]
     values = {
         "distribution": name,
@@ -240,10 +240,10 @@ def _check_component(name: str, slot: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or len(name) > 40 or keyword.iskeyword(name):
         raise UserError(
             f"'{name}' cannot be the name of a component: lower-case letters, digits and '_', at most 40, no word of "
-            "Python's; --component says another"
+            "Python's; set another with --component"
         )
     if not isinstance(read_value(name), str):
-        raise UserError(f"YAML would read the name '{name}' as {read_value(name)!r}; --component says another")
+        raise UserError(f"YAML would read the name '{name}' as {read_value(name)!r}; set another with --component")
     existing = [entry.name for entry in registry.listing(slot) if entry.origin.source == registry.BUILT_IN]
     if name in existing:
-        raise UserError(f"there is a built-in {slot} called '{name}'; --component says another name")
+        raise UserError(f"there is a built-in {slot} called '{name}'; set another with --component")

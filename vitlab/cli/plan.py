@@ -103,7 +103,7 @@ def _table(
     from rich.console import Console
     from rich.text import Text
 
-    from vitlab.report.phrasing import count
+    from vitlab.errors import count
 
     console = Console()
     if plan.question:
@@ -124,7 +124,7 @@ def _table(
         console.print(Text(_describe_costs(plan, costs, device_tflops)))
     waiting = f", {len(plan.pending)} more once their knobs are tuned" if plan.pending else ""
     if plan.looks is not None and not plan.looks.open and cached < len(plan.trials):
-        waiting += f", up to {len(plan.looks.second)} seeds of what {len(plan.looks.first)} leave open"
+        waiting += f", up to {len(plan.looks.second)} seeds of arms that {len(plan.looks.first)} leave inconclusive"
     console.print(
         f"{count(len(plan.trials), 'trial')}, {cached} of them trained already{waiting}; metric {plan.analysis.metric}."
     )
@@ -145,9 +145,10 @@ def _arms(plan: Any, is_cached: dict[tuple[str, int], bool], costs: dict[str, di
     from rich.table import Table
     from rich.text import Text
 
+    from vitlab.errors import count
     from vitlab.plan.design import text
     from vitlab.plan.tune import PENDING
-    from vitlab.report.phrasing import compact, count
+    from vitlab.report.phrasing import compact
 
     paths = plan.paths
     trials = Counter(planned.arm for planned in plan.trials)
@@ -247,6 +248,7 @@ def _describe_benchmarks(plan: Any) -> Iterator[str]:
 
 
 def _tuning(tuning: Any, is_cached: dict[tuple[str, int], bool]) -> str:
+    from vitlab.errors import count
     from vitlab.plan.tune import name_of
 
     whom = tuning.arm or "all arms"
@@ -255,6 +257,6 @@ def _tuning(tuning: Any, is_cached: dict[tuple[str, int], bool]) -> str:
     trained = sum(is_cached[planned.arm, planned.seed] for planned in tuning.trials)
     rivals = "; ".join(name_of(rival.values) for rival in tuning.rivals)
     return tuning.failure or (
-        f"{whom}: tuned first, by {tuning.select}, among {rivals}: {len(tuning.trials)} trials, {trained} of them "
-        "trained already."
+        f"{whom}: tuned first, by {tuning.select}, among {rivals}: {count(len(tuning.trials), 'trial')}, {trained} "
+        "of them trained already."
     )

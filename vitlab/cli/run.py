@@ -108,7 +108,7 @@ def command(
         click.echo(report.render(answer.plan, answer.store, "terminal"))
         click.echo(_epilogue(answer))
     if answer.failed:
-        failures = f"{answer.failed} trial{'s' if answer.failed != 1 else ''}"
+        failures = count(answer.failed, "trial")
         why = logs_command(answer.plan, answer.store)
         raise TrialFailed(f"{failures} failed; '{why}' shows why, --retry-failed trains them again.")
 
@@ -137,7 +137,7 @@ def _detach(
     store = Store(out.resolve())
     again = shlex.join(["vitlab", "run", str(file), *options])
     if runner := driver_of(plan.study, store):
-        raise UserError(f"{plan.study} is run by {runner} already; '{again}' watches it")
+        raise UserError(f"{plan.study} is already being run by {runner}; '{again}' follows it")
     log = store.study(plan.study) / LOG
     log.parent.mkdir(parents=True, exist_ok=True)
     begin = log.stat().st_size if log.exists() else 0

@@ -19,7 +19,7 @@ from vitlab.errors import Problem, SpecError
 def command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Path, ...], build: bool) -> None:
     """Check study FILES against the installed components.  Writes nothing."""
     from vitlab import lab
-    from vitlab.report.phrasing import count
+    from vitlab.errors import count
 
     problems: list[Problem] = []
     for file in files:

@@ -55,7 +55,7 @@ def hold_out_groups(group_N: Tensor, share: float, k: noise.Key) -> tuple[Tensor
     """
     name_G, index_N = group_N.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     if len(name_G) < 2:
-        raise DataError(f"all {len(group_N)} images are of one group, so none can be held out for validation")
+        raise DataError("all images are of one group, so none can be held out for validation")
     _, group_M = hold_out(torch.zeros_like(name_G), name_G, share, k)
     mask_N = torch.isin(index_N, group_M)
     return (~mask_N).nonzero()[:, 0], mask_N.nonzero()[:, 0]

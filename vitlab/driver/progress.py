@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vitlab.driver.scheduler import Watch
+from vitlab.errors import count
 from vitlab.plan.values import Plan, Planned
-from vitlab.report.phrasing import count
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.result import Ending
 

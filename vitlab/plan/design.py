@@ -73,7 +73,9 @@ def drafts(node: Node | None, place: Path = ("design",)) -> list[Draft]:
     if node.sample is not None:
         population = drafts(node.sample.over, (*here, "over"))
         if node.sample.n > len(population):
-            raise DesignFault((*here, "n"), f"a sample of {node.sample.n} from {len(population)} arms")
+            raise DesignFault(
+                (*here, "n"), f"a sample of {node.sample.n} is larger than its population of {len(population)}"
+            )
         indices = random.Random(node.sample.seed).sample(range(len(population)), node.sample.n)
         return [population[index] for index in sorted(indices)]
     assert node.grid is not None

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitlab import errors
 from vitlab.errors import Path, Problem, SpecError
 from vitlab.geometry import Work
 from vitlab.plan import match, metrics, tune
@@ -118,7 +119,8 @@ def make_plan(
         problems.append(document.problem(places[0] if len(set(places)) == 1 else values, sentence))
     problems += _same_names(arms, document)
     if len(arms) * len(study.seeds.all) > MOST:
-        sentence = f"{len(arms):,} arms of {len(study.seeds.all):,} seeds each; a study has at most {MOST:,} trials"
+        size = f"{errors.count(len(arms), 'arm')} of {errors.count(len(study.seeds.all), 'seed')} each"
+        sentence = f"{size}; a study has at most {MOST:,} trials"
         raise SpecError([*problems, document.problem(("seeds",), sentence)])
     faults = match.mistakes(study.match, resolved_base.plain, planned) if study.match is not None else []
     faults += tune.mistakes(study, at, planned) if study.tune is not None else []

@@ -165,7 +165,7 @@ def _amounts(study: Study, document: Document, metrics_by_name: Mapping[str, Any
         elif amount >= high - low:
             fix = f"a number below {high - low:g}"
             if share and not isinstance(value, str) and amount < 100:
-                fix = f"'{amount:g} points' or {amount / 100:g}"
+                fix = f"'{amount:g} {'point' if amount == 1 else 'points'}' or {amount / 100:g}"
             yield (
                 place,
                 f"{where}: {metric} lies from {low:g} to {high:g}, so no difference exceeds {value}; write {fix}",

@@ -97,13 +97,15 @@ def read_baseline(file: Path) -> Baseline:
         UserError: if the file is missing or is not a baseline.
     """
     if not file.is_file():
-        raise UserError(f"{file}: no baseline is there; 'vitlab check --accept --reason TEXT' writes it")
+        raise UserError(f"{file}: the baseline does not exist; write it with 'vitlab check --accept --reason TEXT'")
     try:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
         if not isinstance(data, dict):
-            raise UserError(f"{file}: no baseline: a mapping belongs here")
+            raise UserError(f"{file}: not a baseline: it must be a mapping")
         if data.get("form") != FORM:
-            raise UserError(f"{file}: a baseline of form {data.get('form')!r}; this version reads form {FORM}")
+            raise UserError(
+                f"{file}: a baseline of form {data.get('form')!r}; this version of vitlab reads form {FORM}"
+            )
         return Baseline.model_validate(data)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{file}: not YAML: {' '.join(str(error).split())}") from None

@@ -10,7 +10,7 @@ from typing import Any
 from vitlab import lab, registry
 from vitlab._version import __version__
 from vitlab.driver.scheduler import Watch
-from vitlab.errors import TrialFailed, UserError
+from vitlab.errors import TrialFailed, UserError, count
 from vitlab.plan.key import requirements_of
 from vitlab.plan.values import Plan
 from vitlab.regression import TIERS, Tier, gate
@@ -53,11 +53,11 @@ def check(request: CheckRequest, tiers: Sequence[Tier] = TIERS) -> CheckResult:
     notes = gate.version_notes(baseline, installed | _imported_versions(plan))
     if "exact" in tiers:
         if baseline.facts is None:
-            raise UserError(f"{request.baseline} holds nothing exact; accept it anew")
-        request.watch.say(f"{study.study}: exact tier, {_arms(plan)}.")
+            raise UserError(f"{request.baseline} has no exact-tier section; re-run with --accept --reason TEXT")
+        request.watch.say(f"{study.study}: exact tier, {count(sum(not arm.skip for arm in plan.arms), 'arm')}.")
         findings += compare_facts(baseline.facts, _facts(request, plan))
     if "learning" in tiers:
-        request.watch.say(f"{study.study}: learning tier, {_arms(plan)}.")
+        request.watch.say(f"{study.study}: learning tier, {count(sum(not arm.skip for arm in plan.arms), 'arm')}.")
         findings += gate.learning(plan, request.plugins)
     if "statistical" in tiers:
         pinned = _pinned_versions(request, study, installed)
@@ -90,7 +90,7 @@ def accept(request: CheckRequest, reason: str, tiers: Sequence[Tier] = TIERS, an
     """
     study, plan = _plan_with_data(request)
     old = _baseline(request) if request.baseline.exists() else None
-    request.watch.say(f"{study.study}: exact tier, {_arms(plan)}.")
+    request.watch.say(f"{study.study}: exact tier, {count(sum(not arm.skip for arm in plan.arms), 'arm')}.")
     facts = _facts(request, plan)
     values = None
     if "statistical" in tiers:
@@ -137,7 +137,10 @@ def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
 
     study, plan = plan_study()
     if study.tune is not None:
-        raise UserError(f"{request.file} tunes knobs, which would hide a change; check a study with the knobs it chose")
+        raise UserError(
+            f"{request.file} has 'tune', which would hide a change; check a study with the chosen values in place of "
+            "'tune'"
+        )
     absent = {str(item.trial.spec.data): item.trial for item in plan.trials if item.trial.data is None}
     for trial in absent.values():
         registry.slot("dataset").build(trial.spec.data).read("train")
@@ -204,7 +207,9 @@ def _train(
         )
         if answer.failed:
             command = logs_command(answer.plan, answer.store)
-            raise TrialFailed(f"{answer.failed} trials failed, so nothing is judged; '{command}' shows why.")
+            raise TrialFailed(
+                f"{count(answer.failed, 'trial')} failed, so the gate has no verdict; '{command}' shows why."
+            )
     return gate.values_of(answer.plan, answer.store, study)
 
 
@@ -218,8 +223,3 @@ def _changes(request: CheckRequest, study: Study, seeds: Sequence[int] | None) -
 def _seeds(study: Study) -> dict[str, list[Any]]:
     """Return the seeds of a study's first look, in the form of a study file."""
     return {"values": list(study.seeds.values), "vary": list(study.seeds.vary)}
-
-
-def _arms(plan: Plan) -> str:
-    count = sum(not arm.skip for arm in plan.arms)
-    return f"{count} arm{'s' if count != 1 else ''}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitlab.errors import count
 from vitlab.plan.values import Plan, Planned
 from vitlab.regression.baseline import ArmFacts, Facts, TraceRecord
 from vitlab.regression.decide import Verdict
@@ -106,7 +107,7 @@ def _plan(old: Facts, new: Facts) -> Iterator[Finding]:
         if before != after:
             changes.append(f"arm '{arm}': {before} -> {after}")
     if len(old.seeds) != len(new.seeds):
-        changes.append(f"{len(old.seeds)} seeds -> {len(new.seeds)}")
+        changes.append(f"{count(len(old.seeds), 'seed')} -> {len(new.seeds)}")
     elif old.seeds != new.seeds:
         changes.append("other seeds")
     yield _finding("", "plan", changes)
@@ -164,7 +165,7 @@ def _trace(arm: str, old: TraceRecord, new: TraceRecord, before: Facts, after: F
 def _difference(old: TraceRecord, new: TraceRecord, tolerance: float) -> str:
     """Describe the first loss that differs; empty if none does."""
     if len(old.losses) != len(new.losses):
-        return f"{len(old.losses)} -> {len(new.losses)} steps"
+        return f"{count(len(old.losses), 'step')} -> {len(new.losses)}"
     steps = zip(old.losses, new.losses, strict=True)
     pairs = {"before the first step": (old.before, new.before)}
     pairs |= {f"of step {step}": pair for step, pair in enumerate(steps, start=1)}

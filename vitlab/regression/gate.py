@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from vitlab.errors import UserError, nearest
+from vitlab.errors import UserError, count, nearest
 from vitlab.plan.values import Plan
 from vitlab.regression import decide as judging
 from vitlab.regression.baseline import Baseline, Values
@@ -157,7 +157,7 @@ def family(study: Study, baseline: Baseline, new: Values) -> tuple[list[Pair], l
                     notes.append(f"arm '{arm}' has no {metric} in the anchor: its drift is not measured")
                     continue
                 if arm not in by_arm:
-                    reason = f"the baseline has no {metric} of it: accept it anew"
+                    reason = f"the baseline has no {metric} of this arm; re-run with --accept"
                     pairs.append(Pair(arm, metric, goal, {}, candidate, margin, min_abs, refused=reason))
                     continue
                 if not by_arm[arm] and not candidate and arm not in new.diverged:
@@ -202,11 +202,15 @@ def statistical(study: Study, baseline: Baseline, train: Train) -> tuple[list[Ce
     baseline_seeds = {seed for arms in old.metrics.values() for arm in inconclusive for seed in arms.get(arm, {})}
     seeds = tuple(seed for seed in more if seed in baseline_seeds or seed in study.seeds.values)
     if len(seeds) == len(study.seeds.values):
-        notes.append("more seeds would settle nothing, for the baseline has none: accept it anew, with escalate_to")
+        notes.append(
+            "more seeds would not help, because the baseline has no others; re-run with --accept and escalate_to"
+        )
         return cells, notes
     pairs, notes = family(study, baseline, train(seeds, inconclusive))
     second_look = {(cell.arm, cell.metric, cell.against): cell for cell in judging.judge(pairs, alpha)}
-    notes.append(f"{len(seeds)} seeds of {', '.join(inconclusive)}, for {len(study.seeds.values)} were inconclusive")
+    notes.append(
+        f"{count(len(seeds), 'seed')} of {', '.join(inconclusive)}, for {len(study.seeds.values)} were inconclusive"
+    )
     return [
         second_look.get((cell.arm, cell.metric, cell.against), cell)
         if cell.arm in inconclusive and cell.verdict == "inconclusive"
@@ -237,7 +241,7 @@ def learning(plan: Plan, plugins: Sequence[str | Path] = ()) -> list[Finding]:
         half = max(1, len(result.losses) // 2)  # long enough for the noise of batches to even out
         first, last = (sum(part) / half for part in (result.losses[:half], result.losses[-half:]))
         rises = [
-            f"the {which} loss went from {before:.4g} to {after:.4g} in {len(result.losses)} steps"
+            f"the {which} loss went from {before:.4g} to {after:.4g} in {count(len(result.losses), 'step')}"
             for which, before, after in (("training", first, last), ("validation", result.before, result.after))
             if not after < before
         ]
@@ -309,7 +313,7 @@ def _no_sample(behind: int | None) -> str:
 def _values(baseline: Baseline) -> Values:
     if baseline.values is None:
         raise UserError(
-            "the baseline has no results of trials; 'vitlab check --accept --reason TEXT' without --tier adds them"
+            "the baseline has no results of trials; add them with 'vitlab check --accept --reason TEXT', without --tier"
         )
     return baseline.values
 

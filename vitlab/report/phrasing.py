@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from vitlab.errors import count
 from vitlab.plan.values import own_metric
 from vitlab.report.verdict import Row as Row
 from vitlab.report.verdict import Verdict, is_equivalent, of_complete_pairs
@@ -98,11 +99,6 @@ def interval_name(row: Row, analysis: Analysis, alpha: float | None = None) -> s
     """Return ``95 % interval``, preceded by ``simultaneous`` if it holds for several comparisons at once."""
     several = row["family"] is not None and row["family"] > 1 and analysis.correction != "none"
     return f"{'simultaneous ' * several}{percent(1 - (alpha or analysis.alpha))} interval"
-
-
-def count(n: int, what: str) -> str:
-    """Format a count with its noun: ``1 seed``, ``5 seeds``."""
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
 def compact(n: float | None) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vitlab.errors import count
 from vitlab.report.costs import COST_COLUMNS, SPEEDS
 from vitlab.report.labels import short_labels
 from vitlab.report.phrasing import (
@@ -18,7 +19,6 @@ from vitlab.report.phrasing import (
     Row,
     Scale,
     compact,
-    count,
     duration,
     interval_name,
     overturned_verdict,
