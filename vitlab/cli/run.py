@@ -24,7 +24,7 @@ from vitlab.cli.options import (
     plugin_option,
     set_option,
 )
-from vitlab.errors import TrialFailed, UserError
+from vitlab.errors import TrialFailed, UserError, count
 
 DETACH = "--detach"
 LOG = "driver.log"  #: of a run that was detached, in the study's folder
@@ -86,8 +86,8 @@ def command(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     watch = watch_on()
     if smoke:
-        count = lab.smoke(file, out=out, changes=values, plugins=plugins, watch=watch)
-        click.echo(f"{count} distinct sets of components ran two steps each.")
+        sets = lab.smoke(file, out=out, changes=values, plugins=plugins, watch=watch)
+        click.echo(f"{sets} distinct sets of components ran two steps each.")
         return
     answer = lab.run(
         file,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab._version import __version__
+from vitlab.errors import count
 from vitlab.plan import versions
 from vitlab.plan.tune import edges, name_of
 from vitlab.plan.values import Plan
@@ -178,7 +179,7 @@ def provenance_lines(doc: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Data", "; ".join(data)),
         (
             "Training",
-            f"{phrasing.duration(record['wall_s'])} in all, {phrasing.count(total, 'trial')}: "
+            f"{phrasing.duration(record['wall_s'])} in all, {count(total, 'trial')}: "
             f"{record['trained']} trained in the last run, {record['cached']} taken from earlier runs{failed}"
             + (f"; ended {record['ended']}" if record["ended"] else ""),
         ),

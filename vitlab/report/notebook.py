@@ -7,6 +7,7 @@ from html import escape
 
 import pandas as pd
 
+from vitlab.errors import count
 from vitlab.plan.values import Plan
 from vitlab.report import comparison, phrasing
 from vitlab.report import frame as frames
@@ -41,7 +42,7 @@ class Results(pd.DataFrame):
         if not {*frames.BEFORE, *frames.AFTER} <= set(self.columns):
             return pd.DataFrame(self)._repr_html_()  # type: ignore[operator,no-any-return]
         states = {name: int((self["status"] == name).sum()) for name in frames.STATUSES}
-        summary = [f"{phrasing.count(len(self), 'trial')}: {phrasing.states(states)}"]
+        summary = [f"{count(len(self), 'trial')}: {phrasing.states(states)}"]
         remainder = f"... and {len(self) - ROWS:,} more." if len(self) > ROWS else ""
         return _html(summary, trial_columns(plain(self.head(ROWS)), self.shares), [remainder] if remainder else [])
 

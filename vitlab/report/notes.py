@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vitlab.errors import count
 from vitlab.plan.match import overlap
 from vitlab.plan.registration import (
     added_comparisons,
@@ -37,7 +38,7 @@ def notes(plan: Plan, trials: Sequence[StoredTrial], frame: pd.DataFrame, rows: 
     pending = sum(item.status in ("running", "missing") for item in trials)
     if pending:
         total = {status: sum(item.status == status for item in trials) for status in STATUSES}
-        lines.append(f"Preliminary: of {phrasing.count(len(trials), 'trial')}, {phrasing.states(total)}.")
+        lines.append(f"Preliminary: of {count(len(trials), 'trial')}, {phrasing.states(total)}.")
     lines += plan.notes
     lines += _first_of([f"{arm.name}: {arm.note}." for arm in plan.arms if arm.note], "arms of this kind")
     lines += _tuning_notes(plan)
@@ -115,7 +116,7 @@ def _excluded_seeds(
         elif unpaired := sorted(first ^ second):
             subject = f"seed {unpaired[0]} has" if len(unpaired) == 1 else f"seeds {_seed_list(unpaired)} have"
             lines.append(
-                f"Warning: {row['arm']} and {row['baseline']} are compared at {phrasing.count(row['pairs'], 'seed')} "
+                f"Warning: {row['arm']} and {row['baseline']} are compared at {count(row['pairs'], 'seed')} "
                 f"only: {subject} no value on one side. Where trials diverge or fail, what is left flatters."
             )
     return lines
@@ -130,7 +131,7 @@ def _prerequisites(plan: Plan) -> list[str]:
     lines = []
     for (arm, role), trials in prerequisites.items():
         distinct = len(set(trials))
-        note = f"{arm}: {phrasing.count(distinct, f'distinct {role}')} behind {phrasing.count(len(trials), 'trial')}"
+        note = f"{arm}: {count(distinct, f'distinct {role}')} behind {count(len(trials), 'trial')}"
         lines.append(note + (f"; what is found holds for {role}s like these alone." if distinct < len(trials) else "."))
     return lines
 
@@ -164,7 +165,7 @@ def _interim_analysis(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
         return []
     first, second = len(plan.looks.first), len(plan.looks.second)
     sentences = [
-        f"Two looks share alpha, at {phrasing.count(first, 'seed')} and at {second}: p values and intervals of "
+        f"Two looks share alpha, at {count(first, 'seed')} and at {second}: p values and intervals of "
         "differences hold for both together."
     ]
     compared = [row for row in rows if row["baseline"] is not None]
@@ -212,7 +213,7 @@ def _seeds(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     varied = [stream for stream, values in streams.items() if len(values) > 1]
     first = seeds if plan.looks is None else plan.looks.first
     more = f", and {len(seeds)} of what was left open," if len(seeds) > len(first) else ""
-    lines = [f"{phrasing.count(len(first), 'seed')} ({_seed_list(first)}){more} vary {', '.join(varied) or 'nothing'}."]
+    lines = [f"{count(len(first), 'seed')} ({_seed_list(first)}){more} vary {', '.join(varied) or 'nothing'}."]
     if "split" in streams and "split" not in varied:
         lines[0] += " The validation split is the same in all: intervals speak of training anew on this split."
     pairs = [row["pairs"] for row in rows if row["test"] == "paired t"]
@@ -220,7 +221,7 @@ def _seeds(plan: Plan, rows: Sequence[phrasing.Row]) -> list[str]:
     level = simultaneous_alpha(plan.level, family, plan.analysis.correction)
     if pairs and smallest_sign_flip_p(min(pairs)) > level:
         lines.append(
-            f"{phrasing.count(min(pairs), 'pair')} cannot convince an exact sign-flip test (its smallest p is "
+            f"{count(min(pairs), 'pair')} cannot convince an exact sign-flip test (its smallest p is "
             f"{smallest_sign_flip_p(min(pairs)):.2g}): p rests on differences between seeds being roughly normal."
         )
     return lines
@@ -274,7 +275,7 @@ def _exploratory_notes(plan: Plan) -> list[str]:
         )
     results, trials, compared = results_before_registration(plan)
     if results:
-        before = f"{results:,} of {phrasing.count(trials, 'trial')} had results before this plan was registered"
+        before = f"{results:,} of {count(trials, 'trial')} had results before this plan was registered"
         lines.append(
             f"Exploratory: {before}, those of {_names(compared)} on both sides of the comparison."
             if compared
@@ -289,13 +290,13 @@ def _tuning_notes(plan: Plan) -> list[str]:
         return []
     lines = []
     if plan.pending:
-        pending = phrasing.count(len(plan.pending), "trial")
+        pending = count(len(plan.pending), "trial")
         lines.append(f"Preliminary: {pending} more will be planned once the knobs of their arms are tuned.")
     rivals = [rival for item in plan.tuning for rival in item.rivals]
     knobs = ", ".join(dict.fromkeys(knob for rival in rivals for knob in rival.values))
     scope = "at the base, for all arms" if plan.tuning[0].arm is None else "for each arm by itself"
     cost = sum(rival.wall_s for rival in rivals)
-    trainings = phrasing.count(sum(len(rival.trials) for rival in rivals), "full-length training")
+    trainings = count(sum(len(rival.trials) for rival in rivals), "full-length training")
     lines.append(
         f"Tuned {scope}, by {plan.tuning[0].select}: {knobs}. It {'takes' if plan.pending else 'took'} {trainings}"
         + (f" ({phrasing.duration(cost)})" if cost else "")
