@@ -1127,7 +1127,7 @@ def _arrows(axes: Any) -> list[float]:
 @pytest.mark.parametrize("seeds", [2, 3])
 def test_arms_figure_shows_intervals_of_few_seeds_in_full(tmp_path, seeds):
     """By the formula of t-intervals, which with 2 or 3 seeds are far longer than what the seeds span."""
-    draws = np.random.default_rng(0).normal(0.8, 0.02, (3, seeds))
+    draws = np.random.default_rng(1).normal(0.8, 0.02, (3, seeds))
     plan, store = study(tmp_path, dict(zip(("learned", "none", "rope2d"), draws.tolist(), strict=True)))
     figure = figures.arms(*_figure_arguments(plan, store)[:3])
     for axes, values in zip(figure.axes, (draws, draws[1:] - draws[0]), strict=True):

@@ -327,7 +327,7 @@ def test_checkpoint_replaced_since_plan_fails_trial(role: str, pretrained: Trial
     expected = done(run_trial(what, TrialFolder(after / "whole"), Settings()))
     assert run_trial(what, TrialFolder(after / "resumed"), Settings(), stop_after(9)) is None
     good = file.read_bytes()
-    shutil.rmtree(before)
+    before.rename(tmp_path / "moved")
     done(run_trial(replace(pretrained, seeds=dict.fromkeys(STREAMS, 5)), TrialFolder(before), Settings()))
     assert file.read_bytes() != good
     for name in ("new", "resumed"):
@@ -337,7 +337,8 @@ def test_checkpoint_replaced_since_plan_fails_trial(role: str, pretrained: Trial
         assert folder.result() is None
     other = done(run_trial(by_file(role, file, None), TrialFolder(after / "old"), Settings()))
     assert other.outcome.metrics != expected.outcome.metrics, "and this is what it would have come to"
-    file.write_bytes(good)
+    shutil.rmtree(before)
+    (tmp_path / "moved").rename(before)
     assert done(run_trial(what, TrialFolder(after / "resumed"), Settings())).outcome == expected.outcome
 
 
