@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from vitlab.errors import DataError
-from vitlab.store.folders import write_bytes
+from vitlab.store.files import write_bytes
 
 Download = Literal["never", "missing"]
 """``missing`` downloads files that are not here; ``never`` does not."""
