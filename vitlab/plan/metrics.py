@@ -15,7 +15,7 @@ from vitlab.plan.resolve import Partial, ResolvedTrial
 from vitlab.plan.values import MetricFacts, Plan, own_metric
 from vitlab.registry import SLOT_MODULES, slot
 from vitlab.spec import Choice, Document, Study
-from vitlab.spec.check import Goal, Unit
+from vitlab.spec.choice import Goal, Unit
 from vitlab.spec.trial import METRICS
 
 

@@ -20,7 +20,7 @@ from vitlab.regression.facts import Finding, compare_facts, compute_facts, first
 from vitlab.regression.gate import CheckResult, Outlook
 from vitlab.report.api import OUT, logs_command
 from vitlab.spec import Study, read_document
-from vitlab.spec.check import Check
+from vitlab.spec.study import Check
 from vitlab.store.folders import Store
 
 MAX_NAME_LENGTH = 90  #: characters of a study's name in the name of the gate's own study

@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 
 from vitlab import statistics
-from vitlab.spec.check import Goal
+from vitlab.spec.choice import Goal
 from vitlab.statistics.student import t_quantile
 
 Verdict = Literal["pass", "regressed", "inconclusive"]

@@ -17,7 +17,7 @@ from vitlab.regression.decide import MIN_SEEDS, Against, Cell, Pair, Verdict
 from vitlab.regression.facts import Finding, first_of_arms
 from vitlab.report import frame
 from vitlab.spec import Study
-from vitlab.spec.check import Goal
+from vitlab.spec.choice import Goal
 from vitlab.store.folders import Store
 from vitlab.store.result import Ending
 

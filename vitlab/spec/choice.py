@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -48,6 +48,9 @@ def _in_units(value: Any) -> Any:
         raise ValueError(f"an amount of a metric is a number, or points such as 2 points; found '{value}'")
     return float(match[1]) / 100
 
+
+Goal = Literal["max", "min"]
+Unit = Literal["share", "number"]
 
 Amount = Annotated[
     float,

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo
 from vitlab.registry import Resolved, slot
-from vitlab.spec.check import Unit
+from vitlab.spec.choice import Unit
 from vitlab.testing.expect import during, expect
 
 N, K = 40, 7

@@ -29,7 +29,7 @@ from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo, Task
 from vitlab.registry import BUILT_IN, Resolved, Slot
 from vitlab.spec import Choice
-from vitlab.spec.check import Goal, Unit
+from vitlab.spec.choice import Goal, Unit
 from vitlab.training.losses import flat
 
 TASKS: tuple[Task, ...] = get_args(Task)
