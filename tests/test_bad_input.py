@@ -158,8 +158,8 @@ KINDS = [
     ("study: small", "no: small", "1:1", ["'no'", "quotes"]),
     # rules
     ("study: small", "study: small\nwhere: [{require: 'model.dim >', because: x}]", "2:10", ["'model.dim >' is not an expression", "allowed:"]),
-    ("study: small", "study: small\nwhere: [{require: '__import__(\"os\")', because: x}]", "2:10", ["cannot stand in a rule", "allowed:"]),
-    ("study: small", "study: small\nwhere: [{require: 'model.dim ** 9 > 1', because: x}]", "2:10", ["'model.dim ** 9' cannot stand", "+ - *"]),
+    ("study: small", "study: small\nwhere: [{require: '__import__(\"os\")', because: x}]", "2:10", ["is not allowed in a rule", "allowed:"]),
+    ("study: small", "study: small\nwhere: [{require: 'model.dim ** 9 > 1', because: x}]", "2:10", ["'model.dim ** 9' is not allowed", "+ - *"]),
     ("study: small", "study: small\nwhere: [{require: '\"a\" * 99999999999999 == 1', because: x}]", "2:10", ["'a' is not a number"]),
     ("study: small", "study: small\nwhere: [{require: '\"%099999999999d\" % 1', because: x}]", "2:10", ["is not a number"]),
     ("study: small", "study: small\nwhere: [{require: 'model.dim / 0 > 1', because: x}]", "2:10", ["cannot be computed", "division"]),
@@ -169,10 +169,10 @@ KINDS = [
     ("study: small", f"study: small\nwhere: [{{require: '{'1 + ' * 300}1', because: x}}]", "2:10", ["at most 500 characters"]),
     ("study: small", "study: small\nwhere: [{require: 'model.head == 1', otherwise: skip, because: x}]", "2:38", ["unknown key 'otherwise'", "else"]),
     # hostile
-    ("study: small", "study: !!python/object/apply:os.system ['touch pwned']", "1:8", ["!!python/object/apply:os.system", "cannot stand"]),
-    ("study: small", "study: !!python/name:os.system", "1:8", ["!!python/name:os.system", "cannot stand"]),
-    ("dim: 8", "dim: !!binary aGk=", "4:42", ["!!binary", "cannot stand"]),
-    ("dim: 8", "dim: !secret 8", "4:42", ["!secret", "cannot stand"]),
+    ("study: small", "study: !!python/object/apply:os.system ['touch pwned']", "1:8", ["!!python/object/apply:os.system", "is not allowed"]),
+    ("study: small", "study: !!python/name:os.system", "1:8", ["!!python/name:os.system", "is not allowed"]),
+    ("dim: 8", "dim: !!binary aGk=", "4:42", ["!!binary", "is not allowed"]),
+    ("dim: 8", "dim: !secret 8", "4:42", ["!secret", "is not allowed"]),
     ("study: small", "study: ../../small", "1:1", ["study", "'../../small'"]),
     ("study: small", "study: /tmp/small", "1:1", ["study", "'/tmp/small'"]),
     ("study: small", "study: ..", "1:1", ["study", "'..'"]),
@@ -214,7 +214,7 @@ def test_command_line_values_are_checked_like_the_file(here: Path) -> None:
         "model.dim": ["--set model.dim: write PATH=VALUE"],
         "=3": ["write PATH=VALUE"],
         "model.dim=[1": ["--set model.dim=[1", "not YAML"],
-        "model.dim=!!python/name:os.system": ["!!python/name:os.system", "cannot stand"],
+        "model.dim=!!python/name:os.system": ["!!python/name:os.system", "is not allowed"],
     }.items():
         line = one(refused(here, "run", "s.yaml", "--set", change))
         for word in words:
@@ -240,7 +240,7 @@ def test_booleans_are_refused_as_numbers(here: Path, path: str, truth: str) -> N
     (here / "s.yaml").write_text(STUDY)
     line = one(refused(here, "run", "s.yaml", "--set", f"{path}={truth}"))
     assert path.rpartition(".")[2] in line
-    assert "true or false" in line or "[" in truth or path == "seeds", line
+    assert "booleans" in line or "[" in truth or path == "seeds", line
 
 
 def test_all_mistakes_of_a_file_are_reported_in_order(here: Path) -> None:
@@ -307,7 +307,7 @@ design:
         # rules across fields behind wrong values beside them
         (
             {"study: small": "study: small\nrun: {explain: [0], keep: none, threads: 0}"},
-            ["must keep its weights", "run.threads must be"],
+            ["explain needs stored weights", "run.threads must be"],
         ),
         # sizes behind other sizes
         (
@@ -449,9 +449,9 @@ def test_mistake_caused_by_set_names_set(here: Path) -> None:
 @pytest.mark.parametrize(
     ("margin", "words"),
     [
-        ("2", ["val/accuracy lies from 0 to 1", "'2 points' or 0.02"]),
+        ("2", ["val/accuracy is from 0 to 1", "'2 points' or 0.02"]),
         ("1", ["'1 point' or 0.01"]),
-        ("100 points", ["val/accuracy lies from 0 to 1"]),
+        ("100 points", ["val/accuracy is from 0 to 1"]),
         ("2 %", ["2 points"]),
         ("-1 points", ["a number, or points"]),
         ("0", ["greater than 0"]),
@@ -466,7 +466,7 @@ def test_margin_outside_metric_bounds_is_refused(here: Path, margin: str, words:
             line = one(mistakes(here, f"{STUDY}check: {{{name}: {{val/accuracy: 2}}}}\n"))
             assert "'2 points' or 0.02" in line
         line = one(mistakes(here, f"{STUDY}check: {{min_abs: {{val/los: 2}}, metrics: {{val/loss: min}}}}\n"))
-        assert "not judged" in line and "'val/loss'" in line
+        assert "not compared" in line and "'val/loss'" in line
 
 
 def test_margin_in_points_equals_margin_in_shares(here: Path) -> None:
@@ -488,7 +488,7 @@ def test_margin_in_points_equals_margin_in_shares(here: Path) -> None:
 def test_duplicate_value_gives_warning(here: Path) -> None:
     (here / "s.yaml").write_text(STUDY.replace("[none]", "[none, none, learned2d]"))
     code, out, _ = call("validate", "s.yaml")
-    assert code == 0 and "'position=none' stands in the design more than once" in out
+    assert code == 0 and "'position=none' is in the design more than once" in out
 
 
 @pytest.mark.parametrize("command", ["plan", "validate"])

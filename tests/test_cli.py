@@ -449,7 +449,7 @@ def test_gc_deletes_nothing_if_a_plan_is_unreadable(ran: tuple[Path, Path], tmp_
     assert len(list((tmp_path / "out").glob("trials/*/*/result.json"))) == 4
     for words in (["status"], ["report"], ["compare", ran[0]]):
         code, printed, err = call(*words, ran[0], "--out", tmp_path / "out")
-        assert (code, printed) == (2, "") and err.startswith(f"{file} is no plan that can be read (")
+        assert (code, printed) == (2, "") and err.startswith(f"{file} is damaged or in another format (")
         assert "\n" not in err.strip()
 
 

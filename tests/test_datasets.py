@@ -525,7 +525,10 @@ def test_options_change_prepared_images() -> None:
         ({"normalize": {"mean": [0.5], "std": [1, 2]}}, "mean has 1 numbers and std 2"),
         ({"size": 0}, r"one number of pixels or \[height, width\], found 0"),
         ({"size": "big"}, "found 'big'"),
-        ({"size": True}, "size: a number belongs here, and YAML reads this as true or false; found true"),
+        (
+            {"size": True},
+            "size: found a boolean; a number is allowed. YAML reads yes, no, on and off as booleans; found true",
+        ),
         ({"fraction": 0}, "greater than 0"),
         ({"validation": 1.0}, "less than 1"),
         ({"classes": [1, 1]}, "listed twice"),

@@ -599,7 +599,7 @@ def test_plan_with_published_weights_downloads_nothing(tmp_path: Path) -> None:
     assert plan.trials[0].trial.key != other.trials[0].trial.key
     with pytest.raises(SpecError, match=r"no weights called 'ResNet18_Weights.IMAGENET1K_V7'.*IMAGENET1K_V1"):
         planned(tmp_path, base=base(teacher={"pretrained": RESNET18.replace("V1", "V7")}), design=None)
-    with pytest.raises(SpecError, match="DEFAULT are other weights in other versions"):
+    with pytest.raises(SpecError, match="DEFAULT depends on the version of torchvision"):
         planned(tmp_path, base=base(teacher={"pretrained": "ResNet18_Weights.DEFAULT"}), design=None)
     with pytest.raises(SpecError, match="exactly one of checkpoint, trial, pretrained"):
         planned(tmp_path, base=base(teacher={}), design=None)
@@ -679,9 +679,9 @@ def test_arms_may_be_named_by_kind(tmp_path: Path) -> None:
     assert labels.code != without.code and labels.key != without.key
     alone = {**base(), "distill": {"kind": "labels", "tau": 3.0}}
     assert planned(tmp_path, base=alone, design=None, seeds=1).trials[0].trial == labels
-    with pytest.raises(SpecError, match="the model has no distillation token"):
+    with pytest.raises(SpecError, match="kind 'labels' needs a distillation token"):
         planned(tmp_path, base={**alone, "model": VIT}, design=None)
-    with pytest.raises(SpecError, match="kind 'soft' learns from a teacher"):
+    with pytest.raises(SpecError, match="kind 'soft' needs a teacher"):
         planned(tmp_path, base={**alone, "distill": {"kind": "soft"}}, design=None)
 
 
@@ -717,7 +717,7 @@ def test_explicit_default_validation_share_gives_same_teacher(tmp_path: Path) ->
         ({"data": {"type": "digits", "classes": [1, 2, 3]}}, "the teacher has 3 classes and this trial has 10"),
         (
             {"data": {"type": "digits", "classes": [1, 0, 2, 3, 4, 5, 6, 7, 8, 9]}},
-            "the teacher's classes are 1, 0, 2, 3, ..., and those here 0, 1, 2, 3",
+            "the teacher's classes are 1, 0, 2, 3, ..., and those of this trial 0, 1, 2, 3",
         ),
         ({"model": {**CONVNET, "width_factor": 0}}, "width_factor"),
         ({"model": {**VIT, "heads": 3}}, "heads 3"),
@@ -733,7 +733,7 @@ def test_unsuitable_teacher_is_refused_in_plan(changes: dict[str, Any], sentence
 def test_teachers_for_pixels_are_refused(tmp_path: Path) -> None:
     data = {"type": "digit_scenes"}
     taught = {**base(), "data": data, "model": {**VIT, "head": "segmentation"}}
-    with pytest.raises(SpecError, match="a teacher teaches the classes of images, and the task of this data is segm"):
+    with pytest.raises(SpecError, match="distill needs classification, and the task of this data is segm"):
         planned(tmp_path, base=taught, design=None)
 
 

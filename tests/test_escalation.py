@@ -153,7 +153,7 @@ def test_invalid_seed_counts_are_refused_with_place(tmp_path):
         return str(caught.value)
 
     message = refusal({"count": 5, "escalate_to": 5})
-    assert "more than the 5 of the first look" in message and "tiny.yaml" in message
+    assert "more than the 5 of the interim analysis" in message and "tiny.yaml" in message
     assert "compares nothing" in refusal({"count": 2, "escalate_to": 4}, analysis={"compare": "none"})
     assert "at most" in refusal({"count": 2, "escalate_to": 900_000})
 

@@ -419,5 +419,5 @@ def test_study_explains_first_seed_of_every_supported_arm(tmp_path: Path) -> Non
     vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3, 400]}, watch=Ear())
     assert (folder.path / "explain" / "test-3").stat().st_mtime_ns == before
     assert any("no test image 400: the split has 360" in sentence for sentence in notes)
-    with pytest.raises(SpecError, match="keep its weights"):
+    with pytest.raises(SpecError, match="needs stored weights"):
         vitlab.run(file, out=tmp_path / "out", changes={"run.explain": [3], "run.keep": "none"})

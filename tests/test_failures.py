@@ -212,13 +212,15 @@ def test_retry_settings_of_study_file() -> None:
             RunSpec.model_validate(run)
         return str(caught.value)
 
-    assert "such as 6GiB or 512MiB; found '6 gigs'" in refused(resources={"gpu_mem": "6 gigs"})
-    assert "whole ones, such as 0.25, 1 or 8; found 1.5" in refused(resources={"gpu": 1.5})
-    assert "several to itself" in refused(resources={"gpu": 2, "gpu_mem": "6GiB"})
-    assert "resources.processes says how many" in refused(resources={"gpu": 2}, device="cpu")
-    assert "need device: cpu" in refused(resources={"processes": 2})
-    assert "resources ask for 2 processes" in refused(resources={"processes": 2}, device="cpu", engine="vmap")
-    assert "has a result and is not tried again" in refused(retries={"diverged": 1})
+    assert "found '6 gigs'; allowed: a number of bytes, or text such as 6GiB" in refused(
+        resources={"gpu_mem": "6 gigs"}
+    )
+    assert "found gpu: 1.5; allowed: a share of one GPU" in refused(resources={"gpu": 1.5})
+    assert "each trial has several GPUs" in refused(resources={"gpu": 2, "gpu_mem": "6GiB"})
+    assert "set resources.processes" in refused(resources={"gpu": 2}, device="cpu")
+    assert "needs device: cpu" in refused(resources={"processes": 2})
+    assert "resources request 2 processes" in refused(resources={"processes": 2}, device="cpu", engine="vmap")
+    assert "has a result and is not retried" in refused(retries={"diverged": 1})
     assert "Extra inputs" in refused(retries={"crashed": 1})
     assert "retries\n  Input should be a valid dictionary" in refused(retries=True)
 

@@ -191,7 +191,7 @@ def test_fitted_head_is_recorded() -> None:
     assert InitFrom.model_validate({**base, "head": "fitted", "l2": 0.25}).l2 == 0.25
     plain = InitFrom.model_validate(base).model_dump(mode="json", exclude_none=True)
     assert "l2" not in plain, "so that the keys of other trials do not know of it"
-    with pytest.raises(ValidationError, match="it needs head: fitted"):
+    with pytest.raises(ValidationError, match="l2 needs head: fitted"):
         InitFrom.model_validate({**base, "l2": 1.0})
     with pytest.raises(ValidationError, match="greater than 0"):
         InitFrom.model_validate({**base, "head": "fitted", "l2": 0})

@@ -115,7 +115,7 @@ def test_baseline_without_cost_cannot_be_matched(tmp_path: Path) -> None:
         design={"one_at_a_time": {"model.patch_size": [4]}},
         match={"quantity": "train_macs", "knob": "train.steps"},
     )
-    assert "there is nothing to equal: its baseline has 0 train_macs" in message
+    assert "the baseline has 0 train_macs, so no arm can be matched to it" in message
 
 
 def test_epochs_are_matched_if_images_are_equal(tmp_path: Path) -> None:

@@ -172,9 +172,7 @@ def test_contradictory_metrics_are_refused_in_planning(tmp_path: Path) -> None:
         "metric 'ece' would be 'ece' in results, which another one is"
     ]
     unreported = "no trial reports val/brier. Reported: val/loss, val/accuracy, val/top5, val/ece."
-    assert problems(tmp_path, analysis={"metric": "val/brier"}) == [
-        f"{unreported} Name it where trials are: base.train.metrics: [brier]."
-    ]
+    assert problems(tmp_path, analysis={"metric": "val/brier"}) == [f"{unreported} Write base.train.metrics: [brier]."]
     assert "no trial reports test/acuracy. Did you mean 'test/accuracy'?" in problems(
         tmp_path, analysis={"metric": "val/loss"}, check={"metrics": {"test/acuracy": "max"}}
     )[0]  # fmt: skip
@@ -202,7 +200,7 @@ def test_metric_has_goal(analysis: dict[str, str], goal: str, tmp_path: Path) ->
 def test_tuning_with_wrong_goal_is_refused(tmp_path: Path) -> None:
     tune = {"knobs": {"train.optimizer.lr": [1e-3, 1e-2]}, "select": "val/accuracy"}
     assert problems(tmp_path, analysis={"metric": "val/loss"}, tune=tune) == [
-        "val/accuracy is to be large, and the goal of the analysis is min: the worst would win"
+        "the goal of val/accuracy is max, and that of the analysis min; select by a metric with its goal"
     ]
 
 

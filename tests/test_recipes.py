@@ -232,7 +232,7 @@ def test_mixing_code_is_only_in_digest_of_mixing_trials() -> None:
 def test_segmentation_labels_are_not_mixed() -> None:
     scenes = {"type": "digit_scenes", "train_images": 20, "test_images": 20}
     model = {"type": "vit", "patch_size": 8, "dim": 12, "depth": 1, "heads": 2, "head": "segmentation"}
-    with pytest.raises(Faults, match="mixing joins the classes of images, and the task here is segmentation"):
+    with pytest.raises(Faults, match=r"train\.mix needs classification, and the task of this data is segmentation"):
         resolve_section({"mix": BOTH}, scenes, model)
     resolve_section({}, scenes, model)
 

@@ -84,7 +84,7 @@ def only(actual: list[str]) -> str:
         ("study: small", "study: small\ndesign: {grid: {model.dim: [16, 32]}}", "2:1", ["no arm of the design equals the base"]),
         ("study: small", "study: small\ndesign: {zip: {model.dim: [4, 8], model.depth: [1]}}", "2:10", ["2 of model.dim", "1 of"]),
         ("study: small", "study: small\nwhere: [{require: 'model.dim %', because: x}]", "2:10", ["not an expression"]),
-        ("study: small", "study: small\nwhere: [{require: 'open(1)', because: x}]", "2:10", ["open(1)", "cannot stand"]),
+        ("study: small", "study: small\nwhere: [{require: 'open(1)', because: x}]", "2:10", ["open(1)", "is not allowed"]),
         ("study: small", "study: small\nwhere: [{require: 'model.dmi > 1', because: x}]", "2:10", ["'dmi'", "'dim'"]),
         ("study: small", "study: small\nwhere: [{require: model.dim > 8, else: error, because: x}]", "2:9", ["breaks", "x"]),
         ("study: small", "study: small\nplugins: {require: [no-such-package]}", "2:21", ["pip install no-such-package"]),

@@ -309,7 +309,7 @@ def test_damaged_plan_names_no_folder_outside_store(tmp_path: Path) -> None:
         {name: value for name, value in whole.items() if name != "specs"},
     ):
         file.write_text(json.dumps(changed))
-        with pytest.raises(UserError, match="is no plan that can be read"):
+        with pytest.raises(UserError, match="is damaged or in another format"):
             read_plan(file)
 
 

@@ -179,7 +179,7 @@ def _has_seen(
 
 def _unknown(teacher: str) -> str:
     return (
-        f"the teacher is {teacher}, and nothing says that it was not trained on their validation images; accuracies on "
+        f"the teacher is {teacher}, which may have been trained on their validation images; accuracies on "
         "these may flatter"
     )
 

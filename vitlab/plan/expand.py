@@ -142,9 +142,9 @@ def make_plan(
     prerequisites: dict[str, Trial] = {}
     tuning = tune.plan(context, matcher, arms, decided, prerequisites) if study.tune is not None else []
     if study.seeds.escalate_to is not None and not any(baselines.values()):
-        sentence = "escalate_to gives more seeds to comparisons that are left open, and this study compares nothing"
+        sentence = "escalate_to adds seeds to inconclusive comparisons, and this study compares nothing; remove it"
         raise SpecError([document.problem(("seeds", "escalate_to"), sentence)])
-    notes += [f"'{name}' stands in the design more than once; it is one arm." for name in dict.fromkeys(repeated)]
+    notes += [f"'{name}' is in the design more than once; it is one arm." for name in dict.fromkeys(repeated)]
     return _plan(context, arms, baselines, tuning, prerequisites, notes, probes, inconclusive_arms)
 
 
@@ -182,7 +182,7 @@ def _plan(
             more_notes.append(f"'{arm.name}' is also {', '.join(repr(name) for name in arm.aliases)}: the same trial.")
     more_notes += notes_on_files(arms.values(), seeds)
     if any(arm.trial.info.identity is None for arm in arms.values()):
-        more_notes.append("data not here: keys are pending until it is.")
+        more_notes.append("The data is not on this machine: keys are pending until it is.")
     return Plan(
         study=study.study,
         question=study.question,
@@ -267,8 +267,8 @@ def _baselines(context: PlanContext, arms: Mapping[str, ResolvedArm]) -> dict[st
         names[key] = other.name if other is not None and other is not arm else None
     if not any(names.values()):
         sentence = (
-            "no arm of the design equals the base, so there is nothing to compare with; name it by "
-            "analysis: {compare: {to: {PATH: value}}}, add the base to the design, or say compare: none"
+            "no arm of the design equals the base, so there is no baseline; set "
+            "analysis: {compare: {to: {PATH: value}}}, add the base to the design, or write compare: none"
         )
         raise SpecError([context.document.problem(("design",), sentence)])
     return names

@@ -79,11 +79,11 @@ class Matcher:
         (amount, unit), (target, target_unit) = self._amount(trial), self._amount(reference)
         if unit != target_unit:
             raise Unmatched(
-                f"its training is as long as {unit}, its baseline's as {target_unit}; what these have in common is not "
-                "known before the data is read: give all lengths in steps or images"
+                f"its length is in {unit} and its baseline's in {target_unit}, and their ratio is not "
+                "known before the data is read; give all lengths in steps or images"
             )
         if not target:
-            raise Unmatched(f"there is nothing to equal: its baseline has 0 {self.match.quantity}")
+            raise Unmatched(f"the baseline has 0 {self.match.quantity}, so no arm can be matched to it")
         return amount / target - 1
 
     def solve(
@@ -122,7 +122,7 @@ class Matcher:
         near = [k for k in _around(off, max(1, round(now / unit))) if candidates[k] is not None]
         reachable = [(k, candidates[k]) for k in near]
         if not reachable:
-            raise Unmatched(f"no value of {knob} that it can take was found")
+            raise Unmatched(f"no possible value of {knob} was found")
         k, best = min(reachable, key=lambda item: (abs(item[1][1]), item[0]))  # type: ignore[index]
         assert best is not None
         solved, distance = best
@@ -223,7 +223,7 @@ def mistakes(match: Match, plain: Mapping[str, Any], drafts: Sequence[Draft]) ->
     """
     knob = match.knob
     if knob in LENGTHS and match.quantity != "train_macs":
-        sentence = f"{knob} changes no {match.quantity}; a length matches train_macs, a number of the model all four"
+        sentence = f"{knob} does not change {match.quantity}; match train_macs, or by a number of the model"
         return [(("match", "knob"), sentence)]
     if not is_number(value_at(plain, knob)) or not (knob in LENGTHS or knob.startswith("model.")):
         length = next(name for name in LENGTHS if value_at(plain, name) is not None)
@@ -231,7 +231,10 @@ def mistakes(match: Match, plain: Mapping[str, Any], drafts: Sequence[Draft]) ->
         sentence = f"the base has no number '{knob}' to match by.{nearest(knob, numbers)} Knobs: {', '.join(numbers)}."
         return [(("match", "knob"), sentence)]
     return [
-        (place, f"the design sets {knob}, and 'match' is to solve for it: match by another knob, or take it out")
+        (
+            place,
+            f"the design sets {knob}, for which 'match' solves; match by another knob, or remove it from the design",
+        )
         for place in setting(knob, drafts)
     ]
 

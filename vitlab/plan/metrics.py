@@ -131,7 +131,7 @@ def _unreported(
             group, _, name = metric.partition("/")
             choices = ", ".join(f"{group}/{one}" for one in reported)
             installed = slot("metric").names()
-            hint_to_name = f" Name it where trials are: base.train.metrics: [{name}]." if name in installed else ""
+            hint_to_name = f" Write base.train.metrics: [{name}]." if name in installed else ""
             close = closest(name, reported)
             hint = f" Did you mean '{group}/{close}'?" if close is not None else ""
             yield place, f"no trial reports {metric}.{hint} Reported: {choices}.{hint_to_name}"
@@ -149,7 +149,7 @@ def _amounts(study: Study, document: Document, metrics_by_name: Mapping[str, Any
                 amounts.append((("check", name, metric), metric, amount))
                 if metric not in compared:
                     hint = nearest(metric, compared)
-                    yield amounts[-1][0], f"{metric} is not judged.{hint} Judged: {', '.join(compared)}."
+                    yield amounts[-1][0], f"{metric} is not compared.{hint} Compared: {', '.join(compared)}."
     for place, metric, amount in amounts:
         group, _, name = metric.partition("/")
         own = None if group == "train" else own_metric(name, metrics_by_name)
@@ -161,12 +161,12 @@ def _amounts(study: Study, document: Document, metrics_by_name: Mapping[str, Any
         for part in place:
             value = value.get(part) if isinstance(value, Mapping) else None
         if isinstance(value, str) and not share:
-            yield place, f"{where}: points are hundredths of a share, and {metric} is none; write a number"
+            yield place, f"{where}: points are hundredths of a share, and {metric} is not a share; write a number"
         elif amount >= high - low:
             fix = f"a number below {high - low:g}"
             if share and not isinstance(value, str) and amount < 100:
                 fix = f"'{amount:g} {'point' if amount == 1 else 'points'}' or {amount / 100:g}"
             yield (
                 place,
-                f"{where}: {metric} lies from {low:g} to {high:g}, so no difference exceeds {value}; write {fix}",
+                f"{where}: {metric} is from {low:g} to {high:g}, so no difference exceeds {value}; write {fix}",
             )

@@ -141,7 +141,12 @@ class Resolver:
                 faults += [(("model", option), message) for option, message in error.faults if option not in known]
         metrics = self._metrics(plain, identity, info, faults)
         if info is not None and info.task != "classification" and _get(plain, ("train", "mix")) is not None:
-            faults.append((("train", "mix"), f"mixing joins the classes of images, and the task here is {info.task}"))
+            faults.append(
+                (
+                    ("train", "mix"),
+                    f"train.mix needs classification, and the task of this data is {info.task}; remove it",
+                )
+            )
         needs, files = self._needs(tree, plain, identity, faults)
         if isinstance(plain.get("distill"), Mapping):
             _drop_unused_options(identity["distill"])
@@ -314,19 +319,20 @@ def _drop_unused_options(distill: dict[str, Any]) -> None:
 def _unsuitable(plain: Mapping[str, Any], info: DataInfo, teacher: ResolvedTrial | None) -> Iterator[str]:
     """Yield the reasons why a trial cannot learn from its teacher."""
     if info.task != "classification":
-        yield f"a teacher teaches the classes of images, and the task of this data is {info.task}"
+        yield f"distill needs classification, and the task of this data is {info.task}; remove it"
     if plain["distill"].get("kind") == "labels" and "distillation" not in plain["model"].get("prefix", ()):
-        yield "kind 'labels' is for two tokens that learn from the labels, and the model has no distillation token"
+        yield "kind 'labels' needs a distillation token; write model.prefix: [class, distillation]"
     if teacher is None:
         return
-    mine, theirs = plain["data"], teacher.plain["data"]
-    same = mine["type"] == theirs["type"]
+    here, there = plain["data"], teacher.plain["data"]
+    same = here["type"] == there["type"]
     if teacher.info.classes != info.classes:
         yield f"the teacher has {teacher.info.classes} classes and this trial has {info.classes}"
     elif teacher.info.labels and info.labels and teacher.info.labels != info.labels:
-        yield f"the teacher's classes are {_listed(teacher.info.labels)}, and those here {_listed(info.labels)}"
-    elif same and mine["classes"] != theirs["classes"]:
-        yield f"the teacher's data.classes is {theirs['classes']}, and here it is {mine['classes']}"
+        theirs, mine = _listed(teacher.info.labels), _listed(info.labels)
+        yield f"the teacher's classes are {theirs}, and those of this trial {mine}"
+    elif same and here["classes"] != there["classes"]:
+        yield f"the teacher's data.classes is {there['classes']}, and here it is {here['classes']}"
 
 
 def same_images(mine: Choice, my_identity: str | None, theirs: Choice, their_identity: str | None) -> bool:
@@ -377,10 +383,7 @@ def _other_split_below(data: Choice, identity: str | None, role: str, source: Re
         name, trial = queue.pop(0)
         theirs = trial.spec.data
         if same_images(data, identity, theirs, trial.info.identity) and (reason := other_split(data, theirs)):
-            return (
-                f"{name} {reason}: with different splits one is trained on images that the other is judged by; give "
-                "both the same"
-            )
+            return f"{name} {reason}: one would be trained on validation images of the other; give both the same"
         queue += [(f"{name} {whose[other]}", prerequisite.trial) for other, prerequisite in trial.needs.items()]
     return None
 

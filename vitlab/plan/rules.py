@@ -65,7 +65,7 @@ def parse(text: str) -> ast.expr:
         allowed |= isinstance(node, ast.BinOp) and type(node.op) in _BINARY
         allowed |= isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, int | float | str))
         if not allowed:
-            raise RuleFault(f"'{ast.unparse(node)}' cannot stand in a rule; allowed: {_ALLOWED}")
+            raise RuleFault(f"'{ast.unparse(node)}' is not allowed in a rule; allowed: {_ALLOWED}")
     return tree
 
 
@@ -126,6 +126,8 @@ def _look_up(path: str, trial: Mapping[str, Any]) -> Any:
     for part in path.split("."):
         if not isinstance(value, Mapping) or part not in value:
             allowed = list(value) if isinstance(value, Mapping) else []
-            raise RuleFault(f"'{path}': there is no '{part}'.{nearest(part, allowed)} There: {', '.join(allowed)}.")
+            raise RuleFault(
+                f"'{path}': there is no '{part}'.{nearest(part, allowed)} Allowed here: {', '.join(allowed)}."
+            )
         value = value[part]
     return value["type"] if isinstance(value, Mapping) and "type" in value else value

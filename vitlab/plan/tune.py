@@ -92,21 +92,21 @@ def mistakes(
             for sentence, indices in indices_by_sentence.items()
         ]
         faults += [
-            (at, f"the design sets {knob}, and 'tune' is to choose it: take it out of one of them")
+            (at, f"the design sets {knob}, which 'tune' chooses; remove it from one of the two")
             for at in setting(knob, drafts)
         ]
         if study.match is not None and overlap(knob, study.match.knob):
             faults.append((place, f"{knob} cannot be tuned: 'match' solves for {study.match.knob}"))
         faults += [
-            (place, f"{knob} and {other} cannot both be tuned: one is a part of the other")
+            (place, f"{knob} and {other} cannot both be tuned, because one contains the other; remove one")
             for other in list(tune.knobs)[:position]
             if overlap(knob, other)
         ]
     select, own = selects(tune, study.analysis), study.analysis.metric.partition("/")[2]
     if select.partition("/")[2] != own and goal_of(select, metrics(at_base({}))) not in (None, study.analysis.goal):
-        size = "small" if study.analysis.goal == "max" else "large"
-        sentence = f"{select} is to be {size}, and the goal of the analysis is {study.analysis.goal}"
-        faults.append((("tune", "select"), f"{sentence}: the worst would win"))
+        goal, other = study.analysis.goal, "min" if study.analysis.goal == "max" else "max"
+        sentence = f"the goal of {select} is {other}, and that of the analysis {goal}; select by a metric with its goal"
+        faults.append((("tune", "select"), sentence))
     return faults
 
 
@@ -143,7 +143,9 @@ def plan(
         tuning = Tuning(name, key, selects(study.tune, study.analysis), tuple(rivals))
         if earlier is not None and _codes(earlier) == _codes(tuning):  # a failure under other code need not recur
             tuning = replace(earlier, arm=name)
-        tunings[arm.name] = tuning if rivals else replace(tuning, failure="none of the values to be tuned is possible")
+        tunings[arm.name] = (
+            tuning if rivals else replace(tuning, failure="no combination of the tuned values is possible")
+        )
     for arm in runnable:
         tuning = tunings[base.name if study.tune.per == "study" else arm.name]
         if tuning.failure:
@@ -185,7 +187,7 @@ def decide(tuning: Tuning, result_of: Callable[[Trial], TrialResult | None], ana
     scored = replace(tuning, rivals=tuple(rivals))
     if reported and tuning.select not in reported:
         names = ", ".join(sorted(reported))
-        return replace(scored, failure=f"its tuning has no {tuning.select} to choose by; trials report {names}")
+        return replace(scored, failure=f"its tuning selects by {tuning.select}, and its trials report {names}")
     finite = [(index, rival.score) for index, rival in enumerate(rivals) if rival.score is not None]
     if not finite:
         combinations = "; ".join(name_of(rival.values) for rival in rivals)

@@ -23,8 +23,8 @@ def read_plan(file: Path) -> Plan | None:
         return load_json(file, lambda data: _plan_of(file, data))
     except Damaged as error:
         raise UserError(
-            f"{file} is no plan that can be read ({error}); 'vitlab run' sets it aside, plans the study anew, and "
-            "trains nothing that is there"
+            f"{file} is damaged or in another format ({error}); 'vitlab run' sets it aside, plans the study again, and "
+            "keeps every result"
         ) from None
 
 

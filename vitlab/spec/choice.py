@@ -36,7 +36,9 @@ class Frozen(BaseModel):
         if any(isinstance(item, bool) for item in (value if isinstance(value, list) else [value])):
             allowed = _types_in(cls.model_fields[info.field_name or ""].annotation)
             if allowed & {int, float} and bool not in allowed:
-                raise PydanticCustomError("truth", "a number belongs here, and YAML reads this as true or false")
+                raise PydanticCustomError(
+                    "truth", "found a boolean; a number is allowed. YAML reads yes, no, on and off as booleans"
+                )
         return value
 
 
@@ -45,7 +47,7 @@ def _in_units(value: Any) -> Any:
         return value
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*points?\s*", value)
     if match is None:
-        raise ValueError(f"an amount of a metric is a number, or points such as 2 points; found '{value}'")
+        raise ValueError(f"found '{value}'; allowed: a number, or points such as '2 points'")
     return float(match[1]) / 100
 
 

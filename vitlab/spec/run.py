@@ -45,11 +45,14 @@ class Resources(Frozen):
         if self.gpu is not None and self.gpu > 1:
             if self.gpu != int(self.gpu):
                 raise conflict(
-                    f"a trial takes a share of one GPU, or whole ones, such as 0.25, 1 or 8; found {self.gpu}", "gpu"
+                    f"found gpu: {self.gpu}; allowed: a share of one GPU, such as 0.25, or whole GPUs, such as 1 or 8",
+                    "gpu",
                 )
             if self.gpu_mem is not None:
                 raise conflict(
-                    "gpu_mem is of a GPU that trials share, and here each trial has several to itself", "gpu_mem", "gpu"
+                    "gpu_mem needs a GPU that trials share, and each trial has several GPUs; remove one of the two",
+                    "gpu_mem",
+                    "gpu",
                 )
         return self
 
@@ -60,7 +63,7 @@ class Resources(Frozen):
             return value
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B)\s*", value)
         if match is None:
-            raise ValueError(f"an amount of memory is bytes, or such as 6GiB or 512MiB; found '{value}'")
+            raise ValueError(f"found '{value}'; allowed: a number of bytes, or text such as 6GiB or 512MiB")
         return int(float(match[1]) * UNITS[match[2]])
 
     @classmethod
@@ -90,7 +93,7 @@ class Retries(Frozen):
         if isinstance(value, int) and not isinstance(value, bool):
             return {"lost": value}
         if isinstance(value, Mapping) and "diverged" in value:
-            raise ValueError("a trial that diverged has a result and is not tried again; remove 'diverged'")
+            raise ValueError("a diverged trial has a result and is not retried; remove 'diverged'")
         return value
 
     @classmethod
@@ -147,7 +150,7 @@ class RunSpec(Frozen):
     @model_validator(mode="after")
     def _weights_to_explain(self) -> RunSpec:
         if self.explain and self.keep == "none":
-            raise conflict("what is to be explained must keep its weights: keep: last", "explain", "keep")
+            raise conflict("explain needs stored weights; write keep: last", "explain", "keep")
         return self
 
     @model_validator(mode="after")
@@ -155,19 +158,19 @@ class RunSpec(Frozen):
         count, resources = self.resources.together, self.resources
         if resources.processes is not None and self.device != "cpu":
             raise conflict(
-                "resources.processes are of the CPU, and need device: cpu; on GPUs, resources.gpu says how many",
+                "resources.processes needs device: cpu; for GPUs, set resources.gpu",
                 "resources",
                 "device",
             )
         if resources.gpu is not None and resources.gpu > 1 and self.device == "cpu":
             raise conflict(
-                f"resources.gpu is {count} and device is cpu; on the CPU, resources.processes says how many",
+                f"resources.gpu is {count} and device is cpu; for the CPU, set resources.processes",
                 "resources",
                 "device",
             )
         if count > 1 and self.engine in ("vmap", "stack", "measured"):
             raise conflict(
-                f"engine {self.engine} has many trials trained in one process, and resources ask for {count} processes "
+                f"engine {self.engine} trains many trials in one process, and resources request {count} processes "
                 "for one trial; remove one of the two",
                 "resources",
                 "engine",

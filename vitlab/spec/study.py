@@ -65,11 +65,11 @@ class Seeds(Frozen):
         if isinstance(value, Mapping) and "count" in value:
             count, rest = value["count"], {name: item for name, item in value.items() if name != "count"}
             if "values" in rest:
-                raise ValueError("seeds are a count or a list of values, not both")
+                raise ValueError("found count and values; seeds are a count or a list of values")
             if not isinstance(count, int) or isinstance(count, bool) or count < 1:
                 raise ValueError(f"the count of seeds is a whole number from 1; found {count!r}")
             if count > REPORTING_SEEDS:
-                raise ValueError(f"at most {REPORTING_SEEDS:,} seeds")
+                raise ValueError(f"found {count:,} seeds; at most {REPORTING_SEEDS:,} are allowed")
             return {"values": list(range(count)), **rest}
         return value
 
@@ -99,9 +99,9 @@ class Seeds(Frozen):
         if not values:
             raise ValueError("at least one seed is needed")
         if len(set(values)) < len(values):
-            raise ValueError("the same seed twice would count one replicate twice")
+            raise ValueError("a seed is listed twice; each seed is one replicate")
         if any(not 0 <= seed < REPORTING_SEEDS for seed in values):
-            raise ValueError(f"seeds lie from 0 to {REPORTING_SEEDS - 1:,}")
+            raise ValueError(f"seeds must be from 0 to {REPORTING_SEEDS - 1:,}")
         return values
 
     @field_validator("vary")
@@ -118,7 +118,7 @@ class Seeds(Frozen):
     def _more(self) -> Seeds:
         if self.escalate_to is not None and not len(self.values) < self.escalate_to <= REPORTING_SEEDS:
             raise conflict(
-                f"escalate_to is how many seeds there are in all, more than the {len(self.values)} of the first look "
+                f"escalate_to is the total number of seeds: more than the {len(self.values)} of the interim analysis "
                 f"and at most {REPORTING_SEEDS:,}; found {self.escalate_to}",
                 "escalate_to",
                 "values",
@@ -144,7 +144,7 @@ class Seeds(Frozen):
 def not_a_metric(name: str) -> str:
     """Return the error message for a text that is not a metric of a split."""
     hint = f" Did you mean 'val/{name}'?" if re.fullmatch(r"\w+", name) else ""
-    return f"a metric is train/NAME, val/NAME or test/NAME, such as val/accuracy; found '{name}'.{hint}"
+    return f"found '{name}'; allowed: train/NAME, val/NAME or test/NAME, such as val/accuracy.{hint}"
 
 
 class To(Frozen):
@@ -236,15 +236,15 @@ class Tune(Frozen):
         for path, values in knobs.items():
             for index, value in enumerate(values):
                 if value in values[:index]:
-                    raise ValueError(f"'{path}' is to take the value {value!r} twice")
+                    raise ValueError(f"'{path}' has the value {value!r} twice; each value is tried once")
         return knobs
 
     @field_validator("select")
     @classmethod
     def _never_by_test(cls, select: str | None) -> str | None:
         if select is not None and not re.fullmatch(r"(train|val)/\w+", select):
-            because = "; what is chosen by the test split is not tested" if select.startswith("test/") else ""
-            raise ValueError(f"a metric to choose by is val/NAME or train/NAME, found '{select}'{because}")
+            because = "; the test split must not decide a choice" if select.startswith("test/") else ""
+            raise ValueError(f"found '{select}'; allowed: val/NAME or train/NAME{because}")
         return select
 
 

@@ -129,7 +129,7 @@ class Source(Frozen):
     def _one_source(self) -> Self:
         kinds = [name for name in ("checkpoint", "trial", "pretrained") if name in type(self).model_fields]
         if sum(getattr(self, name) is not None for name in kinds) != 1:
-            raise conflict(f"it names exactly one of {', '.join(kinds)}", *kinds)
+            raise conflict(f"exactly one of {', '.join(kinds)} must be set", *kinds)
         return self
 
 
@@ -161,7 +161,7 @@ class InitFrom(Source):
     @model_validator(mode="after")
     def _l2_of_a_fitted_head(self) -> Self:
         if self.l2 is not None and self.head != "fitted":
-            raise conflict("l2 is that of a fitted head: it needs head: fitted", "l2", "head")
+            raise conflict("l2 needs head: fitted", "l2", "head")
         return self
 
 
@@ -180,14 +180,14 @@ class Teacher(Source):
     def _of_a_file(self) -> Self:
         for name in ("heads", "size"):
             if getattr(self, name) is not None and self.checkpoint is None:
-                raise conflict(f"{name} is that of a checkpoint; anything else says its own", name, "checkpoint")
+                raise conflict(f"{name} needs a checkpoint; other sources record it themselves", name, "checkpoint")
         return self
 
     @field_validator("pretrained")
     @classmethod
     def _always_the_same(cls, value: str | None) -> str | None:
         if value is not None and value.endswith(".DEFAULT"):
-            raise ValueError("DEFAULT are other weights in other versions of torchvision; name the ones you mean")
+            raise ValueError("DEFAULT depends on the version of torchvision; name the weights, such as IMAGENET1K_V2")
         return value
 
 
@@ -211,7 +211,7 @@ class Distill(Frozen):
     @model_validator(mode="after")
     def _taught(self) -> Self:
         if self.teacher is None and self.kind in ("hard", "soft"):
-            sentence = f"kind '{self.kind}' learns from a teacher: name one, by a trial or a checkpoint"
+            sentence = f"kind '{self.kind}' needs a teacher; set teacher.trial or teacher.checkpoint"
             raise conflict(sentence, "kind", "teacher")
         return self
 

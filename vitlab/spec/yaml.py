@@ -59,13 +59,13 @@ def _number(read: Callable[[str], Any]) -> Callable[[yaml.SafeLoader, yaml.Scala
         try:
             value = read(text.replace("_", "").lower())
         except ValueError:
-            raise _fault(node, f"'{text:.40}' is not a number that can be read") from None
+            raise _fault(node, f"'{text:.40}' is not a number") from None
         try:
             finite = math.isfinite(value)
         except OverflowError:  # a whole number beyond the range of floats
             finite = False
         if not finite:
-            raise _fault(node, f"'{text:.40}' is no number to compute with; a finite one belongs here")
+            raise _fault(node, f"'{text:.40}' is not finite; a finite number is allowed")
         return value
 
     return construct
@@ -73,7 +73,7 @@ def _number(read: Callable[[str], Any]) -> Callable[[yaml.SafeLoader, yaml.Scala
 
 def _refuse_tag(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
     tag = node.tag.replace(_TAG, "!!")
-    raise _fault(node, f"the tag {tag:.60} cannot stand in a study, which is made of plain values; leave it out")
+    raise _fault(node, f"the tag {tag:.60} is not allowed in a study; leave it out")
 
 
 def _boolean(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
@@ -271,7 +271,7 @@ def _name(key: yaml.Node) -> None:
     _printable(key)
     kind = key.tag.removeprefix(_TAG)
     if kind == "bool":
-        raise _fault(key, f"YAML reads '{key.value}' as true or false; put it in quotes, for a key is a name")
+        raise _fault(key, f"YAML reads the key '{key.value}' as a boolean; put it in quotes")
     if kind == "null":
         raise _fault(key, "a key without a name")
     if kind in _PLAIN:
