@@ -11,8 +11,9 @@ from typing import Any
 from vitlab.errors import Problem
 from vitlab.plan.design import Draft
 from vitlab.plan.key import code_of_modules, key_of
-from vitlab.plan.resolve import ResolvedTrial, Resolver, changed, other_split, same_images
+from vitlab.plan.resolve import ResolvedTrial, Resolver, other_split, same_images
 from vitlab.plan.rules import RuleFault, holds, parse
+from vitlab.plan.tree import changed
 from vitlab.plan.values import Trial
 from vitlab.spec import Document, Seeds, Study
 from vitlab.spec.trial import Teacher

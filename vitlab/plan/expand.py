@@ -17,7 +17,8 @@ from vitlab.plan.arms import PlanContext, ResolvedArm, notes_on_files, rules_of,
 from vitlab.plan.cohorts import engine_of
 from vitlab.plan.design import MOST, DesignFault, Draft, drafts, name_of, short_names
 from vitlab.plan.key import NOTHING, Surroundings, key_of, refresh
-from vitlab.plan.resolve import Faults, Inform, Partial, ResolvedTrial, Resolver, changed
+from vitlab.plan.resolve import Faults, Inform, Partial, ResolvedTrial, Resolver
+from vitlab.plan.tree import changed, keys_of, value_at
 from vitlab.plan.trial import Trial
 from vitlab.plan.values import Arm, EngineBenchmark, InterimAnalysis, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
@@ -313,8 +314,8 @@ def _value_at(context: PlanContext, arm: ResolvedArm, path: str) -> Any:
     None if the arm has replaced the component that has this option.
     """
     own = changed(context.base, arm.draft.values, context.resolved_base.plain)
-    for value in (arm.solved.get(path), arm.draft.values.get(path), match.value_at(own, path)):
+    for value in (arm.solved.get(path), arm.draft.values.get(path), value_at(own, keys_of(path))):
         if value is not None:
             return value
-    resolved = match.value_at(arm.trial.plain, path)
+    resolved = value_at(arm.trial.plain, keys_of(path))
     return resolved["type"] if isinstance(resolved, Mapping) and "type" in resolved else resolved

@@ -19,6 +19,7 @@ from vitlab.plan.design import Draft, text
 from vitlab.plan.key import key_of
 from vitlab.plan.price import BACKWARD, images_seen
 from vitlab.plan.resolve import Faults, ResolvedTrial
+from vitlab.plan.tree import keys_of, value_at
 from vitlab.spec import Match
 from vitlab.spec import trial as trial_spec
 
@@ -100,7 +101,7 @@ class Matcher:
             Unmatched: if no value is within the tolerance, naming the nearest.
         """
         knob = self.match.knob
-        now = value_at(trial.plain, knob)
+        now = value_at(trial.plain, keys_of(knob))
         if not is_number(now):
             raise Unmatched(f"it has no number at {knob}")
         unit = _unit(trial, knob, now)
@@ -133,7 +134,7 @@ class Matcher:
                 f"the nearest that {knob} can reach is {self._describe(best, reference)}{beyond}; the tolerance is "
                 f"{100 * self.match.tolerance:g} %"
             )
-        value = value_at(solved.plain, knob)
+        value = value_at(solved.plain, keys_of(knob))
         return Matched(solved, value, distance, f"matched by {self._describe(best, reference)}")
 
     def _describe(self, candidate: tuple[ResolvedTrial, float], reference: ResolvedTrial) -> str:
@@ -143,7 +144,7 @@ class Matcher:
         amount, target = (f"{value:,.0f}" if value < 1e7 else f"{value:.4g}" for value, _ in amounts)
         each = " for each image of the data" if amounts[0][1] not in ("", IMAGES) else ""
         apart = "exactly" if off == 0 else f"{100 * abs(off):.2g} % {'above' if off > 0 else 'below'} {target}"
-        return f"{knob} {text(value_at(trial.plain, knob))}: {amount} {quantity}{each}, {apart}"
+        return f"{knob} {text(value_at(trial.plain, keys_of(knob)))}: {amount} {quantity}{each}, {apart}"
 
     def _amount(self, trial: ResolvedTrial) -> tuple[float, str]:
         """Return the cost of a trial, and the unit of its length."""
@@ -225,8 +226,8 @@ def mistakes(match: Match, plain: Mapping[str, Any], drafts: Sequence[Draft]) ->
     if knob in LENGTHS and match.quantity != "train_macs":
         sentence = f"{knob} does not change {match.quantity}; match train_macs, or by a number of the model"
         return [(("match", "knob"), sentence)]
-    if not is_number(value_at(plain, knob)) or not (knob in LENGTHS or knob.startswith("model.")):
-        length = next(name for name in LENGTHS if value_at(plain, name) is not None)
+    if not is_number(value_at(plain, keys_of(knob))) or not (knob in LENGTHS or knob.startswith("model.")):
+        length = next(name for name in LENGTHS if value_at(plain, keys_of(name)) is not None)
         numbers = [*_numbers(plain["model"], "model"), length]
         sentence = f"the base has no number '{knob}' to match by.{nearest(knob, numbers)} Knobs: {', '.join(numbers)}."
         return [(("match", "knob"), sentence)]
@@ -254,14 +255,6 @@ def overlap(first: str, second: str) -> bool:
     if first in LENGTHS and second in LENGTHS:
         return True
     return f"{first}.".startswith(f"{second}.") or f"{second}.".startswith(f"{first}.")
-
-
-def value_at(tree: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path, or None if there is none."""
-    value: Any = tree
-    for part in path.removesuffix(".type").split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def is_number(value: Any) -> bool:
@@ -336,7 +329,7 @@ def _sets(path: str, value: Any, knob: str) -> bool:
     """Return whether a change of ``path`` to ``value`` sets the knob, or a part of it."""
     path = path.removesuffix(".type")
     if knob.startswith(f"{path}."):
-        return value_at(value, knob[len(path) + 1 :]) is not None
+        return value_at(value, keys_of(knob[len(path) + 1 :])) is not None
     return overlap(path, knob)
 
 

@@ -15,12 +15,13 @@ from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsEr
 from vitlab.geometry import DataInfo
 from vitlab.plan.checkpoints import digests_of, identity_of
 from vitlab.plan.key import NOTHING, PUBLISHED, Surroundings, modules_beside, modules_of
+from vitlab.plan.tree import put, value_at
 from vitlab.registry import SLOT_MODULES, Resolved, slot
 from vitlab.spec import Choice, TrialSpec
 from vitlab.spec.collect import collect, copied
 from vitlab.spec.sentences import faults as spec_faults
 from vitlab.spec.study import STAND_INS
-from vitlab.spec.trial import LENGTHS, METRICS, SLOTS_OF_A_TRIAL, SOURCES
+from vitlab.spec.trial import METRICS, SLOTS_OF_A_TRIAL, SOURCES
 
 Inform = Callable[[Resolved], DataInfo]
 """Returns the model's view of a data set; supplied by a caller that can read data."""
@@ -112,20 +113,20 @@ class Resolver:
         parts: dict[Path, _CachedChoice] = {}
         wrong: dict[Path, Collection[str | int]] = {}
         for path, name in SLOTS_OF_A_TRIAL.items():
-            value = _get(plain, path)
-            if isinstance(value, Mapping) and _get(tree, path) is None:
+            value = value_at(plain, path)
+            if isinstance(value, Mapping) and value_at(tree, path) is None:
                 value = {**value, "type": slot(name).qualify_builtin(value["type"])}
             choice = self._choice(name, value)
             if isinstance(choice, _CachedChoice):
                 parts[path] = choice
-                _put(plain, path, choice.plain)
-                _put(identity, path, choice.hashed)
+                put(plain, path, choice.plain)
+                put(identity, path, choice.hashed)
             else:
                 faults += [((*path, *inner), sentence) for inner, sentence in choice.faults]
                 wrong[path] = choice.wrong
                 if choice.sound is not None:
                     parts[path] = choice.sound
-                    _put(plain, path, choice.sound.plain)
+                    put(plain, path, choice.sound.plain)
         info, incompatibility = None, ""
         if ("data",) in parts:
             try:
@@ -140,13 +141,9 @@ class Resolver:
                 known = wrong.get(("model",), ())
                 faults += [(("model", option), message) for option, message in error.faults if option not in known]
         metrics = self._metrics(plain, identity, info, faults)
-        if info is not None and info.task != "classification" and _get(plain, ("train", "mix")) is not None:
-            faults.append(
-                (
-                    ("train", "mix"),
-                    f"train.mix needs classification, and the task of this data is {info.task}; remove it",
-                )
-            )
+        if info is not None and info.task != "classification" and value_at(plain, ("train", "mix")) is not None:
+            sentence = f"train.mix needs classification, and the task of this data is {info.task}; remove it"
+            faults.append((("train", "mix"), sentence))
         needs, files = self._needs(tree, plain, identity, faults)
         if isinstance(plain.get("distill"), Mapping):
             _drop_unused_options(identity["distill"])
@@ -185,7 +182,7 @@ class Resolver:
         needs: dict[str, Prerequisite] = {}
         files: dict[str, dict[str, str]] = {}
         for role, path in SOURCES.items():
-            source, identified = _get(plain, path), _get(identity, path)
+            source, identified = value_at(plain, path), value_at(identity, path)
             if not isinstance(source, Mapping):
                 continue
             if isinstance(source.get("checkpoint"), str):
@@ -196,7 +193,7 @@ class Resolver:
                     file = file.resolve()
                     files[role] = digests_of(file)
                     identified["checkpoint"] = identity_of(files[role])
-                    _put(plain, (*path, "checkpoint"), str(file))
+                    put(plain, (*path, "checkpoint"), str(file))
             elif isinstance(source.get("pretrained"), str):
                 # Imported here, as planning imports no torch; only studies with published weights need torchvision.
                 reader: Any = importlib.import_module(PUBLISHED)
@@ -211,7 +208,7 @@ class Resolver:
                     if digest is not None:
                         files[role] = {source["pretrained"]: digest}
             elif isinstance(source.get("trial"), Mapping):
-                written = _get(tree, (*path, "trial"))
+                written = value_at(tree, (*path, "trial"))
                 nested = written if isinstance(written, Mapping) else source["trial"]
                 if role == "teacher" and "data" not in nested:
                     if not isinstance(plain.get("data"), Mapping) or any(place[0] == "data" for place, _ in faults):
@@ -225,7 +222,7 @@ class Resolver:
                 if trial.incompatibility:
                     faults.append(((*path, "trial"), trial.incompatibility))
                 identified["trial"] = trial.identity
-                _put(plain, (*path, "trial"), trial.plain)
+                put(plain, (*path, "trial"), trial.plain)
                 needs[role] = Prerequisite(trial, source.get("seed", "same"))
         return needs, files
 
@@ -236,7 +233,7 @@ class Resolver:
 
         Both trees are updated in place; in ``identity`` the metrics are sorted, because their order changes no result.
         """
-        values = _get(plain, METRICS)
+        values = value_at(plain, METRICS)
         if not isinstance(values, list | tuple):
             return []  # reported by TrialSpec
         choices: list[_CachedChoice] = []
@@ -254,11 +251,11 @@ class Resolver:
             faults += [((*METRICS, index), sentence) for index, sentence in metric_faults]
         metrics = [choices[index] for index in indices]
         if metrics:
-            _put(plain, METRICS, [choice.plain for choice in metrics])
-            _put(identity, METRICS, sorted((choice.hashed for choice in metrics), key=json.dumps))
+            put(plain, METRICS, [choice.plain for choice in metrics])
+            put(identity, METRICS, sorted((choice.hashed for choice in metrics), key=json.dumps))
         else:  # without metrics, the key is left out of the spec and the identity
             for tree in (plain, identity):
-                _get(tree, METRICS[:-1]).pop(METRICS[-1], None)
+                value_at(tree, METRICS[:-1]).pop(METRICS[-1], None)
         return metrics
 
     def _choice(self, name: str, value: Any) -> _CachedChoice | _InvalidChoice:
@@ -278,35 +275,6 @@ class Resolver:
         if cache_key not in self._infos:
             self._infos[cache_key] = self._inform(data)
         return self._infos[cache_key]
-
-
-def changed(base: Mapping[str, Any], changes: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with an arm's changes, shortest paths first; a new type replaces its whole slot.
-
-    Args:
-        base: ``base`` as written in the document.
-        changes: dotted path to value.
-        resolved: the resolved base, which names the component of a slot that the document leaves out.
-    """
-    tree: dict[str, Any] = copied(base)
-    for path in sorted(changes, key=lambda path: (path.count("."), path)):
-        value = copied(changes[path])
-        parts = tuple(path.split("."))
-        if parts[-1] == "type" and len(parts) > 1:
-            parts = parts[:-1]
-        node, there = tree, resolved
-        for part in parts[:-1]:
-            there = there.get(part, {}) if isinstance(there, Mapping) else {}
-            if isinstance(node.get(part), str):
-                node[part] = {"type": node[part]}
-            elif not isinstance(node.get(part), dict):
-                node[part] = {"type": there["type"]} if isinstance(there, Mapping) and "type" in there else {}
-            node = node[part]
-        if parts[-2:-1] == ("train",) and parts[-1] in LENGTHS:
-            for length in LENGTHS:
-                node.pop(length, None)
-        node[parts[-1]] = value
-    return tree
 
 
 def _drop_unused_options(distill: dict[str, Any]) -> None:
@@ -390,17 +358,3 @@ def _other_split_below(data: Choice, identity: str | None, role: str, source: Re
 
 def _listed(labels: tuple[str, ...]) -> str:
     return ", ".join(labels[:4]) + (", ..." if len(labels) > 4 else "")
-
-
-def _get(tree: Mapping[str, Any], path: Path) -> Any:
-    value: Any = tree
-    for part in path:
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def _put(tree: dict[str, Any], path: Path, value: Any) -> None:
-    node: Any = tree
-    for part in path[:-1]:
-        node = node[part]
-    node[path[-1]] = value

@@ -18,6 +18,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -73,7 +74,7 @@ def read(module: str) -> Source:
         return _source(text, "", "")
     file = file_of(module)
     if file is None:
-        return Source(SESSION if module in sys.modules and not _has_path(module) else "")
+        return Source(SESSION if module in sys.modules and not hasattr(sys.modules[module], "__path__") else "")
     stamp = stamp_of(file)
     return Source("") if stamp is None else _read(module, file, stamp)
 
@@ -224,7 +225,11 @@ def requirement_of(module: str) -> str:
         return ""
     file = file_of(top) or file_of(module)
     if file is None:
-        has_code = module in sys.modules and not _has_path(module) and top not in sys.stdlib_module_names
+        has_code = (
+            module in sys.modules
+            and not hasattr(sys.modules[module], "__path__")
+            and top not in sys.stdlib_module_names
+        )
         return module if has_code else ""
     site = next((above for above in file.parents if above.name in INSTALLED), None)
     if site is None:
@@ -282,8 +287,7 @@ def _targets(module: str, place: tuple[str, str], reader: Reader) -> Iterator[st
 
 
 def _packages_above(module: str) -> list[str]:
-    parts = module.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts)) if file_of(".".join(parts[:count]))]
+    return [module[: dot.start()] for dot in re.finditer(r"\.", module) if file_of(module[: dot.start()])]
 
 
 def _top(module: str) -> str:
@@ -304,14 +308,8 @@ def _distribution_of(file: str, top: str, site: Path) -> Distribution | None:
     if same_name is not None and has(same_name):
         return same_name
     # Slow where much is installed, so only where the names differ.
-    return next(
-        (
-            candidate
-            for candidate in distributions(path=[str(site)])
-            if candidate.read_text("RECORD") and has(candidate)
-        ),
-        None,
-    )
+    others = (candidate for candidate in distributions(path=[str(site)]) if candidate.read_text("RECORD"))
+    return next(filter(has, others), None)
 
 
 def _is_from_folder(installed: Distribution) -> bool:
@@ -350,11 +348,6 @@ def _parsed(text: bytes, package: str, passes_on: bool) -> Source:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = node.body[1:] if _is_text(node.body[:1]) else node.body
     return Source(_digest(ast.dump(tree).encode()), imports, passed_on)
-
-
-def _has_path(module: str) -> bool:
-    """Return whether an imported module is a package, such as a namespace package without a file."""
-    return hasattr(sys.modules[module], "__path__")
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:

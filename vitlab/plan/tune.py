@@ -19,6 +19,7 @@ from vitlab.plan.key import key_of
 from vitlab.plan.match import Matcher, Unmatched, is_number, overlap, setting
 from vitlab.plan.metrics import goal_of, metrics
 from vitlab.plan.resolve import Faults, Partial, ResolvedTrial
+from vitlab.plan.tree import keys_of, without
 from vitlab.plan.values import Planned, Rival, Trial, Tuning
 from vitlab.spec import Analysis, Study, Tune
 from vitlab.spec.study import REPORTING_SEEDS
@@ -55,7 +56,7 @@ def key_without(trial: ResolvedTrial, study: Study) -> str:
     assert tune is not None
     spec: Mapping[str, Any] = trial.identity
     for knob in tune.knobs:
-        spec = _without(spec, tuple(knob.removesuffix(".type").split(".")))
+        spec = without(spec, keys_of(knob))
     question = [tune.knobs, tune.seeds, sorted(study.seeds.vary), selects(tune, analysis), analysis.goal, analysis.at]
     return key_of({"spec": spec, "origins": trial.origins, "data": trial.info.identity, "tune": question})
 
@@ -265,14 +266,3 @@ def _score(result: TrialResult, metric: str, analysis: Analysis) -> float:
     values = [moment.metrics.get(metric, math.nan) for moment in result.outcome.history]
     finite = [value for value in values if math.isfinite(value)]
     return (max if analysis.goal == "max" else min)(finite, default=math.nan)
-
-
-def _without(tree: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
-    """Return a tree without the value at a path; only the mappings along the path are copied."""
-    copy = dict(tree)
-    first, *rest = path
-    if not rest:
-        copy.pop(first, None)
-    elif isinstance(copy.get(first), Mapping):
-        copy[first] = _without(copy[first], rest)
-    return copy
