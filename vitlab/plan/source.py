@@ -74,7 +74,7 @@ def read(module: str) -> Source:
         return _source(text, "", "")
     file = file_of(module)
     if file is None:
-        return Source(SESSION if module in sys.modules and not hasattr(sys.modules[module], "__path__") else "")
+        return Source(SESSION if _is_imported_module(module) else "")
     stamp = stamp_of(file)
     return Source("") if stamp is None else _read(module, file, stamp)
 
@@ -225,12 +225,7 @@ def requirement_of(module: str) -> str:
         return ""
     file = file_of(top) or file_of(module)
     if file is None:
-        has_code = (
-            module in sys.modules
-            and not hasattr(sys.modules[module], "__path__")
-            and top not in sys.stdlib_module_names
-        )
-        return module if has_code else ""
+        return module if _is_imported_module(module) and top not in sys.stdlib_module_names else ""
     site = next((above for above in file.parents if above.name in INSTALLED), None)
     if site is None:
         is_own = top not in sys.stdlib_module_names or not file.is_relative_to(Path(os.__file__).parent)
@@ -346,8 +341,13 @@ def _parsed(text: bytes, package: str, passes_on: bool) -> Source:
     passed_on = _passed_on(tree, package) if passes_on else {}
     for node in (tree, *_statements(tree.body)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = node.body[1:] if _is_text(node.body[:1]) else node.body
+            node.body = node.body[ast.get_docstring(node, clean=False) is not None :]
     return Source(_digest(ast.dump(tree).encode()), imports, passed_on)
+
+
+def _is_imported_module(module: str) -> bool:
+    """Return whether a module is imported and is not a package, such as a namespace package without a file."""
+    return module in sys.modules and not hasattr(sys.modules[module], "__path__")
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
@@ -397,7 +397,3 @@ def _is_docstring_or_all(node: ast.stmt) -> bool:
     if isinstance(node, ast.Assign):
         return [ast.unparse(target) for target in node.targets] == ["__all__"]
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-
-
-def _is_text(body: list[ast.stmt]) -> bool:
-    return any(isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str) for node in body)
