@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path as FilePath
@@ -80,22 +80,13 @@ class _CachedChoice:
         self.modules = modules_of([choice])
 
 
-@dataclass(frozen=True)
-class _InvalidChoice:
-    """A choice with mistakes."""
-
-    faults: Sequence[tuple[Path, str]] = ()
-    sound: _CachedChoice | None = None  #: the choice with defaults for the wrong options, if it can be examined further
-    wrong: Collection[str | int] = ()  #: the wrong options
-
-
 class Resolver:
     """Resolver of trials, with a cache of choices, most of which the arms of a study share."""
 
     def __init__(self, inform: Inform, surroundings: Surroundings = NOTHING) -> None:
         self._inform = inform
         self._surroundings = surroundings
-        self._choices: dict[tuple[str, str], _CachedChoice | _InvalidChoice] = {}
+        self._choices: dict[tuple[str, str], tuple[_CachedChoice | None, OptionError | None]] = {}
         self._infos: dict[str, DataInfo] = {}
 
     def resolve(self, tree: Mapping[str, Any]) -> ResolvedTrial:
@@ -116,17 +107,14 @@ class Resolver:
             value = value_at(plain, path)
             if isinstance(value, Mapping) and value_at(tree, path) is None:
                 value = {**value, "type": slot(name).qualify_builtin(value["type"])}
-            choice = self._choice(name, value)
-            if isinstance(choice, _CachedChoice):
+            choice, option_error = self._choice(name, value)
+            if option_error is not None:
+                faults += [((*path, *inner), sentence) for inner, sentence in option_error.faults]
+                wrong[path] = option_error.wrong
+            if choice is not None:
                 parts[path] = choice
                 put(plain, path, choice.plain)
                 put(identity, path, choice.hashed)
-            else:
-                faults += [((*path, *inner), sentence) for inner, sentence in choice.faults]
-                wrong[path] = choice.wrong
-                if choice.sound is not None:
-                    parts[path] = choice.sound
-                    put(plain, path, choice.sound.plain)
         info, incompatibility = None, ""
         if ("data",) in parts:
             try:
@@ -238,11 +226,11 @@ class Resolver:
             return []  # reported by TrialSpec
         choices: list[_CachedChoice] = []
         for index, value in enumerate(values):
-            choice = self._choice("metric", value)
-            if isinstance(choice, _CachedChoice):
+            choice, error = self._choice("metric", value)
+            if error is not None:
+                faults += [((*METRICS, index, *inner), sentence) for inner, sentence in error.faults]
+            elif choice is not None:
                 choices.append(choice)
-            else:
-                faults += [((*METRICS, index, *inner), sentence) for inner, sentence in choice.faults]
         indices: list[int] = []
         if choices and len(choices) == len(values) and info is not None:
             # Imported by name, because planning does not import components.
@@ -258,16 +246,17 @@ class Resolver:
                 value_at(tree, METRICS[:-1]).pop(METRICS[-1], None)
         return metrics
 
-    def _choice(self, name: str, value: Any) -> _CachedChoice | _InvalidChoice:
+    def _choice(self, name: str, value: Any) -> tuple[_CachedChoice | None, OptionError | None]:
+        """Return the choice and its mistakes; if it has some, with defaults for the wrong options, or None."""
         if value is None:
-            return _InvalidChoice()  # reported by TrialSpec
+            return None, None  # reported by TrialSpec
         cache_key = (name, json.dumps(value, sort_keys=True, default=repr))
         if cache_key not in self._choices:
             try:
-                self._choices[cache_key] = _CachedChoice(slot(name).resolve(value))
+                self._choices[cache_key] = _CachedChoice(slot(name).resolve(value)), None
             except OptionError as error:
                 sound = _CachedChoice(error.sound) if isinstance(error.sound, Resolved) else None
-                self._choices[cache_key] = _InvalidChoice(error.faults, sound, error.wrong)
+                self._choices[cache_key] = sound, error.with_traceback(None)
         return self._choices[cache_key]
 
     def _info(self, data: Resolved, plain: Mapping[str, Any]) -> DataInfo:
