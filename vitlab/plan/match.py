@@ -6,7 +6,6 @@ take: whole numbers, multiples of the batch size for ``train.images``, four sign
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, log10
@@ -148,10 +147,10 @@ class Matcher:
 
     def _amount(self, trial: ResolvedTrial) -> tuple[float, str]:
         """Return the cost of a trial, and the unit of its length."""
-        cache_key = json.dumps(trial.plain["model"], sort_keys=True), trial.info
+        cache_key = str(trial.spec.model), trial.info
         if cache_key not in self._costs:
             try:
-                self._costs[cache_key] = self._count(trial.plain["model"], trial.info)
+                self._costs[cache_key] = self._count(trial.spec.model.plain(), trial.info)
             except (VitlabError, NotImplementedError, RuntimeError) as error:
                 raise Unmatched(f"its model cannot be counted: {' '.join(str(error).split())}") from error
         counts = self._costs[cache_key]
@@ -228,7 +227,7 @@ def mistakes(match: Match, plain: Mapping[str, Any], drafts: Sequence[Draft]) ->
         return [(("match", "knob"), sentence)]
     if not is_number(value_at(plain, keys_of(knob))) or not (knob in LENGTHS or knob.startswith("model.")):
         length = next(name for name in LENGTHS if value_at(plain, keys_of(name)) is not None)
-        numbers = [*_numbers(plain["model"], "model"), length]
+        numbers = [*_numbers(value_at(plain, ("model",)), "model"), length]
         sentence = f"the base has no number '{knob}' to match by.{nearest(knob, numbers)} Knobs: {', '.join(numbers)}."
         return [(("match", "knob"), sentence)]
     return [
