@@ -1,4 +1,4 @@
-"""Identity: the key of a trial, and the digest of the code it would run.
+"""Identity: the key of a trial, the digest of the code it would run, and the digests of checkpoint files.
 
 The **key** is a 256-bit hash of the canonical JSON of the resolved spec with all defaults, the seeds, the origins of
 the components and the identity of the data.
@@ -21,8 +21,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
+from vitlab.imports import Stamp, stamp_of
 from vitlab.plan import source
 from vitlab.registry import Resolved, plugin_files, slot
 from vitlab.spec.trial import SLOTS_OF_A_TRIAL, TrialSpec
@@ -41,6 +43,11 @@ MIXING = "vitlab.training.mixup"
 """Module of mixup and cutmix."""
 AVERAGING = "vitlab.training.ema"
 """Module of the moving average of weights."""
+
+NAMES_ON_THE_HUB = ("model.safetensors", "pytorch_model.bin")
+"""Names under which Hugging Face's hub stores weights; such a file is read together with :data:`DESCRIPTIONS`."""
+
+DESCRIPTIONS = ("config.json", "preprocessor_config.json")
 
 
 def key_of(identity: Mapping[str, Any]) -> str:
@@ -174,3 +181,36 @@ def closure(modules: Iterable[str], reader: source.Reader = source.expected) -> 
         queue += source.dependencies(module, reader)
     source.remember()
     return digests
+
+
+def files_of(file: Path) -> tuple[Path, ...]:
+    """Return a file of weights and the files beside it that are read with it, whether they exist or not."""
+    beside = DESCRIPTIONS if file.name in NAMES_ON_THE_HUB else ()
+    return (file, *map(file.with_name, beside))
+
+
+def digests_of(file: Path) -> dict[str, str]:
+    """Return name to SHA-256 of every file that a checkpoint consists of.
+
+    Raises:
+        FileNotFoundError: if the weights themselves do not exist.
+    """
+    existing = [file, *(other for other in files_of(file)[1:] if other.is_file())]
+    return {each.name: _sha256(each.resolve(), stamp_of(each)) for each in existing}
+
+
+def identity_of(digests: Mapping[str, str]) -> str | dict[str, str]:
+    """Return a checkpoint's part of a trial's identity: its content, independent of its path.
+
+    Args:
+        digests: as returned by :func:`digests_of`, the weights first.
+    """
+    weights, *beside = digests.items()
+    return {"weights": weights[1], **dict(beside)} if beside else weights[1]
+
+
+@cache
+def _sha256(file: Path, stamp: Stamp | None) -> str:
+    """Return the SHA-256 of a file; the stamp is part of the key of the cache."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from vitlab.errors import DataError, GeometryError, OptionError, Path, WeightsError
 from vitlab.geometry import DataInfo
-from vitlab.plan.checkpoints import digests_of, identity_of
-from vitlab.plan.key import NOTHING, PUBLISHED, Surroundings, modules_beside, modules_of
+from vitlab.plan.key import NOTHING, PUBLISHED, Surroundings, digests_of, identity_of, modules_beside, modules_of
 from vitlab.plan.tree import put, value_at
 from vitlab.registry import SLOT_MODULES, Resolved, slot
 from vitlab.spec import Choice, TrialSpec

@@ -14,7 +14,7 @@ from vitlab.components.position import Resampling
 from vitlab.errors import GeometryError, OptionError, WeightsError, nearest
 from vitlab.geometry import Pair
 from vitlab.models.vit import ViT
-from vitlab.plan.checkpoints import NAMES_ON_THE_HUB, files_of
+from vitlab.plan.key import NAMES_ON_THE_HUB, files_of
 from vitlab.store.files import read_json, write_json
 from vitlab.weights.adapt import convert_prefix_rows, drop_head, resample_positions
 from vitlab.weights.architecture import Architecture
