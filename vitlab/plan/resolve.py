@@ -98,7 +98,7 @@ class Resolver:
         collected = collect(TrialSpec, tree, partial(spec_faults, top=TrialSpec.model_fields), STAND_INS)
         faults = [(fault.path, fault.message) for fault in collected.faults]
         spec = collected.value
-        plain = copied(collected.tree) if spec is None else spec.model_dump(mode="json", exclude_none=True)
+        plain = copied(collected.tree) if spec is None else spec.plain()
         identity = copied(plain)
         parts: dict[Path, _CachedChoice] = {}
         wrong: dict[Path, Collection[str | int]] = {}
