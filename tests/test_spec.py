@@ -65,7 +65,7 @@ def only(actual: list[str]) -> str:
         ("study: small", "study: small\ntune: {knobs: {train.optimizer.lrr: [1, 2]}}", "2:16", ["'lrr'", "'lr'"]),
         ("study: small", "study: small\ntune: {knobs: {train.optimizer.lr: [0.1, -1]}}", "2:42", ["lr", "greater"]),
         ("study: small", "study: small\ntune: {knobs: {train.optimizer.lr: [1]}, select: test/accuracy}", "2:42", ["test"]),
-        ("study: small", "study: small\ntune: {knobs: {train.optimizer.lr: [1]}, select: val/loss}", "2:42", ["small", "max"]),
+        ("study: small", "study: small\ntune: {knobs: {train.optimizer.lr: [1]}, select: val/loss}", "2:42", ["val/loss is min", "max"]),
         ("study: small", "study: small\ntune: {knobs: {train.optimizer.lr: [1]}, per: trial}", "2:42", ["'trial'", "arm, study"]),
         ("study: small", "study: small\ntune: {knobs: {train.optimizer.lr: [1], train.optimizer: [sgd]}}", "2:41", ["both be tuned"]),
         ("study: small", "study: a/../b", "1:1", ["study", "letters, digits, '.', '_' or '-'"]),
