@@ -16,6 +16,7 @@ from vitlab.plan.values import Trial
 from vitlab.runner.job import Job, Settings
 from vitlab.store.files import write_json
 from vitlab.store.folders import TrialFolder
+from vitlab.store.locks import Busy
 from vitlab.store.result import Circumstances, Outcome, TrialResult
 
 
@@ -30,8 +31,14 @@ def result(trial: Trial, status: str = "done", failure: str = "", wall_s: float 
     )
 
 
-def run(job: Job, stop: Callable[[], bool]) -> list[TrialResult | None]:
-    return [run_trial(item.trial, TrialFolder(item.folder), job.settings, stop) for item in job.trials]
+def run(job: Job, stop: Callable[[], bool]) -> list[TrialResult | Exception | None]:
+    outcomes: list[TrialResult | Exception | None] = []
+    for item in job.trials:
+        try:
+            outcomes.append(run_trial(item.trial, TrialFolder(item.folder), job.settings, stop))
+        except Busy as error:
+            outcomes.append(error)
+    return outcomes
 
 
 def run_trial(trial: Trial, folder: TrialFolder, run: Settings, stop: Callable[[], bool]) -> TrialResult | None:

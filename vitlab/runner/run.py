@@ -83,8 +83,8 @@ def run(job: Job, stop: Callable[[], bool] = lambda: False) -> list[TrialResult 
 
     Returns:
         For each trial its result, whose status may be ``diverged``; or None if training was stopped after writing a
-        checkpoint; or ``Busy`` if another process holds the trial or has taken it over; or the error that ended it,
-        which is recorded in its folder: ``OutOfMemory`` if memory ran out, ``Lost`` if one of several processes died.
+        checkpoint; or ``Busy`` if another process holds the trial or has taken it over; or ``Lost`` if one
+        of several processes died; or another error, ``OutOfMemory`` if memory ran out, which its folder records.
 
     Raises:
         Refused: If code or versions differ from the plan of a trial; then nothing is written.
@@ -251,11 +251,13 @@ def _train_in_ranks(
             return None
         case "busy":
             return Busy(str(folder.path))
+        case Ending.LOST:  # nothing is recorded, as when a whole worker dies
+            return Lost(rank.sentence)
+    ending = Ending.OOM if rank.ending == Ending.OOM else Ending.ERROR
     with suppress(Busy), folder.lease():
-        folder.fail(rank.sentence, rank.traceback, Ending(rank.ending))
-        if rank.ending != Ending.LOST:  # a lost process ends an attempt, not the trial
-            folder.emit("end", status=Ending.FAILED, failure=rank.sentence)
-    return {Ending.OOM: OutOfMemory, Ending.LOST: Lost}.get(Ending(rank.ending), TrialFailed)(rank.sentence)
+        folder.fail(rank.sentence, rank.traceback, ending)
+        folder.emit("end", status=Ending.FAILED, failure=rank.sentence)
+    return (OutOfMemory if ending == Ending.OOM else TrialFailed)(rank.sentence)
 
 
 def _run_rank(
