@@ -29,13 +29,13 @@ def metrics(trial: ResolvedTrial | Partial) -> dict[str, Any]:
 
 
 def _metrics(data: DataInfo, choices: Iterable[Any]) -> dict[str, Any]:
-    named = []
+    components = []
     for choice in choices:
         with suppress(OptionError, ValueError):  # mistakes in a metric are reported when the trial is resolved
-            named.append(slot("metric").resolve(choice))
+            components.append(slot("metric").resolve(choice))
     # Imported by name, because planning does not import components.
     room: Any = importlib.import_module(SLOT_MODULES["metric"])
-    results: dict[str, Any] = room.metrics_of(data, named)
+    results: dict[str, Any] = room.metrics_of(data, components)
     return results
 
 
@@ -59,18 +59,18 @@ def with_facts(plan: Plan) -> Plan:
 
 def _facts(reported: Iterable[tuple[str, DataInfo, Mapping[str, Any]]]) -> dict[str, MetricFacts]:
     """Return metric to its facts, from arm, data and metrics by name."""
-    found: dict[str, MetricFacts] = {}
+    results: dict[str, MetricFacts] = {}
     chance: dict[str, dict[str, float]] = {}
     for arm, data, metrics_by_name in reported:
         for name, metric in metrics_by_name.items():
             low, high = metric.bounds
             unit: Unit = metric.unit or ("share" if (low, high) == (0, 1) else "number")
             bounds = (low if math.isfinite(low) else None, high if math.isfinite(high) else None)
-            found[name] = MetricFacts(metric.goal, unit, bounds, metric.quantum)
+            results[name] = MetricFacts(metric.goal, unit, bounds, metric.quantum)
             level = metric.chance(data)
             if level is not None:
                 chance.setdefault(name, {})[arm] = level
-    return {name: replace(each, chance=chance.get(name, {})) for name, each in found.items()}
+    return {name: replace(each, chance=chance.get(name, {})) for name, each in results.items()}
 
 
 def goal_of(metric: str, reported: Mapping[str, Any]) -> Goal | None:
