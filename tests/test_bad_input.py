@@ -658,15 +658,18 @@ def test_arm_label_is_shown_consistently(here: Path) -> None:
         ("study: small", "study: small\nrun: {tracking_uri: 'sqlite:////tmp/evil.db'}", ["/tmp/evil.db is not in it"]),
         ("study: small", "study: small\nrun: {tracking_uri: 'sqlite:///../evil.db'}", ["evil.db is not in it"]),
         ("study: small", "study: small\nrun: {tracking_uri: 'file:///tmp/evil'}", ["refuses to write"]),
-        ("study: small", "study: small\nrun: {tracking_uri: 'http://evil.example:5000'}", ["to no server that you have not named", "--tracking-uri"]),
+        ("study: small", "study: small\nrun: {tracking_uri: 'http://evil.example:5000'}", ["only to servers that you name", "--tracking-uri"]),
         ("study: small", "study: small\nrun: {tracking_uri: 'http://evil.example\\@127.0.0.1:5000'}", ["holds no password"]),
-        ("study: small", "study: small\nrun: {tracking_uri: 'http://127.0.0.1.evil.example'}", ["to no server that you have not named"]),
+        ("study: small", "study: small\nrun: {tracking_uri: 'http://127.0.0.1.evil.example'}", ["only to servers that you name"]),
         ("study: small", "study: small\nrun: {tracking_uri: 'http://me:hush@127.0.0.1:9'}", ["a study file holds no password"]),
-        ("study: small", "study: small\nrun: {tracking_uri: 'postgresql://127.0.0.1/db'}", ["to no server that you have not named"]),
-        ("study: small", "study: small\nrun: {tracking_uri: 'databricks://profile'}", ["to no server that you have not named"]),
-        ("study: small", "study: small\nrun: {executor: {type: slurm, setup: ['touch pwned']}}", ["'setup' has code run", "--set"]),
+        ("study: small", "study: small\nrun: {tracking_uri: 'postgresql://127.0.0.1/db'}", ["only to servers that you name"]),
+        ("study: small", "study: small\nrun: {tracking_uri: 'databricks://profile'}", ["only to servers that you name"]),
+        ("study: small", "study: small\nrun: {tracker: {type: mlflow, uri: 'http://evil.example:5000'}}", ["only to servers that you name", "--tracking-uri"]),
+        ("study: small", "study: small\nrun: {tracker: {uri: 'http://evil.example:5000'}}", ["only to servers that you name"]),
+        ("study: small", "study: small\nrun: {tracker: {uri: 'http://me:hush@127.0.0.1:9'}}", ["a study file holds no password"]),
+        ("study: small", "study: small\nrun: {executor: {type: slurm, setup: ['touch pwned']}}", ["'setup' runs code", "--set"]),
         ("study: small", "study: small\nrun: {executor: {type: slurm, qos: \"a\\ntouch pwned\"}}", ["qos must be a text that matches"]),
-        ("study: small", "study: small\nrun: {executor: {type: ray, address: 'evil.example:6379'}}", ["'address' has code run"]),
+        ("study: small", "study: small\nrun: {executor: {type: ray, address: 'evil.example:6379'}}", ["'address' runs code"]),
         ("type: digits", "type: mnist, root: /etc", ["mnist is not here: looked in /etc"]),
         ("type: digits", "type: image_folder, root: ../..", ["image_folder: ../.. has no folder 'train'"]),
     ],
@@ -702,7 +705,7 @@ def test_credentials_are_not_sent_to_server_of_study_file(
     else:
         monkeypatch.setenv(where, "hush")
     code, _, err = call("validate", "s.yaml")
-    assert code == 2 and "MLflow would send it what" in err and "hush" not in err
+    assert code == 2 and "MLflow would send it the credentials of" in err and "hush" not in err
     assert call("validate", "s.yaml", "--set", f"run.tracking_uri={uri}")[0] == 0
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{uri}/")
     assert call("validate", "s.yaml")[0] == 0

@@ -21,7 +21,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from vitlab import lab, registry, report
+from vitlab import lab, registry, report, spec
 from vitlab.cli import COMMANDS, main, options
 from vitlab.cli import run as cli_run
 from vitlab.components.position import PRESETS
@@ -45,7 +45,7 @@ STUDY = {
     },
     "design": {"one_at_a_time": {"model.position": ["none"]}},
     "seeds": 2,
-    "run": {"executor": "inline", "tracking_uri": NOWHERE},
+    "run": {"executor": "inline", "tracker": {"type": "mlflow", "uri": NOWHERE}},
 }
 
 
@@ -532,7 +532,7 @@ def test_schema_accepts_all_studies_and_refuses_misspelling() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.Draft202012Validator.check_schema(schema)
     check = jsonschema.Draft202012Validator(schema)
-    studies = {file.name: lab.read_document(file).data for file in sorted((ROOT / "pipelines").glob("*.yaml"))}
+    studies = {file.name: spec.read_document(file).data for file in sorted((ROOT / "pipelines").glob("*.yaml"))}
     assert studies
     for name, study in studies.items():
         assert [error.message for error in check.iter_errors(study)] == [], name

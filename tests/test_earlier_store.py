@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 import vitlab
 from vitlab import lab
+from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Plan
-from vitlab.plan.written import read_plan
 
 STORED = Path(__file__).parent / "stores" / "earlier"
 """A study of two arms and two seeds, as version 0.1.0 left it; without weights."""

@@ -25,18 +25,19 @@ import yaml
 from job_helpers import alive, until
 
 import vitlab
-from vitlab import lab, report
+from vitlab import lab, plan, report
 from vitlab.cli import cli
 from vitlab.data.prepare import prepare
 from vitlab.driver.scheduler import Watch
 from vitlab.errors import SpecError, UserError
-from vitlab.lab import Answer, sync
+from vitlab.lab import Answer
 from vitlab.plan.values import Planned
 from vitlab.registry import slot
 from vitlab.report.api import PREDICTIONS
 from vitlab.report.frame import HISTORY
 from vitlab.store.files import hold, read_json, write_json
 from vitlab.store.folders import Store, TrialFolder
+from vitlab.trackers.delivery import sync
 
 pytestmark = pytest.mark.usefixtures("no_report")
 NOWHERE = "http://127.0.0.1:9"
@@ -55,7 +56,7 @@ def study(folder: Path, **changes: Any) -> Path:
         },
         "design": {"one_at_a_time": {"model.position": ["none"]}},
         "seeds": 2,
-        "run": {"executor": "inline", "tracking_uri": NOWHERE},
+        "run": {"executor": "inline", "tracker": {"type": "mlflow", "uri": NOWHERE}},
         **changes,
     }
     file = folder / "tiny.yaml"
@@ -245,7 +246,9 @@ def test_background_run_can_be_followed_and_stopped(
     """Stopped as by Ctrl-C: its trials write checkpoints."""
     base = {**yaml.safe_load(study(tmp_path).read_text())["base"]}
     base["train"] = {"steps": 100_000, "batch_size": 16, "evaluations": 2000}
-    file = study(tmp_path, base=base, run={"executor": "local", "workers": 1, "tracking_uri": NOWHERE})
+    file = study(
+        tmp_path, base=base, run={"executor": "local", "workers": 1, "tracker": {"type": "mlflow", "uri": NOWHERE}}
+    )
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = [str(file), "--out", str(tmp_path / "out")]
 
@@ -376,7 +379,7 @@ def test_failed_prerequisite_is_skipped_until_requested(tmp_path: Path) -> None:
 
 
 def test_missing_weights_are_retrained_for_dependent_trial(tmp_path: Path) -> None:
-    run = {"executor": "inline", "tracking_uri": NOWHERE}
+    run = {"executor": "inline", "tracker": {"type": "mlflow", "uri": NOWHERE}}
     file = study(tmp_path, design=None, seeds=1, run={**run, "keep": "none"})
     assert vitlab.run(file, out=tmp_path / "out").trained == 1
     before = trials(tmp_path / "out")
@@ -390,6 +393,36 @@ def test_missing_weights_are_retrained_for_dependent_trial(tmp_path: Path) -> No
     assert len(after) == 2
     ((name, old),) = before.items()
     assert json.loads(after[name])["outcome"] == json.loads(old)["outcome"]
+
+
+FASTER = {"arms": {"baseline": {}, "faster": {"train.optimizer": {"type": "adamw", "lr": 0.1}}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "plans", "trained"),
+    [
+        ({"seeds": 1}, 1, 2),
+        ({"seeds": 1, "tune": {"knobs": {"train.optimizer.lr": [1e-3, 1e-2]}}}, 2, 10),
+        ({"seeds": {"count": 2, "escalate_to": 3}, "design": FASTER, "analysis": {"alpha": 1e-6}}, 2, 6),
+    ],
+)
+def test_run_makes_at_most_two_plans(
+    changes: dict[str, Any], plans: int, trained: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and a second time after the choice of a tuning or after an interim analysis."""
+    genuine, made = plan.make_plan, []
+
+    def counted(*arguments: Any) -> Any:
+        made.append(arguments)
+        return genuine(*arguments)
+
+    monkeypatch.setattr(plan, "make_plan", counted)
+    file = study(tmp_path, run={"executor": "inline", "tracker": "none"}, **changes)
+    answer = vitlab.run(file, out=tmp_path / "out")
+    assert (len(made), answer.trained, answer.cached, answer.failed) == (plans, trained, 0, 0)
+    made.clear()
+    again = vitlab.run(file, out=tmp_path / "out")
+    assert (len(made), again.trained, again.plan.trials) == (1, 0, answer.plan.trials)
 
 
 def test_equal_seeds_are_trained_once(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from pydantic import ValidationError
 from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
-from vitlab import lab, noise
+from vitlab import noise
 from vitlab.data.prepare import Feed, data_info, prepare
 from vitlab.data.splits import at_most, fraction
+from vitlab.driver.smoke import smoke
 from vitlab.errors import DataError, WeightsError
 from vitlab.models.contract import Model
 from vitlab.plan.key import PROBE, code_of, modules_beside
@@ -260,7 +261,7 @@ def test_smoke_run_shortens_prerequisites_too(tmp_path: Path) -> None:
         "run": {"executor": "inline"},
     }
     (tmp_path / "probe.yaml").write_text(yaml.safe_dump(content))
-    assert lab.smoke(tmp_path / "probe.yaml", out=tmp_path / "runs") == 2
+    assert smoke(tmp_path / "probe.yaml", out=tmp_path / "runs") == 2
     folders = [TrialFolder(path.parent) for path in (tmp_path / "runs").glob("trials/*/*/spec.json")]
     results = [folder.result() for folder in folders]
     steps = [result.outcome.steps for result in results if result is not None]

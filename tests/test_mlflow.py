@@ -42,7 +42,7 @@ from PIL import Image
 from urllib3.connection import HTTPConnection
 
 import vitlab
-from vitlab import cli, lab
+from vitlab import cli
 from vitlab.errors import UserError
 from vitlab.plan.values import Plan
 from vitlab.registry import slot
@@ -51,6 +51,7 @@ from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.trackers import dashboard, description, records, service
 from vitlab.trackers.address import Address, locate
+from vitlab.trackers.delivery import sync
 from vitlab.trackers.server import links
 
 Patch = pytest.MonkeyPatch
@@ -99,8 +100,8 @@ class Runs:
         return sorted((self.out / "studies/tiny/report").glob("*"))
 
     def tracker(self, uri: str | None = None, **options: Any) -> Any:
-        choice = {"type": "mlflow", **options}
-        return slot("tracker").build(choice, self.plan, Store(self.out), RunSpec(tracking_uri=uri))
+        choice = {"type": "mlflow", "uri": uri, **options}
+        return slot("tracker").build(choice, self.plan, Store(self.out), RunSpec())
 
     def runs(self, study: str = "tiny", kind: str = "trial") -> list[Any]:
         experiment = self.client.get_experiment_by_name(study)
@@ -175,7 +176,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.
 def delivered(trained: tuple[Path, Any], database: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Return trials trained without the server and delivered by one ``sync``, for reading only."""
     runs = Runs(trained[0], database, tmp_path_factory.mktemp("delivered"))
-    [(study, link)] = lab.sync(runs.out)
+    [(study, link)] = sync(runs.out)
     assert study == "tiny" and link is not None
     return runs
 
@@ -347,7 +348,7 @@ def test_waiting_trial_adopts_no_run_of_other_training(same_folder: bool, runs: 
             (arm, seed): store.trial(runs.plan.find(arm, seed).key, runs.plan.find(arm, seed).code)
             for arm, seed in itertools.product(ARMS, (0, 1))
         }
-        tracker = slot("tracker").build("mlflow", runs.plan, store, RunSpec(tracking_uri=uri))
+        tracker = slot("tracker").build({"type": "mlflow", "uri": uri}, runs.plan, store, RunSpec())
     tracker.update()  # nothing has begun yet
     shutil.copytree(aside, next(iter(folders.values())).path.parents[1], dirs_exist_ok=True)
     for folder in folders.values():
@@ -438,7 +439,7 @@ def test_damaged_offsets_are_rebuilt(runs: Runs) -> None:
         else:
             file.write_bytes(damage)
         assert runs.tracker().close()
-        assert json.loads(file.read_text())["embedded"]["runs"]
+        assert len(json.loads(file.read_text())["embedded"]) == 4
     holds_all_once(runs)
 
 
@@ -604,7 +605,7 @@ def test_images_are_stored_once_by_step(delivered: Runs) -> None:
         (["confusion/val"], 4),
     ]
     (delivered.out / "studies/tiny/mlflow-offsets.json").unlink()
-    assert lab.sync(delivered.out)[0][1] is not None
+    assert sync(delivered.out)[0][1] is not None
     assert artifacts(delivered, first, "images") == names
 
 
@@ -679,7 +680,7 @@ def test_model_of_every_arm_is_stored_and_loaded(runs: Runs, monkeypatch: Patch)
 
 
 def test_unstored_models_are_refused(runs: Runs) -> None:
-    with pytest.raises(UserError, match="model_seed is 7, which no trial has; seeds: 0, 1"):
+    with pytest.raises(UserError, match="model_seed: no trial has seed 7; allowed: 0, 1"):
         runs.tracker(models="arms", model_seed=7)
     with pytest.raises(UserError, match=r"run\.keep is none"):
         slot("tracker").build({"type": "mlflow", "models": "arms"}, runs.plan, Store(runs.out), RunSpec(keep="none"))
@@ -723,20 +724,20 @@ def test_password_in_address_reaches_only_the_server(runs: Runs, caplog: Any) ->
 
 def test_command_line_password_is_not_stored(runs: Runs, caplog: Any, monkeypatch: Patch) -> None:
     uri = "http://me:hush@127.0.0.1:9"
-    for changes in ({"run.tracking_uri": uri}, {"run": {"executor": "inline", "workers": 1, "tracking_uri": uri}}):
+    for changes in ({"run.tracking_uri": uri}, {"run": {"executor": "inline", "workers": 1, "tracker": {"uri": uri}}}):
         answer = vitlab.run(runs.file, out=runs.out, changes=changes)
         assert (answer.trained, answer.cached, answer.link) == (0, 4, None)
         holding = [path for path in runs.out.rglob("*") if path.is_file() and b"hush" in path.read_bytes()]
         assert holding == [] and "hush" not in caplog.text
         caplog.clear()
-        assert lab.sync(runs.out) == [("tiny", None)]
+        assert sync(runs.out) == [("tiny", None)]
         [record] = caplog.records
         assert "http://***@127.0.0.1:9: the password of" in record.getMessage()
         assert "is not stored; give it as --tracking-uri, or set MLFLOW_TRACKING_URI" in record.getMessage()
     requests: list[str] = []
     monkeypatch.setattr(Address, "is_reachable", lambda self: requests.append(self.uri))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    lab.sync(runs.out)
+    sync(runs.out)
     assert set(requests) == {uri}
 
 
@@ -748,9 +749,9 @@ def test_sync_ignores_server_known_only_from_stored_files(runs: Runs, caplog: An
     content = yaml.safe_load(file.read_text())
     content["run"]["tracking_uri"] = "https://elsewhere.example:5000"
     file.write_text(yaml.safe_dump(content))
-    assert lab.sync(runs.out) == [("tiny", None)] and requests == []
-    assert "has results sent to no server that you have not named yourself" in caplog.text
-    lab.sync(runs.out, tracking_uri="https://elsewhere.example:5000")
+    assert sync(runs.out) == [("tiny", None)] and requests == []
+    assert "results are sent only to servers that you name yourself" in caplog.text
+    sync(runs.out, tracker={"type": "mlflow", "uri": "https://elsewhere.example:5000"})
     assert set(requests) == {"https://elsewhere.example:5000"}
 
 
@@ -764,7 +765,7 @@ def test_names_leaving_folder_are_refused(runs: Runs) -> None:
             replace(runs.plan, trials=(), prerequisites=(replace(trial.trial, code=key),)),
         ):
             runs.plan = plan
-            with pytest.raises(UserError, match="is no name of a folder"):
+            with pytest.raises(UserError, match="is not the name of a folder"):
                 runs.tracker()
 
 
@@ -856,7 +857,6 @@ def test_ui_opens_latest_or_named_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from vitlab.trackers import server
-    from vitlab.trackers.cursor import Offsets
 
     for number, name in enumerate(["older", "newer", "undelivered"]):
         plan = tmp_path / "studies" / name / "plan.json"
@@ -864,7 +864,8 @@ def test_ui_opens_latest_or_named_study(
         plan.write_text("{}")
         os.utime(plan, (1e9 + number, 1e9 + number))
         if name != "undelivered":
-            Offsets(plan.with_name("mlflow-offsets.json"), "embedded", str(number + 1)).commit()
+            account = {"trial": {"mark": {"experiment": "2"}}} if number else {"experiment": "1"}
+            plan.with_name("mlflow-offsets.json").write_text(json.dumps({"embedded": account}))
 
     class Stopped:
         def wait(self) -> int:

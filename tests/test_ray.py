@@ -170,7 +170,7 @@ def study(folder: Path, executor: Any) -> Path:
             "executor": executor,
             "workers": 1,
             "device": "cpu",
-            "tracking_uri": "http://127.0.0.1:9",
+            "tracker": {"type": "mlflow", "uri": "http://127.0.0.1:9"},
         },
     }
     file = folder / "taught.yaml"

@@ -38,7 +38,7 @@ BASE: dict[str, Any] = {
     "train": {"steps": 20, "batch_size": 16, "evaluations": 2, "optimizer": {"type": "adamw", "lr": 1e-3}},
 }
 POSITIONS = {"one_at_a_time": {"model.position": ["none"]}}
-RUN = {"engine": "loop", "executor": "inline", "tracking_uri": NOWHERE, "keep": "none"}
+RUN = {"engine": "loop", "executor": "inline", "tracker": {"type": "mlflow", "uri": NOWHERE}, "keep": "none"}
 
 
 def study(folder: Path, **changes: Any) -> Path:

@@ -23,6 +23,7 @@ from vitlab import lab, report
 from vitlab.cli import cli
 from vitlab.driver.scheduler import Watch
 from vitlab.errors import UserError
+from vitlab.plan import versions as plan_versions
 from vitlab.plan.values import Arm
 from vitlab.plan.versions import content, differences, keep, name_of, versions
 from vitlab.report.api import open_study
@@ -179,7 +180,7 @@ def test_run_killed_at_start_keeps_stored_version(here: Path, monkeypatch: pytes
 
     write(here / "third.yaml", steps=3)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(lab, "record_run", killed)
+        patch.setattr(plan_versions, "record_run", killed)
         lab.run("third.yaml", out="out")
     for _ in range(2):
         for file, steps in (("first.yaml", {4}), ("other.yaml", {2})):

@@ -24,7 +24,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -34,8 +33,8 @@ from vitlab.registry import slot
 from vitlab.spec import Analysis, RunSpec, TrialSpec
 from vitlab.store.folders import Store
 from vitlab.store.result import Circumstances, Measurement, Outcome, TrialResult
-from vitlab.trackers import BackgroundTracker
-from vitlab.trackers.trials import RESULT, TrialRuns
+from vitlab.trackers import BackgroundTracker, TrialUpdate
+from vitlab.trackers.trials import RunMark, TrialRuns
 
 sys.path.append(str(Path(__file__).parents[1]))
 from compose_runner import Services, rows
@@ -154,24 +153,22 @@ def resident_mb() -> float:
 @contextmanager
 def sampled(every: int, row: Callable[[int, float, float], None]) -> Iterator[None]:
     """Call ``row`` with the number of completely delivered trials, the memory and the seconds."""
-    genuine, began, deliveries = TrialRuns.deliver, time.monotonic(), 0
+    genuine, began, deliveries = TrialRuns.write, time.monotonic(), 0
 
-    def deliver(self: TrialRuns, item: Any, *, final: bool) -> None:
+    def write(self: TrialRuns, news: TrialUpdate, mark: RunMark | None) -> RunMark:
         nonlocal deliveries
-        before = self.offsets.runs.get(item.identity)
-        was = before is not None and before.ended == RESULT
-        genuine(self, item, final=final)
-        after = self.offsets.runs.get(item.identity)
-        if not was and after is not None and after.ended == RESULT:
+        written = genuine(self, news, mark)
+        if news.end is not None and news.end.result is not None:
             deliveries += 1
             if deliveries == 1 or deliveries % every == 0:
                 row(deliveries, resident_mb(), time.monotonic() - began)
+        return written
 
-    TrialRuns.deliver = deliver  # type: ignore[method-assign]
+    TrialRuns.write = write  # type: ignore[method-assign]
     try:
         yield
     finally:
-        TrialRuns.deliver = genuine  # type: ignore[method-assign]
+        TrialRuns.write = genuine  # type: ignore[method-assign]
 
 
 def log_trials(out: Path, uri: str | None, trials: int, workers: int, points: int, step_s: float) -> tuple[Store, Plan]:
@@ -180,7 +177,7 @@ def log_trials(out: Path, uri: str | None, trials: int, workers: int, points: in
     context = multiprocessing.get_context("spawn")
     shares = [range(first, trials, workers) for first in range(workers)]
     crew = [context.Process(target=work, args=(out, share, points, step_s)) for share in shares]
-    tracker = BackgroundTracker(slot("tracker").build("mlflow", plan, store, RunSpec(tracking_uri=uri)))
+    tracker = BackgroundTracker(slot("tracker").build({"type": "mlflow", "uri": uri}, plan, store, RunSpec()))
     for worker in crew:
         worker.start()
     longest = 0.0
@@ -206,7 +203,13 @@ def train(out: Path, uri: str | None, trials: int, workers: int) -> tuple[Store,
         },
         "design": {"grid": {"train.optimizer.lr": [1e-3 * (1 + n) for n in range(math.ceil(trials / SEEDS))]}},
         "seeds": min(trials, SEEDS),
-        "run": {"executor": "local", "workers": workers, "keep": "none", "engine": "vmap", "tracking_uri": uri},
+        "run": {
+            "executor": "local",
+            "workers": workers,
+            "keep": "none",
+            "engine": "vmap",
+            "tracker": {"type": "mlflow", "uri": uri},
+        },
     }
     out.mkdir(parents=True)
     file = out / "study.yaml"

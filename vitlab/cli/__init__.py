@@ -33,7 +33,7 @@ COMMANDS = {
     "new": "begin a plugin: a package with a component, its test and a study",
     "plugins": "list installed plugins and whether they load",
     "schema": "print the JSON Schema of study files, plugins included",
-    "sync": "deliver to MLflow what is missing there",
+    "sync": "deliver to the tracker what is missing there",
     "ui": "open the MLflow server on the results",
     "weights": "convert and inspect checkpoints",
     "explain": "show what a trained model looks at",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from vitlab.cli.options import out_option
+from vitlab.cli.options import format_option, out_option
 
 FORMATS = ("terminal", "md", "csv", "latex", "latex-all", "json")
 
@@ -16,14 +16,7 @@ FORMATS = ("terminal", "md", "csv", "latex", "latex-all", "json")
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
 @out_option
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    default="terminal",
-    show_default=True,
-    help="latex: the arms, in the width of a paper; latex-all: every table with all its columns.",
-)
+@format_option(FORMATS)
 def command(first: Path, second: Path, out: Path, form: str) -> None:
     """Compare every arm of SECOND with the arm of that name in FIRST (their files or folders)."""
     from vitlab.report import render_between

@@ -11,9 +11,9 @@ import click
 
 from vitlab.cli.options import out_option
 from vitlab.errors import UserError
+from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import EARLIER, find
-from vitlab.plan.written import read_plan
 from vitlab.store.files import remove
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.store.locks import Busy

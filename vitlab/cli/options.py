@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -13,6 +13,8 @@ from click.core import ParameterSource
 from vitlab.errors import UserError
 from vitlab.registry import plugins
 from vitlab.spec.yaml import read_value
+
+Callback = TypeVar("Callback", bound=Callable[..., Any])
 
 file_argument = click.argument("file", type=click.Path(path_type=Path))
 out_option = click.option(
@@ -61,6 +63,18 @@ no_plugin_option = click.option(
     help=f"An installed plugin to do without; {plugins.VARIABLE}=1 does without any.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def format_option(formats: Sequence[str]) -> Callable[[Callback], Callback]:
+    """Return the option ``--format`` of a report in these formats."""
+    return click.option(
+        "--format",
+        "form",
+        type=click.Choice(formats),
+        default="terminal",
+        show_default=True,
+        help="latex: the arms, in the width of a paper; latex-all: every table with all its columns.",
+    )
 
 
 def as_written(context: click.Context, *, without: str) -> Iterator[str]:

@@ -44,10 +44,10 @@ def command(
     form: str,
 ) -> None:
     """Show the arms and trials of FILE: what runs, what is skipped and why, what has been trained already."""
-    from vitlab import lab
+    from vitlab.driver.planning import plan_study
     from vitlab.store.folders import Store
 
-    study, plan = lab.plan_study(file, changes=parse_changes(changes), plugins=plugins, out=out)
+    study, plan = plan_study(file, changes=parse_changes(changes), plugins=plugins, out=out)
     store = Store(out.resolve())
     rivals = [planned for tuning in plan.tuning for planned in tuning.trials]
     cached = {
@@ -72,14 +72,14 @@ def command(
 
 def _costs(plan: Any, tflops: float) -> dict[str, dict[str, Any]]:
     """Return the costs of each arm's model and of one training, which are None if the number of images is unknown."""
-    from vitlab import lab
     from vitlab.data.prepare import examples
+    from vitlab.driver.planning import costs
     from vitlab.plan.price import gpu_hours, images_seen, train_macs
 
     trials = {planned.arm: planned.trial for planned in reversed((*plan.trials, *plan.pending))}
     images_by_data: dict[str, int | None] = {}
     by_arm: dict[str, dict[str, Any]] = {}
-    for arm, cost in lab.costs(plan).items():
+    for arm, cost in costs(plan).items():
         trial = trials[arm]
         images = images_seen(trial.spec.train)
         if images is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from vitlab.cli.options import out_option, parse_changes, set_option
+from vitlab.cli.options import format_option, out_option, parse_changes, set_option
 
 FORMATS = ("terminal", "md", "html", "csv", "parquet", "latex", "latex-all", "json")
 
@@ -16,14 +16,7 @@ FORMATS = ("terminal", "md", "html", "csv", "parquet", "latex", "latex-all", "js
 @click.argument("study", type=click.Path(path_type=Path))
 @out_option
 @set_option
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(FORMATS),
-    default="terminal",
-    show_default=True,
-    help="latex: the arms, in the width of a paper; latex-all: every table with all its columns.",
-)
+@format_option(FORMATS)
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write to this file.")
 def command(study: Path, out: Path, changes: tuple[str, ...], form: str, output: Path | None) -> None:
     """Print the report of STUDY: of the version that its file is, or of the latest run where its name is given.

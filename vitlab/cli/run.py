@@ -74,7 +74,7 @@ def command(
     from vitlab.driver.progress import watch_on
 
     values = parse_changes(changes)
-    for path, value in {"run.executor": executor, "run.workers": workers, "run.tracking_uri": tracking_uri}.items():
+    for path, value in {"run.executor": executor, "run.workers": workers, "run.tracker.uri": tracking_uri}.items():
         if value is not None:
             values[path] = value
     if detach:
@@ -86,7 +86,9 @@ def command(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     watch = watch_on()
     if smoke:
-        sets = lab.smoke(file, out=out, changes=values, plugins=plugins, watch=watch)
+        from vitlab.driver.smoke import smoke as run_smoke
+
+        sets = run_smoke(file, out=out, changes=values, plugins=plugins, watch=watch)
         click.echo(f"{sets} distinct sets of components ran two steps each.")
         return
     answer = lab.run(
@@ -128,12 +130,12 @@ def _detach(
         UserError: if the study is already running.
         TrialFailed: if the run ended at once, with the end of its log.
     """
-    from vitlab import lab
+    from vitlab.driver.planning import plan_study
     from vitlab.driver.scheduler import driver_of
     from vitlab.store.folders import Store
     from vitlab.store.locks import is_locked, owner, process
 
-    _, plan = lab.plan_study(file, changes=changes, plugins=plugins, out=out)
+    _, plan = plan_study(file, changes=changes, plugins=plugins, out=out)
     store = Store(out.resolve())
     again = shlex.join(["vitlab", "run", str(file), *options])
     if runner := driver_of(plan.study, store):

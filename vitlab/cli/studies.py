@@ -56,8 +56,8 @@ def _row(version: Version, latest: Version, store: Store) -> dict[str, Any] | No
     from dataclasses import replace
 
     from vitlab.cli.status import state_of
+    from vitlab.plan.plan_file import read_plan
     from vitlab.plan.versions import differences
-    from vitlab.plan.written import read_plan
 
     plan = read_plan(version.folder / "plan.json")
     if plan is None:

@@ -9,11 +9,13 @@ import click
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False), default="vitlab-runs")
-@click.option("--tracker", metavar="NAME", help="mlflow, or a plugin's; by default the one each study names.")
+@click.option("--tracker", metavar="NAME", help="A tracker's name; by default the one each study names.")
 @click.option("--tracking-uri", help="MLflow server or database; by default the one each study names.")
 def command(folder: Path, tracker: str | None, tracking_uri: str | None) -> None:
     """Deliver the journals of all studies in FOLDER to their tracker.  What is there already is not delivered twice."""
-    from vitlab.lab import sync
+    from vitlab.trackers.delivery import sync
 
-    for study, link in sync(folder, tracker=tracker, tracking_uri=tracking_uri):
+    options = {} if tracking_uri is None else {"uri": tracking_uri}
+    choice = {**options, **({} if tracker is None else {"type": tracker})}
+    for study, link in sync(folder, tracker=choice or None):
         click.echo(f"{study}   {link or 'not reached'}")

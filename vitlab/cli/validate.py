@@ -18,18 +18,18 @@ from vitlab.errors import Problem, SpecError
 @click.option("--build", is_flag=True, help="Also build every distinct trial's model, without memory for its weights.")
 def command(files: tuple[Path, ...], changes: tuple[str, ...], plugins: tuple[Path, ...], build: bool) -> None:
     """Check study FILES against the installed components.  Writes nothing."""
-    from vitlab import lab
+    from vitlab.driver.planning import costs, plan_study
     from vitlab.errors import count
 
     problems: list[Problem] = []
     for file in files:
         try:
-            _, plan = lab.plan_study(file, changes=parse_changes(changes), plugins=plugins)
+            _, plan = plan_study(file, changes=parse_changes(changes), plugins=plugins)
         except SpecError as error:
             problems += error.problems
             continue
         if build:
-            lab.costs(plan)
+            costs(plan)
         skipped = sum(1 for arm in plan.arms if arm.skip)
         click.echo(
             f"{file}: {count(len(plan.arms), 'arm')}, {count(len(plan.trials) + len(plan.pending), 'trial')}"

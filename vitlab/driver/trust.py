@@ -13,7 +13,9 @@ from typing import Any
 from vitlab import registry
 from vitlab.errors import OptionError, Problem
 from vitlab.registry import plugins
-from vitlab.spec import Document, Study, read_document
+from vitlab.spec import Document, Study
+from vitlab.spec.changes import public
+from vitlab.spec.study import full_path, study_document
 
 
 def find_problems(
@@ -64,8 +66,8 @@ def _run_problems(study: Study, document: Document) -> list[Problem]:
 
 
 def _untrusted(study: Study, file: str | Path, out: str | Path, changes: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems of options that would let a study file run code or write elsewhere."""
-    document = read_document(file)
+    """Return the problems of options that would let a study file run code, write elsewhere or send results away."""
+    document = study_document(file)
     run = document.data.get("run")
     run = run if isinstance(run, Mapping) else {}
     problems = []
@@ -73,21 +75,20 @@ def _untrusted(study: Study, file: str | Path, out: str | Path, changes: Mapping
     if isinstance(choice, Mapping) and choice.get("type") == study.run.executor.type:
         name = registry.slot("executor").resolve(study.run.executor).component.cli_only_option(choice)  # type: ignore[attr-defined]
         if name is not None and study.run.executor.options.get(name) == choice[name]:
-            sentence = f"'{name}' has code run, so only who starts the study may give it: --set run.executor.{name}=..."
+            sentence = f"'{name}' runs code, so a study file may not set it; write --set run.executor.{name}=..."
             problems.append(document.problem(("run", "executor", name), sentence))
-    uri = run.get("tracking_uri")
-    if isinstance(uri, str):
-        from vitlab.trackers.address import public, unconfirmed
-
-        if public(uri) != uri:  # the file is copied to the output folder
-            sentence = "a study file holds no password; give the URI as --tracking-uri, or set MLFLOW_TRACKING_URI"
-        else:
-            sentence = "" if _gives(changes, "run.tracking_uri") else unconfirmed(uri, Path(out).resolve())
+    choice, component = run.get("tracker"), registry.slot("tracker").resolve(study.run.tracker).component
+    for name, value in choice.items() if isinstance(choice, Mapping) else ():
+        sentence = ""
+        if isinstance(value, str) and public(value) != value:  # the file is copied to the output folder
+            sentence = f"a study file holds no password; give this option as --set run.tracker.{name}=..."
+        elif not _gives(changes, f"run.tracker.{name}"):
+            sentence = component.unconfirmed(name, value, Path(out).resolve())  # type: ignore[attr-defined]
         if sentence:
-            problems.append(document.problem(("run", "tracking_uri"), sentence))
+            problems.append(document.problem(("run", "tracker", name), sentence))
     return problems
 
 
 def _gives(changes: Mapping[str, Any], path: str) -> bool:
     """Return True if the command line sets an option, by itself or within a mapping."""
-    return any(path == change or path.startswith(f"{change}.") for change in changes)
+    return any(path == change or path.startswith(f"{change}.") for change in map(full_path, changes))

@@ -37,7 +37,7 @@ from vitlab.errors import UserError
 from vitlab.executors.base import Executor, JobEnd, executor, one_sentence
 from vitlab.executors.local import Local
 from vitlab.runner.job import Job
-from vitlab.spec import RunSpec
+from vitlab.spec import Choice, RunSpec
 from vitlab.store.files import append_json, cut_torn_line, read_json, read_lines, write_json
 from vitlab.store.result import Ending
 
@@ -273,8 +273,8 @@ class SlurmBatch:
 
     def __init__(self, folder: Path, run: RunSpec, jobs: tuple[Job, ...], runner: str) -> None:
         self.folder = folder
-        # The job's resources limit the workers, not run.workers; and no URI with a password is pickled to disk.
-        self.run = run.model_copy(update={"workers": None, "tracking_uri": None})
+        # The job's resources limit the workers, not run.workers; and no address with a password is pickled to disk.
+        self.run = run.model_copy(update={"workers": None, "tracker": Choice("none")})
         self.jobs = jobs
         self.runner = runner
         self._local: Local | None = None

@@ -6,7 +6,7 @@ All mistakes of the file are collected in one pass and raised together.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vitlab import errors
@@ -20,7 +20,7 @@ from vitlab.plan.key import NOTHING, Surroundings, key_of, refresh
 from vitlab.plan.resolve import Faults, Inform, Partial, ResolvedTrial, Resolver
 from vitlab.plan.tree import changed, keys_of, value_at
 from vitlab.plan.trial import Trial
-from vitlab.plan.values import Arm, EngineBenchmark, InterimAnalysis, Plan, Planned, Tuning
+from vitlab.plan.values import UNDECIDED, Arm, Decisions, EngineBenchmark, InterimAnalysis, Plan, Planned, Tuning
 from vitlab.spec import Document, Study
 from vitlab.spec.run import Engine
 from vitlab.spec.study import To
@@ -32,9 +32,7 @@ def make_plan(
     problems: list[Problem],
     inform: Inform,
     count: match.Count,
-    decided: Mapping[str, Tuning] = {},
-    probes: Mapping[str, EngineBenchmark] = {},
-    inconclusive_arms: Sequence[str] = (),
+    decisions: Decisions = UNDECIDED,
     surroundings: Surroundings = NOTHING,
 ) -> Plan:
     """Plan a study.
@@ -45,10 +43,7 @@ def make_plan(
         problems: problems found while reading the file.
         inform: returns the model's view of a data set.
         count: returns the cost of a model; called only if arms are matched.
-        decided: earlier tunings by key.
-        probes: earlier engine benchmarks by shape, see :func:`vitlab.plan.cohorts.engine_of`.
-        inconclusive_arms: arms that ``seeds.escalate_to`` gives more seeds, because the first seeds did not decide
-            their comparison.
+        decisions: decisions of earlier runs: tunings, engine benchmarks, and an interim analysis.
         surroundings: component files and pinned versions, which are part of every trial's code.
 
     Raises:
@@ -141,12 +136,12 @@ def make_plan(
     notes = match.solve(context, matcher, arms, baselines) if matcher is not None else []
     _can_run(document, arms, baselines)
     prerequisites: dict[str, Trial] = {}
-    tuning = tune.plan(context, matcher, arms, decided, prerequisites) if study.tune is not None else []
+    tuning = tune.plan(context, matcher, arms, decisions.tunings, prerequisites) if study.tune is not None else []
     if study.seeds.escalate_to is not None and not any(baselines.values()):
         sentence = "escalate_to adds seeds to inconclusive comparisons, and this study compares nothing; remove it"
         raise SpecError([document.problem(("seeds", "escalate_to"), sentence)])
     notes += [f"'{name}' is in the design more than once; it is one arm." for name in dict.fromkeys(repeated)]
-    return _plan(context, arms, baselines, tuning, prerequisites, notes, probes, inconclusive_arms)
+    return _plan(context, arms, baselines, tuning, prerequisites, notes, decisions)
 
 
 def _plan(
@@ -156,13 +151,13 @@ def _plan(
     tuning: list[Tuning],
     prerequisites: dict[str, Trial],
     notes: list[str],
-    probes: Mapping[str, EngineBenchmark],
-    inconclusive_arms: Sequence[str],
+    decisions: Decisions,
 ) -> Plan:
     study = context.study
     seeds = study.seeds
-    looks = None if seeds.escalate_to is None else InterimAnalysis(seeds.values, seeds.all, tuple(inconclusive_arms))
     compared = {arm.name: baselines.get(key) for key, arm in arms.items()}
+    inconclusive = tuple(arm for arm in decisions.inconclusive_arms(seeds.values) if compared.get(arm) is not None)
+    looks = None if seeds.escalate_to is None else InterimAnalysis(seeds.values, seeds.all, inconclusive)
     draft_paths = [path for arm in arms.values() for path in arm.draft.values]
     paths = list(dict.fromkeys([*draft_paths, *(path for arm in arms.values() for path in arm.solved)]))
     planned, pending = [], []
@@ -196,7 +191,9 @@ def _plan(
                 arm.skip,
                 arm.note,
                 arm.trial.info.classes,
-                _engine(arm, study.run.effective_engine, first[arm.name], probes) if arm.name in first else "",
+                _engine(arm, study.run.effective_engine, first[arm.name], decisions.benchmarks)
+                if arm.name in first
+                else "",
             )
             for key, arm in arms.items()
         ),
@@ -206,7 +203,7 @@ def _plan(
         notes=(*notes, *more_notes),
         tuning=tuple(tuning),
         pending=tuple(pending),
-        probes=probes,
+        probes=decisions.benchmarks,
         looks=looks,
         metrics=metrics.facts({arm.name: arm.trial for arm in arms.values()}),
         identities={arm.name: _identity(arm, study) for arm in arms.values() if not arm.skip},

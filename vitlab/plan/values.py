@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
@@ -149,7 +149,7 @@ class InterimAnalysis:
     first: tuple[int, ...]  #: seeds of every arm
     second: tuple[int, ...]  #: seeds of inconclusive arms, including the first
     open: tuple[str, ...] = ()
-    """Arms whose comparison was inconclusive, see :func:`vitlab.report.escalation.inconclusive_arms`."""
+    """Arms whose comparison was inconclusive, see :mod:`vitlab.report.escalation`."""
 
     def seeds(self, arm: str, baselines: Mapping[str, str | None]) -> tuple[int, ...]:
         """Return the seeds of an arm; both arms of an inconclusive comparison have the further seeds."""
@@ -308,6 +308,29 @@ class Plan:
         return plan
 
 
+@dataclass(frozen=True)
+class Decisions:
+    """Decisions that follow from results of earlier runs; planning reads them from the stored plan."""
+
+    tunings: Mapping[str, Tuning] = field(default_factory=dict)  #: decided tunings by key
+    benchmarks: Mapping[str, EngineBenchmark] = field(default_factory=dict)  #: by shape
+    looks: InterimAnalysis | None = None
+
+    @classmethod
+    def of(cls, plan: Mapping[str, Any]) -> Decisions:
+        """Return the decisions in a plan in JSON values; all values have defaults."""
+        tunings = [Tuning.from_json(item) for item in plan.get("tuning", ())]
+        looks = _LOOKS.validate_python(plan.get("looks"))
+        return cls({tuning.key: tuning for tuning in tunings if not tuning.open}, probes_of(plan), looks)
+
+    def inconclusive_arms(self, first: Sequence[int]) -> tuple[str, ...]:
+        """Return the arms that an interim analysis of these first seeds left inconclusive."""
+        return self.looks.open if self.looks is not None and self.looks.first == tuple(first) else ()
+
+
+UNDECIDED = Decisions()
+
+
 def probes_of(plan: Mapping[str, Any]) -> dict[str, EngineBenchmark]:
     """Return the engine benchmarks of a plan in JSON, without those in an older format, which are measured anew."""
     field_names = set(EngineBenchmark.__dataclass_fields__)
@@ -341,3 +364,4 @@ def _tuning_with_specs(data: Mapping[str, Any]) -> dict[str, Any]:
 _PLAN = TypeAdapter(Plan)
 _TUNING = TypeAdapter(Tuning)
 _PROBE = TypeAdapter(EngineBenchmark)
+_LOOKS = TypeAdapter(InterimAnalysis | None)

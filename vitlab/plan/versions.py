@@ -12,7 +12,9 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,9 +23,14 @@ from typing import Any
 
 from vitlab.errors import SpecError, UserError
 from vitlab.plan.key import key_of
-from vitlab.spec import Study, read_study
+from vitlab.plan.plan_file import write_plan
+from vitlab.plan.values import Plan
+from vitlab.registry import slot
+from vitlab.spec import Choice, RunSpec, read_study
+from vitlab.spec.changes import without_secrets
 from vitlab.store.damage import Damaged
-from vitlab.store.files import load_json, mapping, read_json, temporary, write_json
+from vitlab.store.files import load_json, mapping, read_json, temporary, write_bytes, write_json
+from vitlab.store.folders import Store
 
 EARLIER = "versions"
 FILES = ("study.yaml", "changes.json", "run.json", "plan.json")
@@ -63,11 +70,6 @@ class Version:
         )
 
 
-def full_path(path: str) -> str:
-    """Return the full path of a ``--set`` option: ``data.root`` is short for ``base.data.root``."""
-    return path if path.split(".")[0] in Study.model_fields else f"base.{path}"
-
-
 def content(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a study file on which its results and its report depend."""
     return {name: _canonical(value) for name, value in data.items() if name not in BESIDE}
@@ -79,7 +81,7 @@ def content_of(file: Path, changes: Mapping[str, Any] = {}) -> dict[str, Any]:
     Raises:
         SpecError: if the file cannot be read as a study.
     """
-    study, document, problems = read_study(file, {full_path(path): value for path, value in changes.items()})
+    study, document, problems = read_study(file, changes)
     if study is None or problems:
         raise SpecError(problems)
     return content(document.data)
@@ -134,10 +136,88 @@ def keep(study: Path, new: str) -> Version | None:
     return latest
 
 
+def begin_run(
+    plan: Plan,
+    store: Store,
+    file: str | Path,
+    changes: Mapping[str, Any],
+    plugins: Sequence[str | Path],
+    say: Callable[[str], None],
+) -> Plan:
+    """Write the files of a study at the start of a run and return the plan as :func:`write_plan` does.
+
+    If the last run was of another version of the study, that version is kept, and ``say`` is called with the
+    differences.
+    """
+    folder, source = store.study(plan.study), Path(file).resolve()
+    latest, time_s = keep(folder, plan.version), time.time()
+    plan = write_plan(plan, store)
+    write_bytes(folder / "study.yaml", source.read_bytes())
+    write_json(folder / "changes.json", without_secrets(changes))
+    if latest is not None and source.is_relative_to(store.root / "studies"):  # a stored copy, run again
+        source = Path(latest.run.get("file", source))
+    circumstances = {
+        "time": time_s,
+        "file": str(source),
+        "folder": str(Path.cwd()),
+        "plugins": [str(Path(plugin).resolve()) for plugin in plugins],
+        "commit": commit_of(source.parent),
+    }
+    record_run(folder, plan.version, circumstances)
+    if latest is not None and latest.name != plan.version:
+        previous = latest.run.get("file", "")
+        place = f" from {previous}," if previous and previous != str(source) else ""
+        now = content_of(folder / "study.yaml", changes)
+        differ = "" if latest.content is None else f": {differences(latest.content, now)}"
+        say(
+            f"study '{plan.study}' was last run{place} in another version ({latest.when}){differ}. Both are kept; "
+            "'vitlab studies' lists them."
+        )
+    return plan
+
+
 def record_run(study: Path, version: str, circumstances: Mapping[str, Any]) -> None:
     """Write run.json of a version that is now the latest: its ``time, file, folder, plugins, commit``."""
     write_json(study / "run.json", {"version": version, **circumstances})
     (study / EARLIER / version / "plan.json").unlink(missing_ok=True)  # study.yaml there may be the file being run
+
+
+def stored_run_spec(folder: Path) -> RunSpec:
+    """Return the run section of a study's stored file with the stored changes of the command line.
+
+    Raises:
+        SpecError: if the file cannot be read as a study.
+    """
+    changes = read_json(folder / "changes.json", mapping) or {}
+    study, _, problems = read_study(folder / "study.yaml", changes)
+    if study is None or problems:
+        raise SpecError(problems)
+    return with_builtins(study.run)
+
+
+def with_builtins(run_spec: RunSpec) -> RunSpec:
+    """Return ``run_spec`` with unset executor and tracker qualified as built-ins."""
+    unset = [name for name in ("executor", "tracker") if name not in run_spec.model_fields_set]
+    defaults = {name: Choice(slot(name).qualify_builtin(getattr(run_spec, name).type)) for name in unset}
+    return run_spec.model_copy(update=defaults)
+
+
+def commit_of(folder: Path) -> str:
+    """Return the git commit of a folder, marked if files differ from it; empty outside of a repository."""
+    commit = git(folder, "rev-parse", "HEAD")
+    changed = commit and git(folder, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit} with uncommitted changes" if changed else commit
+
+
+def git(folder: Path, *arguments: str) -> str:
+    """Return the output of a git command in a folder; empty if it fails."""
+    try:
+        process = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return process.stdout.strip() if process.returncode == 0 else ""
 
 
 def find(study: Path, version: str) -> Version:

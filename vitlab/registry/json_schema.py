@@ -10,7 +10,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema
 from vitlab import registry
 from vitlab.errors import BrokenComponent, ClashError
 from vitlab.registry.catalogue import meanings
-from vitlab.spec import Study
+from vitlab.spec import RunSpec, Study
 from vitlab.spec.sentences import models_in
 from vitlab.spec.trial import METRICS, SLOTS_OF_A_TRIAL
 
@@ -26,7 +26,8 @@ def study_schema() -> dict[str, Any]:
         field = owner["properties"][path[-1]]
         owner["properties"][path[-1]] = {"$ref": f"#/$defs/slot.{name}", **_default_and_description(field)}
     definitions["TrainSpec"]["properties"][METRICS[-1]]["items"] = {"$ref": "#/$defs/slot.metric"}
-    for name, default in (("executor", "local"), ("tracker", "mlflow")):
+    for name in ("executor", "tracker"):
+        default = RunSpec.model_fields[name].default.type
         definitions["RunSpec"]["properties"][name] = {"$ref": f"#/$defs/slot.{name}", "default": default}
     described = {model.__name__: model for model in _models(Study)}
     for name, definition in [("Study", schema), *definitions.items()]:

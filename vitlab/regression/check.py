@@ -9,6 +9,7 @@ from typing import Any
 
 from vitlab import lab, registry
 from vitlab._version import __version__
+from vitlab.driver.planning import costs
 from vitlab.driver.scheduler import Watch
 from vitlab.errors import TrialFailed, UserError, count
 from vitlab.plan.key import requirements_of
@@ -150,7 +151,7 @@ def _plan_with_data(request: CheckRequest) -> tuple[Study, Plan]:
 
 
 def _facts(request: CheckRequest, plan: Plan) -> Facts:
-    return compute_facts(plan, lab.costs(plan), request.plugins)
+    return compute_facts(plan, costs(plan), request.plugins)
 
 
 def _installed_versions() -> dict[str, str]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError, nearest
+from vitlab.plan.plan_file import read_plan
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import EARLIER, content_of, differences, find, name_of, versions
-from vitlab.plan.written import read_plan
 from vitlab.spec import read_document
 from vitlab.store.damage import read_stored
 from vitlab.store.folders import Store, TrialFolder

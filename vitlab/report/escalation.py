@@ -1,22 +1,32 @@
-"""The second look of a study: which comparisons ``seeds.escalate_to`` gives more seeds.
+"""Interim analysis of a study: the comparisons that ``seeds.escalate_to`` gives more seeds.
 
-Planning decides from the results and from the arms that were open before, so that the same study and results always
-give the same trials, and a second look that has begun continues.  :mod:`vitlab.report.comparison` describes the
+It depends on the results of the first seeds and on the arms that were open before, so that an escalation that has begun
+continues.  A run stores it in plan.json, where planning reads it.  :mod:`vitlab.report.comparison` describes the
 spending of alpha.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from vitlab.plan.registration import added_comparisons
-from vitlab.plan.values import Plan
+from vitlab.plan.values import InterimAnalysis, Plan
 from vitlab.report import phrasing
 from vitlab.report.comparison import summary
 from vitlab.report.document import plain
 from vitlab.report.frame import gather, table
 from vitlab.report.verdict import Verdict
 from vitlab.store.folders import Store
+
+
+def interim_analysis(plan: Plan, store: Store) -> InterimAnalysis | None:
+    """Return the plan's interim analysis by the results that exist; None if the study has none."""
+    if plan.looks is None:
+        return None
+    trials = tuple(planned for planned in plan.trials if planned.seed in plan.looks.first)
+    first = replace(plan, trials=trials, looks=replace(plan.looks, open=()))
+    return replace(plan.looks, open=inconclusive_arms(first, store, plan.looks.open))
 
 
 def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> tuple[str, ...]:
@@ -26,9 +36,9 @@ def inconclusive_arms(plan: Plan, store: Store, before: Sequence[str] = ()) -> t
     stays open once its first seeds have all ended: each look is valid on its own.
 
     Args:
-        plan: with the seeds of the first look alone, and with what was registered.
-        store: where the results are.
-        before: arms that were open in the previous plan, at the same first seeds.
+        plan: the plan with the first seeds alone, and with its registration.
+        store: the store of its trials.
+        before: arms that an earlier analysis of the same first seeds left open.
     """
     if plan.looks is None or plan.pending:
         return ()
@@ -49,9 +59,9 @@ def may_become_conclusive(row: phrasing.Row, plan: Plan, failed: Mapping[str, in
     False if it is refused, or if one of its trials failed, which must be retried first.
 
     Args:
-        row: of its summary.
+        row: the comparison's row of the summary.
         plan: the plan with the analysis.
-        failed: arm to how many of its trials failed.
+        failed: arm to the number of its failed trials.
     """
     if row["difference"] is None or failed[row["arm"]] or failed.get(row["baseline"]):
         return False

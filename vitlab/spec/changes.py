@@ -1,8 +1,9 @@
-"""Changes of a study on the command line, ``--set PATH=VALUE``, and mistakes in them."""
+"""Changes of a study on the command line, ``--set PATH=VALUE``, mistakes in them, and secrets among them."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,27 @@ def format_change(path: str, value: Any) -> str:
     """Format a change as an option of the command line."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return f"--set {path}={text:.100}"
+
+
+def without_secrets(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return changes with the secrets of addresses in the run section masked, as they are stored."""
+
+    def masked(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: masked(item) for name, item in value.items()}
+        return public(value) if isinstance(value, str) else value
+
+    return {path: masked(value) if path.partition(".")[0] == "run" else value for path, value in changes.items()}
+
+
+def public(text: str) -> str:
+    """Mask user names, passwords and tokens of the addresses in a text."""
+    return re.sub(_SECRET, rf"\1{MASK}", re.sub(_USER, rf"\1{MASK}@", text))
+
+
+MASK = "***"  #: in place of what :func:`public` hides
+_USER = re.compile(r"(\w://)[^\s'\"]*@")  # up to the last @, because a password may contain an unescaped one
+_SECRET = re.compile(r"([?&;](?:\w*(?:password|passwd|pwd|token|secret|key))=)[^&;#\s'\"]+", re.IGNORECASE)
 
 
 def _among(problem: Problem, others: Sequence[Problem]) -> bool:

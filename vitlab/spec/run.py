@@ -143,9 +143,14 @@ class RunSpec(Frozen):
     keep: Literal["none", "last"] = "last"  #: trained weights stored as an artifact of the trial
     explain: tuple[Annotated[int, Field(ge=0)], ...] = ()  #: test images explained for the first seed of every arm
     tracker: Choice = Choice("mlflow")  #: experiment tracker
-    tracking_uri: str | None = None
-    """An MLflow server; by default a database under the output folder.  A server on another machine, or one to which
-    MLflow would send credentials, must be named by ``--tracking-uri`` or ``MLFLOW_TRACKING_URI``."""
+
+    @field_validator("tracker", mode="before")
+    @classmethod
+    def _with_type(cls, value: Any) -> Any:
+        """Complete the options of a tracker without ``type`` by that of the default."""
+        if isinstance(value, Mapping) and "type" not in value:
+            return {"type": f"vitlab:{cls.model_fields['tracker'].default.type}", **value}
+        return value
 
     @model_validator(mode="after")
     def _weights_to_explain(self) -> RunSpec:
@@ -181,10 +186,3 @@ class RunSpec(Frozen):
     def effective_engine(self) -> Engine:
         """``engine``, or ``loop`` if several processes train one trial."""
         return "loop" if self.resources.together > 1 else self.engine
-
-    @model_validator(mode="after")
-    def _whose_uri(self) -> RunSpec:
-        if self.tracking_uri is not None and self.tracker.type.rpartition(":")[2] != "mlflow":
-            sentence = f"tracking_uri is where MLflow is, and the tracker is {self.tracker.type}; remove one"
-            raise conflict(sentence, "tracking_uri", "tracker")
-        return self

@@ -20,9 +20,9 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from vitlab.errors import Problem, SpecError, nearest
+from vitlab.errors import Path, Problem, SpecError, nearest
 from vitlab.spec.choice import Amount, Frozen, Goal
-from vitlab.spec.collect import collect, conflict
+from vitlab.spec.collect import collect, conflict, copied
 from vitlab.spec.design import Node
 from vitlab.spec.run import RunSpec
 from vitlab.spec.sentences import faults
@@ -34,6 +34,9 @@ STAND_INS: Mapping[str, Any] = {"study": "study", "train": {"steps": 1}, "steps"
 
 BASE: Mapping[str, Any] = {"data": "digits", "model": "vit", "train": {"steps": 1}}
 """The same for a base that lacks its data or its model."""
+
+FORMER_KEYS: Mapping[Path, Path] = {("run", "tracking_uri"): ("run", "tracker", "uri")}
+"""Former path of a value to its present one; both are accepted."""
 
 REPORTING_SEEDS = 1_000_000  #: seeds of replicates are smaller; larger ones are for tuning
 
@@ -274,16 +277,14 @@ class Study(Frozen):
 def read_study(
     file: FilePath | str, changes: Mapping[str, Any] | None = None
 ) -> tuple[Study | None, Document, list[Problem]]:
-    """Read a study file, with ``changes`` (``--set path=value``) applied to the document first.
+    """Read a study file, see :func:`study_document`.
 
     Returns:
         The study, the document and the problems so far, to which the caller adds its own before raising all together.
         If there are problems, study and document contain the sound values, and defaults or stand-ins for the rest; the
         study is None if too few values are sound.
     """
-    document = read_document(file)
-    for path, value in (changes or {}).items():
-        _set(document.data, tuple(path.split(".")), value)
+    document = study_document(file, changes or {})
     collected = collect(Study, document.data, partial(faults, top=Study.model_fields), STAND_INS)
     problems = [document.problem(fault.path, fault.message) for fault in collected.faults]
     study = collected.value
@@ -297,6 +298,44 @@ def read_study(
                 TrialSpec, base, partial(faults, top=TrialSpec.model_fields), STAND_INS
             ).tree
     return study, document.with_sound(collected.tree, collected.renamed) if problems else document, problems
+
+
+def study_document(file: FilePath | str, changes: Mapping[str, Any] = {}) -> Document:
+    """Read the document of a study file with ``changes`` (``--set path=value``) applied, under the present keys.
+
+    Raises:
+        SpecError: if the file is not a YAML mapping, or a change goes through a value that has no keys.
+    """
+    document = read_document(file)
+    _rename_former_keys(document)
+    for path, value in changes.items():
+        _set(document.data, tuple(full_path(path).split(".")), copied(value))
+    _rename_former_keys(document)  # a change may be a mapping
+    return document
+
+
+def full_path(path: str) -> str:
+    """Return the full present path of a ``--set`` option: ``data.root`` is short for ``base.data.root``."""
+    full = path if path.split(".")[0] in Study.model_fields else f"base.{path}"
+    return ".".join(map(str, FORMER_KEYS.get(tuple(full.split(".")), (full,))))
+
+
+def _rename_former_keys(document: Document) -> None:
+    """Move values under former keys to their present ones in place, unless those are given, too."""
+    for former, present in FORMER_KEYS.items():
+        parent: Any = document.data
+        for part in former[:-1]:
+            parent = parent.get(part) if isinstance(parent, dict) else None
+        if not isinstance(parent, dict) or former[-1] not in parent:
+            continue
+        value = parent.pop(former[-1])
+        owner = parent.get(present[-2])
+        if value is None or (isinstance(owner, dict) and present[-1] in owner) or isinstance(owner, list | int | float):
+            continue
+        _set(document.data, tuple(map(str, present)), value)
+        for length in range(1, len(present) + 1):
+            if former in document.places:
+                document.places.setdefault(present[:length], document.places[former])
 
 
 def _set(data: Any, path: tuple[str, ...], value: Any) -> None:

@@ -151,7 +151,7 @@ def _check_tracker(who: str, component_slot: registry.Slot[Any], name: str, cls:
     from vitlab.trackers import Replay
     from vitlab.trackers.contract_test import rehearse
 
-    if not issubclass(cls, Replay):
+    if not issubclass(cls, Replay) or not cls.in_files:
         return  # where another tracker stores its points is not known here
     with during(f"{who} with its default options", OptionError):
         choice = component_slot.resolve(name)

@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from vitlab.errors import UserError, nearest
+from vitlab.spec.changes import MASK, public
 from vitlab.trackers.dashboard import comparison_query
 
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
@@ -25,7 +26,6 @@ UI = "http://127.0.0.1:5000"
 """Default address of ``vitlab ui`` for a database."""
 
 PROBE_S = 2.0
-MASK = "***"  #: in place of what :func:`public` hides
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Address:
             return True
         try:
             # Drop user and password, which only MLflow's client uses: urllib would read them as part of the host name.
-            with urllib.request.urlopen(f"{_without_user(self.uri)}/health", timeout=PROBE_S):
+            with urllib.request.urlopen(f"{without_user(self.uri)}/health", timeout=PROBE_S):
                 return True
         except urllib.error.HTTPError as error:
             return error.code < 500  # a server that requires a password, or has no /health, is reachable
@@ -69,15 +69,6 @@ class Address:
 def comparison_link(base: str, experiment: str, view: str) -> str:
     """Return the address of an experiment's comparison page, opened with a saved view."""
     return f"{base}/#/experiments/{experiment}/runs?{comparison_query(view)}"
-
-
-def public(text: str) -> str:
-    """Mask user names, passwords and tokens of the addresses in a text."""
-    return re.sub(_SECRET, rf"\1{MASK}", re.sub(_USER, rf"\1{MASK}@", text))
-
-
-_USER = re.compile(r"(\w://)[^\s'\"]*@")  # up to the last @, because a password may contain an unescaped one
-_SECRET = re.compile(r"([?&;](?:\w*(?:password|passwd|pwd|token|secret|key))=)[^&;#\s'\"]+", re.IGNORECASE)
 
 
 def database_file(root: Path) -> Path:
@@ -116,15 +107,15 @@ def locate(uri: str | None, root: Path) -> Address:
     if scheme == "file" or ":" not in address:
         folder = Path(unquote(parts.path) if scheme == "file" else address).resolve()
         raise UserError(
-            f"{where} '{address}': MLflow has given up its stores of plain files and refuses to write them; "
-            f"name a database, such as sqlite:///{folder / 'mlflow.db'}, or a server."
+            f"{where} '{address}': MLflow refuses to write plain files; a database or a server is allowed. "
+            f"Write sqlite:///{folder / 'mlflow.db'}, or http://HOST:PORT."
         )
     if scheme == "databricks":
         return Address(address, _name(address), None, None, address, embedded=False)
     if scheme in SERVERS:
         if not parts.hostname:
             raise UserError(f"{where} '{public(address)}' names no host; write it as http://HOST:PORT.")
-        return Address(address, _name(address), None, None, _without_user(address), embedded=False)
+        return Address(address, _name(address), None, None, without_user(address), embedded=False)
     if scheme.partition("+")[0] not in DATABASES:
         allowed = [*DATABASES, *SERVERS]
         raise UserError(
@@ -165,11 +156,11 @@ def unconfirmed(uri: str, root: Path) -> str:
     if database is not None:
         if database.is_relative_to(root):
             return ""
-        return f"a study file writes nowhere but to the output folder, and {database} is not in it; {give}"
+        return f"a study file may write only to the output folder, and {database} is not in it; {give}"
     if not _LOOPBACK.fullmatch(uri):
-        return f"a study file has results sent to no server that you have not named yourself; {give}"
+        return f"results are sent only to servers that you name yourself, and only a study file names this one; {give}"
     if source := _credentials(urlsplit(uri).hostname or ""):
-        return f"MLflow would send it what {source} holds, and only a study file names this server; {give}"
+        return f"MLflow would send it the credentials of {source}, and only a study file names this server; {give}"
     return ""
 
 
@@ -197,7 +188,7 @@ def _name(uri: str) -> str:
     return hashlib.blake2b(public(uri).encode(), digest_size=8).hexdigest()
 
 
-def _without_user(uri: str) -> str:
+def without_user(uri: str) -> str:
     """Return the URI without user and password."""
     parts = urlsplit(uri)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))

@@ -19,7 +19,7 @@ from vitlab.store.result import Ending
 from vitlab.trackers import dashboard, records, service
 from vitlab.trackers.address import Address
 from vitlab.trackers.description import NOTE
-from vitlab.trackers.tracked_trials import TrackedTrial
+from vitlab.trackers.replay import TrackedTrial
 
 FINISHED = "FINISHED"
 OWN = ("mean", "sd", "low", "high", "n")

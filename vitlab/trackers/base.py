@@ -4,11 +4,12 @@ The trials' journals are the source of truth.  Only the driver uses trackers: it
 unreachable tracker delays and loses nothing, and an old study can be shown in a new tracker.
 
 A custom tracker derives from :class:`~vitlab.trackers.replay.Replay`, which records what has been delivered, and
-defines two methods; two more have defaults:
+defines two methods; three more have defaults:
 
 ===========================  =========================================================================================
 ``write(news, mark)``        store the new events of one trial after the previous mark; return the new mark
 ``finish(report)``           store the study's own files after the last event; return the address to open
+``begin(marks)``             prepare a delivery, such as by listing what is stored; default: nothing
 ``holds(mark)``              return whether everything up to a mark is still stored; default: True
 ``drop(mark)``               handle a trial that left the study; default: keep it
 ===========================  =========================================================================================
@@ -17,8 +18,8 @@ Exactly-once delivery: mark and journal offset are committed together, after ``w
 the next driver passes the same events again, and possibly more, with the same mark.  So ``write`` must truncate, or
 recognise, what it stored after the mark.
 
-A tracker with other needs, such as MLflow's, derives from :class:`Tracker` and defines ``deliver`` alone.  Either may
-raise any exception: delivery is retried later, and no trial fails because of it.
+A tracker that replays no journals derives from :class:`Tracker` and defines ``deliver`` alone.  Either may raise
+any exception: delivery is retried later, and no trial fails because of it.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from vitlab.errors import UserError
 from vitlab.plan.values import Plan
 from vitlab.registry import Slot
 from vitlab.spec import RunSpec
+from vitlab.spec.changes import public
+from vitlab.store.files import hold
 from vitlab.store.folders import Store
-from vitlab.trackers.address import public
-from vitlab.trackers.service import LockHeld, lock
+from vitlab.store.locks import Busy
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +74,20 @@ class Tracker(ABC):
         self._retry_at = 0.0
         self._pause_s = PAUSE_S
         self._warned = False
+
+    @classmethod
+    def unconfirmed(cls, option: str, value: Any, root: Path) -> str:
+        """Return why the user must confirm an option that only a file gives; empty if not.
+
+        A study file may come from other people.  An option needs confirmation if it sends results or credentials to a
+        server, or has something written outside the output folder.
+
+        Args:
+            option: name of the option.
+            value: its value.
+            root: the output folder.
+        """
+        return ""
 
     @abstractmethod
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
@@ -122,8 +139,7 @@ class Tracker(ABC):
         """Log that deliveries are missing, once until all of them have succeeded."""
         if not self._warned:
             log.warning(
-                "%s is not up to date: %s. Trials go on; what is missing there is delivered when it can be, "
-                "or by 'vitlab sync'.",
+                "%s is not up to date: %s. Training continues; the rest is delivered later, or by 'vitlab sync'.",
                 self.title,
                 public(" ".join(str(error).split()))[:300] or type(error).__name__,
             )
@@ -146,13 +162,37 @@ class Tracker(ABC):
         return link
 
 
+class LockHeld(Exception):
+    """Error for a lock that another process holds."""
+
+
+@contextmanager
+def lock(file: Path, *, wait_s: float) -> Iterator[None]:
+    """Hold a file's lock.
+
+    Raises:
+        LockHeld: if another process still holds it after ``wait_s``.
+    """
+    until = time.monotonic() + wait_s
+    with ExitStack() as locks:
+        while True:
+            try:
+                locks.enter_context(hold(file))
+                break
+            except Busy:
+                if time.monotonic() >= until:
+                    raise LockHeld(f"{file} is held by another process") from None
+                time.sleep(0.1)
+        yield
+
+
 def _inside(plan: Plan) -> None:
     """Reject a plan whose names lead out of the output folder, such as one copied with other results."""
     trials = [*(planned.trial for planned in plan.trials), *plan.prerequisites]
     trials += [planned.trial for tuning in plan.tuning for planned in tuning.trials]
     for name in (plan.study, *(part for trial in trials for part in (trial.key, trial.code))):
         if name in (".", "..") or "/" in name or "\0" in name:
-            raise UserError(f"the plan of this study names {name!r}, which is no name of a folder; it is not delivered")
+            raise UserError(f"plan.json: {name!r} is not the name of a folder; the study is not delivered")
 
 
 tracker = Slot("tracker", Tracker)  # type: ignore[type-abstract]  # the abstract class itself is never built

@@ -6,11 +6,12 @@ not nested, because MLflow's comparison page is empty for children; they are gro
 
 from __future__ import annotations
 
+import getpass
 import logging
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,31 +20,33 @@ from pydantic import Field
 
 from vitlab.errors import UserError
 from vitlab.plan.values import Plan
+from vitlab.plan.versions import git
 from vitlab.spec import RunSpec
+from vitlab.spec.changes import public
 from vitlab.store.folders import Store
 from vitlab.trackers import arms, dashboard, description, records, service
-from vitlab.trackers.address import comparison_link, locate, public
-from vitlab.trackers.base import Tracker, tracker
-from vitlab.trackers.cursor import Offsets
+from vitlab.trackers.address import comparison_link, locate, unconfirmed, without_user
+from vitlab.trackers.base import tracker
 from vitlab.trackers.models import Models, select_trials
-from vitlab.trackers.source import source_tags
-from vitlab.trackers.tracked_trials import TUNING, tracked_trials
-from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, TrialRuns
+from vitlab.trackers.replay import TUNING, Cursor, Replay, TrackedTrial, TrialUpdate, Unreachable
+from vitlab.trackers.trials import FAILED, FINISHED, KILLED, RUNNING, RunMark, TrialRuns
 
 log = logging.getLogger(__name__)
 
-ACCOUNT = "mlflow-offsets.json"  #: in the study's folder
 PAUSES_S = (1.0, 2.0)  #: before retries of the final delivery to a reachable server
 
 
 @tracker.register("mlflow")
-class MlflowTracker(Tracker):
-    """MLflow experiment in a database under the output folder, or at ``run.tracking_uri``.
+class MlflowTracker(Replay):
+    """MLflow experiment in a database under the output folder, or at ``uri``.
 
     Args:
         plan: the study.
         store: the store of its trials.
         run: the run settings.
+        uri: a server or database; by default that of ``MLFLOW_TRACKING_URI``, or a database under the output
+            folder.  A server on another machine, or one to which MLflow would send credentials, must be named by
+            ``--tracking-uri`` or ``MLFLOW_TRACKING_URI``.
         models: ``arms`` to store one trained model per arm as an MLflow logged model as well.
         model_seed: seed of the stored models; by default each arm's first.
 
@@ -52,6 +55,7 @@ class MlflowTracker(Tracker):
     """
 
     title = "MLflow"
+    in_files = False
 
     def __init__(
         self,
@@ -59,26 +63,30 @@ class MlflowTracker(Tracker):
         store: Store,
         run: RunSpec,
         *,
+        uri: str | None = None,
         models: Literal["none", "arms"] = "none",
         model_seed: Annotated[int, Field(ge=0)] | None = None,
     ) -> None:
         super().__init__(plan, store, run)
-        self.address = locate(run.tracking_uri, store.root)
-        self._trials = tracked_trials(plan)
-        self._models = select_trials(self._trials, model_seed) if models == "arms" else []
+        self.address = locate(uri, store.root)
+        self._models = select_trials(self.trials, model_seed) if models == "arms" else []
         if models == "arms" and run.keep == "none":
-            raise UserError("run.tracker stores models, and run.keep is none: models that are stored must be kept")
-        seeds = {item.planned.seed for item in self._trials if item.kind == "trial"}
+            raise UserError("run.tracker.models: run.keep is none, and only kept models are stored. Write keep: last.")
+        seeds = {item.planned.seed for item in self.trials if item.kind == "trial"}
         if models == "arms" and model_seed is not None and seeds and model_seed not in seeds:
             allowed = ", ".join(map(str, sorted(seeds)))
-            raise UserError(f"run.tracker.model_seed is {model_seed}, which no trial has; seeds: {allowed}")
-        self._next = 0  #: index of the trial at which the next delivery begins
+            raise UserError(f"run.tracker.model_seed: no trial has seed {model_seed}; allowed: {allowed}.")
         self._root = f"{socket.gethostname()}:{store.root}"
-        self._session: TrialRuns | None = None
-        self._committed = b""  #: the offsets file as last written by this process
+        self._runs: TrialRuns | None = None
+        self._marks: dict[str, RunMark] = {}  #: by identity of the trial
         self._viewed: Any = None  #: metrics and images in the saved views
-        self._verifies = False  #: True if all runs are compared with the journals
+        self._final = self._verifies = False  #: whether this is the last delivery, and whether it checks every run
         service.configure(self.address)
+
+    @classmethod
+    def unconfirmed(cls, option: str, value: Any, root: Path) -> str:
+        """Return why ``uri`` must be confirmed; empty if not, and for other options."""
+        return unconfirmed(value, root) if option == "uri" and isinstance(value, str) else ""
 
     def close(self, report: Sequence[Path] = ()) -> str | None:
         """Deliver the rest with MLflow's settings in place, then restore them."""
@@ -93,19 +101,25 @@ class MlflowTracker(Tracker):
         self._verifies = True
         return self.close(report)
 
-    def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str:
-        """Deliver new values; on the last delivery try a server again after pauses."""
-        database = self.address.database
+    def place(self) -> str:
+        """Return the name of the address."""
+        return self.address.name
+
+    def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
+        """Deliver what is new, with retries where the destination was lost meanwhile."""
+        database, self._final = self.address.database, final
         pauses = [0.0] if database is not None else list(PAUSES_S) if final else []
         while True:
             try:
                 if not self.address.is_reachable():
-                    raise ConnectionError(f"no answer from {self.address.public_uri}")
+                    raise Unreachable(f"no answer from {self.address.public_uri}")
                 with service.quiet():
-                    experiment = self._deliver(final=final, until=until, report=report)
-                return comparison_link(self.address.links, experiment, dashboard.ARMS)
+                    link = super().deliver(final=final, until=until, report=report)
+                    if self._runs is not None:
+                        self._save_views(self._runs)
+                return link
             except Exception:
-                self._session = None
+                self._runs = None
                 retry = self.address.is_reachable() if database is None else not service.intact(database)
                 if not pauses or not retry:
                     raise
@@ -113,84 +127,82 @@ class MlflowTracker(Tracker):
 
     # -- trials -------------------------------------------------------------------------------------------------------
 
-    def _deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str:
+    def begin(self, marks: Mapping[str, Cursor]) -> None:
+        """Open the experiment and match its runs with the trials, unless nothing else has delivered since."""
         database = self.address.database
-        if self._committed and database is not None and not service.intact(database):
-            self._session = None
+        if self._marks and database is not None and not service.intact(database):
+            self._runs = None
             if not service.foreign(database):  # otherwise setting it aside logs a warning
                 log.warning("%s was deleted or emptied; a new database is filled from the trials.", database)
-        if self._session is None or self._account() != self._committed:  # or another process has delivered since
-            self._session = self._open()
-            if final and (self._verifies or self._session.lost):
-                self._session.verify(self._trials)
-        session = self._session
-        first_error: Exception | None = None
-        begin, count = self._next, len(self._trials)
-        for place in range(begin, begin + count):  # continues after the last delivery, so that no trial waits forever
-            if time.monotonic() > until:
-                self._next = place % count
-                break
-            try:
-                session.deliver(self._trials[place % count], final=final)
-            except Exception as error:  # an error of one trial, such as an unreadable file, delays no other
-                first_error = first_error or error
-                if not self.address.is_reachable():
-                    break
-        session.offsets.commit()
-        if first_error is not None and (not final or not self.address.is_reachable()):
-            raise first_error
-        if final and session.created and self.address.artifacts is None:
-            session.settle(service.runs(session.client, session.offsets.experiment), self._trials)
-        self._views(session)
-        if final:
-            self._deliver_study(session, report)
-        session.offsets.commit()
-        self._committed = self._account()
-        if first_error is not None:
-            self.warn(first_error)
-        return session.offsets.experiment
-
-    def _open(self) -> TrialRuns:
-        """Open a session."""
-        client = service.open_client(self.address)
-        name = self.plan.study
+        parsed = {identity: mark for identity, value in marks.items() if (mark := RunMark.of(value)) is not None}
+        if self._runs is not None and parsed == self._marks:
+            return
+        self._marks, self._viewed = parsed, None
+        client, name = service.open_client(self.address), self.plan.study
         first = {description.NOTE: records.note(self.plan)}  # the description until there is a report
         tags = {"vitlab.study": name}
         experiment = service.experiment(client, name, self.address, f"{name}/trials", tags, first)
-        offsets = self._offsets()
-        if offsets.experiment != experiment:
-            offsets = Offsets(offsets.file, offsets.address, experiment)
-        source = source_tags(self.folder / "study.yaml", Path.cwd())
-        session = TrialRuns(
-            client,
-            offsets,
-            self.plan,
-            self.store,
-            local=self.address.artifacts is not None,
-            root=self._root,
-            source=source,
-        )
-        session.settle(service.runs(client, experiment), self._trials)
-        self._viewed = None
-        return session
+        source = _source_tags(self.folder / "study.yaml", Path.cwd())
+        runs = TrialRuns(client, experiment, self.plan, self.store, root=self._root, source=source)
+        runs.settle(service.runs(client, experiment), self.trials, parsed)
+        if self._final and (self._verifies or runs.lost):
+            runs.verify(parsed.values())
+        self._runs = runs
 
-    def _offsets(self) -> Offsets:
-        return Offsets.read(self.folder / ACCOUNT, self.address.name)
+    def holds(self, mark: Cursor) -> bool:
+        """Return True if the run of a trial has what was delivered."""
+        parsed = RunMark.of(mark)
+        return parsed is not None and self._session.is_intact(parsed)
 
-    def _account(self) -> bytes:
-        """Return the content of the offsets file; empty if it cannot be read."""
-        with suppress(OSError):
-            return (self.folder / ACCOUNT).read_bytes()
-        return b""
+    def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
+        """Deliver the new events of a trial to its run."""
+        try:
+            written = self._session.write(news, None if mark is None else RunMark.of(mark))
+        except Exception as error:
+            if not self.address.is_reachable():
+                raise Unreachable(str(error)) from error
+            raise
+        self._marks[news.item.identity] = written
+        return written.to_json()
+
+    def drop(self, mark: Cursor) -> None:
+        """Mark the run of a trial that was retrained as superseded; those of other trials are when runs are matched."""
+        parsed = RunMark.of(mark)
+        if parsed is not None:
+            if self._session.is_intact(parsed):
+                self._session.supersede(parsed.run)
+            self._marks = {identity: other for identity, other in self._marks.items() if other.run != parsed.run}
+
+    def finish(self, report: Sequence[Path]) -> str:
+        """Deliver the study's run, summaries, models and description."""
+        runs = self._session
+        if runs.created and self.address.artifacts is None:  # a response to a server's ``create_run`` may be lost
+            runs.settle(service.runs(runs.client, runs.experiment), self.trials, self._marks)
+        self._save_views(runs)
+        self._deliver_study(runs, report)
+        return comparison_link(self.address.links, runs.experiment, dashboard.ARMS)
+
+    @property
+    def _session(self) -> TrialRuns:
+        """The open experiment."""
+        assert self._runs is not None
+        return self._runs
+
+    def _mark_of(self, item: TrackedTrial) -> RunMark | None:
+        """Return the mark of a trial whose run is in MLflow."""
+        mark = self._marks.get(item.identity)
+        return mark if mark is not None and self._session.is_intact(mark) else None
 
     # -- study --------------------------------------------------------------------------------------------------------
 
-    def _views(self, session: TrialRuns) -> None:
+    def _save_views(self, session: TrialRuns) -> None:
         """Save views of all metrics and images delivered so far."""
-        metrics, images = session.offsets.metrics, session.offsets.images
+        metrics, images = sorted(session.metrics), dict[str, int]()
+        for mark in self._marks.values():
+            images |= {key: min(step, images.get(key, step)) for key, step in mark.images.items()}
         if (metrics, images) == self._viewed:
             return
-        of_arms = list(dict.fromkeys(item.planned.arm for item in self._trials if item.kind == "trial"))
+        of_arms = list(dict.fromkeys(item.planned.arm for item in self.trials if item.kind == "trial"))
         headline = self.plan.analysis.metric
         charts = dashboard.sections(metrics, headline)
         finals = [name for _, names, _ in charts for name in names if name.startswith("final/")]
@@ -207,15 +219,15 @@ class MlflowTracker(Tracker):
                 dashboard.comparison(charts, columns=columns, kind="trial", parallel=axes, images=images),
             ),
         }
-        dashboard.save(session.client, session.offsets.experiment, views)
-        self._viewed = (list(metrics), dict(images))
+        dashboard.save(session.client, session.experiment, views)
+        self._viewed = (metrics, images)
 
     def _varied(self, *, numbers: bool = False) -> list[str]:
         """Return the parameters that the design varies, in its order; with ``numbers``, only numeric ones.
 
         A component's option is included if arms with that component differ in it.
         """
-        params = [item.params for item in self._trials if item.kind == "trial"]
+        params = [item.params for item in self.trials if item.kind == "trial"]
         names: dict[str, None] = {}
         for path in map(records.key, self.plan.paths):
             for name in params[0] if params else ():
@@ -229,7 +241,7 @@ class MlflowTracker(Tracker):
 
     def _deliver_study(self, session: TrialRuns, report: Sequence[Path]) -> None:
         """Deliver the study's run, the experiment of summaries, the models, and the description that links to them."""
-        client, experiment = session.client, session.offsets.experiment
+        client, experiment = session.client, session.experiment
         run = self._study_run(session, report)
         summary = arms.report_points(report, self.plan.analysis.metric)
         links = [
@@ -237,7 +249,7 @@ class MlflowTracker(Tracker):
             description.link("every trial", experiment, view=dashboard.TRIALS),
         ]
         if summary:
-            others = arms.finals(self.plan, self.store, self._trials)
+            others = arms.finals(self.plan, self.store, self.trials)
             summary_experiment = arms.deliver(
                 client,
                 self.address,
@@ -267,27 +279,25 @@ class MlflowTracker(Tracker):
     def _linked(self, session: TrialRuns) -> list[tuple[str, list[str]]]:
         """Return the arms and links to their runs."""
         links: dict[str, list[str]] = {}
-        for item in self._trials:
-            state = session.offsets.runs.get(item.identity)
+        for item in self.trials:
+            state = self._mark_of(item)
             if item.kind == "trial" and state is not None:
                 text = f"s{item.planned.seed}"
-                links.setdefault(item.planned.arm, []).append(
-                    description.link(text, session.offsets.experiment, state.run)
-                )
+                links.setdefault(item.planned.arm, []).append(description.link(text, session.experiment, state.run))
         return list(links.items())
 
     def _stored_models(self, session: TrialRuns) -> dict[str, str]:
         """Return the model id of each arm whose model is requested and trained."""
-        candidates = [(item, session.offsets.runs.get(item.identity)) for item in self._models]
+        candidates = [(item, self._mark_of(item)) for item in self._models]
         selected = [(item, session.folder(item), state.run) for item, state in candidates if state is not None]
         if not selected:
             return {}
-        models = Models(session.client, session.offsets.experiment, self._root)
+        models = Models(session.client, session.experiment, self._root)
         return models.deliver(selected, self.plan.analysis)
 
     def _study_run(self, session: TrialRuns, report: Sequence[Path]) -> str:
         """Create or update the run that holds the study file, the plan and the report, and return its id."""
-        client, experiment = session.client, session.offsets.experiment
+        client, experiment = session.client, session.experiment
         studies = client.search_runs([experiment], filter_string="tags.`vitlab.kind` = 'study'")
         existing = [run for run in studies if run.data.tags.get("vitlab.root") == self._root]
         tags = {"vitlab.kind": "study", "vitlab.study": self.plan.study, "vitlab.root": self._root}
@@ -315,9 +325,9 @@ class MlflowTracker(Tracker):
             client.log_artifacts(run, place, description.SMALL)
         statuses = {
             state.status if state is not None else ""
-            for item in self._trials
+            for item in self.trials
             if item.kind != TUNING  # a tuning candidate may diverge
-            for state in [session.offsets.runs.get(item.identity)]
+            for state in [self._mark_of(item)]
         }
         if FAILED in statuses:
             status = FAILED
@@ -338,3 +348,19 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _source_tags(study_file: Path, folder: Path) -> dict[str, str]:
+    """Return MLflow's tags for the user, the study file and the git repository of ``folder``, if any."""
+    tags = {"mlflow.source.name": str(study_file), "mlflow.source.type": "LOCAL"}
+    with suppress(OSError, KeyError):  # a container may run under an id that has no name
+        tags["mlflow.user"] = getpass.getuser()
+    commit = git(folder, "rev-parse", "HEAD")
+    if commit:
+        tags["mlflow.source.git.commit"] = commit
+        tags["mlflow.source.git.dirty"] = str(bool(git(folder, "status", "--porcelain", "--untracked-files=no")))
+        branch = git(folder, "rev-parse", "--abbrev-ref", "HEAD")
+        remote = git(folder, "config", "--get", "remote.origin.url")
+        tags |= {"mlflow.source.git.branch": branch} if branch else {}
+        tags |= {"mlflow.source.git.repoURL": without_user(remote)} if remote else {}
+    return tags

@@ -17,7 +17,7 @@ from vitlab.spec import Analysis
 from vitlab.store.folders import TrialFolder
 from vitlab.store.result import Ending, TrialResult
 from vitlab.trackers import records
-from vitlab.trackers.tracked_trials import TrackedTrial
+from vitlab.trackers.replay import TrackedTrial
 
 READY = "READY"
 KIND, MODEL, SUPERSEDED = "vitlab.kind", "model", "superseded"

@@ -7,24 +7,45 @@ tracker treats as the beginning.
 
 from __future__ import annotations
 
+import json
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from pydantic import TypeAdapter
 
+from vitlab.plan.values import Plan, Planned
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Event, TrialFolder
 from vitlab.store.result import Ending, TrialResult
+from vitlab.trackers import records
 from vitlab.trackers.base import Tracker
-from vitlab.trackers.tracked_trials import TrackedTrial, began_at, size_of, tracked_trials
+
+TUNING = "tuning"
 
 Cursor: TypeAlias = Any
 """Position of a destination within a trial, such as the name and length of a file: any JSON value but null."""
+
+
+@dataclass(frozen=True)
+class TrackedTrial:
+    """A trial as shown by a tracker."""
+
+    planned: Planned
+    kind: str  #: ``trial``, ``prerequisite`` or ``tuning``
+    name: str
+    params: Mapping[str, str]
+
+    @property
+    def identity(self) -> str:
+        """Identity under which a tracker stores the trial."""
+        trial = self.planned.trial
+        return identity_of(trial.key, trial.code, self.planned.arm)
 
 
 @dataclass(frozen=True)
@@ -48,8 +69,27 @@ class TrialUpdate:
     end: End | None = None  #: delivered once
 
 
+class Unreachable(Exception):
+    """Error of :meth:`Replay.write` that ends a delivery at once, because no other trial could be delivered."""
+
+
 class Replay(Tracker):
     """Tracker that receives the journals' events; :mod:`vitlab.trackers.base` lists the methods to define."""
+
+    in_files: ClassVar[bool] = True  #: False if the contract test cannot compare files, as those of a database
+    _next = 0  #: index of the trial at which the next delivery begins
+
+    @cached_property
+    def trials(self) -> list[TrackedTrial]:
+        """The trials of the plan."""
+        return tracked_trials(self.plan)
+
+    def begin(self, marks: Mapping[str, Cursor]) -> None:
+        """Prepare a delivery, such as by comparing the destination with what was delivered.
+
+        Args:
+            marks: the mark of each trial, by :attr:`TrackedTrial.identity`.
+        """
 
     @abstractmethod
     def write(self, news: TrialUpdate, mark: Cursor | None) -> Cursor:
@@ -88,28 +128,33 @@ class Replay(Tracker):
     def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
         """Write what the journals have beyond the stored cursors."""
         account = _Account.read(self.folder / f"{self.title.lower()}-offsets.json", self.place())
-        items = tracked_trials(self.plan)
+        self.begin({identity: state.mark for identity, state in account.trials.items()})
         first_error: Exception | None = None
+        begin, count = self._next, len(self.trials)
         try:
-            current = {item.identity for item in items}
+            current = {item.identity for item in self.trials}
             for identity in [name for name in account.trials if name not in current]:
                 try:
                     self.drop(account.trials[identity].mark)
                     del account.trials[identity]
                 except Exception as error:  # an error of one trial delays no other
                     first_error = first_error or error
-            for item in items:
+            for place in range(begin, begin + count):  # continues the last delivery, so that no trial waits forever
                 if time.monotonic() > until:
+                    self._next = place % count
                     break
                 try:
-                    self._bring_up(item, account, final)
+                    self._bring_up(self.trials[place % count], account, final)
+                except Unreachable:
+                    raise
                 except Exception as error:
                     first_error = first_error or error
         finally:
             account.commit()
+        link = self.finish(report) if final else None
         if first_error is not None:
             raise first_error
-        return self.finish(report) if final else None
+        return link
 
     def _bring_up(self, item: TrackedTrial, account: _Account, final: bool) -> None:
         folder = self.store.trial(item.planned.trial.key, item.planned.trial.code)
@@ -119,6 +164,8 @@ class Replay(Tracker):
         if state is not None and state.end == "result" and state.offset == size:
             return
         began = began_at(folder)
+        if state is not None and state.began and not began:
+            return  # the trial's files were deleted; it keeps what was delivered until it is retrained
         if state is not None and (state.began != began or state.offset > size):  # the trial was retrained since
             self.drop(state.mark)
             del account.trials[item.identity]
@@ -133,6 +180,55 @@ class Replay(Tracker):
             return
         mark = self.write(TrialUpdate(item, folder, began, tuple(events), end), state.mark)
         account.trials[item.identity] = _TrialState(mark, offset, began, name, last)
+
+
+def tracked_trials(plan: Plan) -> list[TrackedTrial]:
+    """Return the trials of a plan, each once; a trial shared by several seeds is one training."""
+    rivals = [planned for tuning in plan.tuning for planned in tuning.trials]
+    trials = [planned.trial for planned in (*plan.trials, *rivals)] + list(plan.prerequisites)
+    params = records.params(trials)
+    items: dict[str, TrackedTrial] = {}
+    for planned in plan.trials:
+        values = {"arm": planned.arm, "seed": str(planned.seed), **params[planned.trial.key]}
+        item = TrackedTrial(planned, "trial", f"{planned.arm}/s{planned.seed}", values)
+        items.setdefault(item.identity, item)
+    for trial in plan.prerequisites:
+        seed = trial.seeds.get("init", 0)
+        values = {"arm": records.ABSENT, "seed": str(seed), **params[trial.key]}
+        item = TrackedTrial(Planned("", seed, trial), "prerequisite", f"prerequisite {trial.key[:8]}/s{seed}", values)
+        items.setdefault(item.identity, item)
+    for planned in rivals:  # of no arm, so that no mean includes them
+        values = {"arm": records.ABSENT, "seed": str(planned.seed), **params[planned.trial.key]}
+        item = TrackedTrial(replace(planned, arm=""), TUNING, f"tuning {planned.arm}/s{planned.seed}", values)
+        items.setdefault(item.identity, item)
+    return list(items.values())
+
+
+def identity_of(key: str, code: str, arm: str) -> str:
+    """Return the identity of a tracked trial."""
+    return f"{key}/{code}/{arm}"
+
+
+def size_of(folder: TrialFolder) -> int:
+    """Return the size of a trial's journal in bytes."""
+    try:
+        return (folder.path / "events.jsonl").stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def began_at(folder: TrialFolder) -> int:
+    """Return the time of the first readable event of a trial's journal, which identifies the journal.
+
+    Returns:
+        Milliseconds since 1970; 0 if there is no journal.
+    """
+    with suppress(FileNotFoundError), open(folder.path / "events.jsonl", "rb") as journal:
+        for line in journal:
+            if line.endswith(b"\n"):
+                with suppress(ValueError, LookupError, TypeError, OverflowError):
+                    return int(json.loads(line)["t"])
+    return 0
 
 
 @dataclass

@@ -18,11 +18,12 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from vitlab.errors import UserError, VitlabError, nearest
+from vitlab.store.files import mapping, read_json
 from vitlab.trackers import dashboard, service
 from vitlab.trackers.address import artifact_folder, comparison_link, database_file, embedded
-from vitlab.trackers.cursor import Offsets
 
 START_S = 120.0  #: time limit for the server's first response
 STOP_S = 10.0  #: time between SIGTERM and SIGKILL
@@ -113,10 +114,19 @@ def links(root: Path, base: str) -> list[tuple[str, str]]:
     """Return name and page of every study in the database under ``root``, the most recently planned first."""
     pages = []
     for file in sorted(root.glob("studies/*/mlflow-offsets.json"), key=_planned_at, reverse=True):
-        experiment = Offsets.read(file, "embedded").experiment
-        if experiment:
+        delivered = (read_json(file, mapping) or {}).get("embedded", {})
+        if experiment := _experiment(delivered):
             pages.append((file.parent.name, comparison_link(base, experiment, dashboard.ARMS)))
     return pages
+
+
+def _experiment(delivered: Any) -> str:
+    """Return the id of a study's experiment from the record of its deliveries; empty if there is none."""
+    with suppress(AttributeError, TypeError, LookupError):
+        if "experiment" in delivered:  # as earlier versions have written it
+            return str(delivered["experiment"])
+        return next((str(state["mark"]["experiment"]) for state in delivered.values()), "")
+    return ""
 
 
 def _planned_at(offsets: Path) -> float:

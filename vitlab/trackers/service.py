@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from vitlab.store.damage import set_aside
-from vitlab.store.files import hold, temporary
-from vitlab.store.locks import Busy
+from vitlab.store.files import temporary
 from vitlab.trackers.address import Address
+from vitlab.trackers.base import lock
 
 log = logging.getLogger(__name__)
 
@@ -85,30 +84,6 @@ def quiet() -> Iterator[None]:
         finally:
             for name, level in levels.items():
                 logging.getLogger(name).setLevel(level)
-
-
-class LockHeld(Exception):
-    """Error for a lock that another process holds."""
-
-
-@contextmanager
-def lock(file: Path, *, wait_s: float) -> Iterator[None]:
-    """Hold a file's lock.
-
-    Raises:
-        Held: if another process still holds it after ``wait_s``.
-    """
-    until = time.monotonic() + wait_s
-    with ExitStack() as leases:
-        while True:
-            try:
-                leases.enter_context(hold(file))
-                break
-            except Busy:
-                if time.monotonic() >= until:
-                    raise LockHeld(f"{file} is held by another process") from None
-                time.sleep(0.1)
-        yield
 
 
 def open_client(address: Address) -> Any:

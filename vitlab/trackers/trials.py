@@ -8,24 +8,55 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from vitlab.plan.values import Plan
 from vitlab.store.damage import read_stored
 from vitlab.store.folders import Event, Store, TrialFolder
-from vitlab.store.result import Ending, Failure, TrialResult
+from vitlab.store.result import Ending, TrialResult
 from vitlab.trackers import images, records, service
-from vitlab.trackers.cursor import Offsets, RunState
 from vitlab.trackers.records import Point
-from vitlab.trackers.tracked_trials import TUNING, TrackedTrial, began_at, identity_of, size_of
+from vitlab.trackers.replay import TUNING, Cursor, End, TrackedTrial, TrialUpdate, began_at, identity_of
 
 FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
-RESULT = "result"
 SUPERSEDED = "superseded"
 EFFECTIVE = "train.effective_batch_size"  #: parameter name: number of images per optimizer step
 KINDS = ("trial", "prerequisite", TUNING, SUPERSEDED)
+
+
+@dataclass
+class RunMark:
+    """Mark of a trial, see :class:`~vitlab.trackers.replay.Replay`: its run, and what has been delivered of it."""
+
+    experiment: str
+    run: str  #: MLflow's id
+    status: str  #: last status sent to MLflow
+    described: bool = False  #: parameters and data set are delivered
+    ended: str = ""  #: ``done``, ``diverged`` or ``failed`` if the files of the ended trial are delivered
+    step: int = -1  #: last step delivered
+    points: int = 0  #: number of delivered points of the study's metric
+    artifacts: int = 0  #: number of files in MLflow when those of the ended trial were delivered
+    images: dict[str, int] = field(default_factory=dict)  #: delivered image keys and the first step of each
+
+    @classmethod
+    def of(cls, mark: Cursor) -> RunMark | None:
+        """Parse a mark; None if an incompatible version has written it."""
+        try:
+            return _MARK.validate_python(mark)
+        except ValueError:
+            return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the mark as JSON values."""
+        return asdict(self)
+
+
+_MARK = TypeAdapter(RunMark)
 
 
 class TrialRuns:
@@ -33,48 +64,39 @@ class TrialRuns:
 
     Args:
         client: MLflow's client.
-        offsets: the delivery state of the study.
+        experiment: id of the study's experiment.
         plan: the study.
         store: the store of its trials.
-        local: True if artifacts are files of this machine, so that delivering them is quick.
         root: identifies this output folder among those that deliver to the same server.
         source: tags of the delivering user and commit.
     """
 
     def __init__(
-        self,
-        client: Any,
-        offsets: Offsets,
-        plan: Plan,
-        store: Store,
-        *,
-        local: bool,
-        root: str,
-        source: Mapping[str, str],
+        self, client: Any, experiment: str, plan: Plan, store: Store, *, root: str, source: Mapping[str, str]
     ) -> None:
         self.client = client
-        self.offsets = offsets
+        self.experiment = experiment
         self.plan = plan
         self.store = store
-        self.local = local
         self.root = root
         self.source = source
+        self.metrics: set[str] = set()  #: names of all metrics in the runs
         self.created = False  #: True if a run was created since the last :meth:`settle`
         self.lost = False  #: True if the last :meth:`settle` found that MLflow lacks something that was delivered
-        self._runs: dict[str, Any] = {}  #: runs that are not described yet
+        self._intact: set[str] = set()  #: runs that hold what was delivered
+        self._matching: dict[str, Any] = {}  #: run of each trial, by identity
         self._earlier: dict[str, list[str]] = {}  #: runs of earlier trainings of trials that have not restarted
         self._colours = records.colours(plan)
 
-    def settle(self, runs: Sequence[Any], trials: Sequence[TrackedTrial]) -> None:
+    def settle(self, runs: Sequence[Any], trials: Sequence[TrackedTrial], marks: Mapping[str, RunMark]) -> None:
         """Match the experiment's runs with the trials.
 
         Of duplicate runs of one trial, left by a lost response to ``create_run``, all but one are deleted.  Runs of
         this output folder that belong to no trial are marked as superseded; those of a trial whose folder is gone, once
-        the trial restarts.  A run that lacks delivered data, as on a server restored from a backup, is filled again.
+        the trial restarts.  A run that lacks delivered data, as on a server restored from a backup, is not intact.
         """
         self.created = self.lost = False
-        self._runs = {}
-        self._earlier = {}
+        self._intact, self._matching, self._earlier = set(), {}, {}
         by_identity: dict[str, list[Any]] = {}
         for run in runs:
             tags = run.data.tags
@@ -83,130 +105,87 @@ class TrialRuns:
                 by_identity.setdefault(identity, []).append(run)
         current = set()
         for item in trials:
-            state = self.offsets.runs.get(item.identity)
+            mark, candidates = marks.get(item.identity), by_identity.get(item.identity, [])
             folder = self.folder(item)
             try:
                 began = began_at(folder)
             except OSError:  # the trial's own delivery reports the error
                 began = 0
-            matching = [run for run in by_identity.get(item.identity, []) if self._is_of(run, began, folder)]
+            matching = [run for run in candidates if self._is_of(run, began, folder)]
             if not began:
                 self._earlier[item.identity] = [
                     run.info.run_id
-                    for run in by_identity.get(item.identity, [])
+                    for run in candidates
                     if run not in matching and run.data.tags.get("vitlab.root") == self.root
                 ]
                 current |= set(self._earlier[item.identity])
             matching.sort(
-                key=lambda run: (state is None or run.info.run_id != state.run, not run.data.tags.get("vitlab.began"))
+                key=lambda run: (mark is None or run.info.run_id != mark.run, not run.data.tags.get("vitlab.began"))
             )
             for run in matching[1:]:
                 if run.data.tags.get("vitlab.began", "") == matching[0].data.tags.get("vitlab.began", ""):
                     self.client.delete_run(run.info.run_id)
             if not matching:
-                self.lost |= state is not None and bool(began)
-                self.offsets.runs.pop(item.identity, None)
+                self.lost |= mark is not None and bool(began)
                 continue
-            run = matching[0]
+            run = self._matching[item.identity] = matching[0]
             current |= {run.info.run_id for run in matching}
-            if state is None or state.run != run.info.run_id or _lacks_data(run, state):
-                self.lost |= state is not None
-                state = self.offsets.runs[item.identity] = RunState(run.info.run_id, status=run.info.status)
-            state.began = int(run.data.tags.get("vitlab.began") or 0)
-            if not state.described:
-                self._runs[item.identity] = run
+            self.metrics |= set(run.data.metrics)
+            if mark is not None and mark.run == run.info.run_id and not _lacks_data(run, mark):
+                self._intact.add(mark.run)
+            else:
+                self.lost |= mark is not None
             for name, value in self._tags(item).items():  # the design may have changed since
                 if run.data.tags.get(name) != value:
                     self.client.set_tag(run.info.run_id, name, value)
         for duplicates in by_identity.values():
             for run in duplicates:
                 tags = run.data.tags
-                if (
-                    run.info.run_id not in current
-                    and tags["vitlab.kind"] != SUPERSEDED
-                    and tags.get("vitlab.root") == self.root
-                ):
+                is_own = run.info.run_id not in current and tags.get("vitlab.root") == self.root
+                if is_own and tags["vitlab.kind"] != SUPERSEDED:
                     self.client.set_tag(run.info.run_id, "vitlab.kind", SUPERSEDED)
 
-    def verify(self, trials: Sequence[TrackedTrial]) -> None:
-        """Compare points and artifacts of every run with those delivered, and mark what is missing for delivery.
+    def verify(self, marks: Iterable[RunMark]) -> None:
+        """Compare points and artifacts of every run with those delivered; a run that lacks some is not intact.
 
         Sends two or more requests per run; :meth:`settle` sends none.
         """
         name = records.key(self.plan.analysis.metric)
-        for item in trials:
-            state = self.offsets.runs.get(item.identity)
-            if state is None:
-                continue
-            if state.offset:
-                expected = {
-                    (point.t, point.step)
-                    for event in self._delivered(item, state)
-                    for point in records.points(event)
-                    if point.name == name
-                }
-                if not expected <= {(p.timestamp, p.step) for p in self.client.get_metric_history(state.run, name)}:
-                    began = state.began
-                    state = self.offsets.runs[item.identity] = RunState(state.run, status=state.status, began=began)
-            if state.files >= 0 and _count(self.client, state.run) < max(1, state.artifacts):
-                state.files = -1
-                state.ended = ""  # a failure's text is delivered with its ending
+        for mark in marks:
+            if mark.run in self._intact:
+                points = {(point.timestamp, point.step) for point in self.client.get_metric_history(mark.run, name)}
+                files = _count(self.client, mark.run) if mark.ended else 1
+                if len(points) < mark.points or files < max(1, mark.artifacts):
+                    self._intact.remove(mark.run)
 
-    def _delivered(self, item: TrackedTrial, state: RunState) -> list[Event]:
-        """Return the measurements in the delivered part of the journal."""
-        events, offset = self.folder(item).events()
-        if offset != state.offset:  # the journal has grown or was replaced; new events are delivered anyway
-            return []
-        return [event for event in events if event.kind == "metrics"]
+    def is_intact(self, mark: RunMark) -> bool:
+        """Return True if a trial's run holds what was delivered."""
+        return mark.experiment == self.experiment and mark.run in self._intact
 
-    def deliver(self, item: TrackedTrial, *, final: bool) -> None:
-        """Update one run to match its trial.
-
-        Args:
-            item: the trial.
-            final: True after the last training: an unlocked trial counts as stopped, and files, which may be large,
-                are sent to servers too.
-        """
-        folder = self.folder(item)
-        state = self.offsets.runs.get(item.identity)
-        size = size_of(folder)
-        files_now = final or self.local
-        ended = state is not None and state.ended == RESULT and state.offset == size
-        if state is not None and ended and (state.files == state.offset or not files_now):
-            return
-        began = began_at(folder)
-        if state is not None and began and state.began not in (0, began):  # retrained since settle
-            self._supersede(state.run)
-            del self.offsets.runs[item.identity]
-            state = None
-        result = folder.result()
-        failure = folder.last_failure() if result is None else None
-        if state is None and not size and result is None and failure is None:
-            return
-        if state is None:
-            state = self._create(item, folder, result)
-        if not state.described:
-            self._describe(item, state)
-        began_anew = self._journal(folder, state)
-        end = RESULT if result is not None else _failure_id(failure, state)
-        if end and end != state.ended:
-            if result is not None:
-                self._end_with_result(state, result)
-            elif failure is not None:
-                self._end_with_failure(state, failure)
-            state.files = -1
-        elif not end and began_anew and state.status != RUNNING:
-            self.client.update_run(state.run, status=RUNNING)
-            state.status = RUNNING
-        elif not end and final and state.status == RUNNING and not folder.is_locked():
-            self.client.set_tag(state.run, "vitlab.status", Ending.STOPPED)
-            self._terminate(state, KILLED, state.last_t or None)
-        state.ended = end
-        if end and files_now and state.files != state.offset:  # the journal of an ended trial grows by explanations
-            self._files(item, folder, state, result)
-            state.artifacts = _count(self.client, state.run)
+    def write(self, news: TrialUpdate, mark: RunMark | None) -> RunMark:
+        """Update one run by the new events of its trial; without a mark, find or create the run and deliver all."""
+        mark = RunMark(**asdict(mark)) if mark is not None else self._match(news) or self._create(news)
+        if not mark.described:
+            self._describe(news, mark)
+        self._write_events(news.events, mark)
+        if any(event.kind == "start" if mark.ended else event.kind != "end" for event in news.events):
+            mark.ended = ""
+            if news.end is None and mark.status != RUNNING:
+                self.client.update_run(mark.run, status=RUNNING)
+                mark.status = RUNNING
+        if news.end is not None:
+            self._write_end(news.end, news.folder, mark)
+        if mark.ended and (news.end is not None or news.events):  # an ended trial's journal grows by explanations
+            self._write_files(news, mark)
+            mark.artifacts = _count(self.client, mark.run)
             service.clear_artifact_cache()
-            state.files = state.offset
+        self._intact.add(mark.run)
+        return mark
+
+    def supersede(self, run: str) -> None:
+        """Mark a run of this output folder as superseded."""
+        if self.client.get_run(run).data.tags.get("vitlab.root") == self.root:
+            self.client.set_tag(run, "vitlab.kind", SUPERSEDED)
 
     def folder(self, item: TrackedTrial) -> TrialFolder:
         """Return the folder of a trial."""
@@ -218,22 +197,24 @@ class TrialRuns:
         colour = {"mlflow.runColor": self._colours[arm]} if arm in self._colours else {}
         return records.tags(self.plan, item.planned, item.kind) | colour
 
-    def _create(self, item: TrackedTrial, folder: TrialFolder, result: TrialResult | None) -> RunState:
-        began = began_at(folder)
-        tags = {**self._tags(item), **self.source, "vitlab.began": str(began or ""), "vitlab.root": self.root}
-        started = began or (int(result.circumstances.started * 1000) if result is not None else None)
-        run = self.client.create_run(self.offsets.experiment, start_time=started, tags=tags, run_name=item.name)
-        self.created = True
-        self._runs[item.identity] = run
-        for earlier in self._earlier.pop(item.identity, []):
-            self._supersede(earlier)
-        state = self.offsets.runs[item.identity] = RunState(run.info.run_id, began=began)
-        return state
+    def _match(self, news: TrialUpdate) -> RunMark | None:
+        """Return the mark of a run of this trial that was found in MLflow, before anything of it is delivered."""
+        run = self._matching.get(news.item.identity)
+        if run is None or not self._is_of(run, news.began, news.folder):
+            return None
+        return RunMark(self.experiment, run.info.run_id, run.info.status)
 
-    def _supersede(self, run: str) -> None:
-        """Mark a run of this output folder as superseded."""
-        if self.client.get_run(run).data.tags.get("vitlab.root") == self.root:
-            self.client.set_tag(run, "vitlab.kind", SUPERSEDED)
+    def _create(self, news: TrialUpdate) -> RunMark:
+        began, end = news.began, news.end
+        tags = {**self._tags(news.item), **self.source, "vitlab.began": str(began or ""), "vitlab.root": self.root}
+        result = end.result if end is not None else None
+        started = began or (int(result.circumstances.started * 1000) if result is not None else None)
+        run = self.client.create_run(self.experiment, start_time=started, tags=tags, run_name=news.item.name)
+        self.created = True
+        self._matching[news.item.identity] = run
+        for earlier in self._earlier.pop(news.item.identity, []):
+            self.supersede(earlier)
+        return RunMark(self.experiment, run.info.run_id, RUNNING)
 
     def _is_of(self, run: Any, began: int, folder: TrialFolder) -> bool:
         """Return True if a run was filled from the journal that began at ``began``, or may be filled from it.
@@ -245,15 +226,17 @@ class TrialRuns:
             return bool(tag == str(began))
         return run.data.tags.get("vitlab.root") == self.root and (not tag or folder.done())
 
-    def _describe(self, item: TrackedTrial, state: RunState) -> None:
+    def _describe(self, news: TrialUpdate, mark: RunMark) -> None:
         """Send the parameters and data set.  MLflow's parameters are immutable, so only missing ones are sent."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param
 
-        run = self._runs.get(item.identity) or self.client.get_run(state.run)
-        missing = [Param(name, value) for name, value in item.params.items() if name not in run.data.params]
+        run = self._matching.get(news.item.identity)
+        if run is None or run.info.run_id != mark.run:
+            run = self.client.get_run(mark.run)
+        missing = [Param(name, value) for name, value in news.item.params.items() if name not in run.data.params]
         if missing:
-            self.client.log_batch(state.run, params=missing)
-        trial = item.planned.trial
+            self.client.log_batch(mark.run, params=missing)
+        trial = news.item.planned.trial
         if trial.data is not None and not (run.inputs and run.inputs.dataset_inputs):
             data = trial.spec.data
             dataset = Dataset(
@@ -262,20 +245,12 @@ class TrialRuns:
                 source_type="vitlab",
                 source=json.dumps(data.plain(), default=str),
             )
-            self.client.log_inputs(state.run, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
-        began = began_at(self.folder(item))
-        if began and not run.data.tags.get("vitlab.began"):
-            self.client.set_tag(state.run, "vitlab.began", str(began))
-            state.began = began
-        state.described = bool(began)
-        if state.described:
-            self._runs.pop(item.identity, None)
+            self.client.log_inputs(mark.run, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
+        if news.began and not run.data.tags.get("vitlab.began"):
+            self.client.set_tag(mark.run, "vitlab.began", str(news.began))
+        mark.described = bool(news.began)
 
-    def _journal(self, folder: TrialFolder, state: RunState) -> bool:
-        """Deliver the new part of the journal and return True if it holds events other than an ending."""
-        events, offset = folder.events(state.offset)
-        if not events:
-            return False
+    def _write_events(self, events: Sequence[Event], mark: RunMark) -> None:
         points = [point for event in events if event.kind == "metrics" for point in records.points(event)]
         tags: dict[str, str] = {}
         params: dict[str, str] = {}
@@ -285,45 +260,44 @@ class TrialRuns:
                     params[EFFECTIVE] = str(event.body["effective_batch_size"])
                 tags |= {"vitlab.attempts": str(event.body.get("attempt", 1))}
                 tags |= {"vitlab.host": str(event.body.get("host", ""))}
-        self._log(state, points, tags, params)
-        state.offset = offset
-        state.step = max([state.step, *(point.step for point in points)])
-        state.last_kind, state.last_t = events[-1].kind, events[-1].t
-        return any(event.kind != "end" for event in events)
+        if not events:
+            return
+        self._log(mark, points, tags, params)
+        headline = records.key(self.plan.analysis.metric)
+        mark.points += len({(point.t, point.step) for point in points if point.name == headline})
+        mark.step = max([mark.step, *(point.step for point in points)])
+
+    def _write_end(self, end: End, folder: TrialFolder, mark: RunMark) -> None:
+        result, failure = end.result, folder.last_failure()
+        if result is not None:
+            self._log(mark, records.final_points(result, self.plan.analysis), records.result_tags(result))
+        else:
+            self.client.set_tag(mark.run, "vitlab.status", end.how)
+        if end.reason:
+            self.client.set_tag(mark.run, "mlflow.note.content", end.reason)
+        if result is None and end.how == Ending.FAILED and failure is not None:
+            self.client.log_text(mark.run, f"{failure.failure}\n\n{failure.traceback}", "failure.txt")
+        mark.status = {Ending.DONE: FINISHED, Ending.STOPPED: KILLED}.get(end.how, FAILED)
+        mark.ended = end.how if end.how != Ending.STOPPED else ""
+        self.client.set_terminated(mark.run, mark.status, end_time=end.t or None)
 
     def _log(
-        self, state: RunState, points: Sequence[Point], tags: Mapping[str, str], params: Mapping[str, str] = {}
+        self, mark: RunMark, points: Sequence[Point], tags: Mapping[str, str], params: Mapping[str, str] = {}
     ) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
         self.client.log_batch(
-            state.run,
+            mark.run,
             metrics=[Metric(point.name, point.value, point.t, point.step) for point in points],
             tags=[RunTag(name, value) for name, value in tags.items()],
             params=[Param(name, value) for name, value in params.items()],
         )
-        self.offsets.add_metrics({point.name for point in points})
+        self.metrics |= {point.name for point in points}
 
-    def _end_with_result(self, state: RunState, result: TrialResult) -> None:
-        self._log(state, records.final_points(result, self.plan.analysis), records.result_tags(result))
-        if result.failure:
-            self.client.set_tag(state.run, "mlflow.note.content", result.failure)
-        self._terminate(state, FINISHED if result.status == Ending.DONE else FAILED, _ended_at(result))
-
-    def _end_with_failure(self, state: RunState, failure: Failure) -> None:
-        self.client.set_tag(state.run, "vitlab.status", Ending.FAILED)
-        self.client.set_tag(state.run, "mlflow.note.content", failure.failure)
-        self.client.log_text(state.run, f"{failure.failure}\n\n{failure.traceback}", "failure.txt")
-        self._terminate(state, FAILED, int(failure.time * 1000))
-
-    def _terminate(self, state: RunState, status: str, end_ms: int | None) -> None:
-        self.client.set_terminated(state.run, status, end_time=end_ms)
-        state.status = status
-
-    def _files(self, item: TrackedTrial, folder: TrialFolder, state: RunState, result: TrialResult | None) -> None:
-        """Deliver the files of the trial."""
-        run = state.run
-        self.client.log_dict(run, item.planned.trial.to_json(), "spec.json")
+    def _write_files(self, news: TrialUpdate, mark: RunMark) -> None:
+        """Deliver the files of an ended trial."""
+        run, folder, result = mark.run, news.folder, news.folder.result()
+        self.client.log_dict(run, news.item.planned.trial.to_json(), "spec.json")
         if result is None:
             if (folder.path / "log.txt").exists():
                 self.client.log_artifact(run, str(folder.path / "log.txt"))
@@ -338,18 +312,19 @@ class TrialRuns:
                 pictures.append(images.confusion(split, result.outcome.steps, table))
         if pictures:
             with tempfile.TemporaryDirectory() as place:
-                self.offsets.add_images(images.write(pictures, _ended_at(result), Path(place)))
+                mark.images = images.write(pictures, _ended_at(result), Path(place))
                 self.client.log_artifacts(run, place, images.FOLDER)
             self.client.set_tag(run, images.TAG, "True")
         if (folder.path / "explain").is_dir():
             self.client.log_artifacts(run, str(folder.path / "explain"), "explain")
 
 
-def _lacks_data(run: Any, state: RunState) -> bool:
+def _lacks_data(run: Any, mark: RunMark) -> bool:
     """Return True if a run, as returned by a search, lacks delivered data."""
     last = max((metric.step for metric in run.data.to_proto().metrics), default=-1)
-    lacks_result = state.ended == RESULT and not any(name.startswith("final/") for name in run.data.metrics)
-    return last < state.step or lacks_result or run.info.status != state.status
+    has_result = any(name.startswith("final/") for name in run.data.metrics)
+    lacks_result = mark.ended in (Ending.DONE, Ending.DIVERGED) and not has_result
+    return last < mark.step or lacks_result or run.info.status != mark.status
 
 
 def _count(client: Any, run: str, folder: str | None = None) -> int:
@@ -361,11 +336,3 @@ def _count(client: Any, run: str, folder: str | None = None) -> int:
 def _ended_at(result: TrialResult) -> int:
     """Return the end of a trial in milliseconds since 1970."""
     return int(result.circumstances.ended * 1000)
-
-
-def _failure_id(failure: Failure | None, state: RunState) -> str:
-    """Return an identifier of the failure that ended the trial; empty if the trial was restarted since."""
-    if failure is None:
-        return ""
-    restarted = state.last_kind not in ("", "end") and state.last_t > failure.time * 1000
-    return "" if restarted else f"failure {failure.time}"

@@ -36,6 +36,7 @@ from vitlab.runner.job import Job, JobTrial
 from vitlab.spec import RunSpec
 from vitlab.store.folders import Store, TrialFolder
 from vitlab.testing import check_component
+from vitlab.trackers.delivery import sync
 
 PLUGIN = Path(__file__).parents[1]
 NAMES = [f"{arm}/s{seed}" for arm in ("baseline", "position=none") for seed in (0, 1)]
@@ -254,7 +255,7 @@ def test_unwritable_folder_ends_no_training(untold: Path, caplog: Any) -> None:
     assert answer.link is None and answer.failed == 0
     assert "TensorBoard is not up to date" in caplog.text
     (untold / "tensorboard").unlink()
-    assert lab.sync(untold)[0][1] is not None
+    assert sync(untold)[0][1] is not None
     holds_all_once(untold)
 
 

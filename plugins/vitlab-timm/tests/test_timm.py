@@ -15,6 +15,7 @@ from vitlab_timm import Timm
 
 from vitlab import lab
 from vitlab.data.torchvision_import import torchvision
+from vitlab.driver.smoke import smoke
 from vitlab.errors import OptionError, WeightsError
 from vitlab.geometry import DataInfo
 from vitlab.models import model
@@ -242,7 +243,7 @@ def test_study_can_be_planned(tmp_path: Path) -> None:
 
 
 def test_two_steps_leave_a_model(tmp_path: Path) -> None:
-    assert lab.smoke(STUDY, out=tmp_path, changes={"run.executor": "inline"}) == 1  # one set of components, five names
+    assert smoke(STUDY, out=tmp_path, changes={"run.executor": "inline"}) == 1  # one set of components, five names
     (file,) = tmp_path.glob("trials/*/*/result.json")
     net, _ = load_model(TrialFolder(file.parent))
     assert isinstance(net, Timm)

@@ -1,16 +1,20 @@
-"""Reading of plan.json of a study that has been run."""
+"""plan.json of a study: the plan of its last run, and the decisions of earlier runs on which the next plan depends."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UserError
 from vitlab.plan.metrics import with_facts
-from vitlab.plan.values import Plan
+from vitlab.plan.registration import with_registration
+from vitlab.plan.values import UNDECIDED, Decisions, Plan
+from vitlab.spec import Study
 from vitlab.store.damage import Damaged
-from vitlab.store.files import load_json, mapping, read_json
+from vitlab.store.files import load_json, mapping, read_json, write_json
+from vitlab.store.folders import Store
 
 
 def read_plan(file: Path) -> Plan | None:
@@ -26,6 +30,22 @@ def read_plan(file: Path) -> Plan | None:
             f"{file} is damaged or in another format ({error}); 'vitlab run' sets it aside, plans the study again, and "
             "keeps every result"
         ) from None
+
+
+def read_decisions(store: Store, study: Study) -> Decisions:
+    """Return the decisions of earlier runs of a study; none if the study asks for none or has not been run."""
+    if study.tune is None and study.run.engine != "measured" and study.seeds.escalate_to is None:
+        return UNDECIDED
+    decisions = Decisions.of(plan_data(store.study(study.study) / "plan.json") or {})
+    return decisions if study.run.engine == "measured" else replace(decisions, benchmarks={})
+
+
+def write_plan(plan: Plan, store: Store) -> Plan:
+    """Write the plan and return it with the analysis registered at the first run."""
+    file = store.study(plan.study) / "plan.json"
+    plan = with_registration(plan, plan_data(file), lambda *trial: store.trial(*trial).done())
+    write_json(file, plan.to_json())
+    return plan
 
 
 def plan_data(file: Path) -> Mapping[str, Any] | None:

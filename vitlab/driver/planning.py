@@ -1,0 +1,221 @@
+"""Planning of a study file with what this machine has: plugins, data sets, and the decisions of earlier runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitlab import registry
+from vitlab.driver import trust
+from vitlab.errors import DataError, Problem, SpecError, VitlabError
+from vitlab.plan.cohorts import without_benchmark
+from vitlab.plan.plan_file import read_decisions
+from vitlab.plan.tune import decide
+from vitlab.plan.values import UNDECIDED, Plan, Planned, Trial
+from vitlab.plan.versions import content, name_of, with_builtins
+from vitlab.report.api import OUT
+from vitlab.spec import Choice, RunSpec, Study, read_document, read_study
+from vitlab.spec.changes import attribute_to_changes, is_known, unknown
+from vitlab.spec.study import FORMER_KEYS
+from vitlab.store.folders import Store
+from vitlab.store.result import TrialResult
+
+if TYPE_CHECKING:
+    from vitlab.geometry import DataInfo
+    from vitlab.models.cost import Cost
+
+Say = Callable[[str], None]
+
+
+def plan_study(
+    file: str | Path,
+    *,
+    changes: Mapping[str, Any] = {},
+    plugins: Sequence[str | Path] = (),
+    out: str | Path = OUT,
+    versions: Mapping[str, str] = {},
+) -> tuple[Study, Plan]:
+    """Read and plan a study without reading images or writing files.
+
+    Models are built on the meta device, and only to match arms.
+
+    Args:
+        file: the study file.
+        changes: see :func:`vitlab.run`.
+        plugins: see :func:`vitlab.run`.
+        out: the output folder, which has the decisions of earlier runs, such as the choices of tunings.
+        versions: see :func:`vitlab.run`.
+
+    Raises:
+        SpecError: if the file or a change is wrong, with every mistake; mistakes made by a change are attributed to it.
+    """
+    try:
+        return _study_and_plan(file, changes, plugins, out, versions)
+    except SpecError as error:
+        if not changes:
+            raise
+        problems = error.problems
+
+    def mistakes(some: Mapping[str, Any]) -> Sequence[Problem]:
+        try:
+            _study_and_plan(file, some, plugins, out, versions)
+        except SpecError as error:
+            return error.problems
+        return ()
+
+    raise SpecError(attribute_to_changes(problems, changes, mistakes))
+
+
+def with_decisions(plan: Plan, store: Store, run: RunSpec, plugins: Sequence[str | Path], say: Say) -> Plan:
+    """Return the plan with the decisions that are due: tunings, the interim analysis, and engine benchmarks.
+
+    Args:
+        plan: the plan of a study, with its registration.
+        store: the store of its trials.
+        run: the run settings; engines are measured, which takes a while, if ``engine`` is ``measured``.
+        plugins: files of components.
+        say: called with a sentence for each benchmark.
+    """
+
+    def result_of(trial: Trial) -> TrialResult | None:
+        return store.trial(trial.key, trial.code).result()
+
+    decided = replace(
+        plan, tuning=tuple(decide(item, result_of, plan.analysis) if item.open else item for item in plan.tuning)
+    )
+    if plan.looks is not None:
+        from vitlab.report.escalation import interim_analysis
+
+        decided = replace(decided, looks=interim_analysis(plan, store))
+    if run.engine == "measured" and decided == plan:  # otherwise other trials may be planned
+        trials = [*plan.trials, *plan.pending]
+        missing = [item for item in trials if not store.trial(item.trial.key, item.trial.code).done()]
+        if shapes := without_benchmark(missing, plan.probes):
+            from vitlab.driver.benchmark import probe
+
+            decided = replace(plan, probes={**plan.probes, **probe(shapes, store, run, plugins, say)})
+    return decided
+
+
+def read_data(plan: Plan, store: Store, file: str | Path) -> bool:
+    """Read the data sets of a plan that have no identity yet, which may download them; return True if there were any.
+
+    Raises:
+        SpecError: if the data of a missing trial is not on this machine.
+    """
+    from vitlab.data.prepare import data_info
+
+    for reason in _missing_data(plan, store):
+        raise SpecError([read_document(file).problem(("base", "data", "root"), reason)])
+    unread = {str(data): data for data in (item.trial.spec.data for item in _all(plan) if item.trial.data is None)}
+    for data in unread.values():
+        registry.slot("dataset").build(data).read("train")
+        if data_info(data).identity is None:
+            raise DataError("a data set was read and still has no identity; its info() must name one once it is here")
+    return bool(unread)
+
+
+def costs(plan: Plan) -> dict[str, dict[str, int]]:
+    """Return parameters and multiply-accumulates (one image, forward) of each arm's model, built on the meta device."""
+    from vitlab.data.prepare import data_info
+
+    by_model: dict[tuple[str, DataInfo], Cost] = {}
+    by_arm: dict[str, dict[str, int]] = {}
+    for arm, planned in {item.arm: item for item in reversed([*plan.trials, *plan.pending])}.items():
+        spec = planned.trial.spec
+        info = data_info(registry.slot("dataset").resolve(spec.data))
+        model = str(spec.model), info
+        try:
+            cost = by_model[model] = by_model.get(model) or _count(spec.model, info)
+        except Exception as error:
+            error.add_note(f"in the model of arm '{arm}'")
+            raise
+        by_arm[arm] = {"params": cost.params, "macs": cost.macs}
+    return {arm.name: by_arm[arm.name] for arm in plan.arms if arm.name in by_arm}
+
+
+def _study_and_plan(
+    file: str | Path,
+    changes: Mapping[str, Any],
+    plugins: Sequence[str | Path],
+    out: str | Path,
+    versions: Mapping[str, str],
+) -> tuple[Study, Plan]:
+    """Read and plan a study, see :func:`plan_study`."""
+    loaded = [registry.load_file(plugin) for plugin in plugins]
+    valid = {path: value for path, value in changes.items() if is_known(path)}
+    study, document, problems = read_study(file, valid)
+    problems += [unknown(path, changes[path], document) for path in changes if path not in valid]
+    if study is not None:
+        study = study.model_copy(update={"run": with_builtins(study.run)})
+        problems += trust.find_problems(study, document, loaded, file, out, changes)
+    from vitlab.data.prepare import data_info
+    from vitlab.plan import make_plan
+    from vitlab.plan.key import Surroundings
+
+    store = Store(Path(out).resolve())
+    decisions = read_decisions(store, study) if study is not None and not problems else UNDECIDED
+    surroundings = Surroundings(_file_modules(study, loaded), versions)
+    plan = make_plan(study, document, problems, data_info, _count, decisions, surroundings)
+    assert study is not None
+    renamed = [
+        f"{'.'.join(map(str, former))} is now called {'.'.join(map(str, present))}; both are accepted."
+        for former, present in FORMER_KEYS.items()
+        if former in document.places
+    ]
+    missing = [f"data not here: {reason}" for reason in _missing_data(plan, store)]
+    plan = replace(
+        plan, notes=(*plan.notes, *renamed, *_streamed_data(plan), *missing), version=name_of(content(document.data))
+    )
+    return study.model_copy(update={"analysis": plan.analysis}), plan
+
+
+def _file_modules(study: Study | None, loaded: Sequence[registry.Origin]) -> frozenset[str]:
+    """Return the modules of the files of components that the process of a trial will have loaded."""
+    if study is not None:
+        with suppress(VitlabError):  # a wrong executor is reported with the file's mistakes
+            if registry.slot("executor").get(study.run.executor.type).in_driver:
+                return registry.plugin_files.modules()
+    return frozenset(map(registry.plugin_files.module_of, loaded))
+
+
+def _count(choice: Choice | Mapping[str, Any], info: DataInfo) -> Cost:
+    from vitlab.models.cost import cost_of
+
+    return cost_of(choice, info)
+
+
+def _streamed_data(plan: Plan) -> list[str]:
+    """Return a sentence for each image data set that is not held in memory, with the place it is read from."""
+    from vitlab.data.prepare import describe_storage
+
+    of_arm = {planned.arm: planned.trial.spec.data for planned in (*plan.trials, *plan.pending)}
+    distinct = {str(data): data for data in of_arm.values()}
+    return list(dict.fromkeys(filter(None, map(describe_storage, distinct.values()))))
+
+
+def _missing_data(plan: Plan, store: Store) -> list[str]:
+    """Return the reason for each data set that a missing trial needs and this machine does not have.
+
+    Only trials whose data is missing are looked up in the store.
+    """
+    from vitlab.data.prepare import missing
+
+    trials: dict[str, list[Planned]] = {}
+    for planned in _all(plan):
+        trials.setdefault(str(planned.trial.spec.data), []).append(planned)
+    reasons = {name: missing(items[0].trial.spec.data) for name, items in trials.items()}
+    needed = [
+        str(reason)
+        for name, reason in reasons.items()
+        if reason and not all(store.trial(item.trial.key, item.trial.code).done() for item in trials[name])
+    ]
+    return list(dict.fromkeys(needed))
+
+
+def _all(plan: Plan) -> list[Planned]:
+    """Return every trial of a plan, including pending trials and those of tunings."""
+    return [*plan.trials, *plan.pending, *(planned for tuning in plan.tuning for planned in tuning.trials)]

@@ -1,0 +1,66 @@
+"""Smoke test of a study: two steps of every distinct set of its components."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitlab.driver.planning import plan_study, read_data
+from vitlab.driver.scheduler import Watch, execute, with_prerequisites
+from vitlab.errors import TrialFailed
+from vitlab.plan.key import modules_beside
+from vitlab.report.api import OUT
+from vitlab.spec import read_study
+from vitlab.spec.trial import SOURCES
+from vitlab.store.folders import Store
+from vitlab.trackers import Untracked
+
+
+def smoke(
+    file: str | Path,
+    *,
+    out: str | Path = OUT,
+    changes: Mapping[str, Any] = {},
+    plugins: Sequence[str | Path] = (),
+    watch: Watch | None = None,
+) -> int:
+    """Train two steps of every distinct set of components of a study and return the number of sets.
+
+    Raises:
+        TrialFailed: if any set failed.
+    """
+    watch = watch or Watch()
+    # Matching and tuning do not affect whether components run.
+    base = read_study(file, changes)[1].data.get("base")
+    short = {**changes, **_two_steps(base), "seeds": 1, "match": None, "tune": None}
+    study, plan = plan_study(file, changes=short, plugins=plugins)
+    store = Store(Path(out).resolve())
+    if read_data(plan, store, file):
+        study, plan = plan_study(file, changes=short, plugins=plugins)
+    distinct = {
+        (planned.trial.origins, modules_beside(planned.trial.spec), *planned.trial.needs): planned
+        for planned in reversed(plan.trials)
+    }.values()
+    missing = [item for item in distinct if not store.trial(item.trial.key, item.trial.code).done()]
+    to_train = with_prerequisites(plan, missing, store)
+    watch.planned(plan, to_train, store)
+    try:
+        failed = execute(to_train, store, study.run, plugins, Untracked(), watch)
+    finally:
+        watch.close()
+    if failed:
+        raise TrialFailed(f"{failed} of {len(distinct)} distinct sets of components failed")
+    return len(distinct)
+
+
+def _two_steps(tree: Any, place: str = "") -> dict[str, int]:
+    """Return the changes that shorten a trial and the trials whose weights it starts from to two steps."""
+    changes = {f"{place}train.steps": 2, f"{place}train.evaluations": 1}
+    for path in SOURCES.values():
+        source = tree
+        for part in (*path, "trial"):
+            source = source.get(part) if isinstance(source, Mapping) else None
+        if isinstance(source, Mapping):
+            changes |= _two_steps(source, f"{place}{'.'.join(path)}.trial.")
+    return changes

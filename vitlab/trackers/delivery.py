@@ -1,0 +1,120 @@
+"""Deliveries to the tracker of a study: in the background while it runs, and of every study in an output folder."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitlab.errors import UserError
+from vitlab.plan.plan_file import read_plan
+from vitlab.plan.values import Plan
+from vitlab.plan.versions import stored_run_spec
+from vitlab.spec import Choice, RunSpec
+from vitlab.spec.changes import MASK, public
+from vitlab.store.folders import Store
+from vitlab.trackers.base import Tracker
+from vitlab.trackers.base import tracker as trackers
+
+log = logging.getLogger(__name__)
+
+
+def tracker_of(plan: Plan, store: Store, run: RunSpec) -> Tracker:
+    """Return the tracker of a study, which delivers in the background.
+
+    Raises:
+        UserError: if its options cannot work.
+    """
+    built: Tracker = trackers.build(run.tracker, plan, store, run)
+    return BackgroundTracker(built) if built.title else built
+
+
+def sync(
+    folder: str | Path, *, tracker: Choice | str | Mapping[str, Any] | None = None
+) -> list[tuple[str, str | None]]:
+    """Deliver the journals of every study in an output folder.
+
+    Args:
+        folder: the output folder.
+        tracker: the tracker to deliver to, as in ``run.tracker``; by default the one in each study's file, unless it
+            has options that need confirmation, such as a server on another machine.
+
+    Returns:
+        Pairs of study and link; the link is None if the tracker could not be reached.
+
+    Raises:
+        UserError: if the tracker is not installed or its options cannot work; also if files of a study are damaged,
+            after all other studies have been delivered.
+    """
+    store = Store(Path(folder).resolve())
+    requested = None if tracker is None else RunSpec.model_validate({"tracker": tracker}).tracker
+    if requested is not None:
+        trackers.resolve(requested)
+    links: list[tuple[str, str | None]] = []
+    unreadable: list[str] = []
+    for file in sorted(store.root.glob("studies/*/plan.json")):
+        try:
+            plan, run = read_plan(file), stored_run_spec(file.parent)
+        except UserError as error:
+            unreadable.append(str(error))
+            continue
+        if plan is None:
+            continue  # deleted meanwhile
+        choice = requested or _confirmed(plan, run.tracker, store)
+        if choice is None:
+            links.append((plan.study, None))
+            continue
+        delivery = tracker_of(plan, store, run.model_copy(update={"tracker": choice}))
+        if delivery.title:
+            links.append((plan.study, delivery.sync(sorted((file.parent / "report").glob("*")))))
+    if unreadable:
+        raise UserError("\n".join(unreadable))
+    return links
+
+
+def _confirmed(plan: Plan, choice: Choice, store: Store) -> Choice | None:
+    """Return a stored study's tracker, or None, with a warning, if the user must confirm one of its options first."""
+    component = trackers.get(choice.type)
+    for name, value in choice.options.items():
+        if sentence := component.unconfirmed(name, value, store.root):
+            log.warning("%s is not delivered to %s: %s.", plan.study, public(str(value)), sentence)
+            return None
+    # An option that was stored without its password is in the environment.
+    stored = {name: value for name, value in choice.options.items() if not (isinstance(value, str) and MASK in value)}
+    return Choice(choice.type, stored)
+
+
+class BackgroundTracker(Tracker):
+    """Tracker whose updates return at once; updates during a delivery are combined into the next one."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+        self.title = tracker.title  # type: ignore[misc]  # a class attribute of every other tracker
+        self._thread: threading.Thread | None = None
+
+    def deliver(self, *, final: bool, until: float, report: Sequence[Path]) -> str | None:
+        """Deliver through the tracker, while the thread waits."""
+        return self.tracker.deliver(final=final, until=until, report=report)
+
+    def update(self) -> None:
+        """Start a delivery unless one is in progress."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self.tracker.update, name=f"to {self.title}", daemon=True)
+            self._thread.start()
+
+    def close(self, report: Sequence[Path] = ()) -> str | None:
+        """Wait for the thread, then close the tracker."""
+        self._join()
+        return self.tracker.close(report)
+
+    def sync(self, report: Sequence[Path] = ()) -> str | None:
+        """Wait for the thread, then deliver everything again."""
+        self._join()
+        return self.tracker.sync(report)
+
+    def _join(self) -> None:
+        """Wait for the delivery that is under way."""
+        if self._thread is not None:
+            self._thread.join()
