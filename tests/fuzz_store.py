@@ -206,11 +206,12 @@ class Bench:
     def run(self) -> None:
         """Run the study, and require that it is complete."""
         from vitlab import lab
+        from vitlab.driver import missing
         from vitlab.store.folders import TrialFolder
 
         # A separate process checks whether a folder is a git repository.
-        git = mock.patch("vitlab.trackers.source._git", lambda *_: "")
-        with git, mock.patch.object(lab, "execute", self.train):
+        git = mock.patch("vitlab.plan.versions.git", lambda *_: "")
+        with git, mock.patch.object(missing, "execute", self.train):
             answer = lab.run(self.file, out=self.out, retry_failed=True)
         assert answer.failed == 0, answer
         stored_results = {name: repr(TrialFolder(self.out / name).result()) for name in self.results}

@@ -298,7 +298,7 @@ def test_failure_in_plugin_file_names_its_line(tmp_path: Path, words: list[str])
     ],
 )
 def test_external_errors_have_exit_codes(tmp_path: Path, error: BaseException, code: int, message: str) -> None:
-    with mock.patch.object(lab, "plan_study", side_effect=error):
+    with mock.patch("vitlab.driver.planning.plan_study", side_effect=error):
         exit_code, printed, err = call("plan", write(tmp_path), "--out", tmp_path / "out")
     assert (exit_code, printed) == (code, "") and message in err
     assert ("a wire came loose" in err and "Traceback" in err) == (code == 3)
