@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from vitlab.components.base import name_draws
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError
 from vitlab.geometry import Geometry
-from vitlab.registry import listing
+from vitlab.lab import plan_study
+from vitlab.registry import listing, slot
 
-NAMES = ("auto", "fused", "split", "per_head", "sdpa")
+NAMES = ("auto", "explicit", "split", "per_head", "sdpa")
 
 
 def geometry(*, dim: int = 12, heads: int = 3, prefix: tuple[str, ...] = ("class",)) -> Geometry:
@@ -142,7 +144,7 @@ def test_maps_equal_forward_weights(name: str) -> None:
     v = torch.nn.functional.linear(x, state["qkv.weight"], state["qkv.bias"])[..., 2 * g.dim :]
     mixed = (maps @ v.unflatten(-1, (g.heads, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)
     again = torch.nn.functional.linear(mixed, state["proj.weight"], state["proj.bias"])
-    if name == "fused":
+    if name == "explicit":
         assert torch.equal(again, module(x, rotation, bias))
     torch.testing.assert_close(again, module(x, rotation, bias), atol=1e-5, rtol=0)
 
@@ -150,9 +152,9 @@ def test_maps_equal_forward_weights(name: str) -> None:
 def test_explicit_implementations_drop_same_weights() -> None:
     g = geometry()
     x = torch.randn(4, g.tokens, g.dim)
-    state = build("fused", g).state_dict()
+    state = build("explicit", g).state_dict()
     outputs = []
-    for name in ("fused", "auto", "split", "per_head"):
+    for name in ("explicit", "auto", "split", "per_head"):
         module = build(name, g, drop=0.4, proj_drop=0.1)
         module.load_state_dict(module.from_canonical(state))
         name_draws(module)
@@ -167,7 +169,7 @@ def test_sdpa_with_attention_dropout_is_refused() -> None:
     reason = attention.get("sdpa").incompatibility(geometry(), {"drop": 0.1})  # type: ignore[attr-defined]
     assert reason is not None and "drop is 0.1" in reason
     assert attention.get("sdpa").incompatibility(geometry(), {"drop": 0.0}) is None  # type: ignore[attr-defined]
-    with pytest.raises(OptionError, match="use 'fused' or 'auto'"):
+    with pytest.raises(OptionError, match="use 'explicit' or 'auto'"):
         attention.build({"type": "sdpa", "drop": 0.1}, geometry())
 
 
@@ -199,7 +201,7 @@ def test_auto_follows_rule() -> None:
     assert module.kernel == "explicit"
 
 
-@pytest.mark.parametrize("name", ["auto", "fused", "split", "per_head"])
+@pytest.mark.parametrize("name", ["auto", "explicit", "split", "per_head"])
 def test_replicates_can_be_stacked(name: str) -> None:
     g = geometry()
     members = [attention.build(name, g) for _ in range(3)]
@@ -239,3 +241,32 @@ def test_rotation_turns_neighbouring_channel_pairs() -> None:
 
 def test_listing_reads_names_from_source_text() -> None:
     assert [entry.name for entry in listing("attention") if entry.origin.source == "vitlab"] == sorted(NAMES)
+
+
+def test_former_name_fused_plans_the_trials_of_explicit(tmp_path: Path) -> None:
+    """Stores that were written when ``explicit`` was called ``fused`` have that name in keys and origins."""
+    study = """
+study: renamed
+question: Is it the same attention?
+base:
+  data: {type: digits}
+  model: {type: vit, patch_size: 2, dim: 16, depth: 2, heads: 2, attention: %s, blocks: {"0": {attention: %s}}}
+  train: {steps: 2, batch_size: 8, optimizer: adamw, schedule: constant}
+design: {grid: {model.position: [learned, none]}}
+seeds: 2
+analysis: {metric: val/accuracy}
+"""
+    plans = []
+    for name in ("fused", "explicit"):
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(study % (name, name))
+        plans.append(plan_study(file)[1])
+    former, present = plans
+    assert [planned.trial.key for planned in former.trials] == [planned.trial.key for planned in present.trials]
+    assert all(any(origin.startswith("attention:fused ") for origin in one.trial.origins) for one in present.trials)
+    note = "attention 'fused' is now called 'explicit'; both names mean the same trials."
+    assert note in former.notes and note not in present.notes
+    attentions = slot("attention")
+    assert attentions.get("fused") is attentions.get("explicit") and "fused" not in attentions.names()
+    assert attentions.resolve("explicit").hashed() == attentions.resolve("vitlab:fused").hashed()
+    assert attentions.resolve("explicit").hashed()["type"] == "fused"

@@ -363,7 +363,7 @@ def test_mistake_does_not_cause_others(here: Path, old: str, instead: str, words
         ("wd", ["lr", "betas", "weight_decay"], "weight_decay"),
         ("bs", ["epochs", "batch_size"], "batch_size"),
         ("maximize", ["max", "min"], "max"),
-        ("flash", ["auto", "fused", "sdpa"], "sdpa"),
+        ("flash", ["auto", "explicit", "sdpa"], "sdpa"),
         ("fdr", ["holm", "bonferroni", "none"], "holm"),
         ("acc", ["loss", "accuracy", "ece"], "accuracy"),
         ("p\u043esition", ["patch", "position"], "position"),

@@ -187,7 +187,7 @@ def options() -> list[Any]:
     cases: list[Any] = [
         pytest.param({}, {}, id="base"),
         pytest.param({**dropping, "layer_scale": 0.1}, {}, id="dropping"),
-        pytest.param({"attention": {"type": "fused", "drop": 0.1}}, {}, id="dropping-weights"),
+        pytest.param({"attention": {"type": "explicit", "drop": 0.1}}, {}, id="dropping-weights"),
         pytest.param({"patch": {"type": "linear", "norm": "layernorm"}, "registers": 2}, {}, id="registers"),
         pytest.param({"position": {"type": "learned", "where": "every_layer"}}, {}, id="every-layer"),
         pytest.param({"head": {"type": "linear", "pool": "gap"}, "final_norm_at": "pooled"}, {}, id="pooled"),
@@ -291,7 +291,7 @@ def test_frozen_body_is_in_evaluation_mode(engine: str) -> None:
         "patch": "conv_stem",
         "drop": 0.3,
         "drop_path": 0.5,
-        "attention": {"type": "fused", "drop": 0.2 if engine == "loop" else 0.0, "proj_drop": 0.3},
+        "attention": {"type": "explicit", "drop": 0.2 if engine == "loop" else 0.0, "proj_drop": 0.3},
         "mlp": {"type": "gelu", "drop": 0.3},
     }
     how: dict[str, Any] = {"precision": "fp64", "optimizer": {"type": "sgd", "lr": 0.1, "momentum": 0.0}}
@@ -612,7 +612,7 @@ def test_engine_is_function_of_trial() -> None:
     [
         {},
         {"attention": "per_head", "position": "none"},
-        {"attention": {"type": "fused", "drop": 0.1}},
+        {"attention": {"type": "explicit", "drop": 0.1}},
         {"attention": {"type": "split", "qk_norm": "layernorm"}},
         {"position": "rope2d"},
         {"position": "alibi2d"},

@@ -61,7 +61,7 @@ IMAGES = torch.randn(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
 @cache
 def explicit(position: str, head: str, pool: str | None) -> Tensor:
     """Return the prediction with the explicit attention, which the other built-in ones must equal."""
-    return prediction(build(options_of(position, "fused", head, pool), head, seed=0))
+    return prediction(build(options_of(position, "explicit", head, pool), head, seed=0))
 
 
 @torch.no_grad()

@@ -112,7 +112,7 @@ def test_attention_implementations_cost_the_same(attention: str) -> None:
     data = DataInfo(image=(16, 16), channels=3, classes=10)
     if slot("attention").find(attention)[1].source != "vitlab":
         pytest.skip("a guest may cost what it likes")
-    usual = cost_of({"type": "vit", "size": "pico", "patch_size": 4, "attention": "fused"}, data)
+    usual = cost_of({"type": "vit", "size": "pico", "patch_size": 4, "attention": "explicit"}, data)
     assert cost_of({"type": "vit", "size": "pico", "patch_size": 4, "attention": attention}, data) == usual
 
 

@@ -184,7 +184,7 @@ def tiny(task: str = "classification", image: tuple[int, int] = (8, 12), **optio
     return built
 
 
-@pytest.mark.parametrize("attention", ["auto", "fused", "split", "per_head", "sdpa"])
+@pytest.mark.parametrize("attention", ["auto", "explicit", "split", "per_head", "sdpa"])
 def test_captured_maps_equal_unfused_timm(attention: str) -> None:
     torchvision()  # timm imports torchvision, whose import may need a workaround
     timm = pytest.importorskip("timm")
@@ -211,7 +211,7 @@ def test_captured_maps_equal_unfused_timm(attention: str) -> None:
     assert len(captured.maps_LBHTT) == len(maps) == 2 and len(captured.tokens_LBTD) == 3
     for mine, its in zip(captured.maps_LBHTT, maps, strict=True):
         assert its.amax() > 0.1, "maps that are all but uniform would hide a mistake"
-        if attention == "fused":
+        if attention == "explicit":
             assert torch.equal(mine, its)
         torch.testing.assert_close(mine, its, atol=1e-6, rtol=0)
     torch.testing.assert_close(captured.views[""], logits, atol=1e-5, rtol=0)
@@ -220,7 +220,7 @@ def test_captured_maps_equal_unfused_timm(attention: str) -> None:
 @pytest.mark.parametrize("position", ["relative_bias", "alibi2d", "rope2d", "rope2d_mixed"])
 @pytest.mark.parametrize("attention", ["auto", "split", "per_head", "sdpa"])
 def test_captured_maps_include_bias_and_rotation(position: str, attention: str) -> None:
-    reference = tiny(position=position, attention="fused")
+    reference = tiny(position=position, attention="explicit")
     other = tiny(position=position, attention=attention)
     other.load_state_dict(other.from_canonical(reference.to_canonical(reference.state_dict())))
     x = torch.randn(2, 3, 8, 12, generator=torch.Generator().manual_seed(4))

@@ -163,7 +163,7 @@ IMPLEMENTATIONS = [entry.name for entry in listing("attention") if entry.origin.
 @pytest.mark.parametrize("scheme", ["timm", "moco", "torch"])
 def test_arms_with_different_attention_start_as_one_function(attention: str, scheme: str) -> None:
     x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    reference, other = built(1, init=scheme, attention="fused"), built(1, init=scheme, attention=attention)
+    reference, other = built(1, init=scheme, attention="explicit"), built(1, init=scheme, attention=attention)
     torch.testing.assert_close(other(x).logits, reference(x).logits, atol=1e-5, rtol=0)
     wide, other_wide = reference.double(), other.double()
     wide.initialise(1)

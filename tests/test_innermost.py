@@ -83,7 +83,7 @@ def test_a_class_of_somebody_else_is_not_known(monkeypatch: pytest.MonkeyPatch) 
     """Be it derived from one that is: it may do another thing."""
     assert built().batch_last_incompatibility() is None
 
-    class Mine(attention.get("fused")):  # type: ignore[misc]
+    class Mine(attention.get("explicit")):  # type: ignore[misc]
         pass
 
     model = built()
@@ -189,14 +189,14 @@ def test_it_is_for_processors_and_full_precision() -> None:
 
 def test_the_contract_of_parts_sees_a_fault_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """In what is told here, and in a part that computes another thing where its memory lies otherwise."""
-    fused, rms = slot("attention").resolve("fused"), slot("norm").resolve("rmsnorm")
-    check_engines("fused", fused)
+    explicit, rms = slot("attention").resolve("explicit"), slot("norm").resolve("rmsnorm")
+    check_engines("explicit", explicit)
     check_engines("rmsnorm", rms)
     with monkeypatch.context() as patched:
         products = batch_last._over_channels
         patched.setattr(batch_last, "_over_channels", lambda a, b: products(0.5 * a, b))
-        with pytest.raises(AssertionError, match="fused: in a ViT, with the batch innermost, its view '' differs"):
-            check_engines("fused", fused)
+        with pytest.raises(AssertionError, match="explicit: in a ViT, with the batch innermost, its view '' differs"):
+            check_engines("explicit", explicit)
     plain = rms.component.forward  # type: ignore[attr-defined]
     monkeypatch.setattr(rms.component, "forward", lambda self, x: plain(self, x) * (1 if x.is_contiguous() else 1.001))
     with pytest.raises(AssertionError, match="rmsnorm: in a ViT, with the batch innermost"):

@@ -107,7 +107,7 @@ def test_plugin_works_like_builtin(site: Path) -> None:
     assert unknown == [(("alhpa",), "norm 'dyt' has no option 'alhpa'. Did you mean 'alpha'? Options: alpha.")]
     ((path, text),) = faults(norm, "dty")
     assert path == ("type",) and text.startswith("no norm called 'dty'. Did you mean 'dyt'? Installed: dyt, ")
-    nested = slot("attention").resolve({"type": "fused", "qk_norm": "dyt"}).plain()["qk_norm"]
+    nested = slot("attention").resolve({"type": "explicit", "qk_norm": "dyt"}).plain()["qk_norm"]
     assert nested == {"type": "dyt", "alpha": 0.5}
     assert [name for name in components("norm") if "dyt" in name] == ["dyt"]
 

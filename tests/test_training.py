@@ -242,7 +242,7 @@ def test_bf16_is_autocast_over_float32_weights() -> None:
 def test_arms_get_same_batches_and_initial_function() -> None:
     inputs_of: dict[str, list[Tensor]] = {}
     losses = {}
-    for attention in ("fused", "split", "per_head", "sdpa"):
+    for attention in ("explicit", "split", "per_head", "sdpa"):
         data = prepared()
         model = built(data, attention=attention)
         pixels = inputs_of.setdefault(attention, [])
@@ -253,9 +253,9 @@ def test_arms_get_same_batches_and_initial_function() -> None:
         assert result is not None
         losses[attention] = result.history[0].metrics["train/loss"]
     for attention, pixels in inputs_of.items():
-        assert len(pixels) == len(inputs_of["fused"])
-        assert all(torch.equal(one, other) for one, other in zip(pixels, inputs_of["fused"], strict=True)), attention
-        assert losses[attention] == pytest.approx(losses["fused"], abs=1e-6)
+        assert len(pixels) == len(inputs_of["explicit"])
+        assert all(torch.equal(one, other) for one, other in zip(pixels, inputs_of["explicit"], strict=True)), attention
+        assert losses[attention] == pytest.approx(losses["explicit"], abs=1e-6)
 
 
 def test_drop_path_grows_linearly_to_last_block() -> None:

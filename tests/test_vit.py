@@ -70,7 +70,7 @@ PAIRS = [
     Pair("layer scale", {"layer_scale": 0.1}, {"init_values": 0.1}),
     Pair("no_embed_class", {"position": NO_EMBED_CLASS}, {"no_embed_class": True}),
     Pair("no position", {"position": "none"}, {"pos_embed": "none"}),
-    Pair("qk norm", {"attention": {"type": "fused", "qk_norm": "layernorm"}}, {"qk_norm": True}),
+    Pair("qk norm", {"attention": {"type": "explicit", "qk_norm": "layernorm"}}, {"qk_norm": True}),
     Pair("no qkv bias", {"attention": {"type": "sdpa", "qkv_bias": False}}, {"qkv_bias": False}),
     Pair("rmsnorm", {"norm": "rmsnorm", "final_norm": "rmsnorm"}, {"norm_layer": "rmsnorm"}),
     Pair("no final norm", {"final_norm": "none"}, {"final_norm": False}),
@@ -500,7 +500,7 @@ def test_copies_and_pickles(x_BCHW: Tensor) -> None:
 
 
 def test_vmap_over_replicates(x_BCHW: Tensor) -> None:
-    replicas = [model.build({"type": "vit", **SMALL, "attention": "fused"}, DATA) for _ in range(3)]
+    replicas = [model.build({"type": "vit", **SMALL, "attention": "explicit"}, DATA) for _ in range(3)]
     for seed, replica in enumerate(replicas):
         replica.initialise(seed)
     assert all(replica.vmap_safe for replica in replicas)

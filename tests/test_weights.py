@@ -144,7 +144,7 @@ def test_timm_round_trip(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(again, x_BCHW), logits(ours, x_BCHW), **CLOSE)
 
 
-@pytest.mark.parametrize("attention", ["split", "per_head", "fused", "sdpa"])
+@pytest.mark.parametrize("attention", ["split", "per_head", "explicit", "sdpa"])
 def test_every_attention_reads_one_file(attention: str, tmp_path: Path) -> None:
     theirs = vit()
     checkpoint = read(saved(theirs, tmp_path / "a.pth"))

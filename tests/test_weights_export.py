@@ -71,8 +71,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "attention": [
         {},
-        {"attention": {"type": "fused", "qk_norm": "layernorm"}},
-        {"attention": {"type": "fused", "qk_norm": EPS}},
+        {"attention": {"type": "explicit", "qk_norm": "layernorm"}},
+        {"attention": {"type": "explicit", "qk_norm": EPS}},
         {"attention": {"type": "per_head", "qk_norm": "rmsnorm", "drop": 0.1}},
         {"attention": {"type": "split", "qkv_bias": False}},
     ],
@@ -209,7 +209,7 @@ def test_equal_blocks_become_one_option(to: str, tmp_path: Path) -> None:
     ("options", "to", "sentence"),
     [
         ({"final_norm": EPS}, "timm", "final_norm.eps is 0.001, and the file holds 1e-06"),
-        ({"attention": {"type": "fused", "qk_norm": EPS}}, "timm", "attention.qk_norm.eps is 0.001, and the file"),
+        ({"attention": {"type": "explicit", "qk_norm": EPS}}, "timm", "attention.qk_norm.eps is 0.001, and the file"),
         ({"patch": {"type": "linear", "norm": EPS}}, "timm", "patch.norm.eps is 0.001, and the file holds 1e-06"),
         ({"patch": {"type": "linear", "norm": "rmsnorm"}}, "timm", "patch.norm is rmsnorm, and the file holds layern"),
         ({"blocks": {"1": {"norm": EPS}}}, "hf", "norm.eps of block 1 is 0.001, and the file holds 1e-06"),

@@ -3,7 +3,7 @@
     python tests/benchmarks/attention.py [--device cuda] [--rounds 7]
 
 Every model has the same weights and sees the same images.  Times: all implementations in turns, each for a short block,
-several rounds; a figure is the median over rounds of the ratio to ``fused`` in the same round.  Memory: the peak of one
+several rounds; a figure is the median over rounds of the ratio to ``explicit`` in the same round.  Memory: the peak of one
 training step above what the process held before it, each implementation in a process of its own.
 """
 
@@ -23,7 +23,7 @@ import torch
 from vitlab.geometry import DataInfo
 from vitlab.models import Model, model
 
-IMPLEMENTATIONS = ("fused", "split", "per_head", "sdpa")
+IMPLEMENTATIONS = ("explicit", "split", "per_head", "sdpa")
 SHAPES: dict[str, tuple[int, DataInfo, dict[str, Any]]] = {
     "digits, 17 tokens, dim 32, batch 64": (
         64,
@@ -76,7 +76,7 @@ def seconds(work: Callable[[], None], device: torch.device, at_least_s: float = 
 
 
 def speed(shape: str, device: torch.device, rounds: int) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return (seconds per call, median ratio of speeds to fused) by work and implementation."""
+    """Return (seconds per call, median ratio of speeds to explicit) by work and implementation."""
     models = {name: built(name, shape, device) for name in IMPLEMENTATIONS}
     speeds = {}
     for label, work in (("training step", training_step), ("inference", inference)):
@@ -89,7 +89,7 @@ def speed(shape: str, device: torch.device, rounds: int) -> dict[str, dict[str, 
         speeds[label] = {
             name: (
                 statistics.median(one[name] for one in times),
-                statistics.median(one["fused"] / one[name] for one in times),
+                statistics.median(one["explicit"] / one[name] for one in times),
             )
             for name in IMPLEMENTATIONS
         }
@@ -146,7 +146,7 @@ def main() -> None:
             cells = [f"{1e3 * s:9.2f} ms ({ratio:4.2f} x)" for s, ratio in (times[label][name] for label in times)]
             used = f"{memory(name, shape, device) / 2**20:.1f} MiB"
             print(f"  {name:10}{cells[0]:>26}{cells[1]:>26}{used:>14}")
-    print("\n(n x): speed as a multiple of fused")
+    print("\n(n x): speed as a multiple of explicit")
 
 
 if __name__ == "__main__":

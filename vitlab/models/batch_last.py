@@ -177,10 +177,10 @@ class _BatchLastPass:
         return x_KDTB + self._part(f"{at}.drop_path2", self._part(f"{at}.ls2", y_KDTB))
 
     def _attention(self, at: str, x_KDTB: Tensor) -> Tensor:
-        attend = cast(attention.Fused, self.model.get_submodule(at))
+        attend = cast(attention.SoftmaxAttention, self.model.get_submodule(at))
         members, _, tokens, images = x_KDTB.shape
         rows = _below(at, self.rows)
-        if type(attend).to_canonical is not attention.Attention.to_canonical:
+        if attend.implementation in ("split", "per_head"):
             rows = vmap(attend.to_canonical)(rows)
         qkv_KOM = _affine(rows["qkv.weight"], rows.get("qkv.bias"), x_KDTB.flatten(2))
         qkv_K3HETB = qkv_KOM.view(members, 3, attend.num_heads, attend.head_dim, tokens, images)

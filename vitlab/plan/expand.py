@@ -176,6 +176,7 @@ def _plan(
     for arm in arms.values():
         if arm.aliases:
             more_notes.append(f"'{arm.name}' is also {', '.join(repr(name) for name in arm.aliases)}: the same trial.")
+    more_notes += sorted(frozenset().union(*(arm.trial.notes for arm in arms.values())))
     more_notes += notes_on_files(arms.values(), seeds)
     if any(arm.trial.info.identity is None for arm in arms.values()):
         more_notes.append("The data is not on this machine: keys are pending until it is.")

@@ -58,6 +58,7 @@ class ResolvedTrial:
     needs: Mapping[str, Prerequisite] = field(default_factory=dict)  #: role to the trial that supplies weights
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  #: role to the digests of its checkpoint
     versions: Mapping[str, str] = field(default_factory=dict)  #: see :class:`vitlab.plan.key.Surroundings`
+    notes: frozenset[str] = frozenset()  #: sentences on components that have a former name
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class _CachedChoice:
         self.choice = choice
         self.plain = choice.plain()
         self.hashed = choice.hashed()
-        self.origins = {f"{part.slot}:{part.type.rpartition(':')[2]} {part.origin}" for part in choice.parts()}
+        self.origins = {f"{part.slot}:{part.key_name.rpartition(':')[2]} {part.origin}" for part in choice.parts()}
+        self.notes = {part.rename_note for part in choice.parts() if part.rename_note}
         self.modules = modules_of([choice])
 
 
@@ -151,8 +153,22 @@ class Resolver:
         resolved = TrialSpec.model_validate(plain)
         modules = modules_beside(resolved).union(self._surroundings.files, *(part.modules for part in all_parts))
         versions = self._surroundings.versions
+        notes: frozenset[str] = frozenset().union(
+            *(part.notes for part in all_parts), *(needed.trial.notes for needed in needs.values())
+        )
         return ResolvedTrial(
-            resolved, plain, identity, tuple(origins), modules, info, model, incompatibility, needs, files, versions
+            resolved,
+            plain,
+            identity,
+            tuple(origins),
+            modules,
+            info,
+            model,
+            incompatibility,
+            needs,
+            files,
+            versions,
+            notes,
         )
 
     def _needs(

@@ -26,14 +26,28 @@ class Resolved(Choice):
         yield self
         yield from _choices_in(self.options)
 
+    @property
+    def key_name(self) -> str:
+        """The name in a trial's key: for built-ins the bare name, and of a renamed one the former name."""
+        if self.origin.source != BUILT_IN:
+            return self.type
+        bare = self.type.removeprefix(f"{BUILT_IN}:")
+        return slot(self.slot).former_names.get(bare, bare)
+
+    @property
+    def rename_note(self) -> str | None:
+        """A sentence if the component has its former name; None otherwise."""
+        present = {former: name for name, former in slot(self.slot).former_names.items()}
+        bare = self.type.removeprefix(f"{BUILT_IN}:")
+        if self.origin.source != BUILT_IN or bare not in present:
+            return None
+        return f"{self.slot} '{bare}' is now called '{present[bare]}'; both names mean the same trials."
+
     def hashed(self) -> dict[str, Any]:
-        """Return :meth:`plain` without options marked :class:`Unhashed`; built-ins have their bare names."""
+        """Return :meth:`plain` with :attr:`key_name` for the type, and without options marked :class:`Unhashed`."""
         fields = slot(self.slot).options(self.component).model_fields
         options = {name: value for name, value in self.options.items() if not _unhashed(fields[name].metadata)}
-        return {
-            "type": self.type.removeprefix(f"{BUILT_IN}:"),
-            **{name: _hashed(value) for name, value in options.items()},
-        }
+        return {"type": self.key_name, **{name: _hashed(value) for name, value in options.items()}}
 
 
 def _choices_in(value: Any) -> Iterator[Resolved]:

@@ -149,7 +149,7 @@ def test_performer_approaches_softmax_with_many_features() -> None:
     Of small tokens: the estimate has heavy tails, and with long queries and keys the root is slow to show.
     """
     g = geometry()
-    x, exact = 0.3 * tokens(g), built("fused", g)
+    x, exact = 0.3 * tokens(g), built("explicit", g)
     error = {}
     for count in (64, 4096):
         errors = []
@@ -220,7 +220,7 @@ def test_neighborhood_is_softmax_over_window(grid: tuple[int, int], prefix: tupl
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_window_as_large_as_grid_is_softmax_attention(prefix: tuple[str, ...]) -> None:
     g = geometry((3, 5), prefix)
-    attention, exact = built({"type": "neighborhood", "window": 9}, g), built("fused", g, seed=1)
+    attention, exact = built({"type": "neighborhood", "window": 9}, g), built("explicit", g, seed=1)
     exact.load_state_dict(attention.state_dict())
     x, rotation, bias = tokens(g), rotation_of(g), bias_of(g)
     torch.testing.assert_close(attention(x, rotation, bias), exact(x, rotation, bias), rtol=1e-10, atol=1e-12)
@@ -247,7 +247,7 @@ def test_cost_grows_linearly_with_tokens(name: str) -> None:
         return (work(attention, 256) - work(attention, 128)) / (work(attention, 128) - work(attention, 64))
 
     assert ratio(name) == pytest.approx(2, rel=1e-6)
-    assert ratio("fused") > 3
+    assert ratio("explicit") > 3
 
 
 @pytest.mark.parametrize("name", NAMES)
