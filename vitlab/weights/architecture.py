@@ -14,7 +14,7 @@ from typing import Any
 from vitlab.errors import WeightsError
 from vitlab.geometry import DataInfo, Pair
 from vitlab.models.sizes import SIZES
-from vitlab.weights.known import HALF, IMAGENET, Encoding, ModelFacts, plain, some
+from vitlab.weights.known import HALF, IMAGENET, Encoding, ModelFacts, plain, requested_grid, some
 from vitlab.weights.names import State
 
 PUBLISHED = ("Ti", "S", "M", "B", "L", "H", "g", "G")
@@ -89,8 +89,7 @@ def architecture(
     depth = 1 + max((int(match[1]) for name in state if (match := _BLOCK.match(name))), default=-1)
     if not depth:
         raise WeightsError(tensors.without("blocks.0.norm1.weight is missing"))
-    tokens = [("class", "cls_token"), ("distillation", "dist_token")]
-    prefix = tuple(token for token, name in tokens if name in state)
+    prefix = tuple(token for token, name in (("class", "cls_token"), ("distillation", "dist_token")) if name in state)
     registers = tensors.shape("reg_token", 3)[1] if "reg_token" in state else 0
     heads = _heads(tensors, dim, facts)
     grid, rows = _grid(tensors, len(prefix) + registers, patch_size, reduction, facts)
@@ -195,7 +194,8 @@ class _Tensors:
 def _patches(tensors: _Tensors) -> tuple[int, int, Pair, dict[str, Any], int]:
     """Return width, channels, patch size, options of the patch embedding, and the stride before the patches."""
     dim, channels, height, width = tensors.shape("patch_embed.proj.weight", 4)
-    stem = next((f"patch_embed.backbone.{at}conv.weight" for at in ("stem.", "") if _has(tensors, at)), None)
+    stems = (f"patch_embed.backbone.{at}conv.weight" for at in ("stem.", ""))
+    stem = next((name for name in stems if name in tensors.state), None)
     if stem is None:
         if any(name.startswith("patch_embed.backbone.") for name in tensors.state):
             raise WeightsError(tensors.without("patch_embed.backbone.conv.weight is missing"))
@@ -211,10 +211,6 @@ def _patches(tensors: _Tensors) -> tuple[int, int, Pair, dict[str, Any], int]:
     out, channels, *_ = tensors.shape(stem, 4)
     reduction = 4 * 2 ** max(len(layers) - 1, 0)
     return dim, channels, (height, width), {"type": "resnet", "layers": layers, "width_factor": out / 64}, reduction
-
-
-def _has(tensors: _Tensors, at: str) -> bool:
-    return f"patch_embed.backbone.{at}conv.weight" in tensors.state
 
 
 def _heads(tensors: _Tensors, dim: int, facts: _Facts) -> int:
@@ -248,17 +244,7 @@ def _grid(tensors: _Tensors, prefix: int, patch: Pair, reduction: int, facts: _F
     can hold are refused.
     """
     source = facts.known
-    requested = source.grid
-    if source.image is not None:
-        step = (patch[0] * reduction, patch[1] * reduction)
-        if source.image[0] % step[0] or source.image[1] % step[1]:
-            raise WeightsError(f"images of {plain(source.image)} cannot be cut into patches of {plain(step)}")
-        grid = (source.image[0] // step[0], source.image[1] // step[1])
-        if requested not in (None, grid):
-            raise WeightsError(
-                f"images of {plain(source.image)} have a grid of {plain(grid)}, not of {plain(requested)}"
-            )
-        requested = grid
+    requested = requested_grid(source.image, source.grid, (patch[0] * reduction, patch[1] * reduction))
     if "pos_embed" not in tensors.state:
         if requested is None:
             raise WeightsError(f"these weights have no learned positions, so nothing shows their grid; {_GRID_HINT}")
@@ -285,28 +271,20 @@ def _grid(tensors: _Tensors, prefix: int, patch: Pair, reduction: int, facts: _F
         )
     kind, count = square.popitem()
     grid = (math.isqrt(count), math.isqrt(count))
-    oblong = _oblong_grid(patches["own"]) if kind == "none" and "own" in patches else None
-    if oblong is not None:
+    with_rows = max(patches.get("own", 0), 0) if kind == "none" else 0
+    # Of the other grids with several rows, the one closest to a square.
+    for side in (side for side in range(math.isqrt(with_rows), 1, -1) if with_rows % side == 0):
         raise WeightsError(
             f"{description} may be a grid of {plain(grid)} without rows for these tokens, or one with them, such as "
-            f"{plain(oblong)}; {_GRID_HINT}"
+            f"{side}x{with_rows // side}; {_GRID_HINT}"
         )
-    own = (
-        ""
-        if not prefix or source.prefix_rows
-        else f", and {'rows' if kind == 'own' else 'no rows'} of positions for the tokens before it"
-    )
+    which = "rows" if kind == "own" else "no rows"
+    own = "" if not prefix or source.prefix_rows else f", and {which} of positions for the tokens before it"
     facts.assumed.append(f"a square grid, {plain(grid)}{own}")
     return grid, kind
 
 
 _GRID_HINT = "say it (--source-grid, or --grid of vitlab explain)"
-
-
-def _oblong_grid(count: int) -> Pair | None:
-    """Return the grid of ``count`` patches that is closest to square and has several rows; None if there is none."""
-    rows = next((side for side in range(math.isqrt(max(count, 0)), 1, -1) if count % side == 0), None)
-    return None if rows is None else (rows, count // rows)
 
 
 def _position(state: State, rows: str, facts: _Facts) -> Any:

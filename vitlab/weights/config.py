@@ -16,7 +16,17 @@ from torch import Tensor
 from vitlab.errors import WeightsError, nearest
 from vitlab.geometry import Pair
 from vitlab.weights.known import Encoding, ModelFacts, plain, some
-from vitlab.weights.timm_models import architectures, entry_point
+from vitlab.weights.timm_models import (
+    CONFIG_KEYS,
+    IN_TENSORS,
+    MAPPED,
+    ONE_VALUE,
+    PRETRAINED_KEYS,
+    WITHOUT_EFFECT,
+    architectures,
+    entry_point,
+    key_set,
+)
 
 State = Mapping[str, Tensor]
 
@@ -69,69 +79,7 @@ def read_image_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any]
         raise WeightsError(f"{where} is not what transformers or timm write") from None
 
 
-def _keys(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
 # -- timm -------------------------------------------------------------------------------------------------------------
-
-_TIMM_ROOT = _keys(
-    """
-    architecture num_classes num_features global_pool pretrained_cfg model_args label_names label_descriptions labels
-    """
-)
-_PRETRAINED = _keys(
-    """
-    url file state_dict hf_hub_id hf_hub_filename source architecture tag custom_load input_size test_input_size
-    min_input_size fixed_input_size interpolation crop_pct test_crop_pct crop_mode mean std num_classes label_offset
-    label_names label_descriptions pool_size test_pool_size first_conv classifier license description origin_url
-    paper_name paper_ids notes crop_border test_crop_mode
-    """
-)
-"""Keys of timm's ``PretrainedCfg``; of these, ``input_size``, ``mean``, ``std`` and ``label_names`` are mapped."""
-
-_IN_TENSORS = _keys(
-    """
-    in_chans num_classes mlp_ratio qkv_bias qk_norm init_values class_token pos_embed pre_norm final_norm fc_norm
-    proj_bias scale_attn_norm scale_mlp_norm use_abs_pos_emb use_fc_norm use_pre_transformer_norm
-    use_post_transformer_norm qkv_fused swiglu_mlp swiglu_align_to scale_mlp scale_attn_inner attn_type
-    attn_pool_mlp_ratio embed_dim depth patch_size reg_tokens num_reg_tokens distilled
-    """
-)
-"""Arguments whose effect is in the names and shapes of the tensors."""
-
-_WITHOUT_EFFECT = _keys(
-    """
-    drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate weight_init fix_init
-    head_init_scale dynamic_img_size dynamic_img_pad strict_img_size device dtype rope_shift_coords rope_jitter_coords
-    rope_rescale_coords embed_args
-    """
-)
-"""Arguments that only affect training, initial values or images of another size."""
-
-_MAPPED = _keys(
-    """
-    class num_heads img_size no_embed_class global_pool norm_layer eps act_layer use_rot_pos_emb rope_type
-    rope_temperature rope_grid_indexing rope_rotate_half ref_feat_shape pool_include_prefix
-    """
-)
-
-_ONE_VALUE: Mapping[str, tuple[Any, ...]] = {
-    "block_fn": (None, "Block"),
-    "attn_layer": (None, "", "attn", "Attention"),
-    "mlp_layer": (None, "Mlp", "SwiGLU"),
-    "embed_layer": (None, "PatchEmbed"),
-    "embed_norm_layer": (None, "", "layernorm", "LayerNorm"),
-    "backbone": (None, "ResNetV2", "Sequential"),
-    "use_post_norm": (None, False),
-    "attn_only_layer_scale": (None, False),
-    "num_kv_heads": (None,),
-    "attn_pool_num_heads": (None,),
-    "rope_grid_offset": (None, 0, 0.0),
-    "rope_mrope_section": (None,),
-    "use_naflex": (None, False),
-}
-"""Arguments that must have one of these values; a list is refused like any other value."""
 
 _ACTIVATIONS: Mapping[str, Literal["none", "tanh"]] = {
     "gelu": "none",
@@ -164,10 +112,10 @@ def _timm(config: Mapping[str, Any], state: State, where: str) -> ConfigFacts:
     arguments = {**entry, **model_args}
     if "norm_layer" in model_args:
         arguments.pop("eps", None)
-    unknown = [key for key in arguments if key not in _MAPPED | _IN_TENSORS | _WITHOUT_EFFECT | _ONE_VALUE.keys()]
+    unknown = [key for key in arguments if key not in MAPPED | IN_TENSORS | WITHOUT_EFFECT | ONE_VALUE.keys()]
     if unknown:
         raise WeightsError(f"{where}: model_args.{unknown[0]} is {arguments[unknown[0]]!r}, an argument not known here")
-    for key, allowed in _ONE_VALUE.items():
+    for key, allowed in ONE_VALUE.items():
         value = arguments.get(key)
         same = key in ("num_kv_heads", "attn_pool_num_heads") and value == arguments["num_heads"]
         if value not in allowed and not same:
@@ -203,8 +151,8 @@ def _timm(config: Mapping[str, Any], state: State, where: str) -> ConfigFacts:
             f"{where}: the norms of {name} have eps {facts.eps:g}; vitlab's attention pooling has {_EPS:g}"
         )
     legacy = "pretrained_cfg" not in config
-    unread = [key for key in config if key not in (_TIMM_ROOT | _PRETRAINED if legacy else _TIMM_ROOT)]
-    unread += [] if legacy else [f"pretrained_cfg.{key}" for key in pretrained if key not in _PRETRAINED]
+    unread = [key for key in config if key not in (CONFIG_KEYS | PRETRAINED_KEYS if legacy else CONFIG_KEYS)]
+    unread += [] if legacy else [f"pretrained_cfg.{key}" for key in pretrained if key not in PRETRAINED_KEYS]
     return ConfigFacts(facts.or_else(_labelled(config, pretrained)), _note_on_unread(unread, where))
 
 
@@ -298,14 +246,14 @@ def _rotary(arguments: Mapping[str, Any], state: State, image: Pair | None, wher
 _MODEL_TYPES: Mapping[str, float] = {"vit": 1e-12, "deit": 1e-12, "vit_msn": 1e-6}
 """Supported models of transformers, and the default of their ``layer_norm_eps``."""
 
-_MODEL_KEYS = _keys(
+_MODEL_KEYS = key_set(
     """
     model_type hidden_size num_hidden_layers num_attention_heads intermediate_size hidden_act layer_norm_eps image_size
     patch_size num_channels qkv_bias pooler_act pooler_output_size id2label label2id num_labels hidden_dropout_prob
     attention_probs_dropout_prob initializer_range encoder_stride
     """
 )
-_COMMON_KEYS = _keys(
+_COMMON_KEYS = key_set(
     """
     _name_or_path architectures dtype torch_dtype transformers_version problem_type return_dict output_attentions
     output_hidden_states is_encoder_decoder is_decoder cross_attention_hidden_size add_cross_attention
@@ -355,7 +303,7 @@ def _transformers(config: Mapping[str, Any], state: State, where: str) -> Config
     return ConfigFacts(facts, _note_on_unread([key for key in config if key not in known_keys], where))
 
 
-_PREPROCESSOR_KEYS = _keys(
+_PREPROCESSOR_KEYS = key_set(
     """
     image_mean image_std do_normalize do_rescale rescale_factor do_flip_channel_order offset do_resize size resample
     do_center_crop crop_size crop_pct do_convert_rgb do_pad pad_size do_reduce_labels do_thumbnail default_to_square

@@ -13,16 +13,18 @@ from torch import Tensor
 from vitlab.components.position import Resampling
 from vitlab.errors import GeometryError, OptionError, WeightsError, nearest
 from vitlab.geometry import Pair
+from vitlab.models.alike import differing_options, format_value, group_by_block, options_of
 from vitlab.models.vit import ViT
 from vitlab.plan.key import NAMES_ON_THE_HUB, files_of
 from vitlab.store.files import read_json, write_json
-from vitlab.weights.adapt import convert_prefix_rows, drop_head, resample_positions
 from vitlab.weights.architecture import Architecture
 from vitlab.weights.files import WeightFile, container_of, write_file
-from vitlab.weights.known import ModelFacts, some
+from vitlab.weights.known import ModelFacts, requested_grid, some
 from vitlab.weights.names import State
 from vitlab.weights.opening import FORMATS, HEADER, Checkpoint, interpret, mismatches, read, require_match
-from vitlab.weights.rereading import SHOWN, differences
+from vitlab.weights.transfer import convert_prefix_rows, drop_head, resample_positions
+
+MAX_DIFFERENCES = 3  #: in a sentence
 
 
 @dataclass(frozen=True)
@@ -117,12 +119,12 @@ def convert(
                 f"the head reads the mean of the patches, and in the format {to} it reads the class token"
             )
         state, architecture = _move_norm_to_tokens(state, architecture)
-        new = _target_grid(architecture, grid, image)
+        step = tuple(pixels // side for pixels, side in zip(architecture.info.image, architecture.grid, strict=True))
+        new = requested_grid(image, grid, (step[0], step[1])) or architecture.grid
         state = resample_positions(state, architecture.grid, new, how)
         rows = _prefix_rows(state, architecture, to)
         state = convert_prefix_rows(state, architecture.prefix, architecture.prefix_rows, rows)
         tensors = FORMATS[to].from_canonical(state, architecture.heads)
-        step = tuple(pixels // side for pixels, side in zip(architecture.info.image, architecture.grid, strict=True))
         pixels = (new[0] * step[0], new[1] * step[1])
         architecture = replace(architecture, info=replace(architecture.info, image=pixels), grid=new, prefix_rows=rows)
         written_facts = architecture.facts()
@@ -138,7 +140,7 @@ def convert(
     dropped = (*checkpoint.dropped, *removed)
     notes.append(f"left out: {some(dropped)}" if dropped else "")
     if not beside:
-        notes += _differences(architecture, written_facts, to)
+        notes += _notes_on_defaults(architecture, written_facts, to)
     return Conversion((target, *beside), tuple(filter(None, notes)))
 
 
@@ -168,21 +170,6 @@ def _require_exportable(
     if headless:
         own = {name: value for name, value in own.items() if not name.startswith("head.")}
     require_match(own, state, checkpoint.unknown)
-
-
-def _target_grid(architecture: Architecture, grid: Pair | None, image: Pair | None) -> Pair:
-    """Return the requested grid; by default that of the source."""
-    if image is None:
-        return grid or architecture.grid
-    step = tuple(pixels // side for pixels, side in zip(architecture.info.image, architecture.grid, strict=True))
-    if image[0] % step[0] or image[1] % step[1]:
-        raise WeightsError(f"images of {image[0]}x{image[1]} cannot be cut into patches of {step[0]}x{step[1]}")
-    requested = (image[0] // step[0], image[1] // step[1])
-    if grid is not None and grid != requested:
-        raise WeightsError(
-            f"images of {image[0]}x{image[1]} have a grid of {requested[0]}x{requested[1]}, and another was asked for"
-        )
-    return requested
 
 
 def _prefix_rows(state: State, architecture: Architecture, to: str) -> Literal["own", "none"]:
@@ -251,18 +238,73 @@ def _verify_round_trip(
     try:
         checkpoint = interpret(contents, to)
         reread = checkpoint.architecture(architecture.facts(), headless)
-        unequal = differences(architecture, reread, head=headless is None, shapes=False)
+        unequal = _differing_options(architecture, reread, head=headless is None, shapes=False)
         own = {name: value for name, value in _skeleton(reread).items() if not (headless and name.startswith("head."))}
         faults = any(mismatches(own, checkpoint.state).values()) or checkpoint.unknown
         if faults and not unequal:
-            unequal = differences(architecture, reread, head=headless is None, shapes=True)
+            unequal = _differing_options(architecture, reread, head=headless is None, shapes=True)
         if not unequal:
             require_match(own, checkpoint.state, checkpoint.unknown)
     except (WeightsError, OptionError, GeometryError) as error:
         raise WeightsError(f"{refusal}, which reads it otherwise: {error}") from None
     if unequal:
-        more = f", and {len(unequal) - SHOWN} more" if len(unequal) > SHOWN else ""
-        raise WeightsError(f"{refusal}: {'; '.join(unequal[:SHOWN])}{more}")
+        more = f", and {len(unequal) - MAX_DIFFERENCES} more" if len(unequal) > MAX_DIFFERENCES else ""
+        raise WeightsError(f"{refusal}: {'; '.join(unequal[:MAX_DIFFERENCES])}{more}")
+
+
+def _differing_options(mine: Architecture, theirs: Architecture, *, head: bool, shapes: bool) -> list[str]:
+    """Return the options in which two models compute differently: ``OPTION is MINE, and the file holds THEIRS``.
+
+    Options of all components are compared, except those that only affect training.
+
+    Args:
+        mine: the written model.
+        theirs: the model that is read from the file.
+        head: whether there is a head to compare.
+        shapes: whether options that only decide shapes count.
+    """
+    tables = [_places(which, head) for which in (mine, theirs)]
+    rows = [
+        (block, f"{name}{option}", format_value(one.get(option)), format_value(other.get(option)))
+        for block, name in tables[0]
+        for one, other in [[table.get((block, name), {}) for table in tables]]
+        for option in differing_options(one, other, shapes)
+    ]
+    depth = mine.options["depth"]
+    return [f"{option} is {own}, and the file holds {other}" for option, own, other in group_by_block(rows, depth)]
+
+
+def _places(model: Architecture, head: bool) -> dict[tuple[int, str], dict[str, Any]]:
+    """Return the options of every component of a model, by block (-1 outside of blocks) and component name."""
+    options = {name: value for name, value in model.options.items() if name != "type"}
+    anatomy = ViT.anatomy(model.info, options)
+    g, normed = anatomy.geometry, anatomy.final_norm.type != "none"
+    table: dict[tuple[int, str], dict[str, Any]] = {
+        (-1, ""): {
+            "image": g.image,
+            "patch_size": g.patch,
+            "dim": g.dim,
+            "depth": g.depth,
+            "heads": g.heads,
+            "prefix": g.prefix,
+            "layer_scale": options.get("layer_scale") is not None,
+            "final_norm_at": anatomy.final_norm_at if normed else "tokens",
+        },
+        (-1, "patch"): dict(options_of(anatomy.patch)),
+        (-1, "position"): dict(options_of(anatomy.position)),
+        (-1, "final_norm"): dict(options_of(anatomy.final_norm)),
+    }
+    if ".prefix_rows" in table[-1, "position"]:
+        rows = model.prefix_rows if g.prefix else None
+        table[-1, "position"][".prefix_rows"] = rows
+    if head:
+        table[-1, "head"] = dict(options_of(anatomy.head))
+        if table[-1, "head"].get(".pool") != "map":
+            table[-1, "head"].pop(".approximate", None)
+    for index, block in enumerate(anatomy.blocks):
+        for name, choice in (("attention", block.attention), ("mlp", block.mlp), ("norm", block.norm)):
+            table[index, name] = dict(options_of(choice))
+    return table
 
 
 def _sides(patch_size: Any) -> Pair:
@@ -313,7 +355,7 @@ def _description(target: Path, architecture: Architecture, facts: ModelFacts) ->
     return descriptions
 
 
-def _differences(architecture: Architecture, facts: ModelFacts, to: str) -> list[str]:
+def _notes_on_defaults(architecture: Architecture, facts: ModelFacts, to: str) -> list[str]:
     """Return notes on options whose default in the format's library differs from this model."""
     usual = FORMATS[to].convention
     notes = []

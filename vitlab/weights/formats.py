@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import WeightsError
-from vitlab.weights.known import HALF, IMAGENET, Encoding, ModelFacts
+from vitlab.weights.known import HALF, IMAGENET, ORIGINAL_VIT, Encoding, ModelFacts
 from vitlab.weights.names import Canonical, Entry, Format, KeyMap, State, fuse_qkv, pair, split_qkv
 
 _BLOCK = re.compile(r"blocks\.\d+\.norm1\.weight")
@@ -103,17 +103,8 @@ class Torchvision(Format):
     name = "torchvision"
     title = "torchvision"
     convention = ModelFacts(
-        eps=1e-6,
-        gelu="none",
-        prefix_rows="own",
-        pool="cls",
-        norm="layernorm",
-        blocks="pre_norm",
-        position=_NO_OTHER,
-        pre_logits="tanh",
-        mean=IMAGENET[0],
-        std=IMAGENET[1],
-    )
+        eps=1e-6, gelu="none", prefix_rows="own", position=_NO_OTHER, mean=IMAGENET[0], std=IMAGENET[1]
+    ).or_else(ORIGINAL_VIT)
     fixed = frozenset({"gelu", "prefix_rows", "pool", "norm", "blocks", "position", "pre_logits"})
     needs_rows = True
     square = True
@@ -185,17 +176,8 @@ class HuggingFace(Format):
     name = "hf"
     title = "Hugging Face"
     convention = ModelFacts(
-        eps=1e-12,
-        gelu="none",
-        prefix_rows="own",
-        pool="cls",
-        norm="layernorm",
-        blocks="pre_norm",
-        position=_NO_OTHER,
-        pre_logits="tanh",
-        mean=HALF[0],
-        std=HALF[1],
-    )
+        eps=1e-12, gelu="none", prefix_rows="own", position=_NO_OTHER, mean=HALF[0], std=HALF[1]
+    ).or_else(ORIGINAL_VIT)
     fixed = frozenset({"prefix_rows", "pool", "norm", "blocks", "position"})
     needs_rows = True
     needs = REQUIRED

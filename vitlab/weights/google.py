@@ -11,7 +11,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from vitlab.weights.known import HALF, Encoding, ModelFacts
+from vitlab.weights.known import HALF, ORIGINAL_VIT, Encoding, ModelFacts
 from vitlab.weights.names import SAME, Canonical, Entry, Format, KeyMap, Layout, State, fuse_qkv, split_qkv
 
 _LINEAR = Layout(lambda x: _2d(x).T.contiguous(), lambda x, heads: x.T.contiguous())
@@ -118,16 +118,7 @@ class Google(Format):
 
     name = "google"
     title = "Google"
-    convention = ModelFacts(
-        eps=1e-6,
-        gelu="tanh",
-        pool="cls",
-        norm="layernorm",
-        blocks="pre_norm",
-        pre_logits="tanh",
-        mean=HALF[0],
-        std=HALF[1],
-    )
+    convention = ModelFacts(eps=1e-6, gelu="tanh", mean=HALF[0], std=HALF[1]).or_else(ORIGINAL_VIT)
     fixed = frozenset({"heads", "prefix_rows", "pool", "norm", "blocks", "pre_logits"})
     needs_rows = True
     needs = ("pos_embed", "patch_embed.proj.bias", "blocks.0.norm1.bias", "blocks.0.attn.qkv.bias", "norm.bias")

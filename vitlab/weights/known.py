@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vitlab.errors import WeightsError
+from vitlab.geometry import Pair
 from vitlab.spec.choice import Frozen
 
 Side = Annotated[int, Field(gt=0)]
@@ -17,7 +18,7 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 """Mean and standard deviation of Google's checkpoints and of timm's Vision Transformers."""
 
-SHOWN = 5  #: names in a sentence
+MAX_NAMES = 5  #: in a sentence
 
 
 class Encoding(Frozen):
@@ -69,13 +70,38 @@ class ModelFacts(Frozen):
         return other.or_else(self)
 
 
+ORIGINAL_VIT = ModelFacts(pool="cls", norm="layernorm", blocks="pre_norm", pre_logits="tanh")
+"""What Google's code, torchvision and transformers share, unless a file states otherwise (arXiv:2010.11929)."""
+
+
 def some(names: Iterable[str]) -> str:
     """Return the first of ``names``, and the number of the others."""
     listed = list(names)
-    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    return ", ".join(listed[:SHOWN]) + more
+    more = f" and {len(listed) - MAX_NAMES} more" if len(listed) > MAX_NAMES else ""
+    return ", ".join(listed[:MAX_NAMES]) + more
 
 
 def plain(value: Any) -> str:
     """Return a value as text; the sides of a pair are separated by ``x``."""
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def requested_grid(image: Pair | None, grid: Pair | None, step: Pair) -> Pair | None:
+    """Return the grid of patches that an image size, or a grid, asks for; None if neither is given.
+
+    Args:
+        image: pixels, height and width.
+        grid: rows and columns of patches.
+        step: pixels of a patch.
+
+    Raises:
+        WeightsError: if patches do not divide the image, or the two contradict each other.
+    """
+    if image is None:
+        return grid
+    if image[0] % step[0] or image[1] % step[1]:
+        raise WeightsError(f"images of {plain(image)} cannot be cut into patches of {plain(step)}")
+    requested = (image[0] // step[0], image[1] // step[1])
+    if grid not in (None, requested):
+        raise WeightsError(f"images of {plain(image)} have a grid of {plain(requested)}, not of {plain(grid)}")
+    return requested

@@ -14,7 +14,6 @@ from vitlab.errors import OptionError, WeightsError, nearest
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model
 from vitlab.models.vit import ViT
-from vitlab.weights.adapt import drop_head, to_native_rotation
 from vitlab.weights.architecture import Architecture, architecture
 from vitlab.weights.config import read_config, read_image_config
 from vitlab.weights.convnets import is_convnet, normalization, open_convnet
@@ -23,6 +22,7 @@ from vitlab.weights.formats import DeiT, HuggingFace, HuggingFaceMemory, Timm, T
 from vitlab.weights.google import Google
 from vitlab.weights.known import IMAGENET, ModelFacts, some
 from vitlab.weights.names import Format
+from vitlab.weights.transfer import drop_head, to_native_rotation
 from vitlab.weights.trials import Native, TrialModel, is_trial_file, load_trial
 
 FORMATS: Mapping[str, Format] = {

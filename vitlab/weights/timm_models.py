@@ -7,6 +7,7 @@ arguments those that no name or shape of a tensor shows.  ``python tests/timm_ta
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -205,3 +206,67 @@ no_embed_class=true
     vit_so400m_patch14_reg1_tipsv2:16 vit_so400m_patch16_radio_v4:16
 """
 """Settings that several entry points share, ``-`` for none; indented below them, each name and its heads."""
+
+
+def key_set(text: str) -> frozenset[str]:
+    """Return the keys in a text that separates them by white space."""
+    return frozenset(text.split())
+
+
+CONFIG_KEYS = key_set(
+    """
+    architecture num_classes num_features global_pool pretrained_cfg model_args label_names label_descriptions labels
+    """
+)
+PRETRAINED_KEYS = key_set(
+    """
+    url file state_dict hf_hub_id hf_hub_filename source architecture tag custom_load input_size test_input_size
+    min_input_size fixed_input_size interpolation crop_pct test_crop_pct crop_mode mean std num_classes label_offset
+    label_names label_descriptions pool_size test_pool_size first_conv classifier license description origin_url
+    paper_name paper_ids notes crop_border test_crop_mode
+    """
+)
+"""Keys of timm's ``PretrainedCfg``; of these, ``input_size``, ``mean``, ``std`` and ``label_names`` are mapped."""
+
+IN_TENSORS = key_set(
+    """
+    in_chans num_classes mlp_ratio qkv_bias qk_norm init_values class_token pos_embed pre_norm final_norm fc_norm
+    proj_bias scale_attn_norm scale_mlp_norm use_abs_pos_emb use_fc_norm use_pre_transformer_norm
+    use_post_transformer_norm qkv_fused swiglu_mlp swiglu_align_to scale_mlp scale_attn_inner attn_type
+    attn_pool_mlp_ratio embed_dim depth patch_size reg_tokens num_reg_tokens distilled
+    """
+)
+"""Arguments whose effect is in the names and shapes of the tensors."""
+
+WITHOUT_EFFECT = key_set(
+    """
+    drop_rate pos_drop_rate patch_drop_rate proj_drop_rate attn_drop_rate drop_path_rate weight_init fix_init
+    head_init_scale dynamic_img_size dynamic_img_pad strict_img_size device dtype rope_shift_coords rope_jitter_coords
+    rope_rescale_coords embed_args
+    """
+)
+"""Arguments that only affect training, initial values or images of another size."""
+
+MAPPED = key_set(
+    """
+    class num_heads img_size no_embed_class global_pool norm_layer eps act_layer use_rot_pos_emb rope_type
+    rope_temperature rope_grid_indexing rope_rotate_half ref_feat_shape pool_include_prefix
+    """
+)
+
+ONE_VALUE: Mapping[str, tuple[Any, ...]] = {
+    "block_fn": (None, "Block"),
+    "attn_layer": (None, "", "attn", "Attention"),
+    "mlp_layer": (None, "Mlp", "SwiGLU"),
+    "embed_layer": (None, "PatchEmbed"),
+    "embed_norm_layer": (None, "", "layernorm", "LayerNorm"),
+    "backbone": (None, "ResNetV2", "Sequential"),
+    "use_post_norm": (None, False),
+    "attn_only_layer_scale": (None, False),
+    "num_kv_heads": (None,),
+    "attn_pool_num_heads": (None,),
+    "rope_grid_offset": (None, 0, 0.0),
+    "rope_mrope_section": (None,),
+    "use_naflex": (None, False),
+}
+"""Arguments that must have one of these values; a list is refused like any other value."""

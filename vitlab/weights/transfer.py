@@ -1,34 +1,41 @@
-"""Transfer of weights from another model, in place of initial values.
+"""Transfer of weights: into a model in place of its initial values, and to another grid, rotation order or head.
 
 Weights are exchanged in canonical form, so the two models may implement attention differently.  Learned positions are
 resampled if the grids differ.  If only one of the models has rows for the tokens before the patches, rows are added to
 their tokens or start at zero, so that the sums are unchanged.  All other tensors have to fit, name by name: nothing is
 left out silently.
 
-D width, P tokens before the patches, N patches, L tables of positions.
+D width, P tokens before the patches, N patches, L tables of positions, H heads, K channels of a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from vitlab.components.position import Position, Resampling
 from vitlab.components.position.additive import Learned
+from vitlab.components.position.resampling import resample_grid
 from vitlab.errors import WeightsError
-from vitlab.geometry import Geometry
+from vitlab.geometry import Geometry, Pair
 from vitlab.models.alike import differing_options, format_value, group_by_block, options_of
 from vitlab.models.contract import Model
 from vitlab.spec.trial import InitFrom
-from vitlab.weights.known import some
+from vitlab.weights.known import Encoding, some
+from vitlab.weights.names import State
 
 TOKENS = {"class": "cls_token", "distillation": "dist_token", "register": "reg_token"}
 POSITION = "position."
 TABLE = POSITION + "pos_embed"
+HEAD = ("head.", "head_dist.")
+PRE_LOGITS = "pre_logits."
+_QKV = re.compile(r"blocks\.\d+\.attn\.qkv\.(weight|bias)")
+_NORMED = re.compile(r"blocks\.\d+\.attn\.[qk]_norm\.(weight|bias)")
 
 
 def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
@@ -41,7 +48,7 @@ def start_from(model: Model, source: Model, how: InitFrom) -> list[str]:
         WeightsError: if a tensor other than a new head's has no counterpart of its shape.
     """
     _require_comparable(model, source, how)
-    state: Mapping[str, Tensor] = source.state_dict()
+    state: State = source.state_dict()
     excluded = set() if how.head == "keep" else head_names(source)
     body = {name: value for name, value in state.items() if name not in excluded}
     own = model.state_dict()
@@ -113,9 +120,7 @@ def _option_differences(model: Model, source: Model, how: InitFrom) -> list[str]
     ]
 
 
-def _fit(
-    model: Model, source: Model, state: Mapping[str, Tensor], own: Mapping[str, Tensor], how: InitFrom
-) -> dict[str, Tensor]:
+def _fit(model: Model, source: Model, state: State, own: State, how: InitFrom) -> dict[str, Tensor]:
     """Convert a state of ``source`` to the grid and, if ``how`` asks for it, to the tokens of ``model``."""
     out = dict(state)
     theirs, mine = (cast(Geometry | None, getattr(which, "geometry", None)) for which in (source, model))
@@ -132,7 +137,7 @@ def _fit(
         resampled = old.resample(table, theirs, replace(mine, prefix=shared), Resampling.preset(how.resample))
         if isinstance(old, Learned) and isinstance(new, Learned) and _convertible(old, new):
             if old.prefix_rows == "own" and new.prefix_rows == "none":
-                _add_rows_to_tokens(out, theirs)
+                _add_rows_to_tokens(out, out[TABLE], theirs.prefix)
             resampled["pos_embed"] = _convert_rows(resampled["pos_embed"], own[TABLE], old, new, shared, mine)
         out |= {POSITION + name: value for name, value in resampled.items()}
     return out
@@ -143,7 +148,7 @@ def _convertible(old: Learned, new: Learned) -> bool:
     return old.layers == new.layers and (old.prefix_rows == new.prefix_rows or old.layers == {0})
 
 
-def _exchange_tokens(out: dict[str, Tensor], own: Mapping[str, Tensor], shared: Sequence[str]) -> None:
+def _exchange_tokens(out: dict[str, Tensor], own: State, shared: Sequence[str]) -> None:
     """Drop the tokens that the model does not have, and insert initial values of those that only it has."""
     for token, name in TOKENS.items():
         count = shared.count(token)
@@ -152,12 +157,12 @@ def _exchange_tokens(out: dict[str, Tensor], own: Mapping[str, Tensor], shared: 
             out[name] = torch.cat([*shared_rows, own[name][:, count:]], 1)
 
 
-def _add_rows_to_tokens(out: dict[str, Tensor], theirs: Geometry) -> None:
+def _add_rows_to_tokens(out: dict[str, Tensor], table_LTD: Tensor, prefix: Sequence[str]) -> None:
     """Fold each prefix token's position row into the token itself."""
     for token, name in TOKENS.items():
-        rows = [place for place, other in enumerate(theirs.prefix) if other == token]
+        rows = [place for place, other in enumerate(prefix) if other == token]
         if name in out and rows:
-            added = out[TABLE][:, rows[: out[name].shape[1]]]
+            added = table_LTD[:, rows[: out[name].shape[1]]].to(out[name].dtype)
             out[name] = torch.cat([out[name][:, : added.shape[1]] + added, out[name][:, added.shape[1] :]], 1)
 
 
@@ -172,3 +177,90 @@ def _convert_rows(
     at = [place for place, token in enumerate(mine.prefix) if mine.prefix[:place].count(token) < shared.count(token)]
     rows_LPD[:, at] = fitted_LTD[:, : len(shared)] if old.prefix_rows == "own" else 0.0
     return torch.cat([rows_LPD, grid_LND], 1)
+
+
+def resample_positions(state: State, old: Pair, new: Pair, how: Resampling) -> dict[str, Tensor]:
+    """Resample learned positions from the grid ``old`` to ``new``; the rows of prefix tokens stay as they are."""
+    out = dict(state)
+    if "pos_embed" in state and old != new:
+        rows_TD = state["pos_embed"][0]
+        prefix = len(rows_TD) - old[0] * old[1]
+        grid_ND = resample_grid(rows_TD[prefix:].reshape(*old, -1), new, how).flatten(0, 1)
+        out["pos_embed"] = torch.cat([rows_TD[:prefix], grid_ND])[None]
+    return out
+
+
+def to_native_rotation(state: State, encoding: Encoding, heads: int) -> dict[str, Tensor]:
+    """Reorder the channels of queries and keys to the order of vitlab's ``rope2d``.
+
+    A product of queries and keys does not depend on the order of their channels, so the
+    function stays the same: pair i becomes channels 2i and 2i + 1, and the pairs that turn with the column come first.
+
+    Args:
+        state: canonical tensors.
+        encoding: the rotation, and the order in the file.
+        heads: number of heads.
+    """
+    out = dict(state)
+    if "rope.freqs" in out and encoding.type == "rope2d_mixed":
+        freqs = out.pop("rope.freqs")
+        out["position.freqs"] = freqs.flip(0) if encoding.axes == "ij" else freqs
+        return out
+    weight = state.get("blocks.0.attn.qkv.weight")
+    if encoding.type != "rope2d" or weight is None or weight.shape[0] % (12 * heads):
+        return out
+    if encoding.axes == "xy" and encoding.pairs == "interleaved":
+        return out
+    pairs = weight.shape[0] // (6 * heads)
+    order_Q = torch.arange(pairs) if encoding.axes == "xy" else torch.arange(pairs).roll(pairs // 2)
+    channel = {"interleaved": (2 * order_Q, 2 * order_Q + 1), "halves": (order_Q, order_Q + pairs)}[encoding.pairs]
+    order_K = torch.stack(channel, 1).flatten()
+    for name, value in state.items():
+        if _NORMED.fullmatch(name):
+            out[name] = value[order_K]
+        elif _QKV.fullmatch(name):
+            parts_3HK = value.reshape(3, heads, 2 * pairs, *value.shape[1:])
+            turned_2HK = parts_3HK[:2].index_select(2, order_K)
+            out[name] = torch.cat([turned_2HK, parts_3HK[2:]]).flatten(0, 2)
+    return out
+
+
+def convert_prefix_rows(state: State, prefix: Sequence[str], old: str, new: str) -> dict[str, Tensor]:
+    """Add or remove the position rows of the tokens before the patches, without changing the sums.
+
+    A removed row is added to its token; an added row is zero.
+
+    Args:
+        state: canonical tensors.
+        prefix: names of these tokens, in order.
+        old: ``own`` or ``none``, in ``state``.
+        new: ``own`` or ``none``, in the result.
+    """
+    out = dict(state)
+    if "pos_embed" not in state or not prefix or old == new:
+        return out
+    table = state["pos_embed"]
+    if new == "own":
+        out["pos_embed"] = torch.cat([table.new_zeros(1, len(prefix), table.shape[2]), table], 1)
+        return out
+    _add_rows_to_tokens(out, table, prefix)
+    out["pos_embed"] = table[:, len(prefix) :].contiguous()
+    return out
+
+
+def drop_head(
+    state: State, head: Literal["keep", "new"], pre_logits: Literal["keep", "drop"]
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the state without its head or pre-logits, and the names of the removed tensors.
+
+    Raises:
+        WeightsError: if the pre-logits are dropped and the head that reads them is not.
+    """
+    prefixes = HEAD if head == "new" else ()
+    if pre_logits == "drop":
+        reads = any(name.startswith(PRE_LOGITS) for name in state) and "head.weight" in state
+        if reads and head == "keep":
+            raise WeightsError("the head reads the pre-logits; drop both, or keep both")
+        prefixes = (*prefixes, PRE_LOGITS)
+    dropped = tuple(name for name in state if name.startswith(prefixes)) if prefixes else ()
+    return {name: value for name, value in state.items() if name not in dropped}, dropped
