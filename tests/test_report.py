@@ -43,10 +43,10 @@ from synthetic_studies import (
 
 from vitlab import report
 from vitlab.errors import UserError
-from vitlab.plan import registration
+from vitlab.plan import palette, registration
 from vitlab.plan.values import Arm, Plan, Planned
 from vitlab.plan.versions import record_run
-from vitlab.report import comparison, figures, frame, labels, phrasing, tables, verdict
+from vitlab.report import comparison, curves, drawing, figures, frame, labels, phrasing, tables, verdict
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_json
 from vitlab.store.folders import Store
@@ -978,7 +978,7 @@ def _texts_overlap(figure: Any, texts: Sequence[Any]) -> bool:
     return any(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
 
 
-@pytest.mark.parametrize("width", [figures.WIDE, figures.NARROW])
+@pytest.mark.parametrize("width", [drawing.WIDE, drawing.NARROW])
 def test_grid_has_panel_per_baseline_with_distinct_labels(tmp_path, width):
     plan, store = _grid(tmp_path)
     figure_set = figures.figures(*_figure_arguments(plan, store), width=width)
@@ -988,7 +988,7 @@ def test_grid_has_panel_per_baseline_with_distinct_labels(tmp_path, width):
     assert len(set(names)) == 6 and all(name.count("=") == 2 and "..." not in name for name in names)
     assert not _texts_overlap(figure_set["arms"], left.get_yticklabels())
     below, beside = right.bbox.y1 < left.bbox.y0, right.bbox.x0 > left.bbox.x1
-    assert (beside, below) == (width == figures.WIDE, width == figures.NARROW)
+    assert (beside, below) == (width == drawing.WIDE, width == drawing.NARROW)
     for axes, attention in zip(figure_set["curves"].axes, ("fused", "linear"), strict=True):
         assert axes.get_title(loc="left") == f"attention={attention}"
         ends = {}
@@ -996,7 +996,7 @@ def test_grid_has_panel_per_baseline_with_distinct_labels(tmp_path, width):
             assert line.get_label() not in ends
             ends[line.get_label()] = (line.get_color(), float(line.get_ydata()[-1]))
         assert list(ends) == ["position=learned", "position=sincos2d", "position=none"]  # the baseline in front
-        assert len({colour for colour, _ in ends.values()}) == 3 and ends["position=none"][0] == figures.INK
+        assert len({colour for colour, _ in ends.values()}) == 3 and ends["position=none"][0] == palette.INK
         for label, (_, end) in ends.items():
             assert end == pytest.approx(100 * np.mean(GRID[label.removeprefix("position="), attention]))
     assert figure_set["curves"].get_size_inches()[0] == width
@@ -1033,17 +1033,17 @@ def test_few_seeds_are_lines_and_many_are_a_band(tmp_path):
     visible = [axes for axes in panels if axes.get_visible()]
     assert [axes.get_title(loc="left") for axes in visible] == list(arms)
     assert all(sum(line.get_linewidth() < 1 for line in axes.lines) == 5 for axes in visible)
-    assert [any(line.get_color() == figures.GREY for line in axes.lines) for axes in visible] == [False, *[True] * 4]
+    assert [any(line.get_color() == palette.GREY for line in axes.lines) for axes in visible] == [False, *[True] * 4]
 
 
 def test_curves_use_epochs_if_all_arms_agree(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b": NONE})
     data = _figure_arguments(plan, store)
-    figure_set = figures.curves(plan, data[1], data[3])
+    figure_set = curves.curves(plan, data[1], data[3])
     assert figure_set.get_supxlabel() == "epoch" and figure_set.axes[0].get_xlim() == (0, STEPS[-1] / 20)
     history = data[3].copy()
     history.loc[history["arm"] == "b", "epoch"] *= 2  # half as many images
-    figure_set = figures.curves(plan, data[1], history)
+    figure_set = curves.curves(plan, data[1], history)
     assert figure_set.get_supxlabel() == "optimizer step" and figure_set.axes[0].get_xlim() == (0, STEPS[-1])
 
 
@@ -1055,18 +1055,18 @@ def test_loss_has_own_curves(tmp_path):
     data[3] = pd.concat([data[3], loss.assign(value=1 - loss["value"])])
     assert figures.figures(*data)["loss"].get_supylabel() == "val loss"
     loss_plan = dataclasses.replace(plan, analysis=Analysis(metric="val/loss", goal="min"))
-    assert figures.loss_curves(loss_plan, data[1], data[3]) is None
+    assert curves.loss_curves(loss_plan, data[1], data[3]) is None
 
 
 def test_vector_figures_have_text_and_are_reproducible(tmp_path):
     plan, store = study(tmp_path, {"baseline": BASE, "b $x$": NONE})
     [first, second] = [figures.figures(*_figure_arguments(plan, store))["arms"] for _ in range(2)]
-    svg = figures.svg(first, "arms")
-    assert svg == figures.svg(second, "arms") and figures.pdf(first) == figures.pdf(second)
+    svg = drawing.svg(first, "arms")
+    assert svg == drawing.svg(second, "arms") and drawing.pdf(first) == drawing.pdf(second)
     tree = ElementTree.fromstring(svg)
     texts = {"".join(item.itertext()) for item in tree.iter("{http://www.w3.org/2000/svg}text")}
     assert {"baseline", "b $x$", "val accuracy (%)"} <= texts
-    assert figures.pdf(first).startswith(b"%PDF") and b"/FontType 3" not in figures.pdf(first)
+    assert drawing.pdf(first).startswith(b"%PDF") and b"/FontType 3" not in drawing.pdf(first)
 
 
 def test_page_starts_with_answer_and_fits_phone(tmp_path):
@@ -1099,8 +1099,8 @@ def test_any_number_of_arms_and_seeds_is_drawn(tmp_path, count):
     arms = {f"arm {index} 日本": [0.9 + 0.001 * index + 0.002 * seed for seed in range(2)] for index in range(count)}
     for name, figure in figures.figures(*_figure_arguments(*study(tmp_path, arms))).items():
         if count == 2:
-            assert figures.png(figure, dpi=40).startswith(b"\x89PNG")
-        assert figures.element(figures.svg(figure, name), name, 'a "b" <c>').startswith(
+            assert drawing.png(figure, dpi=40).startswith(b"\x89PNG")
+        assert drawing.element(drawing.svg(figure, name), name, 'a "b" <c>').startswith(
             '<svg role="img" aria-label="a &quot;b&quot; &lt;c&gt;"'
         )
 
@@ -1148,7 +1148,7 @@ def test_arms_figure_cuts_interval_of_another_magnitude(tmp_path):
 
 
 def test_overlapping_labels_are_moved_inside_figure():
-    places = figures._apart([1.0, 1.0, 1.01, 3.0], gap=0.5, low=0.0, high=3.0)
+    places = curves._apart([1.0, 1.0, 1.01, 3.0], gap=0.5, low=0.0, high=3.0)
     assert all(b - a >= 0.5 - 1e-12 for a, b in itertools.pairwise(places))
     assert places[-1] <= 3.0 and places[0] >= 0.0
 

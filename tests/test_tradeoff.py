@@ -16,7 +16,7 @@ from scipy import stats
 from statsmodels.stats.anova import AnovaRM
 
 from vitlab.plan.values import Arm, Plan, Planned, Trial
-from vitlab.report import budgets, comparison, figures, frame, tables, tradeoff
+from vitlab.report import budgets, comparison, drawing, frame, tables, tradeoff
 from vitlab.report.document import plain
 from vitlab.spec import STREAMS, Analysis, Choice, TrainSpec, TrialSpec
 from vitlab.store.folders import Store
@@ -115,7 +115,7 @@ def test_front_arms_with_diverged_seeds_are_marked(tmp_path: Path) -> None:
     assert set(note.cells) == {"small; large (2 broken seeds)"}
 
 
-@pytest.mark.parametrize("width", [figures.WIDE, figures.NARROW])
+@pytest.mark.parametrize("width", [drawing.WIDE, drawing.NARROW])
 def test_front_labels_cover_neither_points_nor_each_other(tmp_path: Path, width: float) -> None:
     random = np.random.default_rng(1)
     arms = {

@@ -13,7 +13,7 @@ import torch
 
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import WeightsError
-from vitlab.weights import ModelFacts, convert, open_model
+from vitlab.weights import ModelFacts, convert, open_model, timm_models
 from vitlab.weights import config as tables
 from vitlab.weights import inspect as look
 from vitlab.weights.config import read_config
@@ -90,12 +90,12 @@ def test_other_timm_architectures_are_refused_by_name() -> None:
 
 
 def test_every_timm_argument_is_in_one_table() -> None:
-    parts = [tables._MAPPED, tables._IN_TENSORS, tables._WITHOUT_EFFECT, tables._ONE_VALUE.keys()]
+    parts = [timm_models.MAPPED, timm_models.IN_TENSORS, timm_models.WITHOUT_EFFECT, timm_models.ONE_VALUE.keys()]
     for kind in (VisionTransformer, Eva):
         for argument in inspect.signature(kind).parameters:
             assert sum(argument in part for part in parts) == 1, argument
     fields = {field.name for field in dataclasses.fields(PretrainedCfg)}
-    assert fields <= tables._PRETRAINED
+    assert fields <= timm_models.PRETRAINED_KEYS
 
 
 @pytest.mark.parametrize("kind", [transformers.ViTConfig, transformers.DeiTConfig, transformers.ViTMSNConfig])

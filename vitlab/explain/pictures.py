@@ -16,13 +16,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from vitlab.plan.palette import ALARM, GREY, INK, SERIES
+
 Array = NDArray[np.floating[Any]]
 
 HEAT = "inferno"
 HEADS = "viridis"
 SHOWN = 224  #: smallest side of a picture, in pixels
-TRUE = "#228833"  #: the true class
-PREDICTED = "#4477aa"
+TRUE, PREDICTED = SERIES[2], SERIES[0]  #: colours of the true class and of others
 COLUMNS = 5  #: pictures in a row of a comparison
 AXIS = 34  #: characters that the height of a figure has room for
 
@@ -93,7 +94,7 @@ def side_by_side(
         heatmap = _heat(axis, image_HWC, _to_size(heat_HW / max(float(heat_HW.max()), 1e-12), image_HWC.shape[:2]))
         label, share = predictions[name]
         right = truth is None or label == truth
-        axis.set_xlabel(f"predicts {label} ({share:.0%})", fontsize=8, color="#222222" if right else "#bb2233")
+        axis.set_xlabel(f"predicts {label} ({share:.0%})", fontsize=8, color=INK if right else ALARM)
     figure.colorbar(heatmap, ax=axes, shrink=0.7, label="attention relative to its maximum")
     figure.suptitle(title, fontsize=10)
     return figure
@@ -102,7 +103,7 @@ def side_by_side(
 def add_caption(figure: Figure, text: str) -> None:
     """Write a line under a figure, wrapped to the figure's width."""
     width = max(24, int(figure.get_figwidth() * 15))
-    figure.supxlabel("\n".join(textwrap.wrap(text, width)), fontsize=7, color="#555555")
+    figure.supxlabel("\n".join(textwrap.wrap(text, width)), fontsize=7, color=GREY)
 
 
 def head_maps(maps_LHYX: Sequence[Array], *, query: str) -> Figure:
@@ -132,9 +133,9 @@ def distances(distance_LH: Array, *, largest: float) -> Figure:
     ranked = np.sort(distance_LH, axis=1)
     for head in range(heads):
         axis.plot(
-            np.full(1, depth[0]) if blocks == 1 else depth, ranked[:, head], "o", ms=4, color="#4477aa", alpha=0.6
+            np.full(1, depth[0]) if blocks == 1 else depth, ranked[:, head], "o", ms=4, color=SERIES[0], alpha=0.6
         )
-    axis.plot(depth, distance_LH.mean(1), color="#222222", lw=1.5, label="mean of the heads")
+    axis.plot(depth, distance_LH.mean(1), color=INK, lw=1.5, label="mean of the heads")
     axis.set(xlabel="block", ylabel="mean attention distance, pixels", ylim=(0, largest), xticks=depth)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from vitlab.regression.decide import MAX_SEEDS, Cell
 from vitlab.regression.gate import TARGET_CHANCE, CheckResult, Outlook
+from vitlab.report import escaping
 
 
 def markdown(result: CheckResult) -> str:
@@ -24,7 +25,7 @@ def markdown(result: CheckResult) -> str:
         lines += [f"{verdicts.count('pass')} of {len(verdicts)} checks pass.", ""]
     for item in listed:
         prefix = f"{item.arm}: " if item.arm else ""
-        lines.append(f"- **{item.verdict}** {_plain(f'{prefix}{item.check}: {item.sentence}')}")
+        lines.append(f"- **{item.verdict}** {escaping.markdown(f'{prefix}{item.check}: {item.sentence}')}")
     lines += [""] * bool(listed)
     if result.cells:
         lines += [
@@ -33,7 +34,7 @@ def markdown(result: CheckResult) -> str:
             *(_row(cell) for cell in result.cells),
             "",
         ]
-    lines += [f"- {_plain(note)}." for note in result.notes]
+    lines += [f"- {escaping.markdown(note)}." for note in result.notes]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -85,7 +86,7 @@ def outlook_table(cells: Sequence[Outlook]) -> str:
     for cell in cells:
         needs = f"over {MAX_SEEDS}" if cell.needs is None else str(cell.needs)
         numbers = (_number(cell.sd), _number(cell.margin), f"{100 * cell.chance:.0f} %", needs)
-        lines.append(f"| {_plain(cell.arm)} | {_metric(cell)} | {cell.n} | {' | '.join(numbers)} |")
+        lines.append(f"| {escaping.markdown(cell.arm)} | {_metric(cell)} | {cell.n} | {' | '.join(numbers)} |")
     chance = math.prod(cell.chance for cell in cells)
     lines += [
         "",
@@ -104,7 +105,7 @@ def outlook_table(cells: Sequence[Outlook]) -> str:
 def _row(cell: Cell) -> str:
     numbers = (cell.old, cell.new, cell.drop, cell.worst, cell.margin, cell.p_corrected)
     columns = [cell.arm, _metric(cell), cell.verdict, *map(_number, numbers), str(cell.n), _reason(cell)]
-    return f"| {' | '.join(map(_plain, columns))} |"
+    return f"| {' | '.join(map(escaping.markdown, columns))} |"
 
 
 def _metric(cell: Cell | Outlook) -> str:
@@ -128,12 +129,6 @@ def _sentence(cell: Cell) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) else ""
-
-
-def _plain(text: str) -> str:
-    """Escape text for Markdown, tables included."""
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;")
-    return re.sub(r"([\\|*`])", r"\\\1", text)
 
 
 def _xml(text: str) -> str:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vitlab.plan.palette import GREY, INK, PAPER, RULE, SERIES
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
 from vitlab.report.costs import Row, with_costs
-from vitlab.report.figures import GREY, INK, PAPER, RULE, SERIES, WIDE, style
+from vitlab.report.drawing import WIDE, style
 from vitlab.report.frame import usable
 from vitlab.report.labels import wrapped_labels, wrapped_line
 from vitlab.report.tradeoff import COSTS, SIZES, as_error, fronts, scalings

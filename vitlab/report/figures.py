@@ -1,78 +1,32 @@
-"""Figures of a study: learning curves, and arms with their intervals.
-
-Figures are drawn without pyplot, so that no global state is shared.  Colours are those of Okabe and Ito, which
-colour-blind readers can distinguish, and every line is labelled at its end.
-"""
+"""Figures of a study: arms with their intervals, interactions, and the captions of all figures."""
 
 from __future__ import annotations
 
-import io
 import itertools
-import math
-import re
 import statistics
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from vitlab.plan.design import short_names, text
+from vitlab.plan.palette import BETTER, GREY, INK, PAPER, RULE, SERIES, WORSE
 from vitlab.plan.values import Plan
 from vitlab.report import phrasing
+from vitlab.report.budgets import pareto, scaling
+from vitlab.report.curves import curves, loss_curves, loss_of
+from vitlab.report.document import plain
+from vitlab.report.drawing import WIDE, style
 from vitlab.report.frame import usable
-from vitlab.report.labels import shared_parts, wrapped_labels, wrapped_line
+from vitlab.report.labels import wrapped_labels, wrapped_line
 from vitlab.report.verdict import Verdict
-from vitlab.statistics import mean_interval
-from vitlab.store.result import Ending
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, GREY, RULE, PAPER = "#1b1e23", "#6e747c", "#d3d6da", "#fefefe"
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#a1508e", "#b07d00", "#3b9bd1", "#7a4a2b")
-BETTER, WORSE = "#009e74", "#d55e01"  #: one step off the series, so that a page can give them colours of their own
-VARIABLES = {INK: "ink", GREY: "grey", RULE: "rule", PAPER: "paper", BETTER: "better", WORSE: "worse"} | {
-    colour: f"series-{index}" for index, colour in enumerate(SERIES)
-}
-"""Colour to its CSS variable in a page, which has a light and a dark theme."""
-TOGETHER = 4  #: arms drawn into one panel, the baseline in ink among them
-BAND = 3  #: seeds from which on a mean has a band
-PANELS = 24
 OUTLIER = 4  #: times the median length of the intervals, from which on one is cut
-TICKS = 36  #: characters that the labels of an axis have room for
-WIDE = 7.2  #: inches: a picture as wide as a page
-NARROW = 3.6  #: inches: a picture as wide as a phone
-
-STYLE = {
-    "font.family": "sans-serif",
-    "font.size": 9.0,
-    "text.color": INK,
-    "text.parse_math": False,  # an arm may be called anything, dollars included
-    "axes.edgecolor": GREY,
-    "axes.labelcolor": INK,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 9.0,
-    "axes.facecolor": PAPER,
-    "figure.facecolor": PAPER,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.labelsize": 8.0,
-    "ytick.labelsize": 8.0,
-    "svg.fonttype": "none",
-    "pdf.fonttype": 42,
-}
+MAX_TICK_CHARACTERS = 36  #: characters that the labels of an axis have room for
 
 
 def figures(
@@ -95,8 +49,6 @@ def figures(
         costs: measured costs of the arms, see :func:`vitlab.report.costs.read_costs`.
         width: in inches, ``WIDE`` or ``NARROW``; panels of a narrow figure stand below each other.
     """
-    from vitlab.report.budgets import pareto, scaling
-
     candidates = {
         "arms": arms(plan, frame, summary, width),
         "interaction": interaction(plan, summary, width),
@@ -127,7 +79,7 @@ def captions(plan: Plan) -> dict[str, str]:
         "interaction": f"The mean of every cell of the grid with its {level} t-interval. Parallel lines: the effect of "
         "one factor does not depend on the other.",
         "curves": f"{phrasing.Scale.of(plan.analysis.metric, plan.shares).title} {over}",
-        "loss": f"{phrasing.Scale.of(_loss_of(plan), plan.shares).title} {over}",
+        "loss": f"{phrasing.Scale.of(loss_of(plan), plan.shares).title} {over}",
         "scaling": f"{'The metric' if plan.analysis.goal == 'min' else 'One less the metric'} over size, both on "
         "logarithmic axes: each seed (small), the mean of their logarithms, and a power law with the "
         f"{level} band that the spread of the seeds allows.",
@@ -136,105 +88,11 @@ def captions(plan: Plan) -> dict[str, str]:
     }
 
 
-def curves(
-    plan: Plan, frame: pd.DataFrame, history: pd.DataFrame, width: float = WIDE, metric: str | None = None
-) -> Figure | None:
-    """Draw the learning curves of a metric, by default the judged one; None where nothing was measured twice.
-
-    Arms that are compared with one baseline share a panel if they are few; otherwise every arm has its own, with its
-    baseline behind it.  Means are those of trials that are done.
-    """
-    metric = metric or plan.analysis.metric
-    scale = phrasing.Scale.of(metric, plan.shares)
-    endings = frame.loc[frame["status"].isin([Ending.DONE, Ending.DIVERGED, Ending.FAILED]), ["arm", "seed", "status"]]
-    measurements = history[(history["metric"] == metric) & np.isfinite(history["value"])]
-    measurements = measurements.merge(endings, on=["arm", "seed"])
-    measurements, unit = _over_training(measurements)
-    broken, measurements = (
-        measurements[measurements["status"] != Ending.DONE],
-        measurements[measurements["status"] == Ending.DONE],
-    )
-    names = [arm.name for arm in plan.arms if (measurements["arm"] == arm.name).any()]
-    if not names or measurements["step"].nunique() < 2:
-        return None
-    baselines = {arm.name: arm.baseline for arm in plan.arms}
-    families: dict[str | None, list[str]] = {}
-    for name in names:
-        families.setdefault(baselines[name] or (name if name in baselines.values() else None), []).append(name)
-    panels = [sorted(family, key=lambda name: baselines[name] is not None) for family in families.values()]
-    crowded = any(len(family) > TOGETHER for family in panels)
-    panels = [[name] for name in names] if crowded else panels
-    visible = panels[:PANELS]
-    wide = width >= WIDE
-    across = (4 if crowded else 2) if wide else (2 if crowded else 1)
-    n_rows = math.ceil(len(visible) / across)
-    n_columns = math.ceil(len(visible) / n_rows)
-    if crowded:
-        titles = wrapped_labels(names, 26)
-    else:
-        everywhere = shared_parts(names)
-        titles = {
-            panel[0]: wrapped_line(", ".join(part for part in shared_parts(panel) if part not in everywhere), 44)
-            for panel in visible
-        }
-    height = 1.4 + 0.15 * max(titles[panel[0]].count("\n") + 1 for panel in visible) if crowded else 2.9
-    if len(visible) == 1 and wide:
-        height = 3.4
-    with style():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(width, 0.5 + height * n_rows), layout="constrained")
-        grid = figure.subplots(n_rows, n_columns, sharex=True, sharey=True, squeeze=False).flatten().tolist()
-        for axes, panel in zip(grid, visible, strict=False):
-            baseline = baselines[panel[0]]
-            if crowded and baseline in names:
-                _curve(axes, measurements[measurements["arm"] == baseline], scale, GREY, plan.analysis.alpha, "mean")
-            labels = wrapped_labels(panel, 28 if wide else 36)
-            kind: Literal["band", "seeds"] = "seeds" if len(panel) == 1 else "band"
-            for name, colour in _colours(panel, baselines).items():
-                _curve(
-                    axes,
-                    measurements[measurements["arm"] == name],
-                    scale,
-                    colour,
-                    plan.analysis.alpha,
-                    kind,
-                    labels[name],
-                )
-                _unsuccessful_curves(axes, broken[broken["arm"] == name], scale, colour)
-            if len(visible) > 1:
-                axes.set_title(titles[panel[0]], loc="left", fontsize=8)
-        for axes in grid[len(visible) :]:
-            axes.set_visible(False)
-        for axes in grid[max(0, len(visible) - n_columns) : len(visible)]:  # the lowest of every column
-            axes.tick_params(axis="x", labelbottom=True)
-        _bounds(grid, measurements, scale)
-        if not crowded and len(visible) == 1 and wide:
-            _label_ends(grid[0], measurements, panels[0], scale, _colours(panels[0], baselines))
-        elif not crowded:
-            for axes, panel in zip(grid, visible, strict=False):
-                if len(panel) > 1 or len(visible) == 1:
-                    axes.legend(frameon=False, fontsize=7.5, loc="best", handlelength=1.4)
-        figure.supxlabel(unit, fontsize=9)
-        figure.supylabel(scale.title, fontsize=9)
-        if len(visible) < len(panels):
-            figure.suptitle(f"the first {len(visible)} of {len(panels)} arms", fontsize=8, color=GREY)
-        return figure
-
-
-def loss_curves(plan: Plan, frame: pd.DataFrame, history: pd.DataFrame, width: float = WIDE) -> Figure | None:
-    """Draw :func:`curves` of the loss on the images of the judged metric, unless that is judged itself."""
-    metric = _loss_of(plan)
-    return None if metric == plan.analysis.metric else curves(plan, frame, history, width, metric)
-
-
 def interaction(plan: Plan, summary: pd.DataFrame, width: float = WIDE) -> Figure | None:
     """Draw the cells of a grid of two factors: a line per level of the one over the levels of the other.
 
     None for other designs, and for grids of which no two rows share two columns.
     """
-    from vitlab.report.document import plain
-
     rows = {row["arm"]: row for row in plain(summary) if row["mean"] is not None}
     arms = [arm for arm in plan.arms if arm.name in rows]
     paths = [path for path in plan.paths if len({text(arm.values.get(path)) for arm in arms}) > 1]
@@ -293,8 +151,6 @@ def arms(plan: Plan, frame: pd.DataFrame, summary: pd.DataFrame, width: float = 
     values = {name: list(by_seed.values()) for name, by_seed in usable(frame, plan.analysis).items() if by_seed}
     if not values:
         return None
-    from vitlab.report.document import plain
-
     rows = {row["arm"]: row for row in plain(summary)}
     names = [name for name in rows if name in values]
     compared = [name for name in names if rows[name]["difference"] is not None]
@@ -345,181 +201,6 @@ def _name_rows(axes: Axes, names: Sequence[str], labels: Mapping[str, str]) -> N
     axes.tick_params(axis="y", length=0, pad=7)
     axes.grid(axis="x", color=RULE, linewidth=0.5)
     axes.set_axisbelow(True)
-
-
-def png(figure: Figure, dpi: float = 200) -> bytes:
-    """Return the figure as a PNG on white; a very tall one is coarser, because a PNG has less than 65,536 rows."""
-    dpi = min(dpi, 30_000 / figure.get_figheight())
-    with style(), io.BytesIO() as file:
-        figure.savefig(file, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
-        return file.getvalue()
-
-
-def pdf(figure: Figure) -> bytes:
-    """Return the figure as a PDF whose text is text; equal figures are equal files."""
-    with style(), io.BytesIO() as file:
-        figure.savefig(file, format="pdf", facecolor="white", metadata={"CreationDate": None, "Creator": None})
-        return file.getvalue()
-
-
-def svg(figure: Figure, name: str) -> str:
-    """Return the figure as an SVG file whose text is text; ``name`` makes its identifiers."""
-    from matplotlib import rc_context
-
-    with style(), rc_context({"svg.hashsalt": name}), io.StringIO() as file:
-        figure.savefig(file, format="svg", metadata={"Date": None})
-        return file.getvalue()
-
-
-def element(svg: str, name: str, alternative: str) -> str:
-    """Convert a file of :func:`svg` to an element of a page, in the page's colours (``var(--ink)``, ...).
-
-    Args:
-        svg: the file.
-        name: unique in the page; stands before the identifiers of the element.
-        alternative: text for readers who do not see the figure.
-    """
-    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    return re.sub(r"<[^>]+>", lambda tag: _tag_of_page(tag[0], name, alternative), svg)
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """Apply the style of the report's figures."""
-    from matplotlib import rc_context
-
-    with rc_context(STYLE), warnings.catch_warnings():
-        # Names of arms may use scripts that the font lacks; the picture then shows boxes, without a warning.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        yield
-
-
-def _tag_of_page(tag: str, name: str, alternative: str) -> str:
-    """Adapt a tag of matplotlib's SVG to a page, which sets font, colours and width."""
-    tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
-    label = f'<svg role="img" aria-label="{escape(alternative, quote=True)}"'
-
-    def with_share(match: re.Match[str]) -> str:
-        """Set the share of the page width, so that text has the same size in all pictures."""
-        return f'{label} style="--share: {float(match[1]) / (72 * WIDE):.3g}"'
-
-    tag = re.sub(r'^<svg width="([\d.]+)pt" height="[^"]*"', with_share, tag)
-    tag = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", tag)
-    tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", tag)  # unique among the pictures of a page
-    for colour, variable in VARIABLES.items():
-        tag = tag.replace(colour, f"var(--{variable})")
-    return tag
-
-
-def _colours(panel: Sequence[str], baselines: Mapping[str, str | None]) -> dict[str, str]:
-    """Return arm to colour: a baseline in ink, the others in the order of the design; the baseline is drawn last."""
-    ink = [name for name in panel if name in baselines.values()]
-    others = [name for name in panel if name not in ink]
-    return {name: SERIES[index % len(SERIES)] for index, name in enumerate(others)} | dict.fromkeys(ink, INK)
-
-
-def _loss_of(plan: Plan) -> str:
-    return f"{plan.analysis.metric.partition('/')[0]}/loss"
-
-
-def _over_training(measurements: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return the measurements with their place on the axis (``x``), and its name.
-
-    The place is the epoch if the epochs of all arms have equally many steps, else the optimizer step.
-    """
-    first, last = measurements.groupby("step")["epoch"].min(), measurements.groupby("step")["epoch"].max()
-    if len(measurements) and last.max() >= 1 and bool(np.allclose(first, last)):
-        return measurements.assign(x=measurements["epoch"]), "epoch"
-    return measurements.assign(x=measurements["step"].astype(float)), "optimizer step"
-
-
-def _curve(
-    axes: Axes,
-    measurements: pd.DataFrame,
-    scale: phrasing.Scale,
-    colour: str,
-    alpha: float,
-    kind: Literal["mean", "band", "seeds"],
-    label: str | None = None,
-) -> None:
-    """Draw the mean of an arm, with its interval as a band, or also with its seeds; seeds where there is no band."""
-    means = {float(str(x)): mean_interval(at["value"].tolist(), alpha) for x, at in measurements.groupby("x")}
-    intervals = list(means.values())
-    if kind == "seeds" or (kind == "band" and all(mean.n < BAND for mean in intervals)):
-        for _, seed in measurements.groupby("seed"):
-            line = seed.sort_values("x")
-            axes.plot(line["x"], scale.factor * line["value"], color=colour, linewidth=0.5, alpha=0.35)
-    thick = 1.2 if kind == "mean" else 1.7
-    axes.plot(list(means), [scale.factor * mean.mean for mean in intervals], color=colour, linewidth=thick, label=label)
-    if kind != "mean":
-        low, high = ([scale.factor * getattr(mean, end) for mean in intervals] for end in ("low", "high"))
-        wide = [mean.n >= BAND for mean in intervals]
-        axes.fill_between(list(means), low, high, where=wide, color=colour, alpha=0.14, linewidth=0)
-
-
-def _unsuccessful_curves(axes: Axes, broken: pd.DataFrame, scale: phrasing.Scale, colour: str) -> None:
-    """Draw the curves of trials that diverged or failed."""
-    for _, seed in broken.groupby("seed"):
-        line = seed.sort_values("x")
-        axes.plot(line["x"], scale.factor * line["value"], color=colour, linewidth=0.7, linestyle=(0, (3, 2)))
-
-
-def _bounds(panels: Sequence[Axes], measurements: pd.DataFrame, scale: phrasing.Scale) -> None:
-    """Set the limits to the range of the curves after the first fifth, bands excluded."""
-    late = measurements.loc[measurements["x"] >= 0.2 * measurements["x"].max(), "value"]
-    low, high = scale.factor * late.min(), scale.factor * late.max()
-    room = 0.05 * (high - low) or 0.5
-    for axes in panels:
-        axes.set_ylim(low - room, high + room)
-        axes.set_xlim(0, float(measurements["x"].max()))
-        axes.grid(axis="y", color=RULE, linewidth=0.5)
-        axes.set_axisbelow(True)
-
-
-def _label_ends(
-    axes: Axes, measurements: pd.DataFrame, names: Sequence[str], scale: phrasing.Scale, colours: Mapping[str, str]
-) -> None:
-    """Write each arm's name at the end of its curve, moved apart where curves end together."""
-    low, high = axes.get_ylim()
-    ends, labels = {}, wrapped_labels(names, 30)
-    for name in names:
-        arm = measurements[measurements["arm"] == name]
-        last = arm["x"].max()
-        ends[name] = min(max(scale.factor * float(arm.loc[arm["x"] == last, "value"].mean()), low), high)
-    gap = 0.058 * (high - low) * max(label.count("\n") + 1 for label in labels.values())
-    order = sorted(names, key=lambda name: ends[name])
-    places = _apart([ends[name] for name in order], gap, low + gap / 2, high - gap / 2)
-    for name, place in zip(order, places, strict=True):
-        axes.annotate(
-            labels[name],
-            xy=(1.0, ends[name]),
-            xytext=(1.035, place),
-            xycoords=("axes fraction", "data"),
-            textcoords=("axes fraction", "data"),
-            va="center",
-            fontsize=8.5,
-            color=colours[name],
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colours[name],
-                "linewidth": 0.6,
-                "shrinkA": 2,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
-        )
-
-
-def _apart(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return positions for sorted values, at least ``gap`` apart, near the values and within bounds if possible."""
-    places: list[float] = []
-    for value in values:
-        places.append(max(value, low, places[-1] + gap if places else -math.inf))
-    for index in reversed(range(len(places))):
-        ceiling = high if index == len(places) - 1 else places[index + 1] - gap
-        places[index] = min(places[index], ceiling)
-    return places
 
 
 def _dots(axes: Axes, y: float, values: Sequence[float]) -> None:
@@ -595,5 +276,5 @@ def _few_ticks(axes: Axes) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(most))
         ticks = [tick for tick in axes.xaxis.get_major_locator()() if low <= tick <= high]
         labels = axes.xaxis.get_major_formatter().format_ticks(ticks)
-        if sum(len(label) + 2 for label in labels) <= TICKS:
+        if sum(len(label) + 2 for label in labels) <= MAX_TICK_CHARACTERS:
             return

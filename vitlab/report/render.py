@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UserError, nearest
+from vitlab.plan.palette import SERIES
 from vitlab.plan.values import Plan
 from vitlab.plan.versions import folder_of
 from vitlab.report import attention_pictures, phrasing, tables
 from vitlab.report.document import document, plain, provenance_lines, state
+from vitlab.report.escaping import LATIN, TEX, csv_cell, latex, markdown, one_line, printable, valid_html
 from vitlab.report.verdict import Verdict
 from vitlab.spec import Analysis
 from vitlab.store.files import read_json, write_bytes
@@ -56,7 +58,8 @@ class _Content:
 
     def figures(self) -> dict[str, tuple[Figure, Figure]]:
         """Return every figure twice, as wide as a page and as wide as a phone."""
-        from vitlab.report.figures import NARROW, WIDE, figures
+        from vitlab.report.drawing import NARROW, WIDE
+        from vitlab.report.figures import figures
 
         data = self.plan, self.results, self.summary, self.history, self.doc["cost"]
         wide, narrow = (figures(*data, width=width) for width in (WIDE, NARROW))
@@ -127,7 +130,7 @@ def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
     summary.csv`` and those of :func:`vitlab.report.figures.figures` that have something to show, each as ``.png``,
     ``.pdf`` and ``.svg``.
     """
-    from vitlab.report.figures import pdf, png
+    from vitlab.report.drawing import pdf, png
     from vitlab.report.frame import write_parquet
 
     content = _collect(plan, store)
@@ -156,7 +159,7 @@ def write(plan: Plan, store: Store, folder: Path) -> list[Path]:
 
 
 def _svgs(figures: Mapping[str, tuple[Figure, Figure]]) -> dict[str, tuple[str, str]]:
-    from vitlab.report.figures import svg
+    from vitlab.report.drawing import svg
 
     return {name: (svg(wide, name), svg(narrow, name)) for name, (wide, narrow) in figures.items()}
 
@@ -193,11 +196,11 @@ def _terminal(doc: Mapping[str, Any]) -> str:
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     console = Console(file=io.StringIO(), width=width, force_terminal=colour, highlight=False)
     if doc["question"]:
-        console.print(Text(_printable(doc["question"]), style="bold"))
+        console.print(Text(printable(doc["question"]), style="bold"))
     if doc["overview"]:
         console.print(Text(doc["overview"]))
     for sentence in doc["answers"]:
-        console.print(Padding(Text(_printable(sentence)), (0, 0, 0, 2)))
+        console.print(Padding(Text(printable(sentence)), (0, 0, 0, 2)))
     unbounded = console.options.update(width=10_000)
     more = tables.tables(doc, Analysis.model_validate(doc["analysis"]))
     for columns in (_columns(doc), *(columns for name, _, columns in more if name != "Comparisons")):
@@ -208,10 +211,10 @@ def _terminal(doc: Mapping[str, Any]) -> str:
         if columns:
             console.print(table)
     for note in doc["notes"]:
-        console.print(Padding(Text(_printable(note), style="dim"), (0, 0, 0, 2)))
+        console.print(Padding(Text(printable(note), style="dim"), (0, 0, 0, 2)))
     for head, text in provenance_lines(doc):
         if head in ("Data", "Training"):
-            console.print(Text(f"{head:<9}{_printable(text)}", style="dim"))
+            console.print(Text(f"{head:<9}{printable(text)}", style="dim"))
     assert isinstance(console.file, io.StringIO)
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
@@ -228,13 +231,8 @@ def _rich_table(columns: Sequence[tables.Column]) -> Any:
     verdicts = next((column.cells for column in columns if column.title == "verdict"), ())
     for index, cells in enumerate(zip(*(column.cells for column in columns), strict=True)):
         style = "dim" if verdicts and verdicts[index].startswith((Verdict.CANNOT_TELL, Verdict.REFUSED)) else ""
-        table.add_row(*(Text(_printable(cell)) for cell in cells), style=style)
+        table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
     return table
-
-
-def _printable(text: str) -> str:
-    """Replace control characters, so that the name of an arm cannot control the terminal."""
-    return "".join(char if char.isprintable() else " " for char in text)
 
 
 # -- text formats -----------------------------------------------------------------------------------------------------
@@ -242,31 +240,25 @@ def _printable(text: str) -> str:
 
 def _markdown(doc: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
     columns = _columns(doc)
-    lines = [f"# {_md(doc['question'] or doc['study'])}", ""]
+    lines = [f"# {markdown(doc['question'] or doc['study'])}", ""]
     lines += [doc["overview"], ""] if doc["overview"] else []
-    lines += [f"- {_md(sentence)}" for sentence in doc["answers"]]
+    lines += [f"- {markdown(sentence)}" for sentence in doc["answers"]]
     lines += ["", *_md_table(columns)]
     for name in figures:
         lines += ["", f"![{name}]({name}.png)"]
     for name, caption, table in tables.tables(doc, Analysis.model_validate(doc["analysis"])):
-        lines += ["", f"## {name}", "", _md(caption), "", *_md_table(table)]
+        lines += ["", f"## {name}", "", markdown(caption), "", *_md_table(table)]
     if doc["notes"]:
-        lines += ["", "## Notes", "", *(f"- {_md(note)}" for note in doc["notes"])]
-    lines += ["", "## How it was made", "", *(f"- {head}: {_md(text)}" for head, text in provenance_lines(doc))]
+        lines += ["", "## Notes", "", *(f"- {markdown(note)}" for note in doc["notes"])]
+    lines += ["", "## How it was made", "", *(f"- {head}: {markdown(text)}" for head, text in provenance_lines(doc))]
     return "\n".join(lines) + "\n"
 
 
 def _md_table(columns: Sequence[tables.Column]) -> list[str]:
-    lines = ["| " + " | ".join(_md(column.title) for column in columns) + " |"]
+    lines = ["| " + " | ".join(markdown(column.title) for column in columns) + " |"]
     lines += ["|" + "|".join("---:" if column.right else ":---" for column in columns) + "|"]
     rows = zip(*(column.cells for column in columns), strict=True)
-    return [*lines, *("| " + " | ".join(map(_md, cells)) + " |" for cells in rows)]
-
-
-def _md(text: str) -> str:
-    """Escape text for Markdown and the HTML it allows."""
-    escaped = "".join(f"\\{char}" if char in "\\`*_[]<>|#~$&" else char for char in _line(text))
-    return re.sub(r"^(\d*)([-+.)])(?=\s|$)", r"\1\\\2", escaped)  # at the start of a line these would start a list
+    return [*lines, *("| " + " | ".join(map(markdown, cells)) + " |" for cells in rows)]
 
 
 def _latex(doc: Mapping[str, Any]) -> str:
@@ -287,11 +279,11 @@ def _latex_all(doc: Mapping[str, Any]) -> str:
 
 def _latex_file(doc: Mapping[str, Any], parts: Sequence[tuple[str, str, Sequence[tables.Column]]]) -> str:
     """Return tables with their labels and captions; the answers and notes of the report stand in comments."""
-    notes = [f"% {_line(note)}" for note in (*doc["answers"], *doc["notes"])]
-    notes += [f"% {_line(head)}: {_line(text)}" for head, text in provenance_lines(doc)]
+    notes = [f"% {one_line(note)}" for note in (*doc["answers"], *doc["notes"])]
+    notes += [f"% {one_line(head)}: {one_line(text)}" for head, text in provenance_lines(doc)]
     lines = ["% \\usepackage{booktabs}", *notes]
     characters = {char for *_, columns in parts for column in columns for cell in column.cells for char in cell}
-    if any(ord(char) > LATIN for char in characters - _TEX.keys()):
+    if any(ord(char) > LATIN for char in characters - TEX.keys()):
         lines.insert(1, "% Names in other scripts than Latin want lualatex or xelatex, and a font that has them.")
     study = re.sub(r"[^A-Za-z0-9.-]+", "-", doc["study"])
     for name, caption, columns in parts:
@@ -300,13 +292,13 @@ def _latex_file(doc: Mapping[str, Any], parts: Sequence[tuple[str, str, Sequence
             "",
             r"\begin{table}",
             r"  \centering",
-            f"  \\caption{{{_tex(caption)}}}",
+            f"  \\caption{{{latex(caption)}}}",
             f"  \\label{{tab:{study}-{name}}}",
             f"  \\begin{{tabular}}{{@{{}}{''.join(map(_tex_column, columns))}@{{}}}}",
             r"    \toprule",
-            "    " + " & ".join(_tex(column.title) for column in columns) + r" \\",
+            "    " + " & ".join(latex(column.title) for column in columns) + r" \\",
             r"    \midrule",
-            *("    " + " & ".join(map(_tex, cells)) + r" \\" for cells in rows),
+            *("    " + " & ".join(map(latex, cells)) + r" \\" for cells in rows),
             r"    \bottomrule",
             r"  \end{tabular}",
             r"\end{table}",
@@ -324,38 +316,11 @@ def _tex_column(column: tables.Column) -> str:
 TEX_LINE, TEX_WRAP = 26, 0.3  #: characters from which on a column wraps, and its width then, as a share of the line
 
 
-def _line(text: str) -> str:
-    """Return text on one line, so that it cannot end a comment."""
-    return " ".join(_printable(text).split())
-
-
-LATIN = 0x17F  #: the last character that pdflatex knows by itself
-_TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", phrasing.DASH: "--"}
-_TEX |= {phrasing.MINUS: "$-$", "<": r"\textless{}", ">": r"\textgreater{}", '"': "''"}
-_TEX |= {"\N{SUPERSCRIPT TWO}": "$^2$", "|": r"\textbar{}", phrasing.PLUS_MINUS: r"$\pm$"}
-_TEX |= {char: f"\\{char}" for char in "&%$#_{}"}
-
-
-def _tex(text: str) -> str:
-    escaped = "".join(_TEX.get(char, char) for char in re.sub(r"-(?=-)", "-\0", _line(text))).replace("\0", "{}")
-    return (
-        f"{{}}{escaped}" if escaped.startswith(("[", "*")) else escaped
-    )  # after \\ these would be parsed as its arguments
-
-
 def _csv(frame: pd.DataFrame) -> str:
     """Return a frame as CSV; text that a spreadsheet would evaluate is prefixed by an apostrophe, as OWASP advises."""
     texts = frame.select_dtypes(exclude="number").columns
-    plain = frame.assign(**{str(name): frame[name].map(_no_formula, na_action="ignore") for name in texts})
-    return str(plain.rename(columns=_no_formula).to_csv(index=False))
-
-
-_FORMULA = (*"=+-@\t\r\n", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}")
-_FORMULA += ("\N{FULLWIDTH HYPHEN-MINUS}", "\N{FULLWIDTH COMMERCIAL AT}")
-
-
-def _no_formula(text: Any) -> Any:
-    return f"'{text}" if isinstance(text, str) and text.startswith(_FORMULA) else text
+    plain = frame.assign(**{str(name): frame[name].map(csv_cell, na_action="ignore") for name in texts})
+    return str(plain.rename(columns=csv_cell).to_csv(index=False))
 
 
 def _json(doc: Mapping[str, Any]) -> str:
@@ -375,7 +340,8 @@ def _html(content: _Content, svgs: Mapping[str, tuple[str, str]]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    from vitlab.report.figures import SERIES, captions, element
+    from vitlab.report.drawing import element
+    from vitlab.report.figures import captions
 
     environment = Environment(
         loader=PackageLoader("vitlab", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -415,11 +381,7 @@ def _html(content: _Content, svgs: Mapping[str, tuple[str, str]]) -> str:
         judged=f"{analysis.metric} ({analysis.goal}, {analysis.at})",
         series=SERIES,
     )
-    return _NOT_IN_HTML.sub("\N{REPLACEMENT CHARACTER}", page)
-
-
-_NOT_IN_HTML = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
-"""Characters that are invalid in HTML, and those that change the direction of surrounding text."""
+    return valid_html(page)
 
 
 def _table(columns: Sequence[tables.Column], classes: Sequence[str] = ()) -> dict[str, Any]:

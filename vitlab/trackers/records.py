@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitlab.plan.design import text
+from vitlab.plan.palette import ALARM, GREY, INK, SERIES
 from vitlab.plan.values import Plan, Planned, Trial
 from vitlab.spec import Analysis
 from vitlab.store.folders import Event
@@ -29,8 +30,7 @@ ABSENT = "-"
 """Value of a parameter that an arm lacks, so that all runs have the same parameters."""
 
 TAG_LENGTH, PARAM_LENGTH, KEY_LENGTH = 5000, 5000, 250
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#a1508e", "#b07d00", "#3b9bd1", "#7a4a2b", "#1b1e23", "#6e747c", "#cc3311")
-"""Colours of arms, distinguishable by colour-blind readers."""
+ARM_COLOURS = (*SERIES, INK, GREY, ALARM)
 
 
 class Point(NamedTuple):
@@ -98,7 +98,7 @@ def order(plan: Plan, arm: str, seed: int = 0) -> str:
 
 def colours(plan: Plan) -> dict[str, str]:
     """Return the colour of each arm, for pages that do not group runs."""
-    return {arm.name: SERIES[index % len(SERIES)] for index, arm in enumerate(plan.arms)}
+    return {arm.name: ARM_COLOURS[index % len(ARM_COLOURS)] for index, arm in enumerate(plan.arms)}
 
 
 # -- points -----------------------------------------------------------------------------------------------------------

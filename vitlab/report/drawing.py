@@ -1,0 +1,115 @@
+"""The style of the report's figures, and figures as files and as elements of a page.
+
+Figures are drawn without pyplot, so that no global state is shared.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+from typing import TYPE_CHECKING
+
+from vitlab.plan.palette import BETTER, GREY, INK, PAPER, RULE, SERIES, WORSE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VARIABLES = {INK: "ink", GREY: "grey", RULE: "rule", PAPER: "paper", BETTER: "better", WORSE: "worse"} | {
+    colour: f"series-{index}" for index, colour in enumerate(SERIES)
+}
+"""Colour to its CSS variable in a page, which has a light and a dark theme."""
+WIDE = 7.2  #: inches: a picture as wide as a page
+NARROW = 3.6  #: inches: a picture as wide as a phone
+
+STYLE = {
+    "font.family": "sans-serif",
+    "font.size": 9.0,
+    "text.color": INK,
+    "text.parse_math": False,  # an arm may be called anything, dollars included
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9.0,
+    "axes.facecolor": PAPER,
+    "figure.facecolor": PAPER,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+}
+
+
+def png(figure: Figure, dpi: float = 200) -> bytes:
+    """Return the figure as a PNG on white; a very tall one is coarser, because a PNG has less than 65,536 rows."""
+    dpi = min(dpi, 30_000 / figure.get_figheight())
+    with style(), io.BytesIO() as file:
+        figure.savefig(file, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+        return file.getvalue()
+
+
+def pdf(figure: Figure) -> bytes:
+    """Return the figure as a PDF whose text is text; equal figures are equal files."""
+    with style(), io.BytesIO() as file:
+        figure.savefig(file, format="pdf", facecolor="white", metadata={"CreationDate": None, "Creator": None})
+        return file.getvalue()
+
+
+def svg(figure: Figure, name: str) -> str:
+    """Return the figure as an SVG file whose text is text; ``name`` makes its identifiers."""
+    from matplotlib import rc_context
+
+    with style(), rc_context({"svg.hashsalt": name}), io.StringIO() as file:
+        figure.savefig(file, format="svg", metadata={"Date": None})
+        return file.getvalue()
+
+
+def element(svg: str, name: str, alternative: str) -> str:
+    """Convert a file of :func:`svg` to an element of a page, in the page's colours (``var(--ink)``, ...).
+
+    Args:
+        svg: the file.
+        name: unique in the page; stands before the identifiers of the element.
+        alternative: text for readers who do not see the figure.
+    """
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    return re.sub(r"<[^>]+>", lambda tag: _tag_of_page(tag[0], name, alternative), svg)
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Apply the style of the report's figures."""
+    from matplotlib import rc_context
+
+    with rc_context(STYLE), warnings.catch_warnings():
+        # Names of arms may use scripts that the font lacks; the picture then shows boxes, without a warning.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def _tag_of_page(tag: str, name: str, alternative: str) -> str:
+    """Adapt a tag of matplotlib's SVG to a page, which sets font, colours and width."""
+    tag = re.sub(r' xmlns(:\w+)?="[^"]*"', "", tag)
+    label = f'<svg role="img" aria-label="{escape(alternative, quote=True)}"'
+
+    def with_share(match: re.Match[str]) -> str:
+        """Set the share of the page width, so that text has the same size in all pictures."""
+        return f'{label} style="--share: {float(match[1]) / (72 * WIDE):.3g}"'
+
+    tag = re.sub(r'^<svg width="([\d.]+)pt" height="[^"]*"', with_share, tag)
+    tag = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1; font-family: inherit", tag)
+    tag = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", tag)  # unique among the pictures of a page
+    for colour, variable in VARIABLES.items():
+        tag = tag.replace(colour, f"var(--{variable})")
+    return tag
