@@ -135,11 +135,13 @@ class SoftmaxAttention(Attention):
         return None
 
     def forward(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        """Mix tokens, (B, T, D) to (B, T, D)."""
         y_BHTK = self._mix(*self._qkv_for_product(x_BTD, rotation), bias_HTT)
         out_BTD: Tensor = self.proj_drop(self.proj(y_BHTK.transpose(1, 2).flatten(2)))
         return out_BTD
 
     def maps(self, x_BTD: Tensor, rotation: Rotation | None, bias_HTT: Tensor | None) -> Tensor:
+        """Return the weight of every key for every query, (B, H, T, T), before dropout."""
         q_BHTK, k_BHTK, _ = self._qkv_for_product(x_BTD, rotation)
         return _weights(q_BHTK * self.scale, k_BHTK, bias_HTT)
 
