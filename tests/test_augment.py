@@ -11,8 +11,9 @@ from scipy import stats
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.data.augment import pixels, randaugment_timm
-from vitlab.data.augment.color import OPERATIONS, ColorJitter, RandAugment, ThreeAugment
+from vitlab.data.augment import pixels
+from vitlab.data.augment.color import ColorJitter, ThreeAugment
+from vitlab.data.augment.randaugment import GEOMETRIC, RandAugment, RandAugmentTimm
 from vitlab.data.augment.geometric import Crop, Erasing, Flip, RandomResizedCrop
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError
@@ -312,7 +313,7 @@ NAMES = f"Identity {MOVES} Brightness Color Contrast Sharpness Posterize Solariz
 
 
 @pytest.mark.parametrize("magnitude", [0, 9, 14, 30])
-@pytest.mark.parametrize(("number", "theirs"), list(enumerate(NAMES.split())), ids=OPERATIONS)
+@pytest.mark.parametrize(("number", "theirs"), list(enumerate(NAMES.split())), ids=RandAugment.operations)
 def test_rand_augment_operations_equal_torchvision(number: int, theirs: str, magnitude: int) -> None:
     module = torchvision("torchvision.transforms.autoaugment")
     x_BCHW = images(20, height=16, width=20)
@@ -348,13 +349,13 @@ def test_rand_augment_operations_and_signs_are_uniform() -> None:
     assert torch.equal((one(x_BCHW.float() / 255, KEY, id_B) * 255).round().to(torch.uint8), expected)
 
 
-@pytest.mark.parametrize("name", randaugment_timm.OPERATIONS)
+@pytest.mark.parametrize("name", RandAugmentTimm.operations)
 def test_randaugment_timm_operations_equal_timm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
     from timm.data import auto_augment as theirs
 
-    number = randaugment_timm.OPERATIONS.index(name)
-    assert len(theirs._RAND_INCREASING_TRANSFORMS) == len(randaugment_timm.OPERATIONS)
+    number = RandAugmentTimm.operations.index(name)
+    assert len(theirs._RAND_INCREASING_TRANSFORMS) == len(RandAugmentTimm.operations)
     operation = theirs.AugmentOp(
         theirs._RAND_INCREASING_TRANSFORMS[number],
         prob=1.0,
@@ -369,42 +370,40 @@ def test_randaugment_timm_operations_equal_timm(name: str, monkeypatch: pytest.M
             operation.magnitude = level
             monkeypatch.setattr(theirs.random, "random", lambda sign=sign: 0.4 if sign > 0 else 0.6)
             expected = np.stack([np.asarray(operation(picture)) for picture in pictures]).astype(int)
-            ours_BCHW = randaugment_timm.apply_operation(
+            ours_BCHW = RandAugmentTimm().apply_operation(
                 x_BCHW, torch.full((12,), number), torch.full((12,), level), torch.full((12,), sign)
             )
             off = np.abs(ours_BCHW.permute(0, 2, 3, 1).numpy().astype(int) - expected)
-            assert np.mean(off > 2) < (0.01 if name in randaugment_timm.GEOMETRIC else 1e-9), (level, sign, off.max())
+            assert np.mean(off > 2) < (0.01 if name in GEOMETRIC else 1e-9), (level, sign, off.max())
             changed += int((ours_BCHW != x_BCHW).any())
     assert changed >= 6
 
 
 def test_randaugment_timm_draws_equal_timm() -> None:
-    which_BT, level_BT, sign_BT = randaugment_timm.RandAugmentTimm(magnitude=6, magnitude_std=0.5).draws(KEY, MANY)
+    which_BT, level_BT, sign_BT = RandAugmentTimm(magnitude=6, magnitude_std=0.5).draws(KEY, MANY)
     for turn in range(2):
         counts = (which_BT[:, turn] + 1).bincount(minlength=16)
         assert stats.binomtest(int(counts[0]), len(MANY), 0.5).pvalue > 1e-3
         assert stats.chisquare(counts[1:]).pvalue > 1e-3
         assert stats.kstest(level_BT[:, turn].numpy(), stats.norm(6, 0.5).cdf).pvalue > 1e-3
         assert stats.binomtest(int((sign_BT[:, turn] > 0).sum()), len(MANY), 0.5).pvalue > 1e-3
-    cut_BT = randaugment_timm.RandAugmentTimm(magnitude=9.8).draws(KEY, MANY)[1]
+    cut_BT = RandAugmentTimm(magnitude=9.8).draws(KEY, MANY)[1]
     assert cut_BT.max() == 10 and 0.25 < (cut_BT == 10).float().mean() < 0.45
-    never = randaugment_timm.RandAugmentTimm(p=0.0)
+    never = RandAugmentTimm(p=0.0)
     assert torch.equal(never(images(), KEY, MANY[:40]), images())
 
 
 def test_randaugment_timm_moves_masks_with_pixels() -> None:
-    change = randaugment_timm.RandAugmentTimm(p=1.0)
+    change = RandAugmentTimm(p=1.0)
     y_BHW = images(40, 1, 24, 24)[:, 0] // 128 * 100
     which_BT, level_BT, sign_BT = change.draws(KEY, MANY[:40])
     moved_BHW = change.masks(y_BHW, KEY, MANY[:40])
-    still = ~torch.isin(
-        which_BT, torch.tensor([randaugment_timm.OPERATIONS.index(name) for name in randaugment_timm.GEOMETRIC])
-    ).any(1)
+    still = ~torch.isin(which_BT, torch.tensor([RandAugmentTimm.operations.index(name) for name in GEOMETRIC])).any(1)
     assert torch.equal(moved_BHW[still], y_BHW[still]) and 3 < int(still.sum()) < 37
-    shifts = (which_BT == randaugment_timm.OPERATIONS.index("translate_x")) & still.logical_not()[:, None]
+    shifts = (which_BT == RandAugmentTimm.operations.index("translate_x")) & still.logical_not()[:, None]
     others = torch.isin(
         which_BT,
-        torch.tensor([randaugment_timm.OPERATIONS.index(n) for n in randaugment_timm.GEOMETRIC if n != "translate_x"]),
+        torch.tensor([RandAugmentTimm.operations.index(n) for n in GEOMETRIC if n != "translate_x"]),
     )
     alone = shifts.sum(1).eq(1) & ~others.any(1)
     assert alone.any()

@@ -15,8 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab import noise
-from vitlab.data.augment.color import OPERATIONS
 from vitlab.data.augment.geometric import Crop, Flip, RandomResizedCrop
+from vitlab.data.augment.randaugment import RandAugment
 from vitlab.data.datasets import digits
 from vitlab.data.datasets.segmentation import Pets, VOCSegmentation
 from vitlab.data.datasets.toy_segmentation import INK, SHEETS, DigitScenes
@@ -381,8 +381,10 @@ def test_rand_augment_moves_labels_with_pixels() -> None:
     y_BHW = torch.from_numpy(MASKS).repeat(10, 1, 1)
     which_BT, _ = change.draws(KEY, id_B)
     moving = ("identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate")
-    only_moved = torch.isin(which_BT, torch.tensor([OPERATIONS.index(name) for name in moving])).all(1)
-    never_moved = ~torch.isin(which_BT, torch.tensor([OPERATIONS.index(name) for name in moving[1:]])).any(1)
+    only_moved = torch.isin(which_BT, torch.tensor([RandAugment.operations.index(name) for name in moving])).all(1)
+    never_moved = ~torch.isin(which_BT, torch.tensor([RandAugment.operations.index(name) for name in moving[1:]])).any(
+        1
+    )
     assert only_moved.sum() > 40 and never_moved.sum() > 40
     moved_BHW, image_BHW = change.masks(y_BHW, KEY, id_B), change(y_BHW[:, None] + 1, KEY, id_B)[:, 0]
     shown_BHW = torch.where(image_BHW == 0, VOID, image_BHW - 1)

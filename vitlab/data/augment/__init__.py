@@ -12,6 +12,6 @@ rand_augment_timm      random operations of random strengths, as in timm and Dei
 
 from vitlab.data.augment import color as color
 from vitlab.data.augment import geometric as geometric
-from vitlab.data.augment import randaugment_timm as randaugment_timm
+from vitlab.data.augment import randaugment as randaugment
 from vitlab.data.augment.base import Augment as Augment
 from vitlab.data.augment.base import augment as augment

@@ -1,0 +1,233 @@
+"""``rand_augment`` and ``rand_augment_timm``: random operations, one after another, by the policies of two libraries.
+
+B images of a batch, C channels, H rows, W columns, T operations one after another.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from vitlab import noise
+from vitlab.data.augment import pixels
+from vitlab.data.augment.base import Augment, augment
+from vitlab.data.pixels import VOID
+
+LEVELS = 31
+"""Magnitudes of torchvision, 0 to 30."""
+
+MAX_LEVEL = 10
+"""Levels of timm are 0 to 10."""
+
+GREY = 128
+"""timm's fill level outside of the image."""
+
+GEOMETRIC = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
+FACTORS = {
+    "brightness": pixels.brightness,
+    "color": pixels.saturation,
+    "contrast": pixels.contrast,
+    "sharpness": pixels.sharpness,
+}
+
+
+class _Policy(Augment):
+    """Base of both: a subclass names its operations, draws them with their strengths, and says what strengths mean.
+
+    Float images are quantised to 256 levels and back.  A strength is one (B,) tensor or several, as drawn.
+    """
+
+    operations: ClassVar[tuple[str, ...]]
+    num_ops: int
+
+    @abstractmethod
+    def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, ...]:
+        """Return indices of the operations, and the tensors of their strengths, (B, T) each."""
+
+    @abstractmethod
+    def _moves(self, height: int, width: int, *strength_B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return shears, shifts to the left and upwards in pixels, and angles in radians, float (B,) each."""
+
+    @abstractmethod
+    def _changes(self, *strength_B: Tensor) -> dict[str, tuple[Callable[..., Tensor], *tuple[Tensor, ...]]]:
+        """Return the function and the amounts, (B,) each, of every operation that moves nothing."""
+
+    def _warp(self, x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
+        """Apply an affine transform to images."""
+        return pixels.affine(x_BCHW, matrix_B23)
+
+    def __call__(self, x_BCHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Apply ``num_ops`` drawn operations to each image."""
+        out_BCHW = (x_BCHW * 255).round().to(torch.uint8) if x_BCHW.is_floating_point() else x_BCHW
+        for drawn_B in zip(*(drawn_BT.unbind(1) for drawn_BT in self.draws(key, id_B)), strict=True):
+            out_BCHW = self.apply_operation(out_BCHW, *drawn_B)
+        return out_BCHW.to(x_BCHW.dtype) / 255 if x_BCHW.is_floating_point() else out_BCHW
+
+    def masks(self, y_BHW: Tensor, key: noise.Key, id_B: Tensor) -> Tensor:
+        """Apply the geometric operations to the masks."""
+        # The affine transform fills with 0, so the XOR swaps VOID and 0 meanwhile.
+        out_BCHW = y_BHW[:, None] ^ VOID
+        for drawn_B in zip(*(drawn_BT.unbind(1) for drawn_BT in self.draws(key, id_B)), strict=True):
+            out_BCHW = self._move(out_BCHW, pixels.affine, *drawn_B)
+        return out_BCHW[:, 0] ^ VOID
+
+    def apply_operation(self, x_BCHW: Tensor, which_B: Tensor, *strength_B: Tensor) -> Tensor:
+        """Apply one operation to each uint8 image.
+
+        Args:
+            x_BCHW: not modified.
+            which_B: its index in :attr:`operations`; -1 for none.
+            strength_B: as :meth:`draws` returns them for one turn.
+        """
+        x_BCHW = self._move(x_BCHW, self._warp, which_B, *strength_B)
+        for name, (change, *amounts_B) in self._changes(*strength_B).items():
+            x_BCHW = pixels.apply_where(x_BCHW, which_B == self.operations.index(name), change, *amounts_B)
+        return x_BCHW
+
+    def _move(self, x_BCHW: Tensor, warp: Callable[..., Tensor], which_B: Tensor, *strength_B: Tensor) -> Tensor:
+        """Apply the geometric operations, by matrices from output to input coordinates."""
+        height, width = x_BCHW.shape[-2:]
+        shear_B, left_B, up_B, angle_B = self._moves(height, width, *strength_B)
+        one_B, zero_B = torch.ones_like(shear_B), torch.zeros_like(shear_B)
+        matrices = {
+            # about the upper left corner
+            "shear_x": (one_B, shear_B, shear_B * height / 2, zero_B, one_B, zero_B),
+            "shear_y": (one_B, zero_B, zero_B, shear_B, one_B, shear_B * width / 2),
+            "translate_x": (one_B, zero_B, left_B, zero_B, one_B, zero_B),
+            "translate_y": (one_B, zero_B, zero_B, zero_B, one_B, up_B),
+            "rotate": (angle_B.cos(), -angle_B.sin(), zero_B, angle_B.sin(), angle_B.cos(), zero_B),
+        }
+        matrix_B6 = torch.stack([one_B, zero_B, zero_B, zero_B, one_B, zero_B], 1)
+        moved_B = torch.zeros_like(which_B, dtype=torch.bool)
+        for name, entries in matrices.items():
+            is_B = which_B == self.operations.index(name)
+            matrix_B6 = torch.where(is_B[:, None], torch.stack(entries, 1), matrix_B6)
+            moved_B |= is_B
+        return pixels.apply_where(x_BCHW, moved_B, warp, matrix_B6.view(-1, 2, 3))
+
+
+@augment.register("rand_augment")
+class RandAugment(_Policy):
+    """Apply operations drawn uniformly from fourteen, all at one strength.  Reference: arXiv:1909.13719.
+
+    Operations, ranges and pixel values are torchvision's (nearest neighbour, black outside).  Unlike torchvision, every
+    image of a batch has its own draws.  timm's and DeiT's ``rand-m9-mstd0.5-inc1`` is another policy,
+    ``rand_augment_timm``.
+
+    Args:
+        num_ops: operations applied in sequence.
+        magnitude: strength, 0 to 30.
+    """
+
+    operations = (
+        *("identity", *GEOMETRIC, "brightness", "color", "contrast", "sharpness"),
+        *("posterize", "solarize", "autocontrast", "equalize"),
+    )
+
+    def __init__(
+        self,
+        *,
+        num_ops: Annotated[int, Field(ge=1)] = 2,
+        magnitude: Annotated[int, Field(ge=0, lt=LEVELS)] = 9,
+    ) -> None:
+        self.num_ops = num_ops
+        self.magnitude = magnitude
+
+    def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return indices of the operations, and the signs of their strengths, -1 or 1, (B, T) each."""
+        which_BT = noise.integers(key, id_B, self.num_ops, len(self.operations))
+        sign_BT = 2 * noise.integers(noise.fold(key, 1), id_B, self.num_ops, 2) - 1
+        return which_BT, sign_BT
+
+    def _moves(self, height: int, width: int, *strength_B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        (sign_B,), share = strength_B, self.magnitude / (LEVELS - 1)
+        left_B, up_B = (-(int(150 / 331 * size * share) * sign_B.float()) for size in (width, height))
+        return 0.3 * share * sign_B, left_B, up_B, torch.deg2rad(30.0 * share * sign_B)
+
+    def _changes(self, *strength_B: Tensor) -> dict[str, tuple[Callable[..., Tensor], *tuple[Tensor, ...]]]:
+        (sign_B,), share = strength_B, self.magnitude / (LEVELS - 1)
+        factor_B = 1 + torch.linspace(0, 0.9, LEVELS)[self.magnitude].double() * sign_B
+        return {
+            **{name: (change, factor_B) for name, change in FACTORS.items()},
+            "posterize": (pixels.posterize, torch.full_like(sign_B, 8 - round(4 * share))),
+            "solarize": (pixels.solarize, torch.full_like(factor_B, 255 * (1 - share))),
+            "autocontrast": (pixels.autocontrast,),
+            "equalize": (pixels.equalize,),
+        }
+
+
+@augment.register("rand_augment_timm")
+class RandAugmentTimm(_Policy):
+    """Apply operations drawn uniformly from fifteen, each at its own strength: DeiT's ``rand-m9-mstd0.5-inc1``.
+
+    Each drawn operation is applied with probability ``p``.  Its level is normally distributed around the magnitude,
+    clamped to 0..10, and every operation grows stronger with it.  Ranges and pixel values match timm on Pillow to a
+    level or two; interpolation is always bilinear, where DeiT uses bicubic and timm draws one of the two.
+    Reference: arXiv:1909.13719, arXiv:2012.12877.
+
+    Args:
+        num_ops: operations drawn for an image.
+        magnitude: mean level of their strength, 0 to 10.
+        magnitude_std: standard deviation of the level.
+        p: probability that a drawn operation is applied.
+    """
+
+    operations = (
+        *("autocontrast", "equalize", "invert", "rotate", "posterize", "solarize", "solarize_add", "color"),
+        *("contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y"),
+    )
+
+    def __init__(
+        self,
+        *,
+        num_ops: Annotated[int, Field(ge=1)] = 2,
+        magnitude: Annotated[float, Field(ge=0, le=MAX_LEVEL)] = 9.0,
+        magnitude_std: Annotated[float, Field(ge=0)] = 0.5,
+        p: Annotated[float, Field(ge=0, le=1)] = 0.5,
+    ) -> None:
+        self.num_ops = num_ops
+        self.magnitude = magnitude
+        self.magnitude_std = magnitude_std
+        self.p = p
+
+    def draws(self, key: noise.Key, id_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return, (B, T) each, indices of the operations (-1 for none), their levels, and signs, -1 or 1."""
+        which_BT = noise.integers(key, id_B, self.num_ops, len(self.operations))
+        applied_BT = noise.uniform(noise.fold(key, 1), id_B, self.num_ops) < self.p
+        spread_BT = self.magnitude_std * noise.normal(noise.fold(key, 2), id_B, self.num_ops)
+        sign_BT = 2 * noise.integers(noise.fold(key, 3), id_B, self.num_ops, 2) - 1
+        return torch.where(applied_BT, which_BT, -1), (self.magnitude + spread_BT).clamp(0, MAX_LEVEL), sign_BT
+
+    def _warp(self, x_BCHW: Tensor, matrix_B23: Tensor) -> Tensor:
+        return pixels.affine_smooth(x_BCHW, matrix_B23, outside=GREY)
+
+    def _moves(self, height: int, width: int, *strength_B: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        level_B, sign_B = strength_B
+        share_B = level_B * sign_B / MAX_LEVEL
+        shift_B = 0.45 * share_B
+        return 0.3 * share_B, shift_B * width, shift_B * height, torch.deg2rad(30 * share_B)
+
+    def _changes(self, *strength_B: Tensor) -> dict[str, tuple[Callable[..., Tensor], *tuple[Tensor, ...]]]:
+        level_B, sign_B = strength_B
+        share_B = level_B.double() / MAX_LEVEL
+        factor_B = (1 + 0.9 * share_B * sign_B).clamp(min=0.1)
+        return {
+            **{name: (change, factor_B) for name, change in FACTORS.items()},
+            "autocontrast": (pixels.autocontrast,),
+            "equalize": (pixels.equalize,),
+            "invert": (pixels.solarize, torch.zeros_like(share_B)),
+            "posterize": (pixels.posterize, 4 - (4 * share_B).long()),
+            "solarize": (pixels.solarize, 256.0 - (256 * share_B).long()),
+            "solarize_add": (_solarize_add, (110 * share_B).long()),
+        }
+
+
+def _solarize_add(x_BCHW: Tensor, add_B: Tensor) -> Tensor:
+    """Add ``add_B`` to the pixels of the dark half of the levels."""
+    brighter_BCHW = (x_BCHW.long() + add_B[:, None, None, None]).clamp(max=255).to(torch.uint8)
+    return torch.where(x_BCHW < 128, brighter_BCHW, x_BCHW)
