@@ -17,10 +17,9 @@ from vitlab.driver.scheduler import Watch
 from vitlab.errors import SpecError, UserError
 from vitlab.explain import pictures
 from vitlab.explain.capture import capture
-from vitlab.explain.distance import attention_distance, patch_distances
 from vitlab.explain.one_image import Subject, compare, explain
 from vitlab.explain.probes import filter_components, position_similarity, token_cosine, token_norms
-from vitlab.explain.rollout import rollout, to_patches
+from vitlab.explain.rollout import attention_distance, patch_distances, rollout, to_patches
 from vitlab.geometry import DataInfo, Geometry
 from vitlab.models import ViT
 

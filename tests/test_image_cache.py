@@ -25,7 +25,7 @@ from vitlab.data import image_cache
 from vitlab.data.datasets import files
 from vitlab.data.datasets.folder import ImageFolder
 from vitlab.data.datasets.pictures import Pictures
-from vitlab.data.image_cache import Prefetcher, Request
+from vitlab.data.image_cache import Prefetcher, ReadRequest
 from vitlab.data.prepare import Batch, Feed, data_info, describe_storage, prepare
 from vitlab.errors import DataError
 from vitlab.lab import plan_study
@@ -194,11 +194,11 @@ def test_batches_arrive_on_gpu_without_waiting(root: Path) -> None:
         assert batch.x_BCHW.is_cuda and torch.equal(batch.id_B.cpu(), expected.id_B)
         torch.testing.assert_close(batch.x_BCHW.cpu(), expected.x_BCHW, rtol=0, atol=1e-6)
     ahead, row_B = Prefetcher(prepared.train.stored, torch.device("cuda")), torch.arange(16)  # type: ignore[arg-type]
-    ahead.take(0, None, lambda at: Request(row_B, row_B))  # the first of a process may wait
+    ahead.take(0, None, lambda at: ReadRequest(row_B, row_B))  # the first of a process may wait
     torch.cuda.set_sync_debug_mode("error")
     try:
         for step in range(1, 9):
-            assert ahead.take(step, None, lambda at: Request(row_B, row_B)).is_cuda
+            assert ahead.take(step, None, lambda at: ReadRequest(row_B, row_B)).is_cuda
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -211,7 +211,7 @@ def test_prefetch_is_bounded_and_threads_end(root: Path, monkeypatch: pytest.Mon
     decoded: list[int] = []
     fill = image_cache.LazyDecode.fill
 
-    def slow(self: image_cache.LazyDecode, out_BCHW: np.ndarray, request: image_cache.Request) -> None:
+    def slow(self: image_cache.LazyDecode, out_BCHW: np.ndarray, request: image_cache.ReadRequest) -> None:
         time.sleep(0.02)
         decoded.append(len(out_BCHW))
         fill(self, out_BCHW, request)

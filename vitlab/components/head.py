@@ -151,7 +151,7 @@ class _Pooled(Head):
 
 
 @head.register("linear")
-class Linear(_Pooled):
+class LinearHead(_Pooled):
     """One linear layer on the pooled tokens.  Reference: arXiv:2010.11929.
 
     ``pool`` is the class token, the mean of the patch tokens, or attention pooling of them (arXiv:2106.04560).

@@ -42,7 +42,7 @@ patch = Slot("patch", PatchEmbedding)
 
 
 @patch.register("linear")
-class Linear(PatchEmbedding):
+class LinearPatches(PatchEmbedding):
     """One linear map for all patches.  Reference: arXiv:2010.11929.
 
     It is a convolution whose stride equals its kernel.  Inside of ``vmap`` it is computed as a matrix product, because

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitlab import noise
 from vitlab.data.augment.base import Augment
-from vitlab.data.image_cache import CropRequest, Prefetcher, Request
+from vitlab.data.image_cache import CropRequest, Prefetcher, ReadRequest
 from vitlab.data.pixels import IGNORED, VOID
 from vitlab.data.prepared import Prepared
 from vitlab.registry import slot
@@ -120,9 +120,9 @@ class Feed:
         subset = self._subsets[split]
         prefetcher = None if subset.stored is None else Prefetcher(subset.stored, self.device)
 
-        def request(step: int) -> Request | None:
+        def request(step: int) -> ReadRequest | None:
             part = slice(step * batch_size, (step + 1) * batch_size)
-            return Request(subset.row_N[part], subset.id_N[part]) if part.start < len(subset) else None
+            return ReadRequest(subset.row_N[part], subset.id_N[part]) if part.start < len(subset) else None
 
         for step in range(-(-len(subset) // batch_size)):
             part = slice(step * batch_size, (step + 1) * batch_size)
@@ -157,9 +157,9 @@ class Feed:
         if self._prefetcher is None:
             return train.at(position_B)
 
-        def request(at: int) -> Request:
+        def request(at: int) -> ReadRequest:
             epoch, position_B, id_B = self._select(at, batch_size, repeats, rows)
-            return Request(train.row_N[position_B], id_B, self._crop_request(epoch))
+            return ReadRequest(train.row_N[position_B], id_B, self._crop_request(epoch))
 
         part = (batch_size, repeats, None if rows is None else tuple(rows))
         return self._prefetcher.take(step, part, request)

@@ -50,7 +50,7 @@ class CropRequest(NamedTuple):
     interpolation: Interpolation
 
 
-class Request(NamedTuple):
+class ReadRequest(NamedTuple):
     """The images to read for a batch or part of one."""
 
     row_B: Tensor  #: int64, indices in the official split
@@ -64,7 +64,7 @@ class StoredImages(ABC):
     shape: tuple[int, int, int, int]  #: M, C, H, W
 
     @abstractmethod
-    def fill(self, out_BCHW: np.ndarray, request: Request) -> None:
+    def fill(self, out_BCHW: np.ndarray, request: ReadRequest) -> None:
         """Read images into ``out_BCHW``.  Must be thread-safe.
 
         Raises:
@@ -74,7 +74,7 @@ class StoredImages(ABC):
     def read(self, row_B: Tensor) -> Tensor:
         """Return some images, uint8 (B, C, H, W), read in the calling thread."""
         out_BCHW = torch.empty((len(row_B), *self.shape[1:]), dtype=torch.uint8)
-        self.fill(out_BCHW.numpy(), Request(row_B, row_B))
+        self.fill(out_BCHW.numpy(), ReadRequest(row_B, row_B))
         return out_BCHW
 
 
@@ -91,7 +91,7 @@ class LazyDecode(StoredImages):
         self.pictures = pictures
         self.shape = (len(pictures), channels, *size)
 
-    def fill(self, out_BCHW: np.ndarray, request: Request) -> None:
+    def fill(self, out_BCHW: np.ndarray, request: ReadRequest) -> None:
         """Decode the requested rows into ``out_BCHW``."""
         channels, size = self.shape[1], self.shape[2:]
         rows, corners = request.row_B.tolist(), []
@@ -120,7 +120,7 @@ class DecodedCache(StoredImages):
         self.source = source
         self.shape = source.shape
 
-    def fill(self, out_BCHW: np.ndarray, request: Request) -> None:
+    def fill(self, out_BCHW: np.ndarray, request: ReadRequest) -> None:
         """Copy the requested rows into ``out_BCHW``; decode and store rows that are new."""
         if request.crop is not None:
             self.source.fill(out_BCHW, request)
@@ -143,7 +143,7 @@ class Prefetcher:
         self._pool = _pool(max(1, torch.get_num_threads()))
         self._pending: dict[tuple[int, Hashable], _PendingBatch] = {}
 
-    def take(self, step: int, part: Hashable, request: Callable[[int], Request | None]) -> Tensor:
+    def take(self, step: int, part: Hashable, request: Callable[[int], ReadRequest | None]) -> Tensor:
         """Return a batch, uint8 (B, C, H, W), on the device, and start to read the next ones.
 
         Args:
@@ -168,13 +168,13 @@ class Prefetcher:
     def __del__(self) -> None:
         self.close()
 
-    def _submit(self, request: Request) -> _PendingBatch:
+    def _submit(self, request: ReadRequest) -> _PendingBatch:
         pinned = self.device.type == "cuda"
         out_BCHW = torch.empty((len(request.row_B), *self.images.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
         parts = []
         for begin in range(0, len(out_BCHW), CHUNK):
             chunk = slice(begin, begin + CHUNK)
-            chunk_request = Request(request.row_B[chunk], request.id_B[chunk], request.crop)
+            chunk_request = ReadRequest(request.row_B[chunk], request.id_B[chunk], request.crop)
             parts.append(self._pool.submit(self.images.fill, out_BCHW[chunk].numpy(), chunk_request))
         return _PendingBatch(out_BCHW, parts)
 
@@ -214,8 +214,8 @@ def iter_images(images: StoredImages, row_N: Tensor | None = None, size: int = 6
     all_N = torch.arange(images.shape[0]) if row_N is None else row_N
     parts = torch.split(all_N, size)
 
-    def request(step: int) -> Request | None:
-        return Request(parts[step], parts[step]) if step < len(parts) else None
+    def request(step: int) -> ReadRequest | None:
+        return ReadRequest(parts[step], parts[step]) if step < len(parts) else None
 
     for step in range(len(parts)):
         yield prefetcher.take(step, None, request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
@@ -98,3 +98,10 @@ class DataOptions(Frozen):
     """Only these classes, relabelled 0, 1, ... in the order given; None: all."""
     augment: list[Annotated[Choice | str, Pick("augment")]] = Field(default_factory=list)
     """Augmentations, in this order."""
+
+
+def constants_of(normalize: str | Normalization) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the mean and standard deviation per channel of a normalisation other than ``dataset``."""
+    if isinstance(normalize, Normalization):
+        return normalize.mean, normalize.std
+    return NORMALIZATIONS[normalize]

@@ -26,12 +26,13 @@ from vitlab.data.batches import Batch as Batch
 from vitlab.data.batches import Feed as Feed
 from vitlab.data.batches import Normalize as Normalize
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import SPLITS, Dataset, Images
+from vitlab.data.datasets.base import SPLITS, Dataset
 from vitlab.data.datasets.pictures import Pictures
-from vitlab.data.options import NORMALIZATIONS, DataOptions, Normalization
-from vitlab.data.pixels import histograms, mean_and_std, resize, resize_masks, statistics, with_channels
+from vitlab.data.options import DataOptions, Normalization, constants_of
+from vitlab.data.pixels import histograms, mean_and_std, statistics
 from vitlab.data.prepared import Prepared as Prepared
 from vitlab.data.prepared import Subset as Subset
+from vitlab.data.prepared import apply_options, select_classes
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
 from vitlab.plan import source
@@ -238,7 +239,7 @@ def _model_info(resolved: Resolved, info: DataInfo) -> DataInfo:
         labels=tuple(info.labels[label] for label in classes) if classes and info.labels else info.labels,
     )
     normalize = options["normalize"]
-    numbers = len(_constants(normalize)[0]) if normalize != "dataset" else 1
+    numbers = len(constants_of(normalize)[0]) if normalize != "dataset" else 1
     if numbers not in (1, model_info.channels):
         raise DataError(
             f"normalize has {numbers} numbers for {model_info.channels} channels; one for each, or one for all of them"
@@ -275,16 +276,10 @@ def _check_cuts(resolved: Resolved) -> None:
             raise DataError(f"augment: {choice.type} crops pictures in files, and {resolved.type} has none")
 
 
-def _constants(normalize: str | Normalization) -> tuple[Sequence[float], Sequence[float]]:
-    if isinstance(normalize, Normalization):
-        return normalize.mean, normalize.std
-    return NORMALIZATIONS[normalize]
-
-
 def _normalization(normalize: str | Normalization, raw: _Raw) -> tuple[tuple[float, ...], tuple[float, ...]]:
     if normalize == "dataset":
         return raw.statistics
-    mean, std = (tuple(values) * (raw.info.channels if len(values) == 1 else 1) for values in _constants(normalize))
+    mean, std = (tuple(values) * (raw.info.channels if len(values) == 1 else 1) for values in constants_of(normalize))
     return mean, std
 
 
@@ -373,7 +368,7 @@ def _read_splits(dataset: Dataset, resolved: Resolved, info: DataInfo, check: Ca
     pictures = _pictures(dataset)
     where = _place(pictures, info)[0] if pictures else "memory"
     if where == "memory" and not _crops_pictures(resolved):
-        return [_apply_options(dataset.read(split), resolved) for split in SPLITS]
+        return [apply_options(dataset.read(split), resolved.options) for split in SPLITS]
     name, subsets = _name(resolved, info, (*NON_PIXEL_OPTIONS, "classes")), []
     for split, one in zip(SPLITS, pictures, strict=True):
         source = image_cache.LazyDecode(one, info.channels, info.image)
@@ -382,7 +377,7 @@ def _read_splits(dataset: Dataset, resolved: Resolved, info: DataInfo, check: Ca
             pixels = image_cache.on_disk(source, f"{name}.{split}", f"{resolved.type}: its {split} split", check)
         elif where == "memory":
             pixels = image_cache.in_memory(source, f"{resolved.type}: the pictures of its {split} split")
-        id_N, y_N = _select_classes(one.y_N, resolved)
+        id_N, y_N = select_classes(one.y_N, resolved.options["classes"])
         subsets.append(Subset(pixels, id_N, y_N, id_N))
     return subsets
 
@@ -401,29 +396,3 @@ def _place(pictures: Sequence[Pictures], info: DataInfo) -> tuple[image_cache.Pl
 def _crops_pictures(resolved: Resolved) -> bool:
     """Return True if training images are crops of full-size pictures."""
     return any(slot("augment").build(choice).of_picture for choice in resolved.options["augment"])
-
-
-def _apply_options(images: Images, resolved: Resolved) -> Subset:
-    """Return an official split after ``classes``, ``channels`` and ``size``."""
-    options = resolved.options
-    x_NCHW, y_N = images
-    id_N, y_N = _select_classes(y_N, resolved)
-    if options["classes"]:
-        x_NCHW = x_NCHW[id_N]
-    if options["channels"]:
-        x_NCHW = with_channels(x_NCHW, options["channels"])
-    if options["size"]:
-        x_NCHW = resize(x_NCHW, options["size"])
-        y_N = resize_masks(y_N, options["size"]) if y_N.ndim > 1 else y_N
-    return Subset.of(x_NCHW, y_N, id_N)
-
-
-def _select_classes(y_N: torch.Tensor, resolved: Resolved) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the indices of the images of the selected classes, and their new labels."""
-    classes = resolved.options["classes"]
-    if not classes:
-        return torch.arange(len(y_N)), y_N
-    new_labels = {old: new for new, old in enumerate(classes)}
-    new_N = torch.tensor([new_labels.get(label, -1) for label in y_N.tolist()], dtype=torch.int64)
-    id_N = (new_N >= 0).nonzero()[:, 0]
-    return id_N, new_N[id_N]

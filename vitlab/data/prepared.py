@@ -5,12 +5,16 @@ N images of a split, M of an official split, B of a batch, C channels, H rows, W
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitlab.data.datasets.base import Images
 from vitlab.data.image_cache import StoredImages
+from vitlab.data.pixels import resize, resize_masks, with_channels
 from vitlab.geometry import DataInfo
 
 
@@ -69,3 +73,27 @@ class Prepared:
     info: DataInfo  #: of the model's inputs; its identity is that of the files that were read
     mean: tuple[float, ...]  #: per channel, of pixels in [0, 1]
     std: tuple[float, ...]
+
+
+def apply_options(images: Images, options: Mapping[str, Any]) -> Subset:
+    """Return an official split after ``classes``, ``channels`` and ``size``."""
+    x_NCHW, y_N = images
+    id_N, y_N = select_classes(y_N, options["classes"])
+    if options["classes"]:
+        x_NCHW = x_NCHW[id_N]
+    if options["channels"]:
+        x_NCHW = with_channels(x_NCHW, options["channels"])
+    if options["size"]:
+        x_NCHW = resize(x_NCHW, options["size"])
+        y_N = resize_masks(y_N, options["size"]) if y_N.ndim > 1 else y_N
+    return Subset.of(x_NCHW, y_N, id_N)
+
+
+def select_classes(y_N: Tensor, classes: Sequence[int] | None) -> tuple[Tensor, Tensor]:
+    """Return the indices of the images of the selected classes, and their new labels."""
+    if not classes:
+        return torch.arange(len(y_N)), y_N
+    new_labels = {old: new for new, old in enumerate(classes)}
+    new_N = torch.tensor([new_labels.get(label, -1) for label in y_N.tolist()], dtype=torch.int64)
+    id_N = (new_N >= 0).nonzero()[:, 0]
+    return id_N, new_N[id_N]

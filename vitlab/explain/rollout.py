@@ -1,7 +1,11 @@
-"""Attention rollout: the contribution of each patch to a token through all blocks.
+"""Numbers of attention maps: rollout, and the mean attention distance of heads.
 
-Reference: Abnar & Zuidema, arXiv:2005.00928.  With the residual connection as half of each block, the map of block l
-becomes A'_l = rows of (A_l + I) scaled to sum to 1, and the rollout is A'_L ... A'_2 A'_1.
+Rollout is the contribution of each patch to a token through all blocks (Abnar & Zuidema, arXiv:2005.00928).  With the
+residual connection as half of each block, the map of block l becomes A'_l = rows of (A_l + I) scaled to sum to 1, and
+the rollout is A'_L ... A'_2 A'_1.
+
+The distance between two patches is that of their origins; each query patch averages it with its attention weights, and
+the queries are averaged (arXiv:2010.11929, Figure 7 (right) and appendix D.7).
 
 B images, L blocks, H heads, T tokens of which P stand before the patches, N patches.
 """
@@ -77,3 +81,31 @@ def _drop_smallest(fused_BTT: Tensor, share: float) -> Tensor:
         return fused_BTT
     smallest_BK = flat_BX.topk(count, dim=1, largest=False).indices
     return flat_BX.scatter(1, smallest_BK, 0.0).view_as(fused_BTT)
+
+
+def patch_distances(geometry: Geometry) -> Tensor:
+    """Return the Euclidean distances between the origins of patches, in pixels of the image, float64 (N, N)."""
+    rows, columns = geometry.grid
+    step_y, step_x = geometry.image[0] / rows, geometry.image[1] / columns
+    y_N = torch.arange(rows, dtype=torch.float64).repeat_interleave(columns) * step_y
+    x_N = torch.arange(columns, dtype=torch.float64).repeat(rows) * step_x
+    return torch.hypot(y_N[:, None] - y_N, x_N[:, None] - x_N)
+
+
+def attention_distance(
+    maps_BHTT: Tensor, geometry: Geometry, *, prefix_weight: Literal["dropped", "redistributed"] = "dropped"
+) -> Tensor:
+    """Return the mean attention distance of each head, in pixels, float64 (B, H).
+
+    Args:
+        maps_BHTT: attention weights of one block.
+        geometry: the model's sizes.
+        prefix_weight: treatment of attention to prefix tokens.  ``dropped``, as in the authors' code: it counts
+            as no distance.  ``redistributed``: the weights of the patches are scaled to sum to 1.
+    """
+    prefix = len(geometry.prefix)
+    weights_BHNN = maps_BHTT[:, :, prefix:, prefix:].double()
+    if prefix_weight == "redistributed":
+        weights_BHNN = weights_BHNN / weights_BHNN.sum(-1, keepdim=True).clamp_min(1e-12)
+    distances_NN = patch_distances(geometry).to(weights_BHNN.device)
+    return (weights_BHNN * distances_NN).sum(-1).mean(-1)

@@ -40,7 +40,7 @@ Span = Annotated[str, Field(pattern=r"^\d+(-\d+)?$", coerce_numbers_to_str=True)
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockChoices:
     """The components of one block."""
 
     attention: Resolved
@@ -59,7 +59,7 @@ class Anatomy:
     head: Resolved
     final_norm: Resolved
     final_norm_at: FinalNormAt
-    blocks: tuple[Block, ...]
+    blocks: tuple[BlockChoices, ...]
     reasons: tuple[str, ...]  #: faults of single options
 
     @classmethod
@@ -96,7 +96,9 @@ class Anatomy:
         if list(prefix) not in ([], ["class"], ["distillation"], ["class", "distillation"]):
             listed = ", ".join(prefix)
             reasons.append(f"prefix is class, distillation, both in this order, or neither; found [{listed}]")
-        default = Block(slot("attention").resolve(attention), slot("mlp").resolve(mlp), slot("norm").resolve(norm))
+        default = BlockChoices(
+            slot("attention").resolve(attention), slot("mlp").resolve(mlp), slot("norm").resolve(norm)
+        )
         all_blocks, faults = _by_depth(depth, default, blocks)
         try:
             geometry = Geometry.of(
@@ -169,7 +171,9 @@ class Anatomy:
         return Work(g.tokens * g.dim, g.tokens**2 * g.head_dim if plain else None)
 
 
-def _by_depth(depth: int, default: Block, blocks: Mapping[str, Any]) -> tuple[tuple[Block, ...], list[tuple[str, str]]]:
+def _by_depth(
+    depth: int, default: BlockChoices, blocks: Mapping[str, Any]
+) -> tuple[tuple[BlockChoices, ...], list[tuple[str, str]]]:
     """Return the components of every block, the default ones with the changes of ``blocks``, and faults in these."""
     choices: list[dict[str, Resolved]] = [vars(default).copy() for _ in range(depth)]
     spans: dict[int, str] = {}
@@ -188,4 +192,4 @@ def _by_depth(depth: int, default: Block, blocks: Mapping[str, Any]) -> tuple[tu
                 break
             spans[index] = span
             choices[index] |= changes
-    return tuple(Block(**parts) for parts in choices), faults
+    return tuple(BlockChoices(**parts) for parts in choices), faults

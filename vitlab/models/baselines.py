@@ -1,14 +1,19 @@
-"""``prior``: a baseline that ignores the image.
+"""``prior`` and ``linear``: baselines that ignore the image, or have no hidden layers.
 
 B images, C channels, H and W pixels, K classes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from vitlab.components.head import Logits
+from vitlab.errors import OptionError
 from vitlab.geometry import DataInfo
 from vitlab.models.contract import Model, model
 
@@ -37,6 +42,51 @@ class Prior(Model):
     def initialise(self, seed: int) -> None:
         """Set the bias to zero."""
         self.bias.zero_()
+
+    def layer_of(self, name: str) -> int:
+        """Return 0: there is one layer."""
+        return 0
+
+
+@model.register("linear")
+class LinearModel(Model):
+    """Multinomial logistic regression on the pixels: each class is one weight per pixel and a bias, and no more.
+
+    A lower bound for models with layers.  It starts at zero, where all classes are equally likely; its loss is convex,
+    so all seeds converge to the same weights.  As an arm: ``arms: {linear: {model: linear}}``.
+
+    Reference: D. R. Cox, "The regression analysis of binary sequences", J. R. Stat. Soc. B 20 (1958); for ten classes
+    of clothes arXiv:1708.07747, Table 3.
+
+    Args:
+        data: what the model sees.
+
+    Raises:
+        OptionError: for a task other than classification.
+    """
+
+    def __init__(self, data: DataInfo) -> None:
+        super().__init__()
+        if reason := self.incompatibility(data, {}):
+            raise OptionError([((), reason)])
+        self.head = nn.Linear(data.channels * prod(data.image), data.classes)
+
+    @classmethod
+    def incompatibility(cls, data: DataInfo, options: Mapping[str, Any]) -> str | None:
+        """Refuse tasks with more than one prediction per image."""
+        if data.task != "classification":
+            return f"a linear model has one prediction per image, and the task is {data.task}"
+        return None
+
+    def forward(self, x_BCHW: Tensor) -> Logits:
+        """Return the logits of the flattened image."""
+        return Logits(self.head(x_BCHW.flatten(1)))
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Set all weights to zero."""
+        for parameter in self.parameters():
+            parameter.zero_()
 
     def layer_of(self, name: str) -> int:
         """Return 0: there is one layer."""

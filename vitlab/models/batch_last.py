@@ -51,7 +51,7 @@ RECOMPUTED = (
     mlp.GeluMLP,
     norm.LayerNorm,
     norm.NoNorm,
-    patch.Linear,
+    patch.LinearPatches,
     Dropout,
     DropPath,
     nn.Linear,
@@ -148,7 +148,7 @@ class _BatchLastPass:
     def _patches(self, x_KBCHW: Tensor) -> Tensor:
         """Return the patch tokens (K, D, N, B)."""
         embed = self.model.patch_embed
-        if type(embed) is not patch.Linear:
+        if type(embed) is not patch.LinearPatches:
             return _to_KDTB(self._vectorised("patch_embed", x_KBCHW))
         x_KMF = patch.cut(x_KBCHW, embed.proj.kernel_size).flatten(1, 2)
         y_KDM = self._linear("patch_embed.proj", x_KMF.mT)

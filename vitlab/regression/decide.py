@@ -27,7 +27,7 @@ import numpy as np
 
 from vitlab import statistics
 from vitlab.spec.choice import Goal
-from vitlab.statistics.student import t_quantile
+from vitlab.statistics.replicates import t_quantile
 
 Verdict = Literal["pass", "regressed", "inconclusive"]
 Against = Literal["baseline", "anchor"]

@@ -13,7 +13,6 @@ A replicate is a seed, so ``n`` is small: 3, 5, perhaps 10.  The methods follow 
 Non-finite values raise ValueError: the caller leaves out diverged trials and reports them.
 """
 
-from vitlab.statistics.factorial import interaction as interaction
 from vitlab.statistics.family import Correction as Correction
 from vitlab.statistics.family import Equivalence as Equivalence
 from vitlab.statistics.family import adjust_p_values as adjust_p_values
@@ -28,6 +27,7 @@ from vitlab.statistics.replicates import Mean as Mean
 from vitlab.statistics.replicates import bca as bca
 from vitlab.statistics.replicates import compare as compare
 from vitlab.statistics.replicates import hedges_g as hedges_g
+from vitlab.statistics.replicates import interaction as interaction
 from vitlab.statistics.replicates import mean_interval as mean_interval
 from vitlab.statistics.replicates import paired_t_test as paired_t_test
 from vitlab.statistics.replicates import sign_flip as sign_flip

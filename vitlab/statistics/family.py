@@ -10,8 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from vitlab.statistics.replicates import Contrast
-from vitlab.statistics.student import NAN, t_quantile
+from vitlab.statistics.replicates import NAN, Contrast, t_quantile
 
 Correction = Literal["holm", "bonferroni", "none"]
 MAX_SEEDS = 10_000  #: the search for a number of seeds ends here

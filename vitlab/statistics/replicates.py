@@ -8,8 +8,40 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
-from vitlab.statistics.student import NAN, Floats, finite, t_quantile, t_two_sided
+Floats = npt.NDArray[np.float64]
+NAN = math.nan
+
+
+def finite(values: Sequence[float] | Floats) -> Floats:
+    """Return values as an array.
+
+    Raises:
+        ValueError: for a value that is not finite.
+    """
+    x = np.asarray(values, dtype=float)
+    if not np.isfinite(x).all():
+        raise ValueError(f"{int((~np.isfinite(x)).sum())} of {x.size} values are not finite; leave them out and say so")
+    return x
+
+
+# The special functions behind scipy.stats.t, which takes a hundred times as long to validate its arguments.
+
+
+def t_quantile(q: float, df: float) -> float:
+    """Return the quantile of Student's t at probability ``q``."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(df, q))
+
+
+def t_two_sided(t: float, df: float) -> float:
+    """Return the two-sided p value of a t statistic."""
+    from scipy.special import stdtr
+
+    return float(2 * stdtr(df, -abs(t)))
+
 
 BCA_FROM = 10  #: replicates from which on a bootstrap interval has its nominal coverage
 ROUNDING = 1e-12  #: relative to the values: smaller differences are floating-point rounding
@@ -215,3 +247,23 @@ def _signed_sums(values: Floats) -> Floats:
     for value in values:
         sums = np.concatenate([sums + value, sums - value])
     return sums
+
+
+def interaction(
+    both: Mapping[int, float],
+    first: Mapping[int, float],
+    second: Mapping[int, float],
+    neither: Mapping[int, float],
+    *,
+    alpha: float = 0.05,
+) -> Contrast:
+    """Return the interaction of two changes: ``both - first - second + neither``.
+
+    Each argument maps a seed to a value; Student's t is taken over the seeds that all four share.  For two factors of
+    two levels this is the interaction of a repeated-measures analysis of variance with the seed as the subject, and F
+    is the square of t.
+    """
+    seeds = sorted(both.keys() & first.keys() & second.keys() & neither.keys())
+    return paired_t_test(
+        [both[seed] - first[seed] for seed in seeds], [second[seed] - neither[seed] for seed in seeds], alpha
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitlab.statistics.student import NAN, finite
+from vitlab.statistics.replicates import NAN, finite
 
 MIN_SIZES = 3  #: two sizes lie on every power law
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitlab.statistics.student import NAN, finite
+from vitlab.statistics.replicates import NAN, finite
 
 
 @dataclass(frozen=True)

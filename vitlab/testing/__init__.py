@@ -32,7 +32,7 @@ from vitlab import registry
 from vitlab.errors import BrokenComponent, OptionError, VitlabError
 from vitlab.geometry import Geometry
 from vitlab.spec import Choice
-from vitlab.testing.expect import during, expect
+from vitlab.testing.assertions import during, expect
 from vitlab.testing.metrics import check_metric
 from vitlab.testing.models import check_model, check_scheme
 from vitlab.testing.parts import check_part

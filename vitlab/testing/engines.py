@@ -15,7 +15,7 @@ from vitlab import noise
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import DataInfo
 from vitlab.registry import Resolved, slot
-from vitlab.testing.expect import during, expect
+from vitlab.testing.assertions import during, expect
 from vitlab.training.loop import forward_logits
 
 K, B = 2, 3

@@ -17,7 +17,7 @@ from vitlab.data.pixels import IGNORED
 from vitlab.geometry import DataInfo
 from vitlab.registry import Resolved, slot
 from vitlab.spec.choice import Unit
-from vitlab.testing.expect import during, expect
+from vitlab.testing.assertions import during, expect
 
 N, K = 40, 7
 CUTS = ((N,), (1, 22, N - 23), (N - 3, 3))

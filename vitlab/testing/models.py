@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitlab.geometry import DataInfo
 from vitlab.registry import Resolved, slot
-from vitlab.testing.expect import during, expect
+from vitlab.testing.assertions import during, expect
 
 B = 3
 DATA = DataInfo(image=(32, 32), channels=3, classes=5)

@@ -18,9 +18,8 @@ from vitlab.components.base import name_draws
 from vitlab.errors import GeometryError, OptionError
 from vitlab.geometry import Geometry
 from vitlab.registry import Resolved, slot
+from vitlab.testing.assertions import check_gradient, during, expect
 from vitlab.testing.engines import check_engines
-from vitlab.testing.expect import during, expect
-from vitlab.testing.gradients import check_gradient
 
 B = 3
 DEPTH = 2

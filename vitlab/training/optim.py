@@ -269,7 +269,7 @@ class Cosine(_Warm):
 
 
 @schedule.register("linear")
-class Linear(_Warm):
+class LinearSchedule(_Warm):
     """A straight line from 1 to ``final``, as ViT was pre-trained on ImageNet-21k.  Reference: arXiv:2010.11929.
 
     Args:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitlab.errors import WeightsError
 from vitlab.weights.known import HALF, IMAGENET, ORIGINAL_VIT, Encoding, ModelFacts
-from vitlab.weights.names import Canonical, Entry, Format, KeyMap, State, fuse_qkv, pair, split_qkv
+from vitlab.weights.names import Canonical, Format, KeyEntry, KeyMap, State, fuse_qkv, pair, split_qkv
 
 _BLOCK = re.compile(r"blocks\.\d+\.norm1\.weight")
 _GAMMA = re.compile(r"(blocks\.\d+)\.gamma_([12])")
@@ -24,7 +24,7 @@ _QUERY_BIAS = re.compile(r"(blocks\.\d+\.attn)\.q_bias")
 _NO_OTHER = Encoding(type="none")
 
 
-class Timm(Format):
+class TimmFormat(Format):
     """timm's format: the canonical names.  ``pre_logits.fc``, which older versions of timm had, is accepted."""
 
     name = "timm"
@@ -44,7 +44,7 @@ class Timm(Format):
         return dict(state)
 
 
-class DeiT(Format):
+class DeiTFormat(Format):
     """The checkpoints of DeiT and DeiT III: timm's names; layer scales of DeiT III are ``gamma_1``, ``gamma_2``.
 
     EVA, DINOv3 and timm's other rotary models use these names too; only a config beside the file distinguishes them.
@@ -75,8 +75,8 @@ class DeiT(Format):
 
 
 _TORCHVISION = [
-    Entry("class_token", "cls_token"),
-    Entry("encoder.pos_embedding", "pos_embed"),
+    KeyEntry("class_token", "cls_token"),
+    KeyEntry("encoder.pos_embedding", "pos_embed"),
     *pair("conv_proj.{p}", "patch_embed.proj.{p}"),
     *pair("encoder.layers.encoder_layer_{i}.ln_1.{p}", "blocks.{i}.norm1.{p}"),
     *pair("encoder.layers.encoder_layer_{i}.self_attention.in_proj_{p}", "blocks.{i}.attn.qkv.{p}"),
@@ -97,7 +97,7 @@ REQUIRED = ("cls_token", "pos_embed", "patch_embed.proj.bias", "blocks.0.norm1.b
 """Canonical names that every model of torchvision and Hugging Face has."""
 
 
-class Torchvision(Format):
+class TorchvisionFormat(Format):
     """``torchvision.models.VisionTransformer``."""
 
     name = "torchvision"
@@ -125,7 +125,7 @@ class Torchvision(Format):
         return self._names.from_canonical(state, heads, "torchvision")
 
 
-def _hugging_face(spelling: Literal["disk", "memory"]) -> list[Entry]:
+def _hugging_face(spelling: Literal["disk", "memory"]) -> list[KeyEntry]:
     """Return the entries of the names after ``vit.`` or ``deit.``."""
     if spelling == "disk":
         block, query, out, mlp = (
@@ -142,9 +142,9 @@ def _hugging_face(spelling: Literal["disk", "memory"]) -> list[Entry]:
         block, query, out, mlp = "layers.{i}", "attention.{part}_proj", "attention.o_proj", ("mlp.fc1", "mlp.fc2")
         parts = {"q": "q", "k": "k", "v": "v"}
     return [
-        Entry("embeddings.cls_token", "cls_token"),
-        Entry("embeddings.distillation_token", "dist_token"),
-        Entry("embeddings.position_embeddings", "pos_embed"),
+        KeyEntry("embeddings.cls_token", "cls_token"),
+        KeyEntry("embeddings.distillation_token", "dist_token"),
+        KeyEntry("embeddings.position_embeddings", "pos_embed"),
         *pair("embeddings.patch_embeddings.projection.{p}", "patch_embed.proj.{p}"),
         *pair(f"{block}.layernorm_before.{{p}}", "blocks.{i}.norm1.{p}"),
         *(
@@ -167,7 +167,7 @@ _CLASSIFIERS = {
 }
 
 
-class HuggingFace(Format):
+class HuggingFaceFormat(Format):
     """Transformers' ViT and DeiT, as ``save_pretrained`` writes them; both spellings are read.
 
     Since version 5 its modules are named differently in memory than on disk; ``hf-memory`` is the other spelling.
@@ -235,7 +235,7 @@ class HuggingFace(Format):
         return ModelFacts(mean=IMAGENET[0], std=IMAGENET[1]) if distilled else ModelFacts()
 
 
-class HuggingFaceMemory(HuggingFace):
+class HuggingFaceMemoryFormat(HuggingFaceFormat):
     """Transformers' ViT and DeiT under their module names since version 5, as ``state_dict()`` returns them."""
 
     name = "hf-memory"

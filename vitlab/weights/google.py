@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlab.weights.known import HALF, ORIGINAL_VIT, Encoding, ModelFacts
-from vitlab.weights.names import SAME, Canonical, Entry, Format, KeyMap, Layout, State, fuse_qkv, split_qkv
+from vitlab.weights.names import SAME, Canonical, Format, KeyEntry, KeyMap, Layout, State, fuse_qkv, split_qkv
 
 _LINEAR = Layout(lambda x: _2d(x).T.contiguous(), lambda x, heads: x.T.contiguous())
 _CONV = Layout(
@@ -37,27 +37,27 @@ def _2d(x: Tensor) -> Tensor:
     return x
 
 
-def _norm(theirs: str, ours: str, layout: Layout = SAME) -> list[Entry]:
-    return [Entry(f"{theirs}/scale", f"{ours}.weight", layout), Entry(f"{theirs}/bias", f"{ours}.bias", layout)]
+def _norm(theirs: str, ours: str, layout: Layout = SAME) -> list[KeyEntry]:
+    return [KeyEntry(f"{theirs}/scale", f"{ours}.weight", layout), KeyEntry(f"{theirs}/bias", f"{ours}.bias", layout)]
 
 
-def _dense(theirs: str, ours: str) -> list[Entry]:
-    return [Entry(f"{theirs}/kernel", f"{ours}.weight", _LINEAR), Entry(f"{theirs}/bias", f"{ours}.bias")]
+def _dense(theirs: str, ours: str) -> list[KeyEntry]:
+    return [KeyEntry(f"{theirs}/kernel", f"{ours}.weight", _LINEAR), KeyEntry(f"{theirs}/bias", f"{ours}.bias")]
 
 
-def _attention(theirs: str, ours: str) -> list[Entry]:
+def _attention(theirs: str, ours: str) -> list[KeyEntry]:
     entries = []
     for name, part in (("query", "q"), ("key", "k"), ("value", "v")):
-        entries.append(Entry(f"{theirs}/{name}/kernel", f"{ours}.{part}.weight", _TO_HEADS))
-        entries.append(Entry(f"{theirs}/{name}/bias", f"{ours}.{part}.bias", _HEADS_BIAS))
+        entries.append(KeyEntry(f"{theirs}/{name}/kernel", f"{ours}.{part}.weight", _TO_HEADS))
+        entries.append(KeyEntry(f"{theirs}/{name}/bias", f"{ours}.{part}.bias", _HEADS_BIAS))
     out = [
-        Entry(f"{theirs}/out/kernel", f"{ours}.proj.weight", _FROM_HEADS),
-        Entry(f"{theirs}/out/bias", f"{ours}.proj.bias"),
+        KeyEntry(f"{theirs}/out/kernel", f"{ours}.proj.weight", _FROM_HEADS),
+        KeyEntry(f"{theirs}/out/bias", f"{ours}.proj.bias"),
     ]
     return entries + out
 
 
-def _block(theirs: str, attention: int, norm2: int, mlp: int) -> list[Entry]:
+def _block(theirs: str, attention: int, norm2: int, mlp: int) -> list[KeyEntry]:
     """Return the entries of a block; flax numbers parts in order of creation, which differs between the code bases."""
     ours = "blocks.{i}"
     return [
@@ -69,37 +69,37 @@ def _block(theirs: str, attention: int, norm2: int, mlp: int) -> list[Entry]:
     ]
 
 
-def _resnet() -> list[Entry]:
+def _resnet() -> list[KeyEntry]:
     theirs, ours = "block{s+1}/unit{u+1}", "patch_embed.backbone.stages.{s}.blocks.{u}"
     entries = [
-        Entry("conv_root/kernel", "patch_embed.backbone.stem.conv.weight", _CONV),
+        KeyEntry("conv_root/kernel", "patch_embed.backbone.stem.conv.weight", _CONV),
         *_norm("gn_root", "patch_embed.backbone.stem.norm", _GROUP),
-        Entry(f"{theirs}/conv_proj/kernel", f"{ours}.downsample.conv.weight", _CONV),
+        KeyEntry(f"{theirs}/conv_proj/kernel", f"{ours}.downsample.conv.weight", _CONV),
         *_norm(f"{theirs}/gn_proj", f"{ours}.downsample.norm", _GROUP),
     ]
     for layer in (1, 2, 3):
-        entries.append(Entry(f"{theirs}/conv{layer}/kernel", f"{ours}.conv{layer}.weight", _CONV))
+        entries.append(KeyEntry(f"{theirs}/conv{layer}/kernel", f"{ours}.conv{layer}.weight", _CONV))
         entries += _norm(f"{theirs}/gn{layer}", f"{ours}.norm{layer}", _GROUP)
     return entries
 
 
 _ENTRIES = [
-    Entry("cls", "cls_token"),
-    Entry("Transformer/posembed_input/pos_embedding", "pos_embed"),
-    Entry("embedding/kernel", "patch_embed.proj.weight", _CONV),
-    Entry("embedding/bias", "patch_embed.proj.bias"),
+    KeyEntry("cls", "cls_token"),
+    KeyEntry("Transformer/posembed_input/pos_embedding", "pos_embed"),
+    KeyEntry("embedding/kernel", "patch_embed.proj.weight", _CONV),
+    KeyEntry("embedding/bias", "patch_embed.proj.bias"),
     *_block("Transformer/encoderblock_{i}", 1, 2, 3),
     *_norm("Transformer/encoder_norm", "norm"),
     *_dense("pre_logits", "pre_logits.fc"),
     *_dense("head", "head"),
     *_resnet(),
-    Entry("MAPHead_0/probe", "attn_pool.latent"),
+    KeyEntry("MAPHead_0/probe", "attn_pool.latent"),
     *_attention("MAPHead_0/MultiHeadDotProductAttention_0", "attn_pool"),
     *_norm("MAPHead_0/LayerNorm_0", "attn_pool.norm"),
     *_dense("MAPHead_0/MlpBlock_0/Dense_0", "attn_pool.mlp.fc1"),
     *_dense("MAPHead_0/MlpBlock_0/Dense_1", "attn_pool.mlp.fc2"),
     # Names of big_vision: read, never written.
-    Entry("pos_embedding", "pos_embed"),
+    KeyEntry("pos_embedding", "pos_embed"),
     *_block("Transformer/encoderblock_{i}", 0, 1, 0),
 ]
 _STEM_ALONE = {"patch_embed.backbone.stem.": "patch_embed.backbone."}
@@ -110,7 +110,7 @@ _BIG_VISION = re.compile(r"Transformer/encoderblock(_\d+)?/MlpBlock_0/Dense_0/ke
 _HAS_HEADS = re.compile(r"(?:.*/)?Transformer/encoderblock(?:_\d+)?/MultiHeadDotProductAttention_\d/query/kernel")
 
 
-class Google(Format):
+class GoogleFormat(Format):
     """Google's original checkpoints, hybrids included.  Files are written in vit_jax's layout.
 
     Reference: arXiv:2010.11929, arXiv:2106.10270; github.com/google-research/vision_transformer.

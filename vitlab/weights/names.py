@@ -74,7 +74,7 @@ class Layout:
 SAME = Layout(lambda x: x, lambda x, heads: x)
 
 
-class Entry(NamedTuple):
+class KeyEntry(NamedTuple):
     """A library's name and the canonical one.  ``{i}`` stands for a number, ``{i+1}`` for the same counted from 1."""
 
     theirs: str
@@ -82,9 +82,9 @@ class Entry(NamedTuple):
     layout: Layout = SAME
 
 
-def pair(theirs: str, ours: str) -> list[Entry]:
+def pair(theirs: str, ours: str) -> list[KeyEntry]:
     """Return the entries of a layer's weight and bias; ``{p}`` stands for either."""
-    return [Entry(theirs.replace("{p}", kind), ours.replace("{p}", kind)) for kind in ("weight", "bias")]
+    return [KeyEntry(theirs.replace("{p}", kind), ours.replace("{p}", kind)) for kind in ("weight", "bias")]
 
 
 class KeyMap:
@@ -93,7 +93,7 @@ class KeyMap:
     Where two entries have the same canonical name, both are read and the first is written.
     """
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Iterable[KeyEntry]) -> None:
         entries = tuple(entries)
         self._to_canonical = [(_pattern(entry.theirs), entry.ours, entry.layout) for entry in entries]
         self._from_canonical = [(_pattern(entry.ours), entry.theirs, entry.layout) for entry in entries]

@@ -18,15 +18,23 @@ from vitlab.weights.architecture import Architecture, architecture
 from vitlab.weights.config import read_config, read_image_config
 from vitlab.weights.convnets import is_convnet, normalization, open_convnet
 from vitlab.weights.files import WeightFile, read_file
-from vitlab.weights.formats import DeiT, HuggingFace, HuggingFaceMemory, Timm, Torchvision
-from vitlab.weights.google import Google
+from vitlab.weights.formats import DeiTFormat, HuggingFaceFormat, HuggingFaceMemoryFormat, TimmFormat, TorchvisionFormat
+from vitlab.weights.google import GoogleFormat
 from vitlab.weights.known import IMAGENET, ModelFacts, some
 from vitlab.weights.names import Format
 from vitlab.weights.transfer import drop_head, to_native_rotation
 from vitlab.weights.trials import Native, TrialModel, is_trial_file, load_trial
 
 FORMATS: Mapping[str, Format] = {
-    form.name: form for form in (HuggingFaceMemory(), HuggingFace(), Torchvision(), Google(), Timm(), DeiT())
+    form.name: form
+    for form in (
+        HuggingFaceMemoryFormat(),
+        HuggingFaceFormat(),
+        TorchvisionFormat(),
+        GoogleFormat(),
+        TimmFormat(),
+        DeiTFormat(),
+    )
 }
 """Format by name, in the order in which they are tried."""
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitlab.components.position import Position, Resampling
 from vitlab.components.position.additive import Learned
-from vitlab.components.position.resampling import resample_grid
+from vitlab.components.position.contract import resample_grid
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry, Pair
 from vitlab.models.alike import differing_options, format_value, group_by_block, options_of

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.components.position.contract import Position, State, places, position
-from vitlab.components.position.resampling import Resampling, resample_grid
+from vitlab.components.position.contract import Position, Resampling, State, places, position, resample_grid
 from vitlab.errors import WeightsError
 from vitlab.geometry import Geometry
 

@@ -1,14 +1,33 @@
-"""Gradients compared with finite differences."""
+"""Assertions of the contract tests, and gradients compared with finite differences."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from vitlab.testing.expect import expect
+from vitlab.errors import VitlabError
+
+
+def expect(holds: bool, sentence: str) -> None:
+    """Raise AssertionError with ``sentence`` unless ``holds``."""
+    if not holds:
+        raise AssertionError(sentence)
+
+
+@contextmanager
+def during(what: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Re-raise exceptions of the block as AssertionErrors that start with ``what`` was being done."""
+    try:
+        yield
+    except AssertionError:
+        raise
+    except kinds as error:
+        raise AssertionError(f"{what}: {error}" if isinstance(error, VitlabError) else f"{what}: {error!r}") from error
+
 
 MAX_DIRECTIONS = 12
 """Maximum number of directions to difference along; more parameters than this are moved in groups."""
