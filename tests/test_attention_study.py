@@ -36,7 +36,7 @@ def test_step_0_logits_are_equal_across_arms(dtype: torch.dtype, tolerance: floa
             network.initialise(trial.seeds["init"])
             outputs.append(batch.x_BCHW)
             with torch.no_grad():
-                logits[arm] = network.to(dtype).views(network(batch.x_BCHW))[""]
+                logits[arm] = network.to(dtype).logits_by_head(network(batch.x_BCHW))[""]
         assert all(torch.equal(x_BCHW, outputs[0]) for x_BCHW in outputs), "arms see other images"
         for arm in ARMS[1:]:
             torch.testing.assert_close(logits[arm], logits["baseline"], rtol=0, atol=tolerance)

@@ -66,7 +66,7 @@ def explicit(position: str, head: str, pool: str | None) -> Tensor:
 
 @torch.no_grad()
 def prediction(built: ViT) -> Tensor:
-    return built.views(built(IMAGES))[""]
+    return built.logits_by_head(built(IMAGES))[""]
 
 
 @pytest.mark.parametrize(("head", "pool"), poolings(), ids=lambda value: str(value))
@@ -87,7 +87,7 @@ def test_combination_works_or_is_refused_with_reason(
         return
 
     built = build(options, head, seed=0)
-    logits = built.views(built(IMAGES))[""]
+    logits = built.logits_by_head(built(IMAGES))[""]
     assert logits.shape[:2] == (2, 3)
     assert logits.isfinite().all()
     if native:
@@ -96,7 +96,7 @@ def test_combination_works_or_is_refused_with_reason(
     for narrow in (False, True):
         built.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=narrow):
-            views = built.views(built(IMAGES))
+            views = built.logits_by_head(built(IMAGES))
         torch.testing.assert_close(views[""].float(), logits, atol=0.005 if narrow else 0, rtol=0)
         sum(view.float().square().mean() for view in views.values()).backward()  # type: ignore[union-attr]
         for name, parameter in built.named_parameters():

@@ -63,7 +63,7 @@ class Fixed(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Any:
         return self.logits if len(self.logits) > 1 else self.logits[0]
 
-    def views(self, output: Tensor) -> dict[str, Tensor]:
+    def logits_by_head(self, output: Tensor) -> dict[str, Tensor]:
         return {"": output}
 
     def set_distilled_training(self, enable: bool) -> None:

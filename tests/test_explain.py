@@ -213,7 +213,7 @@ def test_captured_maps_equal_unfused_timm(attention: str) -> None:
         if attention == "explicit":
             assert torch.equal(mine, its)
         torch.testing.assert_close(mine, its, atol=1e-6, rtol=0)
-    torch.testing.assert_close(captured.views[""], logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(captured.logits_by_head[""], logits, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("position", ["relative_bias", "alibi2d", "rope2d", "rope2d_mixed"])

@@ -156,18 +156,18 @@ def test_fusions_of_distilled_pair(fusion: str) -> None:
         "cls": cls,
         "dist": dist,
     }
-    views = built.views(out)
+    views = built.logits_by_head(out)
     assert list(views) == ["", "logits", "softmax", "cls", "dist"]
     for name, value in expected.items():
         np.testing.assert_allclose(numbers(views[name]), value, atol=1e-12)
     assert torch.equal(views[""], views[fusion])
     # The training loss must not depend on the output option.
-    assert torch.equal(built.train().views(out)[""], views["logits"])
+    assert torch.equal(built.train().logits_by_head(out)[""], views["logits"])
 
 
 def test_late_softmax_fusion_is_distribution_for_large_logits() -> None:
     built = head.build({"type": "distilled", "fusion": "softmax"}, geometry(("class", "distillation"))).eval()
-    views = built.views(DistilledLogits(torch.tensor([[1e4, 0.0, 0.0]]), torch.tensor([[0.0, 1e4, 0.0]])))
+    views = built.logits_by_head(DistilledLogits(torch.tensor([[1e4, 0.0, 0.0]]), torch.tensor([[0.0, 1e4, 0.0]])))
     torch.testing.assert_close(views[""].exp(), torch.tensor([[0.5, 0.5, 0.0]]))
 
 
@@ -184,11 +184,11 @@ def test_probabilities_on_request(name: str, output: str) -> None:
     x = tokens(g)
     out = scores(x)
     # Prediction and loss are equal for every output option.
-    for view, value in plain.views(plain(x)).items():
-        assert torch.equal(scores.views(out)[view], value)
+    for view, value in plain.logits_by_head(plain(x)).items():
+        assert torch.equal(scores.logits_by_head(out)[view], value)
     assert isinstance(out, Probabilities | DistilledProbabilities) == (output == "probabilities")
     if output == "probabilities":
-        logits = numbers(scores.views(out)[""])
+        logits = numbers(scores.logits_by_head(out)[""])
         np.testing.assert_allclose(numbers(out.probabilities), softmax(logits, 1), atol=1e-12)
         assert out[0] is out.probabilities
 
@@ -205,10 +205,10 @@ def test_prediction_only_options_are_not_in_trial_key() -> None:
 def test_zero_head_gives_uniform_prediction(name: str) -> None:
     g = geometry(("class", "distillation"))
     built = head.build({"type": name, "weights": "zero"}, g).double()
-    for view in built.views(built(tokens(g))).values():
+    for view in built.logits_by_head(built(tokens(g))).values():
         expected = log_softmax(np.zeros(view.shape), 1)
         np.testing.assert_allclose(log_softmax(numbers(view), 1), expected, atol=1e-12)
-    built.views(built(tokens(g)))[""].sum().backward()
+    built.logits_by_head(built(tokens(g)))[""].sum().backward()
     assert built.fc.weight.grad.abs().sum() > 0
 
 
@@ -247,8 +247,8 @@ def test_segmentation_model() -> None:
     built = model.build({"type": "vit", **options}, data)
     built.initialise(0)
     out = built(torch.randn(2, 1, 16, 24))
-    assert built.views(out)[""].shape == (2, 4, 16, 24)
-    F.cross_entropy(built.views(out)[""], torch.randint(4, (2, 16, 24))).backward()
+    assert built.logits_by_head(out)[""].shape == (2, 4, 16, 24)
+    F.cross_entropy(built.logits_by_head(out)[""], torch.randint(4, (2, 16, 24))).backward()
     reason = ViT.incompatibility(data, {**options, "head": "linear"})
     assert reason == "head 'linear' is for classification, and the data are for segmentation"
 
@@ -276,7 +276,9 @@ def test_token_norm_commutes_with_token_selection(name: str) -> None:
             data,
         )
         built.initialise(0)
-        outs.append(built.views(built(torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))))[""])
+        outs.append(
+            built.logits_by_head(built(torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))))[""]
+        )
     torch.testing.assert_close(outs[0], outs[1])
 
 

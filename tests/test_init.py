@@ -210,7 +210,7 @@ def test_scale_of_tokens_and_positions(scheme: str) -> None:
 @pytest.mark.parametrize("head", ["linear", "mlp", "distilled"])
 def test_zero_head_stays_zero(scheme: str, head: str) -> None:
     vit = built(init=scheme, head={"type": head, "weights": "zero"}, prefix=["class", "distillation"])
-    views = vit.views(vit(torch.randn(2, 3, 16, 16)))
+    views = vit.logits_by_head(vit(torch.randn(2, 3, 16, 16)))
     assert all((view - view[:, :1]).abs().max() < 1e-6 for view in views.values())
     state = canonical(vit)
     assert not state["head.weight"].any()

@@ -467,7 +467,7 @@ def test_loaded_model_reproduces_stored_predictions(answered: tuple[Path, Path, 
     images = prepare(slot("dataset").resolve(trial.spec.data), trial.seeds).test
     assert list(images.id_N) == list(stored["id"])
     with torch.no_grad():
-        logits = model.views(model(transform(images.x_NCHW)))[""]
+        logits = model.logits_by_head(model(transform(images.x_NCHW)))[""]
     assert logits.argmax(1).tolist() == stored["prediction"].tolist()
     probability = logits.softmax(1).gather(1, torch.tensor(stored["prediction"].to_numpy())[:, None])[:, 0]
     torch.testing.assert_close(probability, torch.tensor(stored["probability"].to_numpy()), rtol=1e-5, atol=1e-6)

@@ -98,7 +98,7 @@ def test_model_head_equals_head_fitted_on_features(choice: dict[str, Any]) -> No
     val = next(feed.evaluation("val", 64))
     classifier, mean, std = ridge(features(model, train.x_BCHW), train.y_B, 3, 0.5)
     wanted_BK = classifier.predict((features(model, val.x_BCHW).numpy() - mean) / std)
-    np.testing.assert_allclose(model.views(model(val.x_BCHW))[""].numpy(), wanted_BK, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(model.logits_by_head(model(val.x_BCHW))[""].numpy(), wanted_BK, rtol=1e-6, atol=1e-8)
 
 
 @torch.no_grad()
@@ -113,7 +113,7 @@ def test_both_classifiers_of_distilled_head_are_fitted() -> None:
     model.eval()
     (train,) = feed.evaluation("train", 512)
     x_BTD = model.forward_features(train.x_BCHW)  # type: ignore[operator]
-    views = model.views(model(train.x_BCHW))
+    views = model.logits_by_head(model(train.x_BCHW))
     for token, view in enumerate(("cls", "dist")):
         classifier, mean, std = ridge(x_BTD[:, token], train.y_B, 3, 1.0)
         expected = classifier.predict((x_BTD[:, token].numpy() - mean) / std)

@@ -740,8 +740,8 @@ def test_trial_ending_during_report_makes_it_stale(tmp_path, monkeypatch, undraw
 def test_many_comparisons_start_with_overview(tmp_path, monkeypatch):
     plan, store = study(tmp_path)
     assert document(plan, store)["overview"] == ""
-    monkeypatch.setattr(phrasing, "FEW", 1)
-    monkeypatch.setattr(sys.modules["vitlab.report.render"], "LONG", 3)
+    monkeypatch.setattr(phrasing, "OVERVIEW_FROM", 1)
+    monkeypatch.setattr(sys.modules["vitlab.report.render"], "FOLDED_FROM", 3)
     doc = document(plan, store)
     assert doc["overview"] == "Of 3 comparisons: 2 worse, 1 cannot tell." and len(doc["answers"]) == 3
     html = text_of(plan, store, "html")

@@ -98,7 +98,7 @@ def test_equal_weights_give_equal_function(arm: str) -> None:
         output, expected = network(x_BCHW), reference(x_BCHW)
         torch.testing.assert_close(output[0], expected, rtol=0, atol=1e-12)
         reference.ending = nn.Identity()
-        torch.testing.assert_close(network.views(output)[""], reference(x_BCHW), rtol=0, atol=1e-12)
+        torch.testing.assert_close(network.logits_by_head(output)[""], reference(x_BCHW), rtol=0, atol=1e-12)
     assert expected.std(0).min() > 1e-4, "a network that says one thing of all images equals many"
 
 
@@ -152,7 +152,7 @@ def test_losses_and_gradients_equal_tutorial_along_its_path() -> None:
             continue
         network.load_state_dict(network.from_canonical(canonical(reference.state_dict())))
         batch = feed.batch(step, 128)
-        loss_value = loss(network.views(network(batch.x_BCHW)), batch.y_B).total
+        loss_value = loss(network.logits_by_head(network(batch.x_BCHW)), batch.y_B).total
         torch.testing.assert_close(loss_value.detach(), expected, rtol=0, atol=1e-12)
         if step % 20 == 0:
             network.zero_grad()

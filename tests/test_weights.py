@@ -87,8 +87,8 @@ def hugging_face(kind: str, **options: Any) -> nn.Module:
 def logits(model: nn.Module, x_BCHW: Tensor) -> Tensor:
     with torch.no_grad():
         out = model(x_BCHW)
-    if hasattr(model, "views"):
-        return model.views(out)[""]
+    if hasattr(model, "logits_by_head"):
+        return model.logits_by_head(out)[""]
     return out if isinstance(out, Tensor) else out.logits
 
 

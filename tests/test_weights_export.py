@@ -118,7 +118,7 @@ def logits(model: torch.nn.Module, image: tuple[int, int] = (16, 16)) -> Tensor:
     with torch.no_grad():
         output = model.double().eval()(x_BCHW)
     if isinstance(model, Model):
-        return model.views(output)[""]
+        return model.logits_by_head(output)[""]
     return output if isinstance(output, Tensor) else output.logits  # type: ignore[no-any-return]
 
 

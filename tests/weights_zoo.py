@@ -100,7 +100,7 @@ def outcome(case: Case) -> tuple[Verdict, str]:
             if original.features is not None:
                 actual, expected = mine.forward_features(x_BCHW), original.features(theirs, x_BCHW)
             else:
-                actual, expected = mine.views(mine(x_BCHW))[""], _logits(theirs(x_BCHW))
+                actual, expected = mine.logits_by_head(mine(x_BCHW))[""], _logits(theirs(x_BCHW))
         difference = float((actual - expected).abs().max() / expected.abs().max())
         if difference <= (EQUAL if exact else ROTARY):
             return "equal", "; ".join(notes)

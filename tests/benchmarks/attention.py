@@ -56,7 +56,7 @@ def built(attention: str, shape: str, device: torch.device) -> tuple[Model, torc
 
 def training_step(network: Model, x_BCHW: torch.Tensor, y_B: torch.Tensor) -> None:
     network.zero_grad(set_to_none=True)
-    torch.nn.functional.cross_entropy(network.views(network(x_BCHW))[""], y_B).backward()
+    torch.nn.functional.cross_entropy(network.logits_by_head(network(x_BCHW))[""], y_B).backward()
 
 
 @torch.no_grad()

@@ -81,7 +81,7 @@ class Head(Part):
         """Pool the tokens and classify the result."""
         return self.classify(self.pool(x_BTD))
 
-    def views(self, output: Any) -> dict[str, Tensor]:
+    def logits_by_head(self, output: Any) -> dict[str, Tensor]:
         """Return the logits of an output by name: ``""`` for the prediction, other names for further ones."""
         return {"": output.logits}
 
@@ -224,7 +224,7 @@ class Distilled(Head):
 
     The paper adds the two softmax outputs; its code, and all ports, average the logits.  ``fusion`` says which, or
     that one of the two decides alone, in evaluation, and so what ``val/accuracy`` is the accuracy of; in training the
-    prediction is always the average of the logits, so that the weights do not depend on it.  All four are views of
+    prediction is always the average of the logits, so that the weights do not depend on it.  All four are logits of
     every output, with metrics of their own.
 
     Args:
@@ -267,18 +267,18 @@ class Distilled(Head):
         logits = DistilledLogits(self.fc(x_BSD[:, 0]), self.fc_dist(x_BSD[:, 1]))
         if self.output == "logits":
             return logits
-        return DistilledProbabilities(self.views(logits)[""].softmax(1), *logits)
+        return DistilledProbabilities(self.logits_by_head(logits)[""].softmax(1), *logits)
 
-    def views(self, output: Any) -> dict[str, Tensor]:
+    def logits_by_head(self, output: Any) -> dict[str, Tensor]:
         """Return the logits of all four fusions by name; ``""`` is the configured one (in training ``logits``)."""
         summed = torch.logaddexp(output.cls.log_softmax(1), output.dist.log_softmax(1))
-        views = {
+        logits = {
             "logits": (output.cls + output.dist) / 2,
             "softmax": summed - math.log(2),
             "cls": output.cls,
             "dist": output.dist,
         }
-        return {"": views["logits" if self.training else self.fusion], **views}
+        return {"": logits["logits" if self.training else self.fusion], **logits}
 
 
 @head.register("segmentation")

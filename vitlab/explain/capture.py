@@ -28,7 +28,7 @@ class Captured:
 
     maps_LBHTT: tuple[Tensor, ...]  #: attention weights, one (B, H, T, T) per block; every row sums to 1
     tokens_LBTD: tuple[Tensor, ...]  #: tokens before the first block, then after each: one (B, T, D) more than blocks
-    views: Mapping[str, Tensor]  #: logits by name; ``""`` is the prediction
+    logits_by_head: Mapping[str, Tensor]  #: logits by name; ``""`` is the prediction
     geometry: Geometry
 
 
@@ -65,7 +65,7 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
     model.eval()
     try:
         with torch.no_grad():
-            views = model.views(model(x_BCHW))
+            logits_by_head = model.logits_by_head(model(x_BCHW))
             maps = tuple(_maps(module, arguments) for module, arguments in calls)
     finally:
         model.train(training)
@@ -73,7 +73,7 @@ def capture(model: ViT, x_BCHW: Tensor) -> Captured:
             hook.remove()
     if len(maps) != len(model.blocks):
         raise UserError(f"captured {len(maps)} attention maps from {len(model.blocks)} blocks")
-    return Captured(maps, tuple(tokens), views, model.geometry)
+    return Captured(maps, tuple(tokens), logits_by_head, model.geometry)
 
 
 def _maps(module: Attention, arguments: tuple[Any, ...]) -> Tensor:

@@ -173,7 +173,7 @@ def _of_parameters(model: ViT, figures: dict[str, Figure], tables: dict[str, Map
 
 def _predictions(captured: Captured, labels: tuple[str, ...], truth: str | None) -> dict[str, list[Any]]:
     """Return the classes, the most probable first; of a segmentation, by their mean probability over the pixels."""
-    share_C = captured.views[""][0].double().softmax(0).reshape(captured.geometry.classes, -1).mean(1)
+    share_C = captured.logits_by_head[""][0].double().softmax(0).reshape(captured.geometry.classes, -1).mean(1)
     order = share_C.argsort(descending=True).tolist()
     names = [labels[index] if labels else str(index) for index in order]
     table: dict[str, list[Any]] = {"class": order, "label": names, "probability": share_C[order].tolist()}

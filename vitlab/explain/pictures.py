@@ -22,10 +22,10 @@ Array = NDArray[np.floating[Any]]
 
 HEAT = "inferno"
 HEADS = "viridis"
-SHOWN = 224  #: smallest side of a picture, in pixels
+MIN_SIDE = 224  #: smallest side of a picture, in pixels
 TRUE, PREDICTED = SERIES[2], SERIES[0]  #: colours of the true class and of others
 COLUMNS = 5  #: pictures in a row of a comparison
-AXIS = 34  #: characters that the height of a figure has room for
+MAX_AXIS_CHARACTERS = 34  #: characters that the height of a figure has room for
 
 
 def attention_overlay(
@@ -182,7 +182,7 @@ def curves(values: Mapping[str, Array], *, ylabel: str) -> Figure:
     axis = figure.subplots()
     for name, line in values.items():
         axis.plot(np.arange(len(line)), line, "o-", ms=4, label=name)
-    axis.set(xlabel="depth, blocks", ylabel="\n".join(textwrap.wrap(ylabel, AXIS)))
+    axis.set(xlabel="depth, blocks", ylabel="\n".join(textwrap.wrap(ylabel, MAX_AXIS_CHARACTERS)))
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.spines[["top", "right"]].set_visible(False)
     if len(values) > 1:
@@ -213,7 +213,7 @@ def _extent(image_HWC: Array) -> tuple[float, float, float, float]:
 
 def _enlarged(image_HWC: Array) -> Array:
     """Repeat pixels until the smaller side has 224, so that heatmaps over small images are smooth."""
-    times = -(-SHOWN // min(image_HWC.shape[:2]))
+    times = -(-MIN_SIDE // min(image_HWC.shape[:2]))
     return image_HWC.repeat(times, axis=0).repeat(times, axis=1)
 
 

@@ -104,9 +104,9 @@ class HeadOnly(Model):
         """Return the model's output for the tokens after its last block."""
         return self.model.forward_head(x_BTD)
 
-    def views(self, output: Any) -> dict[str, Tensor]:
+    def logits_by_head(self, output: Any) -> dict[str, Tensor]:
         """Return the model's logits by head."""
-        return self.model.views(output)
+        return self.model.logits_by_head(output)
 
 
 class BatchLastForward:

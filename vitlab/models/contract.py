@@ -57,7 +57,7 @@ class Model(nn.Module):
         """Return the output for a batch of images, BCHW."""
         raise NotImplementedError
 
-    def views(self, output: Any) -> dict[str, Tensor]:
+    def logits_by_head(self, output: Any) -> dict[str, Tensor]:
         """Return the logits of an output by name: ``""`` for the prediction, other names for further ones."""
         return {"": output.logits}
 

@@ -203,9 +203,9 @@ class ViT(Model):
         prefix = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
         return torch.cat([*(token.expand(x_BND.shape[0], -1, -1) for token in prefix), x_BND], 1)
 
-    def views(self, output: Any) -> dict[str, Tensor]:
+    def logits_by_head(self, output: Any) -> dict[str, Tensor]:
         """Return the logits by head."""
-        return self.head.views(output)
+        return self.head.logits_by_head(output)
 
     def batch_last_incompatibility(self) -> str | None:
         """Return why the batch-last engine cannot run this model, or None."""

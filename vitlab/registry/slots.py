@@ -24,6 +24,9 @@ from vitlab.spec.collect import collect
 
 T = TypeVar("T")
 
+RENAMED_METHODS = {"why_not": "incompatibility", "views": "logits_by_head"}
+"""Former name of a contract's method to its present name, so that a plugin's override is not lost silently."""
+
 _bare: dict[tuple[str, str, str, int], Resolved] = {}
 """Cache of resolved choices without options, by slot, name, disabled plugins and number of reloads."""
 
@@ -80,10 +83,11 @@ class Slot(Generic[T]):
                 f"{self.name} '{name}' from {origin} is not a {self.contract.__name__}: "
                 f"{self.name} components derive from {self.contract.__module__}.{self.contract.__name__}"
             )
-        if hasattr(component, "why_not") and hasattr(self.contract, "incompatibility"):
-            raise BrokenComponent(
-                f"{self.name} '{name}' from {origin} defines why_not(), which is unused: rename it incompatibility()"
-            )
+        for old, new in RENAMED_METHODS.items():
+            if hasattr(component, old) and hasattr(self.contract, new):
+                raise BrokenComponent(
+                    f"{self.name} '{name}' from {origin} defines {old}(), which is unused: rename it {new}()"
+                )
         other = self._members.get((origin.source, name))
         if other is not None and other is not component and not _is_reloaded(other, component):
             raise ClashError(f"{self.name} '{name}' is registered twice in {origin.source}")

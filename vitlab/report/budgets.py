@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ACROSS = 3  #: panels side by side
-LABELLED = 12  #: arms of a picture that are named in it
+PANELS_PER_ROW = 3  #: panels side by side
+MAX_LABELLED = 12  #: arms of a picture that are named in it
 
 
 def scaling(plan: Plan, frame: pd.DataFrame, width: float = WIDE) -> Figure | None:
@@ -85,7 +85,7 @@ def pareto(plan: Plan, summary: pd.DataFrame, costs: Sequence[Row] = (), width: 
     with style():
         from matplotlib.figure import Figure
 
-        columns = ACROSS if width >= WIDE else 1
+        columns = PANELS_PER_ROW if width >= WIDE else 1
         across = -(-len(fronts_by_cost) // -(-len(fronts_by_cost) // columns))  # rows as even as they go
         down = -(-len(fronts_by_cost) // across)
         figure = Figure(figsize=(min(width, WIDE if across > 1 else 4.6), 3.2 * down), layout="constrained")
@@ -127,7 +127,7 @@ def _name_points(
     dots = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in points.values()]
     occupied: list[Bbox] = []
     labels = wrapped_labels(list(on_front), 22)
-    for arm in names if len(on_front) <= LABELLED else [arm for arm in names if on_front[arm]]:
+    for arm in names if len(on_front) <= MAX_LABELLED else [arm for arm in names if on_front[arm]]:
         for right, above in itertools.product((True, False), (4, -4)):
             label = axes.annotate(
                 labels[arm],

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TOGETHER = 4  #: arms drawn into one panel, the baseline in ink among them
-BAND = 3  #: seeds from which on a mean has a band
-PANELS = 24
+MAX_ARMS_PER_PANEL = 4  #: arms drawn into one panel, the baseline in ink among them
+MIN_SEEDS_FOR_BAND = 3  #: seeds from which on a mean has a band
+MAX_PANELS = 24
 
 
 def loss_of(plan: Plan) -> str:
@@ -57,9 +57,9 @@ def curves(
     for name in names:
         families.setdefault(baselines[name] or (name if name in baselines.values() else None), []).append(name)
     panels = [sorted(family, key=lambda name: baselines[name] is not None) for family in families.values()]
-    crowded = any(len(family) > TOGETHER for family in panels)
+    crowded = any(len(family) > MAX_ARMS_PER_PANEL for family in panels)
     panels = [[name] for name in names] if crowded else panels
-    visible = panels[:PANELS]
+    visible = panels[:MAX_PANELS]
     wide = width >= WIDE
     across = (4 if crowded else 2) if wide else (2 if crowded else 1)
     n_rows = math.ceil(len(visible) / across)
@@ -153,7 +153,7 @@ def _curve(
     """Draw the mean of an arm, with its interval as a band, or also with its seeds; seeds where there is no band."""
     means = {float(str(x)): mean_interval(at["value"].tolist(), alpha) for x, at in measurements.groupby("x")}
     intervals = list(means.values())
-    if kind == "seeds" or (kind == "band" and all(mean.n < BAND for mean in intervals)):
+    if kind == "seeds" or (kind == "band" and all(mean.n < MIN_SEEDS_FOR_BAND for mean in intervals)):
         for _, seed in measurements.groupby("seed"):
             line = seed.sort_values("x")
             axes.plot(line["x"], scale.factor * line["value"], color=colour, linewidth=0.5, alpha=0.35)
@@ -161,7 +161,7 @@ def _curve(
     axes.plot(list(means), [scale.factor * mean.mean for mean in intervals], color=colour, linewidth=thick, label=label)
     if kind != "mean":
         low, high = ([scale.factor * getattr(mean, end) for mean in intervals] for end in ("low", "high"))
-        wide = [mean.n >= BAND for mean in intervals]
+        wide = [mean.n >= MIN_SEEDS_FOR_BAND for mean in intervals]
         axes.fill_between(list(means), low, high, where=wide, color=colour, alpha=0.14, linewidth=0)
 
 

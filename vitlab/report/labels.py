@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-LINES = 4  #: most lines of a label; a longer one is cut in its middle
+MAX_LINES = 4  #: most lines of a label; a longer one is cut in its middle
 
 
 def name_parts(name: str) -> tuple[str, ...]:
@@ -57,9 +57,9 @@ def _wrapped(label: str, width: int) -> str:
             lines[-1] += f" {part}"
         else:
             lines += textwrap.wrap(part, width)
-    if len(lines) > LINES:
-        half = LINES // 2
-        lines = [*lines[: half - 1], f"{lines[half - 1][: width - 3]}...", *lines[half - LINES :]]
+    if len(lines) > MAX_LINES:
+        half = MAX_LINES // 2
+        lines = [*lines[: half - 1], f"{lines[half - 1][: width - 3]}...", *lines[half - MAX_LINES :]]
     return "\n".join(lines)
 
 

@@ -19,7 +19,7 @@ from vitlab.spec import Analysis
 
 MINUS, TIMES, DASH = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
-FEW = 12  #: above this number of comparisons, an overview comes first
+OVERVIEW_FROM = 12  #: above this number of comparisons, an overview comes first
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def answers(rows: Sequence[Row], analysis: Analysis, shares: Collection[str]) ->
 def overview(rows: Sequence[Row]) -> str:
     """Return the number of comparisons per verdict; empty if there are few."""
     counts = Counter(row["verdict"] for row in rows if row["baseline"] is not None)
-    if counts.total() <= FEW:
+    if counts.total() <= OVERVIEW_FROM:
         return ""
     verdicts = [f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict]]
     return f"Of {count(counts.total(), 'comparison')}: {', '.join(verdicts)}."

@@ -42,7 +42,7 @@ FILES = {
 """File names of the formats in the study's folder."""
 FORMATS = ("terminal", *FILES, "latex-all")
 SECONDARY = 4  #: from this rank on, columns of the table of arms are folded in a page
-LONG = 40  #: from this number of arms on, their picture is folded in a page
+FOLDED_FROM = 40  #: from this number of arms on, their picture is folded in a page
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ def _html(content: _Content, svgs: Mapping[str, tuple[str, str]]) -> str:
         doc=content.doc,
         # Of many answers, those with a verdict come first; the others are folded.
         answers=claims if content.doc["overview"] else answers,
-        few=phrasing.FEW,
+        few=phrasing.OVERVIEW_FROM,
         all_answers=answers if content.doc["overview"] else [],
         arms=_table([column for column in columns if column.rank < SECONDARY], kinds),
         more=_table([column for column in columns if column.rank >= SECONDARY or column is columns[0]]),
@@ -371,7 +371,7 @@ def _html(content: _Content, svgs: Mapping[str, tuple[str, str]]) -> str:
             )
             for name, (wide, narrow) in svgs.items()
         ],
-        folded={"arms": f"Picture of all {len(rows)} arms"} if len(rows) > LONG else {},
+        folded={"arms": f"Picture of all {len(rows)} arms"} if len(rows) > FOLDED_FROM else {},
         looks=list(attention_pictures.pictures(content.doc["explained"], content.store.root)),
         trials=_table(
             tables.trial_columns(content.doc["trials"], content.doc["shares"]),

@@ -76,7 +76,7 @@ def _model(choice: Resolved) -> Any:
 
 
 def _logits(model: Any, x: Tensor) -> Tensor:
-    views: dict[str, Tensor] = model.views(model(x))
+    views: dict[str, Tensor] = model.logits_by_head(model(x))
     return views[""]
 
 

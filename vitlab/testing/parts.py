@@ -102,7 +102,7 @@ class _Probe(nn.Module):
             return {"tokens": self.part(x, rotation, bias)}
         if self.slot == "head":
             output = self.part(x)
-            return {f"view '{name}'": view for name, view in self.part.views(output).items()}
+            return {f"view '{name}'": view for name, view in self.part.logits_by_head(output).items()}
         return {"tokens": self.part(x)}
 
     def _position(self, x: Tensor) -> dict[str, Tensor]:

@@ -54,20 +54,22 @@ class Distillation:
             teacher.eval().requires_grad_(False)
             self.adapter = InputAdapter(mine, theirs, like=next(teacher.parameters()))
 
-    def __call__(self, loss: Loss, views: Mapping[str, Tensor], target: Tensor, x_BCHW: Tensor) -> Value:
+    def __call__(self, loss: Loss, logits_by_head: Mapping[str, Tensor], target: Tensor, x_BCHW: Tensor) -> Value:
         """Return the loss of a batch over labels and teacher, and its terms.
 
         Args:
             loss: Loss on labels.
-            views: The student's logits by head.  With a distillation head, ``cls`` is trained on labels and ``dist`` on
+            logits_by_head: The student's logits.  With a distillation head, ``cls`` is trained on labels, ``dist`` on
                 the teacher.
             target: Target of ``loss``.
             x_BCHW: The student's input images.
         """
-        base = loss({**views, "": views["cls"]} if "cls" in views else views, target)
-        student_BK = views["dist"] if "dist" in views else views[""]
+        base = loss(
+            {**logits_by_head, "": logits_by_head["cls"]} if "cls" in logits_by_head else logits_by_head, target
+        )
+        student_BK = logits_by_head["dist"] if "dist" in logits_by_head else logits_by_head[""]
         if self.teacher is None:
-            distillation_term = loss({**views, "": student_BK}, target).total
+            distillation_term = loss({**logits_by_head, "": student_BK}, target).total
         else:
             distillation_term = self.distillation_term(
                 student_BK, self.logits(self.teacher, x_BCHW).to(student_BK.dtype)

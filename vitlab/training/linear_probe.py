@@ -97,7 +97,7 @@ def _classifiers(model: Model, feed: Feed, precision: str) -> Mapping[str, nn.Li
     try:
         batch = next(feed.evaluation("train", 1))
         with torch.autocast(batch.x_BCHW.device.type, torch.bfloat16, enabled=precision == "bf16"):
-            views = model.views(model(batch.x_BCHW))
+            views = model.logits_by_head(model(batch.x_BCHW))
     finally:
         for hook in hooks:
             hook.remove()

@@ -206,7 +206,7 @@ def forward_logits(model: Model, x_BCHW: Tensor, precision: str, weights: State 
     """
     with torch.autocast(x_BCHW.device.type, torch.bfloat16, enabled=precision == "bf16"):
         output = model(x_BCHW) if weights is None else functional_call(model, dict(weights), (x_BCHW,))
-        views = model.views(output)
+        views = model.logits_by_head(output)
     return {name: logits.to(torch.promote_types(logits.dtype, torch.float32)) for name, logits in views.items()}
 
 

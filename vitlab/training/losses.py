@@ -37,14 +37,14 @@ class Value(NamedTuple):
 class Loss(ABC):
     """Contract: options in the constructor; a call takes the logits of a batch and its targets.
 
-    ``views`` are a model's logits by head, float32 or wider: ``""`` is the prediction, (B, K, ...); heads with further
+    ``logits_by_head`` are a model's logits, float32 or wider: ``""`` is the prediction, (B, K, ...); heads with further
     classifiers name them.  ``target`` holds class indices, (B, ...); decisions labelled
     :data:`~vitlab.data.pixels.IGNORED` add nothing to the loss.  For mixed images it is floating point, (B, K): the
     share of each class.
     """
 
     @abstractmethod
-    def __call__(self, views: Mapping[str, Tensor], target: Tensor) -> Value:
+    def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
         """Return the mean loss over the batch."""
 
     def weight(self, target: Tensor) -> Tensor:
@@ -77,9 +77,9 @@ class CrossEntropy(Loss):
         self.label_smoothing = label_smoothing
         self.reads = reads
 
-    def __call__(self, views: Mapping[str, Tensor], target: Tensor) -> Value:
+    def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
         """Return the mean cross-entropy over labelled targets."""
-        logits_MK, target_M = flat(views[""], target)
+        logits_MK, target_M = flat(logits_by_head[""], target)
         if self.reads == "probabilities":
             logits_MK = logits_MK.softmax(1)
         nll_M = F.cross_entropy(
@@ -101,9 +101,9 @@ class BinaryCrossEntropy(Loss):
     def __init__(self, *, label_smoothing: Smoothing = 0.0) -> None:
         self.label_smoothing = label_smoothing
 
-    def __call__(self, views: Mapping[str, Tensor], target: Tensor) -> Value:
+    def __call__(self, logits_by_head: Mapping[str, Tensor], target: Tensor) -> Value:
         """Return the mean binary cross-entropy over labelled targets and classes."""
-        logits_MK, target_M = flat(views[""], target)
+        logits_MK, target_M = flat(logits_by_head[""], target)
         classes = logits_MK.shape[1]
         hot_MK = target_M if target_M.is_floating_point() else F.one_hot(target_M.clamp(min=0), classes)
         smoothed_MK = hot_MK.to(logits_MK.dtype) * (1 - self.label_smoothing) + self.label_smoothing / classes

@@ -67,7 +67,7 @@ def test_logits_equal_timm_with_same_weights(name: str, options: dict[str, Any])
     other.load_state_dict(mine.to_canonical(mine.state_dict()))
     with torch.no_grad():
         output = mine(images())
-        assert torch.equal(mine.views(output)[""], other(images()))
+        assert torch.equal(mine.logits_by_head(output)[""], other(images()))
     assert cost_of({"type": "timm", "name": name, "options": options}, DATA).params == sum(
         p.numel() for p in other.parameters()
     )
@@ -134,7 +134,7 @@ def test_weights_are_exchanged_with_vit() -> None:
         source.initialise(seed)
         target.initialise(seed + 2)
         start_from(target, source, InitFrom(checkpoint="x.pt", head="keep"))
-        logits = [one.views(one.eval()(images(info)))[""] for one in (source, target)]
+        logits = [one.logits_by_head(one.eval()(images(info)))[""] for one in (source, target)]
         torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-5)
 
 
