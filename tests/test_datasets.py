@@ -297,13 +297,13 @@ def test_cifar_batches_are_read_in_order(tmp_path: Path, kind: type[cifar.Cifar]
     def python3_batch(x_ND: np.ndarray, y_N: list[int], key: str) -> bytes:
         return pickle.dumps({"data": x_ND, key: y_N}, protocol=4)
 
-    batches = small_cifar(tmp_path / kind.folder, kind, python2_batch if protocol == 2 else python3_batch)
+    batches = small_cifar(tmp_path / kind.layouts[0], kind, python2_batch if protocol == 2 else python3_batch)
     images = kind(root=str(tmp_path)).read("train")
     names = kind.batches["train"]
     assert np.array_equal(images.x_NCHW.flatten(1).numpy(), np.concatenate([batches[name][0] for name in names]))
     assert images.y_N.tolist() == [label for name in names for label in batches[name][1]]
     # numpy and pickle agree with the hand-written stream
-    loaded = pickle.loads((tmp_path / kind.folder / names[0]).read_bytes(), encoding="latin1")
+    loaded = pickle.loads((tmp_path / kind.layouts[0] / names[0]).read_bytes(), encoding="latin1")
     assert np.array_equal(loaded["data"], batches[names[0]][0])
 
 
@@ -312,7 +312,7 @@ def test_cifar_checksums_and_pixels_equal_torchvision(tmp_path: Path, monkeypatc
     for kind in (cifar.CIFAR10, cifar.CIFAR100):
         source = getattr(theirs, kind.torchvision_name)
         assert dict(source.train_list + source.test_list) == dict(kind.published)
-        assert source.base_folder == kind.folder
+        assert source.base_folder == kind.layouts[0]
     small_cifar(tmp_path / "cifar-10-batches-py", cifar.CIFAR10)
     monkeypatch.setattr(theirs.CIFAR10, "_check_integrity", lambda self: True)
     monkeypatch.setattr(theirs.CIFAR10, "_load_meta", lambda self: None)

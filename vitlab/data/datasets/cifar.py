@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from vitlab.data.datasets import files
-from vitlab.data.datasets.base import Dataset, Images, Split, dataset
+from vitlab.data.datasets.base import Images, Split, dataset
+from vitlab.data.datasets.published import Checksummed
 from vitlab.data.datasets.unpickle import read_arrays
-from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
-from vitlab.registry import Unhashed
 
 NAMES_100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
@@ -31,7 +29,7 @@ wardrobe whale willow_tree wolf woman worm
 """
 
 
-class Cifar(Dataset):
+class Cifar(Checksummed):
     """Base of data sets of pickled 32x32 colour batches; see :mod:`vitlab.data.datasets.files` for the identity.
 
     Args:
@@ -40,63 +38,19 @@ class Cifar(Dataset):
         download: ``missing`` fetches batches that are not found, through torchvision, which verifies checksums.
     """
 
-    name: ClassVar[str]
-    torchvision_name: ClassVar[str]
-    folder: ClassVar[str]  #: name of the folder in the published archive
     batches: ClassVar[Mapping[Split, tuple[str, ...]]]
     key: ClassVar[str]  #: of the labels in a batch
-    labels: ClassVar[tuple[str, ...]]
-    published: ClassVar[Mapping[str, str]]  #: MD5 of the files
-
-    def __init__(
-        self,
-        *,
-        root: Annotated[str | None, Unhashed()] = None,
-        download: Annotated[files.Download, Unhashed()] = "never",
-    ) -> None:
-        self.root = root
-        self.download: files.Download = download
-
-    def _find(self) -> dict[str, Path] | None:
-        folders = [base / layout for base in files.roots(self.root) for layout in (".", self.folder)]
-        return files.find(folders, tuple(self.published))
-
-    def missing(self) -> str | None:
-        """Return where the files belong, or None if they are there or may be downloaded."""
-        if self.download == "missing" or self._find() is not None:
-            return None
-        return files.not_here(self.name, self.root, [self.folder], list(self.published))
 
     def info(self) -> DataInfo:
         """Return the facts of the data set, with the checksums of its files."""
-        paths = self._find()
-        checksums = self.published if paths is None else {name: files.checksum(path) for name, path in paths.items()}
-        return DataInfo(
-            image=(32, 32),
-            channels=3,
-            classes=len(self.labels),
-            identity=files.identity(self.name, checksums),
-            labels=self.labels,
-        )
+        return self._info((32, 32), channels=3)
 
     def read(self, split: Split) -> Images:
         """Read a split, and download the files first where that is allowed."""
-        reason = self.missing()
-        if reason is not None:
-            raise DataError(reason)
-        paths = self._find() or self._fetch()
+        paths = self._find_or_fetch()
         parts = [self._batch(paths[name]) for name in self.batches[split]]
         x_NCHW, y_N = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return Images(torch.from_numpy(x_NCHW), torch.from_numpy(y_N))
-
-    def _fetch(self) -> dict[str, Path]:
-        source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
-        folder = files.download_folder(self.root)
-        files.fetch(self.name, folder, lambda folder: source(str(folder), download=True))
-        paths = self._find()
-        if paths is None:
-            raise DataError(f"{self.name}: the download to {folder} does not contain the expected files")
-        return paths
 
     def _batch(self, path: Path) -> tuple[np.ndarray, np.ndarray]:
         batch = read_arrays(path)
@@ -119,7 +73,7 @@ class CIFAR10(Cifar):
 
     name = "cifar10"
     torchvision_name = "CIFAR10"
-    folder = "cifar-10-batches-py"
+    layouts = ("cifar-10-batches-py",)
     batches: ClassVar = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
     key = "labels"
     labels = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -142,7 +96,7 @@ class CIFAR100(Cifar):
 
     name = "cifar100"
     torchvision_name = "CIFAR100"
-    folder = "cifar-100-python"
+    layouts = ("cifar-100-python",)
     batches: ClassVar = {"train": ("train",), "test": ("test",)}
     key = "fine_labels"
     labels = tuple(NAMES_100.split())

@@ -6,19 +6,17 @@ N images, C channels, H rows, W columns.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import Dataset, Images, Split, dataset
-from vitlab.data.torchvision_import import torchvision
+from vitlab.data.datasets.base import Images, Split, dataset
+from vitlab.data.datasets.published import Checksummed
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo
-from vitlab.registry import Unhashed
 
 NAMES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -77,7 +75,7 @@ def _size(path: Path) -> tuple[int, int]:
     return height, width
 
 
-class Idx(Dataset):
+class Idx(Checksummed):
     """Base of data sets of four IDX files; see :mod:`vitlab.data.datasets.files` for the identity.
 
     Args:
@@ -86,51 +84,17 @@ class Idx(Dataset):
         download: ``missing`` fetches files that are not found, through torchvision, which verifies checksums.
     """
 
-    name: ClassVar[str]
-    torchvision_name: ClassVar[str]
-    labels: ClassVar[tuple[str, ...]]
-    published: ClassVar[Mapping[str, str]]  #: MD5 of the unpacked files
-
-    def __init__(
-        self,
-        *,
-        root: Annotated[str | None, Unhashed()] = None,
-        download: Annotated[files.Download, Unhashed()] = "never",
-    ) -> None:
-        self.root = root
-        self.download: files.Download = download
-
-    def _layouts(self) -> list[str]:
-        return ["raw", f"{self.torchvision_name}/raw", self.name.replace("_", "-")]
-
-    def _find(self) -> dict[str, Path] | None:
-        folders = [base / layout for base in files.roots(self.root) for layout in (".", *self._layouts())]
-        return files.find(folders, ALL)
-
-    def missing(self) -> str | None:
-        """Return where the files belong, or None if they are there or may be downloaded."""
-        if self.download == "missing" or self._find() is not None:
-            return None
-        return files.not_here(self.name, self.root, self._layouts(), [f"{name}[.gz]" for name in ALL])
+    def _names(self) -> list[str]:
+        return [f"{name}[.gz]" for name in ALL]
 
     def info(self) -> DataInfo:
         """Return the facts of the data set, with the checksums of its files."""
         paths = self._find()
-        checksums = self.published if paths is None else {name: files.checksum(paths[name]) for name in ALL}
-        return DataInfo(
-            image=(28, 28) if paths is None else _size(paths[NAMES["train"][0]]),
-            channels=1,
-            classes=len(self.labels),
-            identity=files.identity(self.name, checksums),
-            labels=self.labels,
-        )
+        return self._info((28, 28) if paths is None else _size(paths[NAMES["train"][0]]), channels=1)
 
     def read(self, split: Split) -> Images:
         """Read a split, and download the files first where that is allowed."""
-        reason = self.missing()
-        if reason is not None:
-            raise DataError(reason)
-        paths = self._find() or self._fetch()
+        paths = self._find_or_fetch()
         images, labels = (paths[name] for name in NAMES[split])
         _size(images)
         x_NHW, y_N = read_idx(images, 3), read_idx(labels, 1)
@@ -139,15 +103,6 @@ class Idx(Dataset):
         if len(y_N) and y_N.max() >= len(self.labels):
             raise DataError(f"{labels} has a label {y_N.max()}; {self.name} has {len(self.labels)} classes from 0")
         return Images(torch.from_numpy(x_NHW.copy())[:, None], torch.from_numpy(y_N.astype(np.int64)))
-
-    def _fetch(self) -> dict[str, Path]:
-        source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
-        folder = files.download_folder(self.root)
-        files.fetch(self.name, folder, lambda folder: source(str(folder), download=True))
-        paths = self._find()
-        if paths is None:
-            raise DataError(f"{self.name}: the download to {folder} does not contain the expected files")
-        return paths
 
 
 @dataset.register("mnist")
@@ -159,6 +114,7 @@ class MNIST(Idx):
 
     name = "mnist"
     torchvision_name = "MNIST"
+    layouts = ("raw", "MNIST/raw", "mnist")
     labels = tuple(map(str, range(10)))
     published: ClassVar = {
         "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -177,6 +133,7 @@ class FashionMNIST(Idx):
 
     name = "fashion_mnist"
     torchvision_name = "FashionMNIST"
+    layouts = ("raw", "FashionMNIST/raw", "fashion-mnist")
     labels = (
         "T-shirt/top",
         "Trouser",

@@ -8,17 +8,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vitlab.data.datasets import files
-from vitlab.data.datasets.base import Dataset, Images, Split, dataset
+from vitlab.data.datasets.base import Images, Split, dataset
 from vitlab.data.datasets.pictures import Fit, check_memory, decode_with_mask
+from vitlab.data.datasets.published import Published
 from vitlab.data.options import Size
 from vitlab.data.pixels import VOID
-from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import DataError
 from vitlab.geometry import DataInfo, Pair
 from vitlab.registry import Unhashed
@@ -32,7 +32,7 @@ class Item(NamedTuple):
     meaning: Mapping[int, int]  #: level of the mask to label
 
 
-class MaskedPictures(Dataset):
+class MaskedPictures(Published[Path]):
     """Base of data sets of photographs with masks, listed in a text file per split.
 
     All are decoded into memory and resized to one size, so metrics are of pixels at that size, and of the centre of
@@ -47,10 +47,6 @@ class MaskedPictures(Dataset):
         fit: ``crop`` resizes to cover both sides and crops the centre, ``squash`` ignores proportions.
     """
 
-    name: ClassVar[str]
-    torchvision_name: ClassVar[str]
-    torchvision_options: ClassVar[Mapping[str, Any]]
-    layouts: ClassVar[tuple[str, ...]]  #: folders below the root that may hold the data
     lists: ClassVar[Mapping[Split, str]]  #: the file that lists a split
 
     def __init__(
@@ -61,8 +57,7 @@ class MaskedPictures(Dataset):
         image_size: Size = (224, 224),
         fit: Fit = "crop",
     ) -> None:
-        self.root = root
-        self.download: files.Download = download
+        super().__init__(root=root, download=download)
         self.image_size: Pair = image_size
         self.fit: Fit = fit
 
@@ -73,12 +68,6 @@ class MaskedPictures(Dataset):
     def item(self, base: Path, line: str) -> Item | None:
         """Return the item that a line of a list names; None if the line is invalid."""
         raise NotImplementedError
-
-    def missing(self) -> str | None:
-        """Return where the files belong, or None if they are there or may be downloaded."""
-        if self.download == "missing" or self._find() is not None:
-            return None
-        return files.not_here(self.name, self.root, list(self.layouts), list(self.lists.values()))
 
     def info(self) -> DataInfo:
         """Return the facts of the data set; classes include the background."""
@@ -95,10 +84,7 @@ class MaskedPictures(Dataset):
 
     def read(self, split: Split) -> Images:
         """Decode a split's images and masks into memory."""
-        reason = self.missing()
-        if reason is not None:
-            raise DataError(reason)
-        base = self._find() or self._fetch()
+        base = self._find_or_fetch()
         items = self._items(base, split)
         check_memory(len(items) * 4 * self.image_size[0] * self.image_size[1], f"{self.name}: the pictures of {base}")
         x_NCHW = torch.empty((len(items), 3, *self.image_size), dtype=torch.uint8)
@@ -109,20 +95,12 @@ class MaskedPictures(Dataset):
             y_HW.copy_(_labels_of(level_HW, item))
         return Images(x_NCHW, y_NHW)
 
-    def _find(self) -> Path | None:
-        folders = (base / layout for base in files.roots(self.root) for layout in (".", *self.layouts))
-        return next(
-            (folder for folder in folders if all((folder / file).is_file() for file in self.lists.values())), None
-        )
+    def _names(self) -> list[str]:
+        return list(self.lists.values())
 
-    def _fetch(self) -> Path:
-        source = getattr(torchvision("torchvision.datasets"), self.torchvision_name)
-        folder = files.download_folder(self.root)
-        files.fetch(self.name, folder, lambda folder: source(str(folder), download=True, **self.torchvision_options))
-        base = self._find()
-        if base is None:
-            raise DataError(f"{self.name}: the download to {folder} does not contain the expected files")
-        return base
+    def _find(self) -> Path | None:
+        hits = (folder for folder in self._folders() if all((folder / file).is_file() for file in self._names()))
+        return next(hits, None)
 
     def _items(self, base: Path, split: Split) -> list[Item]:
         file = base / self.lists[split]
