@@ -13,8 +13,8 @@ from torch import Tensor
 from vitlab import noise
 from vitlab.data.augment import pixels
 from vitlab.data.augment.color import ColorJitter, ThreeAugment
-from vitlab.data.augment.randaugment import GEOMETRIC, RandAugment, RandAugmentTimm
 from vitlab.data.augment.geometric import Crop, Erasing, Flip, RandomResizedCrop
+from vitlab.data.augment.randaugment import GEOMETRIC, RandAugment, RandAugmentTimm
 from vitlab.data.torchvision_import import torchvision
 from vitlab.errors import OptionError
 from vitlab.registry import BUILT_IN, listing, slot
