@@ -278,6 +278,12 @@ def test_invalid_plugin_files_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(BrokenComponent, match=r"'older' .* defines why_not\(\), .* rename it incompatibility\(\)"):
         registry.load_file(tmp_path / "older.py")
+    (tmp_path / "views.py").write_text(
+        "from vitlab.components.head import Head, head\n@head.register('older')\n"
+        "class Older(Head):\n    'Of an earlier contract.'\n    def views(self, output): ...\n"
+    )
+    with pytest.raises(BrokenComponent, match=r"'older' .* defines views\(\), .* rename it logits_by_head\(\)"):
+        registry.load_file(tmp_path / "views.py")
     (tmp_path / "blocks.txt").write_text("x = 1\n")
     with pytest.raises(BrokenComponent, match=r"blocks.txt: the name of a Python file ends in .py"):
         registry.load_file(tmp_path / "blocks.txt")
