@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.components.position.additive import Additive
-from vitlab.explain import distance, pictures, probes
+from vitlab.explain import pictures, probes
 from vitlab.explain.capture import Captured, capture
-from vitlab.explain.rollout import Fusion, rollout, to_patches
+from vitlab.explain.rollout import Fusion, attention_distance, patch_distances, rollout, to_patches
 from vitlab.models.vit import ViT
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def explain(
         tables[f"rollout_{token}"] = _grid(heat)
         figures[f"heads_{token}"] = pictures.head_maps([maps[token].numpy() for maps in by_head], query=_token(token))
 
-    distance_LH = torch.stack([distance.attention_distance(maps, geometry)[0] for maps in captured.maps_LBHTT])
-    largest = float(distance.patch_distances(geometry).max())
+    distance_LH = torch.stack([attention_distance(maps, geometry)[0] for maps in captured.maps_LBHTT])
+    largest = float(patch_distances(geometry).max())
     figures["distance"] = pictures.distances(distance_LH.numpy(), largest=largest)
     tables["distance"] = _by_block_and_head(distance_LH)
 
