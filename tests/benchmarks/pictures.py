@@ -13,7 +13,7 @@ from measuring import Contender, Row, in_turns, ratios, row
 from PIL import Image
 
 from vitlab import noise
-from vitlab.data.image_cache import CropRequest, Request
+from vitlab.data.image_cache import CropRequest, ReadRequest
 from vitlab.data.prepare import prepare
 from vitlab.registry import slot
 from vitlab.spec import STREAMS
@@ -48,7 +48,7 @@ def _reading(root: Path, decoded: str, cut: bool = False) -> Contender:
         if cut:
             assert train.stored is not None
             out_BCHW = np.empty((BATCH, *train.stored.shape[1:]), np.uint8)
-            request = Request(train.row_N[picked_B], train.id_N[picked_B], CropRequest(boxes, "bilinear"))
+            request = ReadRequest(train.row_N[picked_B], train.id_N[picked_B], CropRequest(boxes, "bilinear"))
             train.stored.fill(out_BCHW, request)
         else:
             train.at(picked_B)
